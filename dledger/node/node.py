@@ -1,15 +1,15 @@
-"""RaftMember: one running replica. Drives the pure core from asyncio; the broker's view of Raft.
+"""RaftMember: a running replica, which drives the pure core from asyncio.
 
-Everything runs on one loop; only fdatasync (and allocating the next segment) runs in threads. A
-member's parts are made in two steps: those that recover and mend the log at once, those that need
-the core when the log is recovered (`_build`). dispatcher.py takes what comes from the peers,
-ready_loop.py performs what the core wants, in the order persist → send → acknowledge, ticker.py
-keeps the clock, and leadership_transfer.py finds successors.
+Everything runs on a single loop; only fdatasync and the allocation of segments run in threads.
+Parts that recover and repair the log are made at once, parts that need the core after the log is
+recovered (`_build`). dispatcher.py handles messages, ready_loop.py performs the core's output in
+the order persist → send → acknowledge, ticker.py watches the clock, and leadership_transfer.py
+chooses successors.
 
 A failed write or fdatasync, and any broken assertion, ends this member for good (`Pump.fail`): the
-connections are cut so that the peers elect another leader at once, and `on_fatal` is called. A
-disk that fails a leader still lets it name its successor first. While the disk stalls or is full
-this member neither leads nor tries to (disk_health.py).
+connections are aborted so that the peers elect a leader at once, and `on_fatal` is called. A leader
+whose disk fails first asks a follower to take over. While the disk stalls or is full this member
+neither leads nor campaigns (disk_health.py).
 """
 
 from __future__ import annotations
@@ -94,8 +94,7 @@ class Parts:
 
 
 class RaftMember:
-    """One replica of a group. `start` before anything else; `stop` in the end, even after a
-    failure."""
+    """A replica of a group. Call `start` first and `stop` in the end, even after a failure."""
 
     def __init__(
         self,
@@ -112,10 +111,10 @@ class RaftMember:
         source: SnapshotSource | None = None,
         settings: Callable[[], Settings] = dict,
     ) -> None:
-        """`clock_ms` never goes back; `wall_ms` stamps frames. `on_fatal(reason)` is called at
-        most once; the process should end then. `listen_socket` is bound already (tests).
-        Without a `source` no snapshot install is sent or taken. `settings()` returns those that
-        should be alike on all replicas (peer_info.py)."""
+        """`clock_ms` never goes back; `wall_ms` stamps frames. `on_fatal(reason)` is called at most
+        once, and the process should end then. `listen_socket` is already bound (tests). Without a
+        `source` there are no snapshot installs. `settings()` returns those that should be equal on
+        all replicas (peer_info.py)."""
         assert not pending(disk, config.directory), "a snapshot install is to be carried out first"
         directory = config.directory
         disk_failed = partial(self._fail, disk=True)
@@ -177,9 +176,9 @@ class RaftMember:
     # -- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Recover, listen, dial, and take part. While the log is damaged this waits for the peers
-        (`status` says what for). Raises StoreDamaged, StateTooOld, OSError. Call `stop` also after
-        it has raised or was cancelled."""
+        """Recover, listen, dial, and take part. A damaged log waits for the peers (see `status`).
+        Raises StoreDamaged, StateTooOld, OSError. Call `stop` also after an error or a
+        cancellation."""
         loop = asyncio.get_running_loop()
         loads = (self._roster, self.identity, self.rollback)
         for load in [part.load for part in loads]:
@@ -204,7 +203,7 @@ class RaftMember:
         await self._take_part(self._parts)
 
     async def _take_part(self, parts: Parts) -> None:
-        """Start the parts that need the core, and let the peers reach it."""
+        """Start the parts that need the core, and open it to the peers."""
         pump, take = parts.pump, parts.installer.on_message
         core, applier = pump.core, pump.applier
         sync_failed = partial(pump.fail, "fdatasync of the log failed", disk=True)
@@ -230,7 +229,7 @@ class RaftMember:
         pump.run()
 
     async def _recover(self) -> HardState:
-        """Open the log, mended if need be, and return the hard state to start from."""
+        """Open the log, repaired if needed, and return the initial hard state."""
         given_up: list[HardState] = []
 
         def give_up(reason: str) -> None:
@@ -249,7 +248,7 @@ class RaftMember:
     def _build(
         self, configurations: Configurations, hard_state: HardState, applied_index: int
     ) -> Parts:
-        """Return the parts that need the core, of a log that is recovered."""
+        """Return the parts that need the core, for a recovered log."""
         config, clock_ms = self.config, self._clock_ms
         core_ms = StallAwareClock(clock_ms, config.core.heartbeat_ms)
         core = RaftCore(
@@ -280,7 +279,7 @@ class RaftMember:
             send=self._send,
             silence=pump.silence,
             refuse=lambda peer, reason: refusals.note(peer, reason, clock_ms()),
-            # Not `_fail`: this member is silent by then, and the process has to begin again.
+            # Not `_fail`: this member is silent by then, and the process has to restart.
             on_failed=lambda reason, error: self._on_fatal(f"{reason}: {error!r}"),
         )
         paces = Paces(
@@ -319,7 +318,7 @@ class RaftMember:
     def _make_pump(
         self, core: RaftCore, core_ms: StallAwareClock, flusher: LogFlusher, applied_index: int
     ) -> Pump:
-        """Return the pump with the parts through which it performs what the core wants."""
+        """Return the pump with the parts that perform the core's output."""
         config, application = self.config, self._application
         saver = HardStateSaver(self._promises.hard_state)
         proposals = Proposals(
@@ -358,7 +357,7 @@ class RaftMember:
         )
 
     async def stop(self) -> None:
-        """Hand leadership over if a follower can take it, then close everything."""
+        """Transfer leadership if a follower is able, then close everything."""
         clean, parts = self.life.running, self._parts
         if self.life.failure is None:
             await self.hand_over()
@@ -397,40 +396,39 @@ class RaftMember:
 
     @property
     def log_index(self) -> LogIndex:
-        """The index of the log, once that is recovered."""
+        """The index of the recovered log."""
         return self.log.index
 
     @property
     def durable_index(self) -> int:
-        """The last frame proven durable by fdatasync, in ASYNC_FLUSH too."""
+        """The last frame proven durable by fdatasync, also in ASYNC_FLUSH."""
         return self.log.durable_index
 
     @property
     def parts(self) -> Parts:
-        """The parts that need the core. Not to be asked for before the log is recovered."""
+        """The parts that need the core. Only after the log is recovered."""
         assert self._parts is not None, "the log is not recovered yet"
         return self._parts
 
     @property
     def has_core(self) -> bool:
-        """True from the moment on that the log is recovered."""
+        """True once the log is recovered."""
         return self._parts is not None
 
     @property
     def core(self) -> RaftCore:
-        """The core. Not to be asked for before the log is recovered."""
+        """The core. Only after the log is recovered."""
         return self.parts.pump.core
 
     @property
     def failure(self) -> str | None:
-        """The error that ended this member; None if it has not failed."""
+        """The error that ended this member, or None."""
         return self.life.failure
 
     def request_cut(self, at_once: bool = False) -> None:
-        """Note that the application has something to propose. Cheap: one `cut` per turn of the loop
-        follows, with what other connections bring in the same turn. With `at_once` it follows at
-        once if the peers have little to do (else more is gathered into a larger frame while they
-        write what they have)."""
+        """Note that the application has something to propose. Cheap: a single `cut` per turn of the
+        loop follows. With `at_once` it follows immediately if the peers have little to do;
+        otherwise a larger frame is gathered while they write."""
         if self._parts is not None:
             self._parts.pump.request_cut(at_once)
 
@@ -445,23 +443,22 @@ class RaftMember:
         return future
 
     def read_barrier(self) -> asyncio.Future[int]:
-        """Prove that this node leads; the future is done once it is proven and all is applied
-        that was committed when it was asked: a read served then is linearizable. Raises, or the
-        future fails with, NotLeader and Busy."""
+        """Start a linearizable read. The future is done once this node has proven that it leads,
+        and has applied everything that was committed at the call. Raises, or the future fails with,
+        NotLeader and Busy."""
         return self._leading().read()
 
     def transfer(self, target: NodeId) -> None:
-        """Begin to hand leadership to `target`; a RoleEvent tells how it went.
-
-        Raises NotLeader, UnknownTarget, Busy."""
+        """Start a leadership transfer to `target`; a RoleEvent reports the outcome. Raises
+        NotLeader, UnknownTarget, Busy."""
         if self._parts is None:
             raise NotLeader(None)
         self._parts.leadership.transfer(target)
 
     def transfer_blocker(self, target: NodeId, *, force: bool = False) -> str:
-        """Return why `target` would hand leadership back as soon as it had it; "" if it would
-        not, as far as this leader knows. `force`: only if its clock is wrong, since what it does
-        until then cannot be undone."""
+        """Return the reason why `target` would immediately give up leadership, or "". With `force`,
+        object only to a wrong clock, because messages delivered at the wrong time cannot be
+        recalled."""
         if not self.life.running:
             return ""
         if self.parts.chores.peer_info.is_wrong_at(target):
@@ -472,34 +469,32 @@ class RaftMember:
         return "" if force else self.parts.leadership.blocker(target)
 
     def successor(self) -> NodeId | None:
-        """Return the follower to which this leader should `transfer` if it is asked to hand over to
-        whoever is best; None if nobody could lead at once."""
+        """Return the best follower for a `transfer` without a named target; None if no follower is
+        able."""
         return self.parts.leadership.successor() if self.life.running else None
 
     def preferred_successor(self) -> NodeId | None:
-        """Return the preferred leader if this leader should `transfer` to it now, else None. To be
-        called a few times a second, on every replica (dledger/raft/leader_placement.py)."""
+        """Return the preferred leader if this leader should `transfer` to it now, else None. Call
+        it a few times per second on every replica (dledger/raft/leader_placement.py)."""
         return self.parts.leadership.preferred_successor() if self.life.running else None
 
     def set_willing(self, is_willing: bool) -> None:
-        """Note whether this replica should lead: its disk has room for what a leader writes, and
-        takes it in time, and its clock is right. One that is not willing leads only if nobody else
-        can, and tells its leader so."""
+        """Set whether this replica should lead: its disk has space and is fast, and its clock is
+        right. An unwilling replica leads only if no other can, and reports that to its leader."""
         if self.life.running:
             self.core.election.is_willing = is_willing
 
     def willing_successor(self, needed: bool, *, faster: bool = False) -> NodeId | None:
-        """Return the replica to which this leader should `transfer` now because it is not willing
-        itself (`needed`), else None; `faster`: only a replica under which commits are made sooner
-        (dledger/raft/pace.py). To be called a few times a second, on every replica
-        (dledger/raft/leader_placement.py)."""
+        """Return the replica to which this unwilling leader should `transfer` now (`needed`), else
+        None. With `faster`, only a replica under which commits are faster (dledger/raft/pace.py).
+        Call it a few times per second on every replica (dledger/raft/leader_placement.py)."""
         return (
             self.parts.leadership.willing_successor(needed, faster) if self.life.running else None
         )
 
     @property
     def clock_is_wrong(self) -> bool:
-        """True if this replica's clock is apart from those of a majority (peer_info.py)."""
+        """True if this replica's clock differs from those of a majority (peer_info.py)."""
         return self.life.running and self.parts.chores.peer_info.clock_is_wrong
 
     @property
@@ -508,41 +503,40 @@ class RaftMember:
         return self.life.running and self.parts.chores.peer_info.clock_is_confirmed
 
     def doubt_clock(self, lead_ms: int) -> None:
-        """Note by how much this replica's clock is ahead of its log's own time; 0: they agree."""
+        """Set the lead of this replica's clock over the time of its log; 0 if they agree."""
         if self.life.running:
             self.parts.chores.peer_info.doubt_clock(lead_ms)
 
     @property
     def slow_reason(self) -> str:
-        """The reason why commits are slow under this replica as leader; "" if they are not, next to
-        other leaders (dledger/raft/pace.py)."""
+        """The reason why commits are slower under this leader than under other leaders, or ""
+        (dledger/raft/pace.py)."""
         return self.parts.chores.paces.reason if self.life.running else ""
 
     @property
     def successor_expected(self) -> bool:
-        """True if a willing replica may take over soon, as of the last `willing_successor`."""
+        """True if the last `willing_successor` found a replica that may soon take over."""
         return self._parts is not None and self._parts.leadership.search.successor_expected
 
     @property
     def full_voters(self) -> list[NodeId]:
-        """The replicas whose disks are full, if this leader can commit nothing because of them."""
+        """The replicas with full disks, if this leader cannot commit because of them."""
         return self.core.full_voters(self.parts.pump.core_ms()) if self.life.running else []
 
     async def hand_over(self) -> NodeId | None:
-        """Hand leadership over before a planned `stop`, as soon as a follower can take it, within
-        `transfer_on_stop_ms`. Return the new leader, as leadership_transfer.py says."""
+        """Transfer leadership before a planned `stop`, within `transfer_on_stop_ms`. Return the new
+        leader (leadership_transfer.py)."""
         if not self.life.running:
             return None
         return await self.parts.leadership.hand_over(self.config.transfer_on_stop_ms)
 
     def agree_expired(self, position: int) -> int:
-        """Note up to which CommitLog offset this log has expired by this replica's clock and
-        settings (0: nothing has); return up to which a majority of voters agrees
-        (peer_info.py)."""
+        """Set the CommitLog offset up to which this log has expired here, or 0; return the offset
+        up to which a majority of voters agrees (peer_info.py)."""
         return self.parts.chores.peer_info.agree(position) if self.life.running else 0
 
     async def delete_before(self, position: int) -> int:
-        """Delete whole segments below the CommitLog offset `position`, applied frames only
+        """Delete the segments below the CommitLog offset `position`, applied frames only
         (retention). Return the new first offset. Raises OSError."""
         async with self._trimming:
             if self.life.running:
@@ -560,25 +554,24 @@ class RaftMember:
             return
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._pool, self.log.note_trim, trim)
-        if self.life.running:  # else the next start removes it
+        if self.life.running:  # otherwise the next start removes it
             try:
                 self.log.trim(trim)
-            finally:  # what the log forgot is sent to nobody, whether or not its file is gone
+            finally:  # forgotten frames are not sent, even if their file remains
                 core.trim(index.first_index)
 
     @property
     def refilled(self) -> list[NodeId]:
-        """Followers being refilled from this log: retention should delete nothing of it."""
+        """Followers with a snapshot install from this log: retention should delete nothing of it."""
         return self.parts.installer.refilled() if self.life.running else []
 
     def frame_is_damaged(self, position: int) -> bool:
-        """Return whether the frame that holds this CommitLog offset is damaged; if so, it is
-        fetched again from a peer."""
+        """Return whether the frame at this CommitLog offset is damaged; if so, start its repair."""
         index = self.log.index.last_ending_by(position) + 1
         return self.life.running and self.log.check(index) is not None
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Note that a read for a consumer failed; `again` repeats it (disk_health.py)."""
+        """Report a failed read for a consumer; `again` repeats the read (disk_health.py)."""
         if self._parts is not None:
             self._parts.pump.read_failed(error, again)
 
@@ -588,23 +581,22 @@ class RaftMember:
         return self._promises.recovering
 
     def start_recovering(self, reason: str) -> None:
-        """Note that frames this replica once had durable are gone: it counts neither in elections
-        nor for commit until it is recovered. Before `start`, or during it until the log is
-        open."""
+        """Note that durable frames of this replica are gone: it counts neither in elections nor for
+        commit until it is recovered. Only until the log is open."""
         self._promises.give_up(reason)
 
     @property
     def leader(self) -> NodeId | None:
-        """The leader, as far as this node knows."""
+        """The leader, if this node knows it."""
         return self.core.leader if self.life.running else None
 
     @property
     def applied_index(self) -> int:
-        """The last frame applied; 0 before the log is recovered."""
+        """The last applied frame; 0 before the log is recovered."""
         return 0 if self._parts is None else self._parts.pump.applier.applied_index
 
     def status(self) -> dict[str, object]:
-        """Return this node's own view, for the admin API and the runtime info."""
+        """Return this node's view of the group, for the admin API and the runtime info."""
         config, parts, group = self.config, self._parts, self.links.group_status()
         healing = self.healer.status()
         if parts is None:
@@ -620,7 +612,7 @@ class RaftMember:
 
     def change_members(self, change: Change) -> asyncio.Future[int]:
         """Change the group; the future gives the frame's index once it is committed and applied
-        here. One change at a time; dledger/raft/membership.py says what else is refused.
+        here. Changes are made one at a time; dledger/raft/membership.py has the other rules.
 
         Raises, or the future fails with: NotLeader, Busy, ChangeRefused (nothing has happened),
         OutcomeUnknown."""
@@ -631,7 +623,7 @@ class RaftMember:
 
     @property
     def members(self) -> list[dict[str, object]]:
-        """The members of the group, as this node knows them (roster.members_of)."""
+        """The members of the group, as this node knows them (`members_of`)."""
         return [] if self._parts is None else members_of(self._parts.pump.core)
 
     def _leading(self) -> Pump:
@@ -663,8 +655,7 @@ class RaftMember:
         if info.group_id:
             self.links.take_group_id(info.sender, info.group_id)
         if info.address is not None and self._roster.introduced(info.sender, *info.address):
-            # Dial a peer that this replica does not know: it may be the leader, to which every
-            # answer has to go.
+            # Dial an unknown peer: it may be the leader, which needs every answer.
             if self.has_core:
                 self._roster.follow(self.core, self.links, self.healer)
         self.rollback.take(info)

@@ -1,21 +1,18 @@
-"""The configuration of a group (its members), its codec, and the changes that lead from one
-configuration to the next. Pure.
+"""Configurations: the members of a group, their encoding, and changes of members.
 
-A configuration is the payload of a frame of kind CONFIGURATION. A replica uses the newest one in
-its log from the moment it is appended, committed or not, and falls back to the one before if that
-frame is truncated (Ongaro's thesis, 4.1); `Configurations` keeps those it may still fall back to.
-Changes are made one at a time, each by at most one voter: so any majority of one configuration
-meets any majority of the next. No change gives a member the address that another one has.
-membership.py says what else a change needs.
+A configuration is the payload of a frame of kind CONFIGURATION. A replica uses the newest in its
+log from its append on, committed or not, and returns to the previous configuration if that frame is
+truncated (thesis 4.1); `Configurations` keeps those to which it may return. Each change concerns at
+most a single voter, so majorities of successive configurations overlap. No change gives two members
+the same address. membership.py has the other rules for changes.
 
-The founding configuration comes from broker.conf, counts as index 0, and is in no frame. The
-founders' addresses stand in every replica's own broker.conf, which takes precedence (each replica
-may reach them by another route) until a change moves them. dledger/node/peer_addresses.py says when
-other members are dialled by broker.conf. A broker id is never given twice.
+The founding configuration is broker.conf's, counts as index 0, and is in no frame. The founders'
+addresses in a replica's own broker.conf take precedence (each replica may use a different route)
+until a change moves them. dledger/node/peer_addresses.py uses broker.conf's addresses for further
+dials. A broker id is never reused.
 
-A configuration also says which voter should lead when it can (the preferred leader,
-leader_placement.py). So every replica knows it, it is as durable as the membership, and it goes
-with the member it names.
+A configuration also names the preferred leader (leader_placement.py), so every replica has it, as
+durable as the membership, and it disappears with its member.
 
     payload  off size field            then, per member        off size field
              0   1    version                                  0   1    1 voter, 2 learner
@@ -40,10 +37,10 @@ from .messages import NodeId
 
 SIZE_BYTES_MAX = 1000  # fits a SlotFile with the frame's index before it
 MEMBERS_MAX = 9
-REMOVED_MAX = 8  # the last ones are remembered, to be told that they are out
+REMOVED_MAX = 8  # remembered, so that they learn of their removal
 NAME_SIZE_BYTES_MAX = 255
 _VERSION = 1
-_VERSION_PREFERRING = 2  # with the preferred leader behind the rest
+_VERSION_PREFERRING = 2  # with the preferred leader at the end
 _HEAD = struct.Struct(">BBBI")
 _MEMBER = struct.Struct(">BBIBB")
 _FOUNDER = 1
@@ -57,7 +54,7 @@ class MemberRole(Enum):
     """The role of a member in its group's configuration; values as in the codec."""
 
     VOTER = 1
-    LEARNER = 2  # gets the log; neither votes nor counts
+    LEARNER = 2  # receives the log; neither votes nor counts
 
 
 class ChangeKind(Enum):
@@ -72,8 +69,8 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change to a configuration. `address` (host:port) is for ADD_LEARNER and MOVE;
-    `instead_of` is for PREFER: change only if the current preferred leader is one of these."""
+    """A change of a configuration. `address` (host:port) is for ADD_LEARNER and MOVE. `instead_of`
+    is for PREFER, and lists the preferred leaders that may be replaced."""
 
     kind: ChangeKind
     node_id: NodeId
@@ -83,8 +80,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member of a group. `founder`: its address in a replica's own broker.conf, if there is one,
-    takes precedence over `address`."""
+    """A member of a group. For a `founder`, an address in a replica's own broker.conf takes
+    precedence over `address`."""
 
     node_id: NodeId
     address: str
@@ -95,9 +92,9 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The configuration of a group. `members` are in the order in which they joined; `removed` are
-    the last members removed, the latest at the end. `preferred` is the voter that should lead when
-    it can; "": nobody; None: never set, and broker.conf (preferredLeaderId) may say."""
+    """The configuration of a group. `members` are in the order of joining, `removed` has the last
+    removed members, the latest at the end. `preferred` is the preferred leader, "" for nobody, or
+    None if it was never set and broker.conf (preferredLeaderId) applies."""
 
     members: tuple[GroupMember, ...] = ()
     removed: tuple[NodeId, ...] = ()
@@ -111,16 +108,15 @@ class Configuration:
 
     @property
     def ids(self) -> frozenset[NodeId]:
-        """All members, learners too."""
+        """All members, including learners."""
         return frozenset(m.node_id for m in self.members)
 
     def get(self, node_id: NodeId) -> GroupMember | None:
-        """Return the member with that id, None if there is none."""
+        """Return the member with that id, or None."""
         return next((m for m in self.members if m.node_id == node_id), None)
 
     def after(self, change: Change) -> Configuration:
-        """Return this configuration with `change` made. Raises ChangeRefused if the change does not
-        fit this configuration."""
+        """Return this configuration with `change` made. Raises ChangeRefused."""
         member = self.get(change.node_id)
         if change.kind is ChangeKind.ADD_LEARNER:
             after = self._with_learner(change, member)
@@ -160,7 +156,7 @@ class Configuration:
         )
 
     def _check_place(self, change: Change) -> None:
-        """Check where a change says that its member is: no other member may be there."""
+        """Check that no other member has the change's address."""
         _check_address(change.address)
         place = place_of(change.address)
         for other in self.members:
@@ -192,8 +188,7 @@ class Configuration:
 
 
 def founding(peers: Iterable[tuple[NodeId, str]]) -> Configuration:
-    """Return the founding configuration, from the (id, address) of each voter in broker.conf's
-    order."""
+    """Return the founding configuration from (id, address) of each voter in broker.conf's order."""
     members = tuple(
         GroupMember(node_id, address, 1 + ordinal, founder=True)
         for ordinal, (node_id, address) in enumerate(peers)
@@ -202,7 +197,7 @@ def founding(peers: Iterable[tuple[NodeId, str]]) -> Configuration:
 
 
 def place_of(address: str) -> tuple[str, str]:
-    """Return host and port of an address, so written that equal ones compare equal."""
+    """Return host and port of an address, normalized for comparison."""
     host, _, port = address.rpartition(":")
     return host.strip("[]").lower(), port.lstrip("0")
 
@@ -251,9 +246,9 @@ def decode_configuration(payload: bytes | memoryview) -> Configuration:
 
 
 def check_proposed(payload: bytes | memoryview) -> None:
-    """Check that a group can use a configuration its leader proposes: it has a voter, it is no
-    larger than what can be saved, and its addresses are valid. Two members may have one address:
-    in logs of earlier versions they do, and such a log is replicated. Raises ConfigurationError."""
+    """Check that a group can use a leader's configuration: it has a voter, fits the configuration
+    file, and has valid addresses. Two members may share an address, as in old logs. Raises
+    ConfigurationError."""
     if len(payload) > SIZE_BYTES_MAX:
         raise ConfigurationError(f"{len(payload)} bytes, more than {SIZE_BYTES_MAX}")
     proposed = decode_configuration(payload)
@@ -302,9 +297,10 @@ def _text(data: bytes, at: int, size: int) -> tuple[str, int]:
 
 
 class Configurations:
-    """The configurations that may be in force, depending on where the log ends, by frame index.
+    """The configurations that may be in force, depending on the log's end, by frame index.
 
-    The first is committed (or founding, index 0), so it cannot be truncated; later ones can be."""
+    The first is committed (or founding, index 0) and cannot be truncated; later configurations can.
+    """
 
     __slots__ = ("_entries",)
 
@@ -312,7 +308,7 @@ class Configurations:
         self._entries = [(index, configuration)]
 
     def copy(self) -> Configurations:
-        """Return a copy that changes by itself."""
+        """Return an independent copy."""
         other = Configurations(*self._entries[0])
         other._entries = self._entries[:]
         return other
@@ -334,16 +330,15 @@ class Configurations:
 
     @property
     def ids(self) -> frozenset[NodeId]:
-        """Members of the configuration in force, or of one that may come back into force."""
+        """Members of all configurations that are, or may return, in force."""
         return frozenset().union(*(configuration.ids for _, configuration in self._entries))
 
     def ever_voter(self, node_id: NodeId) -> bool:
-        """Return whether the node votes in the configuration in force or in one that may come
-        back."""
+        """Return whether the node votes in any of these configurations."""
         return any(node_id in configuration.voters for _, configuration in self._entries)
 
     def append(self, index: int, configuration: Configuration) -> bool:
-        """Add the configuration of frame `index`. Return False if a newer one is known to be
+        """Add the configuration of frame `index`. Return False if a newer configuration is
         committed."""
         if index <= self._entries[0][0]:
             return False
@@ -352,16 +347,15 @@ class Configurations:
         return True
 
     def truncate(self, from_index: int) -> bool:
-        """Drop the configurations of frames from `from_index` on. Return whether that changed which
-        one is in force."""
+        """Drop the configurations of frames from `from_index` on. Return whether another
+        configuration is in force now."""
         kept = [entry for entry in self._entries[1:] if entry[0] < from_index]
         changed = len(kept) < len(self._entries) - 1
         self._entries[1:] = kept
         return changed
 
     def settle(self, commit_index: int) -> bool:
-        """Forget the configurations that a committed one supersedes. Return whether there were
-        any."""
+        """Forget configurations before the newest committed one. Return whether there were any."""
         committed = sum(index <= commit_index for index, _ in self._entries[1:])
         del self._entries[:committed]
         return committed > 0

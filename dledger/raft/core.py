@@ -1,7 +1,6 @@
-"""RaftCore: one replica of a Raft group as a state machine. Pure: no I/O, clock or randomness.
+"""RaftCore: a replica of a Raft group as a state machine, without I/O, clock or randomness.
 
-How a shell drives it (`dledger/node/node.py`; tests/dledger/group.py is the specification by
-example):
+A driver (`dledger/node/node.py`; tests/dledger/group.py is the specification by example) calls:
 
     core = RaftCore(node_id, configurations, CoreConfig(), log.index, hard_state, rng, now_ms)
     on a message from a peer      core.step(message, now_ms)
@@ -10,24 +9,23 @@ example):
     frames are durable            core.durable(index)
     after each of these           while (ready := core.ready()) is not None: perform it
 
-`perform` does the steps of `Ready` in their order. Whenever none is left and `core.wants_noop` is
-true, the shell seals a no-op at `core.last_index + 1` with `core.term` and proposes it: nothing
-else can be proposed before it. It opens a leader's term (`leader_ready` becomes true only when it
-is committed), or is a recovering follower's barrier (recovery.py).
+`perform` does the steps of `Ready` in their order. If no Ready is left and `core.wants_noop` is
+true, the driver seals a no-op at `core.last_index + 1` with `core.term` and proposes it before
+anything else. The no-op opens a leader's term (`leader_ready` is true once it is committed), or is
+a recovering follower's barrier (recovery.py).
 
-`incarnation` is a number above 0 that no earlier process of this node has used. A replica that has
-not recovered says so in its hard state (`recovered` is false); that must be durable before the
-first message (the core asks for it if the hard state was loaded so; the shell must save it if it
-decided so). `segment_end(position)` returns the end of the log's segment that holds the position,
-and so where a leader's frames may stand. Without it they may stand anywhere. `crc_of(index)`
-returns the checksum of a frame's header in the log, None if it is not known: without it nobody
-notices a peer that has other frames of the same index and term (follower.py).
+`incarnation` is positive and new for this node. A replica that has not recovered has `recovered`
+false in its hard state, which must be durable before the first message. The core requests that if
+the hard state was loaded so; otherwise the driver saves it. `segment_end(position)` returns the end
+of the log's segment, which limits where a leader's frames may be. `crc_of(index)` returns the
+checksum of a frame's header, or None; it detects peers with different frames of the same index and
+term (follower.py).
 
-The log index handed in must describe frames that are all durable: `RaftLog.open` syncs what it
-recovered. The core keeps its own copy. `commit_index` is what the shell has applied durably, if
-anything (the checkpoint); the frames that retention deleted count as committed, too.
+The log index must describe durable frames only: `RaftLog.open` syncs recovered frames. The core
+keeps its own copy. `commit_index` is the last frame that the driver has applied durably (the
+checkpoint); frames that retention deleted also count as committed.
 
-A failed assertion means that Raft's promises are broken: the node must stop.
+A failed assertion means that Raft's guarantees are broken: the node must stop.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ from .term_and_vote import Ballot
 
 
 class RaftCore:
-    """A Raft replica. Times are milliseconds of one clock that never goes back (clock.py)."""
+    """A Raft replica. Times are milliseconds of a single clock that never goes back (clock.py)."""
 
     def __init__(
         self,
@@ -102,15 +100,14 @@ class RaftCore:
     # -- in ---------------------------------------------------------------------------------
 
     def step(self, message: Message, now_ms: float) -> None:
-        """Take one message from a peer. Drop messages to other nodes and strangers' answers.
+        """Handle a message from a peer. Messages to other nodes and strangers' answers are dropped.
 
-        Strangers' requests are taken: a leader or candidate may be a member that this replica has
-        not heard of yet (thesis 4.1). Removed members are kept off by PreVote, and because nobody
-        votes while it hears a leader. A stranger cannot order an election (TimeoutNow).
+        Strangers' requests are accepted, because a leader or candidate may be a member that this
+        replica does not know yet (thesis 4.1). PreVote, and live leaders, keep removed members from
+        disturbing. A stranger cannot order an election (TimeoutNow).
 
-        Raises MessageRefused for a message that only a replica breaking Raft's rules can send: only
-        its term was acted on. If it shows that the sender's log is another group's, OtherHistory.
-        """
+        Raises MessageRefused for a message that breaks Raft's rules; only its term was acted on.
+        Raises OtherHistory if the message shows that the sender's log is another group's."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
         sender = message.sender
@@ -123,11 +120,11 @@ class RaftCore:
         if kind is TimeoutNow and sender not in self.membership.peers:
             return
         if message.term > self.ballot.term and kind is not VoteRequest:
-            # A request of a higher term comes from that term's leader. (A vote request must
-            # prove itself first.)
+            # A request of a higher term is from that term's leader. (A vote request must prove
+            # itself first.)
             leads = kind in (AppendRequest, Landmark, Heartbeat, TimeoutNow)
             if self._leading is not None and self._leading.transfer.target is None:
-                timer.mistaken()  # this leader was given up although it works
+                timer.mistaken()  # the followers gave up a working leader
             leader = sender if leads else None
             self.election.become_follower(message.term, leader, f"{sender} is ahead", self._now_ms)
         if isinstance(message, AppendResponse):
@@ -141,7 +138,7 @@ class RaftCore:
                 self._following.answer_append(message)
             else:
                 self.election.accept_leader(sender, self._now_ms)
-                if self.takes_frames:  # else as if it had been lost
+                if self.takes_frames:  # otherwise as if the message was lost
                     self._following.take_append(message)
         elif isinstance(message, Heartbeat):
             if message.term < self.ballot.term:
@@ -173,12 +170,12 @@ class RaftCore:
                 progress.full_told = response.granted
 
     def _end_if(self, reason: str) -> None:
-        """End the leadership, if there is a reason to."""
+        """End the leadership if there is a reason."""
         if reason:
             self.election.become_follower(self.ballot.term, None, reason, self._now_ms)
 
     def tick(self, now_ms: float) -> None:
-        """Do what is due at `now_ms`. Useful at `next_deadline_ms`, harmless at any time."""
+        """Do the work that is due at `now_ms`. Useful at `next_deadline_ms`, harmless at any time."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
         if self._leading is not None:
@@ -187,10 +184,8 @@ class RaftCore:
             self.election.tick(self._now_ms)
 
     def durable(self, index: int) -> None:
-        """Note that frames up to `index` are durable here, under the flush policy in force.
-
-        Only frames that were handed out for writing and not truncated since count.
-        """
+        """Note that frames up to `index` are durable here, under the flush policy in force. Frames
+        that were not handed out for writing, or were truncated, do not count."""
         if not self._log.durable(index):
             return
         if self._leading is not None:
@@ -199,9 +194,9 @@ class RaftCore:
             self._following.durable(self.leader)
 
     def peer_closed(self, peer: NodeId, now_ms: float) -> None:
-        """Note that the connection with `peer` closed. If it was the leader, ask for PreVotes
-        after a short random delay: two followers that see the same close must not split the
-        vote."""
+        """Note that the connection with `peer` closed. If `peer` leads, ask for PreVotes after a
+        short random delay, because two followers that see the same close must not split the vote.
+        """
         self._now_ms = max(self._now_ms, now_ms)
         if peer not in self.membership.peers:
             return
@@ -214,18 +209,15 @@ class RaftCore:
             self.election.count_votes(self._now_ms)
 
     def peer_opened(self, peer: NodeId) -> None:
-        """Note that the connection with `peer` is open (again)."""
+        """Note that the connection with `peer` is open."""
         self.timer.closed.discard(peer)
         if self._leading is not None:
             self._leading.peer_opened(peer)
 
     def step_down(self, reason: str) -> None:
-        """Stop leading, because the shell cannot do a leader's work (its disk fails or stalls), or
-        because this replica was removed.
-
-        The follower that has acknowledged most is asked to take over at once. Nothing happens
-        on a replica that does not lead.
-        """
+        """Stop leading, because the disk fails or stalls, or because this replica was removed, and
+        ask the follower with most acknowledged frames to take over at once. No effect on other
+        replicas."""
         if self._leading is not None:
             successor = self._leading.tracker.successor()
             self.election.stop_leading(reason, self._now_ms)
@@ -256,10 +248,10 @@ class RaftCore:
         self._following.note_held(index)
 
     def disk_fails(self, reason: str, takes_frames: bool = True) -> None:
-        """Neither lead nor try to until `disk_works`: the disk does not keep up, or is full.
+        """Neither lead nor campaign until `disk_works`, because the disk is slow or full.
 
-        Without `takes_frames` no new frames are taken from a leader either: heartbeats are still
-        answered, and the leader later sends again what is missing."""
+        Without `takes_frames` new frames are also dropped. Heartbeats are still answered, and the
+        leader sends the missing frames later."""
         self.election.unfit = reason
         self._takes_frames = takes_frames
         if self._leading is not None:
@@ -273,8 +265,8 @@ class RaftCore:
         self._takes_frames = True
 
     def trim(self, first_index: int) -> None:
-        """Note that retention deleted the log's beginning: `first_index` (at most commit_index + 1)
-        is its first frame now."""
+        """Note that retention deleted the frames before `first_index`, which is at most
+        commit_index + 1."""
         self._log.trim(first_index)
 
     # -- a leader's work --------------------------------------------------------------------
@@ -287,40 +279,34 @@ class RaftCore:
     def propose(self, frame: Frame) -> None:
         """Append the leader's next frame (index `last_index + 1`, term `term`).
 
-        Raises NotLeader, or Busy at the limit of uncommitted bytes (the frame that reaches it may
-        exceed it) and while leadership is being handed over; nothing has happened then. The first
-        frame of a term is its no-op, which no limit stops.
-        """
+        Raises NotLeader, or Busy at the limit of uncommitted bytes (the last frame may exceed it)
+        and during a leadership transfer. A term's no-op is not limited."""
         self._lead().propose(frame, self._now_ms)
 
     def read_index(self, token: int) -> None:
-        """Ask to confirm that this replica still leads. The answer comes in `Ready.reads` as
-        (token, index), or in `Ready.failed_reads` when leadership goes first.
-
-        Raises NotLeader, or Busy when too many reads wait.
-        """
+        """Request a confirmation that this replica still leads. `Ready.reads` gets (token, index),
+        or `Ready.failed_reads` gets the token when leadership ends. Raises NotLeader, or Busy when
+        too many reads wait."""
         self._lead().read_index(token)
 
     def transfer(self, target: NodeId, now_ms: float) -> None:
-        """Hand leadership to `target` once it has every frame; proposals wait meanwhile.
+        """Transfer leadership to `target` once it has every frame; proposals wait until then.
 
-        Given up after `transfer_ms`, or when the target's connection closes: a RoleEvent says
-        so and proposals are taken again. Raises NotLeader, UnknownTarget, or Busy while
-        another transfer is under way.
-        """
+        The transfer ends after `transfer_ms`, or when the target's connection closes; a RoleEvent
+        reports that. Raises NotLeader, UnknownTarget, or Busy during another transfer."""
         self._now_ms = max(self._now_ms, now_ms)
         self._lead().hand_to(target, self._now_ms)
 
     def configuration_after(self, change: Change, there: bool = False) -> Configuration:
-        """Return the configuration to put into a CONFIGURATION frame to make this change; it must
-        be proposed at once. `there`: the member to be moved is reached at its new address now.
-        Raises NotLeader, Busy, ChangeRefused."""
+        """Return the configuration that makes this change; propose it at once in a CONFIGURATION
+        frame. `there` says that a moved member answers at its new address. Raises NotLeader, Busy,
+        ChangeRefused."""
         return self._lead().configuration_after(change, self._now_ms, there)
 
     # -- out --------------------------------------------------------------------------------
 
     def ready(self) -> Ready | None:
-        """Return what the shell must do now; None if nothing. Each is handed out once."""
+        """Return the driver's next actions, or None. Each is handed out once."""
         outbox = self._outbox
         if not outbox.dirty:
             return None
@@ -332,7 +318,7 @@ class RaftCore:
 
     @property
     def next_deadline_ms(self) -> float:
-        """The time at which `tick` has something to do, if nothing happens before."""
+        """The time of the next `tick` that has something to do."""
         if self._leading is not None:
             return self._leading.next_deadline_ms
         return self.election.next_deadline_ms
@@ -348,7 +334,7 @@ class RaftCore:
 
     @property
     def leader(self) -> NodeId | None:
-        """The leader of the term, if it is known."""
+        """The leader of the term, or None if unknown."""
         return self.election.leader
 
     @property
@@ -368,12 +354,12 @@ class RaftCore:
 
     @property
     def durable_index(self) -> int:
-        """The last frame durable here, under the flush policy in force."""
+        """The last durable frame, under the flush policy in force."""
         return self._log.durable_index
 
     @property
     def last_index(self) -> int:
-        """The last frame accepted, written or not."""
+        """The last accepted frame, written or not."""
         return self._log.index.last_index
 
     @property
@@ -383,8 +369,8 @@ class RaftCore:
 
     @property
     def takes_frames(self) -> bool:
-        """False while this replica drops the frames of any leader: its disk is full, or it must not
-        begin."""
+        """False while this replica drops all new frames: its disk is full, or it must not found a
+        group."""
         return self._takes_frames and not self.election.must_not_bootstrap
 
     @property
@@ -394,17 +380,17 @@ class RaftCore:
 
     @property
     def wants_noop(self) -> bool:
-        """True if the shell has to propose a no-op before anything else."""
+        """True if the driver has to propose a no-op before anything else."""
         return self._leading is not None and self._leading.wants_noop
 
     @property
     def can_propose(self) -> bool:
-        """True if `propose` takes a frame now, whatever its size."""
+        """True if `propose` accepts a frame now, of any size."""
         return self._leading is not None and self._leading.can_propose
 
     @property
     def transfer_target(self) -> NodeId | None:
-        """The replica to which this leader is handing leadership; None if it is not."""
+        """The target of a leadership transfer under way, or None."""
         return None if self._leading is None else self._leading.transfer.target
 
     @property
@@ -418,18 +404,18 @@ class RaftCore:
         return 0 if self._leading is None else self._leading.round
 
     def lag_bytes(self, progress: Progress) -> int:
-        """Return how many bytes of the log a follower lacks."""
+        """Return the size of the log behind a follower's match index."""
         return self._log.lag_bytes(progress.match_index)
 
     def full_voters(self, now_ms: float) -> list[NodeId]:
-        """Return the followers whose disks are full if a leader can commit nothing because of them
-        (tracker.py); [] otherwise."""
+        """Return the followers with full disks if a leader cannot commit because of them
+        (tracker.py)."""
         return [] if self._leading is None else self._leading.full_voters(now_ms)
 
     def silent_ms(self, peer: NodeId, now_ms: float | None = None) -> float | None:
-        """Return how many milliseconds ago `peer` was heard; None if this replica does not keep
-        count: a leader does for its followers, a follower for its leader. Without `now_ms`: as of
-        the time that the core was told last."""
+        """Return the time since `peer` was last heard, in milliseconds. Return None if this replica
+        does not track that peer: leaders track followers, and followers track their leader. Without
+        `now_ms`, use the core's last time."""
         now_ms = self._now_ms if now_ms is None else now_ms
         if peer in self.progress:
             return max(0.0, now_ms - self.progress[peer].heard_ms)

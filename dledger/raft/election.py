@@ -40,7 +40,7 @@ from .term_and_vote import Ballot
 
 @dataclass(slots=True, eq=False)
 class Election:
-    """The role of one replica, and its votes.
+    """The role of a replica, and its votes.
 
     `unfit` is the reason this replica must not lead, such as a failed disk, or None. The driver
     sets `is_willing` to False if another replica should lead, and `founders_differ` if a peer is
@@ -61,12 +61,12 @@ class Election:
     unfit: str | None = None
     is_willing: bool = True
     founders_differ: bool = False
-    _missed_term: int = 0  # of the own candidacy that ended without its votes; 0: none
+    _missed_term: int = 0  # the term of the last candidacy that ended without votes; 0: none
 
     # -- changes of role --------------------------------------------------------------------
 
     def _report_role(self, reason: str) -> None:
-        """Report the role, which is not the leader's: a leadership reports its own."""
+        """Report a role other than the leader's, which a leadership reports itself."""
         self._outbox.tell_role(RoleEvent(self.role, self._ballot.term, self.leader, False, reason))
 
     def _enter_term(self, term: int) -> None:
@@ -97,8 +97,8 @@ class Election:
             self.become_follower(self._ballot.term, None, reason, now_ms)
 
     def accept_leader(self, sender: NodeId, now_ms: float) -> None:
-        """Follow `sender`, which leads the current term. Raises MessageRefused if another replica
-        leads it (Raft 5.2: there is only one)."""
+        """Follow `sender`, which leads the current term. Raises MessageRefused for a second leader
+        of the term (Raft 5.2)."""
         term = self._ballot.term
         if self.leader not in (None, sender):
             raise MessageRefused(sender, f"leads term {term}, as {self.leader} does")
@@ -208,7 +208,7 @@ class Election:
         candidacy.due_ms = now_ms + self._config.heartbeat_ms
 
     def count_votes(self, now_ms: float) -> None:
-        """Start the election, lead or give up the candidacy, if its votes decide that."""
+        """Start the election, lead, or end the candidacy, as its votes decide."""
         candidacy = self.candidacy
         assert candidacy is not None
         if candidacy.pre_vote:
@@ -251,8 +251,8 @@ class Election:
         if request.term > ballot.term:
             transfer = request.transfer and sender in self._membership.peers
             if self._hears_leader(now_ms) and not transfer:
-                # Thesis 4.2.3: a candidate that does not hear the leader does not depose it. Nor
-                # does a stranger: a leader's voters know the leader's address.
+                # Thesis 4.2.3: a candidate without contact to the leader does not depose it. Nor
+                # does a stranger, because a leader's voters know the leader.
                 self._answer(request, False)
                 return
             if self.leader is not None and not transfer:
@@ -298,7 +298,7 @@ class Election:
 
 @dataclass(slots=True, eq=False)
 class Candidacy:
-    """One round of votes, or of PreVotes, for `term`. `transfer`: the leader asked for it."""
+    """A round of votes, or of PreVotes, for `term`. `transfer` marks a leadership transfer."""
 
     _node_id: NodeId
     _incarnation: int
@@ -333,5 +333,5 @@ class Candidacy:
             )
 
     def is_answered_by(self, response: VoteResponse) -> bool:
-        """Return whether the response answers a request of this round of votes."""
+        """Return whether the response is for this round of votes."""
         return (response.pre_vote, response.request_term) == (self.pre_vote, self.term)

@@ -1,6 +1,6 @@
-"""Errors of the core and its shell. Pure.
+"""Errors of the core and its driver.
 
-When one of these is raised nothing was appended, except with OutcomeUnknown.
+Nothing was appended when an error is raised, except with OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from .messages import NodeId
 
 
 class RaftError(Exception):
-    """An operating error of the Raft room.
-
-    `retriable`: the same request may succeed later or elsewhere. `outcome_unknown`: it may have
-    taken effect although it failed.
-    """
+    """An operating error. `retriable` requests may succeed later or elsewhere. With
+    `outcome_unknown` the request may have taken effect."""
 
     code = "RAFT"
     retriable = True
@@ -23,7 +20,7 @@ class RaftError(Exception):
 
 
 class NotLeader(RaftError):
-    """This replica does not lead; `leader` is the leader it knows of, None if none."""
+    """This replica does not lead; `leader` is the leader, or None if unknown."""
 
     code = "NOT_LEADER"
 
@@ -33,26 +30,26 @@ class NotLeader(RaftError):
 
 
 class Busy(RaftError):
-    """A limit is reached (uncommitted bytes, waiting reads) or leadership is being handed over."""
+    """A limit is reached (uncommitted bytes, waiting reads), or leadership is being transferred."""
 
     code = "BUSY"
 
 
 class UnknownTarget(RaftError):
-    """Leadership cannot go to this node: it is no voter of the group, or it leads already."""
+    """Leadership cannot go to this node: it is no voter of the group, or already leads."""
 
     code = "UNKNOWN_TARGET"
     retriable = False
 
 
 class ChangeRefused(RaftError):
-    """A membership change may not be made, or not now; the text says why."""
+    """A membership change is refused; the text has the reason."""
 
     code = "CHANGE_REFUSED"
 
 
 class PreferredChanged(ChangeRefused):
-    """The preferred leader is now `preferred`, not one that the change was meant to replace."""
+    """The preferred leader is `preferred`, and not in the change's `instead_of`."""
 
     retriable = False
 
@@ -62,30 +59,28 @@ class PreferredChanged(ChangeRefused):
 
 
 class OutcomeUnknown(RaftError):
-    """It was proposed, but it is not known whether it is or will be stored: it must not be
-    reported as not stored."""
+    """A proposal may or may not be stored, and must not be reported as not stored."""
 
     code = "OUTCOME_UNKNOWN"
     outcome_unknown = True
 
 
 class CommandTooLarge(RaftError):
-    """A command is too large to be ever proposed."""
+    """A command is too large for any frame."""
 
     code = "COMMAND_TOO_LARGE"
     retriable = False
 
 
 class StateTooOld(RaftError):
-    """The application's state ends before the log begins: this replica lacks frames in between."""
+    """The application's state ends before the log starts, with frames missing in between."""
 
     code = "STATE_TOO_OLD"
     retriable = False
 
 
 class MessageRefused(Exception):
-    """A peer's message that no replica keeping Raft's rules can send. It was not acted on, and its
-    connection should be closed. Nothing is wrong with this replica."""
+    """A peer's message breaks Raft's rules. It had no effect, and its connection should be closed."""
 
     def __init__(self, sender: NodeId, reason: str) -> None:
         super().__init__(f"{sender}: {reason}")
@@ -97,14 +92,15 @@ ONE_ID = "two groups that have one id"  # in what peers are told with that
 
 
 class OtherHistory(MessageRefused):
-    """A peer has another frame than this replica of one index and term. Raft never makes two, so
-    their logs are of two groups that have one id: one store is a copy, or of another restoration.
-    Nothing was changed. Neither must hear the other until an operator has chosen one history."""
+    """A peer has another frame of the same index and term than this replica. Raft never makes two,
+    so their logs are of two groups with the same id: a store is a copy, or of another restoration.
+    Nothing was changed. The two must not exchange messages until an operator has chosen a history.
+    """
 
 
 def other_history(sender: NodeId, own: NodeId, index: int, theirs: int, ours: int) -> OtherHistory:
-    """Return the error that says that a peer's frame `index` is another one than the own: of the
-    same term, or of term `theirs` while one of term `ours` is committed here."""
+    """Return the error for a peer's frame `index` that differs from the own frame: of the same
+    term, or of term `theirs` while a frame of term `ours` is committed here."""
     difference = f"different frames {index} of term {ours}"
     if theirs != ours:
         difference = f"frames {index} of terms {theirs} and {ours}, committed"
@@ -116,8 +112,8 @@ def other_history(sender: NodeId, own: NodeId, index: int, theirs: int, ours: in
 
 
 class FrameDamaged(StoreDamaged):
-    """Frame `index`, whose term and position are known, is not what was written. It is fetched
-    again from a peer; until then its readers have to wait."""
+    """Frame `index`, of known term and position, is damaged. It is fetched again from a peer;
+    readers have to wait."""
 
     code = "FRAME_DAMAGED"
     retriable = True
@@ -128,4 +124,4 @@ class FrameDamaged(StoreDamaged):
 
 
 class ApplyLater(Exception):
-    """The application cannot apply now, and has changed nothing: the same call is made again."""
+    """The application cannot apply now, and has changed nothing; the same call is repeated."""

@@ -1,19 +1,18 @@
-"""The follower's side of replication: how a replica handles its leader's messages. Raft 5.3. Pure.
+"""The follower: how a replica handles its leader's messages. Raft 5.3.
 
 Invariants: the log is truncated only at a frame whose term differs from the request's frame of the
-same index, and never at or below commit; nothing else removes a frame: not an old, repeated or
-empty request, not a heartbeat. An acknowledgement names min(durable, proven to match), no more.
+same index, and never at or below commit. Old, repeated or empty requests and heartbeats remove no
+frame. An acknowledgement names min(durable, proven to match), no more.
 
-A leader's message is checked before any of it is acted on (MessageRefused): a second leader of one
-term, a frame in the place of one that is committed or that this term's leader has sent, frames
-that are not contiguous. An honest leader sends none of these.
+Each message is checked before it has any effect (MessageRefused): a second leader of a term, a
+different frame in the place of a frame that is committed or was sent by this term's leader, frames
+that are not contiguous. A correct leader sends none of these.
 
-Raft takes two frames of one index and term for the same one, because a term has one leader. That
-fails where two groups have one id: where a backup was restored twice under one incarnation, or a
-whole group was copied. So a leader says the checksum of the frame behind which its frames stand
-(`Landmark`), and the last frame of a request that is here already is compared, too. Frames behind a
-difference have other positions, times and contents: two logs that agree in one frame agree in all
-before it.
+In Raft index and term identify a frame, because a term has a single leader. That fails if two
+groups share an id, because a backup was restored twice under an incarnation, or an entire group was
+copied. So a leader sends the checksum of the frame before its frames (`Landmark`), and the last
+frame of a request that is already here is also compared. Two logs that agree in a frame agree in
+everything before it, since frames behind a difference have different positions, times and contents.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from .term_and_vote import Ballot
 
 @dataclass(slots=True, eq=False)
 class Following:
-    """The follower's half of replication. Its caller has checked that a request's sender leads the
+    """The follower's half of replication. Its caller has checked that the sender leads the
     request's term, and calls `enter_term` before anything of a new term."""
 
     _node_id: NodeId
@@ -52,12 +51,12 @@ class Following:
     _membership: Membership
     _outbox: Outbox
     _segment_end: Callable[[int], int] | None
-    _verified_index: int = 0  # equals this term's leader up to here
-    _ack_due: bool = False  # verified frames wait for `durable` to be acknowledged
-    _held_index: int = 0  # up to here the frames were committed before this process began
+    _verified_index: int = 0  # the log equals this term's leader's up to here
+    _ack_due: bool = False  # an acknowledgement waits for `durable`
+    _held_index: int = 0  # frames up to here were committed before this process started
 
     def enter_term(self) -> None:
-        """Note that the term is a new one: nothing is known to match its leader."""
+        """Start a new term: no frame is known to match its leader."""
         self._verified_index = 0
         self._ack_due = False
 
@@ -66,14 +65,14 @@ class Following:
         self._held_index = max(self._held_index, index)
 
     def forget_held(self) -> None:
-        """Let any leader truncate what is not committed again: what is here may not be what was
-        promised."""
+        """Let a leader truncate everything that is not committed again, because the frames here may
+        not be the promised frames."""
         self._held_index = 0
 
     # -- appends ----------------------------------------------------------------------------
 
     def take_append(self, request: AppendRequest) -> None:
-        """Append what the current term's leader sends, or refuse it. Raises MessageRefused."""
+        """Append the frames of the current term's leader, or refuse them. Raises MessageRefused."""
         if not self._fits(request):
             self._refuse_append(request)
             return
@@ -85,14 +84,14 @@ class Following:
             self._verified_index = verified
         self._commit(min(request.commit_index, self._verified_index))
         if self._log.durable_index >= verified:
-            # Nothing to wait for: say at once what is proven, or a repeated request whose
-            # acknowledgement was lost would never be answered.
+            # Nothing to wait for: acknowledge at once, or a repeated request with a lost
+            # acknowledgement would never be answered.
             self._acknowledge(request.sender, request.prev_index)
         else:
             self._ack_due = True
 
     def take_landmark(self, landmark: Landmark) -> None:
-        """Compare a frame of the current term's leader with the own one of its index and term.
+        """Compare a frame of the current term's leader with the own frame of its index and term.
         Raises OtherHistory."""
         log, index, term = self._log.index, landmark.index, landmark.index_term
         here = log.first_index <= index <= log.last_index
@@ -112,8 +111,8 @@ class Following:
                 self._membership.speak_with_all()
 
     def _fits(self, request: AppendRequest) -> bool:
-        """Return whether the frame before the request's first one is here (Raft 5.3). Raises
-        OtherHistory if it contradicts a committed one."""
+        """Return whether the frame before the request's first frame is here (Raft 5.3). Raises
+        OtherHistory if it contradicts a committed frame."""
         log, prev_index = self._log.index, request.prev_index
         if prev_index <= self._log.commit_index:
             # Committed frames are the leader's, by leader completeness (Raft 5.4.3).
@@ -126,11 +125,11 @@ class Following:
         return prev_index <= log.last_index and log.term_at(prev_index) == request.prev_term
 
     def _check_frames(self, request: AppendRequest) -> None:
-        """Check that these frames can follow each other and the part of this log that they leave in
-        place. Raises MessageRefused, OtherHistory; nothing has changed then."""
+        """Check that these frames can follow each other and the rest of this log. Raises
+        MessageRefused, OtherHistory, before any change."""
         log, index, term = self._log.index, request.prev_index, request.prev_term
-        end = -1  # where the frame before the next one ends, from the first new one on
-        known = None  # the last frame that is here already
+        end = -1  # end of the previous frame, from the first new frame on
+        known = None  # the last frame that is already here
         for frame in request.frames:
             index += 1
             if frame.index != index or not term <= frame.term <= request.term:
@@ -159,7 +158,7 @@ class Following:
             self._compare(request.sender, known.index, known.term, known.header_crc)
 
     def _check_frame(self, sender: NodeId, frame: Frame, end: int) -> None:
-        """Check a new frame's position behind one that ends at `end`, and its payload if it is a
+        """Check a new frame's position behind a frame that ends at `end`, and the payload of a
         configuration. Raises MessageRefused."""
         segment_end = self._segment_end
         if segment_end is None:
@@ -179,14 +178,14 @@ class Following:
                 raise MessageRefused(sender, f"{frame!r}: {error}") from error
 
     def _take_frames(self, request: AppendRequest) -> None:
-        """Skip the frames already here, truncate at a conflict, append the new ones."""
+        """Skip the present frames, truncate at a conflict, append the new frames."""
         log, membership = self._log, self._membership
         known = log.index
         index = request.prev_index
         for frame in request.frames:
             index += 1
             if index < known.first_index:
-                continue  # committed, and taken by retention since
+                continue  # committed, and deleted by retention since
             if index <= known.last_index:
                 if known.term_at(index) == frame.term:
                     continue
@@ -224,7 +223,7 @@ class Following:
         )
 
     def _acknowledge(self, leader: NodeId, prev_index: int) -> None:
-        """Tell the leader what is proven to match and durable; the rest stays due."""
+        """Acknowledge the frames that match and are durable; the rest stays due."""
         term, last_index = self._ballot.term, self._log.index.last_index
         match_index = min(self._log.durable_index, self._verified_index)
         assert match_index <= last_index, (match_index, self._log.index)
@@ -237,17 +236,17 @@ class Following:
         )
 
     def durable(self, leader: NodeId | None) -> None:
-        """Send the acknowledgement that waited for more frames to be durable."""
+        """Send the acknowledgement that waited for durable frames."""
         if self._ack_due and leader is not None:
             self._acknowledge(leader, self._verified_index)
 
     # -- heartbeats -------------------------------------------------------------------------
 
     def take_heartbeat(self, heartbeat: Heartbeat, is_willing: bool, takes_frames: bool) -> None:
-        """Follow the current term's leader; `is_willing`: whether this replica is, to lead;
-        `takes_frames`: whether there is room for the next one."""
-        # The leader sends at most what it knows to match here. But one that recovers may
-        # hold less, or other frames, than what the leader was told before.
+        """Follow the current term's leader. `is_willing` says whether this replica is willing to
+        lead, `takes_frames` whether its disk has space for the next frame."""
+        # The leader sends at most the known match. But a recovering replica may hold less, or other
+        # frames, than it reported before.
         limit = self._log.index.last_index if self._ballot.recovered else self._verified_index
         self._commit(min(heartbeat.commit_index, limit))
         if not self._ballot.recovered and heartbeat.certified == self._ballot.incarnation:
@@ -259,7 +258,7 @@ class Following:
         self.answer_heartbeat(heartbeat, self._verified_index)
 
     def answer_heartbeat(self, heartbeat: Heartbeat, verified_index: int = 0) -> None:
-        """Answer a heartbeat; one of an earlier term without `verified_index`."""
+        """Answer a heartbeat, without `verified_index` for an earlier term."""
         durable_index = self._log.durable_index
         self._outbox.send(
             HeartbeatResponse(
@@ -276,8 +275,8 @@ class Following:
         )
 
     def _tell_no_room(self, leader: NodeId, *, full: bool) -> None:
-        """Tell the leader, ahead of a heartbeat response, that this replica's disk is short of
-        room, or `full`. The message is a PreVote that answers no candidate, granted if the disk is
-        full: every version can read it, and a version that gives it no meaning drops it."""
+        """Report, ahead of a heartbeat response, that this replica is unwilling to lead, or that
+        its disk is `full`. The message is a PreVote response to no candidate, granted if the disk
+        is full."""
         term = self._ballot.term
         self._outbox.send(VoteResponse(self._node_id, leader, term, term, True, full))

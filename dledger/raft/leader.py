@@ -1,13 +1,12 @@
-"""The leader's behaviour: Raft 5.3 and 5.4.2, ReadIndex (thesis 6.4), transfer (3.10). Pure.
+"""The leader: replication (Raft 5.3, 5.4.2), ReadIndex (thesis 6.4) and transfer (3.10).
 
-A `Leading` lives as long as one leadership: whatever it knows of followers, reads and a transfer
-goes with it. The leader writes and sends at the same time; its own copy counts, like every other,
-only once it is durable. Frames of an earlier term are committed by committing one of its own term
-(Raft 5.4.2, figure 8): the no-op that opens the term. Limits: bytes and messages in flight per
-peer, bytes uncommitted, reads waiting, bytes a second for followers that are far behind
-(append_throttle.py).
+A `Leading` exists for a single leadership, with everything that it knows of followers, reads and a
+transfer. The leader writes and sends in parallel; its own copy counts only once it is durable.
+Frames of an earlier term are committed through a frame of its own term (Raft 5.4.2, figure 8): the
+no-op that opens the term. Limits: bytes and messages in flight per peer, uncommitted bytes, waiting
+reads, bytes per second for followers that are far behind (append_throttle.py).
 
-Where a method returns a reason, the leader cannot go on, and its caller ends the leadership.
+A method that returns a non-empty string asks its caller to step down for that reason.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from .tracker import Tracker
 
 @dataclass(slots=True, eq=False)
 class Leading:
-    """One leadership. `ready`: its no-op is committed. `wants_noop`: a no-op must be proposed
-    next. `round`: the last heartbeat round."""
+    """A leadership. `ready` says that its no-op is committed, `wants_noop` that a no-op must be
+    proposed next. `round` is the last heartbeat round."""
 
     _node_id: NodeId
     _config: CoreConfig
@@ -60,7 +59,7 @@ class Leading:
     round: int = 0
     _appends_due: bool = False
     _heartbeat_due_ms: float = 0.0
-    _first_index: int = field(init=False)  # only from there on acks commit
+    _first_index: int = field(init=False)  # acknowledgements commit from here on
     tracker: Tracker = field(init=False)
     progress: dict[NodeId, Progress] = field(init=False)  # the tracker's
     _recovery: Recovery = field(init=False)
@@ -94,12 +93,12 @@ class Leading:
         self._send_heartbeats(now_ms)
 
     def end(self) -> None:
-        """Fail what waits for this leadership, which is over."""
+        """Fail the waiting reads."""
         self._outbox.failed_reads.extend(self._reads.fail())
 
     def held(self) -> dict[NodeId, int]:
-        """Return by replica up to where it holds the committed frames, durably and recovered. Of
-        those only that have a frame of this term: so it is not less than under an earlier leader.
+        """Return by replica the last committed frame that it holds, durably and recovered. Includes
+        only replicas with a frame of this term, so the value never falls below an earlier leader's.
         """
         log = self._log
         own = log.durable_index if self._ballot.recovered else 0
@@ -118,7 +117,7 @@ class Leading:
         new = self.tracker.configure(
             membership.configurations.current, max(self._first_index, last_index), now_ms
         )
-        if self._first_index <= last_index:  # else `begin` sends it
+        if self._first_index <= last_index:  # otherwise `begin` sends it
             for progress in new:
                 self._send_heartbeat(progress)
         membership.speak_with(self.progress)
@@ -129,7 +128,7 @@ class Leading:
 
     @property
     def can_propose(self) -> bool:
-        """True if `propose` takes a frame now, whatever its size."""
+        """True if `propose` accepts a frame now, of any size."""
         return (
             self.transfer.target is None
             and not self.wants_noop
@@ -138,7 +137,7 @@ class Leading:
         )
 
     def propose(self, frame: Frame, now_ms: float) -> None:
-        """Append the leader's next frame. Raises Busy; nothing has happened then."""
+        """Append the leader's next frame. Raises Busy."""
         log = self._log
         if self.wants_noop:
             assert frame.kind == FrameKind.NOOP, frame
@@ -157,8 +156,8 @@ class Leading:
                 self.configure(now_ms)
 
     def configuration_after(self, change: Change, now_ms: float, there: bool) -> Configuration:
-        """Return the configuration to propose for `change`; `there`: the member to be moved is at
-        its new address (membership.py). Raises Busy, ChangeRefused."""
+        """Return the configuration to propose for `change`. `there` says that a moved member
+        answers at its new address (membership.py). Raises Busy, ChangeRefused."""
         self.transfer.check_none()
         if not self.ready or self.wants_noop:
             raise ChangeRefused(f"no frame of term {self._ballot.term} is committed yet")
@@ -190,7 +189,7 @@ class Leading:
     # -- appends ----------------------------------------------------------------------------
 
     def send_due(self, now_ms: float) -> None:
-        """Start a read round and send frames, if that is due; called once for each Ready."""
+        """Start a read round and send frames if due; called once per Ready."""
         if self._reads:
             self._start_read_round(now_ms)
         if self._appends_due:
@@ -222,7 +221,7 @@ class Leading:
                     return False
                 self._throttle.sent(end_position - position)
         prev_index, term = first - 1, self._ballot.term
-        own = prev_index >= self._first_index  # nearly always: spares a search
+        own = prev_index >= self._first_index  # nearly always; avoids a search
         prev_term = term if own else log.term_at(prev_index)
         self._outbox.messages.append(
             AppendOrder(progress.peer, term, prev_index, prev_term, first, last, commit_index)
@@ -231,12 +230,12 @@ class Leading:
         return True
 
     def _want_appends(self, progress: Progress) -> None:
-        """Send the follower what it lacks, with the next Ready."""
+        """Send the missing frames to a follower with the next Ready."""
         if progress.next_index <= self._log.index.last_index:
             self._appends_due = self._outbox.dirty = True
 
     def take_append_response(self, response: AppendResponse, now_ms: float) -> None:
-        """Take a follower's answer in this term. Raises MessageRefused."""
+        """Handle a follower's answer of this term. Raises MessageRefused."""
         progress = self.progress.get(response.sender)
         if progress is None:
             return  # no member of this group
@@ -250,7 +249,7 @@ class Leading:
             if progress.believes(response.recovering):
                 self._take_match(progress, response.match_index, now_ms)
                 if not response.recovering:
-                    if progress.recovering:  # it has taken its certificate
+                    if progress.recovering:  # the follower accepted its certificate
                         progress.recovering = progress.certified = 0
                     self._count_recovered(progress, response.match_index)
                 if response.recovering or self._recovery.provisional:
@@ -260,8 +259,7 @@ class Leading:
             self._back_off(progress, response)
 
     def _check_match(self, progress: Progress, match_index: int) -> None:
-        """Check that the follower acknowledges only frames that this log has. Raises
-        MessageRefused."""
+        """Check that the follower acknowledges only frames of this log. Raises MessageRefused."""
         last_index = self._log.index.last_index
         if match_index > last_index:
             what = f"acknowledges frame {match_index} of a log that ends at {last_index}"
@@ -278,8 +276,8 @@ class Leading:
             self._appends_due = self._outbox.dirty = True
 
     def _back_off(self, progress: Progress, response: AppendResponse) -> None:
-        """Probe from the last frame here that may equal the follower's: Raft 5.3, faster, because
-        both sides skip whole terms."""
+        """Probe from the last frame here that may equal the follower's. Both sides skip entire
+        terms (Raft 5.3)."""
         assert response.conflict_index <= response.prev_index, response
         log = self._log.index
         at = log.last_at_most(response.conflict_index - 1, response.conflict_term)
@@ -289,8 +287,7 @@ class Leading:
     # -- commit -----------------------------------------------------------------------------
 
     def durable(self) -> str:
-        """Count this replica's own frames, more of which are durable now. Return a reason to end,
-        or ""."""
+        """Count this replica's newly durable frames. Return a reason to step down, or ""."""
         if self._log.durable_index > self._log.commit_index:
             self._advance_commit()
         return self._certify() if self._recovery.provisional or not self._ballot.recovered else ""
@@ -303,8 +300,8 @@ class Leading:
                 self._advance_commit()
 
     def _advance_commit(self) -> None:
-        """Commit what a majority has made durable, by frames of the leader's own term only (Raft
-        5.4.2)."""
+        """Commit the frames that are durable on a majority, by frames of the leader's own term
+        (Raft 5.4.2)."""
         log, membership = self._log, self._membership
         own = log.durable_index if self._ballot.recovered else 0
         candidate = self.tracker.committed(own if membership.is_voter else None)
@@ -317,7 +314,7 @@ class Leading:
                 self._reads.release(self.round + 1, candidate)
 
     def _certify(self) -> str:
-        """Bring recovery forward (recovery.py). Return a reason to end, or ""."""
+        """Advance recovery (recovery.py). Return a reason to step down, or ""."""
         forgetful = self._recovery.forgetful()
         if forgetful is not None:
             return f"{forgetful} may not know its vote"
@@ -331,8 +328,8 @@ class Leading:
     # -- heartbeats, quorum check -----------------------------------------------------------
 
     def _send_heartbeats(self, now_ms: float) -> None:
-        """Send a heartbeat round to everybody: it asserts leadership, carries commit progress, and
-        confirms reads."""
+        """Send a heartbeat round to all peers: it asserts leadership, reports commits, and confirms
+        reads."""
         self.round += 1
         self._heartbeat_due_ms = now_ms + self._config.heartbeat_ms
         for progress in self.progress.values():
@@ -351,7 +348,7 @@ class Leading:
         )
 
     def take_heartbeat_response(self, response: HeartbeatResponse, now_ms: float) -> str:
-        """Take a follower's answer in this term. Return a reason to end, or "". Raises
+        """Handle a follower's answer of this term. Return a reason to step down, or "". Raises
         MessageRefused."""
         progress = self.progress.get(response.sender)
         if progress is None:
@@ -371,7 +368,7 @@ class Leading:
         if response.match_index > progress.match_index or (
             progress.paused and response.match_index >= progress.probe_last
         ):
-            self._take_match(progress, response.match_index, now_ms)  # its answer got lost
+            self._take_match(progress, response.match_index, now_ms)  # the answer was lost
         if response.round > progress.round:
             self._note_round(progress, response)
         log = self._log.index
@@ -382,13 +379,13 @@ class Leading:
             known = min(response.verified_index, log.last_index)
             progress.probe_from(max(progress.match_index, known) + 1)
         if self.transfer.target == progress.peer:
-            self._hand_over_if_caught_up()  # again: the first TimeoutNow may be lost
+            self._hand_over_if_caught_up()  # again, because the first TimeoutNow may be lost
         self._want_appends(progress)
         return ""
 
     def _note_standing(self, progress: Progress, response: HeartbeatResponse) -> str:
-        """Note the standing that a follower's newest heartbeat response reports. Return a reason
-        to end, or ""."""
+        """Update a follower's state of recovery from its newest heartbeat response. Return a reason
+        to step down, or ""."""
         recovering = response.recovering
         if recovering and recovering != progress.recovering:
             if self._recovery.meet(progress, recovering, response.last_index):
@@ -403,7 +400,7 @@ class Leading:
         return ""
 
     def _note_round(self, progress: Progress, response: HeartbeatResponse) -> None:
-        """Note the answer to a round that the follower had not answered yet."""
+        """Note the first answer to a round."""
         progress.round = response.round
         if not response.recovering:
             progress.recovered_round = response.round
@@ -411,18 +408,18 @@ class Leading:
             self._confirm_reads()
         has = response.match_index if response.recovering else response.last_index
         if response.round > progress.match_round and has < progress.match_index:
-            # This round was sent after it had acknowledged more: its disk lost frames (a
-            # reordered answer of an earlier round proves nothing).
+            # This round was sent after it had acknowledged more, so its disk lost frames. (A
+            # reordered answer of an earlier round proves nothing.)
             progress.regressed(min(response.last_index, self._log.index.last_index))
 
     def _try_stranded(self, progress: Progress, last_index: int) -> None:
-        """Probe a stranded follower whose log is now long enough to meet ours. If its frames are
-        other ones the probe strands it again, and it is not tried before its log has changed
+        """Probe a stranded follower whose log is now long enough to meet ours. If its frames
+        conflict, the probe marks it stranded again, and there is no retry before its log changes
         (snapshot_install.py)."""
         if progress.tried_last == last_index:
             return
         progress.tried_last = last_index
-        log = self._log.index  # with a frame to send, so that there is an answer
+        log = self._log.index  # include a frame so that the follower answers
         start = max(min(last_index + 1, log.last_index), log.first_index)
         progress.probe_from(max(progress.match_index + 1, start))
 
@@ -433,7 +430,7 @@ class Leading:
         return min(self._heartbeat_due_ms, self._throttle.due_ms, self.transfer.due_ms)
 
     def tick(self, now_ms: float) -> str:
-        """Do what is due. Return a reason to end, or ""."""
+        """Do the work that is due. Return a reason to step down, or ""."""
         if now_ms >= self.transfer.due_ms:
             self._abort_transfer("time-out")
         # CheckQuorum: when a majority has not been heard for a whole election time-out.
@@ -456,7 +453,7 @@ class Leading:
         return ""
 
     def _let_go(self, now_ms: float) -> None:
-        """Stop sending to removed members: this round's heartbeat was the last message to them."""
+        """Stop sending to removed members after this round's heartbeat."""
         configurations = self._membership.configurations
         if self.tracker.let_go(self._log.commit_index, configurations.index, now_ms):
             self.configure(now_ms)
@@ -465,20 +462,20 @@ class Leading:
     # -- reads ------------------------------------------------------------------------------
 
     def read_index(self, token: int) -> None:
-        """Ask to confirm that this replica still leads. Raises Busy."""
+        """Request a confirmation that this replica still leads. Raises Busy."""
         self._reads.check_room()
         self._outbox.dirty = True
-        if self.ready:  # only a round that starts from now on proves leadership for it
+        if self.ready:  # only a later round proves leadership for the read
             self._reads.ask(token, self.round + 1, self._log.commit_index)
         else:
             self._reads.hold(token)
 
     def _start_read_round(self, now_ms: float) -> None:
-        """Send a heartbeat round for new reads, unless one is in flight: then they share the
-        next."""
+        """Send a heartbeat round for new reads, or let them share the next round if a round is in
+        flight."""
         if self._reads.newest_round > self.round:
             if not self.tracker.voting:
-                self.round += 1  # a group of one needs nobody's confirmation
+                self.round += 1  # a group of one confirms itself
                 self._confirm_reads()
             elif self._reads.oldest_round > self.round:
                 self._send_heartbeats(now_ms)
@@ -492,11 +489,11 @@ class Leading:
     # -- transfer ---------------------------------------------------------------------------
 
     def full_voters(self, now_ms: float) -> list[NodeId]:
-        """Return the followers whose disks are full if nothing can be committed because of them."""
+        """Return the followers with full disks if nothing can be committed because of them."""
         return self.tracker.full(self._membership.is_voter, now_ms)
 
     def hand_to(self, target: NodeId, now_ms: float) -> None:
-        """Hand leadership to `target` once it has every frame. Raises UnknownTarget, Busy."""
+        """Transfer leadership to `target` once it has every frame. Raises UnknownTarget, Busy."""
         if target == self._node_id:
             raise UnknownTarget(f"{target} leads already")
         progress = self.progress.get(target)
@@ -522,7 +519,7 @@ class Leading:
     # -- connections ------------------------------------------------------------------------
 
     def peer_closed(self, peer: NodeId, now_ms: float) -> None:
-        """Treat what was in flight to `peer` as lost; send no more until it is heard again."""
+        """Treat messages in flight to `peer` as lost; send nothing until it is heard again."""
         progress = self.progress[peer]
         progress.link_round = self.round
         if progress.state is not STRANDED:
@@ -534,7 +531,7 @@ class Leading:
             self._abort_transfer("its connection closed")
 
     def peer_opened(self, peer: NodeId) -> None:
-        """Note that messages to `peer` go out again; send it what it lacks."""
+        """Note that messages to `peer` are sent again; send the missing frames."""
         progress = self.progress.get(peer)
         if progress is None:
             return
@@ -556,17 +553,17 @@ class Transfer:
     due_ms: float = NEVER_DUE_MS  # the transfer is given up then
 
     def begin(self, target: NodeId, now_ms: float) -> None:
-        """Begin a transfer, or give the same one more time. Raises Busy for another target."""
+        """Start a transfer, or extend the current transfer to the same target. Raises Busy."""
         if target != self.target:
             self.check_none()
         self.target = target
         self.due_ms = now_ms + self._timeout_ms
 
     def give_up(self) -> None:
-        """Note that there is no transfer any more."""
+        """End the transfer."""
         self.target, self.due_ms = None, NEVER_DUE_MS
 
     def check_none(self) -> None:
-        """Raises Busy while leadership is being handed over."""
+        """Raises Busy during a transfer."""
         if self.target is not None:
             raise Busy(f"leadership is being handed to {self.target}")

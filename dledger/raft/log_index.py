@@ -1,17 +1,18 @@
-"""Terms and positions of the frames of a log, by frame index. Pure.
+"""The log index: terms and positions of a log's frames, by frame index.
 
-Owners: `RaftLog` builds its own on `open()` and keeps it in step with what is *written*;
-`RaftCore` takes a *copy* (`copy()`) of it at the start and keeps that in step with what it has
-*accepted*, which runs ahead of the file by one Ready. An index is never shared.
+`RaftLog` builds its index on `open()` and keeps it in step with *written* frames. `RaftCore` starts
+with a *copy* and keeps that in step with *accepted* frames, which are ahead of the file by a Ready.
+An index is never shared.
 
-A little over two bytes a frame, because a log of three days may have a hundred million. Frames come
-in blocks of BLOCK. A block has the position of its first frame and the *strides*: how far from each
-frame to the next one. A stride is the frame's size, except where a blank record follows, at a
-segment's end: those sizes are kept apart. Terms are kept as runs, because a log has few terms.
+It needs little more than two bytes per frame, because a log of three days may have a hundred
+million. Frames are in blocks of BLOCK. A block has the position of its first frame and the
+*strides*, the distances between successive frames. A stride is the frame's size, except before a
+blank record at a segment's end; those sizes are kept apart. Terms are kept as runs, because a log
+has few terms.
 
-Invariants: indexes have no holes; terms never fall; a frame starts at or behind the end of the
-one before it (behind it where a blank record fills the rest of a segment).
-`first_index - 1` is the last frame that retention deleted: its term is still known.
+Invariants: indexes have no gaps; terms never fall; a frame starts at the end of the previous frame,
+or behind a blank record that fills the segment. `first_index - 1` is the last frame that retention
+deleted, whose term is still known.
 """
 
 from __future__ import annotations
@@ -30,11 +31,10 @@ _NARROW_MAX = 0xFFFF
 
 @dataclass(slots=True, eq=False)
 class LogIndex:
-    """The index of a log that starts at `first_index`, empty at first.
+    """The index of a log that starts at `first_index`, initially empty.
 
-    `previous_term` is the term of the frame before it (0 at the very start), `start_position`
-    the byte offset its first frame may take at the earliest.
-    """
+    `previous_term` is the term of the frame before it (0 at the very start), `start_position` the
+    lowest byte offset of its first frame."""
 
     first_index: int = 1
     previous_term: int = 0
@@ -42,7 +42,7 @@ class LogIndex:
     last_index: int = field(init=False)
     last_term: int = field(init=False)
     end_position: int = field(init=False)  # byte offset just behind the last frame
-    # Only the last block changes; any other is replaced, because copies share it.
+    # Only the last block is changed in place; copies share all others.
     _blocks: list[array[int]] = field(default_factory=list, init=False)
     _starts: array[int] = field(default_factory=lambda: array("q"), init=False)
     _base: int = field(init=False)  # the index of the first block's first frame
@@ -76,7 +76,7 @@ class LogIndex:
         self.add(frame.index, frame.term, frame.position, len(frame.data))
 
     def add(self, index: int, term: int, position: int, size_bytes: int) -> None:
-        """Add the next frame, for a caller that has only read its header."""
+        """Add the next frame by its header fields."""
         assert index == self.last_index + 1, (index, self.last_index)
         assert position >= self.end_position, (position, self.end_position)
         if term != self.last_term or not self._run_firsts:
@@ -99,7 +99,7 @@ class LogIndex:
         blocks[-1].append(size_bytes)
 
     def _widen_last(self, position: int) -> None:
-        """Note that the frame behind the last one is not at its end, but at `position`."""
+        """Note that the next frame is at `position`, behind a gap."""
         number, at = self._place(self.last_index)
         block = array(_WIDE, self._blocks[number])
         self._sizes[self.last_index] = block[at]
@@ -107,11 +107,11 @@ class LogIndex:
         self._blocks[number] = block
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the number of a frame's block, and its place there."""
+        """Return the number of a frame's block, and the offset in the block."""
         return divmod(index - self._base, BLOCK)
 
     def term_at(self, index: int) -> int:
-        """Return the term of frame `index`, which must be in first_index - 1 .. last_index."""
+        """Return the term of frame `index`, in first_index - 1 .. last_index."""
         assert self.first_index - 1 <= index <= self.last_index, (index, self)
         firsts = self._run_firsts
         if not firsts or index < firsts[0]:
@@ -121,7 +121,7 @@ class LogIndex:
         return self._run_terms[bisect_right(firsts, index) - 1]
 
     def position_of(self, index: int) -> int:
-        """Return the byte offset at which frame `index`, which must be present, starts."""
+        """Return the byte offset of frame `index`, which must be present."""
         assert self.first_index <= index <= self.last_index, (index, self)
         number, at = self._place(index)
         block = self._blocks[number]
@@ -130,14 +130,13 @@ class LogIndex:
         return self._starts[number] + sum(block[:at])
 
     def size_of(self, index: int) -> int:
-        """Return the size in bytes of frame `index`, which must be present, header included."""
+        """Return the size in bytes of frame `index`, which must be present, including its header."""
         assert self.first_index <= index <= self.last_index, (index, self)
         number, at = self._place(index)
         return self._sizes.get(index) or self._blocks[number][at]
 
     def spans(self, first: int, last: int) -> tuple[tuple[int, int, int], ...]:
-        """Return (term, position, size) of each of the frames first..last, which must be
-        present."""
+        """Return (term, position, size) of frames first..last, which must be present."""
         assert self.first_index <= first <= last <= self.last_index, (first, last, self)
         term = self.term_at(first)
         if term == self.term_at(last):
@@ -159,8 +158,7 @@ class LogIndex:
         return tuple(zip(terms, positions, strides, strict=True))
 
     def end_of(self, index: int) -> int:
-        """Return the byte offset just behind frame `index`; `start_position` for
-        first_index - 1."""
+        """Return the byte offset behind frame `index`; `start_position` for first_index - 1."""
         if index == self.last_index:
             return self.end_position
         if index == self.first_index - 1:
@@ -168,20 +166,19 @@ class LogIndex:
         return self.position_of(index) + self.size_of(index)
 
     def last_within(self, first: int, bytes_max: int) -> int:
-        """Return the largest index such that the frames from `first` to it take at most
-        `bytes_max`; at least `first`."""
+        """Return the last index of a run from `first` on that takes at most `bytes_max`; at least
+        `first`."""
         return max(first, self.last_ending_by(self.position_of(first) + bytes_max))
 
     def last_ending_by(self, position: int) -> int:
-        """Return the last index whose frame ends at or below `position`; first_index - 1 if none
-        does."""
+        """Return the last index whose frame ends at or below `position`, else first_index - 1."""
         if self.end_position <= position:
             return self.last_index
         number = bisect_right(self._starts, position) - 1
         if number < 0:
             return self.first_index - 1
         strides = accumulate(self._blocks[number], initial=self._starts[number])
-        starts = list(strides)  # of the block's frames, and of the one behind it
+        starts = list(strides)  # of the block's frames, and of the next frame
         at = bisect_right(starts, position) - 1
         index = self._base + number * BLOCK + at
         if index in self._sizes and starts[at] + self._sizes[index] <= position:
@@ -189,27 +186,24 @@ class LogIndex:
         return max(self.first_index, index) - 1
 
     def first_from(self, position: int) -> int:
-        """Return the first index whose frame begins at or behind `position`; last_index + 1 if none
-        does."""
+        """Return the first index whose frame starts at or behind `position`, else last_index + 1."""
         index = self.last_ending_by(position) + 1
         if index <= self.last_index and self.position_of(index) < position:
             index += 1
         return max(self.first_index, index)
 
     def first_index_of_term(self, term: int) -> int | None:
-        """Return the first frame of exactly `term` that is present; None if there is none."""
+        """Return the first present frame of exactly `term`, or None."""
         run = bisect_right(self._run_terms, term) - 1
         if run < 0 or self._run_terms[run] != term:
             return None
         return self._run_firsts[run]
 
     def last_at_most(self, index: int, term: int) -> int:
-        """Return the largest i <= `index` whose term is <= `term`; first_index - 1 if none is
-        present.
+        """Return the largest i <= `index` whose term is <= `term`, else first_index - 1.
 
-        A frame of a higher term than `term` cannot equal the other log's at or before `index`:
-        so a whole term is skipped in one step (Raft 5.3, the back-off).
-        """
+        A frame of a higher term cannot equal the other log's frame at or before `index`, so this
+        step skips an entire term (Raft 5.3)."""
         run = bisect_right(self._run_terms, term)
         if run == len(self._run_terms):
             return min(index, self.last_index)
@@ -231,7 +225,7 @@ class LogIndex:
         self.last_term = self._run_terms[-1] if self._run_terms else self.previous_term
 
     def _unwiden_last(self) -> None:
-        """Let nothing follow the last frame: its stride is its size again."""
+        """Remove the gap behind the last frame."""
         for index in [index for index in self._sizes if index > self.last_index]:
             del self._sizes[index]
         size = self._sizes.pop(self.last_index, None)
@@ -241,7 +235,8 @@ class LogIndex:
             self._blocks[number][at] = size
 
     def trim(self, first: int) -> None:
-        """Forget all frames before `first` (at most last_index + 1): retention deleted them."""
+        """Forget all frames before `first` (at most last_index + 1), because retention deleted
+        them."""
         assert self.first_index <= first <= self.last_index + 1, (first, self)
         if first == self.first_index:
             return

@@ -1,28 +1,28 @@
-"""Membership: the configuration in force at one replica, and the peers that follow from it. Pure.
+"""Membership: the configuration in force at a replica, and the peers that follow from it.
 
-One change at a time, thesis chapter 4. A leader refuses a change (leader.py)
+Changes are made one at a time (thesis chapter 4). A leader refuses a change (leader.py)
 
-- while the one before it is not committed: configurations two steps apart may have majorities that
-  do not meet;
-- before a frame of the leader's own term is committed: until then another leader's uncommitted
-  change, which this one does not know, may still win against it (the flaw found in 2015);
-- if too few voters of the resulting configuration are recovered and answer, on the links that are
-  open now: it would not be committed, and would stop the group. A voter that is moved does not
-  count, since this closes the link on which it answers: its new address may be a typo. It counts if
-  its link leads to the new address already (the record is put right), if it is the leader, which
-  listens there, and if it is the only voter, whom nobody has to reach;
-- a promotion, until the learner is recovered, answers, and lacks at most `learner_lag_bytes_max`.
+- while the previous change is not committed, because configurations two steps apart may have
+  disjoint majorities;
+- before a frame of the leader's own term is committed, because another leader's uncommitted change
+  may still win (the flaw found in 2015);
+- if too few voters of the resulting configuration are recovered and answer on the open links: the
+  change would not be committed, and would stop the group. A voter that is moved does not count,
+  since the move closes its link and the new address may be wrong. It counts if its link already
+  leads to the new address, if it is the leader, which listens there, and if it is the only voter;
+- a promotion, until the learner is recovered, answers, and is at most `learner_lag_bytes_max`
+  behind.
 
-So any voter can be moved while a majority answers without it, whether it is up or not. Of two
-voters none can, before the leader reaches it at the new address (dledger/node/peer_addresses.py
-says how); and where more are down nobody leads, and nothing can be changed.
+So any voter can be moved while a majority answers without it. Of two voters none can be moved
+before the leader reaches it at the new address (dledger/node/peer_addresses.py). Without a leader
+nothing can be changed.
 
-A leader that is removed leads until that is committed, without counting itself or taking proposals,
-and then names its successor (4.2.2). A removed follower is told of its removal for a while
-(tracker.py); then nobody sends to it any more.
+A leader that is removed leads until that is committed, without counting itself or accepting
+proposals, and then names its successor (4.2.2). The leader still notifies a removed follower for a
+while (tracker.py).
 
 Invariants: a configuration is in force from the append of its frame, committed or not, until that
-frame is truncated; `pending_index` is its frame while that is not known to be committed.
+frame is truncated; `pending_index` is its frame until that is known to be committed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .ready import Outbox
 
 
 class Membership:
-    """One replica's view of its group. `peers`: it sends to these; a leader sets them."""
+    """A replica's view of its group. `peers` are the receivers of its messages; a leader sets them."""
 
     def __init__(
         self, node_id: NodeId, configurations: Configurations, commit_index: int, outbox: Outbox
@@ -49,7 +49,7 @@ class Membership:
         self.configurations = configurations.copy()
         self._vouched = (
             configurations.settled[0] > 0
-        )  # noted by this replica while it was recovered
+        )  # saved by this replica while it was recovered
         self.configurations.settle(commit_index)
         self.voters: frozenset[NodeId] = frozenset()
         self.is_voter = False
@@ -58,7 +58,7 @@ class Membership:
         self._configure(commit_index)
 
     def _configure(self, commit_index: int) -> None:
-        """Apply the configuration in force: the one place that sets who votes."""
+        """Apply the configuration in force. Only this method sets the voters."""
         index = self.configurations.index
         self.pending_index = index if index > commit_index else 0
         self.voters = self.configurations.current.voters
@@ -70,12 +70,12 @@ class Membership:
         self.peers = tuple(sorted(ids))
 
     def speak_with_all(self) -> None:
-        """Set the peers, including those of a configuration that may come back: a leader that is
-        being removed must still be answered."""
+        """Set the peers, including those of configurations that may return, because a leader that
+        is being removed must still be answered."""
         self.speak_with(self.configurations.ids - {self._node_id})
 
     def append(self, frame: Frame, commit_index: int) -> bool:
-        """Put the configuration of a frame, just appended, in force. Return whether it is."""
+        """Put the configuration of an appended frame in force. Return whether it is."""
         configuration = decode_configuration(frame.payload)
         if not self.configurations.append(frame.index, configuration):
             return False
@@ -84,16 +84,16 @@ class Membership:
         return True
 
     def truncate(self, from_index: int, commit_index: int) -> None:
-        """Put the configuration in force that was so before frame `from_index`."""
+        """Restore the configuration in force before frame `from_index`."""
         if self.configurations.truncate(from_index):
             self._configure(commit_index)
             self._outbox.configuration_changed = True
 
     def commit(self, commit_index: int) -> bool:
-        """Return whether the configuration in force is committed now, and was not before."""
+        """Return whether this commits the configuration in force."""
         if not self.pending_index:
             return False
-        if self.pending_index > commit_index:  # of two changes the first may be committed
+        if self.pending_index > commit_index:  # the first of two changes may be committed
             self._outbox.configuration_changed |= self.configurations.settle(commit_index)
             return False
         self.pending_index = 0
@@ -103,9 +103,9 @@ class Membership:
 
     def may_campaign(self, recovered: bool) -> bool:
         """Return True for voters, and for a replica whose removal is not committed yet: it may be
-        the only one that can get it committed (thesis 4.2.2), and does not count its own vote.
-        False for a replica that receives the log from its beginning on an empty disk, because the
-        configurations it meets there are long past."""
+        the only replica that can commit it (thesis 4.2.2), and does not count its own vote. Return
+        False for a replica that receives the log from its start on an empty disk, because it meets
+        past configurations."""
         if not recovered and self.configurations.index and not self._vouched:
             return False
         return self.is_voter or self.configurations.ever_voter(self._node_id)

@@ -1,13 +1,11 @@
-"""The messages between replicas, and what the core hands to its shell. Pure data, no behaviour.
+"""The messages between replicas, and the core's output for its driver. Data only.
 
-Every message names sender, receiver and the sender's term. Every reply also carries
-`request_term`, the term of the request it answers: a reply left over from an earlier leadership
-or candidacy is recognised and dropped.
+Every message names sender, receiver and the sender's term. Every reply has `request_term`, the term
+of its request, so replies from an earlier leadership or candidacy are recognized and dropped.
 
-`incarnation` is a number, never 0, that every start of a process draws anew: it tells this
-process's messages from those of an earlier process of the same node, before it lost its memory.
-Messages of voters and followers carry `recovering`: 0, or, from a replica that may have lost
-promises, its incarnation (recovery.py).
+`incarnation` is a positive random number per process, which separates the messages of a node's
+processes before and after a loss of memory. Messages of voters and followers carry `recovering`: 0,
+or the incarnation of a replica that may have lost promises (recovery.py).
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from raftmq.store.frame import Frame
 
 NodeId = str
 
-# No replica enters, sends or takes a higher term. At a thousand elections a second it is reached
-# after nine thousand years; so a message with a higher one is wrong, and believing it would leave
-# the group without a term to elect a leader in.
+# No replica enters, sends or accepts a higher term. Nine thousand years of a thousand elections per
+# second reach it, so a message with a higher term is wrong, and following it would leave no term
+# for an election.
 TERM_MAX = (1 << 48) - 1
-# Of indexes, offsets, rounds and request numbers: sums computed with them fit 64 bits.
+# Limit of indexes, offsets, rounds and request numbers: sums of them fit 64 bits.
 NUMBER_MAX = (1 << 62) - 1
 
 
@@ -38,8 +36,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """The state that must be durable before any message of the same Ready leaves (Raft figure
-    2)."""
+    """The state that must be durable before any message of the same Ready is sent (Raft figure 2)."""
 
     term: int
     voted_for: NodeId | None
@@ -48,8 +45,8 @@ class HardState:
 
 @dataclass(frozen=True, slots=True)
 class VoteRequest:
-    """RequestVote; with `pre_vote` the thesis' PreVote (9.6), and `term` is then the term the
-    sender would start. `transfer` marks an election asked for by TimeoutNow (3.10)."""
+    """RequestVote. With `pre_vote` it is the thesis' PreVote (9.6), and `term` is the term that the
+    sender would start. `transfer` marks an election after TimeoutNow (3.10)."""
 
     sender: NodeId
     to: NodeId
@@ -63,9 +60,9 @@ class VoteRequest:
 
 @dataclass(frozen=True, slots=True)
 class VoteResponse:
-    """The answer to a VoteRequest. One that answers no request (`request_incarnation` 0, which no
-    candidate has) tells the leader that the follower's disk is short of room; if `granted`, that
-    it takes no frames at all (follower.py)."""
+    """The answer to a VoteRequest. With `request_incarnation` 0, which no candidate has, it reports
+    to the leader that the follower is unwilling to lead; `granted` then reports that it accepts no
+    frames (follower.py)."""
 
     sender: NodeId
     to: NodeId
@@ -79,11 +76,11 @@ class VoteResponse:
 
 @dataclass(frozen=True, slots=True)
 class AppendOrder:
-    """The core's order to its shell: send frames first_index..last_index to `to`.
+    """The core's order to its driver: send frames first_index..last_index to `to`. Without frames
+    (first_index > last_index) it is a probe.
 
-    The core knows frames by number and size only; the shell fetches the bytes (cache or file)
-    and sends an AppendRequest. first_index > last_index means no frames (a probe).
-    """
+    The core has only indexes and sizes of frames; the driver gets the bytes (cache or file) and
+    sends an AppendRequest."""
 
     to: NodeId
     term: int
@@ -96,9 +93,9 @@ class AppendOrder:
 
 @dataclass(frozen=True, slots=True)
 class Landmark:
-    """Says which frame the leader has at `index`, of `index_term`: the one behind which the frames
-    of its next AppendRequest stand. Comes before the first one on a link, and wherever one does not
-    go on where the last one ended."""
+    """Names the leader's frame at `index`, of `index_term`, which precedes the frames of its next
+    AppendRequest. It is sent before the first request of a link, and wherever requests are not
+    contiguous."""
 
     sender: NodeId
     to: NodeId
@@ -110,7 +107,7 @@ class Landmark:
 
 @dataclass(frozen=True, slots=True)
 class AppendRequest:
-    """AppendEntries (Raft 5.3): store `frames`, which follow the frame `prev_index` of `prev_term`.
+    """AppendEntries (Raft 5.3): store `frames`, which follow frame `prev_index` of `prev_term`.
     Without frames it is a probe. `commit_index` is the leader's."""
 
     sender: NodeId
@@ -124,15 +121,14 @@ class AppendRequest:
 
 @dataclass(frozen=True, slots=True)
 class AppendResponse:
-    """The answer to an AppendRequest. `success`: every frame up to `match_index` equals the
+    """The answer to an AppendRequest. With `success` every frame up to `match_index` equals the
     leader's and is durable here.
 
-    Otherwise the frame before the request's first one is not here. Then no frame behind
-    `conflict_index - 1` can match: that is this replica's last frame at or before `prev_index`
-    whose term is not above the request's prev_term, and `conflict_term` is its term. From there the
-    leader goes back to its own last frame of at most that term (so both sides skip whole terms,
-    Raft 5.3). `last_index` is the last frame accepted here, durable or not.
-    """
+    Otherwise the frame before the request's first frame is not here, and no frame behind
+    `conflict_index - 1` can match. That is this replica's last frame up to `prev_index` whose term,
+    `conflict_term`, is not above the request's prev_term. The leader continues from its own last
+    frame of at most that term, so both sides skip entire terms (Raft 5.3). `last_index` is the last
+    accepted frame, durable or not."""
 
     sender: NodeId
     to: NodeId
@@ -149,11 +145,10 @@ class AppendResponse:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Asserts leadership, carries commit progress and a read round; never carries or truncates
-    frames.
+    """Asserts leadership, and carries commit progress and a read round; never frames.
 
-    `commit_index` is at most what the receiver is known to match. `certified` tells the receiver
-    of that incarnation that it has recovered what it may have lost."""
+    `commit_index` is at most the receiver's known match. `certified` is the incarnation of a
+    receiver that has recovered its promises."""
 
     sender: NodeId
     to: NodeId
@@ -165,23 +160,23 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatResponse:
-    """The answer to a heartbeat: which round it answers, and how far this follower's log is."""
+    """The answer to a heartbeat round, with the state of this follower's log."""
 
     sender: NodeId
     to: NodeId
     term: int
     request_term: int
     round: int
-    last_index: int  # the last durable frame here; tells a leader that a follower fell behind
+    last_index: int  # the last durable frame here
     # Both are 0 when the request's term is not the current one:
-    verified_index: int = 0  # equals the leader's up to here, durable or not: no need to resend
-    match_index: int = 0  # equal and durable up to here; replaces an acknowledgement that was lost
+    verified_index: int = 0  # equals the leader's up to here, durable or not
+    match_index: int = 0  # equal and durable up to here; replaces a lost acknowledgement
     recovering: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TimeoutNow:
-    """The leader's request to start an election at once, because it hands over (thesis 3.10)."""
+    """The leader's request to start an election at once, for a leadership transfer (thesis 3.10)."""
 
     sender: NodeId
     to: NodeId
@@ -203,9 +198,8 @@ Outgoing = Message | AppendOrder  # AppendOrder stands in for AppendRequest on t
 
 @dataclass(frozen=True, slots=True)
 class RoleEvent:
-    """A change of role. Emitted when role, term or known leader changed, when a leader becomes
-    ready (its no-op is committed: only then may it answer anything), and when a transfer of
-    leadership was given up (role, term and leader as before)."""
+    """A change of role, term or known leader; a leader that is ready to answer (its no-op is
+    committed); or the end of a failed leadership transfer (role, term and leader as before)."""
 
     role: Role
     term: int
@@ -216,22 +210,23 @@ class RoleEvent:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The actions that the shell must do, in this order; an empty field means no such action.
+    """The actions for the driver, in this order; an empty field means no such action.
 
     1. `truncate_from`: drop frames of that index and above (never at or below commit).
     2. `append`: write these frames (page cache). Report durability later with `core.durable`.
     3. `hard_state`: make durable.
-    4. `messages`: send. They promise only what 1-3 made true; acknowledgements of frames are
-       emitted only after `core.durable` said so.
-    5. `commit_index`: apply up to it. 6. `reads`: confirmed. 7. `role`.
-    """
+    4. `messages`: send. They promise only the results of 1-3; acknowledgements of frames are
+       emitted only after `core.durable`.
+    5. `commit_index`: apply up to it.
+    6. `reads`: confirmed.
+    7. `role`."""
 
     truncate_from: int | None
     append: tuple[Frame, ...]
     hard_state: HardState | None
     messages: tuple[Outgoing, ...]
     commit_index: int | None
-    reads: tuple[tuple[int, int], ...]  # (token, index): serve the read once applied >= index
-    failed_reads: tuple[int, ...]  # tokens that will never be confirmed: leadership was lost
+    reads: tuple[tuple[int, int], ...]  # (token, index); serve the read once applied >= index
+    failed_reads: tuple[int, ...]  # tokens of reads that fail because leadership was lost
     role: RoleEvent | None
-    configuration_changed: bool = False  # another one is in force, or it is now committed
+    configuration_changed: bool = False  # changed, or committed now

@@ -1,17 +1,17 @@
-"""Compares how soon a commit is made under this replica as leader, and under each peer. Pure.
+"""Commit speed: compares the cost of commits under this replica as leader, and under each peer.
 
-The cost of a leader is an estimate: its write of a frame, then the time until a majority of the
+The cost of a leader is an estimate: its write of a frame, and the time until a majority of the
 voters has the frame durable. Its own copy needs a flush; a follower's copy needs a round trip, a
-write and a flush. Each replica measures its writes, flushes and round trips all the time, and sends
-its peers every PERIOD_MS these times and its own cost (`Pace`, which also measures the round trip).
+write and a flush. Each replica measures its writes, flushes and round trips, and sends these times
+and its own cost to its peers every PERIOD_MS (`Pace`, which also measures the round trip).
 
 A replica is slow if its cost is FACTOR times a peer's and DIFFERENCE_MS more, at each comparison
-for HOLD_MS. So a delay that every majority has makes no replica slow, whatever its length: another
-leader would not help. A replica whose cost is not known, as without writes, is not slow. The
-distance from a majority alone does not make the preferred leader slow: an operator chose it.
+for HOLD_MS. So a delay of every majority makes no replica slow. A replica of unknown cost, as
+without writes, is not slow. The distance from a majority alone does not make the preferred leader
+slow, because an operator chose it.
 
 A replica stays slow until REST_MS after the last such comparison. If it becomes slow again within
-FORGET_MS, that time is REST_FACTOR times the last one: leadership does not go to and fro.
+FORGET_MS, that time is multiplied by REST_FACTOR, so leadership does not move back and forth.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from .messages import NUMBER_MAX, NodeId
 FACTOR = 4
 DIFFERENCE_MS = 2.0
 PERIOD_MS = 1_000.0
-HOLD_MS = 5_000.0  # longer than a single slow call counts (Durations)
+HOLD_MS = 5_000.0  # longer than the effect of a single slow call (Durations)
 REST_MS = 60_000.0
 REST_FACTOR = 4
 REST_MS_MAX = 3_600_000.0
 FORGET_MS = 2 * REST_MS_MAX
 KNOWN_MS = 5 * PERIOD_MS  # without a message, a peer's times count as unknown
-ROUND_TRIPS = 5  # the shortest of the last ones counts: the rest waited for a processor
+ROUND_TRIPS = 5  # the shortest counts, because the others waited for a processor
 _US = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Reports the sender's times in microseconds; 0: not known. `echo_us` is the `sent_us` of the
-    receiver's last message, which the sender received `held_us` ago."""
+    """Reports the sender's times in microseconds; 0 means unknown. `echo_us` is the `sent_us` of
+    the receiver's last message, which the sender received `held_us` ago."""
 
     sender: NodeId
     to: NodeId
@@ -61,16 +61,16 @@ class _Peer:
     round_trips_ms: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS))
 
     def copy_ms(self) -> float:
-        """Return after which time the peer's copy of a frame is acknowledged."""
+        """Return the time until the peer's copy of a frame is acknowledged."""
         if not self.said.write_us or not self.round_trips_ms:
             return math.inf
         return min(self.round_trips_ms) + (self.said.write_us + self.said.flush_us) / _US
 
 
 class Paces:
-    """The times of one member and its peers. `write_ms` and `flush_ms` return for how long a
-    message is held up (Durations.period); `flush_ms` is None if a frame counts as durable without a
-    flush. `reason` is why this replica is slow; "" if it is not."""
+    """The times of a member and its peers. `write_ms` and `flush_ms` return the delay of a message
+    (Durations.period); `flush_ms` is None if a frame counts as durable without a flush. `reason` is
+    the reason why this replica is slow, or ""."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Paces:
         self._slow_until_ms = -math.inf
 
     def look(self, now_ms: float) -> None:
-        """Measure, compare and report, if a period is over."""
+        """Measure, compare and report once per period."""
         if now_ms < self._due_ms:
             return
         self._due_ms = now_ms + PERIOD_MS
@@ -131,8 +131,7 @@ class Paces:
             peer.round_trips_ms.append(max(0.0, now_ms - (said.echo_us + said.held_us) / _US))
 
     def is_faster(self, peer: NodeId) -> bool:
-        """Return whether commits would be made so much sooner under `peer` that this replica counts
-        as slow."""
+        """Return whether commits would be faster under `peer`, by the limits for a slow replica."""
         known = self._peers.get(peer)
         return known is not None and self._is_worse_than(known.said)
 

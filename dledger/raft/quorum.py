@@ -1,4 +1,4 @@
-"""Majorities: how many are enough, and what a majority has reached. Pure."""
+"""Majorities: their size, and the values that a majority has reached."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ Number = TypeVar("Number", int, float)
 
 
 def majority(count: int) -> int:
-    """Return how many of `count` voters are a majority."""
+    """Return the size of a majority of `count` voters."""
     assert count > 0, count
     return count // 2 + 1
 
 
 def witnesses(count: int, votes: bool) -> int:
-    """Return how many recovered voters of `count`, other than it, must hold a frame to vouch that a
-    replica which lost its memory has caught up: a majority. `votes`: whether it is one of them
-    itself. (Of two voters it is the other one: there the promise allows no loss, and what is left
-    should be led. For a third replica, a learner or one that was removed, both are asked.)"""
+    """Return how many recovered voters of `count`, besides the replica itself, must hold a frame to
+    prove that a replica without memory has caught up: a majority. `votes` says whether the replica
+    votes.
+
+    For a voter of two it is the other voter, because there the guarantee allows no loss. For a
+    third replica, a learner or a removed member, it is both."""
     if not votes:
         return majority(count)
     return max(1, min(majority(count), count - 1))
@@ -30,9 +32,8 @@ def witnesses(count: int, votes: bool) -> int:
 def reached_by_majority(values: list[Number]) -> Number:
     """Return the largest value that more than half of the voters have reached; sorts `values`.
 
-    One value per voter: match indexes give the commit candidate, times the moment since when
-    a majority has been heard.
-    """
+    Match indexes, one per voter, give the commit candidate; times give the time since when a
+    majority has been heard."""
     values.sort()
     return values[(len(values) - 1) // 2]
 
@@ -46,21 +47,20 @@ class Outcome(Enum):
 
 
 class Tally:
-    """The votes of one election, by voter: each counts once however often it answers.
+    """The votes of an election. Each voter counts once.
 
-    A majority of all voters wins, but only recovered voters count for it (recovery.py); and so do
-    all voters together, recovered or not."""
+    A majority wins if its voters are recovered (recovery.py); all voters together also win."""
 
     __slots__ = ("granted", "refused", "voters")
 
     def __init__(self, voters: Set[NodeId]) -> None:
         self.voters = voters
-        self.granted: dict[NodeId, int] = {}  # 0, or the incarnation of one that recovers
+        self.granted: dict[NodeId, int] = {}  # 0, or the voter's incarnation while it recovers
         self.refused: set[NodeId] = set()
 
     def record(self, voter: NodeId, granted: bool, recovering: int = 0) -> None:
-        """Note a vote. A grant stands: a refusal that arrives later is an older answer, or does not
-        revoke it."""
+        """Record a vote. A grant is final: a later refusal is an older answer, or does not revoke
+        it."""
         if voter not in self.voters:
             return
         if granted:
@@ -76,12 +76,11 @@ class Tally:
 
     @property
     def by_majority(self) -> bool:
-        """True if a majority of recovered voters has granted, and not only all voters together."""
+        """True if a majority of recovered voters has granted."""
         return self.recovered >= majority(len(self.voters))
 
     def outcome(self, unreachable: Set[NodeId] = frozenset()) -> Outcome:
-        """Return the state of the election. `unreachable` voters that have not granted count as
-        refusing."""
+        """Return the state of the election. `unreachable` voters without a grant count as refusals."""
         if self.by_majority or len(self.granted) == len(self.voters):
             return Outcome.WON
         hopeless = (self.refused | (unreachable & self.voters)) - self.granted.keys()

@@ -1,101 +1,98 @@
-"""Recovery of replicas that may have lost promises: "recovering" until "recovered". Pure.
+"""Recovery: how a replica that may have lost promises counts again.
 
-Raft assumes that a replica never forgets a vote it gave or a frame it acknowledged. One that cannot
-be sure of that (a blank disk, a lost vote file, a power cut under ASYNC_FLUSH, frames given up as
-damaged: dledger/storage/startup_state.py decides; or its peers know that its store is older:
-dledger/node/rollback_detection.py) is
-*recovering*: it follows, votes and acknowledges as always, but marks every message so, until it is
-*recovered*. Let there be n voters, q = a majority, and at most f = n - q of them not recovered at a
-time; otherwise nothing is promised:
+Raft assumes that a replica never forgets a vote that it gave or a frame that it acknowledged. A
+replica is *recovering* if it cannot rely on that: after a blank disk, a lost vote file, a power cut
+under ASYNC_FLUSH or damaged frames that were dropped (dledger/storage/startup_state.py), or because
+its store is older than its promises (dledger/node/rollback_detection.py). It follows, votes and
+acknowledges as always, but marks every message, until it is *recovered*. Let there be n voters, q =
+a majority, and at most f = n - q voters that are not recovered at a time. With more than f, nothing
+is promised.
 
-1. A candidate wins with the grants of q recovered voters (itself counted only if recovered), or
-   with those of all n. 2. Only recovered replicas' copies count for commit, and only their answers
-   confirm reads: a replica that forgot its vote in a later term would otherwise acknowledge to a
-   leader that this vote has deposed. 3. A vote counts only for the candidacy (term and incarnation)
-   that asked for it, and a voter repeats a grant only to that candidacy: votes that reach a
-   candidate which lost its own memory count for nothing.
+1. A candidate wins with the grants of q recovered voters (its own vote counts only if it is
+   recovered), or with the grants of all n.
+2. Only copies of recovered replicas count for commit, and only their answers confirm reads. A
+   replica that forgot its vote in a later term could otherwise acknowledge frames to a leader that
+   this vote has deposed.
+3. A vote counts only for the candidacy (term and incarnation) that asked for it, and a voter
+   repeats a grant only to that candidacy. A candidate that lost its own memory cannot use earlier
+   votes.
 
-Catching up: a *barrier*. The leader L of term T, recovered and elected by q recovered voters,
-learns from a heartbeat response of a recovering incarnation of w that it does not know. It proposes
-a no-op e. Once q recovered voters other than w have e durable in term T (so e is committed without
-counting w; if w is one of two voters the other one is enough: there f = 0), and w has everything up
-to e durable and verified, L says so in its heartbeats (`certified` = that incarnation). w, still in
-term T, is recovered from then on.
+**Barrier.** The leader L of term T, recovered and elected by q recovered voters, receives a
+heartbeat response of an unknown recovering incarnation of w. L proposes a no-op e. L certifies w
+once q recovered voters other than w have e durable in term T, and w has everything up to e durable
+and verified. (If w is one of two voters, the other voter is enough, since f = 0.) The certificate
+is the incarnation in the heartbeat's `certified`. If w is still in term T, it is recovered.
 
-Why that is enough. e was proposed after w had lost its memory. Suppose a forgotten vote of w
-helps a candidacy of A in a term t > T to win. Of its q voters some x is among the q that hold e,
-and is not w. If x had voted for A before it got e, it would have refused e, being in term t; so
-it voted later, and (Raft 5.4.1) A's log held e when A's candidacy began. But then that candidacy
-began after w had lost its memory, and no earlier vote of w was for it. So no such candidacy ever
-wins, and what w acknowledged to a leader of such a term was never committed by it (there is no
-such leader). What w acknowledged in terms up to T is in L's log before e as far as it is or will be
-committed (Raft 5.4.3), so w has it again. In terms below T, w never votes again. In T, L has won,
-and w has a frame of term T, which no candidate of that term has: w refuses them all. (If w knows of
-no vote of its own in T it also notes one for L, which only makes that explicit.) The same holds for
-L itself, if it is recovering and elected by q recovered others: its first no-op is its barrier.
+Proof. L proposed e after w had lost its memory. Suppose a forgotten vote of w helps a candidacy of
+A to win a term t > T. Among its q voters is some x that holds e and is not w. If x had voted for A
+before it received e, it would have refused e, being in term t. So x voted later, and A's log held e
+when A's candidacy started (Raft 5.4.1). But then the candidacy started after w had lost its memory,
+and no earlier vote of w was for it. So no such candidacy wins, and no leader of such a term has
+committed a frame that w acknowledged. Frames that w acknowledged in terms up to T are in L's log
+before e, as far as they are or will be committed (Raft 5.4.3), so w has them again. In terms below
+T, w never votes again. In T, L has won, and w has a frame of term T, which no candidate of that
+term has, so w refuses them all. (If w knows of no own vote in T, it also records a vote for L.) The
+same holds for L itself if it is recovering and was elected by q recovered other voters: its first
+no-op is its barrier.
 
-Why the statements of peers, even of f + 1, are not enough without a barrier: with five replicas, x
-may answer first and then vote for A, whose candidacy is as old as w's forgotten vote. And why the
-leader alone is not enough: it may be deposed and not know it.
+The statements of f + 1 peers would not be enough without a barrier: of five replicas, x may answer
+first and then vote for A, whose candidacy is as old as w's forgotten vote. Nor is the leader's
+statement alone, since a leader may be deposed without noticing.
 
-Founding. When fewer than q voters are recovered (the first start of a group; a power cut of all
-under ASYNC_FLUSH; the loss of a majority's disks, when the promise is void, but the rest should
-still get a leader), only all n together elect: the best log that is left leads. Such a leader is
-*provisional*: it commits nothing and certifies nobody until all n have its first no-op durable,
-each in the same incarnation in which it granted its vote. Then all are certified. A voter that
-comes back in another incarnation may have lost that grant: the leader gives up and all are asked
-again.
+**Founding.** If fewer than q voters are recovered (first start, a power cut of all under
+ASYNC_FLUSH, loss of a majority's disks), only all n together elect, and the best remaining log
+leads. Such a leader is *provisional*: it commits nothing and certifies nobody until all n have its
+first no-op durable, each in the incarnation in which it granted its vote. Then all are certified. A
+voter that returns in another incarnation may have lost that grant, so the leader steps down and all
+vote again.
 
-Why that is enough. Every recovering voter w forgot before it granted, all grants came before the
-no-op e, and all acknowledged e in the leader's term t. A candidacy of A in a later term to which
-w had given a forgotten vote began before e; since A acknowledged e in term t, A has forgotten it
-too, and a candidacy ends with the process that runs it. Had it won before that, all its q voters
-must have forgotten: more than f at a time. Therefore also nothing was acknowledged to a leader
-of such a term. What was acknowledged in earlier terms and is committed is on one of the n whose
-memory is sound, and the leader's log is at least as good as that one's. After a restart of a
-blank group's first leader the others may not know yet that they are recovered: then all are needed
-once more.
+Proof. Every recovering voter w forgot before it granted, all grants came before the no-op e, and
+all acknowledged e in the leader's term t. A candidacy of A in a later term with a forgotten vote of
+w started before e. A acknowledged e in term t, so A has also forgotten it, and a candidacy ends
+with its process. Had it won before that, all its q voters must have forgotten, which is more than f
+at a time. So no leader of such a term has received acknowledgements either. Committed frames of
+earlier terms are on one of the n with a sound memory, and the leader's log is at least as good.
+After a restart of a blank group's first leader the other replicas may not have their certificates
+yet; then all are needed once more.
 
-Membership changes (membership.py). The voters above are those of the configuration in force at the
-leader, its own newest one, as for a commit. A's may be another. If it is one change apart, a
-majority of the one and a majority of the other have a replica in common; and since those that hold
-e are a majority *without w*, that x is not w, and the proof stands. (With f + 1 of an even n
-instead of q it would not: four voters, w among them; a leader that is cut off promotes a fifth, and
-is elected by itself, the fifth and a forgotten vote of w, without the two that hold e.) If it is
-two or more changes apart, the nearer of them was committed first, by voters in a term that the
-farther candidate's voters would know of (thesis 4.1; a leader commits in its own term before it
-changes anything): such an A has not won, with or without w's vote. So a barrier need not consider a
-change that is under way. While a leader is provisional it commits nothing, and so changes nothing.
+**Membership changes** (membership.py). The voters above are those of the newest configuration at
+the leader. A's configuration may differ. If it is one change apart, majorities of both overlap, and
+since the holders of e are a majority *without w*, x is not w and the proof holds. (With f + 1 of an
+even n it would not. Take four voters with w among them: a leader that is cut off promotes a fifth
+voter, and is elected by itself, the fifth and a forgotten vote of w, without the two holders of e.)
+If it is two or more changes apart, the nearer change was committed first, by voters in a term that
+the farther candidate's voters would know (thesis 4.1; a leader commits in its own term before it
+changes the group). Such an A has not won, with or without w's vote. So a barrier can ignore a
+change under way. A provisional leader commits nothing, and so changes nothing.
 
-A learner is recovering, and recovers, like any other, by the voters' copies; and is promoted only
-when it is recovered. Thus a replica with an empty disk, whether new, or removed and added again
-under its old id, counts in no vote and no commit before it is recovered. The promises that its id
-made before count only where a configuration has it as a voter: that is at least one change away
-from the leader's, and the proof is the same: with a majority of the voters, none of which it is, so
-with both of two. (With one of two it would not be: of three voters w forgets a vote for A; a leader
-that is cut off from A removes w, and would alone find it recovered.) If it were promoted while it
-recovers, it would take the place of one of the f.
+A learner is recovering, recovers by the voters' copies, and is promoted only afterwards. So a
+replica with an empty disk, new or added again under its old id, counts in no vote and no commit
+before it is recovered. Earlier promises of its id count only where a configuration has it as a
+voter, at least one change away from the leader's. The proof is the same, with a majority of the
+voters without it, or both of two. (With one of two it fails: of three voters w forgets a vote for
+A, and a leader that is cut off from A removes w and alone finds it recovered.) A promotion during
+recovery would use up one of the f.
 
-A stale configuration. All n together may elect also when too few are recovered: all of the
-candidate's configuration, which may be an older one. A voter that knows a newer one refuses; but
-those that knew it may be just those that lost it. With n' > n voters f' > f of them may, and the
-others then do not know that there are n'. So the promise is that of *every* configuration that a
-replica of the group still uses: a group that grew tolerates more only when all its replicas have
-heard of it.
+**Stale configurations.** All n together may also elect when too few are recovered, by the
+candidate's configuration, which may be old. A voter with a newer configuration refuses, but the
+voters that lost their memory may be those that knew it. With n' > n voters f' > f of them may, and
+the others then do not know that there are n'. So the promise holds for *every* configuration that a
+replica of the group still uses. A group that grew tolerates more losses only after all its replicas
+have received the change.
 
-Which configuration a replica founds by: that of broker.conf, as long as its log and its
-configuration file know no other. So a voter that lost its disk may campaign for a past state of the
-group, but every replica that has a frame refuses. A new replica (`raftJoin`) knows none, and waits.
-The configurations that an empty one then meets in the log, frame by frame, are past ones; in one of
-them it may have been the only voter. So only recovered replicas write the file, and one that
-recovers without having had it does not campaign by a configuration from a frame. (A group that
-began with one replica, grew, and lost that one's disk must start it with `raftJoin`: nothing but
-broker.conf could tell it that it is not alone.)
+A replica founds by broker.conf's configuration as long as its log and its configuration file have
+no other. So a voter that lost its disk may campaign for a past state of the group, but every
+replica with a frame refuses. A new replica (`raftJoin`) has no configuration and waits. An empty
+replica then meets past configurations in the log, frame by frame, and in one of them it may have
+been the only voter. So only recovered replicas write the file, and a replica that recovers without
+the file does not campaign by a configuration from a frame. (A group that started with one replica,
+grew, and lost that replica's disk must start it with `raftJoin`, because broker.conf says that it
+is alone.)
 
-So the first start of a group, and only that, needs all replicas once. A group of one founds by
-itself. In a group of two, while one of them recovers, only both together can elect.
+So only the first start of a group needs all replicas. A group of one founds by itself. While one
+replica of a group of two recovers, only both together can elect.
 
-tests/model has these rules as a model whose states are searched one and all (docs/model.md).
+tests/model has these rules as a model whose states are searched exhaustively (docs/model.md).
 """
 
 from __future__ import annotations
@@ -114,11 +111,11 @@ from .tracker import Tracker
 
 @dataclass(slots=True, eq=False)
 class Recovery:
-    """Certifies one leader's recovering followers, and the leader itself, once they have recovered.
+    """Certifies a leader's recovering followers, and the leader itself.
 
-    `provisional`: elected by all, fewer than a majority recovered. `electors`: who voted for it, 0
-    recovered, or with its incarnation. `first_index`: the leader's first frame, which is its own
-    barrier, and that of all voters while it is provisional."""
+    `provisional` is true for a leader elected by all voters without a recovered majority.
+    `electors` maps its voters to 0 (recovered) or their incarnation. `first_index` is the leader's
+    first frame: its own barrier, and that of all voters while it is provisional."""
 
     _node_id: NodeId
     _ballot: Ballot
@@ -130,9 +127,8 @@ class Recovery:
     provisional: bool
 
     def meet(self, progress: Progress, recovering: int, last_index: int) -> bool:
-        """Start the recovery of an incarnation unknown until now, whose log ends at `last_index`:
-        nothing that its node said before counts. Return whether it needs a barrier, to be proposed
-        as the next frame."""
+        """Start the recovery of an unknown incarnation, whose log ends at `last_index`, and forget
+        earlier reports of its node. Return whether a barrier must be proposed as the next frame."""
         end = self._log.index.last_index
         if progress.recovering is not None or progress.match_index:
             progress.forget(min(last_index, end))
@@ -144,8 +140,8 @@ class Recovery:
         return True
 
     def is_pressing(self, progress: Progress, match_index: int) -> bool:
-        """Return whether the follower has just acknowledged all it needs to be certified: only its
-        heartbeat response names its incarnation, so it should get a heartbeat at once."""
+        """Return whether the follower has just acknowledged everything that its certificate needs.
+        Only its heartbeat response names its incarnation, so it should get a heartbeat at once."""
         founds = self.provisional and progress.voter
         wanted = self._first_index if founds else progress.barrier_index
         return progress.reported_index < wanted <= match_index
@@ -161,9 +157,8 @@ class Recovery:
         return None
 
     def certify(self) -> tuple[bool, list[Progress]]:
-        """Certify the replicas, followers or the leader itself, that have caught up with their
-        barrier. Return whether more copies count for commit now than before, and the followers
-        that have to be told."""
+        """Certify the replicas that have caught up with their barrier. Return whether more copies
+        count for commit now, and the followers to notify."""
         if self.provisional:
             return self._found()
         if not self._ballot.recovered:
@@ -171,7 +166,7 @@ class Recovery:
             if not self._may_certify(first, durable_index, self._membership.is_voter):
                 return False, []
             self._ballot.mark_recovered(self._node_id)
-            return True, []  # others, from the next answer on
+            return True, []  # other replicas, from the next answer on
         followers = [
             progress
             for progress in self._tracker.progress.values()
@@ -182,8 +177,8 @@ class Recovery:
         return False, self._certified(followers)
 
     def _may_certify(self, barrier_index: int, reached_index: int, votes: bool) -> bool:
-        """Return whether a replica that has all up to `reached_index` has caught up. `votes`:
-        whether it is a voter."""
+        """Return whether a replica with all frames up to `reached_index` has caught up. `votes`
+        says whether it is a voter."""
         return reached_index >= barrier_index and (
             self._holders(barrier_index) >= self._witnesses(votes)
         )
@@ -207,8 +202,7 @@ class Recovery:
         return followers
 
     def _found(self) -> tuple[bool, list[Progress]]:
-        """Certify all voters, which together have elected this provisional leader, once all have
-        its first no-op durable."""
+        """Certify all electors of this provisional leader once all have its first no-op durable."""
         first, voting = self._first_index, self._tracker.voting
         if self._log.durable_index < first or any(
             p.recovering is None or p.reported_index < first for p in voting
@@ -220,14 +214,14 @@ class Recovery:
         return True, self._certified([p for p in voting if p.recovering])
 
     def is_stuck(self, silent_ms: float) -> bool:
-        """Return whether all voters have been heard since `silent_ms`, but too few are recovered
-        for a barrier: all must elect anew."""
+        """Return whether all voters were heard since `silent_ms`, but too few are recovered for a
+        barrier: a new election is needed."""
         if self.provisional:
             return False
         recovered = int(self._membership.is_voter and self._ballot.recovered)
         for progress in self._tracker.voting:
             if progress.recovering is None or progress.heard_ms < silent_ms:
                 return False
-            # 0 and 0: it says that it is recovered.
+            # 0 and 0: the follower reports that it is recovered.
             recovered += progress.certified == progress.recovering
         return recovered < self._witnesses(votes=True)

@@ -1,39 +1,36 @@
-"""Repair of damaged frames from the peers: messages, a peer's answer, and which peer to ask. Pure.
+"""Repair of damaged frames: messages, a peer's answer, and the choice of the peer to ask.
 
-A frame of one index and term is the same bytes at the same position in every log that has it, and
-so is everything before it (log matching, Raft 5.3). So bytes from a peer may replace damaged ones
-as soon as it is proven that they are *those* frames:
+A frame of one index and term has the same bytes and position in every log that has it, and so has
+everything before it (log matching, Raft 5.3). So bytes from a peer may replace damaged bytes once
+it is proven that they are *those* frames:
 
-- the term of the damaged frame is known (its header is intact, or it was read once before): a
-  frame of that index and term, from anybody, committed or not;
-- its term is not known, but the frame before it is the same here and there, and
-  - the peer's frame is committed: if another one stood here it was never committed, or
-  - the frame that stands intact *behind* the damage is, by index and term, the next one in the
-    peer's log, or has the same term as the peer's last frame in between: then the frames between
-    are the same, too, or
-  - the peer leads, in a term T no lower than any that this replica was ever in (`StartRepair`'s
-    `term`, from the vote file). What this replica acknowledged in T came from that log and is in
-    it; what it acknowledged before is there, too, or is not committed and never will be (Raft
-    5.4.3). So that log may replace this one from the damage on, as with an AppendRequest, and
-    where it ends or differs from this one the rest is truncated (`Patch.last`): no promise is
-    lost. Without that rule there could be a deadlock: a leader that needs this very replica to
-    commit, because another one recovers, and a repair that waits for the leader to commit.
+- The term of the damaged frame is known, from its intact header or an earlier read. Then any peer's
+  frame of that index and term will do, committed or not.
+- Its term is unknown, but the frame before it is the same here and there, and one of these holds:
+  the peer's frame is committed; or the intact frame *behind* the damage is, by index and term, the
+  next frame in the peer's log, or has the term of the peer's last frame in between; or the peer
+  leads in a term T no lower than any term of this replica (`StartRepair`'s `term`, from the vote
+  file). In the last case everything that this replica acknowledged in T is in the peer's log, and
+  earlier acknowledged frames are there or never committed (Raft 5.4.3). So that log replaces this
+  log from the damage on, as an AppendRequest does, and the rest is truncated (`Patch.last`). This
+  rule prevents a deadlock of a leader that needs this replica to commit, because another replica
+  recovers, and a repair that waits for the commit.
 
-Committed frames alone prove nothing about the frames that stand behind them here: frames of a
-leader that never knew them may fit by position, index and rising term. A frame that is not proven
-to follow a patch counts as damaged in its turn (`Patch.proven`).
+Committed frames prove nothing about the frames behind them here: frames of another leader may fit
+by position, index and rising term. A frame that is not proven to follow a patch counts as damaged
+in its turn (`Patch.proven`).
 
-`StartRepair` mends a log before its replica takes part; `FrameRepair` mends single known frames
-while it does. Both ask through an `Asker`: every peer, then the one that had something, and every
-peer again later, less and less often. Received frames are checked here (both checksums, position,
-index, term); the shell writes them, and syncs them before anything is built upon them.
+`StartRepair` repairs a log before its replica takes part; `FrameRepair` repairs single known frames
+while it does. Both ask through an `Asker`: every peer, then the peer that had something, and every
+peer again at growing intervals. Received frames are checked here (both checksums, position, index,
+term); the driver writes and syncs them before anything builds upon them.
 
-When nobody can help: `GiveUp`. A ready leader has every committed frame. If it has none there, or
-another, or retention deleted it, then the frames behind the damage cannot be trusted and come from
-the leader. Without a leader, and with too few recovered replicas to elect one, the same is done
-once every peer has answered for `give_up_ms` that it cannot help: the group then goes on from the
-best log that survived. A replica that gives up has lost promises: it must recover (see
-HardState.recovered) before it votes.
+**Giving up.** A ready leader has every committed frame. If it has no frame there, or another frame,
+or retention deleted it, then the frames behind the damage cannot be trusted and come from the
+leader. Without a leader, and with too few recovered replicas to elect one, the same happens once
+every peer has answered for `give_up_ms` that it cannot help, and the group continues with the best
+surviving log. A replica that gives up has lost promises and must recover (HardState.recovered)
+before it votes.
 """
 
 from __future__ import annotations
@@ -61,33 +58,33 @@ from .messages import TERM_MAX, NodeId, Role
 from .quorum import majority
 
 RESPONSE_BYTES_MAX = 1 << 20
-FRAMES_WANTED_MAX = 4096  # known damage while running; more is found again when it is read
+FRAMES_WANTED_MAX = 4096  # max. known damage at run time; other frames are found again by reads
 
 
 class Outcome(IntEnum):
     """A peer's answer about a damaged frame."""
 
-    FRAMES = 1  # here they are
-    LATER = 2  # not now: not committed yet, or damaged or not known here, too
-    LACKS = 3  # its log ends before
+    FRAMES = 1  # the answer has frames
+    LATER = 2  # not yet committed, or also damaged or unknown here
+    LACKS = 3  # the log ends before the frame
     TRIMMED = 4  # retention deleted them
-    CONFLICT = 5  # it has other frames there than the asker, and they will stay
+    CONFLICT = 5  # the log has other frames there, which will stay
 
 
 class Standing(IntEnum):
     """The standing of the answering replica."""
 
     RECOVERED = 0
-    LEADS = 1  # a ready leader: everything that was ever committed is committed there
-    RECOVERING = 2  # takes part, but its vote does not count
+    LEADS = 1  # a ready leader, which has committed all committed frames
+    RECOVERING = 2  # recovering: its vote does not count
     REPAIRS = 3  # does not take part
 
 
 @dataclass(frozen=True, slots=True)
 class RepairRequest:
-    """Asks for frame `index`, which stands behind one of `prev_term`, and maybe what follows it.
-    `term` is the frame's own, 0 if not known. `offset`: how many of its bytes are there already.
-    `number` comes back in the answer."""
+    """Asks for frame `index`, which follows a frame of `prev_term`, and possibly for later frames.
+    `term` is the frame's own, 0 if unknown. `offset` is the count of its bytes that are here
+    already. The answer repeats `number`."""
 
     sender: NodeId
     to: NodeId
@@ -100,10 +97,10 @@ class RepairRequest:
 
 @dataclass(frozen=True, slots=True)
 class RepairResponse:
-    """A peer's answer. `data`: whole frames from `index` on, or, of a frame that is larger than a
-    response, its bytes from the request's offset on. `next_term`: of the frame behind them in that
-    log, 0 for none. Frames up to `commit_index` are committed. `term`: the sender's, 0 while it
-    repairs."""
+    """A peer's answer. `data` has complete frames from `index` on, or bytes of a frame that is
+    larger than a response, from the request's offset on. `next_term` is the term of the frame
+    behind them in that log, 0 for none. Frames up to `commit_index` are committed. `term` is the
+    sender's, 0 during its own repair."""
 
     sender: NodeId
     to: NodeId
@@ -136,16 +133,17 @@ def answer(
     term: int,
 ) -> RepairResponse:
     """Return the answer of this replica, `request.to`. `read(first, last, bytes_max)` is
-    `RaftLog.frames`; while it repairs itself `log` is the part recovered so far, and `term` 0."""
+    `RaftLog.frames`. During this replica's own repair `log` is the recovered part, and `term` is 0.
+    """
     outcome, frames = Outcome.LATER, tuple[Frame, ...]()
     try:
         # A leader truncates nothing of its log, committed or not.
         settled_index = log.last_index if standing is Standing.LEADS else commit_index
         outcome, frames = _find(request, log, settled_index, read)
     except StoreDamaged:
-        pass  # damaged here as well, which this replica repairs on its own
+        pass  # also damaged here; this replica repairs it itself
     if standing is Standing.REPAIRS and outcome is not Outcome.FRAMES:
-        outcome = Outcome.LATER  # it knows too little to say more
+        outcome = Outcome.LATER  # the requested term is unknown
     data, next_term = b"", 0
     if frames:
         last = frames[-1].index
@@ -194,10 +192,10 @@ def _find(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The known properties of a damaged frame.
+    """The known properties of a damaged frame at `position`.
 
-    It stands at `position`; with `term` 0 it may also stand at the next segment's first byte,
-    behind a blank record at `position`. `size_bytes` is 0 if not known."""
+    With `term` 0 it may also be at the next segment's first byte, behind a blank record at
+    `position`. `size_bytes` is 0 if unknown."""
 
     index: int
     prev_term: int
@@ -212,13 +210,14 @@ class RepairTiming:
 
     retry_ms: float = 200  # several round trips
     retry_ms_max: float = 2_000
-    give_up_ms: float = 5_000  # several elections: nobody leads, and nobody will
+    give_up_ms: float = 5_000  # several elections without a leader
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Verdict: write these frames. `proven`: the intact frames behind them belong there. `last`:
-    nothing belongs behind them, and nothing is lost by truncating there; `frames` may be empty."""
+    """Verdict: write these frames. `proven` says that the intact frames behind them belong there.
+    `last` says that nothing belongs behind them and the rest may be truncated; `frames` may then be
+    empty."""
 
     frames: tuple[Frame, ...]
     proven: bool
@@ -228,7 +227,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Verdict: truncate the log where the damage begins, and recover."""
+    """Verdict: truncate the log from the damage on, and recover."""
 
     reason: str
 
@@ -241,20 +240,19 @@ class DamagedLog(Protocol):
         ...
 
     def following(self, position: int) -> tuple[int, int] | None:
-        """Return (index, term) of the frame whose intact header stands behind a frame that ends at
-        `position`; None if there is none."""
+        """Return (index, term) of the frame with an intact header behind a frame that ends at
+        `position`, or None."""
         ...
 
 
 class BadPatch(Exception):
-    """A peer's bytes are not the wanted frames."""
+    """A peer's bytes are not the requested frames."""
 
 
 def checked_frames(
     data: bytes, wanted: Wanted, segment_end: Callable[[int], int]
 ) -> tuple[Frame, ...]:
-    """Return the frames in `data`, each checked and known to follow the one before. Raises
-    BadPatch."""
+    """Return the frames in `data`, each checked, and contiguous. Raises BadPatch."""
     frames: list[Frame] = []
     at, position, index, term = 0, wanted.position, wanted.index, wanted.prev_term
     while at < len(data):
@@ -285,10 +283,10 @@ def checked_frames(
 
 
 class Asker:
-    """Asks the peers for one frame at a time, all of them until one has it.
+    """Asks the peers for one frame at a time, until one of them has it.
 
-    `first_number` begins a range that no earlier asker of this node used: a late answer to an
-    earlier asker may not fit this node's log any more."""
+    `first_number` starts a range that no earlier asker of this node used, because a late answer to
+    an earlier asker may no longer fit this log."""
 
     def __init__(
         self,
@@ -306,12 +304,12 @@ class Asker:
         self._retry_ms = timing.retry_ms
         self._number = first_number
         self._asked: tuple[NodeId, ...] = ()
-        self._helper: NodeId | None = None  # the peer that had something last time
-        self._have = b""  # of a frame that comes in parts
+        self._helper: NodeId | None = None  # the peer that had bytes last time
+        self._have = b""  # bytes of a frame that arrives in parts
         self._out: list[RepairRequest] = []
 
     def set_members(self, members: AbstractSet[NodeId]) -> None:
-        """Ask these members from the next round on: the group has changed."""
+        """Ask these members from the next round on."""
         self.peers = tuple(sorted(members - {self.node_id}))
 
     def begin(self, wanted: Wanted, now_ms: float) -> None:
@@ -321,7 +319,7 @@ class Asker:
         self._ask(() if self._helper is None else (self._helper,), now_ms)
 
     def end(self) -> None:
-        """Ask nobody any more."""
+        """Stop asking."""
         self.wanted = None
         self._out.clear()
 
@@ -337,7 +335,7 @@ class Asker:
             self._ask((), now_ms)
 
     def take(self, response: RepairResponse, now_ms: float) -> bytes | None:
-        """Note an answer; return the bytes of whole frames if it completes them."""
+        """Handle an answer; return the bytes of complete frames if it completes them."""
         wanted = self.wanted
         if wanted is None or response.number != self._number:
             return None  # an answer to an earlier question
@@ -365,7 +363,7 @@ class Asker:
         return data
 
     def refuse(self, response: RepairResponse, now_ms: float) -> None:
-        """Count the peer as unable to help in this round: its answer is of no use."""
+        """Note that the peer cannot help in this round."""
         self.answers[response.sender] = response
         if self._helper == response.sender:
             self._helper = None
@@ -400,15 +398,15 @@ class Asker:
 
 
 class StartRepair:
-    """Mends a log before its replica takes part.
+    """Repairs a log before its replica takes part.
 
-    Call `begin` at each damaged place; then pass answers to `step`, which returns the verdict, and
-    time to `tick`. After each of these send what the `asker` requests."""
+    Call `begin` at each damaged place, `step` for each answer, and `tick` over time. Send the
+    `asker`'s requests after each of these."""
 
     def __init__(
         self, asker: Asker, voters: AbstractSet[NodeId], timing: RepairTiming, log: DamagedLog
     ) -> None:
-        self.term = 0  # the highest this replica was ever in; no matter if its votes are lost
+        self.term = 0  # the highest term of this replica, even if its votes are lost
         self.asker = asker
         self.patched_frames = 0
         self.patched_bytes = 0
@@ -426,12 +424,12 @@ class StartRepair:
         """Ask again if it is time to."""
         asker = self.asker
         if now_ms >= asker.due_ms and not asker.unanimous:
-            self._hopeless_since_ms = None  # somebody does not answer: it may know more
+            self._hopeless_since_ms = None  # a peer that does not answer may know more
         asker.tick(now_ms)
 
     def step(self, response: RepairResponse, now_ms: float) -> Patch | GiveUp | None:
-        """Take an answer; return the verdict, if there is one. After a Patch or GiveUp nothing is
-        asked before the next `begin`."""
+        """Handle an answer; return a verdict or None. After a Patch or GiveUp nothing is asked
+        before the next `begin`."""
         asker = self.asker
         wanted = asker.wanted
         data = asker.take(response, now_ms)
@@ -449,8 +447,7 @@ class StartRepair:
         return verdict
 
     def _patch(self, response: RepairResponse, data: bytes, wanted: Wanted) -> Patch | None:
-        """Return a patch of those frames that are proven to belong here (the module's docstring
-        says why); None if none is."""
+        """Return a patch of the frames that are proven to belong here (see the module), or None."""
         try:
             frames = checked_frames(data, wanted, self._log.segment_end)
         except BadPatch:
@@ -472,13 +469,13 @@ class StartRepair:
         return frame.index <= response.commit_index
 
     def _governs(self, response: RepairResponse) -> bool:
-        """Return whether the peer's log may replace this one: it leads, in a term no lower than
+        """Return whether the peer's log may replace this log: it leads, in a term no lower than
         this replica's."""
         return response.standing is Standing.LEADS and response.term >= self.term
 
     def _void(self) -> Patch | None:
-        """Return a patch that only truncates, if a leader whose log governs lacks the damaged
-        frame: then it is not needed."""
+        """Return a patch that only truncates, if the log of a governing leader does not have the
+        damaged frame."""
         for peer, response in self.asker.answers.items():
             if self._governs(response) and response.outcome in (Outcome.LACKS, Outcome.CONFLICT):
                 return Patch((), False, peer, last=True)
@@ -495,7 +492,7 @@ class StartRepair:
                 return GiveUp(f"{peer} leads: {response.outcome.name.lower()}")
         if not self.asker.unanimous:
             return None
-        # A leader of an earlier term than this replica's is one that may not commit any more.
+        # A leader of an earlier term than this replica's may be unable to commit.
         recovered = [
             r for r in answers.values() if r.standing in (Standing.RECOVERED, Standing.LEADS)
         ]
@@ -511,14 +508,14 @@ class StartRepair:
 
 
 class FrameRepair:
-    """Mends frames whose index, term, position and size are known, one after the other."""
+    """Repairs frames whose index, term, position and size are known, one after the other."""
 
     def __init__(self, asker: Asker, timing: RepairTiming) -> None:
         self.asker = asker
         self.patched_frames = 0
         self.dropped = 0  # not noted at the limit
         self._wanted: OrderedDict[int, Wanted] = OrderedDict()  # by index; the first one is asked
-        self._hopeless_since_ms: dict[int, float] = {}  # nobody had it, round after round
+        self._hopeless_since_ms: dict[int, float] = {}  # rounds in which no peer had it
         self._timing = timing
 
     def __len__(self) -> int:
@@ -528,11 +525,11 @@ class FrameRepair:
         return index in self._wanted
 
     def indexes(self) -> list[int]:
-        """Return the damaged frames, in the order in which they are asked for."""
+        """Return the damaged frames in the order of requests."""
         return list(self._wanted)
 
     def add(self, wanted: Wanted) -> bool:
-        """Note a damaged frame; False if it is known already or there are too many."""
+        """Add a damaged frame; return False if it is known already or there are too many."""
         assert wanted.term > 0, wanted
         if wanted.index in self._wanted:
             return False
@@ -543,7 +540,7 @@ class FrameRepair:
         return True
 
     def forget(self, index: int) -> None:
-        """Forget a frame that is intact again, or gone: truncated, or deleted by retention."""
+        """Forget a frame that is intact again, truncated, or deleted by retention."""
         self._wanted.pop(index, None)
         self._hopeless_since_ms.pop(index, None)
         current = self.asker.wanted
@@ -551,13 +548,13 @@ class FrameRepair:
             self.asker.end()
 
     def prune(self, is_there: Callable[[int, int], bool]) -> None:
-        """Forget the frames (index, term) that are not in the log any more."""
+        """Forget the frames (index, term) that are no longer in the log."""
         gone = [w.index for w in self._wanted.values() if not is_there(w.index, w.term)]
         for index in gone:
             self.forget(index)
 
     def tick(self, now_ms: float) -> None:
-        """Ask for the next frame; after a round without success it is another frame's turn."""
+        """Ask for the next frame; after a round without success, for another frame."""
         asker, wanted = self.asker, self._wanted
         if asker.wanted is not None and now_ms >= asker.due_ms:
             if not asker.unanimous:
@@ -575,18 +572,17 @@ class FrameRepair:
                 asker.tick(now_ms)
 
     def hopeless(self, now_ms: float) -> list[int]:
-        """Return the frames that no peer has had for `give_up_ms`, though all answered. A
-        committed frame will be available again; an uncommitted one may have been on this replica
-        only, and then this replica must not go on with it: it can neither lead nor follow past
-        it."""
+        """Return the frames that no peer has had for `give_up_ms`, though all answered. A committed
+        frame will be available again. An uncommitted frame may have been on this replica only,
+        which then can neither lead nor follow past it."""
         since = now_ms - self._timing.give_up_ms
         return [index for index, at in self._hopeless_since_ms.items() if at <= since]
 
     def step(
         self, response: RepairResponse, now_ms: float, segment_end: Callable[[int], int]
     ) -> Frame | None:
-        """Take an answer; return the frame to write, if the answer holds it. Call `forget` once it
-        is written."""
+        """Handle an answer; return the frame to write, if the answer has it. Call `forget` after
+        the write."""
         wanted = self.asker.wanted
         data = self.asker.take(response, now_ms)
         if data is None or wanted is None:

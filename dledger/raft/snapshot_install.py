@@ -1,48 +1,44 @@
-"""Snapshot install: a group snapshot replaces frames that retention deleted on the leader. Pure.
+"""Snapshot install: a group snapshot replaces frames that retention deleted on the leader.
 
-A follower that needs frames from before the leader's first one (its disk is new, or it was away
-for too long: `PeerState.STRANDED`) cannot catch up by appends. It gets a *group snapshot*:
+A follower that needs frames from before the leader's first frame (new disk, or away for too long:
+`PeerState.STRANDED`) cannot catch up by appends. It receives a *group snapshot*:
 
-- where the leader's log begins: its first index F, the term of F - 1, and the CommitLog position
-  of F, which is a segment's first byte; a log that begins there is filled by ordinary appends, and
-  is byte for byte the leader's;
-- the application's state (broker.tables.snapshot_install: tables, and where every queue begins) as
-  of an applied index X >= F - 1. Frames F..X are applied again: tables skip what they reflect
-  already;
-- the newest configuration known to be committed, which is not older than the one in force before
-  F, and the index of its frame, in the format of a replica's configuration file
-  (dledger/storage/configuration_file.py); empty if it was never changed: then broker.conf's is in
+- the start of the leader's log: its first index F, the term of F - 1, and the CommitLog position of
+  F, which is a segment's first byte. Ordinary appends then fill a log that is byte for byte the
+  leader's;
+- the application's state (broker.tables.snapshot_install) as of an applied index X >= F - 1. Frames
+  F..X are applied again, and tables skip frames that they already reflect;
+- the newest configuration known to be committed, not older than the configuration before F, with
+  the index of its frame, in the format of the configuration file
+  (dledger/storage/configuration_file.py). It is empty while broker.conf's configuration is in
   force.
 
-The protocol. The leader offers where its log begins, again and again, while a follower is
-stranded. The follower asks for a chunk, and for the next one when it has come: one chunk in
-flight. The first request has number 0; the leader then makes a *parcel*, one for all followers,
-and its chunks name that parcel. A request for a parcel that is gone (another leader, retention
-went on, too old) is answered by an empty chunk: the follower begins anew with the next offer. The
-whole parcel has a checksum besides those of the messages. The leader need not be ready for that:
-the majority that its first no-op waits for may need the stranded replica.
+**Protocol.** The leader repeatedly offers the start of its log to a stranded follower. The follower
+asks for one chunk at a time. The first request has number 0; the leader then makes a *parcel*, one
+for all followers, and its chunks name that parcel. A request for a parcel that is gone (another
+leader, further retention, too old) gets an empty chunk, and the follower restarts with the next
+offer. The parcel has a checksum besides those of the messages. The leader need not be ready: the
+majority that its first no-op waits for may need the stranded replica.
 
-Why the follower may throw its own log away. All that a group snapshot says is committed: retention
-deletes only applied frames, the state is of applied frames, and what is committed once is so for
-ever, even if a deposed leader says so. So only what is thrown away has to be considered.
-`lacks` is true only if F - 1 is above this replica's commit index, and its log has no frame F - 1
-of that term. Let it have frames 1..L.
-- Its frames at and below F - 1 either are the committed ones, which the group snapshot replaces, or
+**Why the follower may drop its own log.** A group snapshot describes committed state only:
+retention deletes only applied frames, the tables reflect applied frames, and committed frames stay
+committed, even if a deposed leader reports them. `lacks` is true only if F - 1 is above this
+replica's commit index, and its log has no frame F - 1 of that term. Let its frames be 1..L.
+
+- Its frames up to F - 1 are either the committed frames, which the group snapshot replaces, or
   others, which can never be committed (state machine safety).
-- Frames above F - 1 can only stand behind a frame F - 1 that differs from the committed one (if it
-  had no frame F - 1, L would be below). By log matching (Raft 5.3) none of them is in any log that
-  has the committed frame F - 1, and every committed frame above stands behind that one: they were
-  not and will not be committed.
-So its acknowledgements of frames stay true as far as they can matter, and a replica that was
-recovered stays recovered. By Raft 5.4.1 its log is at least as good as before with regard to
-committed frames: no vote that it grants from now on can elect a leader without a committed frame.
-Term and vote are not touched. A recovering replica has nothing to keep; it recovers by its barrier,
-as always (recovery.py), which is a frame above X.
+- Frames above F - 1 follow a frame F - 1 that differs from the committed one. By log matching (Raft
+  5.3) none of them is in any log with the committed frame F - 1, and every committed frame above
+  follows that one. So they were not and will not be committed.
 
-But between the decision and its restart the replica must acknowledge nothing (such as a next
-leader's append to the old log): it falls silent first (dledger/snapshot/transfer.py), before the
-group snapshot is noted on disk (dledger/snapshot/marker.py, which also says what a kill in between
-leaves).
+So its acknowledgements stay true as far as they matter, and a recovered replica stays recovered. By
+Raft 5.4.1 its log is at least as good as before with regard to committed frames, so no later vote
+of it can elect a leader without a committed frame. Term and vote stay. A recovering replica has
+nothing to keep, and recovers by its barrier (recovery.py), which is a frame above X.
+
+Between the decision and its restart the replica must acknowledge nothing, such as a next leader's
+append to the old log. It stops sending first (dledger/snapshot/transfer.py), before the group
+snapshot is noted on disk (dledger/snapshot/marker.py, also about a kill in between).
 """
 
 from __future__ import annotations
@@ -58,8 +54,8 @@ from .log_index import LogIndex
 from .messages import TERM_MAX, NodeId
 
 CHUNK_BYTES = 256 << 10
-GROUP_SNAPSHOT_BYTES_MAX = 256 << 20  # a million topics; in memory, once, on either side
-PARCEL_KEEP_MS = 60_000  # a parcel not asked for during this time is dropped
+GROUP_SNAPSHOT_BYTES_MAX = 256 << 20  # a million topics; in memory once per side
+PARCEL_KEEP_MS = 60_000  # a parcel without a request for this long is dropped
 _MAGIC = b"RMQI"
 _VERSION = 1
 # magic, version, first index, previous term, position, applied index, segment size,
@@ -71,13 +67,13 @@ _INDEX = struct.Struct(">q")
 
 
 class GroupSnapshotDamaged(Exception):
-    """Bytes that are not a group snapshot; the message says why."""
+    """Bytes that are not a group snapshot; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """A snapshot of a group at one moment: where a log begins, the application's state as of
-    `applied_index`, and the configuration. `position` and sizes are in bytes."""
+    """A snapshot of a group: the start of a log, the application's state as of `applied_index`, and
+    the configuration. `position` and sizes are in bytes."""
 
     first_index: int
     previous_term: int
@@ -88,7 +84,7 @@ class GroupSnapshot:
     state: bytes
 
     def encode(self) -> bytes:
-        """Return the bytes that `decode_group_snapshot` takes, with a checksum."""
+        """Return the bytes for `decode_group_snapshot`, with a checksum."""
         head = _HEAD.pack(
             _MAGIC,
             _VERSION,
@@ -128,14 +124,14 @@ def decode_group_snapshot(data: bytes) -> GroupSnapshot:
 
 
 def configuration_part(index: int, configuration: Configuration) -> bytes:
-    """Return a group snapshot's `configuration` part, for the configuration in frame `index`; empty
-    for the founding one (index 0)."""
+    """Return the `configuration` part of a group snapshot, for the configuration in frame `index`;
+    empty for the founding one (index 0)."""
     return _INDEX.pack(index) + encode_configuration(configuration) if index else b""
 
 
 def lacks(log: LogIndex, commit_index: int, first_index: int, previous_term: int) -> bool:
-    """Return whether a log can catch up with one that begins at `first_index` only by an
-    snapshot. Then it may be thrown away for it (the module's docstring says why)."""
+    """Return whether a log can catch up with a log that starts at `first_index` only by a group
+    snapshot. The module's docstring proves that the log may then be dropped."""
     before = first_index - 1
     if before <= commit_index:
         return False
@@ -147,9 +143,8 @@ def lacks(log: LogIndex, commit_index: int, first_index: int, previous_term: int
 
 @dataclass(frozen=True, slots=True)
 class InstallOffer:
-    """Says which frames the leader's log has: from `first_index` on, behind one of `previous_term`,
-    up to byte `end_position`. A follower that needs no group snapshot only learns how far it is
-    behind."""
+    """Announces the leader's log: from `first_index` on, behind a frame of `previous_term`, up to
+    byte `end_position`. A follower that needs no group snapshot uses it to measure its lag."""
 
     sender: NodeId
     to: NodeId
@@ -161,7 +156,7 @@ class InstallOffer:
 
 @dataclass(frozen=True, slots=True)
 class InstallRequest:
-    """Asks for the bytes of parcel `number` from `offset` on; number 0: of any parcel, from its
+    """Asks for the bytes of parcel `number` from `offset` on; number 0 means any parcel, from its
     start."""
 
     sender: NodeId
@@ -173,7 +168,7 @@ class InstallRequest:
 
 @dataclass(frozen=True, slots=True)
 class InstallChunk:
-    """A part of a parcel of `size_bytes`; without `data`: there is no such parcel (any more)."""
+    """A part of a parcel of `size_bytes`. Without `data`, the parcel does not exist any more."""
 
     sender: NodeId
     to: NodeId
@@ -193,10 +188,10 @@ class InstallTiming:
 
     offer_ms: float = 150  # between offers to one follower: two heartbeats
     retry_ms: float = 1_000  # a request without an answer is sent again
-    retries_max: int = 10  # then all begins anew
-    hold_ms: float = 30 * 60_000  # the longest that retention waits for a follower's refill
-    silent_ms: float = 15_000  # retention does not wait for a follower silent for this long
-    pause_ms: float = 5 * 60_000  # no parcel is made for this long after one that failed
+    retries_max: int = 10  # then the install restarts
+    hold_ms: float = 30 * 60_000  # retention waits at most this long for a follower
+    silent_ms: float = 15_000  # nor for a follower that was silent for this long
+    pause_ms: float = 5 * 60_000  # pause after a failure to make a parcel
 
 
 # -- the donor -------------------------------------------------------------------------------------
@@ -204,32 +199,31 @@ class InstallTiming:
 
 @dataclass(slots=True)
 class _Refill:
-    """A follower whose snapshot install is under way. Retention keeps what it needs."""
+    """A follower with a snapshot install under way. Retention keeps the frames that it needs."""
 
-    first_index: int  # of the parcel that it got
+    first_index: int  # number of its parcel
     since_ms: float
-    last_index: int  # the log's last index when it asked last: caught up when it has that frame
+    last_index: int  # the log's last index at its last request: the goal
 
 
 class Donor:
-    """The leader's side of snapshot install. Time and randomness are handed in."""
+    """The leader's side of snapshot install. Time and randomness are arguments."""
 
     def __init__(self, node_id: NodeId, timing: InstallTiming, first_number: int) -> None:
-        """`first_number` is above 0, and above all numbers that earlier processes of this node
-        used."""
+        """`first_number` is positive, and above all numbers of earlier processes of this node."""
         self._node_id = node_id
         self._timing = timing
         self._number = first_number
         self._data = b""
-        self._first_index = 0  # of the parcel; 0: there is none
+        self._first_index = 0  # the parcel's number; 0: no parcel
         self._asked_ms = 0.0
         self._paused_until_ms = float("-inf")  # no parcel is made before
-        self._waiting: dict[NodeId, int] = {}  # asked for a parcel, in this term
+        self._waiting: dict[NodeId, int] = {}  # followers that asked for a parcel in this term
         self._offered_ms: dict[NodeId, float] = {}
         self._refills: dict[NodeId, _Refill] = {}
 
     def drop(self) -> None:
-        """Forget everything: this replica does not lead any more."""
+        """Forget everything, because this replica no longer leads."""
         if self._first_index or self._offered_ms or self._waiting:
             self._data, self._first_index = b"", 0
             self._waiting, self._offered_ms, self._refills = {}, {}, {}
@@ -237,7 +231,8 @@ class Donor:
     def offers(
         self, stranded: Iterable[NodeId], term: int, log: LogIndex, now_ms: float
     ) -> list[InstallOffer]:
-        """Return the offers due now to stranded followers and to those being refilled."""
+        """Return the offers that are due, to stranded followers and to those with an install under
+        way."""
         if self._first_index and (
             self._first_index != log.first_index or now_ms - self._asked_ms > PARCEL_KEEP_MS
         ):
@@ -261,7 +256,7 @@ class Donor:
 
     @property
     def is_busy(self) -> bool:
-        """True while a parcel is kept or wanted, or a follower is being refilled."""
+        """True while a parcel is kept or needed, or a snapshot install is under way."""
         return bool(self._first_index or self._waiting or self._refills)
 
     @property
@@ -272,8 +267,8 @@ class Donor:
     def made(
         self, data: bytes, log: LogIndex, first_index: int, now_ms: float
     ) -> list[InstallChunk]:
-        """Take a parcel that was made; return the first chunks for the followers that wait. It is
-        dropped if retention went on meanwhile."""
+        """Accept a parcel; return the first chunks for the waiting followers. The parcel is dropped
+        if retention has deleted more since."""
         assert 0 < len(data) <= GROUP_SNAPSHOT_BYTES_MAX, len(data)
         if first_index != log.first_index:
             return []
@@ -283,17 +278,17 @@ class Donor:
         return [self._chunk(peer, term, 0) for peer, term in waiting.items()]
 
     def failed(self, now_ms: float) -> None:
-        """Note that the parcel wanted could not be made. The followers that wait for it are
-        forgotten, so that retention goes on, and none is made for `pause_ms`: the copy and its
-        encoding cost much, and the next would hardly end otherwise."""
+        """Handle a failure to make the parcel. The waiting followers are forgotten, so that
+        retention continues, and no parcel is made for `pause_ms`, because each attempt is
+        expensive."""
         for peer in self._waiting:
             self._refills.pop(peer, None)
         self._waiting = {}
         self._paused_until_ms = now_ms + self._timing.pause_ms
 
     def step(self, request: InstallRequest, log: LogIndex, now_ms: float) -> InstallChunk | None:
-        """Return the answer; None: it follows when there is a parcel (`wants_parcel`), or the
-        follower has to ask again later."""
+        """Return the answer; None if it follows with a parcel (`wants_parcel`), or the follower
+        must retry."""
         if now_ms < self._paused_until_ms:
             return None
         peer = request.sender
@@ -319,9 +314,9 @@ class Donor:
         return InstallChunk(self._node_id, peer, term, self._number, offset, size, data)
 
     def still_refilled(self, peers: dict[NodeId, tuple[int, float]], now_ms: float) -> list[NodeId]:
-        """Return the followers still being refilled. `peers` gives the last index each has, and
-        when it was heard last. While there are any, retention should delete nothing if the disk
-        has room."""
+        """Return the followers with an install under way. `peers` maps each to its last index and
+        the time it was last heard. Retention should delete nothing for them if the disk has space.
+        """
         timing = self._timing
         for peer, refill in list(self._refills.items()):
             match_index, heard_ms = peers.get(peer, (0, float("-inf")))
@@ -349,29 +344,29 @@ class Receiver:
         self._due_ms = 0.0
         self._retries = 0
         self._out: list[InstallRequest] = []
-        self.leader: NodeId | None = None  # the sender of the parcel; None: collects none
+        self.leader: NodeId | None = None  # the parcel's sender; None: no parcel
         self.term = 0
         self.size_bytes = 0
-        self.begun = 0  # parcels, since the start
+        self.begun = 0  # parcels since the start
 
     @property
     def received_bytes(self) -> int:
-        """The bytes of the current parcel that have come."""
+        """The received bytes of the current parcel."""
         return len(self._data)
 
     def follow(self, leader: NodeId | None, term: int) -> None:
-        """Note who leads now; give up a group snapshot from anybody else."""
+        """Note the leader; drop a group snapshot from any other replica."""
         if self.leader is not None and (self.leader, self.term) != (leader, term):
             self.give_up()
 
     def give_up(self) -> None:
-        """Drop what was received; the next offer begins anew."""
+        """Drop the received bytes; the next offer starts again."""
         self._data = bytearray()
         self._out.clear()
         self.leader, self._number, self.size_bytes = None, 0, 0
 
     def offered(self, offer: InstallOffer, now_ms: float) -> None:
-        """Take the current leader's offer of what this replica `lacks`."""
+        """Accept the current leader's offer of frames that this replica `lacks`."""
         if self.leader is None:
             self.leader, self.term = offer.sender, offer.term
             self.begun += 1
@@ -379,13 +374,13 @@ class Receiver:
             self._ask(now_ms)
 
     def step(self, chunk: InstallChunk, now_ms: float) -> bytes | None:
-        """Take a chunk; return the whole parcel if this was its last one."""
+        """Accept a chunk; return the parcel if it is complete."""
         if (chunk.sender, chunk.term) != (self.leader, self.term):
             return None
         if self._number and chunk.number != self._number:
             return None
         if not chunk.data:
-            self.give_up()  # the next offer begins anew
+            self.give_up()  # the next offer restarts
             return None
         if chunk.offset != len(self._data):
             return None  # a repeated answer
@@ -404,7 +399,7 @@ class Receiver:
         return data if len(data) == size else None
 
     def tick(self, now_ms: float) -> None:
-        """Ask again for a chunk that did not come; give up after too many attempts."""
+        """Repeat a request without an answer; give up after too many attempts."""
         if self.leader is None or now_ms < self._due_ms:
             return
         self._retries += 1

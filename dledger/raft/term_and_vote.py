@@ -1,9 +1,9 @@
-"""The ballot: this replica's term, its vote in that term, and whether it may have forgotten earlier
-promises. Raft 5.1, 5.2. Pure.
+"""Term and vote: a replica's promises, and whether it may have forgotten earlier promises. Raft
+5.1, 5.2.
 
-Invariants: the term never falls; there is one vote a term, and it is never changed. Every change is
-put into the outbox as a HardState, which the shell makes durable before any message of the same
-Ready leaves.
+Invariants: the term never falls; a term has a single vote, which never changes. Every change is put
+into the outbox as a HardState, which the driver makes durable before any message of the same Ready
+is sent.
 """
 
 from __future__ import annotations
@@ -13,36 +13,34 @@ from .ready import Outbox
 
 
 class Ballot:
-    """The promises of one replica. `recovered`: it has forgotten none, or has recovered
-    (recovery.py). `incarnation`: a number above 0 that no earlier process of this node has used,
-    nor this one before it lost promises."""
+    """The promises of a replica. `recovered` says that none are forgotten (recovery.py).
+    `incarnation` is positive, and new for this node at each start and each loss of promises."""
 
     __slots__ = ("_outbox", "_voted_incarnation", "incarnation", "recovered", "term", "voted_for")
 
     def __init__(
         self, hard_state: HardState, incarnation: int, last_term: int, outbox: Outbox
     ) -> None:
-        """`last_term`: of the log's last frame."""
+        """`last_term` is the term of the log's last frame."""
         assert incarnation > 0, incarnation
         self._outbox = outbox
         self.incarnation = incarnation
         self.recovered = hard_state.recovered
         self.term = hard_state.term
         self.voted_for = hard_state.voted_for
-        self._voted_incarnation = 0  # of the candidate voted for in this term; 0: not known
+        self._voted_incarnation = 0  # incarnation of this term's candidate; 0: unknown
         if last_term > self.term:
-            # A crash between writing the first frames of a new term and its hard state. No
-            # message of that term has left this replica, so it has not voted in it.
+            # The process ended between the first frames of a new term and its hard state. No
+            # message of that term was sent, so there was no vote in it.
             self.enter(last_term)
 
     @property
     def recovering(self) -> int:
-        """The `recovering` field of this replica's messages: 0 if recovered, else its
-        incarnation."""
+        """The `recovering` field of this replica's messages: 0, or its incarnation."""
         return 0 if self.recovered else self.incarnation
 
     def enter(self, term: int) -> None:
-        """Enter a higher term, with no vote in it yet."""
+        """Enter a higher term, without a vote."""
         assert term > self.term, (term, self.term)
         self.term = term
         self.voted_for = None
@@ -50,15 +48,15 @@ class Ballot:
         self._changed()
 
     def is_free_for(self, candidate: NodeId, incarnation: int) -> bool:
-        """Return whether the one vote of this term is free, or was given to this same candidacy.
-        The same candidate in another incarnation does not get it, because it has lost its memory
-        and may have led this term already."""
+        """Return whether the vote of this term is free, or was given to the same candidacy. The
+        same candidate in another incarnation does not get it, because it may have led this term
+        already."""
         return self.voted_for is None or (
             self.voted_for == candidate and self._voted_incarnation == incarnation
         )
 
     def vote_for(self, candidate: NodeId, incarnation: int) -> None:
-        """Give the vote of this term to the candidate, again if it has it already."""
+        """Give the vote of this term to the candidate, or repeat it."""
         assert self.voted_for in (None, candidate), (self.voted_for, candidate)
         self._voted_incarnation = incarnation
         if self.voted_for is None:
@@ -74,8 +72,7 @@ class Ballot:
         self._changed()
 
     def lose(self, incarnation: int) -> None:
-        """Note that promises of the past may be lost. Those of the future are another
-        `incarnation`'s."""
+        """Note that earlier promises may be lost; later promises are of a new `incarnation`."""
         self.recovered = False
         self.incarnation = incarnation
         self._changed()

@@ -1,9 +1,9 @@
-"""The progress tracker: a leader's view of all its followers, and what a majority of the voters has
-reached. Pure.
+"""The progress tracker: a leader's view of its followers, and the values that a majority has
+reached.
 
-Invariants: there is one Progress for every other member of the configuration in force, and for a
-removed one until it knows of its removal or has had time to learn of it. Only voters count.
-`own`, where it is asked for, is the leader's own value; None if the leader does not vote.
+Invariants: every other member of the configuration in force has a Progress, and so has a removed
+member until it knows of its removal or had time to learn of it. Only voters count. The argument
+`own` is the leader's own value, or None if the leader does not vote.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .quorum import majority, reached_by_majority
 
 @dataclass(slots=True, eq=False)
 class Tracker:
-    """One leader's followers. `voting`: those of them that count."""
+    """A leader's followers. `voting` lists those that count."""
 
     _node_id: NodeId
     _config: CoreConfig
@@ -29,7 +29,7 @@ class Tracker:
     def configure(
         self, configuration: Configuration, next_index: int, now_ms: float
     ) -> list[Progress]:
-        """Follow a change of members. Return the new ones, which are probed at `next_index`."""
+        """Follow a change of members. Return the new members, which are probed at `next_index`."""
         config = self._config
         ids, voters = configuration.ids - {self._node_id}, configuration.voters
         new = [
@@ -54,8 +54,8 @@ class Tracker:
         return new
 
     def let_go(self, commit_index: int, configuration_index: int, now_ms: float) -> bool:
-        """Forget the removed members that know of their removal, or have had time to learn of it.
-        Return whether there were any."""
+        """Forget removed members that know of their removal, or had time to learn of it. Return
+        whether there were any."""
         gone = [
             p.peer
             for p in self.progress.values()
@@ -67,8 +67,7 @@ class Tracker:
         return bool(gone)
 
     def committed(self, own: int | None) -> int:
-        """Return the last frame that a majority has durable. A copy counts only if its replica is
-        recovered."""
+        """Return the last frame that a majority has durable. Only recovered replicas count."""
         reached = [progress.recovered_index for progress in self.voting]
         if own is not None:
             reached.append(own)
@@ -82,7 +81,7 @@ class Tracker:
         return reached_by_majority(rounds)
 
     def heard_ms(self, own: float | None) -> float:
-        """Return the moment since when a majority has been heard."""
+        """Return the time since when a majority has been heard."""
         heard = [progress.heard_ms for progress in self.voting]
         if own is not None:
             heard.append(own)
@@ -94,23 +93,21 @@ class Tracker:
 
     def answers(self, progress: Progress, now_ms: float) -> bool:
         """Return whether the follower was heard within the longest configured time-out, and has
-        answered since its link was opened: before, it may be another process, and have lost its
+        answered since its link was opened. Before that it may be another process without its
         memory."""
         heard = progress.heard_ms > now_ms - self._config.election_ms_max
         return heard and progress.round > progress.link_round
 
     def good(self, voters: frozenset[NodeId], now_ms: float) -> int:
-        """Return how many followers among `voters` answer, and have said that they are
-        recovered."""
+        """Return the number of followers among `voters` that answer and are recovered."""
         return sum(
             progress.peer in voters and self.answers(progress, now_ms) and progress.said_recovered
             for progress in self.progress.values()
         )
 
     def full(self, votes: bool, now_ms: float) -> list[NodeId]:
-        """Return the followers whose disks are full if, because of them, too few voters take
-        frames for anything to be committed; [] otherwise. One that is silent counts as neither.
-        `votes`: the leader does."""
+        """Return the followers with full disks if too few voters accept frames because of them,
+        else []. Silent followers count as neither. `votes` says whether the leader votes."""
         full = [progress.peer for progress in self.voting if progress.full]
         able = sum(
             not progress.full and progress.heard_ms > now_ms - self._config.election_ms_max
@@ -119,8 +116,7 @@ class Tracker:
         return full if votes + able < majority(votes + len(self.voting)) else []
 
     def successor(self) -> NodeId | None:
-        """Return the follower that should take over: one with room on its disk if there is one, and
-        of those the one that has most of the log."""
+        """Return the follower that should take over: preferably willing, then with most of the log."""
         best = max(
             self.voting,
             key=lambda p: (not p.recovering, not p.no_room, p.match_index),

@@ -1,20 +1,19 @@
-"""RaftLog: the CommitLog as the Raft log. One frame is one entry, at the position it names.
+"""RaftLog: the CommitLog as the Raft log. A frame is an entry, at the position in its header.
 
-Keeps a `LogIndex` in step with what is written, and the latest frames in memory, so that
-replication and apply read the file only for replicas that are far behind. Frames read from the
-file are verified again (both checksums).
+Keeps a `LogIndex` in step with the file, and the latest frames in memory, so that replication and
+apply read the file only for replicas that are far behind. Frames read from the file are verified
+again (both checksums).
 
-Damage. At start `recover` stops at each damaged place; `mend` writes the frames that belong there,
-`cut_damaged` truncates everything behind the good part. Later, a read that meets a bad frame calls
-the function given to `tell_damage` and raises FrameDamaged; `overwrite` writes the frame in its
-place again.
+**Damage.** At start `recover` stops at each damaged place. `mend` writes the frames that belong
+there; `cut_damaged` truncates the log there. A later read of a bad frame calls the function given
+to `tell_damage` and raises FrameDamaged; `overwrite` writes the frame in its place again.
 
-Durability is by ticket, as in the CommitLog: `start_sync` on the loop, `ticket.run()` in a thread,
-`finish_sync` on the loop. A truncation in between bumps the epoch: the sync then counts for
-nothing here, and the next one proves durability in its place.
+**Durability** is by ticket, as in the CommitLog: `start_sync` on the loop, `ticket.run()` in a
+thread, `finish_sync` on the loop. A truncation in between invalidates the ticket, and the next sync
+proves durability.
 
-Retention removes the frames below a position. The first index left, the term of the frame before
-it, and where the log begins now are kept in a `SlotFile`, because no file of the log says so.
+**Retention** removes the frames below a position. The first remaining index, the term before it and
+the new start of the log are kept in a `SlotFile`, because no file of the log has them.
 """
 
 from __future__ import annotations
@@ -44,27 +43,27 @@ from ..raft.log_index import LogIndex
 from ..raft.repair import Wanted
 from .two_slot_file import SlotFile
 
-CACHE_BYTES_MAX = 8 << 20  # as much as the core keeps in flight to one peer
-READ_BYTES_MAX = 4 << 20  # one read of the file; a larger single frame is read alone
-_NO_CACHE = 1 << 62  # above every index: while the log is not open, the file is read
-_TRIM = struct.Struct(">qqq")  # first index, term of the frame before it, where the log begins
+CACHE_BYTES_MAX = 8 << 20  # what the core keeps in flight to a peer
+READ_BYTES_MAX = 4 << 20  # per read of the file; a larger frame is read alone
+_NO_CACHE = 1 << 62  # above every index: reads use the file until the log is open
+_TRIM = struct.Struct(">qqq")  # first index, term before it, start of the log
 
 
 def trim_note(first_index: int, previous_term: int, start: int) -> bytes:
-    """Return the trim file's content for a log that begins at byte `start` with frame
-    `first_index`, behind one of `previous_term`."""
+    """Return the trim file's content for a log that starts at byte `start` with frame
+    `first_index`, behind a frame of `previous_term`."""
     return _TRIM.pack(first_index, previous_term, start)
 
 
 def read_trim_note(content: bytes) -> tuple[int, int, int]:
-    """Return the (first_index, previous_term, start) that `trim_note` was given."""
+    """Return the arguments of `trim_note`: (first_index, previous_term, start)."""
     first_index, previous_term, start = _TRIM.unpack(content)
     return first_index, previous_term, start
 
 
 class Trim(NamedTuple):
-    """The beginning of a log that retention removes: the frames before index `first`, and the
-    segments before offset `start`. `note`: the trim file's content."""
+    """The part of a log that retention removes: frames before index `first`, segments before offset
+    `start`. `note` is the trim file's content."""
 
     first: int
     start: int
@@ -72,7 +71,7 @@ class Trim(NamedTuple):
 
 
 class LogSyncTicket:
-    """One fdatasync of the log to be done: `run` it in a thread, then hand it to `finish_sync`."""
+    """A pending fdatasync of the log: `run` it in a thread, then pass it to `finish_sync`."""
 
     __slots__ = ("_ticket", "epoch", "last_index")
 
@@ -82,13 +81,12 @@ class LogSyncTicket:
         self.epoch = epoch
 
     def run(self) -> None:
-        """Run the fdatasync. Blocking. Raises OSError: then the frames that it was to make durable
-        can never count as durable."""
+        """Run the fdatasync. Blocking. After an OSError its frames can never count as durable."""
         self._ticket.run()
 
 
 class RaftLog:
-    """The Raft log. For one caller (the loop), except `LogSyncTicket.run`."""
+    """The Raft log. For a single caller (the loop), except `LogSyncTicket.run`."""
 
     def __init__(
         self,
@@ -96,7 +94,7 @@ class RaftLog:
         trim: SlotFile | None = None,
         cache_bytes_max: int = CACHE_BYTES_MAX,
     ) -> None:
-        """If `trim` is None, the log can be used, but retention cannot delete from it."""
+        """Without a `trim` file, retention cannot delete from the log."""
         self.commitlog = commitlog
         self.index = LogIndex()
         self.durable_index = 0
@@ -105,32 +103,31 @@ class RaftLog:
         self._cache_first = 1
         self._cache_bytes = 0
         self._cache_bytes_max = cache_bytes_max
-        self.epoch = 0  # how often frames were dropped from the end
+        self.epoch = 0  # number of truncations
         self.reads_from_file = 0  # stays as it is in the steady state
         self._on_damage: Callable[[FrameDamaged], None] | None = None
-        self.configuration_indexes: list[int] = []  # frames of that kind, as `recover` met them
+        self.configuration_indexes: list[int] = []  # frames of that kind, as `recover` found them
         self._recovery: FrameRecovery | None = None  # until the log is open
-        self._first = 1  # of the log, as retention noted it
+        self._first = 1  # start of the log, as retention noted it
         self._previous_term = 0
         self._noted = False  # the trim file exists
 
     # -- recovery -----------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Recover, for an owner that cannot mend. Raises StoreDamaged; nothing is truncated
-        then."""
+        """Recover without repair. Raises StoreDamaged, and truncates nothing then."""
         damage = self.recover()
         if damage is not None:
             assert self._recovery is not None and self._recovery.damage is not None
             raise StoreDamaged(damage.position, self._recovery.damage.reason)
 
     def recover(self) -> Wanted | None:
-        """Build the index from the frames of the CommitLog, which its owner has opened; find its
-        end if that was not done yet. Blocking. All frames are durable afterwards.
+        """Build the index from the frames of an open CommitLog. Blocking. All frames are durable
+        afterwards.
 
-        A torn tail is truncated. Returns None if the log is open then, or else the first frame that
-        is damaged although it was durable once: go on with `mend` or `cut_damaged`. Raises OSError,
-        SlotsDamaged."""
+        A torn tail is truncated. Returns None if the log is open then, otherwise the first frame
+        that is damaged although it was durable; continue with `mend` or `cut_damaged`. Raises
+        OSError, SlotsDamaged."""
         log = self.commitlog
         assert log.settled or log.segments(), "the CommitLog is not open"
         start = 0
@@ -139,11 +136,9 @@ class RaftLog:
         if noted is not None:
             self._first, self._previous_term, start = read_trim_note(noted)
             log.restore_front(start)
-            log.delete_before(start)  # killed between noting and removing
+            log.delete_before(start)  # killed between note and removal
             if not log.segments() and start > log.min_offset:
-                log.start_at(
-                    start
-                )  # installed (dledger.snapshot.marker), and nothing written since
+                log.start_at(start)  # after a snapshot install (dledger.snapshot.marker)
         elif log.segments() or log.durable_hint:
             log.restore_front(start)
         self.index = LogIndex(self._first, self._previous_term, log.min_offset)
@@ -153,17 +148,17 @@ class RaftLog:
         return self._recovered()
 
     def mend(self, frames: Sequence[Frame], proven: bool, last: bool = False) -> Wanted | None:
-        """Write these frames durably where the damage begins, and go on recovering; returns what
-        `recover` does.
+        """Write these frames durably where the damage starts, and continue to recover, as `recover`
+        does.
 
-        `proven`: the intact frames behind them are known to follow them; `last`: nothing follows.
+        `proven` says that the intact frames behind them follow them, `last` that nothing follows.
         Blocking."""
         assert self._recovery is not None
         self._recovery.patch(frames, proven, last)
         return self._recovered()
 
     def cut_damaged(self) -> None:
-        """Truncate everything from the damage on; the log is open then. Blocking."""
+        """Truncate the log at the damage, and open it. Blocking."""
         assert self._recovery is not None
         self._recovery.truncate()
         assert self._recovered() is None
@@ -175,8 +170,8 @@ class RaftLog:
 
     @property
     def may_lack_its_end(self) -> bool:
-        """True if whole segments may be missing from the log's end without a trace, because the
-        note of how far it was durable is lost."""
+        """True if segments may be missing from the log's end without a trace, because the note of
+        its durable end is lost."""
         return self.commitlog.mark_was_lost
 
     @property
@@ -214,8 +209,8 @@ class RaftLog:
         return None
 
     def _reserve_note(self) -> None:
-        """Make the trim file while the disk has room for it: on a full disk it could not be made,
-        and nothing could be deleted."""
+        """Create the trim file early: on a full disk it could not be created, and nothing could be
+        deleted."""
         if self._trim is None or self._noted:
             return
         try:
@@ -232,8 +227,8 @@ class RaftLog:
         return self.commitlog.segment_end(position)
 
     def following(self, position: int) -> tuple[int, int] | None:
-        """Return (index, term) of the frame whose intact header stands behind a frame that ends at
-        `position`; None if there is none. Only while the log is not open."""
+        """Return (index, term) of the frame with an intact header behind a frame that ends at
+        `position`, or None. Only until the log is open."""
         assert self._recovery is not None
         header = self._recovery.neighbour(position)
         return None if header is None else (header.index, header.term)
@@ -242,14 +237,13 @@ class RaftLog:
 
     @property
     def last_index(self) -> int:
-        """The last frame written; `first_index - 1` if there is none."""
+        """The last written frame; `first_index - 1` without frames."""
         return self.index.last_index
 
     def frames(self, first: int, last: int, bytes_max: int | None = None) -> tuple[Frame, ...]:
-        """Return frames first..last; fewer if they exceed `bytes_max` together or one of them is
-        damaged, but at least one (none if first > last).
-
-        Raises FrameDamaged if frame `first` is damaged."""
+        """Return frames first..last, or none if first > last. The list ends early, after at least
+        one frame, at `bytes_max` or before a damaged frame. Raises FrameDamaged for frame `first`.
+        """
         if first > last:
             return ()
         if first == last and first >= self._cache_first:
@@ -273,8 +267,7 @@ class RaftLog:
         return tuple(found)
 
     def header_crc(self, index: int) -> int | None:
-        """Return the checksum of frame `index`'s header; None if the frame is not in the log, or
-        damaged."""
+        """Return the checksum of frame `index`'s header; None if the frame is absent or damaged."""
         if not self.index.first_index <= index <= self.index.last_index:
             return None
         try:
@@ -284,15 +277,15 @@ class RaftLog:
         return frame.header_crc
 
     def _read_run(self, first: int, last: int) -> tuple[list[Frame], FrameDamaged | None]:
-        """Read contiguous frames of one segment from `first` on. Return them and None, or those
-        before the first damaged one and its damage."""
+        """Read contiguous frames of a segment from `first` on. Return them, and the damage that
+        ended the read or None."""
         index = self.index
         start = index.position_of(first)
         last = min(last, index.last_within(first, READ_BYTES_MAX))
         last = min(last, index.first_from(self.segment_end(start)) - 1)
         data = self._read(start, index.end_of(last) - start)
         self.reads_from_file += 1
-        if not data:  # one sector spoils the whole read
+        if not data:  # a bad sector fails the entire read
             last, data = first, self._read(start, index.size_of(first))
         frames: list[Frame] = []
         for at in range(first, last + 1):
@@ -303,17 +296,16 @@ class RaftLog:
         return frames, None
 
     def tell_damage(self, mender: Callable[[FrameDamaged], None]) -> None:
-        """Call `mender` for each damaged frame from now on, maybe again for the same one."""
+        """Call `mender` for each damaged frame from now on, possibly repeatedly."""
         self._on_damage = mender
 
     @property
     def has_mender(self) -> bool:
-        """True if somebody is told of damaged frames (`tell_damage`)."""
+        """True if `tell_damage` was called."""
         return self._on_damage is not None
 
     def check(self, index: int) -> FrameDamaged | None:
-        """Read frame `index` from the file, past the cache; return its damage, None if it is
-        intact or not in the log."""
+        """Read frame `index` from the file, past the cache; return its damage, or None."""
         log = self.index
         if not log.first_index <= index <= log.last_index:
             return None
@@ -322,9 +314,9 @@ class RaftLog:
         return self.damaged(index, reason) if frame is None else None
 
     def checked(self, first: int, frames: Sequence[tuple[int, int, int]]) -> bytes:
-        """Return the bytes of frames first.., which stand in one segment, as they are in the file.
-        `frames`: term, position and size of each (`LogIndex.spans`). Raises FrameDamaged if the
-        checksums of one do not fit, OSError."""
+        """Return the file's bytes of frames first.. of a segment. `frames` has the term, position
+        and size of each (`LogIndex.spans`). Raises FrameDamaged if a checksum does not match,
+        OSError."""
         start = frames[0][1]
         data = self.commitlog.read(start, frames[-1][1] + frames[-1][2] - start)
         for at, (term, position, size) in enumerate(frames, first):
@@ -334,7 +326,7 @@ class RaftLog:
 
     @property
     def memory_start(self) -> int:
-        """The position from which on all frames are in memory, too."""
+        """The position from which on all frames are also in memory."""
         frame = self._cache.get(self._cache_first)
         return self.index.end_position if frame is None else frame.position
 
@@ -346,7 +338,7 @@ class RaftLog:
         return damage
 
     def _parse(self, index: int, data: bytes, offset: int) -> tuple[Frame | None, str]:
-        """Return frame `index`, parsed from bytes read from the log, or None and what is wrong."""
+        """Return frame `index`, parsed from bytes of the log, or None and the reason."""
         if not data:
             return None, "cannot be read"
         try:
@@ -363,7 +355,7 @@ class RaftLog:
         return frame, ""
 
     def _read(self, position: int, size: int) -> bytes:
-        """Read the file. Return b"" if a sector cannot be read (EIO): that is damage, not a failing
+        """Read the file. Return b"" for an unreadable sector (EIO), which is damage, not a failing
         disk."""
         try:
             return self.commitlog.read(position, size)
@@ -373,7 +365,8 @@ class RaftLog:
             return b""
 
     def wanted(self, index: int) -> Wanted:
-        """Return what is known of frame `index`, which must be present, to ask the peers for it."""
+        """Return the known properties of frame `index`, which must be present, for a request to the
+        peers."""
         log = self.index
         return Wanted(
             index,
@@ -384,8 +377,8 @@ class RaftLog:
         )
 
     def overwrite(self, frame: Frame) -> SyncTicket:
-        """Write a frame that was found damaged in its place again. Readable at once; durable when
-        the returned ticket has run, which then goes to `commitlog.finish_sync`. Raises OSError."""
+        """Write a damaged frame in its place again. It is readable at once, and durable after the
+        returned ticket has run and was passed to `commitlog.finish_sync`. Raises OSError."""
         index = self.index
         there = (index.term_at(frame.index), index.position_of(frame.index))
         assert (frame.term, frame.position) == there, (frame, there)
@@ -393,8 +386,8 @@ class RaftLog:
         return self.commitlog.patch(frame.position, frame.data)
 
     def overwrite_blank(self, index: int) -> SyncTicket | None:
-        """Write the blank record behind frame `index` in its place again, as `overwrite` does;
-        return None if no blank record belongs there (any more)."""
+        """Write the blank record behind frame `index` in its place again, as `overwrite` does.
+        Return None if no blank record belongs there."""
         log = self.index
         if not log.first_index <= index < log.last_index:
             return None
@@ -407,13 +400,13 @@ class RaftLog:
     # -- writing ------------------------------------------------------------------------------
 
     def allocate(self, payload_length: int) -> int:
-        """Return the position of the next frame with that much payload. Raises RecordTooLarge."""
+        """Return the position of the next frame with that payload size. Raises RecordTooLarge."""
         return self.commitlog.allocate(HEADER_SIZE_BYTES + payload_length)
 
     def append(self, frames: Sequence[Frame]) -> None:
-        """Write frames at their positions, into the page cache: those that stand one behind the
-        other by one call, so that a replica which is behind does not wait for a slow disk once for
-        each. Raises OSError: then the state of the file is not known, and the node must stop."""
+        """Write frames at their positions, into the page cache. Contiguous frames take a single
+        call, so a replica that is behind does not wait for a slow disk once per frame. After an
+        OSError the state of the file is unknown, and the node must stop."""
         index, cache = self.index, self._cache
         for run in (frames,) if len(frames) == 1 else _runs(frames):
             self.commitlog.write_many(run[0].position, [frame.data for frame in run])
@@ -435,8 +428,8 @@ class RaftLog:
         self._cache_first = min(self._cache_first, from_index)
         index.truncate(from_index)
         self.durable_index = min(self.durable_index, from_index - 1)
-        # Down to the end of the frame before, so that a blank record behind it goes, too: the new
-        # leader's frame may be small enough for the segment that the truncated one had closed.
+        # The truncation includes a blank record behind the previous frame, because the new leader's
+        # frame may fit into the segment that the truncated frame had closed.
         self.commitlog.truncate(index.end_position)
 
     @property
@@ -453,16 +446,15 @@ class RaftLog:
     # -- durability ---------------------------------------------------------------------------
 
     def start_sync(self) -> LogSyncTicket | None:
-        """Return a ticket for all frames written so far; None if they are durable. Raises
-        SyncFailed."""
+        """Return a ticket for all written frames; None if they are durable. Raises SyncFailed."""
         ticket = self.commitlog.start_sync()
         if ticket is None:
             return None
         return LogSyncTicket(ticket, self.index.last_index, self.epoch)
 
     def finish_sync(self, ticket: LogSyncTicket) -> int | None:
-        """Take a ticket that has run; return the last durable index, or None if frames were
-        truncated meanwhile. Raises SyncFailed."""
+        """Handle a ticket that has run; return the last durable index, or None after a truncation
+        since. Raises SyncFailed."""
         self.commitlog.finish_sync(ticket._ticket)
         if ticket.epoch != self.epoch:
             return None
@@ -473,8 +465,8 @@ class RaftLog:
     # -- retention ----------------------------------------------------------------------------
 
     def plan_trim(self, position: int) -> Trim | None:
-        """Return how to remove the whole segments that end at or below `position`, which must be
-        committed; None if there are none. `note_trim` and then `trim` do it."""
+        """Return the plan to remove the segments that end at or below `position`, which must be
+        committed; None without such segments. Pass it to `note_trim` and then to `trim`."""
         index = self.index
         keep_from = self.segment_start(min(position, self.commitlog.durable_offset))
         if keep_from <= self.commitlog.min_offset:
@@ -483,14 +475,14 @@ class RaftLog:
         return Trim(first, keep_from, trim_note(first, index.term_at(first - 1), keep_from))
 
     def note_trim(self, trim: Trim) -> None:
-        """Note durably what is to be removed: killed in between, it is at the next start. Blocking,
-        for a thread of the pool; one at a time. Raises OSError."""
+        """Note durably which part is removed, so that the next start can complete the removal.
+        Blocking, for a thread of the pool, never in parallel. Raises OSError."""
         assert self._trim is not None, "this log has no place to note what was cut"
         self._trim.save(trim.note)
 
     def trim(self, trim: Trim) -> None:
-        """Remove what `note_trim` noted. Raises OSError: the frames are forgotten then, and the
-        same may be planned again for their files."""
+        """Remove the part that `note_trim` noted. After an OSError the frames are gone from the
+        index, and the same trim may be planned again for their files."""
         self._forget_before(trim.first)
         self.commitlog.delete_before(trim.start)
 
@@ -503,13 +495,13 @@ class RaftLog:
     # -- life ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close what this log opened itself; the CommitLog is its owner's to close."""
+        """Close the files that this log opened; the CommitLog's owner closes the CommitLog."""
         if self._trim is not None:
             self._trim.close()
 
 
 def _runs(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
-    """Yield the frames in groups without a gap, which a new segment makes."""
+    """Yield the frames in contiguous groups; a new segment makes a gap."""
     run: list[Frame] = []
     for frame in frames:
         if run and frame.position != run[-1].end:

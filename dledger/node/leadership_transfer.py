@@ -1,13 +1,10 @@
-"""Handing leadership over: to a preferred leader, away from a full or slow disk, before a planned
-stop.
+"""Leadership transfer: to a preferred leader, away from an unwilling leader, before a planned stop.
 
-Before a stop the leader goes on taking proposals until a follower is *able*: a recovered
-voter, connected, heard a moment ago, and nearly caught up. So the time in which nobody takes
-proposals is that of one transfer (thesis 3.10: the last frames, a vote, a no-op) and no more.
-Afterwards the former leader stays until it knows who leads, has told its application so (the core
-may be ahead of what the disk lets the member do), and has applied what it had proposed itself,
-because its senders are owed that answer. Bounded: if nobody is able in time, or connected, it
-leaves without a successor.
+Before a stop the leader accepts proposals until a follower is *able*: a recovered voter, connected,
+recently heard, and nearly caught up. So proposals wait only for a single transfer (thesis 3.10: the
+last frames, a vote, a no-op). Afterwards the former leader stays until it knows the new leader, has
+reported it to its application, and has applied its own proposals, because their senders wait for
+the answer. It leaves without a successor if no follower is able in time, or connected.
 """
 
 from __future__ import annotations
@@ -28,14 +25,14 @@ from .ready_loop import Pump
 
 log = logging.getLogger("raftmq.dledger.node.leadership_transfer")
 
-LAG_FRAMES_MAX = 16  # twice what is in flight under full load: sent within a round trip or two
+LAG_FRAMES_MAX = 16  # twice the frames in flight under full load
 HEARD_HEARTBEATS = 3  # a follower silent for longer is frozen, or its link is
 POLL_S = 0.002  # a fraction of the transfer itself, for a moment at a process's end
 
 
 @dataclass(slots=True, eq=False)
 class LeadershipTransfer:
-    """Chooses who leads after one member, and transfers leadership."""
+    """Chooses a member's successor, and transfers leadership."""
 
     pump: Pump
     installer: Installer
@@ -46,23 +43,21 @@ class LeadershipTransfer:
     _leaving: bool = field(default=False, init=False)  # for a planned stop
 
     def transfer(self, target: NodeId) -> None:
-        """Begin to hand leadership to `target`. Raises NotLeader, UnknownTarget, Busy."""
+        """Start a transfer to `target`. Raises NotLeader, UnknownTarget, Busy."""
         self.pump.ask(self.pump.core.transfer, target, self.pump.core_ms())
 
     def blocker(self, target: NodeId) -> str:
-        """Return why `target` would hand leadership back as soon as it had it; "" if it would
-        not, as far as this leader knows."""
+        """Return the reason why `target` would immediately give up leadership, or ""."""
         core = self.pump.core
         progress = core.progress.get(target)
         if progress is None or not progress.no_room:
             return ""
-        # It goes on leading where nobody else should lead, either.
+        # It keeps leadership if no other replica is willing.
         others_willing = core.election.is_willing or willing_voters(core, self.pump.links.is_open)
         return unwilling_reason(target) if others_willing else ""
 
     def successor(self) -> NodeId | None:
-        """Return the follower that could lead at once and has most of the log, one with room on its
-        disk first; None if nobody could."""
+        """Return the able follower with most of the log, preferably willing, or None."""
         return best_successor(self.pump.core, self.pump.links.is_open, self.pump.core_ms())
 
     # -- while this member works ----------------------------------------------------------------
@@ -91,9 +86,8 @@ class LeadershipTransfer:
         return self.preferred_leader.check(view, self.clock_ms())
 
     def willing_successor(self, needed: bool, faster: bool) -> NodeId | None:
-        """Return the replica to which this leader should transfer because its own disk is full or
-        slow (`needed`), else None; `faster`: only a replica with a lower cost
-        (dledger/raft/pace.py)."""
+        """Return the replica to which this unwilling leader should transfer (`needed`), else None.
+        With `faster`, only a replica with a lower cost (dledger/raft/pace.py)."""
         core, is_open = self.pump.core, self.pump.links.is_open
         willing: list[NodeId] = []
         able: list[Progress] = []
@@ -114,8 +108,7 @@ class LeadershipTransfer:
         return self.search.check(needed, transferring, willing, best, self.clock_ms())
 
     def _busy(self) -> str:
-        """Return what this leader is busy with that a successor would have to begin anew; "" if
-        nothing."""
+        """Return the work of this leader that a successor would have to restart, or ""."""
         core = self.pump.core
         if (
             core.membership.configurations.index > core.commit_index
@@ -130,9 +123,9 @@ class LeadershipTransfer:
     # -- before a planned stop ------------------------------------------------------------------
 
     async def hand_over(self, timeout_ms: float) -> NodeId | None:
-        """Transfer leadership to the able follower that has most of the log (one with room on its
-        disk first). Return the new leader; None if nobody took over, with the reason logged.
-        Harmless on a replica that does not lead."""
+        """Transfer leadership to the able follower with most of the log, preferably willing. Return
+        the new leader, or None, with the reason logged. No effect on a replica that does not lead.
+        """
         core = self.pump.core
         self._leaving = True
         if core.role is not Role.LEADER:
@@ -177,15 +170,15 @@ class LeadershipTransfer:
             return
         try:
             self.transfer(successor)
-        except RaftError as error:  # its standing changed just now: look again
+        except RaftError as error:  # the state has just changed: try again
             log.info("transfer_refused target=%s: %s", successor, error)
 
 
 def blocker_of(
     peer: NodeId, core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
 ) -> tuple[str, bool]:
-    """Return why a leader's follower could not lead now, "" if it could; and whether it lacks at
-    most LAG_FRAMES_MAX frames. It may lack more for a moment without any blocker."""
+    """Return the reason why a follower could not lead now, or ""; and whether it is at most
+    LAG_FRAMES_MAX frames behind."""
     progress = core.progress.get(peer)
     if progress is None or peer not in core.membership.voters:
         return f"{peer} is no other voter of this group", False
@@ -207,13 +200,13 @@ def blocker_of(
 
 
 def unwilling_reason(peer: NodeId) -> str:
-    """Return the words for a peer that has said that it should not lead."""
+    """Return the reason text for an unwilling peer."""
     return f"{peer} should not lead: its disk is short of room or slow, or its clock is wrong"
 
 
 def willing_voters(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[NodeId]:
-    """Return a leader's connected voters whose disks may have room and be fast, including those
-    not heard yet."""
+    """Return a leader's connected voters that may be willing to lead, including those not heard
+    yet."""
     return [
         progress.peer
         for progress in core.progress.values()
@@ -227,7 +220,7 @@ def willing_voters(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[No
 def best_successor(
     core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
 ) -> NodeId | None:
-    """Return which of the `able_successors` should lead; None if nobody could."""
+    """Return the best of the `able_successors`, or None."""
     able = able_successors(core, is_open, now_ms)
     best = max(able, key=lambda p: (not p.no_room, p.match_index, p.heard_ms), default=None)
     return None if best is None else best.peer
@@ -236,7 +229,7 @@ def best_successor(
 def able_successors(
     core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
 ) -> list[Progress]:
-    """Return the leader's followers that could lead at once. `now_ms` is the core's time."""
+    """Return the followers that could lead at once. `now_ms` is the core's time."""
     heard_since_ms = now_ms - HEARD_HEARTBEATS * core.config.heartbeat_ms
     return [
         progress

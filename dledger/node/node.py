@@ -562,7 +562,7 @@ class RaftMember:
 
     @property
     def refilled(self) -> list[NodeId]:
-        """Followers with a snapshot install from this log: retention should delete nothing of it."""
+        """Followers with a snapshot install from this log; retention should delete nothing."""
         return self.parts.installer.refilled() if self.life.running else []
 
     def frame_is_damaged(self, position: int) -> bool:

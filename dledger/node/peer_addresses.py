@@ -1,21 +1,19 @@
-"""The group's members, for the shell: how they are reached, and the configuration file on disk.
+"""Peer addresses: how the members of a group are reached, and the configuration file.
 
-The core decides which configuration is in force; the roster follows it: the links dial its members,
-the healer asks them, the newest committed one is saved in the configuration file (by a recovered
-replica only, see dledger/raft/recovery.py), and retention keeps its frame until that is durable.
+The core decides which configuration is in force. The roster applies it: links dial its members, the
+repairer asks them, the newest committed configuration is saved in the configuration file (by a
+recovered replica only, see dledger/raft/recovery.py), and retention keeps its frame until that is
+durable.
 
-A replica that was away may find a leader that it has not heard of: it missed the frame by which
-that one joined. It can take that frame only if the leader learns where its log ends, so it has to
-answer, on a link that it dials. So whoever dials introduces itself (peer_info_message.py), and is
-dialled back although it is no member yet, as far as this replica knows.
+A replica that was away may meet an unknown leader, because it missed the frame by which that leader
+joined. It can get that frame only if it answers the leader on a link that it dials. So every
+dialler reports its address (peer_info_message.py), and is dialled back.
 
-An address in the log may be wrong (a typo), or become wrong, and it takes a leader to correct it.
-So while a replica knows no leader, it dials a member that it does not reach also where its own
-broker.conf says: the same addresses, in all broker.confs, bring any group back. They say nothing
-about who is a member or votes; a replica is known by its id, whatever its address. Links that are
-open then stay, so that a leader that is elected over them can move the members to where they are.
-Not while there is a leader: an address that was moved may be that of an old store, which nobody
-should wake.
+An address in the log may be wrong, and only a leader can correct it. So a replica without a leader
+also dials unreachable members at the addresses of its own broker.conf. They do not decide who is a
+member or votes; a replica is identified by its id. Open links stay, so that a leader that is
+elected over them can correct the addresses. With a leader these addresses are not used: a moved
+address may be that of an old store, which should stay unused.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ INTRODUCED_MAX = 32  # twice as many as a group has members
 
 
 class Roster:
-    """Applies one member's configurations to its links, healer and file. Runs on the loop, except
+    """Applies a member's configurations to its links, repairer and file. Runs on the loop, except
     `load`, `starting` and the saving."""
 
     def __init__(
@@ -67,20 +65,20 @@ class Roster:
 
     @property
     def founding(self) -> Configuration:
-        """The founding configuration, from broker.conf; empty for a replica that is to join a
-        group."""
+        """The founding configuration of broker.conf; empty for a replica that is to join a group."""
         peers = () if self._config.join else self._config.peers.values()
         return founding((peer.node_id, f"{peer.host}:{peer.port}") for peer in peers)
 
     def starting(self, raft_log: RaftLog) -> Configurations:
-        """Return the configurations of a log that is open. Blocking. Raises ConfigurationLost,
+        """Return the configurations of an open log. Blocking. Raises ConfigurationLost,
         MembersDiffer, OSError, FrameDamaged."""
         founding = self._checked_founding(raft_log)
         return starting_configurations(self._saved, self._file.damaged, founding, raft_log)
 
     def _checked_founding(self, raft_log: RaftLog) -> Configuration:
-        """Return the founding configuration, compared with the one of the first start, which counts
-        where the log has a change of members that is not in the file yet; or note it."""
+        """Return the founding configuration: broker.conf's, or that of the first start if a change
+        of members is in the log and not in the file. Saves it at the first start. Raises
+        MembersDiffer, OSError."""
         index, noted = self._saved or (0, Configuration())
         founding = self.founding
         if index or self._file.damaged or not founding.members or noted.ids == founding.ids:
@@ -103,7 +101,7 @@ class Roster:
         return founding
 
     def before_the_core(self, links: PeerLinks, healer: Healer) -> None:
-        """Dial and ask all members of the file and of broker.conf while the log is mended."""
+        """Dial and ask all members of the file and of broker.conf during the recovery of the log."""
         known = self._saved[1] if self._saved is not None else Configuration()
         for member in known.members:
             self._addresses[member.node_id] = self._address(member)
@@ -112,12 +110,11 @@ class Roster:
         healer.set_members(frozenset(self._addresses))
 
     def follow(self, core: RaftCore, links: PeerLinks, healer: Healer) -> None:
-        """Update links and healer: another configuration is in force, or the one in force is now
-        committed."""
+        """Update links and repairer to the configuration in force."""
         current = core.membership.configurations.current
         for member in filter(lambda one: one.address, current.members):
             self._addresses[member.node_id] = self._address(member)
-        # A replica that is to join, and knows no configuration yet, dials its configured peers.
+        # A replica that is to join, without a configuration, dials its configured peers.
         ids = core.membership.peers if current.members else tuple(self._addresses)
         removed = set(core.membership.configurations.settled[1].removed)
         strangers = {
@@ -127,14 +124,14 @@ class Roster:
         }
         links.set_peers(
             strangers | {peer: self._addresses[peer] for peer in ids if peer in self._addresses},
-            # A leader still accepts the removed replicas it sends to: one that is cut off before it
-            # could acknowledge its own removal would never be told that this was committed.
+            # A leader still accepts the removed replicas that it sends to, so that they can
+            # acknowledge their own removal.
             removed.difference(core.membership.peers),
         )
         healer.set_members(frozenset(ids) | {core.node_id})
 
     def look(self, core: RaftCore, links: PeerLinks) -> None:
-        """Look where else members may be dialled now. Called periodically."""
+        """Update the further addresses to dial. Called periodically."""
         links.set_spares(self._config.peers if core.leader is None else {})
 
     def introduced(self, peer: NodeId, host: str, port: int) -> bool:
@@ -147,7 +144,7 @@ class Roster:
         introduced.pop(peer, None)
         introduced[peer] = address
         if len(introduced) > INTRODUCED_MAX:
-            del introduced[next(iter(introduced))]  # the one that said so first
+            del introduced[next(iter(introduced))]  # the oldest entry
         return True
 
     def _address(self, member: GroupMember) -> PeerAddress:
@@ -190,9 +187,9 @@ class Roster:
 
 
 def members_of(core: RaftCore) -> list[dict[str, object]]:
-    """Return every member as data. `match` (last frame it has), `lag` (frames it lacks) and
-    `recovered` of the others are None on a replica that does not lead, and until they have
-    answered one that does. `preferred`: it should lead."""
+    """Return every member as data. `match` (last frame), `lag` (missing frames) and `recovered` of
+    other members are None on replicas that do not lead, and until a member has answered the leader.
+    `preferred` marks the preferred leader."""
     rows: list[dict[str, object]] = []
     for member in core.membership.configurations.current.members:
         node_id: NodeId = member.node_id
@@ -218,6 +215,6 @@ def members_of(core: RaftCore) -> list[dict[str, object]]:
 
 
 def standing_in_group(core: RaftCore) -> str:
-    """Return `voter`, `learner`, or `none`: this replica was removed, or is not added yet."""
+    """Return `voter`, `learner`, or `none` for a replica that was removed or is not added yet."""
     member = core.membership.configurations.current.get(core.node_id)
     return "none" if member is None else member.role.name.lower()

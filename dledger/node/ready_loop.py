@@ -1,11 +1,10 @@
-"""The pump performs what a member's core wants: persist, then send, then acknowledge.
+"""The ready loop: performs a core's output in the order persist, send, acknowledge.
 
-`_perform` is the one place that defines that order. Everything that can make the core want
-something (a message, a tick, a connection, a finished fdatasync, a proposal) ends in `run`, which
-performs until nothing is left.
+`_perform` alone defines that order. Every input of the core (a message, a tick, a connection, a
+finished fdatasync, a proposal) ends in `run`, which performs until nothing is left.
 
-Invariants: one Ready is performed at a time, and nothing further while its hard state is being
-saved. After `fail`, `silence` or `stop` nothing is performed any more.
+Invariants: a single Ready is performed at a time, and nothing else while its hard state is being
+saved. After `fail`, `silence` or `stop` nothing is performed.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from .roles import Roles
 log = logging.getLogger("raftmq.dledger.node.node")
 P = ParamSpec("P")
 
-HAND_OVER_MS = 20  # lets a last message reach the socket before the connections are cut
-FRAMES_KEEP_BUSY = 2  # one being written by the peers, one on its way to them
+HAND_OVER_MS = 20  # a last message reaches the socket before the connections close
+FRAMES_KEEP_BUSY = 2  # one at the peers' disks, one on its way
 
 
 @dataclass(slots=True)
 class Life:
-    """The state of a member's life: whether it works, and why it ended if it failed."""
+    """Whether a member runs, and the reason why it ended if it failed."""
 
     running: bool = False  # the core runs
     failure: str | None = None
@@ -50,14 +49,14 @@ class Life:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Pump:
-    """Drives one member's core, until it fails or stops. All methods run on the loop.
+    """Drives a member's core, until it fails or stops. All methods run on the loop.
 
-    `on_fatal(reason)` is called at most once. `on_members` is called when another configuration
-    is in force, or the one in force is now committed."""
+    `on_fatal(reason)` is called at most once. `on_members` is called when a configuration comes
+    into force or is committed."""
 
     life: Life
     core: RaftCore
-    core_ms: StallAwareClock  # the time as the core is told it
+    core_ms: StallAwareClock  # the core's time
     log: RaftLog
     writer: FrameWriter
     promises: Promises
@@ -75,13 +74,13 @@ class Pump:
     _scheduled: bool = field(default=False, init=False)
     _unfinished: Ready | None = field(default=None, init=False)  # its hard state is being saved
     _commit_due: int = field(default=0, init=False)  # committed, to be applied; 0: nothing
-    # The term and the last frame of what was last sent over each open link.
+    # The term and the last frame of the last request over each open link.
     _sent: dict[NodeId, tuple[int, int]] = field(default_factory=dict, init=False)
 
     # -- what makes the core want something ---------------------------------------------------
 
     def drive(self, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call `act`, which changes the core, then perform what the core wants."""
+        """Call `act`, which changes the core, then perform the core's output."""
         if not self.life.running:
             return
         try:
@@ -95,9 +94,8 @@ class Pump:
         self.run()
 
     def ask(self, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call `act`, which asks the core for something on behalf of a client. A failed assertion
-        there stops the node, and is also raised to the caller, which handles it like any error of a
-        request. Raises NotLeader."""
+        """Call `act`, a client's request to the core. A failed assertion stops the node, and is
+        also raised to the caller, as an error of the request. Raises NotLeader."""
         if not self.life.running:
             raise NotLeader(None)
         try:
@@ -120,7 +118,7 @@ class Pump:
             self.run_soon()
 
     def run_soon(self) -> None:
-        """Call `run` once, when the other callbacks of this turn of the loop have been called."""
+        """Call `run` once, after the other callbacks of this turn of the loop."""
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._run_scheduled)
@@ -137,8 +135,7 @@ class Pump:
         self.run()
 
     def apply_failed(self, error: Exception) -> None:
-        """End the member: the applier could not read committed frames, or the application could not
-        apply them."""
+        """End the member, because committed frames could not be read or applied."""
         self.fail("committed frames could not be applied", error, disk=isinstance(error, OSError))
 
     def durable(self, index: int) -> None:
@@ -146,14 +143,13 @@ class Pump:
         self.drive(self.core.durable, index)
 
     def write_held(self) -> None:
-        """Write the frames that a full disk had no room for, if there is room by now."""
+        """Write the frames that a full disk had no space for, if there is space now."""
         if self.writer.retry():
             self.disk.has_room()
             self._commit_due = self.core.commit_index
 
     def read(self) -> asyncio.Future[int]:
-        """Add a linearizable read; the future gives the index it may be served at, once that is
-        applied. Raises Busy."""
+        """Add a linearizable read; the future gives its index once that is applied. Raises Busy."""
         return self.reads.add(self._ask_read)
 
     def _ask_read(self, token: int) -> None:
@@ -162,10 +158,8 @@ class Pump:
     # -- performing ---------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Perform what the core wants and propose what waits, until there is neither.
-
-        A call from within (by an application in a callback) leaves the work to the call that is
-        already running."""
+        """Perform the core's output and propose waiting work, until neither is left. A nested call
+        leaves the work to the outer call."""
         life = self.life
         if self._busy or not life.running:
             return
@@ -188,8 +182,8 @@ class Pump:
                 elif self.roles.serving and proposer.propose_next():
                     continue
                 elif self._commit_due:
-                    # Last, so that acknowledgements and the next frame are on their way to the
-                    # peers while this node's ConsumeQueues and answers are made.
+                    # Last, so that acknowledgements and the next frame are sent before this node
+                    # builds ConsumeQueues and answers.
                     commit_index, self._commit_due = self._commit_due, 0
                     self.applier.advance(min(commit_index, self.log.last_index))
                 else:
@@ -222,8 +216,7 @@ class Pump:
             self._finish(ready)
 
     def _saved(self, error: BaseException | None) -> None:
-        """Go on with `_finish`, now that term and vote are durable; fail if they could not be
-        saved."""
+        """Continue with `_finish` after term and vote are durable; fail if they could not be saved."""
         if not self.life.running:
             return
         if error is not None:
@@ -235,12 +228,12 @@ class Pump:
         self.run()
 
     def _finish(self, ready: Ready) -> None:
-        """Do the part of `_perform` that comes after term and vote are durable."""
+        """Perform the part of `_perform` after term and vote are durable."""
         if ready.messages:
             self._send(ready.messages)
         if ready.append:
-            # Behind the sending, so that the peers' disks work while ours does. Nothing of this
-            # is acknowledged before the core is told that it is durable.
+            # After the sending, so that all disks work in parallel. Nothing of this is acknowledged
+            # before it is durable.
             self.disk.written()
         if ready.configuration_changed:  # after the last message to a removed replica
             self.on_members()
@@ -251,26 +244,26 @@ class Pump:
         for token in ready.failed_reads:
             self.reads.failed(token, self.core.leader)
         if ready.role is not None:
-            self.alarm.soon()  # the deadline is another one
+            self.alarm.soon()  # the deadline has changed
             self.roles.changed(ready.role, self.core.commit_index, self.applier.applied_index)
 
     def _send(self, messages: tuple[Outgoing, ...]) -> None:
-        """Send in one write per peer; frames separately, since only they may be dropped."""
+        """Send in a single write per peer; frames separately, since only they may be dropped."""
         control: dict[NodeId, list[bytes]] = {}
         frames: dict[NodeId, list[bytes]] = {}
         for message in messages:
             if isinstance(message, AppendOrder):
                 m = message
                 if m.last_index > self.log.last_index:
-                    # no room for it here (dledger/storage/log_writer.py); as if it had been lost
+                    # no space here (dledger/storage/log_writer.py); as if lost
                     continue
                 if m.first_index < self.log.index.first_index:
-                    continue  # retention passed it while term and vote were saved
+                    continue  # deleted by retention while term and vote were saved
                 try:
                     sent = self.log.frames(m.first_index, m.last_index)
                 except FrameDamaged as damage:
                     self.disk.check(damage.index, self.read_failed)
-                    continue  # the same: it is sent again, by then it may be mended
+                    continue  # the same; sent again after the repair
                 buffers = frames.setdefault(m.to, [])
                 if self._sent.get(m.to) != (m.term, m.prev_index):
                     buffers.extend(self._landmark(m))
@@ -285,7 +278,7 @@ class Pump:
                 self._sent.pop(peer, None)
 
     def link_opened(self, peer: NodeId) -> None:
-        """Note that the link to `peer` is open: nothing was sent over it yet."""
+        """Note that the link to `peer` is open, and nothing was sent over it yet."""
         self._sent.pop(peer, None)
         self.core.peer_opened(peer)
 
@@ -299,12 +292,12 @@ class Pump:
         return encode_message(Landmark(self.core.node_id, order.to, order.term, index, term, crc))
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Note that a read for a consumer or peer failed; `again` repeats it (disk_health.py)."""
+        """Report a failed read for a consumer or peer; `again` repeats it (disk_health.py)."""
         # Later: the caller may be at work for the pump.
         asyncio.get_running_loop().call_soon(self.drive, self.disk.read_failed, error, again)
 
     def lose_promises(self, incarnation: int, reason: str) -> None:
-        """Recover from now on (RaftCore.lose_promises), and send nothing of what waits for the vote
+        """Recover from now on (RaftCore.lose_promises), and discard messages that wait for the vote
         file."""
         log.error("promises_lost node=%s reason=%s", self.core.node_id, reason)
         if self._unfinished is not None:
@@ -316,8 +309,8 @@ class Pump:
     # -- the end ------------------------------------------------------------------------------
 
     def fail(self, reason: str, error: BaseException, disk: bool = False) -> None:
-        """End the member: it cannot keep Raft's promises any more, and sends nothing more. But if
-        only its `disk` fails, a leader's last message asks a follower to take over."""
+        """End the member, which cannot keep Raft's guarantees. If only its `disk` fails, a leader's
+        last message asks a follower to take over."""
         life = self.life
         if life.failure is not None:
             return
@@ -333,19 +326,19 @@ class Pump:
             else:
                 self.links.abort()  # the peers notice at once and elect another leader
             self.roles.end(self.core.term, failure)
-        finally:  # whatever state the rest is in, nobody may be left waiting
+        finally:  # in any state, no waiter may be left
             self._close(failure)
             self.on_fatal(failure)
 
     def silence(self, reason: str) -> None:
-        """Stop sending and receiving for good: a group snapshot takes the place of this log."""
+        """Stop sending and receiving for good, because a group snapshot replaces this log."""
         self.life.failure = reason
         self._end()
         self.links.abort()
         self._close(reason)
 
     def stop(self) -> None:
-        """Perform nothing more: the node stops."""
+        """Perform nothing more, because the node stops."""
         self._end()
         self._close("the node stops")
 
@@ -358,8 +351,8 @@ class Pump:
         self.reads.close()
 
     def _say_last_word(self) -> bool:
-        """Send a deposed leader's TimeoutNow to its successor, and nothing else: all other messages
-        promise what this disk cannot keep any more. Return whether there was one."""
+        """Send only a deposed leader's TimeoutNow, since all other messages promise what this disk
+        cannot keep. Return whether there was one."""
         ready = self.core.ready()
         orders = [m for m in ready.messages if isinstance(m, TimeoutNow)] if ready else []
         self._send(tuple(orders))

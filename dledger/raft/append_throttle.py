@@ -1,14 +1,13 @@
-"""The append throttle for followers that are far behind: a limit in bytes a second. Pure.
+"""The append throttle: a limit in bytes per second for followers that are far behind.
 
-Catching up takes bandwidth, the leader's time and its disk from live traffic. So the leader sends
-old frames to all such followers together no faster than `bytes_per_s`. Old frames are those that
-are already committed (so that nobody waits for this follower's acknowledgement) and lie further
-back than what may be in flight. Everything else is never held back: commit does not depend on the
-throttle.
+A follower that catches up uses bandwidth, the leader's time and its disk. So the leader sends old
+frames to all such followers together at no more than `bytes_per_s`. Old frames are committed (so no
+sender waits for this follower) and further back than the frames in flight. All other frames are
+sent at once: commit does not depend on the throttle.
 
-It is a token bucket: it fills at that rate up to a tenth of a second's worth, and a request may be
-sent as long as it is not empty, whatever the request's size. So the rate holds over any longer
-time, and is exceeded by at most one request.
+It is a token bucket, filled at that rate up to a tenth of a second's worth. A request may be sent
+while the bucket is not empty, whatever the request's size. So the rate is exceeded by at most one
+request.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ NEVER_DUE_MS = float("inf")
 
 
 class AppendThrottle:
-    """The leader's append throttle, for all its followers. Times are the core's, in
-    milliseconds."""
+    """The leader's append throttle, for all its followers. Times are the core's, in milliseconds."""
 
     __slots__ = ("_allowance", "_bytes_per_s", "_filled_ms", "due_ms")
 
@@ -28,10 +26,10 @@ class AppendThrottle:
         self._bytes_per_s = bytes_per_s
         self._allowance = bytes_per_s * BURST_S
         self._filled_ms = 0.0
-        self.due_ms = NEVER_DUE_MS  # when a follower that was held back may get more
+        self.due_ms = NEVER_DUE_MS  # when a throttled follower may get more
 
     def may_send(self, now_ms: float) -> bool:
-        """Return whether a request may be sent now; if not, `due_ms` says when to ask again."""
+        """Return whether a request may be sent now; if not, `due_ms` is the time of the next try."""
         rate = self._bytes_per_s
         if not rate:
             return True
@@ -45,5 +43,5 @@ class AppendThrottle:
         return False
 
     def sent(self, size_bytes: int) -> None:
-        """Note that a throttled request of that size was sent."""
+        """Record a throttled request of that size."""
         self._allowance -= size_bytes

@@ -1,26 +1,26 @@
-"""A stall-aware clock, for a replica whose process may be kept from running. Pure.
+"""A stall-aware clock, for a replica whose process may not get to run.
 
-A process that gets no processor, or whose loop is held up, hears nobody meanwhile: the messages of
-the others lie unread in its sockets. If such a time counted as silence, the replica would give up a
-leader whose heartbeats have arrived. So the core is driven by a clock that advances by at most
-`step_ms_max` from one turn of the loop to the next, however long the turn took: between two turns
-everything that had arrived has been read. A time-out takes at least time-out / step_ms_max turns.
+A process without a processor, or with a blocked loop, receives nothing, although the messages are
+in its sockets. If such a time counted as silence, the replica would give up a leader whose
+heartbeats have arrived. So the core's clock advances by at most `step_ms_max` from one turn of the
+loop to the next, however long the turn took. Between two turns everything that had arrived was
+read. A time-out takes at least time-out / step_ms_max turns.
 
-The clock never goes back, and runs like its source clock while no turn takes too long. It is for
-judging silence and progress only, not for anything that is promised in real time.
+The clock never goes back, and runs like its source clock while no turn takes too long. It judges
+silence and progress only, never promises in real time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-TURN_AFTER = 0.5  # of a step: a turn costs little, and one that is late loses no time then
+TURN_AFTER = 0.5  # of a step, so that a late turn loses no time
 
 
 class StallAwareClock:
-    """The stall-aware clock: call it for the time, and call `turn` at most once in every turn of
-    the loop, some times in every `step_ms_max`. `turn_wanted_ms`: from this time of it on a turn is
-    due before it loses time."""
+    """The stall-aware clock. Call it for the time, and call `turn` at most once per turn of the
+    loop, several times per `step_ms_max`. From `turn_wanted_ms` on a turn is due before time is
+    lost."""
 
     __slots__ = ("_at_turn_ms", "_clock_ms", "_turned_ms", "step_ms_max", "turn_wanted_ms")
 
@@ -36,7 +36,7 @@ class StallAwareClock:
         return self._at_turn_ms + min(passed_ms, self.step_ms_max)
 
     def turn(self) -> float:
-        """Note a turn of the loop. Return the time in milliseconds."""
+        """Record a turn of the loop. Return the time in milliseconds."""
         now_ms = self._clock_ms()
         self._at_turn_ms += min(now_ms - self._turned_ms, self.step_ms_max)
         self._turned_ms = now_ms

@@ -1,4 +1,4 @@
-"""The core's settings, and the source of randomness it needs. Pure."""
+"""The core's settings, and its source of randomness."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class CoreConfig:
     """The core's settings: time-outs in milliseconds, limits in bytes or pieces. The election
     back-off (election_timeout.py) multiplies election time-outs that prove too short."""
 
-    heartbeat_ms: float = 75  # < election_ms_min / 4: three lost ones depose nobody
+    heartbeat_ms: float = 75  # < election_ms_min / 4: three lost heartbeats depose no leader
     election_ms_min: float = 350
-    election_ms_max: float = 700  # also: a leader that hears no majority for so long steps down
+    election_ms_max: float = 700  # also: a leader without a majority steps down after it
     close_jitter_ms: float = 30  # a PreVote starts at most this long after the leader's link closed
-    resend_ms: float = 300  # 4 heartbeats without progress: what is in flight counts as lost
-    resend_ms_max: float = 4_800  # resends back off to this while nothing comes back
-    transfer_ms: float = 1_000  # a transfer of leadership not done by then is given up
-    append_bytes_max: int = 1 << 20  # frames of one request; a larger single frame goes alone
-    inflight_bytes_max: int = 8 << 20  # per follower; exceeded by at most one request
+    resend_ms: float = 300  # 4 heartbeats without progress: requests in flight are lost
+    resend_ms_max: float = 4_800  # max. wait between resends without answers
+    transfer_ms: float = 1_000  # max. duration of a leadership transfer
+    append_bytes_max: int = 1 << 20  # frames per request; a larger frame is sent alone
+    inflight_bytes_max: int = 8 << 20  # per follower; exceeded by at most a request
     inflight_messages_max: int = 256  # per follower
-    catch_up_bytes_per_s: int = 64 << 20  # to all that are far behind together; 0: no limit
-    uncommitted_bytes_max: int = 64 << 20  # once there are so many a leader takes no more: Busy
+    catch_up_bytes_per_s: int = 64 << 20  # for all followers that are far behind; 0: no limit
+    uncommitted_bytes_max: int = 64 << 20  # limit of uncommitted bytes; beyond: Busy
     reads_waiting_max: int = 16_384  # unconfirmed reads; beyond: Busy
-    learner_lag_bytes_max: int = 1 << 20  # of the log; one that lacks more is not promoted
-    departure_ms: float = 5_000  # how long a removed replica is told of its removal
+    learner_lag_bytes_max: int = 1 << 20  # max. lag of a learner that is promoted
+    departure_ms: float = 5_000  # how long a removed replica is notified
 
     def __post_init__(self) -> None:
         assert 0 < self.heartbeat_ms < self.election_ms_min <= self.election_ms_max

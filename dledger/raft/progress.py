@@ -1,11 +1,11 @@
-"""The leader's view of one follower, and how much it may send to it. Pure.
+"""Progress: the leader's view of a follower, and the limits of sending to it.
 
-PROBE: where the logs meet is not known; one request at a time. REPLICATE: it is known; requests
-are pipelined, bounded by messages and by bytes in flight. STRANDED: retention deleted the frames
-the follower needs; it gets heartbeats only, until its own log reaches ours again
-(snapshot_install.py).
+PROBE: the point where the logs match is unknown, and one request is sent at a time. REPLICATE: it
+is known, and requests are pipelined, bounded by messages and by bytes in flight. STRANDED:
+retention deleted the frames that the follower needs. It gets heartbeats only, until its own log
+reaches ours again (snapshot_install.py).
 
-Invariants: match_index < next_index; what is in flight lies between them.
+Invariants: match_index < next_index; requests in flight are between them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .messages import NodeId
 
 
 class PeerState(Enum):
-    """The state of replication to one follower, as the module explains it."""
+    """The state of replication to a follower, see the module."""
 
     PROBE = "probe"
     REPLICATE = "replicate"
@@ -32,7 +32,7 @@ STRANDED = PeerState.STRANDED
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """One follower, as its leader sees it during one leadership."""
+    """A follower, as its leader sees it during a leadership."""
 
     peer: NodeId
     next_index: int
@@ -40,32 +40,32 @@ class Progress:
     _messages_max: int
     _bytes_max: int
     _resend_ms: float
-    voter: bool = True  # counts; a learner, and one that is being removed, do not
-    departs_ms: float | None = None  # until when a removed one is told of its removal
+    voter: bool = True  # false for learners, and during removal
+    departs_ms: float | None = None  # the end of notifications to a removed follower
     state: PeerState = PROBE
     match_index: int = 0
-    match_round: int = 0  # the last round sent before `match_index` was acknowledged
-    verified_index: int = 0  # written there, durable or not, as of its last heartbeat response
-    tried_last: int = -1  # STRANDED: its last index when it was last probed all the same
-    paused: bool = False  # PROBE: a request is out, none may follow before its answer
-    probe_last: int = 0  # the last index that request proves when it succeeds
+    match_round: int = 0  # the last round before `match_index` was acknowledged
+    verified_index: int = 0  # written there, by its last heartbeat response
+    tried_last: int = -1  # STRANDED: its last index at the last probe
+    paused: bool = False  # PROBE: a request waits for its answer
+    probe_last: int = 0  # the last index that the request proves
     inflight: deque[tuple[int, int]] = field(default_factory=deque)  # (last index, bytes) of each
     inflight_bytes: int = 0
-    moved_ms: float = field(init=False)  # when it last advanced, or had nothing left to do
-    resend_after_ms: float = field(init=False)  # doubles while nothing comes back
+    moved_ms: float = field(init=False)  # time of the last advance, or of being idle
+    resend_after_ms: float = field(init=False)  # doubles without answers
     round: int = 0  # highest heartbeat round it answered
-    link_round: int = -1  # the last one begun when a link with it was opened or closed
-    recovered_index: int = 0  # acknowledged while recovered: counts for commit
-    recovered_round: int = 0  # highest heartbeat round it answered while recovered
-    recovering: int | None = None  # 0: recovered; else the incarnation; None: not heard yet
+    link_round: int = -1  # the last round before its link was opened or closed
+    recovered_index: int = 0  # acknowledged while recovered; counts for commit
+    recovered_round: int = 0  # highest heartbeat round answered while recovered
+    recovering: int | None = None  # 0: recovered; its incarnation; None: not heard yet
     reported_index: int = 0  # match_index of its newest heartbeat response
-    barrier_index: int = 0  # a recovering one is recovered once it has this frame (recovery.py)
-    certified: int = 0  # the incarnation that has been found to be recovered
-    no_room_told: bool = False  # it has said so, ahead of its next heartbeat response
-    no_room: bool = False  # as of its last heartbeat response: its disk is short of room
+    barrier_index: int = 0  # the frame that completes its recovery (recovery.py)
+    certified: int = 0  # the incarnation that is certified
+    no_room_told: bool = False  # reported ahead of its next heartbeat response
+    no_room: bool = False  # by its last heartbeat response: unwilling to lead
     full_told: bool = False
-    full: bool = False  # the same: it takes no frames
-    regressions: int = 0  # times it lost frames that it had acknowledged (ASYNC_FLUSH only)
+    full: bool = False  # the same: it accepts no frames
+    regressions: int = 0  # losses of acknowledged frames (ASYNC_FLUSH only)
 
     def __post_init__(self) -> None:
         self.moved_ms = self.heard_ms
@@ -73,18 +73,17 @@ class Progress:
 
     @property
     def match_told(self) -> int | None:
-        """`match_index`, or None while it means nothing: the follower has not answered yet."""
+        """`match_index`, or None until the follower has answered."""
         unheard = self.recovering is None and not self.match_index
         return None if unheard else self.match_index
 
     @property
     def recovered_told(self) -> bool | None:
-        """Whether it is recovered; None while it has not said."""
+        """True if the follower is recovered; None until it has answered."""
         return None if self.recovering is None else not self.recovering
 
     def may_send(self) -> bool:
-        """Return whether a request with frames may be sent now. One always may when none is in
-        flight."""
+        """Return whether a request with frames may be sent now; always true with none in flight."""
         if self.state is REPLICATE:
             return not self.inflight or (
                 len(self.inflight) < self._messages_max and self.inflight_bytes < self._bytes_max
@@ -92,11 +91,11 @@ class Progress:
         return self.state is PROBE and not self.paused
 
     def window_bytes(self) -> int:
-        """Return how many bytes still fit into the append window."""
+        """Return the free bytes of the append window."""
         return max(0, self._bytes_max - self.inflight_bytes)
 
     def sent(self, last: int, size_bytes: int, now_ms: float) -> None:
-        """Note a request that carries frames next_index..last (none if last < next_index)."""
+        """Record a request with frames next_index..last (none if last < next_index)."""
         if self.state is REPLICATE:
             if not self.inflight:
                 self.moved_ms = now_ms
@@ -109,7 +108,7 @@ class Progress:
             self.moved_ms = now_ms
 
     def acknowledged(self, match_index: int, now_ms: float) -> bool:
-        """Take an acknowledgement; return whether `match_index` is news."""
+        """Handle an acknowledgement; return whether `match_index` rises."""
         inflight = self.inflight
         while inflight and inflight[0][0] <= match_index:
             self.inflight_bytes -= inflight.popleft()[1]
@@ -122,13 +121,13 @@ class Progress:
             if self.next_index <= match_index:
                 self.next_index = match_index + 1
         if self.state is not REPLICATE and match_index >= self.match_index:
-            self.state = REPLICATE  # where the logs meet is proven: the pipeline may start
+            self.state = REPLICATE  # the match is proven, so the pipeline may start
             self.next_index = self.match_index + 1
             self.paused = False
         return news
 
     def probe_from(self, next_index: int) -> None:
-        """Forget what is in flight and send one request at `next_index` (above match)."""
+        """Forget the requests in flight, and probe at `next_index` (above match)."""
         assert next_index > self.match_index, (self.peer, next_index, self.match_index)
         self.state = PROBE
         self.next_index = next_index
@@ -137,20 +136,17 @@ class Progress:
         self.inflight_bytes = 0
 
     def rejected(self, prev_index: int) -> bool:
-        """Return whether a refusal of the request at `prev_index` is news and not an echo.
+        """Return whether a refusal of the request at `prev_index` is news.
 
-        At or below match it is older than what is proven. While probing only the one request
-        in flight can be refused: a pipeline's refusals behind the first are echoes.
-        """
+        A refusal at or below match is obsolete. During a probe only its single request can be
+        refused; a pipeline's refusals behind the first are echoes."""
         if prev_index <= self.match_index:
             return False
         return self.state is REPLICATE or (self.paused and prev_index == self.next_index - 1)
 
     def stalled(self, now_ms: float, verified_index: int) -> bool:
-        """Return whether a request in flight is lost, judged by a heartbeat response.
-
-        Frames that the follower has written but not made durable are not lost, only slow.
-        """
+        """Return whether a heartbeat response shows that a request in flight is lost. Frames that
+        the follower has written but not made durable are only slow."""
         if verified_index > self.verified_index:
             self.verified_index = verified_index
             self.moved_ms = now_ms
@@ -161,12 +157,12 @@ class Progress:
         return waiting and now_ms - self.moved_ms >= self.resend_after_ms
 
     def back_off_resend(self, after_ms_max: float) -> None:
-        """Double the wait before the next resend, so that a dead pipeline is not fed for ever."""
+        """Double the wait before the next resend, so that a dead pipeline does not receive data
+        forever."""
         self.resend_after_ms = min(self.resend_after_ms * 2, after_ms_max)
 
     def regressed(self, last_index: int) -> None:
-        """Start over from `last_index`: the follower holds less than it acknowledged, because its
-        disk lost frames."""
+        """Restart from `last_index`, because the follower's disk lost acknowledged frames."""
         self.regressions += 1
         self.match_index = 0
         self.recovered_index = 0
@@ -174,7 +170,7 @@ class Progress:
         self.probe_from(last_index + 1)
 
     def forget(self, last_index: int) -> None:
-        """Forget all that the follower acknowledged, and probe at its end: it has lost its
+        """Forget all acknowledgements, and probe at the follower's end, because it has lost its
         memory."""
         self.match_index = 0
         self.recovered_index = 0
@@ -185,18 +181,17 @@ class Progress:
             self.probe_from(last_index + 1)
 
     def believes(self, recovering: bool) -> bool:
-        """Return whether an acknowledgement still counts: one that claims to be recovered while the
-        follower is known to recover was sent before it lost its memory."""
+        """Return whether an acknowledgement still counts. If it claims to be recovered while the
+        follower recovers, it was sent before the loss of memory."""
         return recovering or not self.recovering or self.certified == self.recovering
 
     @property
     def said_recovered(self) -> bool:
-        """True if it has said that it is recovered, in a heartbeat response or, before the first of
-        them, with an acknowledgement."""
+        """True if the follower has reported that it is recovered."""
         return self.recovering == 0 or (self.recovering is None and self.recovered_index > 0)
 
     def strand(self) -> None:
-        """Note that retention deleted the frames that this follower needs next."""
+        """Note that retention deleted the follower's next frames."""
         self.probe_from(self.next_index)
         self.state = STRANDED
 

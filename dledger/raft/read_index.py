@@ -1,9 +1,8 @@
-"""ReadIndex: the reads that wait until a leader knows that it still led when they were asked for.
-Thesis 6.4. Pure.
+"""ReadIndex (thesis 6.4): reads that wait until a leader knows that it still led when they arrived.
 
-A read is confirmed by the first heartbeat round that starts after it: all reads asked for between
-two rounds are one batch. Reads asked for before a frame of the leader's own term is committed wait
-for that first, because the commit index may be behind.
+A read is confirmed by the first heartbeat round that starts after it; all reads between two rounds
+form a batch. Reads before the commit of a frame of the leader's own term wait for that commit,
+because the commit index may be behind.
 
 Invariants: batches are in the order of their rounds, each with at least one token; `count` tokens
 wait, at most `count_max`.
@@ -19,7 +18,7 @@ from .errors import Busy
 
 @dataclass(slots=True)
 class _Batch:
-    """The reads that one round confirms at one commit index."""
+    """The reads that a round confirms at a commit index."""
 
     round: int
     index: int
@@ -28,7 +27,7 @@ class _Batch:
 
 @dataclass(slots=True, eq=False)
 class ReadIndex:
-    """The unconfirmed reads of one leadership."""
+    """The unconfirmed reads of a leadership."""
 
     _count_max: int
     count: int = 0
@@ -36,7 +35,7 @@ class ReadIndex:
     _unready: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """True if there are reads that a round may confirm."""
+        """True if a round may confirm reads."""
         return bool(self._batches)
 
     def check_room(self) -> None:
@@ -50,12 +49,12 @@ class ReadIndex:
         self._unready.append(token)
 
     def ask(self, token: int, round_: int, commit_index: int) -> None:
-        """Add a read at `commit_index`, which round `round_`, not begun yet, confirms."""
+        """Add a read at `commit_index`; the future round `round_` confirms it."""
         self.count += 1
         self._queue(token, round_, commit_index)
 
     def release(self, round_: int, commit_index: int) -> None:
-        """Queue what `hold` kept."""
+        """Queue the reads of `hold`."""
         waiting, self._unready = self._unready, []
         for token in waiting:
             self._queue(token, round_, commit_index)
@@ -69,16 +68,16 @@ class ReadIndex:
 
     @property
     def oldest_round(self) -> int:
-        """The first round that some reads wait for; 0: none."""
+        """The first round that reads wait for; 0: none."""
         return self._batches[0].round if self._batches else 0
 
     @property
     def newest_round(self) -> int:
-        """The last round that some reads wait for; 0: none."""
+        """The last round that reads wait for; 0: none."""
         return self._batches[-1].round if self._batches else 0
 
     def confirm(self, round_: int) -> list[tuple[int, int]]:
-        """Remove and return the reads that rounds up to `round_` confirm, as (token, index)."""
+        """Remove and return the reads of rounds up to `round_`, as (token, index)."""
         confirmed: list[tuple[int, int]] = []
         while self._batches and self._batches[0].round <= round_:
             batch = self._batches.popleft()
@@ -87,7 +86,7 @@ class ReadIndex:
         return confirmed
 
     def fail(self) -> list[int]:
-        """Remove and return all tokens: leadership is lost."""
+        """Remove and return all tokens, because leadership is lost."""
         failed = [token for batch in self._batches for token in batch.tokens] + self._unready
         self._batches.clear()
         self._unready = []

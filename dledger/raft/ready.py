@@ -1,11 +1,11 @@
-"""The outbox: what the core has decided that its shell must do, until the shell takes it. Pure.
+"""The outbox: actions that the core has decided on and its driver has not taken yet.
 
-Every part of the core puts its effects here; `take` hands all of them out as one Ready, once.
+Every part of the core puts its effects here; `take` hands all of them out as a Ready, once.
 
-Invariants: `append` holds the frames behind `handed_index`, in order and without a hole, so the
-log ends at handed_index + len(append). A truncation removes from `append` the frames that were not
-handed out; the shell is told to truncate only the others. `dirty` is true whenever there may be
-something to do.
+Invariants: `append` holds the frames behind `handed_index`, in order and without gaps, so the log
+ends at handed_index + len(append). A truncation removes frames that were not handed out from
+`append`; the driver truncates only the others. `dirty` is true whenever there may be something to
+do.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .messages import HardState, Outgoing, Ready, RoleEvent
 
 @dataclass(slots=True, eq=False)
 class Outbox:
-    """The effects of the core that its shell has not taken yet."""
+    """The effects of the core that its driver has not taken yet."""
 
-    handed_index: int  # the last frame given to the shell for writing
+    handed_index: int  # the last frame given to the driver for writing
     dirty: bool = False
     append: list[Frame] = field(default_factory=list)
     messages: list[Outgoing] = field(default_factory=list)
@@ -39,12 +39,12 @@ class Outbox:
         self.dirty = True
 
     def tell_role(self, event: RoleEvent) -> None:
-        """Report a change of role; only the last one of a Ready is reported."""
+        """Report a change of role; only the last change of a Ready is reported."""
         self.role = event
         self.dirty = True
 
     def truncate(self, from_index: int) -> None:
-        """Take back the frames from `from_index` on, whether they were handed out or not."""
+        """Withdraw the frames from `from_index` on, handed out or not."""
         del self.append[max(0, from_index - 1 - self.handed_index) :]
         if from_index <= self.handed_index:
             self.truncate_from = from_index
@@ -52,7 +52,7 @@ class Outbox:
         self.dirty = True
 
     def take(self) -> Ready | None:
-        """Return what the shell must do now; None if nothing."""
+        """Return the driver's next actions, or None."""
         self.dirty = False
         if not (
             self.messages

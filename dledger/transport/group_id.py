@@ -1,30 +1,27 @@
-"""The id of the group that this replica belongs to. Two groups may have one name and the same node
-ids: a copy beside its original, two clusters of tests on one machine, an address that was used
-before. Their logs must never meet.
+"""Group ids: replicas of different groups disconnect, even if the groups share name and node ids.
 
-A group has an id, 16 random bytes, in its log: the application proposes it and reports what it
-applied (`applied`). This replica keeps its group's id in the file `group` (a SlotFile), because it
-must be known before the log is: links begin with it (wire). The rules, for two replicas that meet:
+Two groups may share them after a copy, in tests on the same machine, or when an address is reused.
+Their logs must never meet. A group's id, 16 random bytes, is in its log: the application proposes
+it and reports the applied id (`applied`). This replica also keeps it in the file `group` (a
+SlotFile), because links start with it, before the log is known. The rules for two replicas:
 
-- Both know an id, and the ids differ: both close the connection, no matter which one dialled.
-- One or both know none: they talk. A replica that has frames learns its id from them. If a link was
-  made before an id was known, the id is announced over it, and the first rule holds from then on.
-- Both know the same id, but have different frames of one index and term (dledger.raft.follower):
-  who
-  notices closes both connections, and lets none come up for PARTED_MS. So the replicas that agree
-  elect a leader without the other one.
-- This replica knows none and its log is empty: it joins the group of the first replica that it
-  *dials* and that knows an id. That is durable in its file before any message passes between them,
-  so it never takes frames of two groups that have ids. A peer that dials it with an id has to wait
-  until then: otherwise a stray replica with a wrong address would decide. (A peer that was dialled
-  before it knew an id is dialled again when it dials in with one. A replica that dials nobody,
-  because it was given no peers, believes whoever dials it.)
+- Both have an id, and the ids differ: both close the connection, whoever dialled.
+- One or both have none: they exchange messages. A replica with frames learns its id from its log.
+  If a link was made before that, the id is announced over it, and the first rule applies.
+- Both have the same id, but different frames of the same index and term (dledger.raft.follower):
+  the replica that detects it closes both connections, and accepts none for PARTED_MS. So the
+  replicas that agree elect a leader without it.
+- This replica has none and its log is empty: it joins the group of the first replica with an id
+  that it *dials*. The id is durable before any message passes, so it never accepts frames of two
+  groups. A peer with an id that dials it has to wait until then, so that a stray replica with a
+  wrong address does not decide. (A peer that was dialled before it had an id is dialled again when
+  it dials in with an id. A replica without peers to dial trusts whichever peer dials it.)
 
-A damaged file counts as no id; applying the log tells the id again. An id that is applied while the
-file says another (frames of a restored log, from before it was restored) changes nothing here.
+A damaged file counts as no id; the log supplies it again. An applied id that differs from the
+file's (frames of a restored log, from before the restoration) changes nothing here.
 
-Not promised: anything between groups that have no ids yet, and between exact copies of one
-replica's files, as long as their logs are the same. Shell: the file is saved in a thread.
+Not covered: groups that have no ids yet, and exact copies of a replica's files, as long as their
+logs are the same. The file is saved in a thread.
 """
 
 from __future__ import annotations
@@ -46,27 +43,27 @@ from .peer_info_message import GROUP_ID_SIZE_BYTES
 log = logging.getLogger("raftmq.dledger.transport.group_id")
 
 FILE = "group"  # in the member's directory
-FOREIGN_MS = 30_000  # since it was refused last; diallers come back within half a second
+FOREIGN_MS = 30_000  # after the last refusal; diallers retry within half a second
 FOREIGN_MAX = 32  # remembered at a time
-PARTED_MS = 30_000  # a store that was emptied meanwhile is welcome then
+PARTED_MS = 30_000  # then an emptied store is accepted
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """This replica and a peer, each with its address (host:port), and the peer's group id."""
+    """This replica and a peer, with their addresses (host:port), and the peer's group id."""
 
     own: NodeId
     own_address: str
     peer: NodeId
     peer_address: str
-    theirs: bytes  # empty: it knows no id yet
+    theirs: bytes  # empty: unknown
     dialled: bool  # by this replica
     alone: bool = False  # this replica dials nobody
 
 
 class GroupIdentity:
     """This replica's group id. Call `load`, then `start`, and `stop` in the end. Without a file the
-    id is not saved, and none is taken from a peer."""
+    id is not saved, and no id is accepted from a peer."""
 
     def __init__(
         self,
@@ -76,7 +73,7 @@ class GroupIdentity:
     ) -> None:
         """`is_empty` returns whether the log certainly has no frame. `on_failed` is called if the
         file cannot be saved."""
-        self.group_id = b""  # empty: not known yet
+        self.group_id = b""  # empty: unknown
         self._file = file
         self._is_empty = is_empty
         self._on_failed = on_failed
@@ -85,7 +82,7 @@ class GroupIdentity:
         self._saved = b""
         self._saving: asyncio.Future[None] | None = None
         self._pool: Executor | None = None
-        self._parted: dict[NodeId, tuple[float, str]] = {}  # of another history; until when, why
+        self._parted: dict[NodeId, tuple[float, str]] = {}  # of another history: end time, reason
         self._foreign: dict[tuple[NodeId, bytes, bool], tuple[float, str]] = {}
 
     def load(self) -> None:
@@ -101,7 +98,7 @@ class GroupIdentity:
         log.info("group_id id=%s", content.hex() or "none")
 
     def tell(self, listener: Callable[[], None]) -> None:
-        """Call `listener` from now on when the id becomes known or changes."""
+        """Call `listener` when the id becomes known or changes."""
         self._listeners.append(listener)
 
     def start(self, pool: Executor) -> None:
@@ -117,8 +114,7 @@ class GroupIdentity:
             self._file.close()
 
     def applied(self, before: bytes, now: bytes) -> None:
-        """Note that the log's group id, as applied, changed from `before` to `now` (empty:
-        none)."""
+        """Note that the applied group id changed from `before` to `now` (empty: none)."""
         if self.group_id in (b"", before) and now:
             changed = self.group_id != now
             self.group_id = now
@@ -131,7 +127,7 @@ class GroupIdentity:
             )
 
     def judge(self, meeting: Meeting, now_ms: float) -> str:
-        """Return why the two may not talk; empty if they may. May begin to adopt the peer's id."""
+        """Return the reason why the two must disconnect, or "". May start to adopt the peer's id."""
         until_ms, reason = self._parted.get(meeting.peer, (0.0, ""))
         if now_ms < until_ms:
             return reason
@@ -153,17 +149,17 @@ class GroupIdentity:
         return f"{meeting.own} is empty, and first notes that it is of group id {self._taken.hex()}"
 
     def part(self, peer: NodeId, reason: str, now_ms: float) -> None:
-        """Let no connection with `peer` come up for PARTED_MS: it has another history."""
+        """Accept no connection with `peer` for PARTED_MS, because it has another history."""
         self._parted[peer] = now_ms + PARTED_MS, reason
         if self._note((peer, b"", True), reason, now_ms):
             log.error("other_history %s", reason, extra=FROM_PEER)
 
     def parted(self, now_ms: float) -> set[NodeId]:
-        """Return the peers whose connections are kept from coming up for their history."""
+        """Return the peers that are disconnected for their history."""
         return {peer for peer, (until_ms, _) in self._parted.items() if now_ms < until_ms}
 
     def doubled(self, peer: NodeId, addresses: tuple[str, str], now_ms: float) -> None:
-        """Note that two processes say that they are `peer`, from these addresses (host:port)."""
+        """Note that two processes use the id `peer`, from these addresses (host:port)."""
         text = (
             f"two processes say that they are {peer}, from {addresses[0]} and {addresses[1]}: stop"
             " the one whose dLegerSelfId is wrong"
@@ -172,8 +168,8 @@ class GroupIdentity:
             log.warning("same_id_twice %s", text, extra=FROM_PEER)
 
     def founders_differ(self, peer: NodeId, text: str, now_ms: float) -> None:
-        """Note that a peer founds, or has founded, by other members (dledger/node/peer_info.py);
-        without a text that it does not any more."""
+        """Note that a peer has different founders (dledger/node/peer_info.py), or with an empty
+        text that they agree now."""
         key = peer, b"founders", False
         if not text:
             self._foreign.pop(key, None)
@@ -181,15 +177,15 @@ class GroupIdentity:
             log.warning("founders_differ %s", text, extra=FROM_PEER)
 
     def foreign(self, now_ms: float) -> list[str]:
-        """Return the reasons for which this replica refused peers of other groups, which ids two
-        processes have, and which founders differ, of the last FOREIGN_MS."""
+        """Return the texts of the last FOREIGN_MS: refused peers of other groups, ids of two
+        processes, and different founders."""
         for key, (seen_ms, _) in list(self._foreign.items()):
             if now_ms - seen_ms > FOREIGN_MS:
                 del self._foreign[key]
         return [text for _, text in self._foreign.values()]
 
     def status(self, now_ms: float) -> dict[str, object]:
-        """Return `group_id` in hex (None: not known yet) and `foreign`, for the status."""
+        """Return `group_id` in hex (None if unknown) and `foreign`, for the status."""
         return {"group_id": self.group_id.hex() or None, "foreign": self.foreign(now_ms)}
 
     def _part(self, meeting: Meeting, now_ms: float) -> str:
@@ -231,8 +227,8 @@ class GroupIdentity:
         self._saving = None
         error = done.exception()
         if passes(error):
-            # As with the log: a shortage is waited out. Until then the id is known from what is
-            # applied, and none is taken from a peer.
+            # As with the log, wait for resources. Until then the id is the applied id, and none is
+            # accepted from a peer.
             log.warning("group_id_not_saved: %s", error)
             asyncio.get_running_loop().call_later(RETRY_S, self._save)
             return
@@ -247,5 +243,5 @@ class GroupIdentity:
 
 
 def file_of(disk: Disk, directory: str) -> SlotFile:
-    """Return the group id's file of the replica whose directory (dledger.settings) this is."""
+    """Return the group id's file in a replica's directory (dledger.settings)."""
     return SlotFile(disk, f"{directory}/{FILE}")

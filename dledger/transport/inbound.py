@@ -1,9 +1,9 @@
-"""The links that peers dial: `Incoming` decides who is let in, `Accepted` is one connection. Shell.
+"""Inbound links: `Incoming` decides which diallers are admitted, `Accepted` is a connection.
 
 Limits: connections without a hello are bounded in number and in time, a hello in size. Beyond the
 number an older connection of the address with the most is closed, so no client shuts out a replica.
 The number of connections from unknown replicas is bounded, because any client can claim an id.
-Malformed data closes the connection it came over, and does nothing else.
+Malformed data closes only its connection.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from .wire import (
 log = logging.getLogger("raftmq.dledger.transport.transport")
 
 HANDSHAKING_MAX = 64  # accepted connections that have not said hello
-STRANGERS_MAX = 16  # connections of replicas that this one does not dial
+STRANGERS_MAX = 16  # connections of replicas that this replica does not dial
 HELLO_SIZE_BYTES_MAX = 1024  # more than the longest hello: 8 + 3 * 255 + 4
-TAKEOVERS_MAX = 8  # of a peer's live connection by another one, in TAKEOVERS_MS: more is no chance
+TAKEOVERS_MAX = 8  # of a peer's live connection, in TAKEOVERS_MS; more are no coincidence
 TAKEOVERS_MS = 10_000
 WAS_REMOVED = "was removed from group"  # in the refusal that a removed replica gets
 
 
 class Incoming:
-    """The connections that peers dialled: at most one a peer brings messages."""
+    """The connections that peers dialled; at most one per peer brings messages."""
 
     def __init__(
         self, local: Local, handler: LinkHandler, make_reader: Callable[[NodeId, NodeId], Reader]
@@ -50,7 +50,7 @@ class Incoming:
         self.handler = handler
         self.refusals = 0
         self.met_itself = 0  # connections that this replica dialled to itself
-        self.is_shut = False  # nobody is let in any more
+        self.is_shut = False  # no dialler is admitted any more
         self._local = local
         self._make_reader = make_reader
         self._removed: frozenset[NodeId] = frozenset()
@@ -60,7 +60,7 @@ class Incoming:
         self._takeovers: dict[NodeId, deque[float]] = {}  # when the last ones were
 
     def lines(self) -> list[Line]:
-        """Return all accepted connections, also those that have not said hello."""
+        """Return all accepted connections, including those without a hello."""
         return [accepted.line for accepted in self._accepted]
 
     def by_peer(self) -> list[tuple[NodeId, Line]]:
@@ -68,18 +68,18 @@ class Incoming:
         return [(peer, accepted.line) for peer, accepted in self._by_peer.items()]
 
     def line(self, peer: NodeId) -> Line | None:
-        """Return the connection that brings messages of `peer`; None if there is none."""
+        """Return the connection that brings messages of `peer`, or None."""
         accepted = self._by_peer.get(peer)
         return None if accepted is None else accepted.line
 
     def abort(self, peer: NodeId) -> None:
-        """Abort the connection that brings messages of `peer`, if there is one."""
+        """Abort the connection that brings messages of `peer`, if it exists."""
         line = self.line(peer)
         if line is not None:
             line.abort()
 
     def remove(self, removed: Collection[NodeId]) -> None:
-        """Tell these replicas, and no others, when they dial that they were removed."""
+        """Answer dials of exactly these replicas with the news of their removal."""
         self._removed = frozenset(removed)
         for peer in self._removed:
             self.abort(peer)
@@ -87,9 +87,8 @@ class Incoming:
     # -- for the connections --
 
     def refusal(self, hello: Hello, transport: asyncio.BaseTransport) -> str:
-        """Return why a dialler is not welcome; empty if it is. A stranger is welcome: it may be a
-        member that this node has not heard of yet, and must hear (RaftCore.step). Not so where
-        the configuration says who the members are (`strangers`)."""
+        """Return the reason to refuse a dialler, or "". A stranger is admitted with `strangers`,
+        because it may be a member that this node does not know yet (RaftCore.step)."""
         group, node_id = self._local.group, self._local.node_id
         if hello.group != group:
             return f"this is group {group}, not {hello.group}"
@@ -111,12 +110,12 @@ class Incoming:
         return "too many strangers are connected" if len(strangers) >= STRANGERS_MAX else ""
 
     def refused(self) -> None:
-        """Count a connection that is closed because of what came over it, or did not."""
+        """Count a connection that is closed because of its data, or for lack of data."""
         self.refusals += 1
 
     def opened(self, connection: Accepted) -> bool:
-        """Count a new connection, and close an older one if too many have sent no hello. Return
-        False when the port is shut."""
+        """Count a new connection, and close an older connection if too many have sent no hello.
+        Return False when the port is shut."""
         if not self.is_shut and len(self._silent) >= HANDSHAKING_MAX:
             evicted = self._silent.choose(HANDSHAKING_MAX)
             if evicted is not None:
@@ -133,14 +132,14 @@ class Incoming:
         self._by_peer[peer] = connection
         if old is not None:
             self._took_over(peer, old, connection.line)
-            old.abort()  # the peer dialled again: it gave the old one up
+            old.abort()  # the peer dialled again, so it gave up the old connection
         dialer = self._local.dialers.get(peer)
         if dialer is not None:
-            dialer.hurry()  # it lives: no need to wait out the back-off
+            dialer.hurry()  # the peer is alive: skip the back-off
         return self._make_reader(peer, self._local.node_id)
 
     def _took_over(self, peer: NodeId, old: Line, new: Line) -> None:
-        """Two processes with one member's id take each other's place for ever."""
+        """Detect two processes with the same id, which replace each other's connections forever."""
         if peer not in self._local.dialers:
             return  # anybody can claim to be a stranger
         if self._is_contested(peer):
@@ -148,8 +147,8 @@ class Incoming:
         self._tried(peer)
 
     def _usurps(self, peer: NodeId, transport: asyncio.BaseTransport) -> str:
-        """Return why a connection does not take the place of the one that brings a peer's messages;
-        "" if it does. Of two processes with one id, that keeps it whose address is dialled."""
+        """Return the reason why a connection does not replace the peer's present connection, or "".
+        Of two processes with the same id, the process at the dialled address wins."""
         old, dialled = self.line(peer), self._local.dialers[peer].transport
         if old is None or dialled is None or not self._is_contested(peer):
             return ""
@@ -161,7 +160,7 @@ class Incoming:
         return f"{peer} is at {own}: {here} has another process with its dLegerSelfId"
 
     def _is_contested(self, peer: NodeId) -> bool:
-        """Return whether a peer's place was taken, or wanted, too often of late to be by chance."""
+        """Return whether a peer's connection was replaced too often of late to be by chance."""
         last = self._takeovers.get(peer, deque())
         return len(last) == TAKEOVERS_MAX and now_ms() - last[0] < TAKEOVERS_MS
 
@@ -169,7 +168,7 @@ class Incoming:
         self._takeovers.setdefault(peer, deque(maxlen=TAKEOVERS_MAX)).append(now_ms())
 
     def lost(self, connection: Accepted) -> None:
-        """Note that a connection is closed; report it if it brought messages."""
+        """Handle a closed connection; report it if it brought messages."""
         self._accepted.discard(connection)
         self._silent.removed(connection)
         peer = connection.peer
@@ -227,7 +226,7 @@ class Accepted(asyncio.Protocol):
 
     def _receive_hello(self, data: bytes) -> bytes:
         """Consume the hello and the dialler's group id; return the bytes behind them. Raises
-        WireError if they are malformed."""
+        WireError."""
         self._opening += data
         transport = self.line.transport
         assert transport is not None
@@ -253,7 +252,8 @@ class Accepted(asyncio.Protocol):
         return self._welcome(self._hello)
 
     def _answer(self, hello: Hello, reason: str) -> bool:
-        """Answer the hello: a refusal if there is a `reason`. Return whether it is a welcome."""
+        """Answer the hello, with a refusal if there is a `reason`. Return whether the dialler is
+        admitted."""
         transport = self.line.transport
         assert transport is not None
         transport.write(encode_answer(HelloAnswer(reason, spoken(hello))))

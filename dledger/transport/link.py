@@ -1,6 +1,4 @@
-"""The parts common to the connections of a replica's links, in either direction: settings, the
-protocols of those who use links, and the `Line`. Shell.
-"""
+"""Common parts of a replica's links: settings, protocols for their users, and the `Line`."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from .wire import PeerMessage
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """The address at which a replica listens for its peers. `host` is a name or an address; it is
-    not resolved here."""
+    """The address at which a replica listens for its peers. `host` is a name or an address, not
+    resolved."""
 
     node_id: NodeId
     host: str
@@ -31,46 +29,45 @@ class LinkConfig:
     backoff_ms_min: int = 20
     backoff_ms_max: int = 500
     connect_timeout_ms: int = 1_000  # resolve, connect and hello together
-    unacknowledged_ms_max: int = 2_000  # after that TCP gives up: its own back-off is far longer
+    unacknowledged_ms_max: int = 2_000  # then TCP gives up; its own back-off is far longer
     send_buffer_bytes_max: int = 32 << 20  # 4 times what the core keeps in flight to a peer
-    listen_host: str | None = None  # None: the host of this node's own entry among the peers
+    listen_host: str | None = None  # None: the host of this node's own entry in the peers
     network: Network = field(default_factory=PlainNetwork)
     gate: Gate | None = None  # guards `network`; None: peers prove nothing
-    strangers: bool = True  # some replicas that this one does not dial are let in
+    strangers: bool = True  # admit some replicas that this replica does not dial
 
 
 class LinkHandler(Protocol):
     """Receives the links' events. Called on the loop, directly from the connection's callbacks."""
 
     def on_messages(self, messages: list[PeerMessage]) -> None:
-        """Take all messages of one read, in order, all from one peer."""
+        """Handle all messages of a read, in order, all from the same peer."""
 
     def on_opened(self, peer: NodeId) -> None:
-        """Note that messages to `peer` go out from now on."""
+        """Note that messages to `peer` are sent from now on."""
 
     def on_closed(self, peer: NodeId) -> None:
         """Note that an established connection to or from `peer` was lost."""
 
     def on_failed(self, error: BaseException) -> None:
-        """Note that a bug ended the task that keeps a link up."""
+        """Note that a bug ended a link's task."""
 
 
 class Reader(Protocol):
-    """Splits the bytes of one peer's connection into messages, as `wire.MessageReader` does."""
+    """Splits the bytes of a peer's connection into messages, as `wire.MessageReader` does."""
 
     def receive_data(self, data: bytes) -> list[Any]:
-        """Return all messages that `data` completes. Raises WireError: the connection is then
-        closed."""
+        """Return all messages that `data` completes. After a WireError the connection is closed."""
         ...
 
 
 class Line:
-    """One connection's transport, and a future that is done when it is closed."""
+    """A connection's transport, and a future that is done when it is closed."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.group_id = b""  # of the other end; empty: not known
+        self.group_id = b""  # of the other end; empty: unknown
 
     @property
     def where(self) -> str:
@@ -78,7 +75,7 @@ class Line:
         return other_end(self.transport)
 
     def made(self, transport: asyncio.BaseTransport, config: LinkConfig) -> asyncio.Transport:
-        """Note that the connection is there; return its transport."""
+        """Set the transport, and return it."""
         self.transport = cast(asyncio.Transport, transport)
         tune(self.transport, config.unacknowledged_ms_max)
         return self.transport

@@ -1,7 +1,7 @@
-"""Makes the links between replicas: plain TCP here; TLS and the like are other `Network`s, and
-peer_auth.py can put a gate before any of them. Shell.
+"""Networks: how links between replicas are made. Plain TCP here; TLS is another `Network`.
 
-A link is an asyncio transport in any case: the data sent over it does not pass through here.
+peer_auth.py can put a gate before any network. A link is an asyncio transport in any case, and its
+data does not pass through here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Factory = Callable[[], asyncio.Protocol]
 
 
 class Network(Protocol):
-    """Listens, dials, and checks whether a peer is what it claims to be."""
+    """Listens, dials, and checks the identity of peers."""
 
     async def listen(
         self, factory: Factory, host: str, port: int, bound: socket.socket | None
@@ -35,18 +35,17 @@ class Network(Protocol):
     async def dial(
         self, factory: Factory, host: str, port: int, peer: NodeId
     ) -> asyncio.BaseProtocol:
-        """Connect, and return the connected protocol; `peer` should be at the other end. Raises
-        OSError; may be cancelled."""
+        """Connect to `peer`, and return the connected protocol. Raises OSError; may be cancelled."""
         ...
 
     def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
-        """Return why the other end of an accepted connection cannot be the replica at `host`, as it
-        claims; "" if it can."""
+        """Return the reason why the other end of an accepted connection cannot be the replica at
+        `host`, or ""."""
         ...
 
 
 class PlainNetwork:
-    """Plain TCP. Every peer is believed."""
+    """Plain TCP, without checks."""
 
     async def listen(
         self, factory: Factory, host: str, port: int, bound: socket.socket | None
@@ -63,21 +62,21 @@ class PlainNetwork:
 
 
 def other_end(transport: asyncio.BaseTransport | None) -> str:
-    """Return the address of a connection's other end, as host:port; "None" if it has none."""
+    """Return the address of a connection's other end, as host:port, or "None"."""
     name = transport and transport.get_extra_info("peername")
     return f"{name[0]}:{name[1]}" if isinstance(name, tuple | list) else str(name)
 
 
 def ip_of(transport: asyncio.BaseTransport | None) -> str:
-    """Return the IP address of a connection's other end; "" if it has none."""
+    """Return the IP address of a connection's other end, or ""."""
     return other_end(transport).rpartition(":")[0].removeprefix("::ffff:")
 
 
 def tune(transport: asyncio.Transport, unacknowledged_ms_max: int) -> None:
-    """Turn Nagle off, and let TCP give up on a silent peer in seconds, not in minutes.
+    """Disable Nagle, and let TCP give up on a silent peer within seconds.
 
-    After a partition TCP waits for its own back-off (up to minutes) before it tries again; a new
-    connection is there in milliseconds."""
+    After a partition TCP retries by its own back-off (up to minutes); a new connection takes
+    milliseconds."""
     raw = transport.get_extra_info("socket")
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     Keepalive(idle_s=2, interval_s=1, probes=3, unacknowledged_ms_max=unacknowledged_ms_max).apply(

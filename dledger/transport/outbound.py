@@ -1,8 +1,7 @@
-"""The links that a replica dials: the `Dialer` of each peer, which keeps one connection up, and the
-connection itself. Shell.
+"""Outbound links: the `Dialer` of each peer, which keeps a connection up, and the connection.
 
-The `Network` decides how a connection is made, `Local.judge` whether the two groups may talk.
-Malformed data closes the connection it came over, and does nothing else.
+The `Network` makes connections, `Local.judge` decides whether the two groups may exchange messages.
+Malformed data closes only its connection.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from .wire import (
 
 log = logging.getLogger("raftmq.dledger.transport.transport")
 
-ASK_AGAIN_MS = 2_000  # at least between two new dials of one peer for its group's id
+ASK_AGAIN_MS = 2_000  # between dials of a peer for its group's id
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """This end of every link of a replica, and the dialers of its peers as they are now."""
+    """This end of every link of a replica, and the current dialers of its peers."""
 
     node_id: NodeId
     group: str
@@ -47,7 +46,7 @@ class Local:
     dialers: dict[NodeId, Dialer] = field(default_factory=dict)
 
     def judge(self, line: Line, peer: NodeId, dialled: bool) -> str:
-        """Return why the two replicas' groups forbid them to talk; empty if they may."""
+        """Return the reason why the two replicas' groups must disconnect, or ""."""
         own, dialer = self.address, self.dialers.get(peer)
         where = line.where
         if dialled and dialer is not None:
@@ -68,8 +67,8 @@ class Local:
 
 
 class Dialled(asyncio.Protocol):
-    """The connection to a peer: sends a hello, receives the answer, exchanges group ids, and from
-    then on only sends."""
+    """The connection to a peer: sends a hello, receives the answer, exchanges group ids, and then
+    only sends."""
 
     def __init__(
         self,
@@ -78,16 +77,16 @@ class Dialled(asyncio.Protocol):
         on_opened: Callable[[Dialled], None],
         on_closed: Callable[[Dialled], None],
     ) -> None:
-        """`on_opened` is called when messages may go out, `on_closed` when the connection ends."""
+        """`on_opened` is called when messages may be sent, `on_closed` when the connection ends."""
         self.line = Line()
         self._local = local
         self._peer = peer
         self._on_opened = on_opened
         self._on_closed = on_closed
         self._opening = b""
-        self.version = 0  # of the protocol, as agreed; 0: not answered yet
-        self.said: bytes | None = None  # the group id this end sent; None: nothing sent yet
-        self._doubt = ""  # why this end does not want to talk
+        self.version = 0  # the agreed version; 0: no answer yet
+        self.said: bytes | None = None  # the group id that was sent; None: none yet
+        self._doubt = ""  # the reason for a refusal by this end
         self.welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -112,9 +111,8 @@ class Dialled(asyncio.Protocol):
         self._on_opened(self)
 
     def _receive_answers(self) -> bool:
-        """Consume the peer's answers; return whether all are there. Raises WireError if either end
-        refuses the other. Our group id is sent before we close, so that both sides log the
-        reason."""
+        """Consume the peer's answers; return whether all are complete. Raises WireError if either
+        end refuses. Our group id is sent before we close, so that both sides log the reason."""
         if not self.version:
             answer = self._take_answer()
             if answer is None:
@@ -133,7 +131,7 @@ class Dialled(asyncio.Protocol):
         return self._take_answer() is not None
 
     def _take_answer(self) -> HelloAnswer | None:
-        """Return the answer, None while it is incomplete. Raises WireError for a refusal."""
+        """Return the answer, or None while it is incomplete. Raises WireError for a refusal."""
         decoded = decode_answer(self._opening)
         if decoded is None:
             return None
@@ -144,9 +142,8 @@ class Dialled(asyncio.Protocol):
         return answer
 
     def give_up(self) -> None:
-        """Close the connection and treat it as lost at once: if a dial is cancelled before uvloop
-        has reported its connection, the transport is closed but `connection_lost` is never
-        called."""
+        """Close the connection and treat it as lost. If a dial is cancelled before uvloop has
+        reported its connection, the transport is closed but `connection_lost` is never called."""
         self.welcome.cancel()
         self.line.abort()
         self.connection_lost(None)
@@ -160,14 +157,13 @@ class Dialled(asyncio.Protocol):
 
 
 class Dialer:
-    """Keeps one connection to one peer up, by a task that it owns.
-
-    While there is a `spare` address it dials the two in turns, `address` first."""
+    """Keeps a connection to a peer up, by a task that it owns. With a `spare` address it dials the
+    two in turns, `address` first."""
 
     def __init__(
         self, local: Local, address: PeerAddress, rng: Random, handler: LinkHandler
     ) -> None:
-        self.address = self.at = address  # where it should be; where it was dialled last
+        self.address = self.at = address  # the configured address, and the last dialled address
         self.spare: PeerAddress | None = None
         self.transport: asyncio.Transport | None = None  # set while messages may go out
         self.connection: Dialled | None = None
@@ -188,7 +184,7 @@ class Dialer:
         return list(dict.fromkeys(place.host for place in places if place is not None))
 
     def start(self) -> None:
-        """Begin to dial."""
+        """Start to dial."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -200,7 +196,7 @@ class Dialer:
             self._handler.on_failed(error)
 
     async def stop(self) -> None:
-        """End the task. The caller closes the open connection, if there is one."""
+        """End the task. The caller closes an open connection."""
         self.transport = None
         if self._task is not None:
             self._task.cancel()
@@ -216,7 +212,7 @@ class Dialer:
             self.connection.line.abort()
 
     def retire(self) -> None:
-        """Stop dialling and reporting, and close the connection once what waits has been sent."""
+        """Stop dialling and reporting, and close the connection after its buffered data."""
         self.transport = None
         if self._task is not None:
             self._task.cancel()
@@ -233,9 +229,9 @@ class Dialer:
         self._wake.set()
 
     def ask_again(self) -> None:
-        """Dial the peer anew if it now knows its group's id and did not when it was dialled: its id
-        is believed only on a connection dialled from here. At most every ASK_AGAIN_MS, because
-        somebody else may dial in under the peer's name."""
+        """Dial the peer again if it now has a group id and had none when it was dialled, since an
+        id counts only on a dialled connection. At most every ASK_AGAIN_MS, because a stranger may
+        dial in under the peer's name."""
         at_ms = now_ms()
         connection = self.connection
         if self.transport is None or connection is None or connection.line.group_id:
@@ -245,7 +241,7 @@ class Dialer:
             connection.line.abort()
 
     def announce(self) -> None:
-        """Tell the peer this end's group id if that changed since the connection's handshake."""
+        """Announce this end's group id if that changed since the connection's handshake."""
         connection, known = self.connection, self._local.identity.group_id
         if connection is None or self.transport is None or connection.said == known:
             return
@@ -279,7 +275,7 @@ class Dialer:
             else:
                 opened_ms = now_ms()
                 await connection.line.lost
-                # A peer that takes connections only to close them is not dialled any faster.
+                # A peer that accepts connections only to close them is not dialled faster.
                 if now_ms() - opened_ms >= config.backoff_ms_max:
                     backoff_ms = config.backoff_ms_min
             self._wake.clear()
@@ -292,7 +288,7 @@ class Dialer:
                 pass  # the back-off is over: the usual case
 
     async def _connect(self) -> Dialled:
-        """Be welcomed at the address whose turn it is. Raises OSError, WireError."""
+        """Connect at the next address. Raises OSError, WireError."""
         try:
             return await _welcomed(self._local, self._turn(), self._dialled)
         except BaseException:
@@ -321,8 +317,8 @@ class Dialer:
 
 
 async def _welcomed(local: Local, address: PeerAddress, make: Callable[[], Dialled]) -> Dialled:
-    """Resolve, connect and be welcomed, all within the time-out. Raises OSError, WireError; the
-    caller gives up what was made."""
+    """Resolve, connect and complete the handshake within the time-out. Raises OSError, WireError;
+    the caller gives up the connection then."""
     config = local.config
     async with within(config.connect_timeout_ms):
         connection = await config.network.dial(make, address.host, address.port, address.node_id)
@@ -332,8 +328,8 @@ async def _welcomed(local: Local, address: PeerAddress, make: Callable[[], Diall
 
 
 async def why_not_at(local: Local, address: PeerAddress) -> str:
-    """Return why a replica is not reached at this address; "" if it is. One connection is made, and
-    closed at once."""
+    """Return the reason why a replica is not reached at this address, or "". Makes a connection,
+    and closes it at once."""
     made: list[Dialled] = []
 
     def dialled() -> Dialled:

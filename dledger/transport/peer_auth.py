@@ -51,7 +51,7 @@ HANDSHAKE_TIMEOUT_S = 3.0  # a dial with TLS takes no longer (broker.replication
 VERSION = 1
 RANDOM_SIZE_BYTES = 32
 PROOF_SIZE_BYTES = 32
-SECRET_SIZE_BYTES_MIN = 16  # anyone who has seen one connection can guess a short one
+SECRET_SIZE_BYTES_MIN = 16  # a recorded connection reveals a short secret
 _CHALLENGE_MAGIC = b"RMQS"
 _ANSWER_MAGIC = b"RMQT"
 _CHALLENGE = struct.Struct(">4sBBBBB32s")
@@ -74,7 +74,7 @@ class Purpose(IntEnum):
 
 
 class Secret:
-    """A group's secret. Its repr does not contain it, so that no log or traceback can."""
+    """A group's secret. Its repr does not contain it, so no log or traceback can."""
 
     __slots__ = ("_value",)
 
@@ -85,7 +85,7 @@ class Secret:
         self._value = value
 
     def proof(self, label: bytes, transcript: bytes) -> bytes:
-        """Return the proof that one knows the secret, for a label and the bytes said so far."""
+        """Return the proof of the secret for a label and the bytes sent before."""
         return hmac.digest(self._value, label + transcript, "sha256")
 
     def proves(self, proof: bytes, label: bytes, transcript: bytes) -> bool:
@@ -98,7 +98,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claim of a dialler: its id, the id of the replica that it dials, group and purpose."""
+    """The claim of a dialler: its id, the receiver's id, group and purpose."""
 
     purpose: Purpose
     group: str
@@ -116,7 +116,7 @@ class Dialling:
             assert 0 < len(name) <= 255, name
         head = (_CHALLENGE_MAGIC, VERSION, claim.purpose, *map(len, names), random)
         self.opening = _CHALLENGE.pack(*head) + b"".join(names)
-        self.answered = False  # the other end knows what a challenge is
+        self.answered = False  # the other end has answered the challenge
         self.done = False
         self.rest = b""  # the bytes behind the proof
         self._secret = secret
@@ -124,7 +124,7 @@ class Dialling:
         self._buffer = b""
 
     def receive_data(self, data: bytes) -> bytes:
-        """Take data; return the bytes to send in return. Raises ProofError."""
+        """Handle data; return the bytes to send. Raises ProofError."""
         self._buffer += data
         if not self.answered:
             _check_magic(self._buffer, _ANSWER_MAGIC)
@@ -145,8 +145,8 @@ class Dialling:
 
 
 class Accepting:
-    """The acceptor's side. `plain`: the other end began with something other than a challenge;
-    `rest` then holds all that it sent."""
+    """The acceptor's side. If the other end sends something other than a challenge, `plain` is set
+    and `rest` holds all its bytes."""
 
     def __init__(
         self, secret: Secret, purpose: Purpose, group: str, node_id: str, random: bytes
@@ -163,7 +163,7 @@ class Accepting:
         self._buffer = b""
 
     def receive_data(self, data: bytes) -> bytes:
-        """Take data; return the bytes to send in return. Raises ProofError."""
+        """Handle data; return the bytes to send. Raises ProofError."""
         self._buffer += data
         if self.claim is None:
             if self._buffer[:4] != _CHALLENGE_MAGIC[: len(self._buffer)]:
@@ -215,11 +215,11 @@ def _check_magic(data: bytes, magic: bytes) -> None:
 
 
 class Unproven(ConnectionError):
-    """The other end of a dial did not prove itself; the text says why."""
+    """The other end of a dial did not prove itself; the text has the reason."""
 
 
 class Gate:
-    """The gate of one port: `accepting` guards a listener, `dial` guards outgoing connections.
+    """The gate of a port: `accepting` guards a listener, `dial` guards outgoing connections.
     `accept_unproven` admits diallers that send something other than a challenge, as the slaves of
     Apache's brokers do."""
 
@@ -241,8 +241,8 @@ class Gate:
         self._handshakes = _Handshakes(timeout_s)
 
     def accepting(self, factory: Factory) -> Factory:
-        """Return a factory for a listener: the protocols of `factory` get only connections that
-        have passed."""
+        """Return a factory for a listener: the protocols of `factory` get only authenticated
+        connections."""
 
         def arriving() -> _Arriving:
             random = secrets.token_bytes(RANDOM_SIZE_BYTES)
@@ -265,7 +265,7 @@ class Gate:
             raise
 
     def close(self) -> None:
-        """Abort the accepted connections that have not passed yet."""
+        """Abort the accepted connections that are not authenticated."""
         self._handshakes.abort()
 
 
@@ -293,7 +293,7 @@ class Admissions:
 
 
 class GuardedNetwork:
-    """A `Network` with a gate before it."""
+    """A `Network` behind a gate."""
 
     def __init__(self, network: Network, gate: Gate) -> None:
         self.inner = network
@@ -332,7 +332,7 @@ class GuardedListening:
 
 
 class _Handshakes:
-    """The accepted connections that have not passed yet, bounded in number and in time."""
+    """The accepted connections that are not authenticated yet, bounded in number and in time."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -342,7 +342,8 @@ class _Handshakes:
         return len(self._timers)
 
     def begin(self, connection: _Arriving) -> None:
-        """Add a connection: it is refused when its time is over, or too many come after it."""
+        """Add a connection. It is refused after its time-out, or when too many newer connections
+        arrive."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._timeout_s, connection.refuse, "it took too long")
         self._timers[connection] = timer
@@ -350,7 +351,7 @@ class _Handshakes:
             next(iter(self._timers)).refuse("too many others came after it")
 
     def end(self, connection: _Arriving) -> None:
-        """Remove a connection that passed or is closed; it may be removed already."""
+        """Remove a connection that is authenticated or closed. Idempotent."""
         timer = self._timers.pop(connection, None)
         if timer is not None:
             timer.cancel()
@@ -362,7 +363,7 @@ class _Handshakes:
 
 
 class _Arriving(asyncio.Protocol):
-    """A connection that was accepted and has not passed yet."""
+    """An accepted connection before its authentication."""
 
     def __init__(
         self, side: Accepting, factory: Factory, admissions: Admissions, handshakes: _Handshakes
@@ -420,7 +421,7 @@ class _Arriving(asyncio.Protocol):
 
 
 class _Leaving(asyncio.Protocol):
-    """A connection that was dialled and has not passed yet."""
+    """A dialled connection before its authentication."""
 
     def __init__(
         self, side: Dialling, receiver: str, factory: Factory, admissions: Admissions
@@ -462,7 +463,7 @@ class _Leaving(asyncio.Protocol):
         if self._side.answered:
             why = Unproven("closed at our proof: the other end has another secret")
         else:
-            # With TLS 1.3 a dialler is through before its certificate is judged.
+            # With TLS 1.3 the handshake ends for a dialler before its certificate is checked.
             tls = transport is not None and transport.get_extra_info("ssl_object") is not None
             refuses = "refuses our certificate, or " if tls else ""
             why = Unproven(
@@ -475,13 +476,13 @@ class _Leaving(asyncio.Protocol):
         if not self.passed.done():
             self.passed.cancel()
         elif not self.passed.cancelled():
-            self.passed.exception()  # seen, whether or not anybody still waits for it
+            self.passed.exception()  # retrieved, even without a waiter
         if self._transport is not None:
             self._transport.abort()
 
 
 def _hand_over(transport: asyncio.Transport, protocol: asyncio.BaseProtocol, data: bytes) -> None:
-    """Give the connection to `protocol`, which sees it as if it had just been made."""
+    """Pass the connection to `protocol`, as if it had just been made."""
     transport.set_protocol(protocol)
     protocol.connection_made(transport)
     if data and not transport.is_closing():
@@ -489,5 +490,5 @@ def _hand_over(transport: asyncio.Transport, protocol: asyncio.BaseProtocol, dat
 
 
 def _is_due(count: int) -> bool:
-    """Return whether to log this one: at 1, 2, 4, 8, …, so that the log is not flooded."""
+    """Return whether to log this occurrence (1, 2, 4, 8, …), so that the log is not flooded."""
     return count & (count - 1) == 0

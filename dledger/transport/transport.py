@@ -1,14 +1,13 @@
-"""The links between the replicas of a group, over asyncio's Protocol classes.
+"""PeerLinks: the links between the replicas of a group, over asyncio's Protocol classes.
 
-Each node dials every other member of its group; the members may change (`set_peers`). The
-connection a node dialled carries its messages to that peer and nothing else but the answer to its
-hello; so a directed link is one TCP connection, and losing either direction is noticed at once on
-both ends. Names are resolved anew at each dial. Replicas of different groups disconnect, even if
-the groups have one name (group_id.py).
+Each node dials every other member of its group; the members may change (`set_peers`). A connection
+carries its dialler's messages, and in return only the answer to the hello. So a directed link is a
+TCP connection, and both ends notice the loss of either direction at once. Names are resolved at
+each dial. Replicas of different groups disconnect (group_id.py).
 
-Limits: the bytes waiting for a peer that does not read are bounded (beyond it messages are
-dropped: Raft sends again); the size of a received message is bounded by `wire`; connections that
-have not said hello are bounded in number and in time. Malformed input closes that one connection.
+Limits: bytes waiting for a slow peer are bounded (then messages are dropped, since Raft sends them
+again); `wire` bounds the size of a received message; connections without a hello are bounded in
+number and in time. Malformed input closes only its connection.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ __all__ = ["LinkConfig", "LinkHandler", "PeerAddress", "PeerLinks", "Reader"]
 
 log = logging.getLogger("raftmq.dledger.transport.transport")
 
-# Room for votes and heartbeats behind a full buffer of frames and the one largest message.
+# Space for votes and heartbeats behind a full buffer of frames and the largest message.
 CONTROL_RESERVE_BYTES = MESSAGE_SIZE_BYTES_MAX + (1 << 20)
 
 
 class PeerLinks:
-    """All links of one node. `start` listens and dials; `stop` closes everything it opened."""
+    """All links of a node. `start` listens and dials; `stop` closes everything."""
 
     def __init__(
         self,
@@ -57,9 +56,9 @@ class PeerLinks:
         make_reader: Callable[[NodeId, NodeId], Reader] = MessageReader,
         identity: GroupIdentity | None = None,
     ) -> None:
-        """`peers` includes this node itself: it listens at that address, unless a bound socket is
+        """`peers` includes this node, which listens at that address, unless a bound socket is
         given. `make_reader(sender, this node)` makes the reader of a peer's messages. Without an
-        `identity` this node's group id is never known."""
+        `identity` this node's group id stays unknown."""
         assert node_id in peers, (node_id, list(peers))
         identity, config = identity or GroupIdentity(), config or LinkConfig()
         local = self.local = Local(node_id, group, peers[node_id], config, identity)
@@ -72,7 +71,7 @@ class PeerLinks:
             if peer != node_id:
                 self._dial(address)
         self._retired: list[Dialer] = []
-        self._reached_itself: PeerAddress | None = None  # it may be dialled there
+        self._reached_itself: PeerAddress | None = None  # an address that leads to this node
         self._incoming = Incoming(local, handler, make_reader)
         self.started = False  # listens and dials
         self._server: Listening | None = None
@@ -83,7 +82,7 @@ class PeerLinks:
         return dialer
 
     async def start(self) -> None:
-        """Listen, then dial; anew after a `stop`. Raises OSError if the port is taken."""
+        """Listen, then dial; also after a `stop`. Raises OSError if the port is in use."""
         bound, self._listen_socket = self._listen_socket, None
         config, address = self.local.config, self.local.address
         self._incoming.is_shut = False
@@ -100,8 +99,8 @@ class PeerLinks:
     def set_peers(
         self, peers: Mapping[NodeId, PeerAddress], removed: Collection[NodeId] = ()
     ) -> None:
-        """Dial these peers, and nobody else, from now on; what waits for the others is still sent.
-        A `removed` replica is told so when it dials."""
+        """Dial exactly these peers from now on; buffered data for former peers is still sent. A
+        `removed` replica is informed when it dials."""
         self._retired = [dialer for dialer in self._retired if not dialer.is_over]
         for peer, dialer in list(self._dialers.items()):
             if peers.get(peer) != dialer.address:
@@ -116,7 +115,7 @@ class PeerLinks:
         self._incoming.remove(removed)
 
     def set_spares(self, spares: Mapping[NodeId, PeerAddress]) -> None:
-        """Dial peers that are not reached at these addresses, too, from now on."""
+        """Also dial unreachable peers at these addresses."""
         for peer, dialer in self._dialers.items():
             spare = spares.get(peer)
             dialer.spare = None if spare == dialer.address else spare
@@ -144,8 +143,7 @@ class PeerLinks:
 
     def abort(self) -> None:
         """Abort every connection now, so that the peers notice at once that this node is gone.
-
-        Stops reporting; `stop` is still to be called."""
+        `stop` has to follow."""
         self._incoming.is_shut = True
         if self._server is not None:
             self._server.close()
@@ -155,10 +153,10 @@ class PeerLinks:
             line.abort()
 
     def send(self, peer: NodeId, buffers: Sequence[bytes], *, droppable: bool) -> bool:
-        """Write buffers to `peer` in one call; return False if they were dropped.
+        """Write buffers to `peer` in a single call; return False if they were dropped.
 
-        They are dropped without an open link, for a stranger, and when too much is waiting;
-        `droppable` says that the buffers carry frames, which are dropped first."""
+        They are dropped without an open link, for a stranger, and when too many bytes are waiting.
+        `droppable` buffers carry frames, and are dropped first."""
         dialer = self._dialers.get(peer)
         transport = None if dialer is None else dialer.transport
         if dialer is None or transport is None:
@@ -178,7 +176,7 @@ class PeerLinks:
         return dialer is not None and dialer.transport is not None
 
     def is_at(self, node_id: NodeId, address: str) -> bool:
-        """Return whether that replica is reached at this address (host:port) now; for this replica,
+        """Return whether that replica is reached at this address (host:port) now. For this replica:
         whether it listens there or has reached itself there (`why_not_at`)."""
         known = [self.local.address, self._reached_itself]
         if node_id != self.local.node_id:
@@ -186,7 +184,7 @@ class PeerLinks:
         return place_of(address) in [place_of(f"{at.host}:{at.port}") for at in known if at]
 
     async def why_not_at(self, node_id: NodeId, address: str) -> str:
-        """Return why that replica is not reached at this address (host:port); "" if it is."""
+        """Return the reason why that replica is not reached at this address (host:port), or ""."""
         host, port = place_of(address)
         at = PeerAddress(node_id, host, int(port))
         if node_id != self.local.node_id:
@@ -199,12 +197,12 @@ class PeerLinks:
         return ""
 
     def dropped(self, peer: NodeId) -> int:
-        """Return how many writes to `peer` were dropped at the buffer's limit."""
+        """Return the number of writes to `peer` that were dropped at the buffer's limit."""
         dialer = self._dialers.get(peer)
         return 0 if dialer is None else dialer.dropped
 
     def last_error(self, peer: NodeId) -> str:
-        """Return why the last attempt to reach `peer` failed; empty if it did not."""
+        """Return the error of the last attempt to reach `peer`, or ""."""
         dialer = self._dialers.get(peer)
         return "" if dialer is None else dialer.error
 
@@ -219,24 +217,24 @@ class PeerLinks:
         self._incoming.abort(peer)
 
     def part(self, peer: NodeId, reason: str) -> None:
-        """Neither hear nor tell a peer of another history, for a while (GroupIdentity.part)."""
+        """Disconnect a peer of another history for a while (GroupIdentity.part)."""
         self.local.identity.part(peer, reason, now_ms())
         self._part(peer)
 
     @property
     def refused(self) -> int:
-        """Connections refused, or closed for malformed or illegal messages."""
+        """The number of connections refused, or closed for malformed or illegal messages."""
         return self._incoming.refusals
 
     @property
     def told_removed(self) -> bool:
         """True if a peer refuses this node because it was removed. For operators only: the core
-        relies on its log alone."""
+        relies on its log."""
         return any(WAS_REMOVED in dialer.error for dialer in self._dialers.values())
 
     @property
     def parted(self) -> set[NodeId]:
-        """The peers with which this node has parted for their other history, or that say so."""
+        """The peers that are disconnected for their other history, on either side."""
         told = {peer for peer, dialer in self._dialers.items() if ONE_ID in dialer.error}
         return told | self.local.identity.parted(now_ms())
 
@@ -252,12 +250,12 @@ class PeerLinks:
             self._part(peer)
 
     def group_status(self) -> dict[str, object]:
-        """Return what is known of the group's id and the parted peers, for the status."""
+        """Return the group's id and the disconnected peers, for the status."""
         return self.local.identity.status(now_ms()) | {"parted": sorted(self.parted)}
 
     def _group_known(self) -> None:
-        """Act on this node's group id, which has just become known: close the links to peers of
-        another group, announce the id to the others, and dial the rest without delay."""
+        """Act on this node's group id, which has just become known: close links to other groups,
+        announce the id, and dial the remaining peers at once."""
         if self._incoming.is_shut:
             return
         for peer, line in self._incoming.by_peer():

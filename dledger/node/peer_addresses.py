@@ -65,7 +65,7 @@ class Roster:
 
     @property
     def founding(self) -> Configuration:
-        """The founding configuration of broker.conf; empty for a replica that is to join a group."""
+        """The founding configuration of broker.conf; empty for a replica that joins a group."""
         peers = () if self._config.join else self._config.peers.values()
         return founding((peer.node_id, f"{peer.host}:{peer.port}") for peer in peers)
 
@@ -101,7 +101,7 @@ class Roster:
         return founding
 
     def before_the_core(self, links: PeerLinks, healer: Healer) -> None:
-        """Dial and ask all members of the file and of broker.conf during the recovery of the log."""
+        """Dial and ask all members of the file and of broker.conf while the log recovers."""
         known = self._saved[1] if self._saved is not None else Configuration()
         for member in known.members:
             self._addresses[member.node_id] = self._address(member)

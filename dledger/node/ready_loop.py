@@ -216,7 +216,7 @@ class Pump:
             self._finish(ready)
 
     def _saved(self, error: BaseException | None) -> None:
-        """Continue with `_finish` after term and vote are durable; fail if they could not be saved."""
+        """Continue with `_finish` once term and vote are durable; fail if they could not be saved."""
         if not self.life.running:
             return
         if error is not None:

@@ -175,7 +175,7 @@ class RaftCore:
             self.election.become_follower(self.ballot.term, None, reason, self._now_ms)
 
     def tick(self, now_ms: float) -> None:
-        """Do the work that is due at `now_ms`. Useful at `next_deadline_ms`, harmless at any time."""
+        """Do the work that is due at `now_ms`. Useful at `next_deadline_ms`, harmless otherwise."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
         if self._leading is not None:

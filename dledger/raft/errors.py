@@ -80,7 +80,7 @@ class StateTooOld(RaftError):
 
 
 class MessageRefused(Exception):
-    """A peer's message breaks Raft's rules. It had no effect, and its connection should be closed."""
+    """A peer's message breaks Raft's rules. It had no effect; its connection should be closed."""
 
     def __init__(self, sender: NodeId, reason: str) -> None:
         super().__init__(f"{sender}: {reason}")

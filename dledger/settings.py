@@ -1,4 +1,4 @@
-"""A member's configuration: its id, its peers, and all its limits."""
+"""The configuration of a member, with its id, its peers, and all its limits."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class MemberConfig:
     commands_waiting_max: int = 10_000
     commands_waiting_bytes_max: int = 16 << 20
     command_timeout_ms: int = 5_000
-    sync_stall_ms: int = 3_000  # a leader whose fdatasync takes longer gives leadership up
-    transfer_on_stop_ms: int = 3_000  # for a follower that catches up; less than a shell waits
+    sync_stall_ms: int = 3_000  # a leader with a longer fdatasync steps down
+    transfer_on_stop_ms: int = 3_000  # for a follower that catches up; less than the process waits
     log_cache_bytes_max: int = CACHE_BYTES_MAX
     directory: str = "raft"  # term, vote and the log's beginning; below the disk's root
-    scrub_bytes_per_s: int = SCRUB_BYTES_PER_S  # old frames read again to find rot; 0: off
-    scrub_pause_ms: int = 60_000  # between two rounds: a short log is read once a minute
+    scrub_bytes_per_s: int = SCRUB_BYTES_PER_S  # rate of reads to find rot; 0: off
+    scrub_pause_ms: int = 60_000  # between rounds, so that a short log is read once per minute
     repair: RepairTiming = field(default_factory=RepairTiming)
     install: InstallTiming = field(default_factory=InstallTiming)
     core: CoreConfig = field(default_factory=CoreConfig)
     links: LinkConfig = field(default_factory=LinkConfig)
     preference: PreferenceLimits = field(default_factory=PreferenceLimits)
-    join: bool = False  # does not found a group with `peers`: waits until their group adds it
+    join: bool = False  # waits until the peers' group adds it, instead of founding

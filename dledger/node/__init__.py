@@ -1,1 +1,1 @@
-"""One running replica: it drives the Raft algorithm from asyncio."""
+"""A running replica, which drives the Raft algorithm from asyncio."""

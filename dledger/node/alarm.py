@@ -1,4 +1,4 @@
-"""An alarm: a timer of the loop that rings when it was set to, and can be set to ring earlier."""
+"""A timer of the loop that can be set to ring earlier."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import math
 from collections.abc import Callable
 
-SOON_MS = 1  # not 0: before it rings the loop reads once more what has arrived
+SOON_MS = 1  # not 0, so that the loop reads arrived data first
 
 
 class Alarm:
-    """Calls one function. `start` before anything else; nothing rings before it or after `stop`."""
+    """Calls a function. Nothing rings before `start` or after `stop`."""
 
     __slots__ = ("_due_s", "_ring", "_timer")
 
@@ -30,8 +30,7 @@ class Alarm:
         self._cancel()
 
     def set(self, in_ms: float) -> None:
-        """Ring in so many milliseconds, or in SOON_MS if that is more; whenever it was to ring
-        before. It rings once."""
+        """Ring once, after this time or SOON_MS, instead of the time set before."""
         self._cancel()
         if self._ring is not None:
             loop = asyncio.get_running_loop()
@@ -39,14 +38,14 @@ class Alarm:
             self._timer = loop.call_at(self._due_s, self._rings)
 
     def now(self) -> None:
-        """Ring when what the loop has read by now is handled, whenever it was to ring."""
+        """Ring after the data that the loop has read by now is handled."""
         if self._ring is not None and self._due_s > 0:
             self._cancel()
             self._due_s = 0.0
             self._timer = asyncio.get_running_loop().call_soon(self._rings)
 
     def soon(self) -> None:
-        """Ring in SOON_MS, if it was to ring later or not at all."""
+        """Ring in SOON_MS, unless it rings earlier."""
         if self._ring is not None:
             if asyncio.get_running_loop().time() + SOON_MS / 1000 < self._due_s:
                 self.set(SOON_MS)

@@ -1,10 +1,9 @@
-"""Applier: hands committed frames to the application, in order, each exactly once in this run.
+"""The applier passes committed frames to the application, in order, exactly once per process.
 
-Frames come from the log's cache, or from the file when there is much to catch up with. A long
-tail is applied in batches bounded in bytes, one per turn of the loop, so that heartbeats and
-votes are answered in between. At a damaged frame the applier waits until it is mended; that may
-happen while its member stops. While the application cannot apply (ApplyLater) it asks again and
-again. After `stop` nothing is applied.
+Frames are read from the log's cache, or from the file when there is much to catch up with. A long
+tail is applied in bounded batches, one per turn of the loop, so that heartbeats and votes are
+answered in between. At a damaged frame the applier waits for its repair, possibly until its member
+stops. While the application cannot apply (ApplyLater), the applier retries.
 
 The broker implements `Application`.
 """
@@ -27,47 +26,45 @@ from .proposals import Proposals
 
 log = logging.getLogger("raftmq.dledger.node.applier")
 
-APPLY_BYTES_MAX = 1 << 20  # one batch; a larger single frame goes alone
+APPLY_BYTES_MAX = 1 << 20  # per batch; a larger frame is applied alone
 
 
 class Application(Protocol):
-    """The replicated state and the source of message frames. Called on the loop, never awaited;
-    an exception from any of these stops the node, except ApplyLater."""
+    """The replicated state and the source of message frames. Called on the loop, never awaited. An
+    exception stops the node, except ApplyLater."""
 
     @property
     def applied_index(self) -> int:
-        """The index of the last frame that the application's recovered state reflects: applying
-        starts behind it. First read in a thread, where it may block, once the log is recovered and
-        before any other call."""
+        """The last frame that the application's recovered state reflects. First read in a thread,
+        where it may block, once the log is recovered and before any other call."""
         ...
 
     def cut(self, term: int, index: int, allocate: Callable[[int], int]) -> Frame | None:
-        """Seal what is waiting into a frame (index, term) at position `allocate(its length)`.
+        """Seal the waiting messages into a frame (index, term) at position `allocate(its length)`.
 
-        Return None if nothing waits. Called only while this node leads and everything up to its
-        no-op is applied; a returned frame counts as proposed."""
+        Return None if nothing waits. Called only while this node leads and has applied everything
+        up to its no-op; a returned frame counts as proposed."""
         ...
 
     def apply(self, frames: Sequence[Frame]) -> None:
         """Apply committed frames of every kind, in order. A waiting send is stored if the frame of
-        its index carries the term it was proposed in. Raises ApplyLater: nothing has changed."""
+        its index has the term of its proposal. Raises ApplyLater, without any change."""
         ...
 
     def role_changed(self, event: RoleEvent) -> None:
-        """Take note of this node's role. `leader_ready` comes true only when everything up to the
-        term's no-op is applied."""
+        """Handle a change of this node's role. `leader_ready` is true only when everything up to
+        the term's no-op is applied."""
         ...
 
     def truncated(self, from_index: int) -> None:
-        """Note that proposals made here with index >= from_index and not applied yet are certainly
-        not stored: a committed frame of a higher term has taken their place."""
+        """Note that this node's proposals with index >= from_index that are not applied yet are
+        certainly not stored, because a committed frame of a higher term has replaced them."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Applier:
-    """Applies frames up to the commit index, those behind `applied_index` first. `start` before
-    anything else."""
+    """Applies frames from `applied_index` + 1 up to the commit index. Call `start` first."""
 
     _log: RaftLog
     _application: Application
@@ -82,19 +79,19 @@ class Applier:
 
     @property
     def commit_index(self) -> int:
-        """Return the index of the last frame that is committed and in the log's files.
+        """Return the last committed frame in the log's files.
 
-        The core may be ahead of the files: while a vote is being saved it takes frames in and
-        commits them, and the files still have frames that it has truncated."""
+        The core may be ahead of the files. While a vote is being saved it accepts and commits
+        frames, and the files still have frames that it has truncated."""
         return max(self._commit_index, self.applied_index)
 
     def start(self, on_applied: Callable[[], None], on_failed: Callable[[Exception], None]) -> None:
-        """Call `on_applied` after each batch, and `on_failed` if a batch run from the loop raises
+        """Call `on_applied` after each batch, and `on_failed` if a batch of the loop raises
         (`advance` itself raises to its caller)."""
         self._on_applied, self._on_failed = on_applied, on_failed
 
     def resume(self) -> None:
-        """Continue after a damaged frame was mended, if it was the next one to apply."""
+        """Continue after the repair of the next frame."""
         if self._later is None and self.applied_index < self._commit_index:
             self._later = asyncio.get_running_loop().call_soon(self._continue)
 
@@ -104,13 +101,12 @@ class Applier:
         self._do_nothing_later()
 
     def go_back(self, applied_index: int) -> None:
-        """Note that frames after `applied_index` were taken back; apply nothing before `advance`
-        says again what is committed."""
+        """Forget frames after `applied_index`; apply nothing before the next `advance`."""
         self._do_nothing_later()
         self.applied_index = self._commit_index = applied_index
 
     def advance(self, commit_index: int) -> None:
-        """Apply frames up to `commit_index`, which are committed: a batch now, the rest later."""
+        """Apply committed frames up to `commit_index`, a batch now and the rest later."""
         self._commit_index = commit_index
         if self._later is None and self.applied_index < commit_index:
             self._apply_batch()
@@ -129,8 +125,8 @@ class Applier:
             )
         except FrameDamaged:
             if not self._log.has_mender:
-                raise  # there is no mender: the frame stays damaged
-            return  # `resume` when it is mended; nothing behind it can be applied before it
+                raise  # without a mender the frame stays damaged
+            return  # `resume` after the repair
         assert frames, (self.applied_index, self._commit_index)
         assert frames[0].index == self.applied_index + 1, (frames[0], self.applied_index)
         proposals = self._proposals
@@ -154,6 +150,6 @@ class Applier:
         self._later = None
         try:
             self._apply_batch()
-        except Exception as error:  # handled at the ring's boundary: it ends the member
+        except Exception as error:  # handled at the boundary, where it ends the member
             assert self._on_failed is not None, "not started"
             self._on_failed(error)

@@ -1,18 +1,18 @@
-"""Lets a member lead only while its disk works. Shell.
+"""Disk health decides whether a member may lead.
 
 ok          the disk lets the node lead
 stalled     an fdatasync, of the log or of a vote, has been in flight for too long
-full        there is no room for the next frame, or no descriptor or memory to write it: nothing is
+full        there is no space for the next frame, or no descriptor or memory to write it: nothing is
             acknowledged until there is
 unreadable  a read failed while this node led, and would fail again
 failed      a write or an fdatasync failed: the member has ended
 slow        the disk works, but writes wait for it (dledger/raft/pace.py): another replica should
             lead
 
-A disk that stalls, is full or cannot be read makes the core give up leadership, and not take it
-again before the disk works. A leader that cannot read could still write, and so keep leadership,
-but serve nobody. Followers keep their role, because appends need no reads. So does the only member
-of a group. A lack of descriptors or memory is no failure of the disk.
+A disk that stalls, is full or cannot be read makes the core give up leadership until the disk works
+again. A leader that cannot read could still write and keep leadership, but serve no consumer.
+Followers keep their role, because appends need no reads, and so does the only member of a group. A
+lack of descriptors or memory is no failure of the disk.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class DiskState(Enum):
 
 
 class DiskHealth:
-    """The state of one member's disk, and the reason for it; reports changes to the core, and in
-    ASYNC_FLUSH the frames that are durable.
+    """The state of a member's disk, and the reason for it. Reports changes to the core, and in
+    ASYNC_FLUSH the durable frames.
 
-    A disk has a single state: a disk that is full, unreadable or failed does not become stalled or
+    A disk has a single state. A full, unreadable or failed disk does not become stalled or
     unreadable, and a failed disk stays failed."""
 
     def __init__(
@@ -74,18 +74,18 @@ class DiskHealth:
 
     @property
     def is_full(self) -> bool:
-        """True while there is no room for the next frame."""
+        """True while there is no space for the next frame."""
         return self.state is DiskState.FULL
 
     def reported(self, slow: str) -> tuple[DiskState, str]:
-        """Return state and reason, for the member's status; `slow` is why the disk is slow, ""
-        if it is not."""
+        """Return state and reason, for the member's status; `slow` is the reason why the disk is
+        slow, or ""."""
         if slow and self.state is DiskState.OK:
             return DiskState.SLOW, slow
         return self.state, self.reason
 
     def failed(self, reason: str) -> None:
-        """Note for good that the disk failed, and how."""
+        """Set the final state of a failed disk."""
         self.state, self.reason = DiskState.FAILED, reason
 
     # -- writes -------------------------------------------------------------------------------
@@ -97,14 +97,14 @@ class DiskHealth:
             self._core.durable(self._log.last_index)
 
     def full(self, error: OSError) -> None:
-        """Note that there was no room for a frame."""
+        """Note that there was no space for a frame."""
         log.warning("disk_full node=%s error=%s", self._core.node_id, error)
         if self.state is not DiskState.FAILED:
             self.state, self.reason = DiskState.FULL, f"no room for the next frame: {error}"
         self._core.disk_fails(self.reason, takes_frames=False)
 
     def has_room(self) -> None:
-        """Note that the frames a full disk had no room for are written."""
+        """Note that the held frames are written."""
         log.warning("disk_has_room node=%s", self._core.node_id)
         self._end(DiskState.FULL)
         self.written()
@@ -112,8 +112,8 @@ class DiskHealth:
     # -- flushes ------------------------------------------------------------------------------
 
     def look(self, now_ms: float) -> None:
-        """Give up leadership when an fdatasync hangs, and do not lead before it returns. `now_ms`
-        is the core's time, so that a stall of this process does not count as a sync that hangs."""
+        """Give up leadership when an fdatasync hangs, until it returns. `now_ms` is the core's
+        time, so that a stall of this process does not count as a hanging sync."""
         under_way_ms = max(self._flusher.stalled_ms(now_ms), self._saver.stalled_ms(now_ms))
         hangs = under_way_ms > self._stall_ms
         if hangs and self.state is DiskState.OK:
@@ -128,8 +128,8 @@ class DiskHealth:
     # -- reads --------------------------------------------------------------------------------
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Make a leader step down because a read for a peer or a consumer raised `error`; `again`
-        repeats that read."""
+        """Make a leader step down after a failed read for a peer or a consumer; `again` repeats
+        that read."""
         core = self._core
         if self._alone or error.errno in NO_RESOURCE or core.role is not Role.LEADER:
             return
@@ -140,8 +140,8 @@ class DiskHealth:
             core.disk_fails(self.reason)
 
     def read_again(self) -> None:
-        """If the disk is unreadable, repeat the failed read to see whether it still is. Blocks for
-        as long as that read takes."""
+        """Repeat the failed read of an unreadable disk, and restore the state if it works.
+        Blocking."""
         if self.state is not DiskState.UNREADABLE:
             return
         node_id = self._core.node_id
@@ -149,13 +149,13 @@ class DiskHealth:
             self._again()
         except OSError:
             return
-        except StoreError as error:  # it was read, or is gone: not the disk's fault
+        except StoreError as error:  # readable, or gone, so the disk is not at fault
             log.info("disk_reads node=%s with=%s", node_id, error)
         log.warning("disk_readable node=%s", node_id)
         self._end(DiskState.UNREADABLE)
 
     def check(self, index: int, failed: Callable[[OSError, Callable[[], object]], None]) -> None:
-        """Call `failed` if the damaged frame `index` is damaged because it cannot be read."""
+        """Call `failed` if the damaged frame `index` is unreadable."""
         frames = self._log.index
         position, size = frames.position_of(index), frames.size_of(index)
         again = partial(self._log.commitlog.read, position, size)
@@ -165,7 +165,7 @@ class DiskHealth:
             failed(error, again)
 
     def _end(self, state: DiskState) -> None:
-        """Let the core lead again, if the disk is in `state`."""
+        """Let the core lead again if the disk is in `state`."""
         if self.state is state:
             self.state, self.reason = DiskState.OK, ""
         self._core.disk_works()

@@ -1,8 +1,8 @@
-"""The inbox takes what a member's links report and hands it to the part that handles it.
+"""The dispatcher passes messages and events of a member's links to their handlers.
 
-While the log is recovered and mended, only repair and group ids are dealt with: this node neither
-votes nor acknowledges. From `open` on everything else reaches the core, and the pump performs what
-the core wants behind each read of a connection.
+While the log is being recovered and repaired, only repair and peer information are handled, and
+this node neither votes nor acknowledges. From `open` on all other messages reach the core, and the
+pump performs the core's output after each read of a connection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Takers = Mapping[type, Callable[[Any], None]]  # by the type of the message
 
 
 class Inbox:
-    """Receives the events of one member's links (a LinkHandler)."""
+    """Receives the events of a member's links (a LinkHandler)."""
 
     def __init__(
         self,
@@ -36,10 +36,9 @@ class Inbox:
         fail: Callable[[str, BaseException], None],
         disk_failed: Callable[[str, BaseException], None],
     ) -> None:
-        """`takers` handle their messages from now on; `opened(peer)` is called when a link begins,
-        `refuse(peer, reason)` for a message that breaks Raft's rules, `part` for one that shows
-        that the peer's log is another group's, `fail` if handling one breaks an invariant,
-        `disk_failed` if it needs the disk and that fails."""
+        """`takers` handle their messages from now on. `opened(peer)` is called when a link starts,
+        `refuse(peer, reason)` for a message that breaks Raft's rules, `part` for a message that
+        shows another group's log, `fail` for a broken invariant, `disk_failed` for a disk error."""
         self._node_id = node_id
         self._life = life
         self._early = self._takers = dict(takers)
@@ -51,18 +50,18 @@ class Inbox:
         self._pump: Pump | None = None
 
     def open(self, pump: Pump, takers: Takers) -> None:
-        """Begin to hand messages to the core, and to these `takers` too."""
+        """Start to pass messages to the core, and to these further `takers`."""
         self._pump = pump
         self._takers = {**self._early, **takers}
 
     def on_messages(self, messages: list[PeerMessage]) -> None:
-        """Hand each message to its taker or to the core, then perform what the core wants."""
+        """Pass each message to its handler or to the core, then perform the core's output."""
         pump = self._pump
         try:
             if pump is not None and self._life.running:
                 takers, step, now_ms = self._takers, pump.core.step, pump.core_ms()
                 if now_ms >= pump.core_ms.turn_wanted_ms:
-                    pump.alarm.now()  # so that the process need not be woken for it
+                    pump.alarm.now()  # avoids a wake-up
                 for message in messages:
                     take = takers.get(type(message))
                     if take is None:
@@ -79,7 +78,7 @@ class Inbox:
         except OSError as error:
             self._disk_failed("the disk failed at a message", error)
             return
-        except Exception as error:  # ring boundary: a broken promise stops the node
+        except Exception as error:  # a broken promise stops the node
             self._fail("a message broke an invariant", error)
             return
         if pump is not None:
@@ -97,11 +96,11 @@ class Inbox:
         pump = self._pump
         if pump is not None:
             pump.drive(pump.core.peer_closed, peer, pump.core_ms())
-            pump.alarm.soon()  # a follower whose leader is gone has an earlier deadline
+            pump.alarm.soon()  # a follower without its leader has an earlier deadline
 
     def on_failed(self, error: BaseException) -> None:
         self._fail("a peer link's task ended", error)
 
 
 def _ignore(message: PeerMessage) -> None:
-    """Drop a message that comes too early."""
+    """Drop an early message."""

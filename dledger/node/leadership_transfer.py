@@ -1,4 +1,4 @@
-"""Leadership transfer: to a preferred leader, away from an unwilling leader, before a planned stop.
+"""Leadership transfer to a preferred leader, from an unwilling leader, or before a stop.
 
 Before a stop the leader accepts proposals until a follower is *able*: a recovered voter, connected,
 recently heard, and nearly caught up. So proposals wait only for a single transfer (thesis 3.10: the
@@ -170,7 +170,7 @@ class LeadershipTransfer:
             return
         try:
             self.transfer(successor)
-        except RaftError as error:  # the state has just changed: try again
+        except RaftError as error:  # the state has just changed, so try again
             log.info("transfer_refused target=%s: %s", successor, error)
 
 

@@ -1,4 +1,4 @@
-"""RaftMember: a running replica, which drives the pure core from asyncio.
+"""A running replica, `RaftMember`, which drives the pure core from asyncio.
 
 Everything runs on a single loop; only fdatasync and the allocation of segments run in threads.
 Parts that recover and repair the log are made at once, parts that need the core after the log is
@@ -426,9 +426,9 @@ class RaftMember:
         return self.life.failure
 
     def request_cut(self, at_once: bool = False) -> None:
-        """Note that the application has something to propose. Cheap: a single `cut` per turn of the
-        loop follows. With `at_once` it follows immediately if the peers have little to do;
-        otherwise a larger frame is gathered while they write."""
+        """Note that the application has something to propose. A single `cut` per turn of the loop
+        follows. With `at_once` it follows immediately if the peers have little to do; otherwise a
+        larger frame is gathered while they write."""
         if self._parts is not None:
             self._parts.pump.request_cut(at_once)
 
@@ -479,8 +479,9 @@ class RaftMember:
         return self.parts.leadership.preferred_successor() if self.life.running else None
 
     def set_willing(self, is_willing: bool) -> None:
-        """Set whether this replica should lead: its disk has space and is fast, and its clock is
-        right. An unwilling replica leads only if no other can, and reports that to its leader."""
+        """Set whether this replica should lead, because its disk has space and is fast, and its
+        clock is right. An unwilling replica leads only if no other can, and reports that to its
+        leader."""
         if self.life.running:
             self.core.election.is_willing = is_willing
 
@@ -581,7 +582,7 @@ class RaftMember:
         return self._promises.recovering
 
     def start_recovering(self, reason: str) -> None:
-        """Note that durable frames of this replica are gone: it counts neither in elections nor for
+        """Note that durable frames of this replica are gone. It counts neither in elections nor for
         commit until it is recovered. Only until the log is open."""
         self._promises.give_up(reason)
 
@@ -655,7 +656,7 @@ class RaftMember:
         if info.group_id:
             self.links.take_group_id(info.sender, info.group_id)
         if info.address is not None and self._roster.introduced(info.sender, *info.address):
-            # Dial an unknown peer: it may be the leader, which needs every answer.
+            # Dial an unknown peer, which may be the leader and needs every answer.
             if self.has_core:
                 self._roster.follow(self.core, self.links, self.healer)
         self.rollback.take(info)

@@ -1,6 +1,6 @@
-"""Peer addresses: how the members of a group are reached, and the configuration file.
+"""Addresses of the group's members, and the saving of their configuration.
 
-The core decides which configuration is in force. The roster applies it: links dial its members, the
+The core decides which configuration is in force. The roster applies it. Links dial its members, the
 repairer asks them, the newest committed configuration is saved in the configuration file (by a
 recovered replica only, see dledger/raft/recovery.py), and retention keeps its frame until that is
 durable.
@@ -12,8 +12,8 @@ dialler reports its address (peer_info_message.py), and is dialled back.
 An address in the log may be wrong, and only a leader can correct it. So a replica without a leader
 also dials unreachable members at the addresses of its own broker.conf. They do not decide who is a
 member or votes; a replica is identified by its id. Open links stay, so that a leader that is
-elected over them can correct the addresses. With a leader these addresses are not used: a moved
-address may be that of an old store, which should stay unused.
+elected over them can correct the addresses. With a leader these addresses are not used, because an
+old store may still be at a moved member's address.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Roster:
         return starting_configurations(self._saved, self._file.damaged, founding, raft_log)
 
     def _checked_founding(self, raft_log: RaftLog) -> Configuration:
-        """Return the founding configuration: broker.conf's, or that of the first start if a change
+        """Return the founding configuration of broker.conf, or that of the first start if a change
         of members is in the log and not in the file. Saves it at the first start. Raises
         MembersDiffer, OSError."""
         index, noted = self._saved or (0, Configuration())

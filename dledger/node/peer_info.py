@@ -1,16 +1,16 @@
-"""Peer information: facts that the replicas of a group exchange, and the conclusions from them.
+"""Peer information that the replicas of a group exchange, and the conclusions from it.
 
-Each replica sends a PeerInfo (transport/peer_info_message.py) to its peers: on a new link, when its
+Each replica sends a PeerInfo (transport/peer_info_message.py) to its peers on a new link, when its
 expired position or the doubt about its clock changes, and every SEND_INTERVAL_MS. A peer's report
 is forgotten after KNOWN_MS without another report.
 
 **Expiry.** Retention follows a majority. Otherwise a replica with a fast clock or a short retention
 time would delete messages that the others keep, and hide them once it leads. So a log is trimmed by
-age only as far as it has expired on a majority of voters, this replica among them. Only age counts:
-messages that another replica deleted because of a full disk have not expired there.
+age only as far as it has expired on a majority of voters, this replica among them. Only age counts.
+Messages that a replica deleted because of a full disk have not expired there.
 
 **Clocks.** A replica whose clock contradicts the time of its own log (store.retention) reports by
-how much; its clock is no evidence against another clock. Differences are logged.
+how much, and its clock is no evidence against other clocks. Differences are logged.
 
 **Settings** that should be equal in a group are compared, and differences are logged.
 
@@ -21,14 +21,13 @@ their founders until the first change of members. Two lists are compared if one 
 list's replica. If they differ, both replicas log it, and a replica without a frame neither founds
 nor votes nor accepts frames, because its file can still be corrected. A replica with frames
 continues. A replica that is to join has no founders, and addresses may differ. Replicas without
-frames also wait while the segment sizes differ, because the segment size decides where frames may
-stand: a replica with another size would refuse all frames behind the first segment.
+frames also wait while the segment sizes differ, because a replica with a different size would
+refuse all frames behind the first segment.
 
 **Committed frames.** A leader's landmark (dledger.raft.follower) is compared where its frames join
-a follower's. Two replicas between which no leader stands would never compare, and yet one of them
-may repair the other's log. So each report has the last committed frame. A replica that has
-committed another frame of that index has another history: the two disconnect
-(dledger.transport.group_id).
+a follower's. Two followers would never compare, and yet one may repair the other's log. So each
+report has the last committed frame. If the receiver has committed a different frame of that index,
+the two have different histories and disconnect (dledger.transport.group_id).
 """
 
 from __future__ import annotations

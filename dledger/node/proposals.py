@@ -1,17 +1,17 @@
-"""The outcome of every command that this node proposed, reported exactly once.
+"""Proposals, and the report of their outcomes, exactly once per command.
 
-A proposal is known by (index, term). Its outcome follows from the frames that are *committed*, in
-order, and from nothing else:
+A proposal is identified by (index, term). Only the *committed* frames, in order, decide its
+outcome:
 
-- the frame (index, term) itself is applied: it is stored;
-- a frame at or before its index is applied whose term is higher: it can never be stored. Every
-  later leader has that frame (leader completeness), and behind it no log has a lower term;
-- neither yet: the outcome is open. Even truncated here the frame may live on at another replica
-  that is elected later (possible with five replicas, and with three when the truncation itself was
-  not durable).
+- If the frame (index, term) itself is applied, it is stored.
+- If a frame at or before its index with a higher term is applied, it can never be stored. Every
+  later leader has that frame (leader completeness), and behind it no log has a lower term.
+- Otherwise the outcome is open. Even after a truncation here the frame may survive at another
+  replica that is elected later (possible with five replicas, and with three when the truncation
+  itself was not durable).
 
-So after leadership is lost a proposal waits for its outcome, and fails with OUTCOME_UNKNOWN after a
-time-out. A command that was never proposed is certainly not stored, and fails at once.
+So after a loss of leadership a proposal waits for its outcome, and fails with OUTCOME_UNKNOWN after
+a time-out. A command that was never proposed is certainly not stored, and fails at once.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ COMMAND_SIZE_BYTES_MAX = 4 << 20  # state changes are small; the log takes frame
 
 
 def command_bytes_max(segment_size_bytes: int) -> int:
-    """Return the size of the largest command that a log of such segments takes: a frame is never
-    divided between two, and a blank record may follow it."""
+    """Return the max. size of a command for a log of such segments. A frame is never divided
+    between two, and a blank record may follow it."""
     return min(COMMAND_SIZE_BYTES_MAX, segment_size_bytes - HEADER_SIZE_BYTES - BLANK_SIZE_BYTES)
 
 
 @dataclass(slots=True)
 class _Command:
-    """A command, its place in the log once it is proposed, and who waits for it."""
+    """A command, its place in the log once it is proposed, and its future."""
 
     payload: bytes
     future: asyncio.Future[int]
@@ -57,7 +57,7 @@ class Proposals:
         timeout_ms: float,
         size_bytes_max: int = COMMAND_SIZE_BYTES_MAX,
     ) -> None:
-        """`size_bytes_max`: of one command (`command_bytes_max`)."""
+        """`size_bytes_max` limits a command (`command_bytes_max`)."""
         self._waiting_max = waiting_max
         self._waiting_bytes_max = waiting_bytes_max
         self._timeout_ms = timeout_ms
@@ -76,7 +76,7 @@ class Proposals:
 
     @property
     def proposed(self) -> int:
-        """Commands whose outcome is open."""
+        """The number of commands with an open outcome."""
         return len(self._proposed)
 
     # -- in -----------------------------------------------------------------------------------
@@ -95,40 +95,39 @@ class Proposals:
         return future
 
     def take(self, index: int, term: int) -> bytes | None:
-        """Return the next command's payload, which the caller must propose as frame (index, term);
-        None if no command waits."""
+        """Return the next command's payload, which the caller must propose as frame (index, term),
+        or None."""
         while self._waiting:
             command = self._waiting.popleft()
             self._waiting_bytes -= len(command.payload)
             if command.future.done():
-                continue  # nobody waits for it any more (cancelled)
+                continue  # cancelled
             command.index, command.term = index, term
             self._proposed[index] = command
             return command.payload
         return None
 
     def expect(self, index: int, term: int, now_ms: float, future: asyncio.Future[int]) -> None:
-        """Report the outcome of frame (index, term), just proposed without having waited here, to
-        `future`."""
+        """Report the outcome of the proposed frame (index, term) to `future`."""
         deadline_ms = now_ms + self._timeout_ms
         self._proposed[index] = _Command(b"", future, deadline_ms, index, term)
 
     def note(self, index: int, term: int) -> None:
-        """Note that frame (index, term), of whatever kind, is being proposed here."""
+        """Note that frame (index, term), of any kind, is proposed here."""
         self._term, self._last_index = term, index
 
     # -- outcomes -----------------------------------------------------------------------------
 
     def leadership_lost(self, leader: NodeId | None) -> None:
-        """Fail the commands never proposed; those proposed wait for their outcome."""
+        """Fail the commands that were never proposed; proposals wait for their outcome."""
         if self._term:
             self._past.append((self._term, self._last_index))
             self._term = 0
         self._fail_waiting(leader)
 
     def refuted_by(self, frames: Sequence[Frame]) -> int | None:
-        """Return the first index from which proposals of earlier terms are proven not stored by
-        these frames, which are about to be applied; None if they prove nothing of that kind."""
+        """Return the first index from which these frames, which are about to be applied, prove
+        proposals of earlier terms not stored, or None."""
         refuted: int | None = None
         for frame in frames:
             if not self._past:
@@ -144,7 +143,7 @@ class Proposals:
         return refuted
 
     def applied(self, frames: Sequence[Frame]) -> None:
-        """Report the outcomes that these frames, committed and applied, decide."""
+        """Report the outcomes that these committed and applied frames decide."""
         for frame in frames:
             if not self._proposed:
                 return
@@ -168,7 +167,7 @@ class Proposals:
             _fail(command, OutcomeUnknown(f"frame {index} of term {command.term}: no fate in time"))
 
     def close(self, reason: str) -> None:
-        """Fail everything: the member ends, and nothing more will be known."""
+        """Fail everything, because the member ends."""
         self._fail_waiting(None)
         for index, command in self._proposed.items():
             _fail(command, OutcomeUnknown(f"frame {index} of term {command.term}: {reason}"))

@@ -1,8 +1,8 @@
-"""Decides what the leader proposes next: commands and the application's frames, in turns.
+"""The proposer of a leader takes commands and the application's frames in turns.
 
-Batching needs no timer. The application is asked for a frame as long as fewer than
-`frames_in_flight_max` are uncommitted: a single message is proposed at once; with many, those that
-arrive while frames are in flight make up the next one.
+Batching needs no timer. The application is asked for a frame while fewer than
+`frames_in_flight_max` are uncommitted. So a single message is proposed at once, and under load the
+messages that arrive while frames are in flight form the next frame.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ log = logging.getLogger("raftmq.dledger.node.proposer")
 
 @dataclass(slots=True, eq=False)
 class Proposer:
-    """Proposes a member's frames; one per member, from its start on.
+    """Proposes a member's frames, from its start on.
 
-    A frame is sealed for its place in the log, so only when the core is sure to take it.
-    `cut_wanted`: the application may have something waiting. `_change` waits to be proposed."""
+    A frame is sealed for its place in the log, so only when the core certainly accepts it.
+    `cut_wanted` says that the application may have waiting messages. `_change` waits to be
+    proposed."""
 
     _core: RaftCore
     _log: RaftLog
@@ -51,9 +52,9 @@ class Proposer:
         self._core.propose(noop)
 
     def propose_next(self) -> bool:
-        """Propose one more frame if there is room and something waits; return False if not.
+        """Propose a frame if there is room and something waits; return False if not.
 
-        It must be performed (written) before the next: only then is the next one's place known."""
+        It must be performed (written) before the next frame, whose place depends on it."""
         core = self._core
         if not core.can_propose:
             return False
@@ -81,7 +82,7 @@ class Proposer:
 
     def ask_change(self, change: Change) -> asyncio.Future[int]:
         """Queue a change of members; the future gives its frame's index once it is applied here.
-        Raises Busy while another one waits."""
+        Raises Busy while a change waits."""
         if self._change is not None:
             raise Busy("another change of members waits to be proposed")
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -94,7 +95,7 @@ class Proposer:
         return self._change is not None
 
     def propose_change(self) -> bool:
-        """Propose the change that waits, or refuse it; return False if none can be handled now. It
+        """Propose the waiting change, or refuse it; return False if neither is possible now. It
         must be performed before the next frame, as with `propose_next`."""
         if self._change is None:
             return False
@@ -115,17 +116,18 @@ class Proposer:
         return True
 
     def leadership_lost(self, leader: NodeId | None) -> None:
-        """Fail what was never proposed; `leader` leads now. The rest waits for its outcome."""
+        """Fail everything that was never proposed; `leader` leads now. Proposals wait for their
+        outcome."""
         self._drop()
         self._proposals.leadership_lost(leader)
 
     def close(self, reason: str) -> None:
-        """Fail everything: the member ends, and nothing more will be known."""
+        """Fail everything, because the member ends."""
         self._drop()
         self._proposals.close(reason)
 
     def _drop(self) -> None:
-        """Fail the change that waits."""
+        """Fail the waiting change."""
         if self._change is not None:
             (_, future), self._change = self._change, None
             if not future.done():

@@ -1,7 +1,6 @@
-"""Linearizable reads (ReadIndex): they wait for a proof of leadership, and until the commit index
-of that moment is applied.
+"""Linearizable reads (ReadIndex): they wait for proof of leadership, and for applied frames.
 
-All reads asked for within one turn of the loop share one token, thus one confirmation.
+All reads of a turn of the loop share a token, and so a confirmation.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ READS_WAITING_MAX = 16_384
 
 
 class Reads:
-    """Futures of waiting reads; each resolves with the index it may be served at."""
+    """Futures of waiting reads; each resolves with its read index."""
 
     def __init__(self, waiting_max: int = READS_WAITING_MAX) -> None:
         self._waiting_max = waiting_max
@@ -28,8 +27,8 @@ class Reads:
         self._confirmed: deque[tuple[int, list[asyncio.Future[int]]]] = deque()
 
     def add(self, ask: Callable[[int], None]) -> asyncio.Future[int]:
-        """Add a read. `ask(token)` starts a confirmation; it may raise RaftError, which fails the
-        reads. Raises Busy at the limit."""
+        """Add a read. `ask(token)` starts a confirmation; a RaftError from it fails the reads.
+        Raises Busy at the limit."""
         if self._waiting >= self._waiting_max:
             raise Busy(f"{self._waiting} reads wait already")
         loop = asyncio.get_running_loop()
@@ -41,16 +40,16 @@ class Reads:
         return future
 
     def confirmed(self, token: int, index: int, applied_index: int) -> None:
-        """Note that leadership is proven: the reads are served when `index` is applied."""
+        """Serve the reads of a proven token once `index` is applied."""
         self._confirmed.append((index, self._asked.pop(token)))
         self.applied(applied_index)
 
     def failed(self, token: int, leader: NodeId | None) -> None:
-        """Fail the reads of `token`: leadership was lost before it was proven."""
+        """Fail the reads of `token`, because leadership was lost."""
         self._fail(self._asked.pop(token), lambda: NotLeader(leader))
 
     def applied(self, index: int) -> None:
-        """Serve the reads that waited for frames up to `index` to be applied."""
+        """Serve the reads that waited for frames up to `index`."""
         confirmed = self._confirmed
         while confirmed and confirmed[0][0] <= index:
             at, futures = confirmed.popleft()
@@ -60,7 +59,7 @@ class Reads:
                     future.set_result(at)
 
     def close(self) -> None:
-        """Fail all reads: the member ends."""
+        """Fail all reads, because the member ends."""
         waiting = [self._gathering, *self._asked.values(), *(f for _, f in self._confirmed)]
         self._gathering = []
         self._asked.clear()

@@ -1,4 +1,4 @@
-"""The ready loop: performs a core's output in the order persist, send, acknowledge.
+"""The ready loop performs a core's output in the order persist, send, acknowledge.
 
 `_perform` alone defines that order. Every input of the core (a message, a tick, a connection, a
 finished fdatasync, a proposal) ends in `run`, which performs until nothing is left.
@@ -216,7 +216,8 @@ class Pump:
             self._finish(ready)
 
     def _saved(self, error: BaseException | None) -> None:
-        """Continue with `_finish` once term and vote are durable; fail if they could not be saved."""
+        """Continue with `_finish` once term and vote are durable; fail if they could not be
+        saved."""
         if not self.life.running:
             return
         if error is not None:
@@ -293,7 +294,7 @@ class Pump:
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
         """Report a failed read for a consumer or peer; `again` repeats it (disk_health.py)."""
-        # Later: the caller may be at work for the pump.
+        # Later, because the caller may be at work for the pump.
         asyncio.get_running_loop().call_soon(self.drive, self.disk.read_failed, error, again)
 
     def lose_promises(self, incarnation: int, reason: str) -> None:

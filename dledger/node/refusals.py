@@ -1,8 +1,8 @@
-"""Tells why a replica takes no frames although it may hear its leader. Pure.
+"""Reasons why a replica accepts no frames although its leader is connected.
 
-Such a replica hears heartbeats, but its log does not grow: who restarts the replicas one after the
-other must not take it for a copy and go on. A leader sends again over its next connection what was
-refused, so a refusal counts for STANDS_MS, and only until the log grows.
+Such a replica answers heartbeats, but its log does not grow, so an operator who restarts the
+replicas in turn must not count it as a copy. A leader sends refused frames again over its next
+connection, so a refusal counts for STANDS_MS, and only until the log grows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..raft.core import RaftCore
 from ..raft.messages import NodeId
 
-STANDS_MS = 30_000  # a leader whose connection was closed comes back within a second
+STANDS_MS = 30_000  # a leader reconnects within a second
 
 
 class Refusals:
@@ -24,12 +24,12 @@ class Refusals:
         self._until_ms = 0.0
 
     def note(self, sender: NodeId, reason: str, now_ms: float) -> None:
-        """Note that something of `sender` was refused."""
+        """Note a refused message of `sender`."""
         self._sender, self._reason = sender, reason
         self._last_index, self._until_ms = self._core.last_index, now_ms + STANDS_MS
 
     def why(self, now_ms: float) -> str:
-        """Return why this replica takes no frames; "" if it does."""
+        """Return the reason why this replica accepts no frames, or ""."""
         core = self._core
         if not core.takes_frames:
             waits = core.election.founders_differ and not core.last_index

@@ -1,8 +1,7 @@
-"""Tells the application which role its member has, as soon as the application may know it.
+"""Reports a member's role to its application at the right moment.
 
-The core's RoleEvents are passed on at once, except one that says `leader_ready`: it waits until
-everything is applied that was committed when it came. A lost leadership fails what waits for it
-before the application hears of it.
+The core's RoleEvents are passed on at once. Only `leader_ready` waits until the frames that were
+committed at the event are applied. A lost leadership first fails the waiting requests.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ log = logging.getLogger("raftmq.dledger.node.node")
 
 
 class Roles:
-    """The role of one member, as its application knows it."""
+    """The role of a member, as its application knows it."""
 
     def __init__(self, node_id: NodeId, application: Application, proposer: Proposer) -> None:
-        self.serving = False  # the application knows that it leads
-        self.told_leader: NodeId | None = None  # who leads, as the application knows
+        self.serving = False  # the application was informed that it leads
+        self.told_leader: NodeId | None = None  # the leader, as last reported
         self._node_id = node_id
         self._application = application
         self._proposer = proposer
@@ -29,7 +28,8 @@ class Roles:
         self._due: tuple[RoleEvent, int] | None = None  # to deliver once this frame is applied
 
     def changed(self, event: RoleEvent, commit_index: int, applied_index: int) -> None:
-        """Note the core's new role, and tell the application now or when it has caught up."""
+        """Note the core's new role, and report it now or after the applied frames have caught
+        up."""
         log.info(
             "role_changed node=%s role=%s term=%s leader=%s ready=%s reason=%s",
             self._node_id,
@@ -51,18 +51,18 @@ class Roles:
             self._deliver(event)
 
     def applied(self, applied_index: int) -> None:
-        """Tell the application what waited for this frame to be applied."""
+        """Report the role that waited for this frame."""
         if self._due is not None and applied_index >= self._due[1]:
             (event, _), self._due = self._due, None
             self._deliver(event)
 
     def end(self, term: int, reason: str) -> None:
-        """Tell the application that this member does not lead, and never will again."""
+        """Report that this member does not lead any more."""
         self._application.role_changed(RoleEvent(Role.FOLLOWER, term, None, False, reason))
 
     def _deliver(self, event: RoleEvent) -> None:
         if event.leader_ready and not self.serving:
             self.serving = True
-            self._proposer.cut_wanted = True  # sends may have come while we were not ready
+            self._proposer.cut_wanted = True  # sends may have arrived before
         self.told_leader = event.leader
         self._application.role_changed(event)

@@ -1,27 +1,27 @@
-"""Rollback detection: a replica finds out from its peers' notes that its store was set back.
+"""Detection of a store that was set back, by the notes of a replica's peers.
 
-Raft assumes that a replica's store never goes back. An operator can set it back: by restoring a
-disk or a machine from an earlier image, or by starting the old disk of a replica that was rebuilt
+Raft assumes that a replica's store never goes back. An operator can set it back by restoring a disk
+or a machine from an earlier image, or by starting the old disk of a replica that was rebuilt
 elsewhere. Such a store is valid, but it lacks later promises of its replica. Trusted, it could help
 to elect a leader that lacks an acknowledged frame.
 
-So replicas keep notes about each other. A *note* about a replica says: in the term `term` it held
-the committed frames up to `index`, durably, while it was recovered. Leaders make notes of all
+So replicas keep notes about each other. A *note* about a replica records that in the term `term` it
+held the committed frames up to `index`, durably, while it was recovered. Leaders make notes of all
 replicas every NOTE_INTERVAL_MS (`Leading.held`), and only of replicas that have a frame of the
 leader's own term. So a note of a higher term never has a lower index, unless a majority's disks
-were lost, which voids all promises. Replicas send their notes in PeerInfo messages: a leader when
-it has made new notes, and every replica first of all on each new link. Notes are merged: the higher
-term wins, and within a term the higher index.
+were lost, which voids all promises. Leaders send new notes in PeerInfo messages, and every replica
+sends its notes first on each new link. In a merge the higher term wins, and within a term the
+higher index.
 
 A replica that receives a note about itself with more frames than it holds, or of a term that it has
 not reached, has an older store. It recovers from then on (raft/recovery.py), like a replica with an
-empty disk. That is early enough: all requests and votes of a peer arrive over a link that starts
-with the peer's notes.
+empty disk. That is early enough, since all requests and votes of a peer arrive over a link that
+starts with the peer's notes.
 
 Not detected are promises after the last note was sent, and notes that only absent replicas have.
 
-The notes are saved in the file `notes` (a SlotFile) soon after each change. Nothing waits for that:
-lost notes are made again, and until then less is detected.
+The notes are saved in the file `notes` (a SlotFile) soon after each change. Nothing waits for that.
+Lost notes are made again, and until then less is detected.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class RollbackDetection:
         return dict(self._memory.notes)
 
     def take(self, info: PeerInfo) -> None:
-        """Handle a peer's notes: judge this store by them, and merge them."""
+        """Judge this store by a peer's notes, and merge them."""
         core, sender, notes = self._core, info.sender, info.notes
         if notes is None:
             return

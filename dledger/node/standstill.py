@@ -1,9 +1,9 @@
-"""Finds a group that has no leader although all voters are there, and will have none. Shell.
+"""Detects a group that has no leader although all its voters are connected.
 
-A majority whose stores were set back together may have elected a leader before the others reported
-what they remember. Then there are two histories: the replica with more frames is kept out by its
+A majority whose stores were set back together may have elected a leader before the other replicas
+reported their notes. Then there are two histories. The replica with more frames is kept out by its
 peers, or they recover and wait for its vote. No election ends that. An operator has to choose
-(`mqbroker rescue`), and has to know which store holds what.
+(`mqbroker rescue`), and needs the contents of each store.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..raft.messages import NodeId
 
 log = logging.getLogger("raftmq.dledger.node.standstill")
 
-STEADY_MS = 3_000  # a leader of so long is a leader; a group in trouble has some for moments
+STEADY_MS = 3_000  # a leader for this long counts; a group in trouble has leaders for moments
 STANDSTILL_MS = 30_000  # without such a leader
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far a replica's log reaches, and whether the replica has recovered."""
+    """The end of a replica's log, and whether the replica has recovered."""
 
     term: int
     index: int
@@ -35,7 +35,7 @@ class Extent:
 
 
 def compared(extents: Mapping[NodeId, Extent]) -> str:
-    """Return how far the log of each replica reaches, the longest first, and how to choose."""
+    """Return the end of each replica's log, the longest first, and advice for the choice."""
     longest = sorted(extents, key=lambda node: (-extents[node].index, node))
     each = "; ".join(f"{node} holds {extents[node]}" for node in longest)
     return (
@@ -45,7 +45,7 @@ def compared(extents: Mapping[NodeId, Extent]) -> str:
 
 
 class Standstill:
-    """Watches one member. `reason` says that its group is stuck; "" if it is not."""
+    """Watches a member. `reason` says that its group is stuck, or is ""."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Standstill:
         extents: Callable[[], Mapping[NodeId, Extent]],
         is_there: Callable[[NodeId], bool],
     ) -> None:
-        """`extents()` returns this replica's and what peers reported. `is_there(peer)`: it is
-        connected, or kept out for its history."""
+        """`extents()` returns the ends of this replica's and the peers' logs. `is_there(peer)` says
+        whether it is connected, or kept out for its history."""
         self.reason = ""
         self._core = core
         self._extents = extents
@@ -63,8 +63,8 @@ class Standstill:
         self._steady_ms: float | None = None  # when a steady leader was known last
 
     def look(self, now_ms: float) -> None:
-        """Look whether there is a leader; a few times a second. `now_ms` must not count time in
-        which the process was stopped (dledger.raft.clock): it has heard of no leader then."""
+        """Check for a leader, a few times per second. `now_ms` must not count time in which the
+        process was stopped (dledger.raft.clock), since no leader was heard then."""
         core = self._core
         if self._steady_ms is None:
             self._steady_ms = now_ms
@@ -77,7 +77,7 @@ class Standstill:
             self._steady_ms = now_ms
             self.reason = ""
         elif not self.reason and not self._all_are_there():
-            self._steady_ms = now_ms  # a group that is apart is not stuck
+            self._steady_ms = now_ms  # a partitioned group is not stuck
         elif not self.reason and now_ms - self._steady_ms >= STANDSTILL_MS:
             self.reason = (
                 "no leader although all voters are there: their histories differ, or too many"

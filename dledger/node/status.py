@@ -1,4 +1,4 @@
-"""A member's own view of its group, as plain data for the admin API and the runtime info."""
+"""A member's view of its group, as data for the admin API and the runtime info."""
 
 from __future__ import annotations
 
@@ -21,23 +21,20 @@ def status_of(
 ) -> dict[str, object]:
     """Return the view of a member whose core runs, by key:
 
-    - `durable_index`: proven by fdatasync, in ASYNC_FLUSH too.
-    - `recovered`: False while this replica may have lost promises; `recovering` then says why
-      (dledger/raft/recovery.py). `set_back`: whether this process has found its store to be older
-      than what the replica had promised (rollback_detection.py), recovered since or not.
-    - of each peer `match`, `next`, `state`, `recovered`, `room` (whether its disk has some) and
+    - `durable_index` is proven by fdatasync, also in ASYNC_FLUSH.
+    - `recovered` is False while this replica may have lost promises, with the reason in
+      `recovering` (dledger/raft/recovery.py). `set_back` says whether this process has detected an
+      older store (rollback_detection.py), recovered since or not.
+    - Each peer has `match`, `next`, `state`, `recovered`, `room` (whether its disk has space) and
       `behind_bytes` (of the part of the log that is still here), all None on a node that does not
-      lead, and what a peer has to tell None until it has answered this leader; `inflight`, the
-      number of requests; `contact_ms`, how long ago it was heard last (a follower knows that of
-      its leader). `ahead_ms`, `first_position` and `settings_differ` are what the peer told
-      (peer_info.py).
-    - `healing`: `repairing`, `damaged`, `damaged_count`, `mended`, `scrub`
-      (dledger/repair/repairer.py) and `installing`, `behind_bytes`
-      (dledger/snapshot/transfer.py).
-    - `preferred`: the preferred leader, if any.
-    - `election_backoff`: the election back-off, the factor on the configured election time-outs
-      (dledger/raft/election_timeout.py); `election_halved`, whether they are halved
-      (dledger/raft/election_timeout.py)."""
+      lead, and until the peer has answered. `inflight` is the number of requests, `contact_ms` the
+      time since it was last heard (a follower has it for its leader). `ahead_ms`, `first_position`
+      and `settings_differ` are the peer's reports (peer_info.py).
+    - `healing` has `repairing`, `damaged`, `damaged_count`, `mended`, `scrub`
+      (dledger/repair/repairer.py) and `installing`, `behind_bytes` (dledger/snapshot/transfer.py).
+    - `preferred` is the preferred leader, if any.
+    - `election_backoff` is the factor on the configured election time-outs, `election_halved` says
+      whether they are halved (dledger/raft/election_timeout.py)."""
     core, log = pump.core, pump.log
     state, reason = pump.disk.reported(paces.reason if paces.disk_is_slow else "")
     configurations = core.membership.configurations
@@ -111,8 +108,8 @@ def repairing_status(
     failure: str | None,
     healing: dict[str, object],
 ) -> dict[str, object]:
-    """Return the view of a member whose core does not run yet: its log is being recovered or
-    mended."""
+    """Return the view of a member whose core does not run yet, because its log is being
+    recovered."""
     return {
         "node_id": config.node_id,
         "group": config.group,

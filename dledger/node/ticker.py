@@ -1,14 +1,13 @@
-"""Chores: what one member does by the clock, from the core's ticks to its files' upkeep.
+"""A member's periodic work, from the core's ticks to the upkeep of its files.
 
-There is no tick of a fixed period: each look at the clock sets the alarm to the next one, which is
-when the first of all this is due. The alarm is moved forward when a role changes or a connection
-closes (ready_loop.py, dispatcher.py), since the core's deadline may then come earlier; nothing else
-makes it come earlier by more than a moment that does not matter.
+There is no fixed period. Each check of the clock sets the alarm to the next due work. The alarm is
+moved forward when a role changes or a connection closes (ready_loop.py, dispatcher.py), since the
+core's deadline may then be earlier.
 
-The stall-aware clock counts a heartbeat's period at most between two looks, so there is a look at
-least that often. While heartbeats arrive, the inbox has one made for each of them, and the alarm
-does not ring at all: to be woken is what costs a replica at rest most. A leader that falls silent
-gains the little by which the alarm is late then, once.
+The stall-aware clock counts at most a heartbeat's period between two checks, so there is a check at
+least that often. While heartbeats arrive, the dispatcher triggers a check for each of them, and the
+alarm does not ring at all, because wake-ups are the main cost of a replica at rest. A silent leader
+gains only the alarm's delay, once.
 """
 
 from __future__ import annotations
@@ -31,17 +30,18 @@ from .standstill import Standstill
 
 log = logging.getLogger("raftmq.dledger.node.node")
 
-OVERDUE_MS = 10  # between looks at a core whose deadline has passed and which can do nothing yet
-LATE = 1.2  # times a heartbeat's period: only then a heartbeat is late
-LOOKS = 0.8  # of a step of the clock, between two looks once it is: a late look loses no time then
+OVERDUE_MS = 10  # between checks of a core that cannot act on a passed deadline yet
+LATE = 1.2  # times a heartbeat's period, after which a heartbeat is late
+LOOKS = 0.8  # of a clock step between checks then, so that a late check loses no time
 SLOW_SYNC_MS = 20  # an fdatasync that takes longer holds the scrubber back
 HOUSEKEEPING_MS = 500
-HEALING_MS = 50  # between ticks of healer (repair and scrubber) and installer that have work
+HEALING_MS = 50  # between ticks of a healer or installer with work
 
 
 @dataclass(slots=True, eq=False)
 class Chores:
-    """Does one member's periodic work. `start` when the core runs, `cancel` and `stop` in the end.
+    """Does a member's periodic work. Call `start` when the core runs, `cancel` and `stop` in the
+    end.
 
     `clock_ms` never goes back."""
 
@@ -57,16 +57,16 @@ class Chores:
     pool: Executor
     clock_ms: Callable[[], float]
     _preparing: asyncio.Future[None] | None = field(default=None, init=False)  # the next segment
-    _back_off: int = field(default=1, init=False)  # the core's factor, as the log has it
+    _back_off: int = field(default=1, init=False)  # the logged factor
     _healing_due_ms: float = field(default=0.0, init=False)
     _housekeeping_due_ms: float = field(default=0.0, init=False)
 
     def start(self) -> None:
-        """Look at the clock from now on."""
+        """Start to check the clock."""
         self.pump.alarm.start(self._look)
 
     def cancel(self) -> None:
-        """Look at it no more."""
+        """Stop checking the clock."""
         self.pump.alarm.stop()
 
     async def stop(self) -> None:
@@ -80,7 +80,7 @@ class Chores:
             self.pump.alarm.set(self._rest_ms())
 
     def _rest_ms(self) -> float:
-        """Return in how many milliseconds the first of all this is due."""
+        """Return the time until the next due work, in milliseconds."""
         now_ms, core_ms = self.clock_ms(), self.pump.core_ms
         step_ms, core_rest_ms = core_ms.step_ms_max, self.pump.core.next_deadline_ms - core_ms()
         if core_rest_ms <= 0:
@@ -93,7 +93,7 @@ class Chores:
         if self.healer.has_work(now_ms) or self.installer.is_busy:
             self._healing_due_ms = min(self._healing_due_ms, now_ms + HEALING_MS)
             due_ms = min(due_ms, self._healing_due_ms)
-        return min(core_rest_ms, due_ms - now_ms)  # the rest has time until some look is made
+        return min(core_rest_ms, due_ms - now_ms)  # everything else can wait for any check
 
     def _do_what_is_due(self) -> None:
         now_ms, core_ms = self.clock_ms(), self.pump.core_ms.turn()

@@ -1,9 +1,9 @@
-"""The append throttle: a limit in bytes per second for followers that are far behind.
+"""The append throttle limits the bytes per second to followers that are far behind.
 
 A follower that catches up uses bandwidth, the leader's time and its disk. So the leader sends old
 frames to all such followers together at no more than `bytes_per_s`. Old frames are committed (so no
 sender waits for this follower) and further back than the frames in flight. All other frames are
-sent at once: commit does not depend on the throttle.
+sent at once, so commit does not depend on the throttle.
 
 It is a token bucket, filled at that rate up to a tenth of a second's worth. A request may be sent
 while the bucket is not empty, whatever the request's size. So the rate is exceeded by at most one
@@ -17,7 +17,8 @@ NEVER_DUE_MS = float("inf")
 
 
 class AppendThrottle:
-    """The leader's append throttle, for all its followers. Times are the core's, in milliseconds."""
+    """The leader's append throttle, for all its followers. Times are the core's, in
+    milliseconds."""
 
     __slots__ = ("_allowance", "_bytes_per_s", "_filled_ms", "due_ms")
 
@@ -29,7 +30,8 @@ class AppendThrottle:
         self.due_ms = NEVER_DUE_MS  # when a throttled follower may get more
 
     def may_send(self, now_ms: float) -> bool:
-        """Return whether a request may be sent now; if not, `due_ms` is the time of the next try."""
+        """Return whether a request may be sent now; if not, `due_ms` is the time of the next
+        try."""
         rate = self._bytes_per_s
         if not rate:
             return True

@@ -21,7 +21,7 @@ class CoreConfig:
 
     heartbeat_ms: float = 75  # < election_ms_min / 4: three lost heartbeats depose no leader
     election_ms_min: float = 350
-    election_ms_max: float = 700  # also: a leader without a majority steps down after it
+    election_ms_max: float = 700  # also the limit of a leader without a majority
     close_jitter_ms: float = 30  # a PreVote starts at most this long after the leader's link closed
     resend_ms: float = 300  # 4 heartbeats without progress: requests in flight are lost
     resend_ms_max: float = 4_800  # max. wait between resends without answers
@@ -30,8 +30,8 @@ class CoreConfig:
     inflight_bytes_max: int = 8 << 20  # per follower; exceeded by at most a request
     inflight_messages_max: int = 256  # per follower
     catch_up_bytes_per_s: int = 64 << 20  # for all followers that are far behind; 0: no limit
-    uncommitted_bytes_max: int = 64 << 20  # limit of uncommitted bytes; beyond: Busy
-    reads_waiting_max: int = 16_384  # unconfirmed reads; beyond: Busy
+    uncommitted_bytes_max: int = 64 << 20  # uncommitted bytes; Busy beyond
+    reads_waiting_max: int = 16_384  # unconfirmed reads; Busy beyond
     learner_lag_bytes_max: int = 1 << 20  # max. lag of a learner that is promoted
     departure_ms: float = 5_000  # how long a removed replica is notified
 

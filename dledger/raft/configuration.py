@@ -1,4 +1,4 @@
-"""Configurations: the members of a group, their encoding, and changes of members.
+"""The members of a group, their encoding, and changes of members.
 
 A configuration is the payload of a frame of kind CONFIGURATION. A replica uses the newest in its
 log from its append on, committed or not, and returns to the previous configuration if that frame is
@@ -246,9 +246,8 @@ def decode_configuration(payload: bytes | memoryview) -> Configuration:
 
 
 def check_proposed(payload: bytes | memoryview) -> None:
-    """Check that a group can use a leader's configuration: it has a voter, fits the configuration
-    file, and has valid addresses. Two members may share an address, as in old logs. Raises
-    ConfigurationError."""
+    """Check that a leader's configuration has a voter, fits the configuration file, and has valid
+    addresses. Two members may share an address, as in old logs. Raises ConfigurationError."""
     if len(payload) > SIZE_BYTES_MAX:
         raise ConfigurationError(f"{len(payload)} bytes, more than {SIZE_BYTES_MAX}")
     proposed = decode_configuration(payload)

@@ -1,4 +1,4 @@
-"""RaftCore: a replica of a Raft group as a state machine, without I/O, clock or randomness.
+"""The core of a replica, a state machine without I/O, clock or randomness.
 
 A driver (`dledger/node/node.py`; tests/dledger/group.py is the specification by example) calls:
 
@@ -25,7 +25,7 @@ The log index must describe durable frames only: `RaftLog.open` syncs recovered 
 keeps its own copy. `commit_index` is the last frame that the driver has applied durably (the
 checkpoint); frames that retention deleted also count as committed.
 
-A failed assertion means that Raft's guarantees are broken: the node must stop.
+A failed assertion means that Raft's guarantees are broken, and the node must stop.
 """
 
 from __future__ import annotations
@@ -369,8 +369,8 @@ class RaftCore:
 
     @property
     def takes_frames(self) -> bool:
-        """False while this replica drops all new frames: its disk is full, or it must not found a
-        group."""
+        """False while this replica drops all new frames, because its disk is full, or it must not
+        found a group."""
         return self._takes_frames and not self.election.must_not_bootstrap
 
     @property
@@ -413,9 +413,9 @@ class RaftCore:
         return [] if self._leading is None else self._leading.full_voters(now_ms)
 
     def silent_ms(self, peer: NodeId, now_ms: float | None = None) -> float | None:
-        """Return the time since `peer` was last heard, in milliseconds. Return None if this replica
-        does not track that peer: leaders track followers, and followers track their leader. Without
-        `now_ms`, use the core's last time."""
+        """Return the time since `peer` was last heard, in milliseconds. Return None for a peer that
+        is not tracked. Leaders track followers, and followers track their leader. Without `now_ms`,
+        use the core's last time."""
         now_ms = self._now_ms if now_ms is None else now_ms
         if peer in self.progress:
             return max(0.0, now_ms - self.progress[peer].heard_ms)

@@ -1,10 +1,10 @@
-"""Elections: how a replica votes, campaigns, and enters and leaves its roles. Raft 5.2, 5.4.1.
+"""Elections, votes, and the changes of a replica's role. Raft 5.2, 5.4.1.
 
 An election starts with PreVote (thesis 9.6): nobody's term rises before a majority has promised its
 votes. Voters that have not answered are asked again every heartbeat interval, so a lost message
 costs one interval instead of a time-out. A voter repeats its vote for the same candidacy.
 
-A replica that is not willing to lead, such as one with a full disk, waits for one more time-out, so
+A replica that is not willing to lead, such as one with a full disk, waits for a second time-out, so
 that willing replicas campaign first. It campaigns if none of them is elected.
 
 Invariants: a term has one leader; `leading` is set exactly in the role LEADER, and `candidacy`

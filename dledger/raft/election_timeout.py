@@ -1,20 +1,20 @@
-"""Election time-outs: when a replica gives up its leader or its candidacy. Raft 5.2, 9.3.
+"""Election time-outs, after which a replica gives up its leader or its candidacy. Raft 5.2, 9.3.
 
 Each time-out is drawn between the configured bounds and multiplied by the election back-off or, in
 calm times, halved. Times are the core's, in milliseconds.
 
 **Back-off.** Raft 5.6 requires that messages take far less time than an election time-out. A
-starved machine breaks that: with fixed time-outs every leader is given up while its heartbeats are
+starved machine breaks that. With fixed time-outs every leader is given up while its heartbeats are
 in flight, and each candidacy while its votes are. So the configured time-outs are multiplied by
 `factor`, as in failure detectors that learn from false suspicions (Chandra and Toueg 1996, on
 partial synchrony): 1 at first, and doubled by each mistake but the first, up to FACTOR_MAX.
 
-Only a proof of slowness counts as a mistake: a peer was given up for silence, its connection never
-closed, and a message of it arrives within the longest possible time-out after all. A leader that
-died, a link that closed, a leadership transfer, or an election that is lost in good time are no
-mistakes. A replica that is cut off, and asks for PreVotes in vain (thesis 9.6), receives nothing
-and keeps its time-outs. So the first election after quiet times, and a second election after that,
-use the configured time-outs.
+Only a proof of slowness counts as a mistake, which is a message of a peer that was given up for
+silence. Its connection must not have closed, and the message must arrive within the longest
+possible time-out. A leader that died, a link that closed, a leadership transfer, or an election
+that is lost in good time are no mistakes. A replica that is cut off, and asks for PreVotes in vain
+(thesis 9.6), receives nothing and keeps its time-outs. So the first election after quiet times, and
+a second election after that, use the configured time-outs.
 
 The factor returns to 1 after CALM_TIMEOUTS times the longest configured time-out under a leader, if
 no silence in that time was too long for the configured time-outs, with MARGIN to spare. After
@@ -45,8 +45,8 @@ from .messages import NodeId
 
 FACTOR_MAX = 16  # a group that is slower still than this has no leader worth having
 MISTAKES_MAX = 5  # 2 ** (5 - 1) is FACTOR_MAX
-CALM_TIMEOUTS = 10  # nearly a hundred heartbeats: remaining starvation would show among them
-MARGIN = 1.5  # times the longest silence: heartbeats may come at half of the shortest time-out
+CALM_TIMEOUTS = 10  # nearly a hundred heartbeats, enough to show remaining starvation
+MARGIN = 1.5  # times the longest silence
 HALF = 0.5
 WAIT_FACTOR_MAX = 8
 
@@ -76,7 +76,7 @@ class ElectionTimer:
         self.back_off, self.halving = ElectionBackOff(low, high), ElectionHalving(low, high)
 
     def reset(self, now_ms: float) -> None:
-        """Begin a new time-out."""
+        """Start a new time-out."""
         low, high = self._config.election_ms_min, self._config.election_ms_max
         drawn_ms = low + self._rng.random() * (high - low)
         self.due_ms = now_ms + drawn_ms * self.back_off.factor * self.halving.scale
@@ -94,9 +94,9 @@ class ElectionTimer:
     # -- the leader -------------------------------------------------------------------------
 
     def hears(self, leader: NodeId | None, now_ms: float) -> bool:
-        """Return whether there is reason to believe that `leader` leads still. Uses the configured
-        time-out, perhaps halved, without the back-off: this replica must not keep others from
-        replacing a leader that is gone."""
+        """Return whether `leader` probably still leads. Uses the configured time-out, perhaps
+        halved, without the back-off, so that this replica does not delay the replacement of a dead
+        leader."""
         return (
             leader is not None
             and leader not in self.closed
@@ -104,7 +104,7 @@ class ElectionTimer:
         )
 
     def leader_heard(self, now_ms: float) -> None:
-        """Note a message of the leader, before the timer is set anew for it."""
+        """Note a message of the leader, before the timer is reset for it."""
         silent_ms = now_ms - self.contact_ms
         if self.back_off.tried:
             self.back_off.heard(now_ms, silent_ms)
@@ -119,7 +119,7 @@ class ElectionTimer:
     # -- peers ------------------------------------------------------------------------------
 
     def heard(self, peer: NodeId, now_ms: float) -> None:
-        """Note a message of any peer: one that sends is connected. Needs to be called only while
+        """Note a message of any peer, which is therefore connected. Needs to be called only while
         `closed` or `given_up` has entries."""
         self.closed.discard(peer)
         if peer in self.given_up:
@@ -135,28 +135,27 @@ class ElectionTimer:
         self._given_up_ms = now_ms
 
     def peer_closed(self, peer: NodeId) -> None:
-        """Note that the peer's connection is closed: its silence means nothing more."""
+        """Note that the peer's connection is closed, so that its silence means nothing."""
         self.closed.add(peer)
         self.given_up.discard(peer)
 
     # -- changes of the time-out ------------------------------------------------------------
 
     def leader_closed(self, now_ms: float) -> None:
-        """Cut the time-out short: the leader's connection closed."""
+        """Shorten the time-out, because the leader's connection closed."""
         self.due_ms = min(self.due_ms, now_ms + self.jitter_ms())
 
     def yield_once(self, now_ms: float) -> None:
-        """Wait long enough for another replica's election to be decided: the first one to ask goes
-        first, because two that saw the same close would split the vote. Only once: the answer may
-        not reach that replica."""
+        """Wait until the election of the first candidate is decided, because two replicas that saw
+        the same close would split the vote. Wait only once, since the answer may be lost."""
         if not self._yielded:
             self._yielded = True
             decided_ms = self._config.heartbeat_ms * self.back_off.factor
             self.due_ms = max(self.due_ms, now_ms + decided_ms + self.jitter_ms())
 
     def stands_back(self, now_ms: float) -> bool:
-        """Let one more time-out pass, once; return whether that was not done yet. Others go first
-        because this replica's disk is short of room."""
+        """Let a further time-out pass, once; return whether that was not done yet. Willing replicas
+        campaign first."""
         if self._stood_back:
             return False
         self._stood_back = True
@@ -164,7 +163,8 @@ class ElectionTimer:
         return True
 
     def stepped_down(self) -> None:
-        """Lengthen the time-out of a leader that gave up by itself: everybody else goes first."""
+        """Lengthen the time-out of a leader that stepped down by itself, so that all other replicas
+        campaign first."""
         self.due_ms += self._config.election_ms_max
 
     def lost_election(self, began_ms: float, now_ms: float) -> None:
@@ -174,7 +174,7 @@ class ElectionTimer:
             # would only be waiting for the dead.
             self.due_ms = now_ms + (self._config.close_jitter_ms / 2 + self.jitter_ms())
         elif now_ms - began_ms < self._config.election_ms_min:
-            # The peers answer fast: undo the election back-off for this time-out.
+            # The peers answer fast, so undo the election back-off for this time-out.
             self.due_ms = now_ms + (self.due_ms - now_ms) / self.back_off.factor
 
 
@@ -193,7 +193,7 @@ class ElectionBackOff:
 
     @property
     def tried(self) -> bool:
-        """True if there are mistakes to forget: only then `heard` has to be called."""
+        """True if there are mistakes to forget. Otherwise `heard` need not be called."""
         return self._mistakes > 0
 
     def mistaken(self) -> None:

@@ -36,7 +36,7 @@ class Busy(RaftError):
 
 
 class UnknownTarget(RaftError):
-    """Leadership cannot go to this node: it is no voter of the group, or already leads."""
+    """Leadership cannot go to this node, because it is no voter of the group, or already leads."""
 
     code = "UNKNOWN_TARGET"
     retriable = False
@@ -88,19 +88,18 @@ class MessageRefused(Exception):
         self.reason = reason
 
 
-ONE_ID = "two groups that have one id"  # in what peers are told with that
+ONE_ID = "two groups that have one id"  # part of the reason that peers receive
 
 
 class OtherHistory(MessageRefused):
     """A peer has another frame of the same index and term than this replica. Raft never makes two,
-    so their logs are of two groups with the same id: a store is a copy, or of another restoration.
-    Nothing was changed. The two must not exchange messages until an operator has chosen a history.
-    """
+    so their logs are of two groups with the same id, such as copies or two restorations. Nothing
+    was changed. The two must not exchange messages until an operator has chosen a history."""
 
 
 def other_history(sender: NodeId, own: NodeId, index: int, theirs: int, ours: int) -> OtherHistory:
-    """Return the error for a peer's frame `index` that differs from the own frame: of the same
-    term, or of term `theirs` while a frame of term `ours` is committed here."""
+    """Return the error for a peer's frame `index` of term `theirs` that differs from the own frame
+    of term `ours`. If the terms differ, the own frame is committed."""
     difference = f"different frames {index} of term {ours}"
     if theirs != ours:
         difference = f"frames {index} of terms {theirs} and {ours}, committed"

@@ -1,4 +1,4 @@
-"""The follower: how a replica handles its leader's messages. Raft 5.3.
+"""The follower's side of replication, which handles the leader's messages. Raft 5.3.
 
 Invariants: the log is truncated only at a frame whose term differs from the request's frame of the
 same index, and never at or below commit. Old, repeated or empty requests and heartbeats remove no
@@ -56,7 +56,7 @@ class Following:
     _held_index: int = 0  # frames up to here were committed before this process started
 
     def enter_term(self) -> None:
-        """Start a new term: no frame is known to match its leader."""
+        """Start a new term, in which no frame is known to match the leader's."""
         self._verified_index = 0
         self._ack_due = False
 
@@ -84,8 +84,8 @@ class Following:
             self._verified_index = verified
         self._commit(min(request.commit_index, self._verified_index))
         if self._log.durable_index >= verified:
-            # Nothing to wait for: acknowledge at once, or a repeated request with a lost
-            # acknowledgement would never be answered.
+            # Acknowledge at once, or a repeated request with a lost acknowledgement would never be
+            # answered.
             self._acknowledge(request.sender, request.prev_index)
         else:
             self._ack_due = True

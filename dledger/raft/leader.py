@@ -1,4 +1,4 @@
-"""The leader: replication (Raft 5.3, 5.4.2), ReadIndex (thesis 6.4) and transfer (3.10).
+"""The leader's replication (Raft 5.3, 5.4.2), reads (thesis 6.4) and transfer (3.10).
 
 A `Leading` exists for a single leadership, with everything that it knows of followers, reads and a
 transfer. The leader writes and sends in parallel; its own copy counts only once it is durable.
@@ -328,8 +328,7 @@ class Leading:
     # -- heartbeats, quorum check -----------------------------------------------------------
 
     def _send_heartbeats(self, now_ms: float) -> None:
-        """Send a heartbeat round to all peers: it asserts leadership, reports commits, and confirms
-        reads."""
+        """Send a heartbeat round, which asserts leadership, reports commits, and confirms reads."""
         self.round += 1
         self._heartbeat_due_ms = now_ms + self._config.heartbeat_ms
         for progress in self.progress.values():
@@ -433,7 +432,7 @@ class Leading:
         """Do the work that is due. Return a reason to step down, or ""."""
         if now_ms >= self.transfer.due_ms:
             self._abort_transfer("time-out")
-        # CheckQuorum: when a majority has not been heard for a whole election time-out.
+        # CheckQuorum, after an election time-out without a majority.
         own = now_ms if self._membership.is_voter else None
         longest_ms = self._timer.longest_ms
         quorum_due_ms = self.tracker.heard_ms(own) + longest_ms

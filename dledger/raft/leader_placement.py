@@ -1,4 +1,4 @@
-"""Leader placement: the preferred leader, and successors of an unwilling leader.
+"""Leader placement, by preference or because the present leader is unwilling.
 
 **Preferred leader** (configuration.py, `preferred`). Every replica calls `PreferredLeader.check`
 periodically, and the leader's call may return the replica that leadership goes to now. These rules
@@ -11,8 +11,8 @@ keep it from making service worse:
 - a failed transfer, or a leadership that does not last `settled_ms`, doubles the wait before the
   next transfer, up to `back_off_ms_max`. A leadership that lasts resets the wait.
 
-Followers check too, so the next leader knows how the last transfers went. A replica that was just
-started does not know, and waits `steady_ms` like every other replica.
+Followers check too, so the next leader knows how the last transfers went. A replica that has just
+started waits `steady_ms`.
 
 **Unwilling leader**. A replica is unwilling while its disk is full or slow, or its clock is wrong.
 Followers report that in their answers to heartbeats (follower.py), as a lack of disk space whatever
@@ -61,16 +61,15 @@ class PreferenceLimits:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """The group at one moment, as one replica sees it. The fields behind `preferred` matter on a
-    leader only.
+    """A replica's view of the group. The fields behind `preferred` matter on a leader only.
 
     `blocker` is the reason why the preferred replica could not lead now, or "". `busy` names the
-    work in the group that a change of leader would disturb, or is "". `caught_up` says that the
-    preferred replica lacks few frames, so a transfer takes only a moment."""
+    work in the group that a change of leader would disturb, or is "". `caught_up` marks a preferred
+    replica with few missing frames, so that a transfer is short."""
 
     node_id: NodeId
     term: int
-    leader: NodeId | None  # None: not known just now
+    leader: NodeId | None  # or None if unknown
     preferred: NodeId  # "": nobody
     ready: bool = False  # this replica leads, and its term's first frame is committed
     transferring: bool = False
@@ -81,8 +80,7 @@ class GroupView:
 
 @dataclass(slots=True, eq=False)
 class PreferredLeader:
-    """Decides at one replica when leadership goes to the preferred leader. `reason` says in words
-    why leadership is where it is."""
+    """Decides when leadership goes to the preferred leader. `reason` explains the last decision."""
 
     _limits: PreferenceLimits
     reason: str = field(default="", init=False)
@@ -99,8 +97,8 @@ class PreferredLeader:
         self._moves = deque(maxlen=self._limits.moves_per_minute_max)
 
     def check(self, view: GroupView, now_ms: float) -> NodeId | None:
-        """Return the replica to hand leadership to now; None: it stays. A caller that gets a name
-        begins the transfer before its next call."""
+        """Return the replica to transfer leadership to now, or None. A caller that gets a name
+        starts the transfer before its next call."""
         if view.preferred != self._preferred:
             self._preferred = view.preferred
             self._tried_term = self._failures = 0
@@ -122,7 +120,7 @@ class PreferredLeader:
             was, led_ms = self._last_leader, now_ms - self._leader_since_ms
             self._last_leader, self._leader_since_ms = leader, now_ms
             if leader == preferred and was is not None and not self._tried_term:
-                self._moves.append(now_ms)  # another replica handed it over, or it was elected
+                self._moves.append(now_ms)  # by a transfer, or by election
             elif was == preferred != "" and led_ms < self._limits.settled_ms:
                 self._failed(now_ms)
         settled = now_ms - self._leader_since_ms >= self._limits.settled_ms
@@ -131,7 +129,7 @@ class PreferredLeader:
             if settled:
                 self._failures = 0
         elif self._tried_term and leader is not None and not view.transferring:
-            self._tried_term = 0  # given up, or somebody else was elected
+            self._tried_term = 0  # given up, or a different replica was elected
             self._failed(now_ms)
 
     def _failed(self, now_ms: float) -> None:
@@ -143,7 +141,7 @@ class PreferredLeader:
         self._wait_until_ms = now_ms + wait_ms
 
     def _blocker(self, view: GroupView, now_ms: float) -> str:
-        """Return in words why leadership should not move now; "" if it should."""
+        """Return the reason why leadership should not move now, or ""."""
         preferred = view.preferred
         if not preferred:
             reason = "nobody is preferred"

@@ -1,4 +1,4 @@
-"""The log index: terms and positions of a log's frames, by frame index.
+"""The terms and positions of a log's frames, by frame index.
 
 `RaftLog` builds its index on `open()` and keeps it in step with *written* frames. `RaftCore` starts
 with a *copy* and keeps that in step with *accepted* frames, which are ahead of the file by a Ready.
@@ -25,7 +25,7 @@ from itertools import accumulate
 from raftmq.store.frame import Frame
 
 BLOCK = 256  # frames
-_WIDE, _NARROW = "I", "H"  # of strides: four bytes, and two
+_WIDE, _NARROW = "I", "H"  # of strides, of four bytes and of two
 _NARROW_MAX = 0xFFFF
 
 
@@ -130,7 +130,8 @@ class LogIndex:
         return self._starts[number] + sum(block[:at])
 
     def size_of(self, index: int) -> int:
-        """Return the size in bytes of frame `index`, which must be present, including its header."""
+        """Return the size in bytes of frame `index`, which must be present, including its
+        header."""
         assert self.first_index <= index <= self.last_index, (index, self)
         number, at = self._place(index)
         return self._sizes.get(index) or self._blocks[number][at]
@@ -186,7 +187,8 @@ class LogIndex:
         return max(self.first_index, index) - 1
 
     def first_from(self, position: int) -> int:
-        """Return the first index whose frame starts at or behind `position`, else last_index + 1."""
+        """Return the first index whose frame starts at or behind `position`, else last_index
+        + 1."""
         index = self.last_ending_by(position) + 1
         if index <= self.last_index and self.position_of(index) < position:
             index += 1

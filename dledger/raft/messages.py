@@ -21,7 +21,7 @@ NodeId = str
 # second reach it, so a message with a higher term is wrong, and following it would leave no term
 # for an election.
 TERM_MAX = (1 << 48) - 1
-# Limit of indexes, offsets, rounds and request numbers: sums of them fit 64 bits.
+# Limit of indexes, offsets, rounds and request numbers, whose sums fit 64 bits.
 NUMBER_MAX = (1 << 62) - 1
 
 
@@ -36,7 +36,8 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """The state that must be durable before any message of the same Ready is sent (Raft figure 2)."""
+    """The state that must be durable before any message of the same Ready is sent (Raft
+    figure 2)."""
 
     term: int
     voted_for: NodeId | None
@@ -76,8 +77,8 @@ class VoteResponse:
 
 @dataclass(frozen=True, slots=True)
 class AppendOrder:
-    """The core's order to its driver: send frames first_index..last_index to `to`. Without frames
-    (first_index > last_index) it is a probe.
+    """The core's order to send frames first_index..last_index to `to`. Without frames (first_index
+    > last_index) it is a probe.
 
     The core has only indexes and sizes of frames; the driver gets the bytes (cache or file) and
     sends an AppendRequest."""
@@ -176,7 +177,8 @@ class HeartbeatResponse:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutNow:
-    """The leader's request to start an election at once, for a leadership transfer (thesis 3.10)."""
+    """The leader's request to start an election at once, for a leadership transfer (thesis
+    3.10)."""
 
     sender: NodeId
     to: NodeId

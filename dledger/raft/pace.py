@@ -1,6 +1,6 @@
-"""Commit speed: compares the cost of commits under this replica as leader, and under each peer.
+"""Compares the cost of commits under this replica as leader, and under each peer.
 
-The cost of a leader is an estimate: its write of a frame, and the time until a majority of the
+The cost of a leader is the estimated time of its write of a frame, and until a majority of the
 voters has the frame durable. Its own copy needs a flush; a follower's copy needs a round trip, a
 write and a flush. Each replica measures its writes, flushes and round trips, and sends these times
 and its own cost to its peers every PERIOD_MS (`Pace`, which also measures the round trip).

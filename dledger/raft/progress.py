@@ -1,8 +1,8 @@
-"""Progress: the leader's view of a follower, and the limits of sending to it.
+"""The leader's view of a follower, and the limits of sending to it.
 
-PROBE: the point where the logs match is unknown, and one request is sent at a time. REPLICATE: it
-is known, and requests are pipelined, bounded by messages and by bytes in flight. STRANDED:
-retention deleted the frames that the follower needs. It gets heartbeats only, until its own log
+In state PROBE the match of the logs is unknown, and requests are sent singly. In state REPLICATE it
+is known, and requests are pipelined, bounded by messages and by bytes in flight. In state STRANDED
+retention has deleted the frames that the follower needs. It gets heartbeats only, until its own log
 reaches ours again (snapshot_install.py).
 
 Invariants: match_index < next_index; requests in flight are between them.
@@ -62,9 +62,9 @@ class Progress:
     barrier_index: int = 0  # the frame that completes its recovery (recovery.py)
     certified: int = 0  # the incarnation that is certified
     no_room_told: bool = False  # reported ahead of its next heartbeat response
-    no_room: bool = False  # by its last heartbeat response: unwilling to lead
+    no_room: bool = False  # unwilling to lead, by its last heartbeat response
     full_told: bool = False
-    full: bool = False  # the same: it accepts no frames
+    full: bool = False  # accepts no frames, by the same
     regressions: int = 0  # losses of acknowledged frames (ASYNC_FLUSH only)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Majorities: their size, and the values that a majority has reached."""
+"""The size of majorities, and the values that a majority has reached."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def majority(count: int) -> int:
 
 def witnesses(count: int, votes: bool) -> int:
     """Return how many recovered voters of `count`, besides the replica itself, must hold a frame to
-    prove that a replica without memory has caught up: a majority. `votes` says whether the replica
-    votes.
+    prove that a replica without memory has caught up. It is a majority. `votes` says whether the
+    replica votes.
 
     For a voter of two it is the other voter, because there the guarantee allows no loss. For a
     third replica, a learner or a removed member, it is both."""
@@ -59,8 +59,8 @@ class Tally:
         self.refused: set[NodeId] = set()
 
     def record(self, voter: NodeId, granted: bool, recovering: int = 0) -> None:
-        """Record a vote. A grant is final: a later refusal is an older answer, or does not revoke
-        it."""
+        """Record a vote. A grant is final, since a later refusal is an older answer, or does not
+        revoke it."""
         if voter not in self.voters:
             return
         if granted:
@@ -80,7 +80,8 @@ class Tally:
         return self.recovered >= majority(len(self.voters))
 
     def outcome(self, unreachable: Set[NodeId] = frozenset()) -> Outcome:
-        """Return the state of the election. `unreachable` voters without a grant count as refusals."""
+        """Return the state of the election. `unreachable` voters without a grant count as
+        refusals."""
         if self.by_majority or len(self.granted) == len(self.voters):
             return Outcome.WON
         hopeless = (self.refused | (unreachable & self.voters)) - self.granted.keys()

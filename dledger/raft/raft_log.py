@@ -1,4 +1,4 @@
-"""The core's log: accepted frames, and how far they are durable and committed.
+"""The core's log of accepted frames, and how far they are durable and committed.
 
 The core has only terms, positions and sizes of frames (log_index.py); the driver writes the frames.
 

@@ -1,4 +1,4 @@
-"""The outbox: actions that the core has decided on and its driver has not taken yet.
+"""The outbox of actions that the core has decided on and its driver has not taken yet.
 
 Every part of the core puts its effects here; `take` hands all of them out as a Ready, once.
 

@@ -1,9 +1,9 @@
-"""Recovery: how a replica that may have lost promises counts again.
+"""Recovery of replicas that may have lost promises.
 
 Raft assumes that a replica never forgets a vote that it gave or a frame that it acknowledged. A
-replica is *recovering* if it cannot rely on that: after a blank disk, a lost vote file, a power cut
-under ASYNC_FLUSH or damaged frames that were dropped (dledger/storage/startup_state.py), or because
-its store is older than its promises (dledger/node/rollback_detection.py). It follows, votes and
+replica is *recovering* if it cannot rely on that. The reason is a blank disk, a lost vote file, a
+power cut under ASYNC_FLUSH, dropped damaged frames (dledger/storage/startup_state.py), or a store
+that is older than its promises (dledger/node/rollback_detection.py). It follows, votes and
 acknowledges as always, but marks every message, until it is *recovered*. Let there be n voters, q =
 a majority, and at most f = n - q voters that are not recovered at a time. With more than f, nothing
 is promised.
@@ -20,7 +20,7 @@ is promised.
 **Barrier.** The leader L of term T, recovered and elected by q recovered voters, receives a
 heartbeat response of an unknown recovering incarnation of w. L proposes a no-op e. L certifies w
 once q recovered voters other than w have e durable in term T, and w has everything up to e durable
-and verified. (If w is one of two voters, the other voter is enough, since f = 0.) The certificate
+and verified. (In a group of two voters the voter besides w is enough, since f = 0.) The certificate
 is the incarnation in the heartbeat's `certified`. If w is still in term T, it is recovered.
 
 Proof. L proposed e after w had lost its memory. Suppose a forgotten vote of w helps a candidacy of
@@ -31,11 +31,11 @@ and no earlier vote of w was for it. So no such candidacy wins, and no leader of
 committed a frame that w acknowledged. Frames that w acknowledged in terms up to T are in L's log
 before e, as far as they are or will be committed (Raft 5.4.3), so w has them again. In terms below
 T, w never votes again. In T, L has won, and w has a frame of term T, which no candidate of that
-term has, so w refuses them all. (If w knows of no own vote in T, it also records a vote for L.) The
-same holds for L itself if it is recovering and was elected by q recovered other voters: its first
-no-op is its barrier.
+term has, so w refuses them all. (Without an own vote in T it also records a vote for L.) The same
+holds for L itself if it is recovering and was elected by q recovered voters besides itself, with
+its first no-op as its barrier.
 
-The statements of f + 1 peers would not be enough without a barrier: of five replicas, x may answer
+The statements of f + 1 peers would not be enough without a barrier. Of five replicas, x may answer
 first and then vote for A, whose candidacy is as old as w's forgotten vote. Nor is the leader's
 statement alone, since a leader may be deposed without noticing.
 
@@ -53,32 +53,32 @@ with its process. Had it won before that, all its q voters must have forgotten, 
 at a time. So no leader of such a term has received acknowledgements either. Committed frames of
 earlier terms are on one of the n with a sound memory, and the leader's log is at least as good.
 After a restart of a blank group's first leader the other replicas may not have their certificates
-yet; then all are needed once more.
+yet; then all are needed again.
 
 **Membership changes** (membership.py). The voters above are those of the newest configuration at
-the leader. A's configuration may differ. If it is one change apart, majorities of both overlap, and
-since the holders of e are a majority *without w*, x is not w and the proof holds. (With f + 1 of an
-even n it would not. Take four voters with w among them: a leader that is cut off promotes a fifth
-voter, and is elected by itself, the fifth and a forgotten vote of w, without the two holders of e.)
-If it is two or more changes apart, the nearer change was committed first, by voters in a term that
-the farther candidate's voters would know (thesis 4.1; a leader commits in its own term before it
-changes the group). Such an A has not won, with or without w's vote. So a barrier can ignore a
-change under way. A provisional leader commits nothing, and so changes nothing.
+the leader. A's configuration may differ. If it is a single change apart, majorities of both
+overlap, and since the holders of e are a majority *without w*, x is not w and the proof holds.
+(With f + 1 of an even n it would not. Take four voters with w among them. A leader that is cut off
+promotes a fifth voter, and is elected by itself, the fifth and a forgotten vote of w, without the
+two holders of e.) If it is two or more changes apart, the nearer change was committed first, by
+voters in a term that the farther candidate's voters would know (thesis 4.1; a leader commits in its
+own term before it changes the group). Such an A has not won, with or without w's vote. So a barrier
+can ignore a change under way. A provisional leader commits nothing, and so changes nothing.
 
 A learner is recovering, recovers by the voters' copies, and is promoted only afterwards. So a
 replica with an empty disk, new or added again under its old id, counts in no vote and no commit
 before it is recovered. Earlier promises of its id count only where a configuration has it as a
-voter, at least one change away from the leader's. The proof is the same, with a majority of the
-voters without it, or both of two. (With one of two it fails: of three voters w forgets a vote for
-A, and a leader that is cut off from A removes w and alone finds it recovered.) A promotion during
-recovery would use up one of the f.
+voter, at least a change away from the leader's. The proof is the same, with a majority of the
+voters without it, or both of two. (With only one of two it fails. Of three voters w forgets a vote
+for A, and a leader that is cut off from A removes w and alone finds it recovered.) A promotion
+during recovery would reduce f.
 
 **Stale configurations.** All n together may also elect when too few are recovered, by the
 candidate's configuration, which may be old. A voter with a newer configuration refuses, but the
 voters that lost their memory may be those that knew it. With n' > n voters f' > f of them may, and
-the others then do not know that there are n'. So the promise holds for *every* configuration that a
-replica of the group still uses. A group that grew tolerates more losses only after all its replicas
-have received the change.
+the rest then counts only n. So the promise holds for *every* configuration that a replica of the
+group still uses. A group that grew tolerates more losses only after all its replicas have received
+the change.
 
 A replica founds by broker.conf's configuration as long as its log and its configuration file have
 no other. So a voter that lost its disk may campaign for a past state of the group, but every
@@ -115,7 +115,7 @@ class Recovery:
 
     `provisional` is true for a leader elected by all voters without a recovered majority.
     `electors` maps its voters to 0 (recovered) or their incarnation. `first_index` is the leader's
-    first frame: its own barrier, and that of all voters while it is provisional."""
+    first frame, which is its own barrier, and that of all voters while it is provisional."""
 
     _node_id: NodeId
     _ballot: Ballot
@@ -215,7 +215,7 @@ class Recovery:
 
     def is_stuck(self, silent_ms: float) -> bool:
         """Return whether all voters were heard since `silent_ms`, but too few are recovered for a
-        barrier: a new election is needed."""
+        barrier, so that a new election is needed."""
         if self.provisional:
             return False
         recovered = int(self._membership.is_voter and self._ballot.recovered)

@@ -1,35 +1,34 @@
-"""Repair of damaged frames: messages, a peer's answer, and the choice of the peer to ask.
+"""The protocol of frame repair, with a peer's answer, and the choice of the peer to ask.
 
 A frame of one index and term has the same bytes and position in every log that has it, and so has
 everything before it (log matching, Raft 5.3). So bytes from a peer may replace damaged bytes once
 it is proven that they are *those* frames:
 
 - The term of the damaged frame is known, from its intact header or an earlier read. Then any peer's
-  frame of that index and term will do, committed or not.
-- Its term is unknown, but the frame before it is the same here and there, and one of these holds:
-  the peer's frame is committed; or the intact frame *behind* the damage is, by index and term, the
-  next frame in the peer's log, or has the term of the peer's last frame in between; or the peer
-  leads in a term T no lower than any term of this replica (`StartRepair`'s `term`, from the vote
-  file). In the last case everything that this replica acknowledged in T is in the peer's log, and
-  earlier acknowledged frames are there or never committed (Raft 5.4.3). So that log replaces this
-  log from the damage on, as an AppendRequest does, and the rest is truncated (`Patch.last`). This
-  rule prevents a deadlock of a leader that needs this replica to commit, because another replica
-  recovers, and a repair that waits for the commit.
+frame of that index and term will do, committed or not. - Its term is unknown, but the frame before
+it is the same here and there, and a further condition holds. Either the peer's frame is committed;
+or the intact frame *behind* the damage is, by index and term, the next frame in the peer's log, or
+has the term of the peer's last frame in between; or the peer leads in a term T no lower than any
+term of this replica (`StartRepair`'s `term`, from the vote file). In the last case everything that
+this replica acknowledged in T is in the peer's log, and earlier acknowledged frames are there or
+never committed (Raft 5.4.3). So that log replaces this log from the damage on, as an AppendRequest
+does, and the rest is truncated (`Patch.last`). This rule prevents a deadlock of a leader that needs
+this replica to commit, because another replica recovers, and a repair that waits for the commit.
 
-Committed frames prove nothing about the frames behind them here: frames of another leader may fit
-by position, index and rising term. A frame that is not proven to follow a patch counts as damaged
-in its turn (`Patch.proven`).
+Committed frames prove nothing about the frames behind them here, because frames of an unrelated
+leader may fit by position, index and rising term. A frame that is not proven to follow a patch
+counts as damaged in its turn (`Patch.proven`).
 
 `StartRepair` repairs a log before its replica takes part; `FrameRepair` repairs single known frames
 while it does. Both ask through an `Asker`: every peer, then the peer that had something, and every
 peer again at growing intervals. Received frames are checked here (both checksums, position, index,
 term); the driver writes and syncs them before anything builds upon them.
 
-**Giving up.** A ready leader has every committed frame. If it has no frame there, or another frame,
-or retention deleted it, then the frames behind the damage cannot be trusted and come from the
-leader. Without a leader, and with too few recovered replicas to elect one, the same happens once
-every peer has answered for `give_up_ms` that it cannot help, and the group continues with the best
-surviving log. A replica that gives up has lost promises and must recover (HardState.recovered)
+**Giving up.** A ready leader has every committed frame. If it has no frame there, or a different
+frame, or retention deleted it, then the frames behind the damage cannot be trusted and come from
+the leader. Without a leader, and with too few recovered replicas to elect one, the same happens
+once every peer has answered for `give_up_ms` that it cannot help, and the group continues with the
+best surviving log. A replica that gives up has lost promises and must recover (HardState.recovered)
 before it votes.
 """
 
@@ -76,7 +75,7 @@ class Standing(IntEnum):
 
     RECOVERED = 0
     LEADS = 1  # a ready leader, which has committed all committed frames
-    RECOVERING = 2  # recovering: its vote does not count
+    RECOVERING = 2  # recovering, without a vote that counts
     REPAIRS = 3  # does not take part
 
 
@@ -283,7 +282,7 @@ def checked_frames(
 
 
 class Asker:
-    """Asks the peers for one frame at a time, until one of them has it.
+    """Asks the peers for a frame, until a peer has it.
 
     `first_number` starts a range that no earlier asker of this node used, because a late answer to
     an earlier asker may no longer fit this log."""
@@ -469,8 +468,8 @@ class StartRepair:
         return frame.index <= response.commit_index
 
     def _governs(self, response: RepairResponse) -> bool:
-        """Return whether the peer's log may replace this log: it leads, in a term no lower than
-        this replica's."""
+        """Return whether the peer's log may replace this log, because it leads in a term no lower
+        than this replica's."""
         return response.standing is Standing.LEADS and response.term >= self.term
 
     def _void(self) -> Patch | None:
@@ -508,7 +507,7 @@ class StartRepair:
 
 
 class FrameRepair:
-    """Repairs frames whose index, term, position and size are known, one after the other."""
+    """Repairs frames of known index, term, position and size in sequence."""
 
     def __init__(self, asker: Asker, timing: RepairTiming) -> None:
         self.asker = asker

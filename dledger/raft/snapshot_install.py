@@ -1,4 +1,4 @@
-"""Snapshot install: a group snapshot replaces frames that retention deleted on the leader.
+"""Snapshot install, which replaces frames that retention deleted on the leader.
 
 A follower that needs frames from before the leader's first frame (new disk, or away for too long:
 `PeerState.STRANDED`) cannot catch up by appends. It receives a *group snapshot*:
@@ -15,13 +15,13 @@ A follower that needs frames from before the leader's first frame (new disk, or 
 
 **Protocol.** The leader repeatedly offers the start of its log to a stranded follower. The follower
 asks for one chunk at a time. The first request has number 0; the leader then makes a *parcel*, one
-for all followers, and its chunks name that parcel. A request for a parcel that is gone (another
-leader, further retention, too old) gets an empty chunk, and the follower restarts with the next
-offer. The parcel has a checksum besides those of the messages. The leader need not be ready: the
-majority that its first no-op waits for may need the stranded replica.
+for all followers, and its chunks name that parcel. A request for a parcel that is gone (new leader,
+further retention, too old) gets an empty chunk, and the follower restarts with the next offer. The
+parcel has a checksum besides those of the messages. The leader need not be ready, because the
+majority for its first no-op may need the stranded replica.
 
-**Why the follower may drop its own log.** A group snapshot describes committed state only:
-retention deletes only applied frames, the tables reflect applied frames, and committed frames stay
+**Why the follower may drop its own log.** A group snapshot describes committed state only.
+Retention deletes only applied frames, the tables reflect applied frames, and committed frames stay
 committed, even if a deposed leader reports them. `lacks` is true only if F - 1 is above this
 replica's commit index, and its log has no frame F - 1 of that term. Let its frames be 1..L.
 
@@ -72,8 +72,8 @@ class GroupSnapshotDamaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """A snapshot of a group: the start of a log, the application's state as of `applied_index`, and
-    the configuration. `position` and sizes are in bytes."""
+    """A snapshot of a group, with the start of a log, the application's state as of
+    `applied_index`, and the configuration. `position` and sizes are in bytes."""
 
     first_index: int
     previous_term: int
@@ -143,7 +143,7 @@ def lacks(log: LogIndex, commit_index: int, first_index: int, previous_term: int
 
 @dataclass(frozen=True, slots=True)
 class InstallOffer:
-    """Announces the leader's log: from `first_index` on, behind a frame of `previous_term`, up to
+    """Announces the leader's log from `first_index` on, behind a frame of `previous_term`, up to
     byte `end_position`. A follower that needs no group snapshot uses it to measure its lag."""
 
     sender: NodeId
@@ -186,7 +186,7 @@ InstallMessage = InstallOffer | InstallRequest | InstallChunk
 class InstallTiming:
     """Intervals and limits, in milliseconds (`retries_max` in attempts)."""
 
-    offer_ms: float = 150  # between offers to one follower: two heartbeats
+    offer_ms: float = 150  # between offers to a follower, as two heartbeats
     retry_ms: float = 1_000  # a request without an answer is sent again
     retries_max: int = 10  # then the install restarts
     hold_ms: float = 30 * 60_000  # retention waits at most this long for a follower
@@ -203,7 +203,7 @@ class _Refill:
 
     first_index: int  # number of its parcel
     since_ms: float
-    last_index: int  # the log's last index at its last request: the goal
+    last_index: int  # the log's last index at its last request, which is the goal
 
 
 class Donor:
@@ -333,8 +333,7 @@ class Donor:
 
 
 class Receiver:
-    """The follower's side of snapshot install: collects one parcel at a time, from one leader in
-    one term."""
+    """The follower's side of snapshot install, which collects a single parcel from a leader's term."""
 
     def __init__(self, node_id: NodeId, timing: InstallTiming) -> None:
         self._node_id = node_id

@@ -1,5 +1,4 @@
-"""Term and vote: a replica's promises, and whether it may have forgotten earlier promises. Raft
-5.1, 5.2.
+"""A replica's term and vote, and whether it may have forgotten earlier promises. Raft 5.1, 5.2.
 
 Invariants: the term never falls; a term has a single vote, which never changes. Every change is put
 into the outbox as a HardState, which the driver makes durable before any message of the same Ready

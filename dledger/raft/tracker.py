@@ -1,8 +1,7 @@
-"""The progress tracker: a leader's view of its followers, and the values that a majority has
-reached.
+"""The leader's view of its followers, and the values that a majority has reached.
 
 Invariants: every other member of the configuration in force has a Progress, and so has a removed
-member until it knows of its removal or had time to learn of it. Only voters count. The argument
+member until it was notified or had time to learn of its removal. Only voters count. The argument
 `own` is the leader's own value, or None if the leader does not vote.
 """
 
@@ -54,7 +53,7 @@ class Tracker:
         return new
 
     def let_go(self, commit_index: int, configuration_index: int, now_ms: float) -> bool:
-        """Forget removed members that know of their removal, or had time to learn of it. Return
+        """Forget removed members that were notified, or had time to learn of their removal. Return
         whether there were any."""
         gone = [
             p.peer
@@ -116,7 +115,7 @@ class Tracker:
         return full if votes + able < majority(votes + len(self.voting)) else []
 
     def successor(self) -> NodeId | None:
-        """Return the follower that should take over: preferably willing, then with most of the log."""
+        """Return the follower that should take over, preferably willing, then with most of the log."""
         best = max(
             self.voting,
             key=lambda p: (not p.recovering, not p.no_room, p.match_index),

@@ -1,16 +1,16 @@
-"""Healer: repairs damage in one member's log. The shell of dledger.raft.repair.
+"""The healer repairs the damage in a member's log. The driver of dledger.raft.repair.
 
-Before the core starts, `recover` reads the log to its end: it asks the peers for damaged frames,
-writes them in place, syncs them and goes on, until the log is what it was. Then the replica has
-lost nothing. Nor has it if what cannot be mended is missing in the leader's log too, and is
-truncated. If nobody can help, the healer gives up (dledger.raft.repair says when): it first notes
-the replica as recovering, then copies what stands behind the good part aside, then truncates it.
+Before the core starts, `recover` reads the log to its end. It asks the peers for damaged frames,
+writes and syncs them in place, and continues until the log is complete. Then the replica has lost
+nothing. Neither has it if a damaged part is also missing in the leader's log, and is truncated. If
+no peer can help (see dledger.raft.repair), it first notes the replica as recovering, then copies
+the log behind the damage aside, then truncates it.
 
-While the core runs, damage that a read or the scrubber meets is mended frame by frame while
-everything else goes on: reads of that frame wait or are repeated.
+While the core runs, damage that a read or the scrubber finds is repaired frame by frame; reads of
+that frame wait or are repeated.
 
-Limits: one question at a time, one frame in memory, FRAMES_WANTED_MAX known damaged frames,
-ASIDE_FILES_MAX copies of at most ASIDE_BYTES_MAX.
+Limits: a single question at a time, a single frame in memory, FRAMES_WANTED_MAX known damaged
+frames, ASIDE_FILES_MAX copies of at most ASIDE_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ log = logging.getLogger("raftmq.dledger.repair.repairer")
 Result = TypeVar("Result")
 
 ASIDE_FILES_MAX = 4
-ASIDE_BYTES_MAX = 256 << 20  # of one copy: for a look by hand, not a backup
+ASIDE_BYTES_MAX = 256 << 20  # per copy, for manual inspection
 _ASIDE_PREFIX = "damaged-"
 _COPY_BYTES = 1 << 20
 _NOTHING = LogIndex()
 
 
 class Healer:
-    """Repairs one member's log. All methods run on the loop; blocking work runs in `pool`."""
+    """Repairs a member's log. All methods run on the loop; blocking work runs in `pool`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Healer:
         self._send = send
         self._on_failed = on_failed
         voters = frozenset(config.peers)
-        # Drawn, so that an answer to an earlier process is not taken for one to this.
+        # Random, so that an answer to an earlier process does not match.
         numbers = [secrets.randbelow(1 << 60) for _ in range(2)]
         askers = [Asker(config.node_id, voters, config.repair, number) for number in numbers]
         self._start = StartRepair(askers[0], voters, config.repair, raft_log)
@@ -97,7 +97,7 @@ class Healer:
         self._core: RaftCore | None = None  # once it runs
         self._committed: Callable[[], int] = lambda: 0
         self._on_mended: Callable[[], None] = lambda: None
-        self._log_is_busy = False  # a thread works on it, before it is open
+        self._log_is_busy = False  # a thread uses the log before it is open
         self._verdict: asyncio.Future[Patch | GiveUp] | None = None
         self._wanted: Wanted | None = None
         self._regions = 0
@@ -119,15 +119,14 @@ class Healer:
         give_up: Callable[[str], None],
         last_term: Callable[[], int],
     ) -> None:
-        """Open the log, and mend it if need be. `give_up(reason)` makes it durable that this
-        replica has lost promises; `last_term` reads the term in which it made the last ones; both
-        run in `pool`.
+        """Open the log, repaired if needed. `give_up(reason)` makes durable that this replica has
+        lost promises; `last_term` reads the last term with promises; both run in `pool`.
 
-        Raises StoreDamaged if damage is found in a group of one, OSError."""
+        Raises StoreDamaged for damage in a group of one, OSError."""
         self._pool = pool
         wanted = await self._in_pool(self._log.recover)
         voted = self._disk.exists(f"{self._config.directory}/hardstate")
-        if self._log.may_lack_its_end and voted:  # else it is blank, and recovers anyway
+        if self._log.may_lack_its_end and voted:  # otherwise it is blank, and recovers anyway
             await self._in_pool(partial(give_up, "how far the log was durable is not known"))
         if wanted is None:
             return
@@ -136,7 +135,7 @@ class Healer:
             raise StoreDamaged(position, f"{reason}; and there is no peer to repair it from")
         self._start.term = await self._in_pool(last_term)
         await open_links()
-        followed = 0  # the frame that would go on with the region under repair
+        followed = 0  # the frame that continues the region under repair
         while wanted is not None:
             self._wanted = wanted
             if wanted.index != followed:
@@ -161,7 +160,7 @@ class Healer:
         )
 
     def abandon(self, error: BaseException) -> None:
-        """Make `recover` raise `error`: there is no use in waiting for an answer."""
+        """Make `recover` raise `error` instead of waiting for an answer."""
         self._failure = error
         if self._verdict is not None and not self._verdict.done():
             self._verdict.set_exception(error)
@@ -177,7 +176,7 @@ class Healer:
         )
 
     async def _ask(self, wanted: Wanted) -> Patch | GiveUp:
-        """Ask the peers until an answer decides what to do."""
+        """Ask the peers until an answer decides the repair."""
         repair = self._start
         repair.begin(wanted, self._clock_ms())
         while True:
@@ -213,14 +212,14 @@ class Healer:
         )
 
     async def _in_pool(self, work: Callable[[], Result]) -> Result:
-        """Run blocking work on a log that is not open; nobody else reads the log meanwhile."""
+        """Run blocking work on a log that is not open and has no other reader."""
         assert self._pool is not None
         self._log_is_busy = True
         task = asyncio.get_running_loop().run_in_executor(self._pool, work)
         try:
             return await asyncio.shield(task)
         finally:
-            if not task.done():  # cancelled: but a thread cannot be stopped
+            if not task.done():  # cancelled, but a thread cannot be stopped
                 await asyncio.wait([task])
             self._log_is_busy = False
 
@@ -233,40 +232,41 @@ class Healer:
         committed: Callable[[], int],
         on_mended: Callable[[], None],
     ) -> None:
-        """Start to watch for damage: the log is open and the core runs. `committed()` is the last
-        frame in the log's files that is committed: the core may be ahead of them
-        (Applier.commit_index). `on_mended` is called when a frame is readable again."""
+        """Start to watch for damage in an open log. `committed()` is the last committed frame in
+        the log's files, which may be behind the core's (Applier.commit_index). `on_mended` is
+        called when a frame is readable again."""
         self._pool, self._core, self._on_mended = pool, core, on_mended
         self._committed = committed
         self._log.tell_damage(self._damaged)
         self._scrubber.start(pool)
 
     async def stop(self) -> None:
-        """Take no more answers; wait for the work in flight in a thread."""
+        """Ignore further answers; wait for the work in flight in a thread."""
         self._stopping = True
         await self._scrubber.stop()
         if self._syncing:
             await asyncio.wait(self._syncing)
 
     def tick(self, now_ms: float, busy: bool) -> None:
-        """Ask for damaged frames, again if need be, and scrub; `busy` holds the scrubber back."""
+        """Ask for damaged frames, repeatedly if needed, and scrub; `busy` slows the scrubber
+        down."""
         self._frames.prune(self._is_there)
         self._frames.tick(now_ms)
         self._send_requests(self._frames.asker)
         for index in self._frames.hopeless(now_ms):
             if self._core is not None and index > self._core.commit_index:
-                # The next start gives it up, and recovers: see dledger.raft.repair.
+                # The next start drops the frame, and recovers: see dledger.raft.repair.
                 damage = StoreDamaged(self._log.index.position_of(index), f"frame {index}")
                 self._on_failed("nobody else has an uncommitted frame", damage)
                 return
         self._scrubber.tick(now_ms, busy)
 
     def has_work(self, now_ms: float) -> bool:
-        """Return whether a frame is known to be damaged, or the scrubber does not pause."""
+        """Return whether a damaged frame is known, or the scrubber does not pause."""
         return bool(self._frames) or self._scrubber.has_work(now_ms)
 
     def on_message(self, message: RepairRequest | RepairResponse) -> None:
-        """Take a repair message, before the core runs or while it does."""
+        """Handle a repair message, before or after the core starts."""
         if isinstance(message, RepairRequest):
             self._send(self._answer(message))
         elif self._verdict is not None and not self._log.is_open:
@@ -302,8 +302,7 @@ class Healer:
         return answer(request, index, 0, Standing.REPAIRS, frames, 0)
 
     def _is_there(self, index: int, term: int) -> bool:
-        """Return whether the frame is still in the log: neither truncated nor deleted by
-        retention."""
+        """Return whether the frame is still in the log."""
         there = self._log.index
         return there.first_index <= index <= there.last_index and there.term_at(index) == term
 
@@ -334,8 +333,8 @@ class Healer:
             self._send(request)
 
     def _sync(self, ticket: SyncTicket) -> None:
-        """Make a patch durable. Nobody waits for that: should it not become durable, the frame is
-        still damaged on disk, and would be found so again."""
+        """Make a patch durable. Nothing waits for it, because otherwise the frame stays damaged on
+        disk, and is found again."""
         assert self._pool is not None
         syncing = asyncio.get_running_loop().run_in_executor(self._pool, ticket.run)
         self._syncing.add(syncing)
@@ -354,8 +353,7 @@ class Healer:
 
     @property
     def repairing(self) -> dict[str, object] | None:
-        """The repair that must finish before the core can start, for the status; None if there is
-        none."""
+        """The repair that must finish before the core can start, for the status, or None."""
         wanted = self._wanted
         if wanted is None:
             return None
@@ -373,8 +371,7 @@ class Healer:
         }
 
     def status(self) -> dict[str, object]:
-        """Return the damage known now, what was mended since the start, and how far the scrubber
-        is."""
+        """Return the known damage, the repairs since the start, and the scrubber's progress."""
         return {
             "repairing": self.repairing,
             "damaged": self._frames.indexes()[:100],
@@ -386,7 +383,7 @@ class Healer:
 
 def set_aside(disk: Disk, directory: str, commitlog: CommitLog, position: int) -> str:
     """Copy the log from `position` on, without the zeros at its end, to `damaged-<position>` in
-    `directory`, for a look by hand. Returns the file's path, or why there is none."""
+    `directory`, for manual inspection. Return the file's path, or the reason why there is none."""
     disk.makedirs(directory)
     old = [name for name in disk.listdir(directory) if name.startswith(_ASIDE_PREFIX)]
     name = f"{_ASIDE_PREFIX}{position:020d}"
@@ -403,7 +400,7 @@ def set_aside(disk: Disk, directory: str, commitlog: CommitLog, position: int) -
                     file.pwrite(at - position, data)
         finally:
             file.close()
-    except OSError as error:  # a full or failing disk: the replica's life does not hang on this
+    except OSError as error:  # a full or failing disk, and the copy is optional
         return f"not copied: {error}"
     return path
 

@@ -1,17 +1,14 @@
-"""The scrubber reads old frames again, slowly, so that bit rot is found while the peers still have
-intact copies.
+"""The scrubber reads old frames again, slowly, to find bit rot while peers have intact copies.
 
-A round goes from the log's first frame to its last durable one, at most `bytes_per_s`, in steps of
-STEP_BYTES that a thread reads and checks; after a pause it starts over. Only the first round after
-a start is at that rate, since the disk may have been damaged while nobody looked; the others are
-slower by LATER_ROUNDS. So a replica at rest does next to nothing: without the pause, a short log
-was checked a dozen times a second. Each frame is charged
-FRAME_COST_BYTES besides its size: without that, so many small frames fit into a second that
-checking them took 6 % of a processor, on every replica, for ever (1 % with it). The blank records
-between segments are checked, too. While the node is busy only one step in BUSY_STEPS is done; with
-none at all, a node under load for weeks would never check its disk.
+A round covers the log's first frame to its last durable frame, at most `bytes_per_s`, in steps of
+STEP_BYTES that a thread reads and checks, and starts again after a pause. Only the first round
+after a start has that rate, since the disk may have been damaged before; later rounds are slower by
+LATER_ROUNDS. The pause keeps short logs from being checked a dozen times per second. Each frame
+costs FRAME_COST_BYTES besides its size. Without that, checks of many small frames took 6 % of a
+processor (1 % with it). The blank records between segments are also checked. On a busy node only
+one step in BUSY_STEPS is done, so that a disk under constant load is still checked.
 
-It cannot see rot below pages that the kernel still has in memory.
+Rot below pages in the kernel's memory stays invisible.
 """
 
 from __future__ import annotations
@@ -28,16 +25,16 @@ from raftmq.store.record import BLANK, MAGIC_BLANK
 
 from ..storage.log_storage import RaftLog
 
-STEP_BYTES = 256 << 10  # some milliseconds of checking; a larger single frame is one step
+STEP_BYTES = 256 << 10  # some milliseconds of checks; a larger frame is a step
 BUSY_STEPS = 10
 LATER_ROUNDS = 4
-FRAME_COST_BYTES = 2048  # bytes that could be checked in the time of a frame's own overhead
+FRAME_COST_BYTES = 2048  # a frame's own overhead, as bytes to check
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubStep:
-    """Frames first.. of one segment: (term, position, size) of each, and the blank record that
-    should stand behind them (b"": none)."""
+    """Frames first.. of a segment, as (term, position, size) of each, and the blank record behind
+    them (b"": none)."""
 
     first: int
     frames: tuple[tuple[int, int, int], ...]
@@ -66,7 +63,7 @@ class ScrubStep:
 
 
 def next_step(log: RaftLog, first: int) -> ScrubStep | None:
-    """Return the step that begins at frame `first`; None if that is not durable yet."""
+    """Return the step that starts at frame `first`; None if that is not durable yet."""
     index, last = log.index, log.durable_index
     if first > last:
         return None
@@ -81,7 +78,7 @@ def next_step(log: RaftLog, first: int) -> ScrubStep | None:
 
 def run_step(step: ScrubStep) -> tuple[list[int], bool]:
     """Check a step; return (indexes of damaged frames, whether the blank record is intact).
-    Blocking, in a thread. A sector that cannot be read is damage like any other. Raises OSError."""
+    Blocking, in a thread. An unreadable sector is damage. Raises OSError."""
     bad: list[int] = []
     start = step.start
     data = _read(step.hold, start, step.size_bytes)
@@ -90,7 +87,7 @@ def run_step(step: ScrubStep) -> tuple[list[int], bool]:
             data, position - start, size, (index, term, position)
         ) and not is_valid_frame(
             _read(step.hold, position, size), 0, size, (index, term, position)
-        ):  # read by itself: the read of all of them fails if one sector cannot be read
+        ):  # read alone, because a bad sector fails the read of all
             bad.append(index)
     return bad, _read(step.hold, step.end, len(step.blank)) == step.blank
 
@@ -105,7 +102,7 @@ def _read(hold: SegmentHold, position: int, size: int) -> bytes:
 
 
 class Scrubber:
-    """Scrubs one member's log. Runs on the loop, except `run_step`."""
+    """Scrubs a member's log. Runs on the loop, except `run_step`."""
 
     def __init__(
         self,
@@ -115,9 +112,9 @@ class Scrubber:
         on_failed: Callable[[BaseException], None],
         on_blank: Callable[[int], None],
     ) -> None:
-        """`bytes_per_s` 0: off. `pause_ms`: between two rounds. The log reports damaged frames to
-        its mender; `on_blank` gets the index of the frame before a damaged blank record,
-        `on_failed` an error of the disk."""
+        """`bytes_per_s` 0 disables it. `pause_ms` is the pause between rounds. The log reports
+        damaged frames to its mender. `on_blank` gets the index of the frame before a damaged blank
+        record, `on_failed` an error of the disk."""
         self._log = log
         self._bytes_per_s = bytes_per_s
         self._pause_ms = pause_ms
@@ -127,7 +124,7 @@ class Scrubber:
         self._pool: Executor | None = None
         self._under_way: asyncio.Future[tuple[list[int], bool]] | None = None
         self._next = 1
-        self._owed_bytes = 0.0  # may be read by now
+        self._owed_bytes = 0.0  # bytes that may be read now
         self._now_ms: float | None = None
         self._end = 0  # of the log at the last tick
         self._passed = 0  # steps left out because the node was busy
@@ -140,20 +137,20 @@ class Scrubber:
         self._pool = pool
 
     async def stop(self) -> None:
-        """Begin no more steps; wait for the one in flight."""
+        """Start no more steps; wait for the step in flight."""
         self._pool = None
         if self._under_way is not None:
             await asyncio.wait([self._under_way])
 
     def tick(self, now_ms: float, busy: bool) -> None:
-        """Begin the next step if it is due. `busy`: the disk has not caught up; more than
-        STEP_BYTES written since the last tick count as busy, too."""
+        """Start the next step if it is due. The disk is `busy`, or counts as busy after writes of
+        more than STEP_BYTES since the last tick."""
         end = self._log.index.end_position
         busy = busy or end - self._end > STEP_BYTES
         self._end = end
         elapsed_ms = 0.0 if self._now_ms is None else now_ms - self._now_ms
         self._now_ms = now_ms
-        # At most a second's worth is saved up: an idle time is not made up for in a rush.
+        # At most a second's worth is saved up, so that idle time causes no burst.
         rate = self._bytes_per_s / (LATER_ROUNDS if self.rounds else 1)
         self._owed_bytes = min(self._owed_bytes + elapsed_ms * rate / 1000, rate)
         if self._pool is None or self._under_way is not None or self._owed_bytes <= 0:
@@ -168,7 +165,7 @@ class Scrubber:
         self._begin(self._pool, now_ms)
 
     def has_work(self, now_ms: float) -> bool:
-        """Return whether a round is under way or may begin."""
+        """Return whether a round is under way or may start."""
         return self._bytes_per_s > 0 and now_ms >= self._resume_ms
 
     def _begin(self, pool: Executor, now_ms: float) -> None:
@@ -199,7 +196,7 @@ class Scrubber:
         self.checked_bytes += step.size_bytes
         bad, blank_is_whole = done.result()
         for index in bad:
-            # Checked again: it may have been truncated, or rewritten, while the thread read it.
+            # Check again, because it may have changed while the thread read it.
             if self._log.check(index) is not None:
                 self.found += 1
         if not blank_is_whole and self._pool is not None:

@@ -1,26 +1,24 @@
-"""Snapshot install on disk: how a group snapshot takes the place of a log, whenever the process
-dies.
+"""The marker by which a group snapshot replaces a log in spite of crashes.
 
     raft/installation       the marker: a whole, checksummed group snapshot (see
                             dledger/raft/snapshot_install.py)
     raft/installed          SlotFile: the applied index of the last one, int64
 
 1. `note`: the group snapshot is written beside, synced, renamed to the marker, the directory
-   synced. Killed before the rename is durable, the old log stands untouched and is what the next
-   start finds. (The replica fell silent before, so nothing was promised meanwhile.)
-2. From then on the old log is void. Before the store is opened, the marker is looked for
-   (`pending`); if it is there, the new state is made: `begin_log` here, the application's part
-   elsewhere.
-   Every step begins by removing what stands in its place, so after a kill at any point the next
-   start does all steps again, and nobody ever sees a mixture.
+   synced. After a crash before the rename is durable, the next start finds the old log untouched.
+   (The replica had stopped sending, so it promised nothing since.)
+2. From then on the old log is void. Before the store is opened, `pending` looks for the marker. If
+   it exists, the new state is made: `begin_log` here, the application's part elsewhere. Every step
+   starts by removing old data from its place, so after a crash the next start repeats all steps,
+   and no mixture is ever used.
 3. `done` removes the marker when all of that is durable.
 
-`begin_log` leaves a log without segments that begins at P: retention's note says so (F, the term of
-F - 1, P), and the checkpoint says that it was durable and dispatched up to P. Term and vote
-(raft/hardstate) are not touched.
+`begin_log` leaves a log without segments that starts at P. Retention's note has (F, the term of F -
+1, P), and the checkpoint says that the log was durable and dispatched up to P. Term and vote
+(raft/hardstate) stay.
 
-If the marker is damaged, the state beside it may be half made: all of it is removed
-(`begin_nothing`). The replica is then like one with a new disk, except for its vote file, and
+If the marker is damaged, the state beside it may be incomplete, and all of it is removed
+(`begin_nothing`). The replica is then like a replica with a new disk, except for its vote file, and
 recovers.
 """
 
@@ -42,7 +40,7 @@ _WRITE_BYTES = 1 << 20
 
 
 def note(disk: Disk, directory: str, data: bytes) -> None:
-    """Make the marker durable. Blocking. Raises OSError: the marker may exist then, or not."""
+    """Make the marker durable. Blocking. After an OSError the marker may exist or not."""
     path = f"{directory}/{_MARKER}"
     beside = path + ".new"
     disk.makedirs(directory)
@@ -59,7 +57,7 @@ def note(disk: Disk, directory: str, data: bytes) -> None:
 
 
 def pending(disk: Disk, directory: str) -> bool:
-    """Return whether there is a marker: then nothing may be opened before it is carried out."""
+    """Return whether there is a marker, which must be carried out before anything is opened."""
     return disk.exists(f"{directory}/{_MARKER}")
 
 
@@ -68,8 +66,8 @@ def read(disk: Disk, directory: str) -> GroupSnapshot:
     path = f"{directory}/{_MARKER}"
     file = disk.open(path)
     try:
-        # If the process was killed before the directory was synced, a power cut could still take
-        # the name away when the old state is half gone.
+        # Sync again, because after a crash before the directory's sync a power cut could still
+        # remove the name when the old state is partly gone.
         file.sync()
         data = file.pread(0, file.size_bytes)
     finally:
@@ -81,8 +79,8 @@ def read(disk: Disk, directory: str) -> GroupSnapshot:
 def begin_log(
     disk: Disk, directory: str, snapshot: GroupSnapshot, commitlog: str, checkpoint: str
 ) -> None:
-    """Make the log an empty one that begins where the group snapshot says. Durable on return; may
-    be repeated. `commitlog`: its directory, `checkpoint`: that file. Blocking. Raises OSError."""
+    """Make an empty log that starts where the group snapshot says. Durable on return; may be
+    repeated. `commitlog` is its directory, `checkpoint` that file. Blocking. Raises OSError."""
     _remove_files(disk, commitlog)
     first, previous_term = snapshot.first_index, snapshot.previous_term
     _save(disk, f"{directory}/trim", trim_note(first, previous_term, snapshot.position))
@@ -95,11 +93,11 @@ def begin_log(
 
 
 def begin_nothing(disk: Disk, directory: str, commitlog: str, checkpoint: str) -> None:
-    """Make the log an empty one from byte 0, instead of `begin_log`, if the marker is damaged. That
-    this replica has lost promises is noted first. Blocking. Raises OSError."""
+    """Make an empty log from byte 0, because the marker is damaged, after noting that this replica
+    has lost promises. Blocking. Raises OSError."""
     distrust(disk, directory)
     _remove_files(disk, commitlog)
-    for name in ("trim", "installed"):  # the configuration noted is a committed one, old or new
+    for name in ("trim", "installed"):  # the saved configuration is committed, old or new
         _remove(disk, directory, name)
     _reset_checkpoint(disk, checkpoint, 0)
 
@@ -111,8 +109,8 @@ def done(disk: Disk, directory: str) -> None:
 
 
 def installed_index(disk: Disk, directory: str) -> int:
-    """Return the applied index of the last group snapshot: up to it the application's state may be
-    ahead of the log. 0: there was none, or it is not known. Blocking. Raises OSError."""
+    """Return the applied index of the last group snapshot, up to which the application's state may
+    be ahead of the log; 0 if there was none, or it is unknown. Blocking. Raises OSError."""
     slots = SlotFile(disk, f"{directory}/installed")
     try:
         content = _load(slots)
@@ -140,7 +138,7 @@ def _load(slots: SlotFile) -> bytes | None:
     try:
         return slots.load()
     except SlotsDamaged:
-        return None  # its content is rebuilt, or not needed
+        return None  # the content is rebuilt, or not needed
 
 
 def _remove_files(disk: Disk, directory: str) -> None:

@@ -1,17 +1,18 @@
-"""Installer: the shell of dledger/raft/snapshot_install.py. On a leader it offers a snapshot
-install to stranded followers; on a stranded follower it takes one.
+"""The installer offers and receives snapshot installs. The driver of
+dledger/raft/snapshot_install.py.
 
 A leader copies the application's state on the loop (`capture`), encodes it in a thread, and keeps
-the parcel while somebody asks for it. A follower collects a parcel in memory. When it is complete
-and still wanted, the member falls silent for good (`silence`): from then on nothing is promised on
-the old log. Then the group snapshot is noted durably, and the source's `installed` is called: the
+the parcel while a follower asks for it. A follower collects a parcel in memory. When it is complete
+and still needed, the member stops sending for good (`silence`), so nothing more is promised on the
+old log. Then the group snapshot is noted durably, and the source's `installed` is called. The
 process has to stop this member, carry the snapshot install out (marker.py,
-broker.tables.snapshot_install) and begin again. If it could not be noted the old log stays, and the
-next start begins with that.
+broker.tables.snapshot_install) and restart. If the note fails the old log stays, and the next start
+uses it.
 
-Limits: one parcel, one capture at a time, one chunk in flight to each follower;
-GROUP_SNAPSHOT_BYTES_MAX in memory on either side. A parcel that is larger, or that cannot be
-encoded, is tried again after `InstallTiming.pause_ms`; until then retention waits for nobody.
+Limits: one parcel, one capture at a time, one chunk in flight per follower;
+GROUP_SNAPSHOT_BYTES_MAX in memory on either side. After a parcel that is larger, or cannot be
+encoded, the next attempt follows after `InstallTiming.pause_ms`; until then retention does not
+wait.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ log = logging.getLogger("raftmq.dledger.installer")
 
 
 class Capture(Protocol):
-    """The application's state as of one moment."""
+    """A copy of the application's state."""
 
     @property
     def applied_index(self) -> int: ...
@@ -64,19 +65,19 @@ class Capture(Protocol):
 
 
 class SnapshotSource(Protocol):
-    """The application's part in snapshot install, besides what RaftMember needs."""
+    """The application's part in snapshot install, besides the needs of RaftMember."""
 
     def capture(self) -> Capture | None:
-        """Copy the state, on the loop; return None if that is not possible now (ask again)."""
+        """Copy the state, on the loop; return None if that is not possible now."""
         ...
 
     def installed(self, reason: str) -> None:
-        """Stop this member, carry the noted snapshot install out, and begin again."""
+        """Stop this member, carry the noted snapshot install out, and restart."""
         ...
 
 
 class Installer:
-    """Offers and takes snapshot installs for one member. All methods run on the loop; encoding and
+    """Offers and receives snapshot installs for a member. All methods run on the loop; encoding and
     noting run in a thread."""
 
     def __init__(
@@ -94,7 +95,7 @@ class Installer:
         refuse: Callable[[NodeId, str], None],
         on_failed: Callable[[str, BaseException], None],
     ) -> None:
-        """Without a `source` nothing is offered or taken. `silence(reason)` stops the member's
+        """Without a `source` nothing is offered or received. `silence(reason)` stops the member's
         sending and receiving. `refuse(peer, reason)` is called if the peer's state does not fit,
         `on_failed` when the disk failed."""
         self._config = config
@@ -126,11 +127,13 @@ class Installer:
     # -- by the clock ---------------------------------------------------------------------------
 
     def tick(self, now_ms: float) -> None:
-        """Offer or ask what is due; stop offering when this replica does not lead."""
+        """Send due offers or requests; stop offering when this replica does not lead."""
         core = self._core
         if self._source is None or self._installing:
             return
-        if core.role is Role.LEADER:  # ready or not: its no-op may wait for a stranded follower
+        if (
+            core.role is Role.LEADER
+        ):  # ready or not, because its no-op may wait for a stranded follower
             progress = core.progress.values()
             stranded = [p.peer for p in progress if p.state is PeerState.STRANDED]
             for offer in self._donor.offers(stranded, core.term, self._log.index, now_ms):
@@ -146,12 +149,12 @@ class Installer:
 
     @property
     def is_busy(self) -> bool:
-        """True while a snapshot install is offered or taken."""
+        """True while a snapshot install is offered or received."""
         stranded = any(p.state is PeerState.STRANDED for p in self._core.progress.values())
         return stranded or self._donor.is_busy or self._receiver.leader is not None
 
     def refilled(self) -> list[NodeId]:
-        """Return the followers being refilled: while there are any, retention should delete
+        """Return the followers with an install under way, for which retention should delete
         nothing."""
         core, now_ms = self._core, self._clock_ms()
         peers = {
@@ -163,7 +166,7 @@ class Installer:
     # -- messages -------------------------------------------------------------------------------
 
     def on_message(self, message: InstallMessage) -> None:
-        """Take a message of a snapshot install; one of another term is dropped."""
+        """Handle a message of a snapshot install; messages of other terms are dropped."""
         core = self._core
         if self._source is None or self._installing or message.term != core.term:
             return
@@ -185,7 +188,7 @@ class Installer:
     def _is_wanted(self, first_index: int, previous_term: int) -> bool:
         core = self._core
         index = self._log.index
-        written = index.last_index == core.last_index  # else the disk is full: nothing is taken
+        written = index.last_index == core.last_index  # otherwise the disk is full
         return (
             core.election.unfit is None
             and written
@@ -261,8 +264,8 @@ class Installer:
             self._note(found, data)
 
     def _note(self, found: GroupSnapshot, data: bytes) -> None:
-        """Fall silent, so that nothing is promised on this log any more; then note the
-        snapshot, which makes the log void."""
+        """Stop sending, so that nothing more is promised on this log; then note the snapshot, which
+        makes the log void."""
         reason = (
             f"a group snapshot takes its place: frames from {found.first_index} at "
             f"{found.position}, state of frame {found.applied_index}"
@@ -303,8 +306,8 @@ class Installer:
     # -- for the status -------------------------------------------------------------------------
 
     def status(self) -> dict[str, object]:
-        """Return `installing` (None, or how far it is) and `behind_bytes`: how much of the leader's
-        log is not here yet, by the leader's last offer; 0 if there was none."""
+        """Return `installing` (None, or its progress) and `behind_bytes`, the missing part of the
+        leader's log by its last offer."""
         receiver = self._receiver
         installing: dict[str, object] | None = None
         if self._installing or receiver.leader is not None:

@@ -1,19 +1,18 @@
-"""The configuration that a replica starts with: from its file, its log, or broker.conf.
+"""The configuration file, and the initial configuration of a replica.
 
-Retention may delete the frame that holds the configuration in force. So the newest one that is
-known to be committed is also kept in a `SlotFile`, saved before retention may pass its frame:
+Retention may delete the frame of the configuration in force. So the newest committed configuration
+is also kept in a `SlotFile`, saved before retention may pass its frame:
 
     off size field
     0   8    index      of its frame, int64, big-endian
     8   n    payload    of that frame (dledger/raft/configuration.py)
 
-The founding configuration, from broker.conf, is in force until the first change. It is saved at a
-replica's first start, as that of frame 0, and from its first frame on broker.conf must name the
-same members: with fewer of them a replica would take a minority for a majority, and acknowledge
-what the group does not have. Stores of programs before that have no file; theirs is believed once.
-Configurations of frames behind `index` are read from the log. A damaged file is rebuilt from a log
-that still has its beginning; from any other log the replica cannot know the group's members, and
-must not guess.
+The founding configuration of broker.conf is in force until the first change. It is saved at a
+replica's first start, as that of frame 0. From its first frame on broker.conf must name the same
+members, because with fewer members a replica would take a minority for a majority. Old stores
+without a file trust broker.conf once. Configurations of frames behind `index` are read from the
+log. A damaged file is rebuilt from a log that still has its start; any other log does not have the
+group's members, which must not be guessed.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _INDEX = struct.Struct(">q")
 
 
 class ConfigurationLost(RaftError):
-    """The file is damaged, and the log does not go back to its beginning."""
+    """The file is damaged, and the log no longer has its start."""
 
     code = "CONFIGURATION_LOST"
     retriable = False
@@ -55,12 +54,12 @@ class ConfigurationFile:
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._slots = SlotFile(disk, f"{directory}/configuration")
-        self.saved_index = 0  # of the frame whose configuration is durable here; 0: none
+        self.saved_index = 0  # frame of the saved configuration; 0: none
         self.damaged = False  # found so by `load`
 
     def load(self) -> tuple[int, Configuration] | None:
-        """Return what was saved last: (index, configuration). None if nothing was, or if the file
-        is damaged. Blocking. Raises OSError."""
+        """Return the last saved (index, configuration), or None; also for a damaged file. Blocking.
+        Raises OSError."""
         try:
             content = self._slots.load()
             if content is None:
@@ -87,15 +86,15 @@ def starting_configurations(
     saved: tuple[int, Configuration] | None, damaged: bool, founding: Configuration, log: RaftLog
 ) -> Configurations:
     """Return the configurations of an open log. Blocking. Raises ConfigurationLost if the file is
-    damaged and the log lacks its beginning, FrameDamaged (only frames behind the last committed
-    configuration are read), OSError."""
+    damaged and the log has lost its start, FrameDamaged (for frames behind the last committed
+    configuration), OSError."""
     if damaged and log.index.first_index > 1:
         raise ConfigurationLost(
             "the configuration file is damaged, and the log begins with frame "
             f"{log.index.first_index}: this replica must be made anew"
         )
     if saved is None or (saved[0] == 0 and founding.members):
-        saved = 0, founding  # with the addresses as they are now
+        saved = 0, founding  # with the present addresses
     configurations = Configurations(*saved)
     for index in log.configuration_indexes:
         if configurations.index < index <= log.last_index:

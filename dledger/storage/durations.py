@@ -1,10 +1,10 @@
-"""Measures for how long writes to the log, or its syncs, hold up a message.
+"""Measures how long writes to the log, or its syncs, delay a message.
 
-Time counts that the thread slept in a call: the duration, less the time in which the thread
-computed or waited for a processor, as the kernel counts both (/proc/thread-self/schedstat). So a
-starved machine does not look like a slow disk. To ask the kernel costs 5 microseconds, so this is
-done only before calls that follow a call of SUSPECT_MS within SUSPECT_FOR_MS, and not more often
-than every ASK_MS. A call of SUSPECT_MS that it was not asked about does not count.
+Only the time counts in which the thread slept in a call, which is the duration less the time in
+which the thread computed or waited for a processor (/proc/thread-self/schedstat). So a starved
+machine does not look like a slow disk. That read costs 5 microseconds, so it is done only before
+calls that follow a call of SUSPECT_MS within SUSPECT_FOR_MS, and at most every ASK_MS. A call of
+SUSPECT_MS without it does not count.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ASK_MS = 2.0
 PERIODS = 4  # that an average goes back
 SCHEDSTAT = "/proc/thread-self/schedstat"
 _NS_PER_MS = 1e6
-_own = threading.local()  # this thread's descriptor of SCHEDSTAT: to open it takes 50 microseconds
+_own = threading.local()  # this thread's descriptor of SCHEDSTAT; opening it takes 50 microseconds
 
 
 def on_processor_ms() -> float | None:
-    """Return for how long this thread has computed or waited for a processor; None if the kernel
-    does not report it."""
+    """Return the time that this thread has computed or waited for a processor, or None if
+    unknown."""
     try:
         if not hasattr(_own, "file"):
             _own.file = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
@@ -36,15 +36,15 @@ def on_processor_ms() -> float | None:
 
 
 class Durations:
-    """Measures calls, at most one of which is under way at a time."""
+    """Measures calls, one at a time."""
 
     def __init__(
         self,
         clock_ms: Callable[[], float],
         on_processor_ms: Callable[[], float | None] = on_processor_ms,
     ) -> None:
-        """`clock_ms` never goes back. Where `on_processor_ms` always returns the same number, all
-        time in a call counts."""
+        """`clock_ms` never goes back. With a constant `on_processor_ms`, all time in a call
+        counts."""
         self._clock_ms = clock_ms
         self._on_processor_ms = on_processor_ms
         self._since_ms = self._begun_ms = clock_ms()
@@ -53,11 +53,11 @@ class Durations:
         self._suspect_until_ms = self._asked_ms = 0.0  # the kernel
         self._count = 0
         self._sum_ms = self._squares = 0.0
-        # The last periods: their length, count, sum and sum of squares.
+        # Length, count, sum and sum of squares of the last periods.
         self._periods: deque[tuple[float, int, float, float]] = deque(maxlen=PERIODS)
 
     def begin(self) -> None:
-        """Note that a call begins."""
+        """Note the start of a call."""
         self._begun_ms = now_ms = self._clock_ms()
         self._under_way = True
         self._busy_ms = None
@@ -66,7 +66,7 @@ class Durations:
             self._busy_ms = self._on_processor_ms()
 
     def end(self) -> None:
-        """Note that the call has returned."""
+        """Note the return of the call."""
         now_ms = self._clock_ms()
         self._under_way = False
         slept_ms = now_ms - self._begun_ms
@@ -81,9 +81,9 @@ class Durations:
         self._squares += slept_ms * slept_ms
 
     def period(self) -> float | None:
-        """End a period. Return for how many milliseconds a message is held up, on average over the
-        last periods: by its own call, and by the call that is under way when it arrives. None
-        without any call."""
+        """End a period. Return the average delay of a message over the last periods, in
+        milliseconds. A message waits for its own call, and for the call under way at its arrival.
+        None without calls."""
         now_ms = self._clock_ms()
         self._periods.append((now_ms - self._since_ms, self._count, self._sum_ms, self._squares))
         self._since_ms, self._count, self._sum_ms, self._squares = now_ms, 0, 0.0, 0.0

@@ -1,5 +1,4 @@
-"""Term and vote on disk (Raft figure 2: what must be stable before a replica answers anything), and
-whose they are.
+"""The file with term, vote (Raft figure 2), and their owner.
 
 A `SlotFile` whose content is, big-endian,
 
@@ -13,14 +12,13 @@ A `SlotFile` whose content is, big-endian,
     29   m    id of the node that made the promises, UTF-8
     29+m n    id of the node voted for, UTF-8
 
-Version 2 had neither group nor owner; the vote begins at byte 12. Such a file belongs to the node
-that the store's identity names (store/identity.py), which a broker compares before this.
+Version 2 had neither group nor owner; the vote starts at byte 12. Such a file belongs to the node
+of the store's identity (store/identity.py), which a broker compares first.
 
-A lost vote lets one replica vote twice in a term, and two leaders in a term lose messages. So a
-missing or damaged file is never read as 'no vote': the replica then is not recovered, and must
-recover. A file with a term above TERM_MAX counts as damaged: nobody can be elected beyond it. A
-file of another node or group is a promise that somebody else made: it proves nothing of this
-replica, which must recover, too (startup_state.py).
+A lost vote lets a replica vote twice in a term, and two leaders in a term lose messages. So a
+missing or damaged file never means 'no vote': the replica must recover. A file with a term above
+TERM_MAX counts as damaged. A file of another node or group has the promises of another replica, so
+this replica must also recover (startup_state.py).
 """
 
 from __future__ import annotations
@@ -48,14 +46,13 @@ class HardStateDamaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The node that made the promises, "" if that is not noted, and the id of its group, b"" if it
-    was not known."""
+    """The node that made the promises, "" if unknown, and the id of its group, b"" if unknown."""
 
     node_id: NodeId = ""
     group_id: bytes = b""
 
     def differs(self, own: Owner) -> str:
-        """Return whose promises these are, if they are not those of `own`; "" if they may be."""
+        """Return the owner of these promises if it is not `own`, else ""."""
         if self.node_id and self.node_id != own.node_id:
             return f"replica {self.node_id}"
         if self.group_id and own.group_id not in (b"", self.group_id):
@@ -73,9 +70,10 @@ class HardStateFile:
         self.owner = Owner()  # set by `load`: of the file; later saves note what stands here
 
     def load(self) -> HardState:
-        """Return what was saved last; term 0, no vote and not recovered if there is no file.
+        """Return the last saved state. Without a file it has term 0 and no vote, and is not
+        recovered.
 
-        Raises HardStateDamaged, after which `save` begins anew, and OSError."""
+        Raises HardStateDamaged, after which `save` makes a new file, and OSError."""
         try:
             content = self._slots.load()
         except SlotsDamaged as error:
@@ -87,11 +85,11 @@ class HardStateFile:
         return state
 
     def save(self, state: HardState) -> None:
-        """Save term and vote; durable on return. Raises OSError: then no message may leave."""
+        """Save term and vote; durable on return. After an OSError no message may be sent."""
         assert 0 <= state.term <= TERM_MAX, state
         flags = 0 if state.recovered else _NOT_RECOVERED
         vote = b"" if state.voted_for is None else state.voted_for.encode()
-        noted = self.owner  # once: the loop may note another one meanwhile
+        noted = self.owner  # read once, because the loop may change it
         owner = noted.node_id.encode()
         assert (state.voted_for is None) == (not vote), state
         assert max(len(vote), len(owner)) <= NODE_ID_SIZE_BYTES_MAX, (state, noted)
@@ -128,8 +126,8 @@ class HardStateFile:
 
 
 def distrust(disk: Disk, directory: str) -> None:
-    """Have the next start recover: note in the vote file, if there is one, that promises may be
-    lost. Durable on return. Blocking. Raises OSError."""
+    """Make the next start recover, by a note in an existing vote file that promises may be lost.
+    Durable on return. Blocking. Raises OSError."""
     votes = HardStateFile(disk, f"{directory}/hardstate")
     try:
         state = votes.load()

@@ -1,9 +1,8 @@
-"""Saves term and vote in a thread of its own, so that a slow disk does not hold up the loop.
+"""Saves term and vote in its own thread, so that a slow disk does not block the loop.
 
-One save at a time, and the member performs nothing further until it has returned: the order
-persist, send, acknowledge stays what it is. A save that fails for a shortage
-(store.transient_errors) is repeated until it succeeds, and counts as one that hangs. Any other
-failure is final: no message may leave.
+Saves are made one at a time, and the member performs nothing else until a save has returned, in the
+order persist, send, acknowledge. A save that fails for a shortage (store.transient_errors) is
+repeated, and counts as stalled. Any other failure is final, and no message may be sent.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ Then = Callable[[BaseException | None], None]
 
 
 class HardStateSaver:
-    """Saves one member's hard state. Runs on the loop, except the saving."""
+    """Saves a member's hard state. Runs on the loop, except the saving."""
 
     def __init__(self, file: HardStateFile) -> None:
-        self.busy = False  # an attribute: the pump asks in every turn of its loop
+        self.busy = False  # an attribute, because the pump reads it in every turn
         self._file = file
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-votes")
         self._saving: asyncio.Future[None] | None = None
@@ -37,7 +36,8 @@ class HardStateSaver:
         self._stopped = False
 
     def save(self, state: HardState, then: Then) -> None:
-        """Call `then(error or None)` on the loop when `state` is durable, or cannot be made so."""
+        """Call `then(error or None)` on the loop when `state` is durable, or cannot be made
+        durable."""
         assert self._saving is None
         self.busy = True
         self._begin(state, then)
@@ -59,8 +59,8 @@ class HardStateSaver:
         then(error)
 
     def stalled_ms(self, now_ms: float) -> float:
-        """Return for how many milliseconds the save in flight has been running; 0 if none is.
-        Counted from the first call that saw it."""
+        """Return the duration of the save in flight since the first call that saw it; 0 without
+        one."""
         if self._saving is None:
             return 0.0
         if self._begun_ms is None:
@@ -68,7 +68,7 @@ class HardStateSaver:
         return now_ms - self._begun_ms
 
     async def stop(self) -> None:
-        """Wait for the save in flight; repeat none."""
+        """Wait for the save in flight, without repetitions."""
         self._stopped = True
         if self._again is not None:
             self._again.cancel()

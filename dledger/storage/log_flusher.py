@@ -1,13 +1,14 @@
-"""The flusher makes the log durable: one fdatasync at a time, in a thread of its own.
+"""The flusher makes the log durable, by a single fdatasync at a time in its own thread.
 
-SYNC_FLUSH: a frame is durable when an fdatasync that began after its write has returned. While
-one is in flight frames gather for the next: group commit without a timer. The leader's fdatasync
-runs while its peers receive the frames.
-ASYNC_FLUSH: a frame counts as durable once it is written (it survives the process, not the power);
-an fdatasync follows on an interval.
+In SYNC_FLUSH a frame is durable when an fdatasync that started after its write has returned. Frames
+gather for the next fdatasync during the present, as group commit without a timer. The leader's
+fdatasync runs while its peers receive the frames.
 
-A failed fdatasync is final: the kernel may have dropped the dirty pages, and a later one that
-succeeds would prove nothing. So the flusher reports it once and never syncs again.
+In ASYNC_FLUSH a frame counts as durable once it is written (it survives the process, not a power
+cut); an fdatasync follows on an interval.
+
+A failed fdatasync is final. The kernel may have dropped the dirty pages, and a later success would
+prove nothing. So the flusher reports it once and never syncs again.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class FlushMode(Enum):
 
 @dataclass(slots=True, eq=False)
 class LogFlusher:
-    """Makes one member's log durable. All methods are called on the loop; only `ticket.run` runs
-    in the thread, which the loop's executor call hands it to."""
+    """Makes a member's log durable. All methods run on the loop; only `ticket.run` runs in the
+    thread."""
 
     _log: RaftLog
     mode: FlushMode
@@ -54,13 +55,13 @@ class LogFlusher:
     def start(
         self, on_durable: Callable[[int], None], on_failed: Callable[[Exception], None]
     ) -> None:
-        """Begin to sync. `on_durable(index)` is called after a sync, in SYNC mode only; `on_failed`
+        """Start to sync. `on_durable(index)` is called after a sync, in SYNC mode only; `on_failed`
         at most once."""
         self._on_durable, self._on_failed = on_durable, on_failed
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-fdatasync")
 
     async def stop(self) -> None:
-        """Wait for the sync in flight, do a last one, end the thread."""
+        """Wait for the sync in flight, run a last sync, and end the thread."""
         if self._pool is None:
             return
         while not self._failed and (self._busy is not None or self._begin()):
@@ -70,24 +71,24 @@ class LogFlusher:
         self._pool = None
 
     def written(self) -> None:
-        """Note that frames were appended: in SYNC mode, see that they become durable."""
+        """Note that frames were appended; in SYNC mode, sync them."""
         if self.mode is FlushMode.SYNC and self._busy is None:
             self._begin()
 
     def tick(self, now_ms: float) -> None:
-        """Start a sync if one is due by the interval (of use in ASYNC mode)."""
+        """Start a sync if the interval is over (ASYNC mode)."""
         if self._busy is None and now_ms >= self._due_ms:
             self._due_ms = now_ms + self._interval_ms
             self._begin()
 
     @property
     def due_ms(self) -> float:
-        """When `tick` has something to do; not while a sync is in flight."""
+        """The time of the next useful `tick`; infinite during a sync."""
         return self._due_ms if self._busy is None else math.inf
 
     @property
     def all_durable(self) -> bool:
-        """True if, after `stop`, everything ever written is durable."""
+        """True if, after `stop`, everything is durable."""
         return (
             self._pool is None
             and not self._failed
@@ -95,8 +96,8 @@ class LogFlusher:
         )
 
     def stalled_ms(self, now_ms: float) -> float:
-        """Return for how many milliseconds the fdatasync in flight has been running; 0 if none is.
-        Counted from the first call that saw it."""
+        """Return the duration of the fdatasync in flight since the first call that saw it; 0
+        without one."""
         if self._busy is None:
             return 0.0
         if self._begun_ms is None:
@@ -104,7 +105,7 @@ class LogFlusher:
         return now_ms - self._begun_ms
 
     def _begin(self) -> bool:
-        """Hand the next sync to the thread; return False if there is nothing to sync."""
+        """Start the next sync in the thread; return False if there is nothing to sync."""
         if self._failed or self._pool is None:
             return False
         ticket = self._log.start_sync()
@@ -127,12 +128,12 @@ class LogFlusher:
             self.syncs += 1
             try:
                 durable = self._log.finish_sync(ticket)
-            # Of the note how far the log is durable; or a truncation's own sync failed meanwhile.
+            # The note of the durable end, or a truncation's own sync, failed.
             except (OSError, SyncFailed) as failure:
                 error = failure
         if error is None:
             if self.mode is FlushMode.SYNC:
-                self._begin()  # first, so that the disk works while the loop does
+                self._begin()  # first, so that disk and loop work in parallel
                 if durable is not None:
                     self._on_durable(durable)
         elif isinstance(error, Exception):

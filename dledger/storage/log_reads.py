@@ -1,20 +1,18 @@
-"""Reads the log for those outside: whatever is handed out was compared with its frame's checksum.
+"""Verified reads of the log, whose bytes were compared with their frame's checksum.
 
 A disk may change bytes below a running replica, and neither a record's place nor its body's
-checksum shows a changed property. The latest frames, which this process made or took and still has
-in memory (`RaftLog.memory_start`), are taken from the file as they are. Older ones are read as
-whole frames and checked; so a consumer that is behind costs the checking, and one that follows the
-log does not. That a page is in the kernel's memory proves nothing: reading ahead, another program
-or the process before this one may have brought it there unchecked.
+checksum shows a changed property. The latest frames, which are still in memory
+(`RaftLog.memory_start`), are read from the file without checks. Older frames are read completely
+and checked, so only consumers that are behind pay for checks. The kernel's page cache proves
+nothing. Readahead, a different program or an earlier process may have filled it unchecked.
 
-Small frames are checked by the block, those that begin in the same BLOCK_BYTES of the log, and the
-last blocks are kept: a pull reads many pieces of the same frames, the next pull goes on in them,
-and the pulls of other queues read what lies between. A larger frame is checked alone, once, and its
-running checksum at every STEP_BYTES is kept instead of its bytes. A later read of a record in it
-reads the steps around the record, and compares their checksums. Messages of a damaged frame wait
-until it was fetched again.
+Small frames are checked by the block of BLOCK_BYTES in which they start, and the last blocks are
+kept, because pulls read many pieces of the same frames. A larger frame is checked alone, once, and
+its running checksum at every STEP_BYTES is kept instead of its bytes. A later read of a record in
+it reads the steps around the record, and compares their checksums. Messages of a damaged frame wait
+for its repair.
 
-Each check is taken from the caller's `ReadBudget`, and a read ends where that is used up.
+Each check uses up the caller's `ReadBudget`, and a read ends with it.
 """
 
 from __future__ import annotations
@@ -32,15 +30,15 @@ from .log_storage import RaftLog
 
 BLOCK_BYTES = 64 << 10  # with frames of one small message each, 0.3 ms to check
 KEPT_BYTES_MAX = 4 << 20  # of all blocks
-FRAME_COST = 1024  # what the check of one more frame costs, as bytes to check
-STEP_BYTES = 4096  # of a large frame; its checksum adds 0.1 % to what is kept
-PIECE_BYTES = 64 * STEP_BYTES  # one read while a large frame is checked
-SUMS_MAX = 1 << 20  # checksums kept of all large frames, for 4 GiB of the log
+FRAME_COST = 1024  # the cost of a further frame, as bytes to check
+STEP_BYTES = 4096  # of a large frame; its checksums need 0.1 % of its size
+PIECE_BYTES = 64 * STEP_BYTES  # per read during the check of a large frame
+SUMS_MAX = 1 << 20  # max. checksums of large frames, for 4 GiB of the log
 DIFFERS = "its bytes do not fit its checksums"
 
 
 class Frames(NamedTuple):
-    """Checked frames, one behind the other: the bytes of [start, end) of the log."""
+    """The checked bytes [start, end) of contiguous frames."""
 
     start: int
     end: int
@@ -48,8 +46,8 @@ class Frames(NamedTuple):
 
 
 class Large(NamedTuple):
-    """A large frame that was checked. `sums`: the running checksum of its payload before each step,
-    and at its end."""
+    """A large checked frame. `sums` has the running checksum of its payload before each step, and
+    at its end."""
 
     number: int  # of the frame in the log
     start: int
@@ -59,22 +57,21 @@ class Large(NamedTuple):
 
 
 class FrameReads:
-    """`ServedReads` of a log of frames. For one caller (the loop)."""
+    """`ServedReads` of a log of frames. For a single caller (the loop)."""
 
     def __init__(self, log: RaftLog) -> None:
         self._log = log
         self._kept: dict[int, Frames] = {}  # blocks by number, the newest last
         self._kept_bytes = 0
-        self._large: dict[int, Large] = {}  # by index, the one used last at the end
+        self._large: dict[int, Large] = {}  # by index, the last used at the end
         self._sums = 0  # of all of them
         self._epoch = log.epoch
         self.checked_bytes = 0
 
     def read(self, offset: int, size: int, budget: ReadBudget | None = None) -> bytes:
-        """Return up to `size` bytes at `offset`, fewer at the end of the segment or of the log, or
-        if the budget is used up. The first check of a budget is always made.
-
-        Raises FrameDamaged, OffsetOutOfRange, OSError."""
+        """Return up to `size` bytes at `offset`, fewer at the end of the segment, of the log, or of
+        the budget. The first check of a budget is always made. Raises FrameDamaged,
+        OffsetOutOfRange, OSError."""
         log, end = self._log, offset + size
         if not self._is_old(offset):
             return log.commitlog.read(offset, size)
@@ -92,8 +89,8 @@ class FrameReads:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def record_at(self, offset: int, budget: ReadBudget | None = None) -> bytes | None:
-        """Return the whole message record that begins at `offset`, None if none does or the budget
-        is used up. Raises FrameDamaged, OSError."""
+        """Return the message record at `offset`; None without a record there, or at the end of the
+        budget. Raises FrameDamaged, OSError."""
         old, budget = self._is_old(offset), budget or ReadBudget()
         data = self._piece(offset, FIRST_READ_BYTES, budget) if old else None
         if data is None:
@@ -109,9 +106,9 @@ class FrameReads:
 
     def _piece(self, offset: int, size: int, budget: ReadBudget) -> bytes | None:
         """Return up to `size` checked bytes at `offset`, to the end of a block's frames or of a
-        large frame; none if the budget is used up; None if no frame holds that byte. Raises
+        large frame; none at the end of the budget; None if no frame holds that byte. Raises
         FrameDamaged, OSError."""
-        if self._epoch != self._log.epoch:  # truncated: other frames may stand there now
+        if self._epoch != self._log.epoch:  # truncated, and other frames may be there now
             self._epoch = self._log.epoch
             self._kept.clear()
             self._large.clear()
@@ -136,8 +133,8 @@ class FrameReads:
         return frames if frames is not None and frames.start <= offset < frames.end else None
 
     def _check(self, number: int, at: int, budget: ReadBudget) -> Frames | None:
-        """Check this block's small frames, or only frame `at` if a neighbour is damaged. None if
-        the budget is used up. Raises FrameDamaged, OSError."""
+        """Check this block's small frames, or only frame `at` if a neighbour is damaged. None at
+        the end of the budget. Raises FrameDamaged, OSError."""
         log, index = self._log, self._log.index
         offset = index.position_of(at)
         begin, end = number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES
@@ -169,7 +166,7 @@ class FrameReads:
     # -- large frames -------------------------------------------------------------------------
 
     def _in_large(self, at: int, offset: int, size: int, budget: ReadBudget) -> bytes:
-        """Return up to `size` bytes of frame `at`; none if the budget is used up. Raises
+        """Return up to `size` bytes of frame `at`; none at the end of the budget. Raises
         FrameDamaged, OSError."""
         index = self._log.index
         start, end = index.position_of(at), index.end_of(at)
@@ -189,8 +186,8 @@ class FrameReads:
         return data
 
     def _sum_up(self, at: int, start: int, end: int, begin: int, stop: int) -> tuple[Large, bytes]:
-        """Check a whole frame; return its checksums, and its bytes in [begin, stop). Raises
-        FrameDamaged, OSError."""
+        """Check a frame; return its checksums, and its bytes in [begin, stop). Raises FrameDamaged,
+        OSError."""
         log = self._log
         head = log.commitlog.read(start, HEADER_SIZE_BYTES)
         wanted = payload_checksum(head, end - start, (at, log.index.term_at(at), start))
@@ -209,8 +206,8 @@ class FrameReads:
         return Large(at, start, end, head, sums), b"".join(pieces)
 
     def _steps(self, large: Large, begin: int, stop: int) -> bytes:
-        """Return the bytes [begin, stop) of a checked frame: the steps around them have the
-        checksum that they had then. Raises FrameDamaged, OSError."""
+        """Return the bytes [begin, stop) of a checked frame, after comparing the checksums of the
+        steps around them. Raises FrameDamaged, OSError."""
         payload = large.start + HEADER_SIZE_BYTES
         if begin < payload:
             return large.head[begin - large.start : stop - large.start]

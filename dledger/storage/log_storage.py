@@ -1,4 +1,4 @@
-"""RaftLog: the CommitLog as the Raft log. A frame is an entry, at the position in its header.
+"""The Raft log, in the files of the CommitLog. A frame is an entry, at the position in its header.
 
 Keeps a `LogIndex` in step with the file, and the latest frames in memory, so that replication and
 apply read the file only for replicas that are far behind. Frames read from the file are verified
@@ -45,7 +45,7 @@ from .two_slot_file import SlotFile
 
 CACHE_BYTES_MAX = 8 << 20  # what the core keeps in flight to a peer
 READ_BYTES_MAX = 4 << 20  # per read of the file; a larger frame is read alone
-_NO_CACHE = 1 << 62  # above every index: reads use the file until the log is open
+_NO_CACHE = 1 << 62  # above every index, so that reads use the file until the log is open
 _TRIM = struct.Struct(">qqq")  # first index, term before it, start of the log
 
 
@@ -62,8 +62,8 @@ def read_trim_note(content: bytes) -> tuple[int, int, int]:
 
 
 class Trim(NamedTuple):
-    """The part of a log that retention removes: frames before index `first`, segments before offset
-    `start`. `note` is the trim file's content."""
+    """The part of a log that retention removes, which is frames before index `first`, segments
+    before offset `start`. `note` is the trim file's content."""
 
     first: int
     start: int
@@ -209,8 +209,8 @@ class RaftLog:
         return None
 
     def _reserve_note(self) -> None:
-        """Create the trim file early: on a full disk it could not be created, and nothing could be
-        deleted."""
+        """Create the trim file early, since on a full disk it could not be created, and nothing
+        could be deleted."""
         if self._trim is None or self._noted:
             return
         try:

@@ -1,11 +1,11 @@
-"""Writes frames into the log, and keeps those that cannot be written for now.
+"""Writes frames into the log, and holds frames that cannot be written for lack of resources.
 
-On a full disk the allocation of a segment fails (what is allocated can be written), and without a
-free descriptor its opening: before any byte of the frame was written, and with the log unchanged.
-After such a shortage (store.transient_errors) frames are held here, in memory, until they can be
-written: they are not acknowledged, not sent, and not applied. The core takes no more frames
-meanwhile (`RaftCore.disk_fails`), so at most the frames of one message, or of one proposal, are
-held. Any other error of the disk is raised: the node ends.
+On a full disk the allocation of a segment fails, and without a free descriptor its opening. No byte
+of the frame is written then, and the log is unchanged. After such a shortage
+(store.transient_errors) frames are held in memory until they can be written. They are not
+acknowledged, sent or applied. The core then accepts no more frames (`RaftCore.disk_fails`), so at
+most the frames of a single message or proposal are held. Any other error of the disk is raised, and
+the node ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .log_storage import RaftLog
 
 
 class FrameWriter:
-    """Writes one member's frames into its log."""
+    """Writes a member's frames into its log."""
 
     def __init__(self, log: RaftLog, durations: Durations) -> None:
         self.held: list[Frame] = []
@@ -28,8 +28,7 @@ class FrameWriter:
         self._log = log
 
     def append(self, frames: Sequence[Frame]) -> OSError | None:
-        """Write `frames`. After a shortage hold the rest and return the error. Raises OSError for
-        any other error."""
+        """Write `frames`. After a shortage hold the rest and return the error. Raises OSError."""
         if self.held:
             self.held += frames
             return None
@@ -45,13 +44,12 @@ class FrameWriter:
         return None
 
     def truncate(self, from_index: int) -> None:
-        """Truncate the frames held, then the log, as RaftLog.truncate does. Raises OSError."""
+        """Truncate the held frames, then the log, as RaftLog.truncate does. Raises OSError."""
         self.held = [frame for frame in self.held if frame.index < from_index]
         if from_index <= self._log.last_index:
             self._log.truncate(from_index)
 
     def retry(self) -> bool:
-        """Try again to write the frames held; return whether none is held any more. Raises
-        OSError."""
+        """Try to write the held frames; return whether all are written. Raises OSError."""
         held, self.held = self.held, []
         return self.append(held) is None

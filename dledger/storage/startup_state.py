@@ -1,33 +1,29 @@
-"""Decides at a start whether this replica still has all promises it made ("recovered"), or must
-recover because some may be lost.
+"""The decision at a start whether a replica has all its promises, or must recover.
 
-A replica's promises are its votes (the vote file) and what it acknowledged (the log). It starts
-recovering (dledger/raft/recovery.py says what follows from that) when it cannot know that it has
-them all:
+A replica's promises are its votes (the vote file) and its acknowledgements (the log). It starts
+recovering (dledger/raft/recovery.py) unless it certainly has them all:
 
-1. There is no vote file: a first start, a restored backup and a lost disk look alike.
-2. The vote file is damaged, or says that another replica made the promises (hard_state.py); or it
-   is that of a replica that had recovered, so had frames, and the log is empty.
-3. The process before this one acknowledged frames before they were durable (ASYNC_FLUSH), did not
-   stop cleanly, and the machine went down since: `Disk.boot_id` is not the one it noted. A killed
-   process loses nothing, and under SYNC_FLUSH nor does a power cut.
-4. `give_up` was called: frames that were once durable are gone.
-5. It was recovering when it stopped, or its store was adopted since (broker/startup_claim.py).
-6. The note that 3 is decided by is damaged, or of another version: the process before this one may
-   have had another flush policy. If there is no note, this process's own policy is taken for it.
+1. There is no vote file, as at a first start, after a restored backup or a lost disk. 2. The vote
+file is damaged, or belongs to another replica (hard_state.py), or is that of a recovered replica
+although the log is empty. 3. The previous process acknowledged frames before they were durable
+(ASYNC_FLUSH), did not stop cleanly, and the machine was restarted since: `Disk.boot_id` differs
+from the noted id. A killed process loses nothing, and under SYNC_FLUSH neither does a power cut. 4.
+`give_up` was called, because durable frames are gone. 5. It was recovering when it stopped, or its
+store was adopted since (broker/startup_claim.py). 6. The note for 3 is damaged, or of a different
+version, so the previous flush policy is unknown. Without a note, this process's own policy applies.
 
-It may also learn later, from a peer, that its store is older than what it promised
+It may also learn later, from a peer, that its store is older than its promises
 (dledger/node/rollback_detection.py).
 
-A process notes its flush policy and its end for the next one in a second `SlotFile`, big-endian:
+A process notes its flush policy and its end in a second `SlotFile`, big-endian:
 
     off size field
     0   1    version  1
     1   1    flags    1: acknowledged before durable; 2: stopped cleanly, everything durable
     2   n    boot id of the machine, ASCII; none if it was unknown
 
-Both files are durable before `open` returns, the vote file first: after a crash in between the
-next start decides the same again.
+Both files are durable before `open` returns, the vote file first, so that the next start after a
+crash decides the same.
 """
 
 from __future__ import annotations
@@ -47,17 +43,17 @@ BOOT_ID_SIZE_BYTES_MAX = 128
 
 
 class Promises:
-    """The promises of one replica. Call `open` once the log is open (everything in it is durable
-    then), `close` in the end."""
+    """The promises of a replica. Call `open` once the log is open (and durable), `close` in the
+    end."""
 
     def __init__(
         self, disk: Disk, directory: str, unsynced: bool, owner: Callable[[], Owner] = Owner
     ) -> None:
-        """`unsynced`: this process acknowledges frames before they are durable. `owner()` is this
-        replica, with its group's id as far as it is known."""
+        """`unsynced` processes acknowledge frames before they are durable. `owner()` is this
+        replica, with its group's id if known."""
         self.hard_state = HardStateFile(disk, f"{directory}/hardstate")
-        self.recovering: str | None = None  # why it has not recovered, or did not start so
-        # this process has learned that its store was older (dledger/node/rollback_detection.py)
+        self.recovering: str | None = None  # why it has not recovered, or did not start recovered
+        # this process detected an older store (dledger/node/rollback_detection.py)
         self.set_back = False
         self._boot = SlotFile(disk, f"{directory}/boot")
         self._disk = disk
@@ -67,20 +63,20 @@ class Promises:
         self._noted = b""
 
     def give_up(self, reason: str) -> None:
-        """Note, before `open`, that something this replica once promised to keep is gone."""
+        """Note, before `open`, that promised data of this replica is gone."""
         assert not self._opened
         self.recovering = reason
 
     def last_term(self) -> int:
-        """Return, before `open`, the highest term that this replica promised anything in; 0 if that
-        is lost. Blocking. Raises OSError."""
+        """Return, before `open`, the highest term with a promise of this replica; 0 if that is
+        lost. Blocking. Raises OSError."""
         try:
             return self.hard_state.load().term
         except HardStateDamaged:
-            return 0  # it will recover: its earlier promises count for nothing
+            return 0  # it will recover, without its earlier promises
 
     def open(self, log_is_empty: bool) -> HardState:
-        """Return the hard state to start from. Blocking. Raises OSError."""
+        """Return the initial hard state. Blocking. Raises OSError."""
         assert not self._opened
         try:
             state = self.hard_state.load()
@@ -103,11 +99,11 @@ class Promises:
         return state
 
     def note_owner(self) -> None:
-        """Note this replica as the owner, from the next save of the vote file on."""
+        """Write this replica as the owner into the vote file from the next save on."""
         self.hard_state.owner = self._owner()
 
     def _whose(self, state: HardState, log_is_empty: bool) -> str | None:
-        """Return why the vote file says nothing of this replica's promises; None if it does."""
+        """Return the reason why the vote file is not about this replica's promises, or None."""
         if self.hard_state.is_new:
             return "there is no vote file"
         other = self.hard_state.owner.differs(self._owner())
@@ -118,7 +114,7 @@ class Promises:
         return None
 
     def close(self, clean: bool) -> None:
-        """Close the files. `clean`: everything acknowledged is durable, and that is noted. Raises
+        """Close the files. `clean` notes that everything acknowledged is durable. Raises
         OSError."""
         if clean and self._opened:
             self._note((_UNSYNCED if self._unsynced else 0) | _CLEAN)
@@ -126,8 +122,7 @@ class Promises:
         self._boot.close()
 
     def _power_was_cut(self, log_is_empty: bool) -> str | None:
-        """Return why the process before this one may have lost what it acknowledged; None if it
-        has not."""
+        """Return the reason why the previous process may have lost acknowledged data, or None."""
         try:
             noted = self._boot.load()
         except SlotsDamaged as error:

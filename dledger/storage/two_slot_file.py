@@ -1,4 +1,4 @@
-"""A small record that survives a crash in the middle of its own rewrite, and rot: two copies.
+"""A small record in two copies, which survives crashes during its rewrite, and rot.
 
     8 KiB file; slot 0 at byte 0, slot 1 at byte 4096, each of this shape (big-endian):
 
@@ -10,15 +10,14 @@
     16  n    content
     16+n 4   crc        CRC-32C of bytes 0..16+n-1
 
-`save` writes slot 0, fdatasync, slot 1, fdatasync, and returns. So at rest both hold the same, and
-if one of them is bad the other holds what was saved last: a slot is bad because it rotted, or
-because a crash tore it, and then `save` had not returned and nobody has acted on the new content.
-Of two intact slots that differ (a crash in between) the higher sequence counts, for the same
-reason. `load` makes both the same again.
+`save` writes slot 0, fdatasync, slot 1, fdatasync, and returns. So at rest both are equal, and if a
+slot is bad the other has the last saved content. A slot is bad because of rot, or because of a
+crash before `save` returned, when nothing depended on the new content. For the same reason the
+higher sequence counts of two intact slots that differ. `load` makes both equal again.
 
-The file is created under another name and renamed when its first record is durable. So under its
-own name there is always an intact slot, and two bad ones mean damage, never 'new'. Then the content
-is lost, and the next `save` makes a new file.
+The file is created under another name and renamed when its first record is durable. So its own name
+always has an intact slot, and two bad slots mean damage, never 'new'. Then the content is lost, and
+the next `save` makes a new file.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _HEAD = struct.Struct(">IHHQ")
 _CRC = struct.Struct(">I")
 _MAGIC = 0x52534C54
 _VERSION = 1
-SLOT_SIZE_BYTES = 4096  # one page: the two slots never share a sector
+SLOT_SIZE_BYTES = 4096  # a page, so that the slots never share a sector
 CONTENT_SIZE_BYTES_MAX = 3072
 
 
@@ -46,18 +45,17 @@ class SlotsDamaged(Exception):
 
 
 class SlotFile:
-    """The record in the file `path` of `disk`. Opened by `load` or by the first `save`."""
+    """The record in the file `path` of `disk`. `load` or the first `save` opens it."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._path = path
         self._file: File | None = None
         self._sequence = 0
-        self._replaceable = False  # its content is lost, or its creation was not finished
+        self._replaceable = False  # its content is lost, or its creation is incomplete
 
     def load(self) -> bytes | None:
-        """Return the content saved last; None if there is no file yet. Raises SlotsDamaged,
-        OSError."""
+        """Return the last saved content; None without a file. Raises SlotsDamaged, OSError."""
         if not self._disk.exists(self._path):
             return None
         if self._file is None:
@@ -73,18 +71,18 @@ class SlotFile:
             reasons = [f"slot {slot} {parsed}" for slot, parsed in enumerate(slots)]
             raise SlotsDamaged(self._path, "; ".join(reasons))
         self._sequence, newest = max(whole)
-        # If a save was killed before its fdatasync, or that failed, the content may be in the page
-        # cache only; so may the file's name, if the process was killed while creating it. Nobody
-        # may act on the content (repeat that vote, for example) while a power cut could still take
-        # it back. It is written again, because the kernel calls pages clean whose sync failed.
+        # If a save ended before its fdatasync, the content (and the name of a new file) may be in
+        # the page cache only. Nothing may act on it, such as a repeated vote, while a power cut
+        # could revert it. It is written again, because the kernel marks pages clean whose sync
+        # failed.
         self._sync_name()
         for slot in (0, 1):
             self._write(slot, newest)
         return newest
 
     def save(self, content: bytes) -> None:
-        """Save `content`; durable on return. Raises OSError: then nothing is promised, and the call
-        may be repeated."""
+        """Save `content`; durable on return. After an OSError nothing is promised, and the call may
+        be repeated."""
         assert len(content) <= CONTENT_SIZE_BYTES_MAX, len(content)
         if self._file is None:
             assert self._replaceable or not self._disk.exists(self._path), (
@@ -112,7 +110,7 @@ class SlotFile:
         temporary = self._path + ".new"
         file = self._disk.open(temporary)
         try:
-            file.truncate(0)  # a crashed creation may have left bytes
+            file.truncate(0)  # bytes of an incomplete creation
             slot = _slot_bytes(1, content).ljust(SLOT_SIZE_BYTES, b"\0")
             file.pwrite(0, slot + slot)
             file.sync()
@@ -136,7 +134,7 @@ def _slot_bytes(sequence: int, content: bytes) -> bytes:
 
 
 def _parse_slot(data: bytes) -> tuple[int, bytes] | str:
-    """Return (sequence, content), or in words what is wrong with the slot."""
+    """Return (sequence, content), or the reason why the slot is bad."""
     if len(data) < _HEAD.size + _CRC.size:
         return "is cut short"
     magic, version, length, sequence = _HEAD.unpack_from(data)

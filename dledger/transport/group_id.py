@@ -1,27 +1,26 @@
-"""Group ids: replicas of different groups disconnect, even if the groups share name and node ids.
+"""Group ids, by which replicas of different groups with equal names disconnect.
 
 Two groups may share them after a copy, in tests on the same machine, or when an address is reused.
-Their logs must never meet. A group's id, 16 random bytes, is in its log: the application proposes
+Their logs must never meet. A group's id, 16 random bytes, is in its log. The application proposes
 it and reports the applied id (`applied`). This replica also keeps it in the file `group` (a
 SlotFile), because links start with it, before the log is known. The rules for two replicas:
 
-- Both have an id, and the ids differ: both close the connection, whoever dialled.
-- One or both have none: they exchange messages. A replica with frames learns its id from its log.
-  If a link was made before that, the id is announced over it, and the first rule applies.
-- Both have the same id, but different frames of the same index and term (dledger.raft.follower):
-  the replica that detects it closes both connections, and accepts none for PARTED_MS. So the
-  replicas that agree elect a leader without it.
-- This replica has none and its log is empty: it joins the group of the first replica with an id
-  that it *dials*. The id is durable before any message passes, so it never accepts frames of two
-  groups. A peer with an id that dials it has to wait until then, so that a stray replica with a
-  wrong address does not decide. (A peer that was dialled before it had an id is dialled again when
-  it dials in with an id. A replica without peers to dial trusts whichever peer dials it.)
+- If both have an id, and the ids differ, both close the connection. - If an id is missing, they
+exchange messages. A replica with frames learns its id from its log. If a link was made before that,
+the id is announced over it, and the first rule applies. - If both have the same id, but different
+frames of the same index and term (dledger.raft.follower), the replica that detects it closes both
+connections, and accepts none for PARTED_MS. So the replicas that agree elect a leader without it. -
+If this replica has none and its log is empty, it joins the group of the first replica with an id
+that it *dials*. The id is durable before any message passes, so it never accepts frames of two
+groups. A peer with an id that dials it has to wait until then, so that a stray replica with a wrong
+address does not decide. (A peer that was dialled before it had an id is dialled again when it dials
+in with an id. A replica without peers to dial trusts whichever peer dials it.)
 
 A damaged file counts as no id; the log supplies it again. An applied id that differs from the
 file's (frames of a restored log, from before the restoration) changes nothing here.
 
-Not covered: groups that have no ids yet, and exact copies of a replica's files, as long as their
-logs are the same. The file is saved in a thread.
+Not covered are groups without ids, and exact copies of a replica's files, as long as their logs are
+the same. The file is saved in a thread.
 """
 
 from __future__ import annotations
@@ -127,7 +126,8 @@ class GroupIdentity:
             )
 
     def judge(self, meeting: Meeting, now_ms: float) -> str:
-        """Return the reason why the two must disconnect, or "". May start to adopt the peer's id."""
+        """Return the reason why the two must disconnect, or "". May start to adopt the peer's
+        id."""
         until_ms, reason = self._parted.get(meeting.peer, (0.0, ""))
         if now_ms < until_ms:
             return reason
@@ -177,7 +177,7 @@ class GroupIdentity:
             log.warning("founders_differ %s", text, extra=FROM_PEER)
 
     def foreign(self, now_ms: float) -> list[str]:
-        """Return the texts of the last FOREIGN_MS: refused peers of other groups, ids of two
+        """Return the texts of the last FOREIGN_MS about refused peers of other groups, ids of two
         processes, and different founders."""
         for key, (seen_ms, _) in list(self._foreign.items()):
             if now_ms - seen_ms > FOREIGN_MS:

@@ -1,4 +1,4 @@
-"""Inbound links: `Incoming` decides which diallers are admitted, `Accepted` is a connection.
+"""Inbound links, of which `Incoming` admits the diallers, and `Accepted` is a connection.
 
 Limits: connections without a hello are bounded in number and in time, a hello in size. Beyond the
 number an older connection of the address with the most is closed, so no client shuts out a replica.
@@ -135,7 +135,7 @@ class Incoming:
             old.abort()  # the peer dialled again, so it gave up the old connection
         dialer = self._local.dialers.get(peer)
         if dialer is not None:
-            dialer.hurry()  # the peer is alive: skip the back-off
+            dialer.hurry()  # skip the back-off, because the peer is alive
         return self._make_reader(peer, self._local.node_id)
 
     def _took_over(self, peer: NodeId, old: Line, new: Line) -> None:
@@ -180,7 +180,7 @@ class Incoming:
 
 
 class Accepted(asyncio.Protocol):
-    """A connection that a peer dialled: brings the peer's hello, then its messages."""
+    """A connection that a peer dialled. It brings the peer's hello, then its messages."""
 
     def __init__(self, local: Local, door: Incoming) -> None:
         self.line = Line()
@@ -262,7 +262,7 @@ class Accepted(asyncio.Protocol):
             if not self.line.group_id:  # otherwise `judge` has logged it if that was due
                 where = self.line.where
                 log.warning("peer_refused from=%s reason=%s", where, reason, extra=FROM_PEER)
-            transport.close()  # not abort: the reason has to arrive
+            transport.close()  # not abort, because the reason has to arrive
         return not reason
 
     def _welcome(self, hello: Hello) -> bytes:

@@ -1,4 +1,4 @@
-"""Common parts of a replica's links: settings, protocols for their users, and the `Line`."""
+"""Common parts of a replica's links, such as settings, handlers, and the `Line`."""
 
 from __future__ import annotations
 

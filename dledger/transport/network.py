@@ -1,4 +1,4 @@
-"""Networks: how links between replicas are made. Plain TCP here; TLS is another `Network`.
+"""The networks over which links are made. Plain TCP here; TLS is a further `Network`.
 
 peer_auth.py can put a gate before any network. A link is an asyncio transport in any case, and its
 data does not pass through here.
@@ -35,7 +35,8 @@ class Network(Protocol):
     async def dial(
         self, factory: Factory, host: str, port: int, peer: NodeId
     ) -> asyncio.BaseProtocol:
-        """Connect to `peer`, and return the connected protocol. Raises OSError; may be cancelled."""
+        """Connect to `peer`, and return the connected protocol. Raises OSError; may be
+        cancelled."""
         ...
 
     def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:

@@ -1,4 +1,4 @@
-"""Outbound links: the `Dialer` of each peer, which keeps a connection up, and the connection.
+"""Outbound links, with the `Dialer` of each peer, which keeps a connection up.
 
 The `Network` makes connections, `Local.judge` decides whether the two groups may exchange messages.
 Malformed data closes only its connection.
@@ -67,8 +67,8 @@ class Local:
 
 
 class Dialled(asyncio.Protocol):
-    """The connection to a peer: sends a hello, receives the answer, exchanges group ids, and then
-    only sends."""
+    """The connection to a peer. It sends a hello, receives the answer, exchanges group ids, and
+    then only sends."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class Dialer:
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Report the task's end unless it was cancelled: any other end is a bug."""
+        """Report the task's end unless it was cancelled, since any other end is a bug."""
         if not task.cancelled():
             error = task.exception()
             assert error is not None, "a dialler never returns"
@@ -285,7 +285,7 @@ class Dialer:
                 async with asyncio.timeout(delay_s):
                     await self._wake.wait()
             except TimeoutError:
-                pass  # the back-off is over: the usual case
+                pass  # the back-off is over, which is the usual case
 
     async def _connect(self) -> Dialled:
         """Connect at the next address. Raises OSError, WireError."""

@@ -1,4 +1,4 @@
-"""Peer authentication: both ends of a connection prove that they have their group's secret.
+"""Peer authentication, by which both ends of a connection prove their group's secret.
 
     challenge  dialler → acceptor    off size field
                                      0   4    magic "RMQS"
@@ -14,17 +14,16 @@
     proof      acceptor → dialler    32: HMAC-SHA-256(secret, "…acceptor" | challenge | answer)
 
 The connection is then handed to its protocol as if it had just been made; before that none of that
-protocol's data is sent or read. The dialler proves itself first: a dialler without the secret gets
-nothing but random bytes. Both random numbers are in both proofs, so a recorded proof is useless in
-another connection. The labels differ, so a proof sent back to its maker proves nothing. The names
-are in it, so a proof for one replica, group or port is not accepted at another. Wrong bytes, and
-early bytes, end the connection (ProofError), so at most one read and CHALLENGE_SIZE_BYTES_MAX are
-kept. Unauthenticated connections are bounded in time, and in number: beyond HANDSHAKING_MAX the
-oldest is closed. Neither the secret nor bytes from a stranger are logged.
+protocol's data is sent or read. The dialler proves itself first. Without the secret it gets nothing
+but random bytes. Both random numbers are in both proofs, so a recorded proof is useless in another
+connection. The labels differ, so a proof sent back to its maker proves nothing. The names are in
+it, so a proof for one replica, group or port is not accepted at another. Wrong bytes, and early
+bytes, end the connection (ProofError), so at most one read and CHALLENGE_SIZE_BYTES_MAX are kept.
+Unauthenticated connections are bounded in time, and in number. Beyond HANDSHAKING_MAX the oldest is
+closed. Neither the secret nor bytes from a stranger are logged.
 
-The proof does not protect the data that follows: an attacker who can change packets between two
-replicas can take over their connection after the proof, and an attacker who can read packets reads
-everything. TLS protects against that.
+The proof does not protect the data that follows. After the proof an attacker with access to the
+packets can read them, or take over the connection. TLS protects against that.
 """
 
 from __future__ import annotations
@@ -241,8 +240,8 @@ class Gate:
         self._handshakes = _Handshakes(timeout_s)
 
     def accepting(self, factory: Factory) -> Factory:
-        """Return a factory for a listener: the protocols of `factory` get only authenticated
-        connections."""
+        """Return a factory for a listener, by which the protocols of `factory` get only
+        authenticated connections."""
 
         def arriving() -> _Arriving:
             random = secrets.token_bytes(RANDOM_SIZE_BYTES)

@@ -1,4 +1,4 @@
-"""The PeerInfo message: facts that a replica reports to its peers, and their bytes.
+"""The PeerInfo message, by which a replica reports facts to its peers, and its bytes.
 
 The body of the message is a list of sections, each present at most once, with a checksum at the
 end. A section that is missing means that the sender reports nothing about that subject. A reader
@@ -57,7 +57,7 @@ class PeerInfoError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A note about a replica: in `term` it held the committed frames up to `index`."""
+    """A note that in `term` a replica held the committed frames up to `index`."""
 
     term: int
     index: int
@@ -194,7 +194,7 @@ def decode_notes(data: bytes) -> dict[NodeId, Held]:
 
 
 def cut_settings(settings: Settings) -> dict[str, str]:
-    """Return the settings as they are sent: values are cut, and have no line breaks."""
+    """Return the settings as they are sent, with cut values, and without line breaks."""
     return {key: value.replace("\n", " ")[:VALUE_SIZE_MAX] for key, value in settings.items()}
 
 

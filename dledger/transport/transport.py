@@ -1,4 +1,4 @@
-"""PeerLinks: the links between the replicas of a group, over asyncio's Protocol classes.
+"""The links between the replicas of a group, over asyncio's Protocol classes.
 
 Each node dials every other member of its group; the members may change (`set_peers`). A connection
 carries its dialler's messages, and in return only the answer to the hello. So a directed link is a
@@ -176,8 +176,8 @@ class PeerLinks:
         return dialer is not None and dialer.transport is not None
 
     def is_at(self, node_id: NodeId, address: str) -> bool:
-        """Return whether that replica is reached at this address (host:port) now. For this replica:
-        whether it listens there or has reached itself there (`why_not_at`)."""
+        """Return whether that replica is reached at this address (host:port) now. This replica is
+        reached where it listens, or where it has reached itself (`why_not_at`)."""
         known = [self.local.address, self._reached_itself]
         if node_id != self.local.node_id:
             known = [self._dialers[node_id].at] if self.is_open(node_id) else []
@@ -228,8 +228,8 @@ class PeerLinks:
 
     @property
     def told_removed(self) -> bool:
-        """True if a peer refuses this node because it was removed. For operators only: the core
-        relies on its log."""
+        """True if a peer refuses this node because it was removed. For operators only, since the
+        core relies on its log."""
         return any(WAS_REMOVED in dialer.error for dialer in self._dialers.values())
 
     @property
@@ -254,7 +254,7 @@ class PeerLinks:
         return self.local.identity.status(now_ms()) | {"parted": sorted(self.parted)}
 
     def _group_known(self) -> None:
-        """Act on this node's group id, which has just become known: close links to other groups,
+        """Act on this node's group id, which has just become known. Close links to other groups,
         announce the id, and dial the remaining peers at once."""
         if self._incoming.is_shut:
             return

@@ -1,4 +1,4 @@
-"""The peer protocol: handshake and messages between replicas, as bytes.
+"""The peer protocol's bytes, for handshake and messages.
 
 A directed link is one TCP connection that the sender dials. After the handshake (`Hello`, an
 answer, both group ids, a second answer) messages flow in one direction. Integers are big-endian.
@@ -17,7 +17,7 @@ answer, both group ids, a second answer) messages flow in one direction. Integer
     answer      magic "RMQA", version, code (0 welcome), reason length (2), reason (UTF-8)
     identity    magic "RMQI", version, size (0 or 16), group id, CRC-32C of all before it
 
-A hello has the highest version that its sender speaks, the answer has the version to use: the lower
+A hello has the highest version of its sender, the answer has the version to use, which is the lower
 of both sides' highest. Hello and answer look the same in every version, so the replicas of a group
 can be upgraded one by one. Each side then sends its group id (size 0: not known yet), the acceptor
 right behind its answer, and the acceptor's second answer accepts or refuses the link.
@@ -88,8 +88,8 @@ from .peer_info_message import (
 
 VERSION = 1  # the highest that this program speaks
 VERSION_MIN = 1  # the lowest that this program speaks
-MESSAGE_VERSION = 1  # in each message: the last version that changed one
-# The largest single frame and as much again, for what the core may put into one request.
+MESSAGE_VERSION = 1  # in each message, the last version that changed a message
+# Twice the largest frame, for the other frames of a request.
 MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
 FRAMES_PER_MESSAGE_MAX = 65_536
 _TERM_BITS = TERM_MAX.bit_length()
@@ -106,7 +106,7 @@ PeerMessage = Message | RepairRequest | RepairResponse | InstallMessage | PeerIn
 
 
 class WireError(Exception):
-    """The peer sent data that violates this protocol; `reason` says how. Close the connection."""
+    """The peer sent data that violates this protocol, with a `reason`. Close the connection."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -114,16 +114,16 @@ class WireError(Exception):
 
 
 class _Kind:
-    """One kind of message: the fields of its head, and how long it may be.
+    """A kind of message, with the fields of its head, and its size limit.
 
-    `fields` gives the message's attributes in their order in the head, each with what it holds
-    (table _LETTERS). Two flags that stand together share a byte."""
+    `fields` lists the message's attributes in the order of the head, each with its kind (table
+    _LETTERS). Two adjacent flags share a byte."""
 
     def __init__(self, message: type[PeerMessage], fields: str, bytes_max: int = 0) -> None:
         pairs = [field.split(":") for field in fields.split()]
         held = [what for _, what in pairs if what != "flag1"]
         self.message = message
-        # Version and kind are part of it, for one pack a message.
+        # Version and kind are part of it, for a single pack per message.
         self.head: struct.Struct = struct.Struct(
             ">iBB" + "".join([_LETTERS[what] for what in held])
         )
@@ -132,7 +132,7 @@ class _Kind:
         self.flags_at = held.index("flag0") if "flag0" in held else None
         self.terms = [at for at, what in enumerate(held) if what == "term"]
         self.numbers = [at for at, what in enumerate(held) if what in ("number", "offset")]
-        # Of several attributes the getter makes a tuple, of one it does not.
+        # The getter makes a tuple only for several attributes.
         self._attributes = attrgetter("to", *[name for name, _ in pairs])
 
     def fields(self, message: PeerMessage) -> list[int]:
@@ -144,8 +144,8 @@ class _Kind:
         return fields
 
     def check(self, fields: tuple[int, ...]) -> None:
-        """Refuse terms and numbers out of range. They are joined by "or" first: a negative one
-        stays negative, and one with a bit too many keeps it, so one comparison does for all."""
+        """Refuse terms and numbers out of range. They are joined by "or" first, which keeps a
+        negative sign and excess bits, so a single comparison covers all."""
         terms = numbers = 0
         for at in self.terms:
             terms |= fields[at]
@@ -211,7 +211,7 @@ _KINDS: dict[int, _Kind] = {
     24: _Kind(InstallChunk, "term:term number:number offset:number size_bytes:number", CHUNK_BYTES),
 }
 _KIND_OF = {kind.message: number for number, kind in _KINDS.items()}
-# These two make up most of what is sent, so each is encoded and parsed without the table's help.
+# These two are the most frequent messages, so they are encoded and parsed without the table.
 _APPEND = _KINDS[_APPEND_REQUEST].head
 _APPENDED = _KINDS[_APPEND_RESPONSE].head
 
@@ -219,8 +219,7 @@ _APPENDED = _KINDS[_APPEND_RESPONSE].head
 def encode_append(
     term: int, prev_index: int, prev_term: int, commit_index: int, frames: Sequence[Frame]
 ) -> list[bytes]:
-    """Encode an AppendRequest as buffers to be written one behind the other; frames are not
-    copied."""
+    """Encode an AppendRequest as contiguous buffers; frames are not copied."""
     assert len(frames) <= FRAMES_PER_MESSAGE_MAX, len(frames)
     size = _APPEND.size  # length counts behind its own 4 bytes; the CRC has 4 as well
     for frame in frames:
@@ -243,7 +242,7 @@ def encode_append(
 
 
 def encode_message(message: PeerMessage) -> list[bytes]:
-    """Encode any message as buffers to be written one behind the other."""
+    """Encode any message as contiguous buffers."""
     if isinstance(message, AppendRequest):
         return encode_append(
             message.term,
@@ -280,20 +279,19 @@ def encode_message(message: PeerMessage) -> list[bytes]:
 
 
 class MessageReader:
-    """Splits one connection's bytes into messages from `sender` to `to`.
+    """Splits a connection's bytes into messages from `sender` to `to`.
 
-    Holds at most one incomplete message: MESSAGE_SIZE_BYTES_MAX and one read more.
-    """
+    Holds at most an incomplete message of MESSAGE_SIZE_BYTES_MAX and a further read."""
 
     def __init__(self, sender: NodeId, to: NodeId) -> None:
         self._sender = sender
         self._to = to
-        self._parts: list[bytes] = []  # bytes not yet looked at, joined only when enough are there
+        self._parts: list[bytes] = []  # unparsed bytes, joined only when there are enough
         self._have = 0
         self._need = _HEAD.size
 
     def receive_data(self, data: bytes) -> list[PeerMessage]:
-        """Return all messages that `data` completes. Raises WireError; the reader is then dead."""
+        """Return all messages that `data` completes. After a WireError the reader is dead."""
         self._have += len(data)
         if self._have < self._need:
             self._parts.append(data)
@@ -319,10 +317,8 @@ class MessageReader:
         return messages
 
     def _message_size(self, data: bytes, at: int, end: int) -> int:
-        """Return how many bytes of the message at `at` are needed to parse it or check it further.
-
-        The checked head comes first, so that a damaged length cannot make us wait for megabytes.
-        """
+        """Return the bytes of the message at `at` that are needed to parse it or check it further.
+        The head is checked first, so that a damaged length does not make us wait for megabytes."""
         have = end - at
         if have < _HEAD.size:
             return _HEAD.size
@@ -446,7 +442,7 @@ REASON_SIZE_BYTES_MAX = 512
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The opening of a connection: who dials, of which group, and which node it means to reach."""
+    """The opening of a connection, with group, dialler, and intended receiver."""
 
     group: str
     sender: NodeId
@@ -456,7 +452,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class HelloAnswer:
-    """The answer to a hello. `reason` is empty if the dialler is welcome; then `version` is
+    """The answer to a hello. `reason` is empty if the dialler is admitted; then `version` is
     used."""
 
     reason: str
@@ -478,9 +474,8 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(data: bytes) -> tuple[Hello, int] | None:
-    """Return the hello at the start of `data` and its size; None while it is incomplete.
-
-    Raises WireError at the first byte that cannot be one."""
+    """Return the hello at the start of `data` and its size; None while it is incomplete. Raises
+    WireError at the first wrong byte."""
     _check_opening(data, _HELLO_MAGIC, 255)
     if len(data) < _HELLO.size:
         return None
@@ -528,15 +523,15 @@ def decode_answer(data: bytes) -> tuple[HelloAnswer, int] | None:
 
 
 def encode_identity(group_id: bytes) -> bytes:
-    """Encode `group_id`, which is empty if it is not known yet."""
+    """Encode `group_id`, which is empty if unknown."""
     assert len(group_id) in (0, GROUP_ID_SIZE_BYTES), group_id
     data = _IDENTITY.pack(_IDENTITY_MAGIC, VERSION, len(group_id)) + group_id
     return data + _CRC.pack(crc32c(data))
 
 
 def decode_identity(data: bytes) -> tuple[bytes, int] | None:
-    """Return the group id at the start of `data` (empty: not known) and the record's size; None
-    while it is incomplete. Raises WireError."""
+    """Return the group id at the start of `data` (empty: unknown) and the record's size; None while
+    it is incomplete. Raises WireError."""
     _check_opening(data, _IDENTITY_MAGIC, 255)
     if len(data) < _IDENTITY.size:
         return None

@@ -333,7 +333,7 @@ class Donor:
 
 
 class Receiver:
-    """The follower's side of snapshot install, which collects a single parcel from a leader's term."""
+    """The follower's side of snapshot install, which collects a single parcel at a time."""
 
     def __init__(self, node_id: NodeId, timing: InstallTiming) -> None:
         self._node_id = node_id

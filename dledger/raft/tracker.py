@@ -115,7 +115,7 @@ class Tracker:
         return full if votes + able < majority(votes + len(self.voting)) else []
 
     def successor(self) -> NodeId | None:
-        """Return the follower that should take over, preferably willing, then with most of the log."""
+        """Return the follower that should take over, preferably willing, with most of the log."""
         best = max(
             self.voting,
             key=lambda p: (not p.recovering, not p.no_room, p.match_index),

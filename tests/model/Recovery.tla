@@ -392,7 +392,7 @@ Lose(r, i, length, t, v, file) ==
 Image(r) == [replica |-> r, term |-> term[r], vote |-> vote[r][1], log |-> log[r],
   kept |-> kept[r], recovered |-> recovered[r], noted |-> noted[r]]
 
-(* More is known of a replica than its image has (recollection.py): a leader has noted
+(* More is known of a replica than its image has (rollback_detection.py): a leader has noted
    that it was recovered and had committed frames, a later one of them or in a later
    term. *)
 Exceeded(image) == \E t \in Terms : \E o \in office[t] :

@@ -14,7 +14,7 @@ from .storage.log_flusher import FlushMode
 from .storage.log_storage import CACHE_BYTES_MAX
 from .transport.transport import LinkConfig, PeerAddress
 
-SCRUB_BYTES_PER_S = 8 << 20  # in a first round; later ones take six days for a terabyte
+SCRUB_BYTES_PER_S = 8 << 20  # in a first round; later rounds need six days for a terabyte
 
 
 @dataclass(frozen=True, slots=True)

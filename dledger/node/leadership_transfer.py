@@ -2,9 +2,9 @@
 
 Before a stop the leader accepts proposals until a follower is *able*: a recovered voter, connected,
 recently heard, and nearly caught up. So proposals wait only for a single transfer (thesis 3.10: the
-last frames, a vote, a no-op). Afterwards the former leader stays until it knows the new leader, has
-reported it to its application, and has applied its own proposals, because their senders wait for
-the answer. It leaves without a successor if no follower is able in time, or connected.
+last frames, a vote, a no-op). Afterwards the former leader stays until it has met the new leader,
+has reported it to its application, and has applied its own proposals, because their senders wait
+for the answer. It leaves without a successor if no follower is able in time, or connected.
 """
 
 from __future__ import annotations

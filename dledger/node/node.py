@@ -7,9 +7,9 @@ the order persist → send → acknowledge, ticker.py watches the clock, and lea
 chooses successors.
 
 A failed write or fdatasync, and any broken assertion, ends this member for good (`Pump.fail`): the
-connections are aborted so that the peers elect a leader at once, and `on_fatal` is called. A leader
-whose disk fails first asks a follower to take over. While the disk stalls or is full this member
-neither leads nor campaigns (disk_health.py).
+connections are aborted so that the peers elect a leader at once, and `on_fatal` is called. After a
+disk failure a leader first asks a follower to start an election. While the disk stalls or is full
+this member neither leads nor campaigns (disk_health.py).
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class RaftMember:
     # -- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Recover, listen, dial, and take part. A damaged log waits for the peers (see `status`).
+        """Recover, listen, dial, and participate. A damaged log waits for the peers (see `status`).
         Raises StoreDamaged, StateTooOld, OSError. Call `stop` also after an error or a
         cancellation."""
         loop = asyncio.get_running_loop()
@@ -516,7 +516,7 @@ class RaftMember:
 
     @property
     def successor_expected(self) -> bool:
-        """True if the last `willing_successor` found a replica that may soon take over."""
+        """True if the last `willing_successor` found a replica that may soon lead."""
         return self._parts is not None and self._parts.leadership.search.successor_expected
 
     @property
@@ -588,7 +588,7 @@ class RaftMember:
 
     @property
     def leader(self) -> NodeId | None:
-        """The leader, if this node knows it."""
+        """The leader, or None if unknown."""
         return self.core.leader if self.life.running else None
 
     @property
@@ -624,7 +624,7 @@ class RaftMember:
 
     @property
     def members(self) -> list[dict[str, object]]:
-        """The members of the group, as this node knows them (`members_of`)."""
+        """The members of the group in this node's view (`members_of`)."""
         return [] if self._parts is None else members_of(self._parts.pump.core)
 
     def _leading(self) -> Pump:

@@ -10,8 +10,8 @@ joined. It can get that frame only if it answers the leader on a link that it di
 dialler reports its address (peer_info_message.py), and is dialled back.
 
 An address in the log may be wrong, and only a leader can correct it. So a replica without a leader
-also dials unreachable members at the addresses of its own broker.conf. They do not decide who is a
-member or votes; a replica is identified by its id. Open links stay, so that a leader that is
+also dials unreachable members at the addresses of its own broker.conf. They do not decide
+membership or votes; a replica is identified by its id. Open links stay, so that a leader that is
 elected over them can correct the addresses. With a leader these addresses are not used, because an
 old store may still be at a moved member's address.
 """

@@ -9,13 +9,13 @@ time would delete messages that the others keep, and hide them once it leads. So
 age only as far as it has expired on a majority of voters, this replica among them. Only age counts.
 Messages that a replica deleted because of a full disk have not expired there.
 
-**Clocks.** A replica whose clock contradicts the time of its own log (store.retention) reports by
-how much, and its clock is no evidence against other clocks. Differences are logged.
+**Clocks.** If a replica's clock contradicts the time of its own log (store.retention), it reports
+by how much, and its clock is no evidence against other clocks. Differences are logged.
 
 **Settings** that should be equal in a group are compared, and differences are logged.
 
 **Founders.** The founding configuration comes from each replica's own broker.conf and is in no
-frame, so replicas may have different founders. A replica whose file names it alone would found a
+frame, so replicas may have different founders. A replica with only itself in its file would found a
 group at once, and acknowledge alone messages that should have three copies. So replicas report
 their founders until the first change of members. Two lists are compared if one contains the other
 list's replica. If they differ, both replicas log it, and a replica without a frame neither founds
@@ -306,7 +306,7 @@ class PeerInfoExchange:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """The last report of a peer whose founders or segments differ."""
+    """The last report of a peer with different founders or segments."""
 
     state: ReplicaState
     at_ms: float

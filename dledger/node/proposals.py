@@ -27,7 +27,7 @@ from raftmq.store.record import BLANK_SIZE_BYTES
 from ..raft.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown, RaftError
 from ..raft.messages import NodeId
 
-COMMAND_SIZE_BYTES_MAX = 4 << 20  # state changes are small; the log takes frames of 32 MiB
+COMMAND_SIZE_BYTES_MAX = 4 << 20  # state changes are small; frames have at most 32 MiB
 
 
 def command_bytes_max(segment_size_bytes: int) -> int:

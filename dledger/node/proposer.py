@@ -1,4 +1,4 @@
-"""The proposer of a leader takes commands and the application's frames in turns.
+"""A leader's proposals, of commands and of the application's frames in turns.
 
 Batching needs no timer. The application is asked for a frame while fewer than
 `frames_in_flight_max` are uncommitted. So a single message is proposed at once, and under load the
@@ -30,7 +30,7 @@ class Proposer:
     """Proposes a member's frames, from its start on.
 
     A frame is sealed for its place in the log, so only when the core certainly accepts it.
-    `cut_wanted` says that the application may have waiting messages. `_change` waits to be
+    `cut_wanted` is set while the application may have waiting messages. `_change` waits to be
     proposed."""
 
     _core: RaftCore

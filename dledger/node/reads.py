@@ -70,7 +70,7 @@ class Reads:
     def _start(self, ask: Callable[[int], None]) -> None:
         futures, self._gathering = self._gathering, []
         if not futures:
-            return  # closed meanwhile
+            return  # closed in the meantime
         self._token += 1
         self._asked[self._token] = futures
         try:

@@ -311,7 +311,7 @@ class Pump:
 
     def fail(self, reason: str, error: BaseException, disk: bool = False) -> None:
         """End the member, which cannot keep Raft's guarantees. If only its `disk` fails, a leader's
-        last message asks a follower to take over."""
+        last message asks a follower to start an election."""
         life = self.life
         if life.failure is not None:
             return

@@ -1,8 +1,8 @@
 """Reasons why a replica accepts no frames although its leader is connected.
 
-Such a replica answers heartbeats, but its log does not grow, so an operator who restarts the
-replicas in turn must not count it as a copy. A leader sends refused frames again over its next
-connection, so a refusal counts for STANDS_MS, and only until the log grows.
+Such a replica answers heartbeats, but its log does not grow, so it must not count as a copy during
+a rolling restart. A leader sends refused frames again over its next connection, so a refusal counts
+for STANDS_MS, and only until the log grows.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ log = logging.getLogger("raftmq.dledger.node.node")
 
 
 class Roles:
-    """The role of a member, as its application knows it."""
+    """The role of a member, as last reported to its application."""
 
     def __init__(self, node_id: NodeId, application: Application, proposer: Proposer) -> None:
         self.serving = False  # the application was informed that it leads

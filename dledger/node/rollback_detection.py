@@ -2,8 +2,8 @@
 
 Raft assumes that a replica's store never goes back. An operator can set it back by restoring a disk
 or a machine from an earlier image, or by starting the old disk of a replica that was rebuilt
-elsewhere. Such a store is valid, but it lacks later promises of its replica. Trusted, it could help
-to elect a leader that lacks an acknowledged frame.
+elsewhere. Such a store is valid, but without later promises of its replica. Trusted, it could help
+to elect a leader without an acknowledged frame.
 
 So replicas keep notes about each other. A *note* about a replica records that in the term `term` it
 held the committed frames up to `index`, durably, while it was recovered. Leaders make notes of all
@@ -61,7 +61,7 @@ class Memory:
         self.notes: dict[NodeId, Held] = {}
 
     def merge(self, notes: Iterable[tuple[NodeId, Held]]) -> set[NodeId]:
-        """Merge notes; return the replicas whose note changed."""
+        """Merge notes; return the replicas with changed notes."""
         news = {node_id: held for node_id, held in notes if held.replaces(self.notes.get(node_id))}
         self.notes.update(news)
         return set(news)

@@ -45,7 +45,7 @@ def compared(extents: Mapping[NodeId, Extent]) -> str:
 
 
 class Standstill:
-    """Watches a member. `reason` says that its group is stuck, or is ""."""
+    """Watches a member. `reason` describes a stuck group, or is ""."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Standstill:
         extents: Callable[[], Mapping[NodeId, Extent]],
         is_there: Callable[[NodeId], bool],
     ) -> None:
-        """`extents()` returns the ends of this replica's and the peers' logs. `is_there(peer)` says
-        whether it is connected, or kept out for its history."""
+        """`extents()` returns the ends of this replica's and the peers' logs. `is_there(peer)` is
+        true if it is connected, or kept out for its history."""
         self.reason = ""
         self._core = core
         self._extents = extents

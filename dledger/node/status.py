@@ -19,11 +19,11 @@ def status_of(
     paces: Paces,
     healing: dict[str, object],
 ) -> dict[str, object]:
-    """Return the view of a member whose core runs, by key:
+    """Return the view of a member with a running core, by key:
 
     - `durable_index` is proven by fdatasync, also in ASYNC_FLUSH.
     - `recovered` is False while this replica may have lost promises, with the reason in
-      `recovering` (dledger/raft/recovery.py). `set_back` says whether this process has detected an
+      `recovering` (dledger/raft/recovery.py). `set_back` is true if this process has detected an
       older store (rollback_detection.py), recovered since or not.
     - Each peer has `match`, `next`, `state`, `recovered`, `room` (whether its disk has space) and
       `behind_bytes` (of the part of the log that is still here), all None on a node that does not
@@ -33,8 +33,8 @@ def status_of(
     - `healing` has `repairing`, `damaged`, `damaged_count`, `mended`, `scrub`
       (dledger/repair/repairer.py) and `installing`, `behind_bytes` (dledger/snapshot/transfer.py).
     - `preferred` is the preferred leader, if any.
-    - `election_backoff` is the factor on the configured election time-outs, `election_halved` says
-      whether they are halved (dledger/raft/election_timeout.py)."""
+    - `election_backoff` is the factor on the configured election time-outs, `election_halved` is
+      true while they are halved (dledger/raft/election_timeout.py)."""
     core, log = pump.core, pump.log
     state, reason = pump.disk.reported(paces.reason if paces.disk_is_slow else "")
     configurations = core.membership.configurations
@@ -108,8 +108,7 @@ def repairing_status(
     failure: str | None,
     healing: dict[str, object],
 ) -> dict[str, object]:
-    """Return the view of a member whose core does not run yet, because its log is being
-    recovered."""
+    """Return the view of a member during the recovery of its log."""
     return {
         "node_id": config.node_id,
         "group": config.group,

@@ -33,7 +33,7 @@ log = logging.getLogger("raftmq.dledger.node.node")
 OVERDUE_MS = 10  # between checks of a core that cannot act on a passed deadline yet
 LATE = 1.2  # times a heartbeat's period, after which a heartbeat is late
 LOOKS = 0.8  # of a clock step between checks then, so that a late check loses no time
-SLOW_SYNC_MS = 20  # an fdatasync that takes longer holds the scrubber back
+SLOW_SYNC_MS = 20  # a longer fdatasync holds the scrubber back
 HOUSEKEEPING_MS = 500
 HEALING_MS = 50  # between ticks of a healer or installer with work
 

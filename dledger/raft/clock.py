@@ -1,12 +1,12 @@
-"""A stall-aware clock, for a replica whose process may not get to run.
+"""A stall-aware clock, for a replica with a process that may not get to run.
 
 A process without a processor, or with a blocked loop, receives nothing, although the messages are
-in its sockets. If such a time counted as silence, the replica would give up a leader whose
-heartbeats have arrived. So the core's clock advances by at most `step_ms_max` from one turn of the
-loop to the next, however long the turn took. Between two turns everything that had arrived was
-read. A time-out takes at least time-out / step_ms_max turns.
+in its sockets. If such a time counted as silence, the replica would give up a leader in spite of
+its heartbeats. So the core's clock advances by at most `step_ms_max` from one turn of the loop to
+the next, however long the turn took. Between two turns everything that had arrived was read. A
+time-out spans at least time-out / step_ms_max turns.
 
-The clock never goes back, and runs like its source clock while no turn takes too long. It judges
+The clock never goes back, and runs like its source clock while no turn is too long. It judges
 silence and progress only, never promises in real time.
 """
 

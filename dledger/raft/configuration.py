@@ -7,7 +7,7 @@ most a single voter, so majorities of successive configurations overlap. No chan
 the same address. membership.py has the other rules for changes.
 
 The founding configuration is broker.conf's, counts as index 0, and is in no frame. The founders'
-addresses in a replica's own broker.conf take precedence (each replica may use a different route)
+addresses in a replica's own broker.conf have precedence (each replica may use a different route)
 until a change moves them. dledger/node/peer_addresses.py uses broker.conf's addresses for further
 dials. A broker id is never reused.
 
@@ -80,7 +80,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member of a group. For a `founder`, an address in a replica's own broker.conf takes
+    """A member of a group. For a `founder`, an address in a replica's own broker.conf has
     precedence over `address`."""
 
     node_id: NodeId

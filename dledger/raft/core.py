@@ -102,9 +102,9 @@ class RaftCore:
     def step(self, message: Message, now_ms: float) -> None:
         """Handle a message from a peer. Messages to other nodes and strangers' answers are dropped.
 
-        Strangers' requests are accepted, because a leader or candidate may be a member that this
-        replica does not know yet (thesis 4.1). PreVote, and live leaders, keep removed members from
-        disturbing. A stranger cannot order an election (TimeoutNow).
+        Strangers' requests are accepted, because a leader or candidate may be a new member (thesis
+        4.1). PreVote, and live leaders, keep removed members from disturbing. A stranger cannot
+        order an election (TimeoutNow).
 
         Raises MessageRefused for a message that breaks Raft's rules; only its term was acted on.
         Raises OtherHistory if the message shows that the sender's log is another group's."""
@@ -216,7 +216,7 @@ class RaftCore:
 
     def step_down(self, reason: str) -> None:
         """Stop leading, because the disk fails or stalls, or because this replica was removed, and
-        ask the follower with most acknowledged frames to take over at once. No effect on other
+        ask the follower with most acknowledged frames to campaign at once. No effect on other
         replicas."""
         if self._leading is not None:
             successor = self._leading.tracker.successor()
@@ -299,7 +299,7 @@ class RaftCore:
 
     def configuration_after(self, change: Change, there: bool = False) -> Configuration:
         """Return the configuration that makes this change; propose it at once in a CONFIGURATION
-        frame. `there` says that a moved member answers at its new address. Raises NotLeader, Busy,
+        frame. `there` is true if a moved member answers at its new address. Raises NotLeader, Busy,
         ChangeRefused."""
         return self._lead().configuration_after(change, self._now_ms, there)
 

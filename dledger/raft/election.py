@@ -252,7 +252,7 @@ class Election:
             transfer = request.transfer and sender in self._membership.peers
             if self._hears_leader(now_ms) and not transfer:
                 # Thesis 4.2.3: a candidate without contact to the leader does not depose it. Nor
-                # does a stranger, because a leader's voters know the leader.
+                # does a stranger, because a leader's voters have its address.
                 self._answer(request, False)
                 return
             if self.leader is not None and not transfer:

@@ -3,9 +3,9 @@
 Each time-out is drawn between the configured bounds and multiplied by the election back-off or, in
 calm times, halved. Times are the core's, in milliseconds.
 
-**Back-off.** Raft 5.6 requires that messages take far less time than an election time-out. A
-starved machine breaks that. With fixed time-outs every leader is given up while its heartbeats are
-in flight, and each candidacy while its votes are. So the configured time-outs are multiplied by
+**Back-off.** Raft 5.6 requires that messages are far faster than an election time-out. A starved
+machine breaks that. With fixed time-outs every leader is given up while its heartbeats are in
+flight, and each candidacy while its votes are. So the configured time-outs are multiplied by
 `factor`, as in failure detectors that learn from false suspicions (Chandra and Toueg 1996, on
 partial synchrony): 1 at first, and doubled by each mistake but the first, up to FACTOR_MAX.
 
@@ -31,8 +31,8 @@ replica earns the halves, and loses them at the first sign that they are too sho
 - Such a silence, the loss of the leader, or a mistake ends them. A mistake also doubles the calm
   time that is required from then on, up to WAIT_FACTOR_MAX times.
 
-A voter judges by its own time-outs whether it still hears the leader (`scale`), so a calm group
-agrees to an election early.
+A voter judges by its own time-outs whether the leader is silent (`scale`), so a calm group agrees
+to an election early.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ WAIT_FACTOR_MAX = 8
 
 @dataclass(slots=True, eq=False)
 class ElectionTimer:
-    """One replica's election timer. `closed`: the peers whose connection is known to be closed.
-    `contact_ms`: when the leader was heard last.
+    """One replica's election timer. `closed` has the peers with closed connections, `contact_ms`
+    the time of the leader's last message.
 
     Invariants: `_yielded` and `_stood_back` hold until `reset`, so each lengthens a time-out at
     most once; a peer in `given_up` is not in `closed`."""
@@ -69,7 +69,7 @@ class ElectionTimer:
     contact_ms: float = NEVER_MS
     due_ms: float = 0.0
     _yielded: bool = False  # to another's PreVote
-    _stood_back: bool = False  # for lack of disk room
+    _stood_back: bool = False  # while unwilling
 
     def __post_init__(self) -> None:
         low, high = self._config.election_ms_min, self._config.election_ms_max

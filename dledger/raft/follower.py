@@ -243,8 +243,8 @@ class Following:
     # -- heartbeats -------------------------------------------------------------------------
 
     def take_heartbeat(self, heartbeat: Heartbeat, is_willing: bool, takes_frames: bool) -> None:
-        """Follow the current term's leader. `is_willing` says whether this replica is willing to
-        lead, `takes_frames` whether its disk has space for the next frame."""
+        """Follow the current term's leader. `is_willing` is false on an unwilling replica,
+        `takes_frames` while its disk has no space for the next frame."""
         # The leader sends at most the known match. But a recovering replica may hold less, or other
         # frames, than it reported before.
         limit = self._log.index.last_index if self._ballot.recovered else self._verified_index

@@ -1,10 +1,10 @@
 """The leader's replication (Raft 5.3, 5.4.2), reads (thesis 6.4) and transfer (3.10).
 
-A `Leading` exists for a single leadership, with everything that it knows of followers, reads and a
-transfer. The leader writes and sends in parallel; its own copy counts only once it is durable.
-Frames of an earlier term are committed through a frame of its own term (Raft 5.4.2, figure 8): the
-no-op that opens the term. Limits: bytes and messages in flight per peer, uncommitted bytes, waiting
-reads, bytes per second for followers that are far behind (append_throttle.py).
+A `Leading` exists for a single leadership, with its state of followers, reads and a transfer. The
+leader writes and sends in parallel; its own copy counts only once it is durable. Frames of an
+earlier term are committed through a frame of its own term (Raft 5.4.2, figure 8): the no-op that
+opens the term. Limits: bytes and messages in flight per peer, uncommitted bytes, waiting reads,
+bytes per second for followers that are far behind (append_throttle.py).
 
 A method that returns a non-empty string asks its caller to step down for that reason.
 """
@@ -43,7 +43,7 @@ from .tracker import Tracker
 
 @dataclass(slots=True, eq=False)
 class Leading:
-    """A leadership. `ready` says that its no-op is committed, `wants_noop` that a no-op must be
+    """A leadership. `ready` is true once its no-op is committed, `wants_noop` while a no-op must be
     proposed next. `round` is the last heartbeat round."""
 
     _node_id: NodeId
@@ -156,7 +156,7 @@ class Leading:
                 self.configure(now_ms)
 
     def configuration_after(self, change: Change, now_ms: float, there: bool) -> Configuration:
-        """Return the configuration to propose for `change`. `there` says that a moved member
+        """Return the configuration to propose for `change`. `there` is true if a moved member
         answers at its new address (membership.py). Raises Busy, ChangeRefused."""
         self.transfer.check_none()
         if not self.ready or self.wants_noop:
@@ -412,7 +412,7 @@ class Leading:
             progress.regressed(min(response.last_index, self._log.index.last_index))
 
     def _try_stranded(self, progress: Progress, last_index: int) -> None:
-        """Probe a stranded follower whose log is now long enough to meet ours. If its frames
+        """Probe a stranded follower once its log is long enough to meet ours. If its frames
         conflict, the probe marks it stranded again, and there is no retry before its log changes
         (snapshot_install.py)."""
         if progress.tried_last == last_index:

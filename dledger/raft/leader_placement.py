@@ -6,19 +6,18 @@ keep it from making service worse:
 
 - for `steady_ms` without a break, the preferred replica was recovered, connected and caught up, and
   nothing was under way in the group (membership change, snapshot install, a replica that stops);
-- leadership goes to it at most `moves_per_minute_max` times per minute, whoever started the
-  transfers;
+- leadership goes to it at most `moves_per_minute_max` times per minute, in all kinds of transfers;
 - a failed transfer, or a leadership that does not last `settled_ms`, doubles the wait before the
   next transfer, up to `back_off_ms_max`. A leadership that lasts resets the wait.
 
-Followers check too, so the next leader knows how the last transfers went. A replica that has just
-started waits `steady_ms`.
+Followers check too, so the next leader has the results of the last transfers. A replica that has
+just started waits `steady_ms`.
 
 **Unwilling leader**. A replica is unwilling while its disk is full or slow, or its clock is wrong.
-Followers report that in their answers to heartbeats (follower.py), as a lack of disk space whatever
-the reason is. `SuccessorSearch.check` is called a few times per second:
+Followers report that in their answers to heartbeats (follower.py), always as missing disk space.
+`SuccessorSearch.check` is called a few times per second:
 
-- leadership goes to a willing replica that can take over at once, the longest log first;
+- leadership goes to a willing replica that is able at once, the longest log first;
 - the same replica is chosen again only after a back-off, which doubles each time, so failing
   transfers and replicas that cannot keep leadership are not repeated forever;
 - `successor_expected` keeps sends accepted while some replica may be willing, for EXPECTED_MS at
@@ -26,7 +25,7 @@ the reason is. `SuccessorSearch.check` is called a few times per second:
 
 Without a willing replica leadership stays. A replica remains unwilling until its disk is well below
 the mark at which it was full (broker.disk_space), and a slow replica for a while (pace.py), so two
-of them never take turns.
+of them never alternate.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class PreferredLeader:
     _last_leader: NodeId | None = field(default=None, init=False)  # the last leader seen
     _leader_since_ms: float = field(default=0.0, init=False)
     _ready_since_ms: float | None = field(default=None, init=False)
-    _tried_term: int = field(default=0, init=False)  # of a hand-over whose outcome is open; 0: none
+    _tried_term: int = field(default=0, init=False)  # of a transfer under way; 0: none
     _failures: int = field(default=0, init=False)  # in a row
     _wait_until_ms: float = field(default=0.0, init=False)
     _moves: deque[float] = field(init=False)
@@ -194,9 +193,9 @@ class SuccessorSearch:
     ) -> NodeId | None:
         """Return the replica to transfer leadership to now, else None.
 
-        `unwilling` says that this replica leads and is not willing. `willing` lists replicas that
-        may be willing, `able` those of them that can take over at once, the best first. A caller
-        that gets a name starts the transfer before its next call."""
+        `unwilling` is true if this replica leads and is not willing. `willing` lists replicas that
+        may be willing, `able` those of them that could lead at once, the best first. A caller that
+        gets a name starts the transfer before its next call."""
         if not unwilling:
             self._since_ms, self.successor_expected = None, False
             return None

@@ -167,7 +167,7 @@ class LogIndex:
         return self.position_of(index) + self.size_of(index)
 
     def last_within(self, first: int, bytes_max: int) -> int:
-        """Return the last index of a run from `first` on that takes at most `bytes_max`; at least
+        """Return the last index of a run from `first` on of at most `bytes_max`; at least
         `first`."""
         return max(first, self.last_ending_by(self.position_of(first) + bytes_max))
 

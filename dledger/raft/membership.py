@@ -3,13 +3,16 @@
 Changes are made one at a time (thesis chapter 4). A leader refuses a change (leader.py)
 
 - while the previous change is not committed, because configurations two steps apart may have
-disjoint majorities; - before a frame of the leader's own term is committed, because another
-leader's uncommitted change may still win (the flaw found in 2015); - if too few voters of the
-resulting configuration are recovered and answer on the open links, because the change would not be
-committed, and would stop the group. A voter that is moved does not count, since the move closes its
-link and the new address may be wrong. It counts if its link already leads to the new address, if it
-is the leader, which listens there, and if it is the only voter; - a promotion, until the learner is
-recovered, answers, and is at most `learner_lag_bytes_max` behind.
+  disjoint majorities;
+- before a frame of the leader's own term is committed, because another leader's uncommitted change
+  may still win (the flaw found in 2015);
+- if too few voters of the resulting configuration are recovered and answer on the open links,
+  because the change would not be committed, and would stop the group. A voter that is moved does
+  not count, since the move closes its link and the new address may be wrong. It counts if its link
+  already leads to the new address, if it is the leader, which listens there, and if it is the only
+  voter;
+- a promotion, until the learner is recovered, answers, and is at most `learner_lag_bytes_max`
+  behind.
 
 So any voter can be moved while a majority answers without it. Of two voters none can be moved
 before the leader reaches it at the new address (dledger/node/peer_addresses.py). Without a leader
@@ -101,8 +104,8 @@ class Membership:
         return True
 
     def may_campaign(self, recovered: bool) -> bool:
-        """Return True for voters, and for a replica whose removal is not committed yet. It may be
-        the only replica that can commit it (thesis 4.2.2), and does not count its own vote. Return
+        """Return True for voters, and for a replica before the commit of its removal. It may be the
+        only replica that can commit it (thesis 4.2.2), and does not count its own vote. Return
         False for a replica that receives the log from its start on an empty disk, because it meets
         past configurations."""
         if not recovered and self.configurations.index and not self._vouched:

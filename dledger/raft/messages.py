@@ -21,7 +21,7 @@ NodeId = str
 # second reach it, so a message with a higher term is wrong, and following it would leave no term
 # for an election.
 TERM_MAX = (1 << 48) - 1
-# Limit of indexes, offsets, rounds and request numbers, whose sums fit 64 bits.
+# Limit of indexes, offsets, rounds and request numbers, so that sums fit 64 bits.
 NUMBER_MAX = (1 << 62) - 1
 
 

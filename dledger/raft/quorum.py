@@ -19,7 +19,7 @@ def majority(count: int) -> int:
 
 def witnesses(count: int, votes: bool) -> int:
     """Return how many recovered voters of `count`, besides the replica itself, must hold a frame to
-    prove that a replica without memory has caught up. It is a majority. `votes` says whether the
+    prove that a replica without memory has caught up. It is a majority. `votes` is true if the
     replica votes.
 
     For a voter of two it is the other voter, because there the guarantee allows no loss. For a

@@ -1,4 +1,4 @@
-"""ReadIndex (thesis 6.4): reads that wait until a leader knows that it still led when they arrived.
+"""ReadIndex (thesis 6.4): reads that wait for proof that the leader still led when they arrived.
 
 A read is confirmed by the first heartbeat round that starts after it; all reads between two rounds
 form a batch. Reads before the commit of a frame of the leader's own term wait for that commit,

@@ -92,7 +92,7 @@ is alone.)
 So only the first start of a group needs all replicas. A group of one founds by itself. While one
 replica of a group of two recovers, only both together can elect.
 
-tests/model has these rules as a model whose states are searched exhaustively (docs/model.md).
+tests/model searches the states of these rules exhaustively (docs/model.md).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Recovery:
     provisional: bool
 
     def meet(self, progress: Progress, recovering: int, last_index: int) -> bool:
-        """Start the recovery of an unknown incarnation, whose log ends at `last_index`, and forget
+        """Start the recovery of an unknown incarnation with a log up to `last_index`, and forget
         earlier reports of its node. Return whether a barrier must be proposed as the next frame."""
         end = self._log.index.last_index
         if progress.recovering is not None or progress.match_index:
@@ -177,8 +177,8 @@ class Recovery:
         return False, self._certified(followers)
 
     def _may_certify(self, barrier_index: int, reached_index: int, votes: bool) -> bool:
-        """Return whether a replica with all frames up to `reached_index` has caught up. `votes`
-        says whether it is a voter."""
+        """Return whether a replica with all frames up to `reached_index` has caught up. `votes` is
+        true for a voter."""
         return reached_index >= barrier_index and (
             self._holders(barrier_index) >= self._witnesses(votes)
         )

@@ -5,24 +5,25 @@ everything before it (log matching, Raft 5.3). So bytes from a peer may replace 
 it is proven that they are *those* frames:
 
 - The term of the damaged frame is known, from its intact header or an earlier read. Then any peer's
-frame of that index and term will do, committed or not. - Its term is unknown, but the frame before
-it is the same here and there, and a further condition holds. Either the peer's frame is committed;
-or the intact frame *behind* the damage is, by index and term, the next frame in the peer's log, or
-has the term of the peer's last frame in between; or the peer leads in a term T no lower than any
-term of this replica (`StartRepair`'s `term`, from the vote file). In the last case everything that
-this replica acknowledged in T is in the peer's log, and earlier acknowledged frames are there or
-never committed (Raft 5.4.3). So that log replaces this log from the damage on, as an AppendRequest
-does, and the rest is truncated (`Patch.last`). This rule prevents a deadlock of a leader that needs
-this replica to commit, because another replica recovers, and a repair that waits for the commit.
+  frame of that index and term will do, committed or not.
+- Its term is unknown, but the frame before it is the same here and there, and a further condition
+  holds. Either the peer's frame is committed; or the intact frame *behind* the damage is, by index
+  and term, the next frame in the peer's log, or has the term of the peer's last frame in between;
+  or the peer leads in a term T no lower than any term of this replica (`StartRepair`'s `term`, from
+  the vote file). In the last case everything that this replica acknowledged in T is in the peer's
+  log, and earlier acknowledged frames are there or never committed (Raft 5.4.3). So that log
+  replaces this log from the damage on, as an AppendRequest does, and the rest is truncated
+  (`Patch.last`). This rule prevents a deadlock of a leader that needs this replica to commit,
+  because another replica recovers, and a repair that waits for the commit.
 
 Committed frames prove nothing about the frames behind them here, because frames of an unrelated
 leader may fit by position, index and rising term. A frame that is not proven to follow a patch
 counts as damaged in its turn (`Patch.proven`).
 
-`StartRepair` repairs a log before its replica takes part; `FrameRepair` repairs single known frames
-while it does. Both ask through an `Asker`: every peer, then the peer that had something, and every
-peer again at growing intervals. Received frames are checked here (both checksums, position, index,
-term); the driver writes and syncs them before anything builds upon them.
+`StartRepair` repairs a log before its replica participates; `FrameRepair` repairs single known
+frames while it does. Both ask through an `Asker`: every peer, then the peer that had something, and
+every peer again at growing intervals. Received frames are checked here (both checksums, position,
+index, term); the driver writes and syncs them before anything builds upon them.
 
 **Giving up.** A ready leader has every committed frame. If it has no frame there, or a different
 frame, or retention deleted it, then the frames behind the damage cannot be trusted and come from
@@ -76,7 +77,7 @@ class Standing(IntEnum):
     RECOVERED = 0
     LEADS = 1  # a ready leader, which has committed all committed frames
     RECOVERING = 2  # recovering, without a vote that counts
-    REPAIRS = 3  # does not take part
+    REPAIRS = 3  # does not participate
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class RepairResponse:
 
 
 def standing_of(role: Role, leader_ready: bool, recovered: bool) -> Standing:
-    """Return the standing of a replica whose core runs."""
+    """Return the standing of a replica with a running core."""
     if role is Role.LEADER and leader_ready:
         return Standing.LEADS
     return Standing.RECOVERED if recovered else Standing.RECOVERING
@@ -214,9 +215,8 @@ class RepairTiming:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Verdict: write these frames. `proven` says that the intact frames behind them belong there.
-    `last` says that nothing belongs behind them and the rest may be truncated; `frames` may then be
-    empty."""
+    """Verdict: write these frames. With `proven` the intact frames behind them belong there. With
+    `last` nothing belongs behind them and the rest may be truncated; `frames` may then be empty."""
 
     frames: tuple[Frame, ...]
     proven: bool
@@ -397,7 +397,7 @@ class Asker:
 
 
 class StartRepair:
-    """Repairs a log before its replica takes part.
+    """Repairs a log before its replica participates.
 
     Call `begin` at each damaged place, `step` for each answer, and `tick` over time. Send the
     `asker`'s requests after each of these."""
@@ -423,7 +423,7 @@ class StartRepair:
         """Ask again if it is time to."""
         asker = self.asker
         if now_ms >= asker.due_ms and not asker.unanimous:
-            self._hopeless_since_ms = None  # a peer that does not answer may know more
+            self._hopeless_since_ms = None  # a silent peer may have more
         asker.tick(now_ms)
 
     def step(self, response: RepairResponse, now_ms: float) -> Patch | GiveUp | None:

@@ -12,7 +12,7 @@ from .ready import Outbox
 
 
 class Ballot:
-    """The promises of a replica. `recovered` says that none are forgotten (recovery.py).
+    """The promises of a replica. `recovered` is true if none are forgotten (recovery.py).
     `incarnation` is positive, and new for this node at each start and each loss of promises."""
 
     __slots__ = ("_outbox", "_voted_incarnation", "incarnation", "recovered", "term", "voted_for")

@@ -106,7 +106,7 @@ class Tracker:
 
     def full(self, votes: bool, now_ms: float) -> list[NodeId]:
         """Return the followers with full disks if too few voters accept frames because of them,
-        else []. Silent followers count as neither. `votes` says whether the leader votes."""
+        else []. Silent followers count as neither. `votes` is true if the leader votes."""
         full = [progress.peer for progress in self.voting if progress.full]
         able = sum(
             not progress.full and progress.heard_ms > now_ms - self._config.election_ms_max
@@ -115,7 +115,7 @@ class Tracker:
         return full if votes + able < majority(votes + len(self.voting)) else []
 
     def successor(self) -> NodeId | None:
-        """Return the follower that should take over, preferably willing, with most of the log."""
+        """Return the best successor, preferably willing, with most of the log."""
         best = max(
             self.voting,
             key=lambda p: (not p.recovering, not p.no_room, p.match_index),

@@ -14,7 +14,7 @@
 3. `done` removes the marker when all of that is durable.
 
 `begin_log` leaves a log without segments that starts at P. Retention's note has (F, the term of F -
-1, P), and the checkpoint says that the log was durable and dispatched up to P. Term and vote
+1, P), and the checkpoint marks the log as durable and dispatched up to P. Term and vote
 (raft/hardstate) stay.
 
 If the marker is damaged, the state beside it may be incomplete, and all of it is removed
@@ -79,8 +79,8 @@ def read(disk: Disk, directory: str) -> GroupSnapshot:
 def begin_log(
     disk: Disk, directory: str, snapshot: GroupSnapshot, commitlog: str, checkpoint: str
 ) -> None:
-    """Make an empty log that starts where the group snapshot says. Durable on return; may be
-    repeated. `commitlog` is its directory, `checkpoint` that file. Blocking. Raises OSError."""
+    """Make an empty log with the start of the group snapshot. Durable on return; may be repeated.
+    `commitlog` is its directory, `checkpoint` that file. Blocking. Raises OSError."""
     _remove_files(disk, commitlog)
     first, previous_term = snapshot.first_index, snapshot.previous_term
     _save(disk, f"{directory}/trim", trim_note(first, previous_term, snapshot.position))

@@ -114,7 +114,7 @@ class Installer:
         self._receiver = Receiver(config.node_id, config.install)
         self._work: asyncio.Future[None] | None = None
         self._again: asyncio.TimerHandle | None = None  # noting, when a shortage is to be over
-        self._leader_end = 0  # of the leader's log, as offers say
+        self._leader_end = 0  # of the leader's log, by its offers
         self._installing = False
 
     async def stop(self) -> None:

@@ -9,10 +9,10 @@ is also kept in a `SlotFile`, saved before retention may pass its frame:
 
 The founding configuration of broker.conf is in force until the first change. It is saved at a
 replica's first start, as that of frame 0. From its first frame on broker.conf must name the same
-members, because with fewer members a replica would take a minority for a majority. Old stores
-without a file trust broker.conf once. Configurations of frames behind `index` are read from the
-log. A damaged file is rebuilt from a log that still has its start; any other log does not have the
-group's members, which must not be guessed.
+members, because with fewer members a minority would count as a majority. Old stores without a file
+trust broker.conf once. Configurations of frames behind `index` are read from the log. A damaged
+file is rebuilt from a log that still has its start; any other log does not have the group's
+members, which must not be guessed.
 """
 
 from __future__ import annotations

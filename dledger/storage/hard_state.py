@@ -67,7 +67,7 @@ class HardStateFile:
         self._slots = SlotFile(disk, path)
         self._path = path
         self.is_new = False  # set by `load`: there was no file
-        self.owner = Owner()  # set by `load`: of the file; later saves note what stands here
+        self.owner = Owner()  # owner of the file after `load`; written by later saves
 
     def load(self) -> HardState:
         """Return the last saved state. Without a file it has term 0 and no vote, and is not

@@ -151,7 +151,7 @@ class RaftLog:
         """Write these frames durably where the damage starts, and continue to recover, as `recover`
         does.
 
-        `proven` says that the intact frames behind them follow them, `last` that nothing follows.
+        With `proven` the intact frames behind them follow them, with `last` nothing follows.
         Blocking."""
         assert self._recovery is not None
         self._recovery.patch(frames, proven, last)
@@ -404,7 +404,7 @@ class RaftLog:
         return self.commitlog.allocate(HEADER_SIZE_BYTES + payload_length)
 
     def append(self, frames: Sequence[Frame]) -> None:
-        """Write frames at their positions, into the page cache. Contiguous frames take a single
+        """Write frames at their positions, into the page cache. Contiguous frames need a single
         call, so a replica that is behind does not wait for a slow disk once per frame. After an
         OSError the state of the file is unknown, and the node must stop."""
         index, cache = self.index, self._cache

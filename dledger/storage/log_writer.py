@@ -1,4 +1,4 @@
-"""Writes frames into the log, and holds frames that cannot be written for lack of resources.
+"""Writes frames into the log, and holds frames during a shortage of resources.
 
 On a full disk the allocation of a segment fails, and without a free descriptor its opening. No byte
 of the frame is written then, and the log is unchanged. After such a shortage

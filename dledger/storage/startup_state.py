@@ -3,14 +3,16 @@
 A replica's promises are its votes (the vote file) and its acknowledgements (the log). It starts
 recovering (dledger/raft/recovery.py) unless it certainly has them all:
 
-1. There is no vote file, as at a first start, after a restored backup or a lost disk. 2. The vote
-file is damaged, or belongs to another replica (hard_state.py), or is that of a recovered replica
-although the log is empty. 3. The previous process acknowledged frames before they were durable
-(ASYNC_FLUSH), did not stop cleanly, and the machine was restarted since: `Disk.boot_id` differs
-from the noted id. A killed process loses nothing, and under SYNC_FLUSH neither does a power cut. 4.
-`give_up` was called, because durable frames are gone. 5. It was recovering when it stopped, or its
-store was adopted since (broker/startup_claim.py). 6. The note for 3 is damaged, or of a different
-version, so the previous flush policy is unknown. Without a note, this process's own policy applies.
+1. There is no vote file, as at a first start, after a restored backup or a lost disk.
+2. The vote file is damaged, or belongs to another replica (hard_state.py), or is that of a
+   recovered replica although the log is empty.
+3. The previous process acknowledged frames before they were durable (ASYNC_FLUSH), did not stop
+   cleanly, and the machine was restarted since: `Disk.boot_id` differs from the noted id. A killed
+   process loses nothing, and under SYNC_FLUSH neither does a power cut.
+4. `give_up` was called, because durable frames are gone.
+5. It was recovering when it stopped, or its store was adopted since (broker/startup_claim.py).
+6. The note for 3 is damaged, or of a different version, so the previous flush policy is unknown.
+   Without a note, this process's own policy applies.
 
 It may also learn later, from a peer, that its store is older than its promises
 (dledger/node/rollback_detection.py).

@@ -5,16 +5,17 @@ Their logs must never meet. A group's id, 16 random bytes, is in its log. The ap
 it and reports the applied id (`applied`). This replica also keeps it in the file `group` (a
 SlotFile), because links start with it, before the log is known. The rules for two replicas:
 
-- If both have an id, and the ids differ, both close the connection. - If an id is missing, they
-exchange messages. A replica with frames learns its id from its log. If a link was made before that,
-the id is announced over it, and the first rule applies. - If both have the same id, but different
-frames of the same index and term (dledger.raft.follower), the replica that detects it closes both
-connections, and accepts none for PARTED_MS. So the replicas that agree elect a leader without it. -
-If this replica has none and its log is empty, it joins the group of the first replica with an id
-that it *dials*. The id is durable before any message passes, so it never accepts frames of two
-groups. A peer with an id that dials it has to wait until then, so that a stray replica with a wrong
-address does not decide. (A peer that was dialled before it had an id is dialled again when it dials
-in with an id. A replica without peers to dial trusts whichever peer dials it.)
+- If both have an id, and the ids differ, both close the connection.
+- If an id is missing, they exchange messages. A replica with frames learns its id from its log. If
+  a link was made before that, the id is announced over it, and the first rule applies.
+- If both have the same id, but different frames of the same index and term (dledger.raft.follower),
+  the replica that detects it closes both connections, and accepts none for PARTED_MS. So the
+  replicas that agree elect a leader without it.
+- If this replica has none and its log is empty, it joins the group of the first replica with an id
+  that it *dials*. The id is durable before any message passes, so it never accepts frames of two
+  groups. A peer with an id that dials it has to wait until then, so that a stray replica with a
+  wrong address does not decide. (A peer that was dialled before it had an id is dialled again when
+  it dials in with an id. A replica without peers to dial trusts whichever peer dials it.)
 
 A damaged file counts as no id; the log supplies it again. An applied id that differs from the
 file's (frames of a restored log, from before the restoration) changes nothing here.

@@ -88,7 +88,7 @@ class Incoming:
 
     def refusal(self, hello: Hello, transport: asyncio.BaseTransport) -> str:
         """Return the reason to refuse a dialler, or "". A stranger is admitted with `strangers`,
-        because it may be a member that this node does not know yet (RaftCore.step)."""
+        because it may be a new member (RaftCore.step)."""
         group, node_id = self._local.group, self._local.node_id
         if hello.group != group:
             return f"this is group {group}, not {hello.group}"
@@ -110,7 +110,7 @@ class Incoming:
         return "too many strangers are connected" if len(strangers) >= STRANGERS_MAX else ""
 
     def refused(self) -> None:
-        """Count a connection that is closed because of its data, or for lack of data."""
+        """Count a connection that is closed because of its data, or without data."""
         self.refusals += 1
 
     def opened(self, connection: Accepted) -> bool:

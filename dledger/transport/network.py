@@ -76,8 +76,8 @@ def ip_of(transport: asyncio.BaseTransport | None) -> str:
 def tune(transport: asyncio.Transport, unacknowledged_ms_max: int) -> None:
     """Disable Nagle, and let TCP give up on a silent peer within seconds.
 
-    After a partition TCP retries by its own back-off (up to minutes); a new connection takes
-    milliseconds."""
+    After a partition TCP retries by its own back-off (up to minutes); a new connection is there
+    within milliseconds."""
     raw = transport.get_extra_info("socket")
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     Keepalive(idle_s=2, interval_s=1, probes=3, unacknowledged_ms_max=unacknowledged_ms_max).apply(

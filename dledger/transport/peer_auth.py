@@ -23,7 +23,7 @@ Unauthenticated connections are bounded in time, and in number. Beyond HANDSHAKI
 closed. Neither the secret nor bytes from a stranger are logged.
 
 The proof does not protect the data that follows. After the proof an attacker with access to the
-packets can read them, or take over the connection. TLS protects against that.
+packets can read them, or hijack the connection. TLS protects against that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .network import Factory, Network, other_end
 log = logging.getLogger("raftmq.dledger.transport.peer_auth")
 
 HANDSHAKING_MAX = 64
-HANDSHAKE_TIMEOUT_S = 3.0  # a dial with TLS takes no longer (broker.replication.engine)
+HANDSHAKE_TIMEOUT_S = 3.0  # the limit of a dial with TLS (broker.replication.engine)
 VERSION = 1
 RANDOM_SIZE_BYTES = 32
 PROOF_SIZE_BYTES = 32
@@ -327,7 +327,7 @@ class GuardedListening:
 
     async def wait_closed(self) -> None:
         await self._listening.wait_closed()
-        self._gate.close()  # what was accepted just before, too
+        self._gate.close()  # also connections accepted just before
 
 
 class _Handshakes:

@@ -63,7 +63,7 @@ class Held:
     index: int
 
     def exceeds(self, term: int, index: int) -> bool:
-        """Return whether a replica in `term`, whose log ends at `index`, has lost something."""
+        """Return whether a replica in `term` with a log up to `index` has lost something."""
         return term < self.term or index < self.index
 
     def replaces(self, old: Held | None) -> bool:

@@ -86,8 +86,8 @@ from .peer_info_message import (
     encode_body,
 )
 
-VERSION = 1  # the highest that this program speaks
-VERSION_MIN = 1  # the lowest that this program speaks
+VERSION = 1  # the highest that this program supports
+VERSION_MIN = 1  # the lowest that this program supports
 MESSAGE_VERSION = 1  # in each message, the last version that changed a message
 # Twice the largest frame, for the other frames of a request.
 MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
@@ -447,7 +447,7 @@ class Hello:
     group: str
     sender: NodeId
     receiver: NodeId
-    version: int = VERSION  # the highest that the dialler speaks
+    version: int = VERSION  # the dialler's highest
 
 
 @dataclass(frozen=True, slots=True)

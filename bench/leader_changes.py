@@ -5,7 +5,7 @@ acknowledgements around each change, failed sends, and messages lost or stored t
 
 A freeze closes no connection. A send that the frozen leader received has an unknown outcome, so
 the producer repeats it, and it may be stored twice. Before a freeze the group is left alone until
-its election time-outs are halved (dledger/raft/election_halving.py) or CALM_TIMEOUT_S have passed.
+its election time-outs are halved (dledger/raft/election_timeout.py) or CALM_TIMEOUT_S have passed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SETTLE_S = 0.3  # of load before a change and after it
 DRAIN_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 FREEZE_S = 2.0  # longer than an election without back-off
-CALM_TIMEOUT_S = 60.0  # longer than WAIT_FACTOR_MAX (dledger/raft/election_halving.py) times 6 s
+CALM_TIMEOUT_S = 60.0  # longer than WAIT_FACTOR_MAX (dledger/raft/election_timeout.py) times 6 s
 DECIDED_S = 3.5  # longer than a send's time-out
 
 

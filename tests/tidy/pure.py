@@ -4,6 +4,13 @@ They must stay pure: bytes, messages and ticks in, decisions out.
 """
 
 PURE_MODULES = {
+    "dledger/node": "refusals",
+    "dledger/raft": (
+        "append_throttle clock config configuration core election election_timeout errors "
+        "follower leader leader_placement log_index membership messages pace progress quorum "
+        "raft_log read_index ready recovery repair snapshot_install term_and_vote tracker"
+    ),
+    "dledger/transport": "peer_info_message wire",
     "mqadmin": "command commands durations message_format",
     "namesrv/http": "cluster_token differences directory event_cache failovers inputs "
     "merging node_roles seen topic_kinds tracing views",

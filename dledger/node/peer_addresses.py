@@ -7,7 +7,7 @@ durable.
 
 A replica that was away may meet an unknown leader, because it missed the frame by which that leader
 joined. It can get that frame only if it answers the leader on a link that it dials. So every
-dialler reports its address (peer_info_message.py), and is dialled back.
+dialler reports its address (dledger/transport/peer_info_message.py), and is dialled back.
 
 An address in the log may be wrong, and only a leader can correct it. So a replica without a leader
 also dials unreachable members at the addresses of its own broker.conf. They do not decide

@@ -1,8 +1,8 @@
 """Peer information that the replicas of a group exchange, and the conclusions from it.
 
-Each replica sends a PeerInfo (transport/peer_info_message.py) to its peers on a new link, when its
-expired position or the doubt about its clock changes, and every SEND_INTERVAL_MS. A peer's report
-is forgotten after KNOWN_MS without another report.
+Each replica sends a PeerInfo (dledger/transport/peer_info_message.py) to its peers on a new link,
+when its expired position or the doubt about its clock changes, and every SEND_INTERVAL_MS. A peer's
+report is forgotten after KNOWN_MS without another report.
 
 **Expiry.** Retention follows a majority. Otherwise a replica with a fast clock or a short retention
 time would delete messages that the others keep, and hide them once it leads. So a log is trimmed by
@@ -70,7 +70,7 @@ class _Peer:
     heard_ms: float = 0.0  # the last report, by the clock that never goes back
     judged_ms: float = 0.0  # the last report by which the clock was judged
     is_apart: bool = False  # its clock
-    differing: dict[str, tuple[str, str]] = field(default_factory=dict)  # key → (there, here)
+    settings_differ: dict[str, tuple[str, str]] = field(default_factory=dict)  # key → (there, here)
 
 
 class PeerInfoExchange:
@@ -146,7 +146,7 @@ class PeerInfoExchange:
         return {
             "ahead_ms": None if known is None else known.ahead_ms,
             "first_position": None if known is None else known.state.first_position,
-            "settings_differ": {} if known is None else dict(known.differing),
+            "settings_differ": {} if known is None else dict(known.settings_differ),
         }
 
     # -- expiry -----------------------------------------------------------------------------
@@ -270,19 +270,19 @@ class PeerInfoExchange:
 
     def _compare_settings(self, sender: NodeId, peer: _Peer, there: Settings) -> None:
         here = cut_settings(self._settings())
-        differing = {
+        differences = {
             key: (there[key], value)
             for key, value in here.items()
             if key in there and there[key] != value
         }
-        if differing and differing != peer.differing:
+        if differences and differences != peer.settings_differ:
             text = "; ".join(
-                f"{key} is {a!r} there, {b!r} here" for key, (a, b) in differing.items()
+                f"{key} is {a!r} there, {b!r} here" for key, (a, b) in differences.items()
             )
             log.warning("settings_differ peer=%s %s", sender, text, extra=FROM_PEER)
-        elif peer.differing and not differing:
+        elif peer.settings_differ and not differences:
             log.info("settings_agree peer=%s", sender, extra=FROM_PEER)
-        peer.differing = differing
+        peer.settings_differ = differences
 
     # -- committed frames -------------------------------------------------------------------
 

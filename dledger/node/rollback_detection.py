@@ -14,9 +14,9 @@ sends its notes first on each new link. In a merge the higher term wins, and wit
 higher index.
 
 A replica that receives a note about itself with more frames than it holds, or of a term that it has
-not reached, has an older store. It recovers from then on (raft/recovery.py), like a replica with an
-empty disk. That is early enough, since all requests and votes of a peer arrive over a link that
-starts with the peer's notes.
+not reached, has an older store. It recovers from then on (dledger/raft/recovery.py), like a replica
+with an empty disk. That is early enough, since all requests and votes of a peer arrive over a link
+that starts with the peer's notes.
 
 Not detected are promises after the last note was sent, and notes that only absent replicas have.
 

@@ -1,6 +1,6 @@
-"""The client room: producers, consumers and admin for RocketMQ-compatible clusters.
+"""Producers, consumers and administration for RocketMQ-compatible clusters.
 
-asyncio first; `client.sync` has blocking versions.
+The clients use asyncio; `client.sync` has blocking versions.
 """
 
 from raftmq.remoting.acl.signature import Credentials

@@ -1,8 +1,7 @@
-"""Compression of message bodies. Pure.
+"""Compression of message bodies.
 
-Bit 0 of a message's sysFlag says that its body is compressed, bits 8-10 say how; if none of these
-is set it is zlib, as producers before 5.0 wrote it. LZ4 is the frame format. Brokers never look
-inside.
+Bit 0 of a message's sysFlag marks a compressed body, bits 8-10 the algorithm; without these it is
+zlib, as before 5.0. LZ4 is the frame format. Brokers do not read bodies. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from raftmq.store.record import SYS_COMPRESSED, RecordError, StopReason
 from .errors import UnsupportedCompression
 
 COMPRESSION_MASK = 0x700
-ZSTD_STEP_BYTES = 1024  # of input; one step's output is at most 40,000 times as large
+ZSTD_STEP_BYTES = 1024  # of input; the output of a step is at most 40,000 times as large
 BODY_SIZE_BYTES_MAX = 64 * 1024 * 1024  # after decompression; guards against a zip bomb
 
 
 class CompressionType(Enum):
-    """The algorithms; values are sysFlag bits. ZLIB is what every client can read."""
+    """The algorithms, with sysFlag bits as values. Every client can read ZLIB."""
 
     LZ4 = 0x100
     ZSTD = 0x200
@@ -33,18 +32,15 @@ class CompressionType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A producer's compression settings: bodies of `from_bytes` or more (0: never), at `level`.
-
-    The level is passed to zlib, Zstandard or LZ4 as it is (0 is LZ4's fast mode).
-    """
+    """A producer's compression settings, for bodies of `from_bytes` or more (0 for never). `level`
+    is passed to zlib, Zstandard or LZ4 unchanged (0 is LZ4's fast mode)."""
 
     type: CompressionType = CompressionType.ZLIB
     from_bytes: int = 4096
     level: int = 5
 
     def apply(self, body: bytes) -> tuple[bytes, int]:
-        """Return (body to send, its sysFlag bits): the body itself and 0 if compressing does not
-        shrink it."""
+        """Return (body to send, its sysFlag bits), or (body, 0) if compression does not shrink it."""
         if not self.from_bytes or len(body) < self.from_bytes:
             return body, 0
         packed = _compress(body, self.type, self.level)
@@ -54,8 +50,8 @@ class Compression:
 
 
 def decompress(body: bytes, sys_flag: int) -> bytes:
-    """Return the body as it was before the producer compressed it. Raises UnsupportedCompression
-    for an unknown algorithm, RecordError for damage or more than 64 MiB."""
+    """Return the decompressed body. Raises UnsupportedCompression for an unknown algorithm,
+    RecordError for damage or more than 64 MiB."""
     kind = sys_flag & COMPRESSION_MASK
     try:
         if kind in (0, CompressionType.ZLIB.value):
@@ -87,7 +83,8 @@ def _compress(body: bytes, kind: CompressionType, level: int) -> bytes:
 
 
 def _from_zstd(body: bytes) -> tuple[bytes, bool]:
-    """Decompress in steps: Java's writer streams, so the frame need not state its content size."""
+    """Decompress in steps, because Java's writer streams and the frame may not state its content
+    size."""
     stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
     parts: list[bytes] = []
     size = 0

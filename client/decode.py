@@ -1,8 +1,8 @@
-"""Decodes a pull's body into messages: the consumer's hot loop.
+"""Decoding of a pull's body into messages, the consumer's hot loop.
 
 The body is a sequence of store records (layout: store.record). The usual record (V1 magic, IPv4
-hosts, complete) is read here with two struct calls; anything else goes to store.record, which knows
-every form and reports what is wrong. Properties stay bytes until they are asked for.
+hosts, complete) is read with two struct calls; store.record handles everything else and reports
+errors. Properties stay bytes until they are used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 # TOTALSIZE .. BODYLEN of a record with IPv4 hosts, 88 bytes
 _HEAD = struct.Struct(">iiIiiqqiq8sq8siqi")
 _HEAD_SIZE_BYTES = _HEAD.size
-# TOPICLEN, TOPIC and PROPERTIESLEN by TOPICLEN: (size, how to read topic field and length)
+# TOPICLEN, TOPIC and PROPERTIESLEN by TOPICLEN, as (size, struct of topic field and length)
 _TAILS = [
     (tail.size, tail.unpack_from) for tail in (struct.Struct(f">{1 + n}sh") for n in range(256))
 ]
@@ -45,12 +45,10 @@ assert _HEAD_SIZE_BYTES == 88
 def decode_messages(
     body: bytes, broker_name: str, subscribed_tags: frozenset[bytes] | None = None
 ) -> list[MessageExt]:
-    """Return every message of a pull body whose tag is wanted (None: all), bodies decompressed.
-
-    Raises RecordError for bytes that are not complete records.
-    """
+    """Return every message of a pull body with a subscribed tag (None for all), bodies
+    decompressed. Raises RecordError for incomplete records."""
     messages: list[MessageExt] = []
-    topic, topic_field = "", b"\0"  # TOPIC, and TOPICLEN with it, of the record before
+    topic, topic_field = "", b"\0"  # TOPIC, and TOPICLEN with it, of the previous record
     offset = 0
     end = len(body)
     unpack, tails, new = _HEAD.unpack_from, _TAILS, MessageExt.__new__
@@ -109,16 +107,15 @@ def decode_messages(
 
 
 def _damage(body: bytes, offset: int, detail: str) -> RecordError:
-    """Return the error for a record whose sizes or CRC are wrong; or raise that of `check_record`,
-    which knows better what is wrong with it."""
+    """Return the error for a record with wrong sizes or CRC, or raise the more exact error of
+    `check_record`."""
     check_record(body, offset)
     return RecordError(StopReason.BAD_SIZE, detail)
 
 
 def _plain(body: bytes, sys_flag: int) -> tuple[bytes, int]:
-    """Return the body decompressed, and the sysFlag without the compression bit. A body that cannot
-    be decompressed stays as it is, with the bit: that is its producer's mistake, and must not hold
-    up the messages behind it."""
+    """Return the body decompressed, and the sysFlag without the compression bit. An invalid body
+    stays as it is, with the bit, because its producer's error must not hold up later messages."""
     try:
         return decompress(body, sys_flag), sys_flag & ~SYS_COMPRESSED
     except (RecordError, UnsupportedCompression) as error:

@@ -1,9 +1,9 @@
-"""Every error the client raises, and what it says about a message.
+"""The client's errors, and their meaning for a message.
 
-`code` is the broker's response code, or one of the negative client codes that RocketMQ's own
-clients use. `retriable`: the same call may succeed later. `outcome_unknown`: the broker may or may
-not have carried out the request. A send ends in exactly one of: a SendResult (stored), SendFailed
-(certainly not stored), SendOutcomeUnknown (may be stored, at most once per attempt).
+`code` is the broker's response code, or a negative client code of RocketMQ's own clients.
+`retriable`: the same call may succeed later. `outcome_unknown`: the broker may or may not have
+executed the request. A send ends in exactly one of: a SendResult (stored), SendFailed (certainly
+not stored), SendOutcomeUnknown (may be stored, at most once per attempt).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CODE_CLOSED = -1008
 
 
 class ClientError(Exception):
-    """Base of the errors the client raises."""
+    """Base of the client's errors."""
 
     retriable = False
     outcome_unknown = False
@@ -51,7 +51,7 @@ class ClientError(Exception):
 
 
 class NoRoute(ClientError):
-    """No name server knows a readable or writable queue of the topic."""
+    """No name server has a readable or writable queue of the topic."""
 
     retriable = True
 
@@ -71,8 +71,8 @@ class NameServerUnreachable(ClientError):
 
 
 class BrokerRefused(ClientError):
-    """A broker answered a request with an error code; `remark` is its text. `outcome_unknown` is
-    set on the instance if the broker says that it does not know the outcome."""
+    """A broker answered with an error code and the text `remark`. `outcome_unknown` is set on the
+    instance if the broker reports an unknown outcome."""
 
     def __init__(self, code: int, remark: str, address: str) -> None:
         super().__init__(code, f"{address} answered: {remark or 'no remark'}")
@@ -82,10 +82,8 @@ class BrokerRefused(ClientError):
 
 
 class BrokerUnreachable(ClientError):
-    """No replica of the group took the request in time.
-
-    `outcome_unknown` is set on the instance when a request was written and not answered.
-    """
+    """No replica of the group accepted the request in time. `outcome_unknown` is set on the
+    instance if a request was written and not answered."""
 
     retriable = True
 
@@ -95,7 +93,7 @@ class BrokerUnreachable(ClientError):
 
 
 class SendError(ClientError):
-    """A send that was not acknowledged. `attempts`: how often it was written to a broker."""
+    """An unacknowledged send. `attempts` counts its writes to brokers."""
 
     def __init__(self, code: int, message: str, attempts: int) -> None:
         super().__init__(code, f"{message}, after {attempts} attempts")
@@ -111,17 +109,16 @@ class SendFailed(SendError):
 
 
 class SendOutcomeUnknown(SendError):
-    """A send of which at least one attempt may be stored; sending it again may store it twice."""
+    """A send with at least one attempt that may be stored; sending it again may store it twice."""
 
     retriable = True
     outcome_unknown = True
 
 
 class SplitFailed(ClientError):
-    """One batch of several failed. `results`: of the batches before it; `unsent`: its messages and
-    all after them. If `outcome_unknown`, the first `in_doubt` of `unsent` may be stored; the rest
-    are not.
-    """
+    """One batch of several failed. `results` are of earlier batches; `unsent` has its messages and
+    all later messages. With `outcome_unknown`, the first `in_doubt` of `unsent` may be stored; the
+    rest is not."""
 
     def __init__(
         self,
@@ -139,7 +136,7 @@ class SplitFailed(ClientError):
 
 
 class WriterFenced(BrokerRefused):
-    """Another process opened the writer `name`: this one may not write any more."""
+    """A different process opened the writer `name`, so this process may not write any more."""
 
     def __init__(self, name: str, broker: str, remark: str) -> None:
         super().__init__(CODE_CLOSED, remark, broker)
@@ -147,14 +144,14 @@ class WriterFenced(BrokerRefused):
 
 
 class TooManyInFlight(SendFailed):
-    """The producer's own bound on unacknowledged messages or bytes is reached; nothing was sent."""
+    """The producer's own limit of unacknowledged messages or bytes is reached; nothing was sent."""
 
     def __init__(self, message: str) -> None:
         super().__init__(CODE_IN_FLIGHT_LIMIT, message, 0, True)
 
 
 class RequestTimedOut(ClientError):
-    """The request is stored but no reply came in time; it may have been processed."""
+    """The request is stored but no reply arrived in time; it may have been processed."""
 
     retriable = True
     outcome_unknown = True
@@ -164,8 +161,8 @@ class RequestTimedOut(ClientError):
 
 
 class ClientClosed(ClientError):
-    """The producer, consumer or admin is not started, was stopped, or was started on another event
-    loop. `outcome_unknown` is set on the instance if that ended a call which was under way."""
+    """The producer, consumer or admin is not started, was stopped, or was started on a different
+    event loop. `outcome_unknown` is set on the instance if that ended a running call."""
 
     def __init__(
         self, message: str = "the client is not running", outcome_unknown: bool = False
@@ -175,14 +172,14 @@ class ClientClosed(ClientError):
 
 
 class UnsupportedCompression(ClientError):
-    """A stored body is compressed with an algorithm this client has no library for."""
+    """A stored body is compressed with an algorithm without an installed library."""
 
     def __init__(self, name: str) -> None:
         super().__init__(-1, f"message body is compressed with {name}, which is not supported here")
 
 
 class InvalidMessage(ClientError):
-    """The message or its topic breaks RocketMQ's rules; it was not sent."""
+    """The message or its topic violates RocketMQ's rules; it was not sent."""
 
     def __init__(self, message: str) -> None:
         super().__init__(13, message)

@@ -76,12 +76,10 @@ T = TypeVar("T")
 
 
 class Hosted(Generic[C_co]):
-    """A client and the thread that runs its event loop. `pool`, which runs the user's listener if
-    there is one, is shut down at the end, after the client has given its calls time to finish.
-    Calls that still run are not waited for; the interpreter waits for them when it exits.
-
-    A client `once` cannot start again after its stop, because it, or its pool, belongs to the loop
-    or the threads that have ended."""
+    """A client and the thread of its event loop. `pool`, which runs the user's listener if any, is
+    shut down at the end, after the client has given its calls time to finish. Calls that continue
+    are not awaited; the interpreter waits for them at its exit. A client with `once` cannot start
+    again after its stop, because it or its pool belongs to ended loops or threads."""
 
     def __init__(
         self, client: C_co, name: str, pool: Executor | None = None, *, once: bool = False
@@ -94,13 +92,13 @@ class Hosted(Generic[C_co]):
         self._thread: threading.Thread | None = None
         self._once = once
         self._stopped = False
-        self._pid = 0  # of the process that started it
-        self._lock = threading.RLock()  # a signal handler may call while its thread holds it
+        self._pid = 0  # of the starting process
+        self._lock = threading.RLock()  # a signal handler may call while its thread has it
         self._stopping = threading.RLock()
 
     def start(self) -> None:
         """Start the thread, then the client. If that raises, the thread has ended again. Raises
-        ClientClosed after a stop if it starts only once."""
+        ClientClosed after a stop with `once`."""
         assert self._thread is None, "already started"
         if self._once and self._stopped:
             raise ClientClosed("this client was stopped and does not start again: make another one")
@@ -118,12 +116,10 @@ class Hosted(Generic[C_co]):
             raise
 
     def run(self, work: Coroutine[Any, Any, T], restore: Callable[[T], None] | None = None) -> T:
-        """Run `work` on the loop and wait. Raises what `work` raises; ClientClosed if the thread is
-        not running, runs in the process that this one was forked from, or ends before `work` does.
-
-        If the caller is interrupted (a signal handler raises), `work` is cancelled and its end is
-        waited for. If it had a result by then, which nobody gets, the loop calls
-        `restore(result)`."""
+        """Run `work` on the loop and wait. Raises its errors; ClientClosed if the thread is not
+        running, is in the process before a fork, or ends before `work` does. If the caller is
+        interrupted (a signal handler raises), `work` is cancelled and awaited. A result that it had
+        by then goes to `restore(result)` on the loop."""
         call = _Call(work)
         try:
             if not self._ask(call.start):
@@ -138,8 +134,8 @@ class Hosted(Generic[C_co]):
             raise
 
     def _ask(self, function: Callable[[], object]) -> bool:
-        """Have the loop call `function`, or return False if it is not running or was told to end.
-        What is asked of it comes before its end."""
+        """Schedule `function` on the loop, before its end; return False if it is not running or
+        ending."""
         if self._pid != os.getpid():
             return False
         with self._lock:
@@ -149,9 +145,8 @@ class Hosted(Generic[C_co]):
             return True
 
     def stop(self) -> None:
-        """Stop the client, then the threads, even if that raises. If another thread does it, wait
-        for that; if it was done, do nothing. Raises ClientClosed if the client was not started in
-        this process."""
+        """Stop the client, then the threads, even if that raises. Waits for a concurrent stop.
+        Idempotent. Raises ClientClosed if the client was not started in this process."""
         if self._pid != os.getpid():
             raise self._closed()
         with self._stopping:
@@ -190,15 +185,15 @@ class Hosted(Generic[C_co]):
             asyncio.set_event_loop(loop)
             ready.set()
             while not end.done():
-                # Code of the user's may raise these. They end a loop, but only the main thread's
-                # end a program: whoever waits for the task that raised gets them, the rest goes on.
+                # User code may raise these. They end a loop, but only the main thread's end a
+                # program; the task's waiter gets them, and the rest continues.
                 with suppress(SystemExit, KeyboardInterrupt):
                     loop.run_until_complete(end)
 
 
 class _Call(Generic[T]):
     """Work that a thread waits for. `start` and `cancel` are called on the loop; the result of
-    `ended` is the task that did the work."""
+    `ended` is the finished task."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self.ended: Future[asyncio.Task[T]] = Future()
@@ -210,16 +205,16 @@ class _Call(Generic[T]):
         self._task.add_done_callback(self.ended.set_result)
 
     def cancel(self) -> None:
-        """Cancel the task, or, if it was never begun, the work."""
+        """Cancel the task, or the work if it was never started."""
         if self._task is not None:
             self._task.cancel()
         else:
             self._work.close()
             self.ended.cancel()
-            self.ended.set_running_or_notify_cancel()  # else nobody who waits is woken
+            self.ended.set_running_or_notify_cancel()  # otherwise waiters are not woken
 
     def result(self) -> T:
-        """Wait for the end. Raises what the work raises; ClientClosed if the loop ended first."""
+        """Wait for the end. Raises the work's errors; ClientClosed if the loop ended first."""
         task = self.ended.result()
         if task.cancelled():
             raise ClientClosed("the client was stopped before the call ended", outcome_unknown=True)
@@ -233,7 +228,7 @@ class _Call(Generic[T]):
 
 
 class Hosting(Protocol[C_co]):
-    """An object that has a hosted client."""
+    """An object with a hosted client."""
 
     @property
     def _hosted(self) -> Hosted[C_co]: ...
@@ -252,7 +247,7 @@ def blocking(
     restore: Callable[[C, T], None] | None = None,
 ) -> Callable[Concatenate[Hosting[C], P], T]:
     """Return a method that runs the client's coroutine method on the loop and waits for it. The
-    client's `restore` is called with a result that its caller, interrupted, does not get."""
+    client's `restore` gets the result of an interrupted call."""
 
     @wraps(method)
     def call(client: Hosting[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -264,8 +259,7 @@ def blocking(
 
 
 def on_loop(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[Hosting[C], P], T]:
-    """Return a method that calls the client's plain method on the loop, to which the client
-    belongs, and waits."""
+    """Return a method that calls the client's plain method on its loop, and waits."""
 
     @wraps(method)
     async def call(client: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -275,7 +269,7 @@ def on_loop(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[Host
 
 
 def in_pool(pool: Executor, function: Callable[P, T]) -> Callable[P, Awaitable[T]]:
-    """Return a function that runs `function` in a thread of `pool` when it is called on a loop."""
+    """Return a function that runs `function` in a thread of `pool` when called on a loop."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(pool, partial(function, *args, **kwargs))

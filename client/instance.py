@@ -1,7 +1,7 @@
-"""The client instance that producer, consumer and admin build on: connections, directory,
-heartbeats, requests to leaders.
+"""The client instance shared by producer, consumer and admin.
 
-It owns its tasks: `start` creates them, `stop` cancels and awaits them.
+It has connections, directory, heartbeats and requests to leaders. It owns its tasks: `start`
+creates them, `stop` cancels and awaits them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from .route import ReplicaGroup
 logger = logging.getLogger(__name__)
 
 LEAVE_S = 1.0  # how long heartbeats in flight may delay unregistering
-ON_ITS_WAY_S = 0.3  # for the answer of a replica that another one has just replaced
-TLS_CHECK_S = 10.0  # between two checks whether the certificate files changed
+ON_ITS_WAY_S = 0.3  # for the answer of a replica that was just replaced as leader
+TLS_CHECK_S = 10.0  # between two checks for changed certificate files
 T = TypeVar("T")
 _instances = itertools.count()
 
@@ -46,24 +46,22 @@ _instances = itertools.count()
 @dataclass(frozen=True, slots=True)
 class InstanceConfig:
     """An instance's intervals, in milliseconds, and its security settings. `credentials` sign every
-    request; with `tls` every connection uses TLS (changed files are reloaded).
-
-    Routes are refreshed every `route_interval_ms` and also at every sign of trouble. The interval
-    is needed because a frozen leader keeps its connections open and gives no such sign.
-    """
+    request; with `tls` every connection uses TLS (changed files are reloaded). Routes are refreshed
+    every `route_interval_ms` and on every sign of trouble. A frozen leader keeps its connections
+    open and gives no such sign."""
 
     heartbeat_interval_ms: int = 30_000
     route_interval_ms: int = 5_000
     heartbeat_timeout_ms: int = 3_000
     credentials: Credentials | None = None
     tls: ClientTls | None = None
-    registration_key: bytes = field(default=b"", repr=False)  # name servers'; only Admin uses it
+    registration_key: bytes = field(default=b"", repr=False)  # name servers', for Admin only
     reached_at: Mapping[str, str] = field(default_factory=dict)  # address in routes → dialled here
 
 
 class ClientInstance:
-    """One client identity towards a cluster. Each start makes it anew, because what is built before
-    a fork is started in several processes; until then `client_id` is empty."""
+    """A client identity in a cluster. Each start makes a new identity, because an object built
+    before a fork is started in several processes; before that `client_id` is empty."""
 
     def __init__(self, namesrv: str | Sequence[str], config: InstanceConfig | None = None) -> None:
         self.config = config or InstanceConfig()
@@ -76,14 +74,14 @@ class ClientInstance:
         self._name_servers: NameServers | None = None
         self._heartbeat: Callable[[], Mapping[str, Any]] | None = None
         self._greeted: set[str] = set()
-        self._beats: set[asyncio.Task[bool]] = set()  # heartbeats that are not answered yet
+        self._beats: set[asyncio.Task[bool]] = set()  # unanswered heartbeats
         self.log_limit = LogRateLimit()
         self._leaving = False
         self._greeting: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> bool:
-        """Return whether it was started. Raises ClientClosed on another event loop."""
+        """Return whether it was started. Raises ClientClosed on a different event loop."""
         if self._remoting is not None:
             self._own(self._remoting)
         return self._remoting is not None
@@ -101,8 +99,8 @@ class ClientInstance:
         return self._own(self._name_servers)
 
     def _own(self, part: T | None) -> T:
-        """Return a part. Raises ClientClosed, also on another event loop than that of the start:
-        what is waited for there would never come."""
+        """Return a component. Raises ClientClosed, also on an event loop different from the
+        start's, where awaited results would never arrive."""
         if part is None:
             raise ClientClosed
         if asyncio.get_running_loop() is not self._loop:
@@ -115,9 +113,9 @@ class ClientInstance:
         handlers: Mapping[int, Any] | None = None,
         tls: Renewed | None = None,
     ) -> None:
-        """Start. `heartbeat()` returns the producer/consumer part of the HeartbeatData; `handlers`
-        serve requests that brokers send to this client. `tls`: a context that its owner renews, in
-        place of the configuration's. Raises TlsError."""
+        """Start. `heartbeat()` returns the producer or consumer fields of the HeartbeatData;
+        `handlers` serve requests of brokers to this client. `tls` is a context renewed by its
+        owner, in place of the configuration's. Raises TlsError."""
         assert not self.running, "already started"
         self._loop = asyncio.get_running_loop()
         self.client_id = make_client_id()
@@ -143,7 +141,7 @@ class ClientInstance:
             self.spawn(self._send_heartbeats(), "heartbeats")
 
     def _route_changed(self, _: Connection, command: RemotingCommand) -> None:
-        """Handle 30004, a name server's notice that routes changed."""
+        """Handle 30004, a name server's notice of changed routes."""
         told = loads_object(command.body)
         everything = boolean_or(command.ext, "everything", False)
         groups, topics = (told.get(name) or [] for name in ("brokerNames", "topics"))
@@ -161,7 +159,7 @@ class ClientInstance:
         self._remoting = None
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run `work` as a task that `stop` cancels; an error that ends it is logged."""
+        """Run `work` as a task that `stop` cancels; its error is logged."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._reap)
@@ -183,15 +181,14 @@ class ClientInstance:
         again: Callable[[RemotingCommand], bool] | None = None,
         deadline_s: float | None = None,
     ) -> RemotingCommand:
-        """Ask the group's leader, searching it through a failover for as long as `policy` allows.
+        """Ask the group's leader, with a search through a failover for as long as `policy` allows.
 
-        Returns the response, whatever its code except 14, or raises it as BrokerRefused if it is
-        still one with which `again` says to ask again. With `leader_only` a success proves
-        leadership. Only for requests that may be repeated: one that is not answered is sent again,
-        as soon as another replica leads. Raises BrokerUnreachable, or BrokerRefused (14), when the
-        policy ends, or at `deadline_s` (loop time), which then takes the place of its time;
-        `outcome_unknown` tells whether any of the requests was written and not answered.
-        """
+        Returns the response with any code except 14, or raises it as BrokerRefused if `again` still
+        requests a repetition. With `leader_only` a success proves leadership. Only for idempotent
+        requests: an unanswered request is sent again as soon as a different replica leads. Raises
+        BrokerUnreachable or BrokerRefused (14) at the end of the policy, or at `deadline_s` (loop
+        time), which replaces its time. `outcome_unknown` is set if any request was written and not
+        answered."""
         group = self.directory.group(broker_name)
         now = asyncio.get_running_loop().time
         if deadline_s is not None:
@@ -229,9 +226,9 @@ class ClientInstance:
         *,
         following: bool = False,
     ) -> RemotingCommand:
-        """Ask the believed leader once; `following`: give it up if another one leads. Raises
-        BrokerUnreachable (`outcome_unknown` tells whether the request was written), BrokerRefused
-        (14); both are retriable."""
+        """Ask the presumed leader once; with `following`, abandon it when a different replica
+        leads. Raises BrokerUnreachable (`outcome_unknown` if the request was written),
+        BrokerRefused (14); both are retriable."""
         group = self.directory.group(broker_name)
         return await self._ask_leader(group, command, timeout_ms, False, following)
 
@@ -267,8 +264,8 @@ class ClientInstance:
     async def _invoke_while_it_leads(
         self, group: ReplicaGroup, address: str, command: RemotingCommand, timeout_ms: float
     ) -> RemotingCommand:
-        """Do as `remoting.invoke`, but give up a replica that is silent when another one leads: it
-        may be frozen, and the request is one that brokers hold back."""
+        """Do as `remoting.invoke`, but abandon a silent replica when a different replica leads,
+        since it may be frozen and brokers hold back this request."""
         invoked = asyncio.ensure_future(self.remoting.invoke(address, command, timeout_ms))
         try:
             while not invoked.done() and group.leader in (None, address):
@@ -282,24 +279,23 @@ class ClientInstance:
             invoked.cancel()  # no effect if it is done
 
     async def heartbeat_all(self, timeout_s: float | None = None) -> None:
-        """Send a heartbeat to every known replica, concurrently, and wait for the answers, at most
+        """Send a heartbeat to every known replica concurrently, and wait for the answers, at most
         `timeout_s`; failures are logged."""
         beats = [self._start_beat(address) for address in self.directory.addresses()]
         if beats:
             await asyncio.wait(beats, timeout=timeout_s)
 
     async def heartbeat_shared(self) -> None:
-        """Do as `heartbeat_all`; calls at the same time share one round of heartbeats."""
+        """Do as `heartbeat_all`; concurrent calls share a round of heartbeats."""
         if self._greeting is None or self._greeting.done():
             self._greeting = self.spawn(self.heartbeat_all(), "heartbeat")
         await asyncio.wait((self._greeting,))
 
     async def leave(self, producer_group: str | None, consumer_group: str | None) -> None:
-        """Unregister at every replica (35), so that the other members rebalance at once, and stop.
-
-        Heartbeats in flight are awaited first, and none is sent any more: Apache's brokers process
-        heartbeats and unregistrations in different threads, and a heartbeat that is overtaken would
-        leave a ghost member in the group, with queues of its own."""
+        """Unregister at every replica (35), so that the remaining members rebalance at once, and
+        stop. Heartbeats in flight are awaited first, and no more are sent. Apache's brokers process
+        heartbeats and unregistrations in different threads, and an overtaken heartbeat would leave
+        a ghost member with queues in the group."""
         if not self.running:
             return
         self._leaving = True
@@ -326,8 +322,8 @@ class ClientInstance:
             self._start_beat(address)
 
     def _start_beat(self, address: str) -> asyncio.Task[bool]:
-        """Send a heartbeat in its own task, so that its answer is awaited even if the caller gives
-        up."""
+        """Send a heartbeat in its own task, so that its answer is awaited even if the caller stops
+        waiting."""
         work = self.beat(address, self.config.heartbeat_timeout_ms)
         task = self.spawn(work, f"heartbeat {address}")
         self._beats.add(task)
@@ -335,12 +331,12 @@ class ClientInstance:
         return task
 
     def _greet_leader(self, group: ReplicaGroup) -> None:
-        """Send a heartbeat to a new leader: it may have restarted and forgotten this client."""
-        if group.leader in self._greeted:  # else it gets its heartbeat as a new replica
+        """Send a heartbeat to a new leader, which may have restarted and forgotten this client."""
+        if group.leader in self._greeted:  # otherwise it gets its heartbeat as a new replica
             self._greet((group.leader,))
 
     async def beat(self, address: str, timeout_ms: float) -> bool:
-        """Send one heartbeat; return whether it was answered, with whatever code."""
+        """Send a heartbeat; return whether it was answered, with any code."""
         if self._heartbeat is None or self._leaving:
             return False
         body = {
@@ -359,7 +355,7 @@ class ClientInstance:
             return False
         code, remark = response.code, " ".join((response.remark or "").split())
         if code != ResponseCode.SUCCESS and self.log_limit.due((address, code, remark)) is not None:
-            # A consumer that is refused gets no messages, and would say nothing else.
+            # A rejected consumer gets no messages, without any other sign.
             logger.warning("heartbeat_refused address=%s code=%d remark=%s", address, code, remark)
         return True
 
@@ -385,7 +381,7 @@ def successful(response: RemotingCommand, who: str) -> RemotingCommand:
 
 
 def leader_hint(response: RemotingCommand) -> str | None:
-    """Return the leader's address from a refusal, if the broker knew it."""
+    """Return the leader's address from a refusal, if known."""
     return (response.ext or {}).get("leaderAddr") or None
 
 
@@ -395,7 +391,7 @@ def from_slave(response: RemotingCommand) -> bool:
 
 
 def local_address() -> bytes:
-    """Return an IPv4 address of this host, 4 bytes; loopback if the kernel knows no route."""
+    """Return an IPv4 address of this host, 4 bytes; loopback without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("10.255.255.255", 1))  # on a datagram socket this sends nothing
@@ -405,7 +401,7 @@ def local_address() -> bytes:
 
 
 def make_client_id() -> str:
-    """Return ip@pid#nanotime and a counter, so that two instances in one process never clash."""
+    """Return ip@pid#nanotime and a counter, unique within a process."""
     address = socket.inet_ntoa(local_address())
     return f"{address}@{os.getpid()}#{time.monotonic_ns()}{next(_instances)}"
 

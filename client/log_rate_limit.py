@@ -1,8 +1,8 @@
-"""Rate-limited log lines: each kind once a minute, for example failures of a listener.
+"""Rate-limited log lines, each kind once per minute, for example failures of a listener.
 
 `ListenerLog` logs the group, topic and message of a failure. Its kinds are the exception's type and
-the line that raised it. Without the limit, a listener that fails for every message would write a
-traceback per batch. Each line has the number of lines of its kind that were suppressed before it.
+the line that raised it. Without the limit, a failing listener would write a traceback per batch.
+Each line has the number of suppressed lines of its kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 from .message import MessageExt
 
 PAUSE_S = 60.0  # between two lines of a kind
-KINDS_MAX = 256  # kinds remembered; beyond, the one that was logged longest ago is forgotten
+KINDS_MAX = 256  # remembered kinds; beyond, the oldest is dropped
 
 
 @dataclass(slots=True)
@@ -26,15 +26,15 @@ class _Seen:
 
 
 class LogRateLimit:
-    """When each kind was logged. `clock`: seconds that only go forward."""
+    """The last log time of each kind. `clock` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[Hashable, _Seen] = {}  # the one that was logged longest ago comes first
+        self._seen: dict[Hashable, _Seen] = {}  # oldest log time first
 
     def due(self, kind: Hashable) -> int | None:
-        """Return how many lines of a kind were left out since its last one, if another may be
-        logged now, which is then counted as logged; None if this one is to be left out."""
+        """Return how many lines of a kind were suppressed since its last line, and count this line
+        as logged; None to suppress it."""
         now_s = self._clock()
         seen = self._seen.get(kind)
         if seen is not None and now_s - seen.logged_s < PAUSE_S:
@@ -53,7 +53,7 @@ Kind = tuple[str, str]
 
 
 class ListenerLog:
-    """The log of one consumer group's listener. `clock`: seconds that only go forward."""
+    """The log of a consumer group's listener. `clock` is monotonic, in seconds."""
 
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._group = group
@@ -65,19 +65,19 @@ class ListenerLog:
         self._log(logging.WARNING, "listener_raised", kind, messages, error)
 
     def returned_nonsense(self, value: object, messages: Sequence[MessageExt]) -> None:
-        """Log an answer that is none."""
+        """Log an invalid result."""
         kind = ("nonsense", type(value).__qualname__)
         event = f"listener_returned_nonsense type={kind[1]}"
         self._log(logging.ERROR, event, kind, messages)
 
     def timed_out(self, messages: Sequence[MessageExt], kept: int) -> None:
-        """Log that the listener held messages for longer than the consume time-out; no broker took
-        `kept` of them back."""
+        """Log that the listener held messages beyond the consume time-out; `kept` of them no broker
+        accepted."""
         kind = ("timed_out", "kept" if kept else "")
         self._log(logging.WARNING, f"consume_timed_out kept={kept}", kind, messages)
 
     def not_consumed(self, messages: Sequence[MessageExt]) -> None:
-        """Log that messages of a broadcasting consumer failed, which are not repeated."""
+        """Log failed messages of a broadcasting consumer, which are not repeated."""
         self._log(logging.WARNING, "broadcast_not_consumed", ("not_consumed", ""), messages)
 
     def _log(

@@ -1,4 +1,4 @@
-"""Messages as the user sees them, their queues, and the ids that producers give them."""
+"""Messages for users, their queues, and the ids that producers generate."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ DELAY_TIME = "TIMER_DELAY_MS"
 DELIVER_TIME = "TIMER_DELIVER_MS"
 RESERVED_PROPERTIES = frozenset(
     {"UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "TRAN_MSG", "PGROUP", DELAY_TIME, DELIVER_TIME}
-    | {POP_CK}  # Apache's clients acknowledge by it, whoever put it in
+    | {POP_CK}  # Apache's clients acknowledge by it, whatever its origin
 )
 
 
 @dataclass(slots=True)
 class Message:
-    """A message to send. `tags` is one tag in practice, `keys` are searchable names.
+    """A message to send. `tags` is usually a single tag, `keys` are searchable names.
 
-    `properties` are the user's own; KEYS, TAGS, WAIT, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS and
-    UNIQ_KEY have fields of their own and are refused there, as are TRAN_MSG and PGROUP, which a
-    TransactionProducer sets, and POP_CK, the handle of a popped message. At most one of
-    `delay_level`, `delay_time` (from the broker's receipt) and `deliver_time` (with a time zone)
-    may be given; a time in the past means at once. `born_timestamp_ms` is when the message came
-    into being, since 1970; a batch cannot have any.
-    """
+    `properties` are the user's own. KEYS, TAGS, WAIT, DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS and
+    UNIQ_KEY have separate fields and are rejected there, as are TRAN_MSG and PGROUP of a
+    TransactionProducer, and POP_CK, the handle of a popped message. At most one of `delay_level`,
+    `delay_time` (from the broker's receipt) and `deliver_time` (with a time zone) may be given; a
+    past time means immediate delivery. `born_timestamp_ms` is the message's creation time since
+    1970; a batch cannot have any."""
 
     topic: str
     body: bytes
@@ -54,16 +53,16 @@ class Message:
 
     @property
     def is_later(self) -> bool:
-        """Return whether the message is to be delivered with a delay."""
+        """Return whether the message is delivered with a delay."""
         return (
             bool(self.delay_level) or self.delay_time is not None or self.deliver_time is not None
         )
 
 
 class SendStatus(IntEnum):
-    """The state of a stored message when the broker answered. OK: stored as the mode promises; with
-    the others it is stored, but not yet on disk, or not yet on a slave. Values are response
-    codes."""
+    """The state of a stored message at the broker's answer. OK means stored as the mode promises;
+    otherwise it is stored, but not yet on disk, or not yet on a slave. Values are response codes.
+    """
 
     OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -75,9 +74,9 @@ class SendStatus(IntEnum):
 
 
 class SendResult(NamedTuple):
-    """An acknowledged send. `msg_id` is the UNIQ_KEY (comma list for a batch), `offset_msg_id` says
-    where the record is; `attempts` counts how often it was written to a broker. `recall_handle` is
-    the handle of a delayed message for Producer.recall."""
+    """An acknowledged send. `msg_id` is the UNIQ_KEY (comma list for a batch), `offset_msg_id`
+    locates the record; `attempts` counts its writes to brokers. `recall_handle` is a delayed
+    message's handle for Producer.recall."""
 
     status: SendStatus
     msg_id: str
@@ -89,14 +88,14 @@ class SendResult(NamedTuple):
 
 
 class ConsumeResult(IntEnum):
-    """A listener's answer for the whole list of messages. None counts as SUCCESS."""
+    """A listener's result for all messages. None counts as SUCCESS."""
 
     SUCCESS = 0
     RECONSUME_LATER = 1
 
 
 class MessageModel(Enum):
-    """The delivery model of a group: one member gets a message, or each does."""
+    """The delivery model of a group, to a single member or to each."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
@@ -104,7 +103,7 @@ class MessageModel(Enum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class MessageExt:
-    """A message as it was read from a broker. Properties are decoded when first asked for."""
+    """A message read from a broker. Properties are decoded on first use."""
 
     topic: str
     body: bytes
@@ -133,23 +132,23 @@ class MessageExt:
 
     @property
     def queue(self) -> MessageQueue:
-        """Return the queue it was read from; a retried message's, once `restore_topics` has run,
-        names the original topic in place of the retry topic."""
+        """Return the queue it was read from; a retried message's, after `restore_topics`, has the
+        original topic instead of the retry topic."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
     @property
     def tags(self) -> str | None:
-        """Return the TAGS property; None if it has none."""
+        """Return the TAGS property, or None."""
         return self.properties.get("TAGS")
 
     @property
     def keys(self) -> str | None:
-        """Return the KEYS property: names separated by spaces."""
+        """Return the KEYS property, names separated by spaces."""
         return self.properties.get("KEYS")
 
     @property
     def msg_id(self) -> str:
-        """Return the producer's UNIQ_KEY, or the offset message id if the producer set none."""
+        """Return the producer's UNIQ_KEY, or the offset message id without it."""
         return self.properties.get("UNIQ_KEY") or self.offset_msg_id
 
     @property
@@ -159,12 +158,12 @@ class MessageExt:
 
     @property
     def born_host(self) -> Host:
-        """Return the producer's (address, port) as the broker saw it."""
+        """Return the producer's (address, port) at the broker."""
         return unpack_host(self.born_host_raw)
 
     @property
     def store_host(self) -> Host:
-        """Return (address, port) of the broker that stored it."""
+        """Return the (address, port) of the storing broker."""
         return unpack_host(self.store_host_raw)
 
     def __repr__(self) -> str:
@@ -174,7 +173,7 @@ class MessageExt:
 
 def properties_of(message: Message, unique_key: str) -> dict[str, str]:
     """Return the properties to send with a message. Raises ValueError for a reserved name or
-    contradicting times."""
+    contradictory times."""
     properties = {"UNIQ_KEY": unique_key, "WAIT": "true" if message.wait_store else "false"}
     if message.tags:
         properties["TAGS"] = message.tags
@@ -197,7 +196,7 @@ def _joined(keys: Iterable[str]) -> str:
 
 
 def _time_properties(message: Message) -> dict[str, str]:
-    """Return the properties for a delay. Raises ValueError for contradicting or invalid times."""
+    """Return the properties for a delay. Raises ValueError for contradictory or invalid times."""
     delay, at = message.delay_time, message.deliver_time
     if (message.delay_level > 0) + (delay is not None) + (at is not None) > 1:
         raise ValueError("of delay_level, delay_time and deliver_time only one may be given")
@@ -213,8 +212,8 @@ def _time_properties(message: Message) -> dict[str, str]:
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """Encode as `name 0x01 value 0x02` repeated, the form in a send header. Raises ValueError for
-    an empty name or value, one with a separator, or one that is no text."""
+    """Encode as repeated `name 0x01 value 0x02`, the form in a send header. Raises ValueError for a
+    name or value that is empty, has a separator, or is no text."""
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ValueError(f"property {name!r} is a text, not {type(value).__name__}")
@@ -234,14 +233,11 @@ _HEX = [f"{number:02X}" for number in range(256)]
 
 
 class UniqueKeys:
-    """Generates UNIQ_KEYs, in hex: ip(4) pid(2) instance hash(4) milliseconds in the month(4)
-    counter(2).
-
-    All but the last two digits are computed every 256 keys. The clock is read then, and when the
-    counter wraps, once per 65,536 keys, the time part moves forward by at least 1 ms. So a pair of
-    time and counter never repeats in one process.
-    `instance_hash` must differ between generators of one process.
-    """
+    """Generates UNIQ_KEYs in hex: ip(4) pid(2) instance hash(4) milliseconds in the month(4)
+    counter(2). All but the last two digits are computed every 256 keys, with a read of the clock.
+    When the counter wraps, once per 65,536 keys, the time moves forward by at least 1 ms. A pair of
+    time and counter therefore never repeats in a process. `instance_hash` must differ between
+    generators of a process."""
 
     def __init__(
         self,
@@ -277,7 +273,7 @@ class UniqueKeys:
 
 
 def month_ms() -> int:
-    """Return the milliseconds since the current month began in local time, as the format wants."""
+    """Return the milliseconds since the start of the month in local time, as the format requires."""
     now = time.time()
     local = time.localtime(now)
     start = time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))
@@ -285,6 +281,5 @@ def month_ms() -> int:
 
 
 def process_unique_keys(address: bytes) -> UniqueKeys:
-    """Return a generator for this process; its hash is random, so two of them practically never
-    agree."""
+    """Return a generator for this process, with a random and practically unique hash."""
     return UniqueKeys(address, os.getpid(), int.from_bytes(os.urandom(4), "big"))

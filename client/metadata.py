@@ -1,13 +1,13 @@
-"""The directory of topics and broker groups: the name servers' answers, kept fresh.
+"""The directory of topics and broker groups, from the name servers' answers.
 
-`Directory` asks any name server that answers, keeps routes by topic and one `ReplicaGroup` per
-broker group, and tells its watchers when a group's leader changes or a replica is new. Several
-callers who need the same refresh share one request.
+`Directory` asks any name server that answers, and keeps routes by topic and a `ReplicaGroup` per
+broker group. It notifies its watchers of a group's new leader or replica. Concurrent callers share
+a refresh.
 
-A route outlives name servers that do not answer, and those that do not know its broker groups, as
-one that has just started, or while a broker is down. It is dropped when name servers that know the
-leaders of all its groups know no such topic, and still do not GONE_S later: then it was deleted. (A
-leader tells its topics after it is known: ours at once, Apache's when its next time has come.)
+A route outlives name servers that do not answer, and those without its broker groups, for example
+just started, or while a broker is down. It is dropped when name servers that have the leaders of
+all its groups do not have the topic, and still do not UNUSED_TOPIC_S later; then it was deleted. (A
+leader registers its topics after itself, ours at once, Apache's at its next interval.)
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from .route import (
 
 logger = logging.getLogger(__name__)
 
-# Another one may be quicker; who was silent so long is asked again, as it may only be busy.
+# A second name server may be quicker; a silent name server is asked again, as it may only be busy.
 NAME_SERVER_TIMEOUTS_MS = (1000, 3000)
-# Asks the name server to notify this connection of route changes (namesrv.watchers; Apache's
-# ignores it).
+# Requests notifications of route changes on this connection (namesrv.watchers; Apache's ignores
+# it).
 WATCH = {"acceptStandardJsonOnly": "true", "watchRoutes": "true"}
-TOPICS_MAX = 100_000  # routes kept; a client that uses more is refused a new one
-UNUSED_TOPIC_S = 35.0  # Apache's brokers tell all of their topics every 30 s
-# Refreshes of all routes after which one that nobody used is forgotten, if there are many.
+TOPICS_MAX = 100_000  # kept routes; a further topic is rejected
+UNUSED_TOPIC_S = 35.0  # Apache's brokers register all of their topics every 30 s
+# Refreshes of all routes before an unused route is dropped, if there are many.
 UNUSED_MAX = 360
-UNUSED_KEPT = 1_000  # so many are kept, used or not
+UNUSED_KEPT = 1_000  # always kept, used or not
 T = TypeVar("T")
 
 
@@ -66,15 +66,15 @@ def parse_addresses(namesrv: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class NameServers:
-    """Sends requests to whichever name server answers; asks the last one that did first."""
+    """Sends requests to any name server that answers, first the last that did."""
 
     def __init__(self, remoting: RemotingClient, addresses: Sequence[str]) -> None:
         self._remoting = remoting
         self.addresses = list(addresses)
 
     async def invoke(self, command: RemotingCommand) -> RemotingCommand:
-        """Send `command`; return the first response, whatever its code. Raises
-        NameServerUnreachable if none answers."""
+        """Send `command`; return the first response with any code. Raises NameServerUnreachable
+        without an answer."""
         reasons: dict[str, str] = {}
         left = list(self.addresses)
         for timeout_ms in NAME_SERVER_TIMEOUTS_MS:
@@ -97,7 +97,7 @@ class NameServers:
 
 
 class Directory:
-    """Routes and groups. Every method is called on one event loop."""
+    """Routes and groups, for a single event loop."""
 
     def __init__(self, name_servers: NameServers) -> None:
         self._name_servers = name_servers
@@ -105,7 +105,7 @@ class Directory:
         self._unused: dict[str, int] = {}  # topic → refreshes of all routes since its last use
         self._unused_topic_s: dict[
             str, float
-        ] = {}  # topic → when it was found deleted first (loop time)
+        ] = {}  # topic → first detection of its deletion (loop time)
         self._groups: dict[str, ReplicaGroup] = {}
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._stopped = False
@@ -115,30 +115,30 @@ class Directory:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Return the topics whose route is kept."""
+        """Return the topics with a kept route."""
         return tuple(self._routes)
 
     def route_if_known(self, topic: str) -> TopicRouteData | None:
-        if topic in self._unused:  # every send comes by here: no call
+        if topic in self._unused:  # for every send, so without a call
             del self._unused[topic]
         return self._routes.get(topic)
 
     def group(self, name: str) -> ReplicaGroup:
-        """Return the group of that name; an empty one if no route has named it yet."""
+        """Return the group of that name; empty before its first route."""
         found = self._groups.get(name)
         if found is None:
             found = self._groups[name] = ReplicaGroup(name)
         return found
 
     def addresses(self) -> tuple[str, ...]:
-        """Return the addresses of every replica of every group."""
+        """Return the addresses of all replicas of all groups."""
         found: dict[str, None] = {}
         for group in self._groups.values():
             found.update(dict.fromkeys(group.addresses))
         return tuple(found)
 
     def watch_leaders(self, watcher: Callable[[ReplicaGroup], None]) -> None:
-        """Call `watcher(group)` after each change of the believed leader."""
+        """Call `watcher(group)` after each change of the presumed leader."""
         self._leader_watchers.append(watcher)
 
     def watch_replicas(self, watcher: Callable[[tuple[str, ...]], None]) -> None:
@@ -146,63 +146,63 @@ class Directory:
         self._replica_watchers.append(watcher)
 
     def leader_change(self) -> asyncio.Future[None]:
-        """Return the future that the next change of a group's believed leader completes."""
+        """Return the future that the next leader change completes."""
         if self._leader_change is None:
             self._leader_change = asyncio.get_running_loop().create_future()
         return self._leader_change
 
     def accepted(self, group: ReplicaGroup, address: str) -> None:
-        """Take note that `address` did what only a leader does."""
+        """Record that `address` acted as a leader."""
         version = group.version
         group.accepted(address)
         self._announce(group, version)
 
     def presume(self, group: ReplicaGroup, address: str) -> None:
-        """Take note that `address`, the leader according to the route, answers again."""
+        """Record that `address`, the route's leader, answers again."""
         version = group.version
         group.presume(address)
         self._announce(group, version)
 
     def doubt(self, group: ReplicaGroup, address: str, hint: str | None = None) -> None:
-        """Stop believing that `address` leads, because it said it does not or its connection broke,
-        and ask the name servers at once."""
+        """Stop presuming that `address` leads, after its refusal or the end of its connection, and
+        ask the name servers at once."""
         version = group.version
         group.doubt(address, hint)
         self._announce(group, version)
         self.refresh_groups_soon()
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Return the topic's route, asking for it if not known. Raises NoRoute,
-        NameServerUnreachable, ClientClosed."""
+        """Return the topic's route, requested if unknown. Raises NoRoute, NameServerUnreachable,
+        ClientClosed."""
         return self.route_if_known(topic) or await self.refresh(topic)
 
     async def refresh(self, topic: str) -> TopicRouteData:
-        """Ask for the topic's route now; concurrent calls share one request."""
+        """Refresh the topic's route now; concurrent calls share a request."""
         self._unused.pop(topic, None)
         return await self._refreshed(topic)
 
     def refresh_soon(self, topic: str) -> None:
-        """Start `refresh` unless one runs; its failure is logged."""
+        """Start `refresh` unless it runs; its failure is logged."""
         self._start("topic " + topic, lambda: self._fetch_route(topic))
 
     def refresh_groups_soon(self) -> None:
-        """Ask for the replicas of all groups (request 106, one answer for every topic), unless that
-        runs already; its failure is logged."""
+        """Refresh the replicas of all groups (request 106, a single answer for every topic), unless
+        that runs already; its failure is logged."""
         self._start("groups", self._fetch_groups)
 
     def changed(self, groups: set[str], topics: set[str], everything: bool) -> None:
-        """Ask again for what a name server says has changed (30004)."""
+        """Refresh everything that a name server reports as changed (30004)."""
         if groups or everything:
             self.refresh_groups_soon()
         for topic in self.topics if everything else sorted(topics):
             self.refresh_soon(topic)
 
     async def refresh_all(self) -> None:
-        """Refresh every kept route; failures are logged and leave the old route in place. Of many
-        routes, forget those that nobody has used for long."""
+        """Refresh every kept route; after a failure, which is logged, the old route stays. Of many
+        routes, drop long unused routes."""
         for topic in self.topics:
             if topic not in self._routes:
-                continue  # dropped meanwhile
+                continue  # dropped during the request
             unused = self._unused[topic] = self._unused.get(topic, 0) + 1
             if unused > UNUSED_MAX and len(self._routes) > UNUSED_KEPT:
                 self._drop(topic)
@@ -214,8 +214,7 @@ class Directory:
                     logger.warning("route_refresh_failed topic=%s error=%s", topic, error)
 
     async def stop(self) -> None:
-        """Cancel and await running requests; who waits for one, or asks later, gets
-        ClientClosed."""
+        """Cancel and await running requests; current and later callers get ClientClosed."""
         self._stopped = True
         tasks = list(self._running.values())
         for task in tasks:
@@ -240,7 +239,7 @@ class Directory:
         if self._stopped:
             raise ClientClosed
         task = self._start(name, make)
-        await asyncio.wait((task,))  # does not cancel it: others may wait for it too
+        await asyncio.wait((task,))  # does not cancel the task, which other callers may share
         if task.cancelled():
             raise ClientClosed
         return task.result()
@@ -274,7 +273,7 @@ class Directory:
         return route
 
     def _drop_if_sure(self, topic: str) -> None:
-        """Drop a route that name servers say is none if they said so before, else ask again."""
+        """Drop a route at the second report of its absence, otherwise ask again."""
         loop = asyncio.get_running_loop()
         first_s, now_s = self._unused_topic_s.get(topic), loop.time()
         if first_s is None:
@@ -288,8 +287,8 @@ class Directory:
             self.refresh_soon(topic)
 
     async def _is_deleted(self, topic: str) -> bool:
-        """Return whether a name server that knows no such topic had to know it: a leader tells it
-        all of its topics when it registers."""
+        """Return whether a name server without this topic should have it, because a leader
+        registers all of its topics."""
         route = self._routes.get(topic)
         if route is None:
             return False
@@ -312,11 +311,11 @@ class Directory:
 
     async def _fetch_groups(self) -> None:
         for name, data in (await self._group_table()).items():
-            if name in self._groups:  # only groups that hold a topic in use
+            if name in self._groups:  # only groups with a used topic
                 self.learn(name, parse_broker({"brokerName": name, **data}))
 
     async def _group_table(self) -> Mapping[str, Any]:
-        """Return all broker groups by name, as a name server tells them (106)."""
+        """Return all broker groups by name from a name server (106)."""
         response = await self._name_servers.invoke(
             RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO, None)
         )
@@ -326,7 +325,7 @@ class Directory:
         return table
 
     def learn(self, name: str, broker: BrokerData) -> None:
-        """Take over what a name server says about one group."""
+        """Accept a name server's data about a group."""
         group = self.group(name)
         version = group.version
         group.raft = broker.raft

@@ -1,10 +1,10 @@
-"""The route of a topic: the broker groups that hold its queues, and their replicas. Pure.
+"""The route of a topic, its broker groups and their replicas.
 
-A group's brokerId 0 is the leader or master, the others are followers or slaves. `ReplicaGroup`
-keeps what is known about one group and decides in which order its replicas are tried as the leader:
-the hint from a refusal, then the believed leader, the route's id 0, and every known replica. Sends
-go to other replicas than the route's id 0 only in a Raft group, whose followers may have elected
-one of them since: a slave never leads. Our name servers say which groups are of that kind.
+A group's brokerId 0 is the leader or master; the rest are followers or slaves. `ReplicaGroup` keeps
+the data of a group and the order in which its replicas are tried as the leader: the hint from a
+refusal, then the presumed leader, the route's id 0, and every known replica. Sends go to replicas
+other than the route's id 0 only in a Raft group, whose followers may have elected a new leader
+since; a slave never leads. Our name servers mark Raft groups. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .message import MessageQueue
 LEADER_ID = 0
 PERM_READ = 4
 PERM_WRITE = 2
-REPLICAS_MAX = 64  # addresses remembered per group; old ones go first
+REPLICAS_MAX = 64  # remembered addresses per group; old addresses are dropped first
 
 
 class RouteError(ValueError):
@@ -27,7 +27,7 @@ class RouteError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class QueueData:
-    """The queues of the topic in one broker group, and the permission bits (PERM_*)."""
+    """The topic's queues in a broker group, and the permission bits (PERM_*)."""
 
     broker_name: str
     read_count: int
@@ -37,8 +37,8 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
-    """One broker group; `addresses` maps brokerId to host:port. `raft`: whether the name server
-    says that it is a Raft group."""
+    """A broker group; `addresses` maps brokerId to host:port. `raft` is the name server's mark of a
+    Raft group."""
 
     cluster: str
     broker_name: str
@@ -52,17 +52,15 @@ class BrokerData:
 
 @dataclass(frozen=True, slots=True)
 class TopicRouteData:
-    """A name server's answer for one topic."""
+    """A name server's answer for a topic."""
 
     queues: tuple[QueueData, ...]
     brokers: tuple[BrokerData, ...]
 
     def write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues that may be sent to, by group and number.
-
-        A group without a leader keeps its queues: a new leader is being elected, and a send that
-        waits for it is better than one that fails or piles onto the other groups for good.
-        """
+        """Return the writable queues, by group and number. A group without a leader keeps its
+        queues, because a new leader is being elected, and a waiting send is better than a failed
+        send or a permanent shift to the remaining groups."""
         known = {broker.broker_name for broker in self.brokers}
         return tuple(
             MessageQueue(topic, data.broker_name, number)
@@ -72,7 +70,7 @@ class TopicRouteData:
         )
 
     def read_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues that may be pulled from, by group and number."""
+        """Return the readable queues, by group and number."""
         return tuple(
             MessageQueue(topic, data.broker_name, number)
             for data in sorted(self.queues, key=lambda q: q.broker_name)
@@ -100,29 +98,27 @@ def parse_route(body: Mapping[str, Any]) -> TopicRouteData:
 
 
 def parse_broker(data: Mapping[str, Any]) -> BrokerData:
-    """Parse one decoded BrokerData; its map keys may be numbers or strings."""
+    """Parse a decoded BrokerData; its map keys may be numbers or strings."""
     addresses = {int(key): str(value) for key, value in data["brokerAddrs"].items()}
     raft = data.get("raftGroup") is True
     return BrokerData(data.get("cluster") or "", data["brokerName"], addresses, raft)
 
 
 class ReplicaGroup:
-    """This client's belief about one broker group: its replicas and its leader.
-
-    `leader` is the address requests go to, or None while it is unknown. `version` rises with
-    every change of leader, so that a late refusal from an old leader changes nothing.
-    """
+    """This client's view of a broker group, with its replicas and its leader. `leader` is the
+    address of requests, or None while unknown. `version` rises with every change of leader, so that
+    a late refusal from an old leader changes nothing."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.raft = False  # any replica may come to lead
+        self.raft = False  # any replica may become the leader
         self.leader: str | None = None
         self.version = 0
         self._addresses: dict[str, None] = {}  # insertion-ordered set
         self._ids: dict[int, str] = {}  # the latest route: brokerId → address
-        self.route_leader: str | None = None  # the latest route's id 0, believed to lead or not
+        self.route_leader: str | None = None  # the latest route's id 0, presumed to lead or not
         self._hint: str | None = None
-        self._doubted: dict[str, None] = {}  # those that refused, in order; tried after the others
+        self._doubted: dict[str, None] = {}  # refusing replicas in order, tried last
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -135,25 +131,22 @@ class ReplicaGroup:
 
     @property
     def absent_leader(self) -> str | None:
-        """Return the latest route's leader if no replica is believed to lead and none has named
-        another leader; it may only have been unreachable for a while. Else None."""
+        """Return the latest route's leader if no replica is presumed to lead and none has named a
+        new leader, since it may only have been unreachable for a while. Otherwise None."""
         if self.leader is not None or self._hint is not None:
             return None
         return self._ids.get(LEADER_ID)
 
     @property
     def target(self) -> str | None:
-        """Return the address to ask next: the leader's, else the best guess. A replica that refuses
-        goes to the end of the list (`doubt`), so repeated requests try all of them in turn."""
+        """Return the address to ask next, the leader's or the best guess. A refusing replica moves
+        to the end of the list (`doubt`), so repeated requests try all replicas in turn."""
         return self.leader or next(iter(self.candidates()), None)
 
     def learn(self, addresses: Mapping[int, str]) -> tuple[str, ...]:
-        """Take over a route answer; return the addresses that were not known before.
-
-        Only a change of the route's id 0 is believed at once; its return after a route without it
-        counts as one. An unchanged route may be older than what the replicas themselves have told
-        us since.
-        """
+        """Accept a route answer; return the new addresses. Only a change of the route's id 0 is
+        accepted at once, including its return after a route without it. An unchanged route may be
+        older than the replicas' own answers since."""
         new = self._remember(addresses[key] for key in sorted(addresses))
         self._ids = dict(addresses)
         route_leader = addresses.get(LEADER_ID)
@@ -168,7 +161,7 @@ class ReplicaGroup:
         return new
 
     def accepted(self, address: str) -> None:
-        """Take note that `address` answered as a leader does."""
+        """Record that `address` answered as a leader."""
         self._hint = None
         self._doubted.clear()
         if self.leader != address:
@@ -176,13 +169,13 @@ class ReplicaGroup:
             self._lead(address)
 
     def presume(self, address: str) -> None:
-        """Take note that `address`, the leader according to the route, answers again."""
+        """Record that `address`, the route's leader, answers again."""
         self._doubted.pop(address, None)
         if self.leader is None:
             self._lead(address)
 
     def doubt(self, address: str, hint: str | None = None) -> None:
-        """Take note that `address` refused or its connection broke."""
+        """Record that `address` refused or its connection broke."""
         if hint is not None and hint != address:
             self._remember((hint,))
             self._hint = hint
@@ -206,8 +199,8 @@ class ReplicaGroup:
         return tuple(order)
 
     def send_targets(self) -> tuple[str, ...]:
-        """Return the addresses to try with a send: in a Raft group as `candidates`, else the
-        route's id 0 and who was named by a refusal, who is never a slave."""
+        """Return the addresses to try with a send, in a Raft group `candidates`, otherwise the
+        route's id 0 and a leader named by a refusal, which is never a slave."""
         found = self.candidates()
         if self.raft:
             return found

@@ -1,6 +1,6 @@
-"""A consumer's subscription to a topic: tags or a SQL92 expression.
+"""A consumer's subscription to a topic by tags or a SQL92 expression.
 
-The broker filters by the tag's hash; two tags may share a hash, so the client compares the string
+The broker filters by the tag's hash. Tags may share a hash, so the client compares the strings
 again.
 """
 
@@ -28,7 +28,7 @@ _TAGS = re.compile(rb"(?:^|\x02)TAGS\x01([^\x02]*)")
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One subscription. Empty `tags` mean every message; `version` is its creation time in ms."""
+    """A subscription. Empty `tags` mean every message; `version` is its creation time in ms."""
 
     topic: str
     expression: str
@@ -49,11 +49,11 @@ class Subscription:
         }
 
     def selects_as(self, other: Subscription) -> bool:
-        """Return whether both select the same messages, as far as their expressions tell."""
+        """Return whether both select the same messages by their expressions."""
         return replace(self, version=other.version) == other
 
     def subscribed_tags(self) -> frozenset[bytes] | None:
-        """Return the tags as bytes, to compare with those of records; None if all are wanted."""
+        """Return the tags as bytes, for comparison with records; None for all messages."""
         if not self.tags:
             return None
         return frozenset(tag.encode() for tag in self.tags)
@@ -66,7 +66,7 @@ def consumer_heartbeat(
     consume_from: str,
     subscriptions: Iterable[Subscription],
 ) -> Mapping[str, Any]:
-    """Return the consumer's part of a heartbeat."""
+    """Return the consumer's fields of a heartbeat."""
     data = {
         "groupName": group,
         "consumeType": consume_type,
@@ -96,8 +96,8 @@ def subscribe(
 
 
 async def check_in_broker(instance: ClientInstance, group: str, subscription: Subscription) -> None:
-    """Have the topic's brokers check the expression (46). Raises BrokerRefused for an invalid one
-    or a broker that does not filter by it, ClientError if a broker cannot be asked."""
+    """Let the topic's brokers check the expression (46). Raises BrokerRefused for an invalid
+    expression or an unsupported type, ClientError if a broker cannot be asked."""
     route = await instance.directory.route(subscription.topic)
     body = orjson.dumps(
         {
@@ -115,6 +115,6 @@ async def check_in_broker(instance: ClientInstance, group: str, subscription: Su
 
 
 def tag_of(properties_raw: bytes) -> bytes:
-    """Return the TAGS value in a stored properties string, b"" if it has none."""
+    """Return the TAGS value in a stored properties string, or b""."""
     found = _TAGS.search(properties_raw)
     return found.group(1) if found else b""

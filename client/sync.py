@@ -1,9 +1,8 @@
-"""Blocking versions of the clients, for programs without an event loop: a background thread runs
-one.
+"""Blocking versions of the clients, with an event loop in a background thread.
 
 Every method blocks until it is done and may be called from any thread. The methods are those of the
-async clients (client.hosted), with the same parameters, results and errors. A BlockingConsumer,
-BlockingLitePullConsumer or BlockingTransactionProducer that was stopped does not start again.
+async clients (client.hosted), with the same parameters, results and errors. A stopped
+BlockingConsumer, BlockingLitePullConsumer or BlockingTransactionProducer does not start again.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class BlockingProducer:
 
 
 class BlockingTransactionListener(Protocol):
-    """`TransactionListener` whose methods block; they run in threads."""
+    """`TransactionListener` with blocking methods, which run in threads."""
 
     def execute(self, message: Message, arg: Any) -> TransactionState: ...
 
@@ -75,7 +74,7 @@ class BlockingTransactionListener(Protocol):
 
 
 class PooledListener:
-    """A transaction listener that runs a blocking one in a pool of threads."""
+    """A transaction listener that runs a blocking listener in a pool of threads."""
 
     def __init__(self, listener: BlockingTransactionListener, pool: ThreadPoolExecutor) -> None:
         self._execute = in_pool(pool, listener.execute)
@@ -114,8 +113,8 @@ class BlockingTransactionProducer(BlockingProducer):
 
 
 class BlockingConsumer:
-    """`PushConsumer` whose listener blocks: it runs in a pool of `threads` threads. At most as many
-    calls run at once, so none that counts as running waits for a thread."""
+    """`PushConsumer` with a blocking listener in a pool of `threads` threads. At most this many
+    calls run at once, so no running call waits for a thread."""
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class BlockingConsumer:
     resume = on_loop(PushConsumer.resume)
 
     def stop(self) -> None:
-        """Do as `PushConsumer.stop`. In the listener a thread of its own does it."""
+        """Do as `PushConsumer.stop`. In the listener a separate thread does it."""
         if self._hosted.client.called_by_listener:
             Thread(target=self._hosted.stop, name="stop").start()
         else:

@@ -1,4 +1,4 @@
-"""Administration of a cluster: `Admin` and its parts, one for each kind of thing."""
+"""Administration of a cluster by `Admin`, with a component per kind of object."""
 
 from .admin import Admin
 from .brokers import BrokerAdmin

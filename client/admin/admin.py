@@ -96,7 +96,7 @@ class Admin:
     __aenter__, __aexit__ = entered, left
 
     async def start(self) -> None:
-        """Start, without waiting for any server. Raises TlsError."""
+        """Start, without waiting for a server. Raises TlsError."""
         await self._instance.start()
 
     async def stop(self) -> None:
@@ -105,7 +105,7 @@ class Admin:
 
     @property
     def instance_config(self) -> InstanceConfig:
-        """Return how this client connects, for other clients that shall connect likewise."""
+        """Return the connection settings, for further clients."""
         return self._instance.config
 
     @property

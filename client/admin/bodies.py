@@ -1,7 +1,7 @@
-"""Parsers for the bodies with which brokers and name servers answer administrators. Pure.
+"""Parsers for the answers of brokers and name servers to administrators.
 
-They tolerate absent fields, because brokers of several versions answer. They raise BodyError for a
-body of another form. Times are epoch milliseconds.
+Fields may be missing, because brokers of several versions answer. A body of a different form raises
+BodyError. Times are epoch milliseconds. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..message import MessageQueue
 
 @dataclass(frozen=True, slots=True)
 class TopicOffset:
-    """The offsets that one queue holds, and when its last message was stored (0: never)."""
+    """The offsets in a queue, and the store time of its last message (0 if none)."""
 
     min_offset: int
     max_offset: int
@@ -26,7 +26,7 @@ class TopicOffset:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A group's progress in one queue. `last_ms`: store time of the last message consumed."""
+    """A group's progress in a queue. `last_ms` is the store time of the last consumed message."""
 
     broker_offset: int
     consumer_offset: int
@@ -36,14 +36,14 @@ class Progress:
     @property
     def behind(self) -> int:
         """Return how many messages of the queue the group has not consumed. An offset beyond the
-        queue's end, as after a reset by hand, leaves none."""
+        queue's end, as after a manual reset, leaves none."""
         return max(0, self.broker_offset - self.consumer_offset)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumeStats:
-    """A group's progress in the queues asked about, and the messages it consumes per second.
-    `headless`: the broker groups that are missing here, because nobody leads them."""
+    """A group's progress in the requested queues, and its messages per second. `headless` lists the
+    broker groups missing here for want of a leader."""
 
     tps: float
     queues: Mapping[MessageQueue, Progress]
@@ -52,7 +52,7 @@ class ConsumeStats:
 
 @dataclass(frozen=True, slots=True)
 class StatsWindow:
-    """Messages counted over a minute, an hour or a day, and their mean per second."""
+    """Messages per minute, hour or day, and their mean per second."""
 
     total: int
     tps: float
@@ -60,7 +60,7 @@ class StatsWindow:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStats:
-    """One statistic of a broker (315)."""
+    """A statistic of a broker (315)."""
 
     minute: StatsWindow
     hour: StatsWindow
@@ -80,7 +80,7 @@ def topic_offsets(body: Mapping[str, Any]) -> dict[MessageQueue, TopicOffset]:
 
 
 def consume_stats(body: Mapping[str, Any]) -> ConsumeStats:
-    """Parse the body of 208 GET_CONSUME_STATS, or a part of that of 317."""
+    """Parse the body of 208 GET_CONSUME_STATS, or an item in the body of 317."""
     queues = {}
     for queue, value in _by_queue(body.get("offsetTable")):
         consumed = int(value.get("consumerOffset", 0))
@@ -94,7 +94,7 @@ def consume_stats(body: Mapping[str, Any]) -> ConsumeStats:
 
 
 def broker_consume_stats(body: Mapping[str, Any]) -> dict[str, list[ConsumeStats]]:
-    """Parse the body of 317 GET_BROKER_CONSUME_STATS: by group, one entry for each topic."""
+    """Parse the body of 317 GET_BROKER_CONSUME_STATS by group, an entry per topic."""
     found: dict[str, list[ConsumeStats]] = {}
     for entry in body.get("consumeStatsList") or ():
         for group, parts in entry.items():
@@ -118,7 +118,7 @@ def broker_stats(body: Mapping[str, Any]) -> BrokerStats:
 
 
 def merged(parts: Iterable[ConsumeStats], headless: tuple[str, ...] = ()) -> ConsumeStats:
-    """Merge several brokers' answers into one, without those of the groups `headless`."""
+    """Merge the answers of several brokers, without the groups `headless`."""
     queues: dict[MessageQueue, Progress] = {}
     tps = 0.0
     for part in parts:
@@ -128,7 +128,7 @@ def merged(parts: Iterable[ConsumeStats], headless: tuple[str, ...] = ()) -> Con
 
 
 def properties(text: str) -> dict[str, str]:
-    """Parse properties as brokers write them: `key=value` lines, nothing escaped."""
+    """Parse properties as brokers write them, in `key=value` lines without escapes."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if not line or line.startswith(("#", "!")):

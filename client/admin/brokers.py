@@ -1,4 +1,4 @@
-"""One broker: its configuration, figures, upkeep, and its Raft group's members."""
+"""Administration of a broker, its configuration, figures, upkeep and Raft members."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ UPKEEP_TIMEOUT_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class DeletedLog:
-    """What a broker deleted of its CommitLog, in bytes, and what has expired there and stays, with
-    the broker's words for what it is kept for."""
+    """The bytes of CommitLog that a broker deleted, and expired bytes that it kept, with the
+    broker's reason."""
 
     deleted: int
     kept: int
@@ -34,13 +34,13 @@ class DeletedLog:
 
 
 class BrokerAdmin:
-    """Requests to one broker process, by its address."""
+    """Requests to a broker process by its address."""
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
 
     async def runtime_info(self, address: str) -> dict[str, str]:
-        """Return a replica's runtime info (28): names and values, all text."""
+        """Return a replica's runtime info (28) by name, all text."""
         body = await self._requests.json(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return {str(key): str(value) for key, value in (body.get("table") or {}).items()}
 
@@ -50,15 +50,16 @@ class BrokerAdmin:
         return properties(response.body.decode())
 
     async def update_config(self, address: str, key: str, value: str) -> None:
-        """Set one key of the configuration (25)."""
+        """Set a configuration key (25)."""
         body = f"{key}={value}\n".encode()
         await self._requests.ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)
 
     async def stats(self, address: str, name: str, key: str) -> BrokerStats | None:
-        """Return one of the broker's statistics (315); None if the broker does not have it."""
+        """Return a statistic of the broker (315); None if it does not exist."""
         ext = {"statsName": name, "statsKey": key}
         response = await self._requests.invoke(address, RequestCode.VIEW_BROKER_STATS_DATA, ext)
-        if response.code == ResponseCode.SYSTEM_ERROR:  # brokers answer so if they do not have it
+        # brokers answer thus for a missing statistic
+        if response.code == ResponseCode.SYSTEM_ERROR:
             return None
         return broker_stats(loads_object(successful(response, address).body))
 
@@ -76,16 +77,16 @@ class BrokerAdmin:
         return await self._requests.json(address, code, {"producerGroup": group})
 
     async def clean_expired_queues(self, address: str) -> None:
-        """Have the queues drop what the log no longer holds (306)."""
+        """Let the queues drop entries that the log has deleted (306)."""
         code = RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE
         await self._requests.ask(address, code, timeout_ms=UPKEEP_TIMEOUT_MS)
 
     async def delete_expired_log(
         self, address: str, trust_clock: bool = False
     ) -> DeletedLog | None:
-        """Have the broker run now the retention that it runs at `deleteWhen` (329). `trust_clock`:
-        its wall clock is right, though its log contradicts it. Returns what it did; None from
-        Apache's broker, which does not say."""
+        """Let the broker run its retention of `deleteWhen` now (329). `trust_clock` confirms its
+        wall clock although its log contradicts it. Returns the result; None from Apache's broker.
+        """
         code = RequestCode.DELETE_EXPIRED_COMMITLOG
         ext = {"trustClock": "true"} if trust_clock else {}
         answer = await self._requests.ask(address, code, ext, timeout_ms=UPKEEP_TIMEOUT_MS)
@@ -96,8 +97,8 @@ class BrokerAdmin:
         return DeletedLog(int(ext["deletedBytes"]), kept, ext.get("keptFor", ""))
 
     async def transfer_leadership(self, address: str, target: str = "", force: bool = False) -> str:
-        """Start a leadership transfer (30001, ours) to `target`, or, if "", to the voter that
-        has most of those that could lead at once. `force`: even to one that would hand it back.
+        """Start a leadership transfer (30001, ours) to `target`; if "", to the most up-to-date
+        voter that could lead at once. `force` permits a target that would return the leadership.
         Returns the target."""
         ext = {"target": target} if target else {}
         if force:
@@ -106,20 +107,19 @@ class BrokerAdmin:
         return (response.ext or {}).get("target", "")
 
     async def members(self, address: str) -> list[dict[str, Any]]:
-        """Return the members of the broker's Raft group as it knows them (30002, ours): node_id,
-        address, role (voter, learner), broker_id, preferred; from a leader also match, lag and
-        recovered (whole: its old name)."""
+        """Return the members of the broker's Raft group (30002, ours) with node_id, address, role
+        (voter, learner), broker_id and preferred; a leader adds match, lag and recovered (also as
+        `whole`)."""
         body = await self._requests.json(address, RequestCode.CHANGE_MEMBERS, {"op": "list"})
         return list(body.get("members") or ())
 
     async def change_members(
         self, address: str, op: str, member_id: str, member_address: str = "", force: bool = False
     ) -> list[dict[str, Any]]:
-        """Change the Raft group's members (30002), asking the leader at `address`. `op` is
-        add-learner, promote, remove, move, or prefer (as leader; "": nobody); add-learner and move
-        take `member_address` (host:port of its Raft listener). A member gets only an address
-        at which the leader finds it, unless `force`. Returns the members once the change is
-        committed."""
+        """Change the Raft group's members (30002) by the leader at `address`. `op` is add-learner,
+        promote, remove, move, or prefer (as leader; "" for none). add-learner and move need
+        `member_address`, host:port of its Raft listener, which the leader must reach unless
+        `force`. Returns the members after the commit."""
         ext = {"op": op, "memberId": member_id}
         if member_address:
             ext["memberAddress"] = member_address

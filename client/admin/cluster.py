@@ -1,4 +1,4 @@
-"""The cluster as the name servers know it: routes, broker groups, leaders."""
+"""The cluster in the view of the name servers, with routes, broker groups and leaders."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class ClusterInfo:
 
     @property
     def leaders(self) -> dict[str, str]:
-        """Broker name → leader's address, of every broker group that has a leader."""
+        """Broker name → leader's address, for every broker group with a leader."""
         return leaders_in(self.brokers)
 
 
 class ClusterAdmin:
-    """Questions about the cluster that any one name server answers."""
+    """Queries about the cluster that any name server answers."""
 
     def __init__(self, instance: ClientInstance) -> None:
         self._instance = instance
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Ask a name server for the topic's route and return it."""
+        """Return the topic's route from a name server."""
         return await self._instance.directory.refresh(topic)
 
     async def info(self) -> ClusterInfo:
@@ -50,21 +50,21 @@ class ClusterAdmin:
         return ClusterInfo(brokers, clusters)
 
     async def topics(self) -> tuple[str, ...]:
-        """Return every topic the name server knows (206)."""
+        """Return every topic of a name server (206)."""
         body = await self._body(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return tuple(body.get("topicList") or ())
 
     async def groups_of(self, topic: str) -> Mapping[str, BrokerData]:
-        """Return the broker groups that have the topic, by broker name."""
+        """Return the topic's broker groups by broker name."""
         return {b.broker_name: b for b in (await self.route(topic)).brokers}
 
     async def leaders_of(self, topic: str) -> dict[str, str]:
-        """Return broker name → leader's address, for the broker groups that have the topic and a
-        leader; `headless` names the others."""
+        """Return broker name → leader's address, for the topic's broker groups with a leader;
+        `headless` lists the rest."""
         return leaders_in(await self.groups_of(topic))
 
     async def leaders(self) -> dict[str, str]:
-        """Return broker name → leader's address, for every broker group that has a leader."""
+        """Return broker name → leader's address, for every broker group with a leader."""
         return (await self.info()).leaders
 
     async def _body(self, code: RequestCode) -> dict[str, Any]:
@@ -73,10 +73,10 @@ class ClusterAdmin:
 
 
 def leaders_in(groups: Mapping[str, BrokerData]) -> dict[str, str]:
-    """Return broker name → leader's address, of the groups that have a leader."""
+    """Return broker name → leader's address, of the groups with a leader."""
     return {name: data.leader for name, data in sorted(groups.items()) if data.leader}
 
 
 def headless(groups: Mapping[str, BrokerData]) -> tuple[str, ...]:
-    """Return the names of the groups that have no leader at the moment."""
+    """Return the names of the groups without a leader."""
     return tuple(name for name, data in sorted(groups.items()) if not data.leader)

@@ -1,4 +1,4 @@
-"""Consumer groups: their settings, progress and members."""
+"""Administration of consumer groups, their settings, progress and members."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .bodies import ConsumeStats, consume_stats, merged
 from .cluster import ClusterAdmin, headless, leaders_in
 from .requests import Requests
 
-CLIENT_TIMEOUT_MS = 10_000  # of requests that a broker passes on to a client
+CLIENT_TIMEOUT_MS = 10_000  # of requests that a broker forwards to a client
 
 
 class GroupAdmin:
-    """Consumer groups of one broker; `stats` asks every broker of a topic."""
+    """Consumer groups of a broker; `stats` asks every broker of a topic."""
 
     def __init__(self, requests: Requests, cluster: ClusterAdmin) -> None:
         self._requests = requests
@@ -38,7 +38,7 @@ class GroupAdmin:
         await self._requests.ask(address, code, None, dumps(dict(bean)))
 
     async def delete(self, address: str, group: str, *, offsets: bool = False) -> None:
-        """Delete a subscription group (207), with its offsets if `offsets`."""
+        """Delete a subscription group (207), with `offsets` also its offsets."""
         requested = fields.from_boolean(offsets)
         ext = {"groupName": group, "cleanOffset": requested, "removeOffset": requested}
         await self._requests.ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
@@ -46,17 +46,16 @@ class GroupAdmin:
     async def set_mode(
         self, address: str, group: str, topic: str, mode: str, *, share: int = 0
     ) -> None:
-        """Let clients of 5.x that leave the sharing to the broker pull or pop a topic (401): `mode`
-        is PULL or POP. `share`: with so many neighbours a client shares its queues; 0: every client
-        pops all queues."""
+        """Set the mode (401), PULL or POP, of a topic for 5.x clients with allocation by the
+        broker. With `share` > 0 a client shares its queues with this many neighbours; with 0 every
+        client pops all queues."""
         body = {"topic": topic, "consumerGroup": group, "mode": mode, "popShareQueueNum": share}
         code = RequestCode.SET_MESSAGE_REQUEST_MODE
         await self._requests.ask(address, code, None, dumps(body))
 
     async def stats(self, group: str, topic: str = "") -> ConsumeStats:
-        """Return the group's progress (208) in `topic`, or in all topics. Asks the leaders
-        of `topic`, or of the group's retry topic. Raises BrokerRefused (26) if no broker knows the
-        group."""
+        """Return the group's progress (208) in `topic`, or in all topics, from the leaders of
+        `topic` or of the group's retry topic. Raises BrokerRefused (26) for an unknown group."""
         try:
             groups = await self._cluster.groups_of(topic or RETRY_PREFIX + group)
         except NoRoute:
@@ -79,11 +78,11 @@ class GroupAdmin:
         return merged(parts, headless(groups))
 
     async def consumers(self, group: str, address: str) -> tuple[str, ...]:
-        """Return the client ids of a group that one broker knows (38); empty if there are none."""
+        """Return the client ids of a group on a broker (38)."""
         response = await self._requests.invoke(
             address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}
         )
-        if response.code == ResponseCode.SYSTEM_ERROR:  # brokers answer so if there are none
+        if response.code == ResponseCode.SYSTEM_ERROR:  # brokers answer thus without members
             return ()
         body = loads_object(successful(response, address).body)
         return tuple(str(item) for item in body.get("consumerIdList") or ())
@@ -97,7 +96,7 @@ class GroupAdmin:
     async def running_info(
         self, address: str, group: str, client_id: str, *, stack: bool = False
     ) -> dict[str, Any]:
-        """Return a consumer's report on itself (307), through a broker it is connected to."""
+        """Return a consumer's running info (307), through a broker that it is connected to."""
         ext = RunningInfoHeader(group, client_id, stack).to_ext()
         code = RequestCode.GET_CONSUMER_RUNNING_INFO
         return await self._requests.json(address, code, ext, CLIENT_TIMEOUT_MS)
@@ -105,7 +104,7 @@ class GroupAdmin:
     async def consume_directly(
         self, address: str, group: str, client_id: str, msg_id: str, broker_name: str = ""
     ) -> dict[str, Any]:
-        """Have a consumer consume one stored message (309). Returns Apache's
+        """Let a consumer consume a stored message (309). Returns Apache's
         ConsumeMessageDirectlyResult."""
         ext = ConsumeDirectlyHeader(group, client_id, msg_id, broker_name or None).to_ext()
         code = RequestCode.CONSUME_MESSAGE_DIRECTLY

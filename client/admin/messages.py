@@ -1,4 +1,4 @@
-"""Stored messages: found by id, by key and by offset."""
+"""Stored messages by id, by key and by offset."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ NOTHING = (
 
 
 class MessageAdmin:
-    """Stored messages. Nothing here commits an offset."""
+    """Stored messages. Offsets are never committed here."""
 
     def __init__(self, instance: ClientInstance, requests: Requests) -> None:
         self._instance = instance
         self._requests = requests
 
     async def view(self, offset_msg_id: str, broker_name: str = "") -> MessageExt:
-        """Return the message with that offset message id, from the broker that stored it (33)."""
+        """Return the message with that offset message id, from its broker (33)."""
         try:
             (host, port), position = decode_offset_message_id(offset_msg_id)
         except ValueError as error:
@@ -49,7 +49,7 @@ class MessageAdmin:
     async def view_at(
         self, address: str, commit_log_offset: int, broker_name: str = ""
     ) -> MessageExt:
-        """Return the message whose record begins at a CommitLog offset, from one replica (33)."""
+        """Return the message record at a CommitLog offset, from a replica (33)."""
         ext = {"offset": str(commit_log_offset)}
         response = await self._requests.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, ext)
         messages = decode_messages(response.body, broker_name)
@@ -67,11 +67,10 @@ class MessageAdmin:
         *,
         unique_key: bool = False,
     ) -> list[MessageExt]:
-        """Find messages by UNIQ_KEY or by one of their KEYS, stored between two times (12). Asks
-        every broker group of the topic; returns the newest `max_num`, oldest first.
-
-        `unique_key`: the key is a UNIQ_KEY, for which brokers have a separate limit. Raises if
-        one group cannot be asked, because its messages would be missing from the result."""
+        """Find messages by UNIQ_KEY or by any of their KEYS, stored between two times (12), in
+        every broker group of the topic. Returns the newest `max_num`, oldest first. With
+        `unique_key` the key is a UNIQ_KEY, for which brokers have a separate limit. Raises if a
+        group cannot be asked, because its messages would be missing."""
         ext = QueryMessageHeader(topic, key, max_num, begin_ms, end_ms, unique_key).to_ext()
         route = await self._instance.directory.route(topic)
         found: list[MessageExt] = []
@@ -82,7 +81,7 @@ class MessageAdmin:
             if response.code == ResponseCode.QUERY_NOT_FOUND:
                 continue
             body = successful(response, name).body
-            # Brokers other than ours compare only the key's hash.
+            # Apache's brokers compare only the key's hash.
             found += [m for m in decode_messages(body, name) if _has_key(m, topic, key)]
         found.sort(key=lambda m: (m.store_timestamp_ms, m.broker_name, m.commit_log_offset))
         return found[-max_num:] if max_num > 0 else []
@@ -96,9 +95,9 @@ class MessageAdmin:
         expression_type: str = "TAG",
         wait_ms: int = 0,
     ) -> tuple[list[MessageExt], int]:
-        """Return messages of a queue from `offset` on (11), and the offset to continue at, which
-        is the same one if there is nothing more. The broker waits up to `wait_ms` until there are
-        some. No group is made or joined for it. Brokers compare only the hashes of tags."""
+        """Return messages of a queue from `offset` on (11), and the offset to continue at,
+        unchanged if there are none. The broker waits up to `wait_ms` for messages. No group is
+        created or joined. Brokers compare only the hashes of tags."""
         command = _pull(queue, offset, count, expression, expression_type, wait_ms)
         await self._instance.directory.route(queue.topic)
         response = await self._instance.invoke_leader(
@@ -112,7 +111,7 @@ class MessageAdmin:
     async def pull_at(
         self, address: str, queue: MessageQueue, offset: int, count: int = 32
     ) -> tuple[list[MessageExt], int]:
-        """Do as `pull`, at one replica, which may be in no route."""
+        """Do as `pull` at a replica, which need not be in a route."""
         command = _pull(queue, offset, count)()
         ask, ext = self._requests.invoke, command.ext or {}
         return _pulled(await ask(address, command.code, ext, b"", ANSWER_GRACE_MS), queue, address)

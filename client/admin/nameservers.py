@@ -1,4 +1,4 @@
-"""The name servers' own state. Every name server is asked: they do not talk to each other."""
+"""Administration of the name servers, all of which are asked, since they are independent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .bodies import properties
 from .requests import at_each
 
 TIMEOUT_MS = 3_000
-# Requests that change a signed broker's routes: name servers accept them signed with the same key.
+# Requests that change a signed broker's routes. Name servers accept them with a signature by the
+# same key.
 SIGNED_CODES = (RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
 
 
@@ -32,14 +33,14 @@ class NameServerAdmin:
     async def ask(
         self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""
     ) -> dict[str, RemotingCommand]:
-        """Send one request to every name server; return address → answer. Raises if one does not
-        answer or refuses; those asked before it have carried out the request."""
+        """Send a request to every name server; return address → answer. Raises if any does not
+        answer or returns an error; earlier name servers have executed the request then."""
         return {a: await self._answer(a, code, ext, body) for a in self.addresses}
 
     async def _change(
         self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""
     ) -> dict[str, RemotingCommand]:
-        """Do as `ask` with a change: an error tells where it was made (`at_each`)."""
+        """Do as `ask` for a change; an error notes where it was made (`at_each`)."""
         return await at_each(self.addresses, lambda a: self._answer(a, code, ext, body))
 
     async def _answer(
@@ -67,8 +68,8 @@ class NameServerAdmin:
         await self._change(RequestCode.DELETE_TOPIC_IN_NAMESRV, ext)
 
     async def set_write_perm(self, broker_name: str, writable: bool) -> dict[str, int]:
-        """Set whether routes offer a broker's queues for writing (205, 327). Returns, by name
-        server, how many topics changed."""
+        """Set whether routes offer a broker's queues for writing (205, 327). Returns the number of
+        changed topics by name server."""
         code = RequestCode.WIPE_WRITE_PERM_OF_BROKER
         name = "wipeTopicCount"
         if writable:
@@ -82,12 +83,11 @@ class NameServerAdmin:
         return {a: properties(r.body.decode()) for a, r in answers.items()}
 
     async def update_configs(self, key: str, value: str) -> None:
-        """Set one configuration key (318)."""
+        """Set a configuration key (318)."""
         await self._change(RequestCode.UPDATE_NAMESRV_CONFIG, body=f"{key}={value}\n".encode())
 
     async def _ask_one(self, address: str, command: RemotingCommand) -> RemotingCommand:
-        """Send a request, signed if its code calls for it and there is a key. Raises
-        RemotingError."""
+        """Send a request, signed if its code requires it and there is a key. Raises RemotingError."""
         remoting, key = self._instance.remoting, self._instance.config.registration_key
         if key and command.code in SIGNED_CODES:
             connection = await remoting.connect(address)

@@ -1,4 +1,4 @@
-"""Offsets: what queues hold, what groups have committed, and moving groups."""
+"""Administration of offsets, in queues and of groups."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ..message import MessageQueue
 from .bodies import queue_offsets
 from .requests import Requests
 
-TO_END = -1  # as a reset's timestamp: after the last message
+TO_END = -1  # a reset's timestamp for the end of the queue
 
 
 class OffsetAdmin:
-    """Offsets of queues, asked from their leaders, and of groups."""
+    """Offsets of queues, from their leaders, and of groups."""
 
     def __init__(self, instance: ClientInstance, requests: Requests) -> None:
         self._instance = instance
         self._requests = requests
 
     async def max(self, queue: MessageQueue) -> int:
-        """Return the offset that the queue's next message will get (30)."""
+        """Return the offset of the queue's next message (30)."""
         await self._instance.directory.route(queue.topic)
         return await max_offset(self._instance, queue)
 
     async def min(self, queue: MessageQueue) -> int:
-        """Return the oldest offset the queue still holds (31)."""
+        """Return the queue's oldest offset (31)."""
         await self._instance.directory.route(queue.topic)
         return await min_offset(self._instance, queue)
 
@@ -37,13 +37,13 @@ class OffsetAdmin:
         return await offset_for(self._instance, queue, timestamp_ms)
 
     async def committed(self, group: str, queue: MessageQueue) -> int | None:
-        """Return the offset the group has committed (14); None if it has committed nothing."""
+        """Return the group's committed offset (14), or None."""
         await self._instance.directory.route(queue.topic)
         return await OffsetStore(group, self._instance).committed(queue)
 
     async def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Commit an offset for a group (15) and wait for the broker's confirmation. A running
-        consumer may overwrite it."""
+        """Commit an offset for a group (15), confirmed by the broker. A running consumer may
+        overwrite it."""
         await self._instance.directory.route(queue.topic)
         await OffsetStore(group, self._instance, consumes=False).write(queue, offset)
 
@@ -58,9 +58,9 @@ class OffsetAdmin:
         queue_id: int = -1,
         offset: int = -1,
     ) -> dict[MessageQueue, int]:
-        """Reset the group's offsets (222) to what was stored at `timestamp_ms`, or TO_END, in every
-        queue of this broker; or in `queue_id` to `offset`. Running consumers follow. Without
-        `force` offsets only move back. Returns the new offset of each queue."""
+        """Reset the group's offsets (222) to `timestamp_ms`, or TO_END, in every queue of this
+        broker; or in `queue_id` to `offset`. Running consumers follow. Without `force` offsets only
+        move back. Returns the new offsets by queue."""
         ext = ResetOffsetHeader(topic, group, timestamp_ms, force, queue_id, offset).to_ext()
         if offset < 0:
             del ext["offset"]
@@ -68,6 +68,6 @@ class OffsetAdmin:
         return queue_offsets((await self._requests.json(address, code, ext)).get("offsetTable"))
 
     async def clone(self, address: str, source: str, target: str, topic: str) -> None:
-        """Give group `target` the offsets that `source` committed in the topic (314)."""
+        """Copy the offsets of `source` in the topic to group `target` (314)."""
         ext = {"srcGroup": source, "destGroup": target, "topic": topic, "offline": "false"}
         await self._requests.ask(address, RequestCode.CLONE_GROUP_OFFSET, ext)

@@ -1,4 +1,4 @@
-"""Sends an administrator's requests to one address, and raises what their answers refuse."""
+"""Requests of an administrator to an address, with errors for their refusals."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Answer = TypeVar("Answer")
 async def at_each(
     addresses: Iterable[str], change: Callable[[str], Awaitable[Answer]]
 ) -> dict[str, Answer]:
-    """Make a change at one address after the other; return the answers, by address. If one fails,
-    its error has a note that says where the change was made before."""
+    """Make a change at each address in turn; return the answers by address. A failure's error notes
+    where the change was made before."""
     answers: dict[str, Answer] = {}
     for address in addresses:
         try:
@@ -32,7 +32,7 @@ async def at_each(
 
 
 class Requests:
-    """The requests of one admin client. Times in milliseconds."""
+    """The requests of an admin client, with times in milliseconds."""
 
     def __init__(self, instance: ClientInstance) -> None:
         self._instance = instance
@@ -45,8 +45,7 @@ class Requests:
         body: bytes = b"",
         timeout_ms: int = 3000,
     ) -> RemotingCommand:
-        """Send one request to one address and return the response, whatever its code. Raises
-        BrokerUnreachable."""
+        """Send a request and return the response with any code. Raises BrokerUnreachable."""
         command = RemotingCommand.request(code, dict(ext) if ext else None, body)
         try:
             return await self._instance.remoting.invoke(address, command, timeout_ms)
@@ -75,6 +74,6 @@ class Requests:
         return loads_object((await self.ask(address, code, ext, b"", timeout_ms)).body)
 
     async def beans(self, address: str, code: int, table: str) -> dict[str, dict[str, Any]]:
-        """Return the beans, by name, that stand in the answer's body under `table`."""
+        """Return the beans by name under `table` in the answer's body."""
         found = (await self.json(address, code)).get(table) or {}
         return {str(name): dict(bean) for name, bean in found.items()}

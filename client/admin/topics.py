@@ -1,4 +1,4 @@
-"""Topics: created, changed, deleted, examined."""
+"""Administration of topics, to create, change, delete and examine them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PERM_READ_WRITE = 6
 
 
 class TopicAdmin:
-    """Topics of a cluster, or, by a broker's address, of one broker."""
+    """Topics of a cluster, or, by address, of a broker."""
 
     def __init__(self, instance: ClientInstance, requests: Requests, cluster: ClusterAdmin) -> None:
         self._instance = instance
@@ -37,8 +37,8 @@ class TopicAdmin:
         broker_name: str | None = None,
         message_type: str = "",
     ) -> None:
-        """Create or change the topic (17) on one broker group, or on every one. `message_type`: the
-        kind of messages that it is for (remoting.topic_attributes); "": as it is."""
+        """Create or change the topic (17) on a broker group, or on all. `message_type` is the type
+        of its messages (remoting.topic_attributes); "" leaves it unchanged."""
         names = [broker_name] if broker_name else list(await self._learn_groups())
         if not names:
             raise BrokerUnreachable("the name server knows no broker group")
@@ -66,34 +66,34 @@ class TopicAdmin:
         return await self._requests.json(address, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
 
     async def put(self, address: str, header: TopicHeader) -> None:
-        """Create or change a topic on one broker (17)."""
+        """Create or change a topic on a broker (17)."""
         await self._requests.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
 
     async def delete(self, address: str, topic: str) -> None:
-        """Delete a topic on one broker (215); `name_server.forget_topic` removes it from name
+        """Delete a topic on a broker (215); `name_server.forget_topic` removes it from name
         servers."""
         await self._requests.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
 
     async def empty(self, address: str, topic: str) -> dict[str, Any]:
-        """Delete a topic's messages and its groups' offsets on one broker (30008); return how many
-        `messages` it had, and which `groups`."""
+        """Delete a topic's messages and its groups' offsets on a broker (30008); return the number
+        of `messages` and the `groups`."""
         return await self._requests.json(address, RequestCode.EMPTY_TOPIC, {"topic": topic})
 
     async def offsets(self, topic: str) -> dict[MessageQueue, TopicOffset]:
-        """Return the topic's offsets by queue (202), from all brokers that have the topic."""
+        """Return the topic's offsets by queue (202), from all its brokers."""
         found: dict[MessageQueue, TopicOffset] = {}
         for address in (await self._cluster.leaders_of(topic)).values():
             found |= await self.offsets_at(address, topic)
         return found
 
     async def offsets_at(self, address: str, topic: str) -> dict[MessageQueue, TopicOffset]:
-        """Return the topic's offsets by queue (202) at one broker."""
+        """Return the topic's offsets by queue (202) on a broker."""
         code = RequestCode.GET_TOPIC_STATS_INFO
         return topic_offsets(await self._requests.json(address, code, {"topic": topic}))
 
     async def writers(self, topic: str) -> list[dict[str, Any]]:
-        """Return the topic's exactly-once writers (30006), of every broker group that has it: for
-        each "broker", "writer", "epoch", "lastTimeMs", "watermarks"."""
+        """Return the topic's exactly-once writers (30006) in every broker group, each with
+        "broker", "writer", "epoch", "lastTimeMs", "watermarks"."""
         found = []
         ext = {"topic": topic, "op": "list"}
         for broker, address in sorted((await self._cluster.leaders_of(topic)).items()):
@@ -102,7 +102,7 @@ class TopicAdmin:
         return found
 
     async def delete_writer(self, topic: str, writer: str) -> None:
-        """Forget a writer and its watermarks (30006) at every broker group that has the topic."""
+        """Delete a writer and its watermarks (30006) in every broker group of the topic."""
         ext = {"topic": topic, "op": "delete", "writer": writer}
         leaders = await self._cluster.leaders_of(topic)
         await at_each(
@@ -111,13 +111,13 @@ class TopicAdmin:
         )
 
     async def groups(self, address: str, topic: str) -> tuple[str, ...]:
-        """Return the groups that consume the topic, or did so once (300)."""
+        """Return the groups that consume or consumed the topic (300)."""
         code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
         body = await self._requests.json(address, code, {"topic": topic})
         return tuple(sorted(str(group) for group in body.get("groupList") or ()))
 
     async def _learn_groups(self) -> tuple[str, ...]:
-        """Return the names of all broker groups, and put their replicas into the directory."""
+        """Return the names of all broker groups, and add their replicas to the directory."""
         info = await self._cluster.info()
         for name, broker in info.brokers.items():
             self._instance.directory.learn(name, broker)

@@ -1,1 +1,1 @@
-"""Consumers: push, pull, lite pull and simple, with their offsets and queue locks."""
+"""Push, pull, lite pull and simple consumers, with their offsets and queue locks."""

@@ -1,16 +1,19 @@
-"""Hands batches to the user's listener and handles failed messages.
+"""Delivery of batches to the user's listener, and the handling of failed messages.
 
-Concurrent: a failed message is sent back to the broker (36), which redelivers it later through the
-group's retry topic, or moves it to the group's dead letters after `max_reconsume_times`. If that
-fails, the message is sent to the retry topic as a new one; if that fails, too, it is kept and
-redelivered here after a pause. The offset does not pass it before one of them succeeded, so nothing
-is skipped or lost. A message that the listener has had for longer than the consume time-out is sent
-back, too, and no longer holds up the offset. The listener call is not cancelled and still counts
-as running; its eventual answer is ignored.
-Orderly: a batch is consumed only under a valid lock of its queue. A failed message stops the queue
-for a moment and is redelivered here; after `max_reconsume_times` it goes to the dead letters.
-Broadcasting: a failed message is logged and not repeated, as every member has its own copy.
-What goes wrong is logged by client.log_rate_limit.
+Concurrent: a failed message is sent back to the broker (36), which redelivers it through the
+group's retry topic, or moves it to the dead letters after `max_reconsume_times`. If that fails, the
+message is sent to the retry topic as a new message, and if that also fails, it is kept and
+redelivered here after a pause. The offset passes it only after one of these succeeded, so nothing
+is skipped. A message that the listener holds beyond the consume time-out is also sent back and no
+longer holds up the offset. The listener call is not cancelled and still counts as running; its
+result is ignored.
+
+Orderly: a batch is consumed only under a valid lock of its queue. A failed message pauses the queue
+and is redelivered here; after `max_reconsume_times` it becomes a dead letter.
+
+Broadcasting: a failed message is logged and not repeated, because every member has its own copy.
+
+client.log_rate_limit logs the failures.
 """
 
 from __future__ import annotations
@@ -35,18 +38,16 @@ logger = logging.getLogger(__name__)
 
 DEAD_LETTER_NOW = -1  # a delay level
 TIMED_OUT_LEVEL = 3  # RocketMQ's delay level for messages that timed out
-EXPIRY_CHECKS = 10  # checks within one consume time-out, so it is late by a tenth at most
+EXPIRY_CHECKS = 10  # checks per consume time-out, so it is at most a tenth late
 RECONSUME_TIMES_MAX = 16  # RocketMQ's default for concurrent listeners
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A listener's detailed answer: the first `done` messages succeeded, redeliver the rest.
-
-    `delay_level` is for concurrent listeners: 1 to 18, 0 for the broker's choice (rising with each
-    attempt), -1 for the dead letters at once. `suspend_ms` is for orderly ones: how long the queue
-    stops (10 ms to 30 s); None for the policy's value.
-    """
+    """A listener's detailed result: the first `done` messages succeeded, and the rest is to be
+    redelivered. `delay_level` is for concurrent listeners: 1 to 18, 0 for the broker's choice
+    (rising with each attempt), -1 for a dead letter. `suspend_ms` is for orderly listeners, the
+    pause of the queue (10 ms to 30 s); None for the policy's value."""
 
     done: int = 0
     delay_level: int = 0
@@ -55,7 +56,7 @@ class Later:
 
 ListenerAnswer = ConsumeResult | Later | None
 Answering = ListenerAnswer | Awaitable[ListenerAnswer] | Future[ListenerAnswer]
-Listener = Callable[[list[MessageExt]], Answering]  # a Future: a thread of a pool answers
+Listener = Callable[[list[MessageExt]], Answering]  # a Future for a result from a thread pool
 Finish = Callable[[], None]
 SUSPEND_MS_MIN, SUSPEND_MS_MAX = 10, 30_000
 _call: ContextVar[object] = ContextVar("call", default=None)  # the listener's latest call
@@ -63,28 +64,29 @@ _call: ContextVar[object] = ContextVar("call", default=None)  # the listener's l
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """The treatment of failed messages. A concurrent message that no broker takes back waits here
-    for `retry_pause_ms_first` * 2^n, at most `retry_pause_ms_max`. An orderly queue stops for
-    `retry_pause_ms_first`. `max_reconsume_times` None: 16, and no limit for orderly listeners."""
+    """The treatment of failed messages. A concurrent message that no broker accepts waits here for
+    `retry_pause_ms_first` * 2^n, at most `retry_pause_ms_max`. An orderly queue pauses for
+    `retry_pause_ms_first`. `max_reconsume_times` None means 16, and no limit for orderly listeners.
+    """
 
     retry_pause_ms_first: int = 1000
     retry_pause_ms_max: int = 30_000
     max_reconsume_times: int | None = None
-    send_back: bool = True  # False: always keep and retry here
+    send_back: bool = True  # False keeps and retries all messages here
 
 
 class GuardedListener:
-    """A user's listener, whose mistakes stop nothing and are logged."""
+    """A user's listener, with its errors contained and logged."""
 
     def __init__(self, listener: Listener, log: ListenerLog) -> None:
         self.log = log
         self._listener = listener
-        self._calls: set[object] = set()  # those that have not returned
+        self._calls: set[object] = set()  # running calls
 
     @property
     def calling(self) -> bool:
-        """Return whether the code that asks was called by the listener: in its task or one that it
-        began, or in its thread if that was given the context."""
+        """Return whether the calling code was called by the listener, in its task or a child task,
+        or in its thread if that has the context."""
         return _call.get() in self._calls
 
     async def call(
@@ -92,9 +94,9 @@ class GuardedListener:
         messages: list[MessageExt],
         threaded: Callable[[Future[ListenerAnswer]], None] | None = None,
     ) -> Later | None:
-        """Call the listener; return None if it succeeded. An exception means: again later, also
-        SystemExit in a thread, where it does not end the program.
-        `threaded(work)` is called if a thread does the work: it goes on if this is cancelled."""
+        """Call the listener; return None on success. An exception means redelivery, also SystemExit
+        in a thread, where it does not end the program. `threaded(work)` is called if a thread does
+        the work, which continues if this is cancelled."""
         restore_topics(messages)
         this = object()
         _call.set(this)
@@ -108,7 +110,7 @@ class GuardedListener:
                     threaded(given)
                 given = asyncio.wrap_future(given)
             elif inspect.iscoroutine(given):
-                given = asyncio.create_task(given)  # its own: it may cancel the task it runs in
+                given = asyncio.create_task(given)  # a separate task, because it may cancel its own
             result = await given if inspect.isawaitable(given) else given
         except BaseException as error:
             if not _is_failure(error, in_thread):
@@ -127,18 +129,18 @@ class GuardedListener:
 
 
 class Deliverer(Protocol):
-    """Runs the listener over a batch until every message in it is dealt with."""
+    """Runs the listener over a batch until every message is handled."""
 
     async def deliver(
         self, queue: MessageQueue, messages: list[MessageExt], finish: Finish
     ) -> None:
-        """Deliver a batch. Returns when all messages are dealt with and the listener has returned.
-        Calls `finish` if the messages are dealt with long before the listener returns."""
+        """Deliver a batch. Returns when all messages are handled and the listener has returned.
+        Calls `finish` if the messages are handled long before."""
         ...
 
 
 class BroadcastDeliverer:
-    """Delivers to listeners of broadcasting consumers, once."""
+    """Delivers once to listeners of broadcasting consumers."""
 
     def __init__(self, listener: GuardedListener) -> None:
         self._listener = listener
@@ -153,9 +155,9 @@ class BroadcastDeliverer:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """Messages given to a concurrent listener, and since when (loop time, seconds; None: between
-    two attempts). `going_back`: set when they timed out; done when it is known which of them a
-    broker took back."""
+    """Messages in a concurrent listener, and the start of the call (loop time, seconds; None
+    between attempts). `going_back` is set at the time-out, and done when it is known which messages
+    a broker accepted."""
 
     messages: list[MessageExt]
     finish: Finish
@@ -165,8 +167,8 @@ class Delivery:
 
 class ConcurrentDeliverer:
     """Delivers to concurrent listeners. `sent_back(broker_name)` is called for every message that
-    is sent back. `at_once_max`: concurrent calls of the listener over all queues; 0: any number.
-    The consume time-out covers only running calls, not those that wait for their turn."""
+    is sent back. `at_once_max` limits concurrent calls of the listener over all queues; 0 for no
+    limit. The consume time-out covers running calls only, not waiting calls."""
 
     def __init__(
         self,
@@ -176,7 +178,7 @@ class ConcurrentDeliverer:
         sent_back: Callable[[str], None],
         at_once_max: int = 0,
     ) -> None:
-        self.timed_out = 0  # messages sent back while the listener had them
+        self.timed_out = 0  # messages sent back during the listener's call
         self._listener = listener
         self._back = back
         self._policy = policy
@@ -206,7 +208,7 @@ class ConcurrentDeliverer:
             self._deliveries.discard(delivery)
 
     async def expire_forever(self, timeout_ms: int) -> None:
-        """Send back messages that the listener has had for longer than `timeout_ms`."""
+        """Send back messages held by the listener for longer than `timeout_ms`."""
         while True:
             await asyncio.sleep(timeout_ms / EXPIRY_CHECKS / 1000)
             before = asyncio.get_running_loop().time() - timeout_ms / 1000
@@ -214,17 +216,17 @@ class ConcurrentDeliverer:
             await asyncio.gather(*(self._expire(d) for d in slow if d.messages))
 
     async def _try(self, delivery: Delivery) -> bool:
-        """Attempt a delivery; return whether messages are left to be redelivered here."""
+        """Attempt a delivery; return whether messages remain to be redelivered here."""
         given = delivery.messages
         async with self._places:
             delivery.since = asyncio.get_running_loop().time()
             answer = await self._listener.call(given)
             delivery.since = None
         if delivery.going_back is not None:
-            await asyncio.wait((delivery.going_back,))  # a cancellation does not cancel that
+            await asyncio.wait((delivery.going_back,))  # a cancellation does not cancel it
             delivery.going_back = None
         failed = failed_of(given, answer)
-        if len(delivery.messages) < len(given):  # a time-out has sent some of them back
+        if len(delivery.messages) < len(given):  # a time-out has sent back some of them
             logger.info("late_answer_ignored count=%d", len(given) - len(delivery.messages))
             left = set(map(id, delivery.messages))
             failed = [message for message in failed if id(message) in left]
@@ -234,10 +236,10 @@ class ConcurrentDeliverer:
         return bool(failed)
 
     async def _expire(self, delivery: Delivery) -> None:
-        """Send a timed-out delivery back. Messages that a broker takes are dealt with; for others
-        the listener's answer counts, if it comes before the next check."""
+        """Send a timed-out delivery back. Messages accepted by a broker are handled; for the rest
+        the listener's result counts until the next check."""
         if delivery.since is None or not self._policy.send_back:
-            return  # the listener has just returned; or nothing is ever sent back
+            return  # the listener has just returned, or messages are never sent back
         delivery.going_back = asyncio.get_running_loop().create_future()
         had = delivery.messages
         try:
@@ -251,7 +253,7 @@ class ConcurrentDeliverer:
             delivery.going_back.set_result(None)
 
     async def _send_back(self, messages: list[MessageExt], delay_level: int) -> list[MessageExt]:
-        """Send messages back; return those that no broker took."""
+        """Send messages back; return those that no broker accepted."""
         kept: list[MessageExt] = []
         for message in messages:
             if await self._back.send(message, delay_level, self._reconsume_times_max):
@@ -294,8 +296,7 @@ class OrderlyDeliverer:
             await asyncio.sleep(pause_ms / 1000)
 
     async def _exhausted(self, message: MessageExt, answer: Later) -> bool:
-        """Move a message that has failed often enough to the dead letters; return whether it is
-        there."""
+        """Move a message with too many failures to the dead letters; return whether it is there."""
         limit = self._policy.max_reconsume_times
         over = limit is not None and message.reconsume_times >= limit
         if not over and answer.delay_level != DEAD_LETTER_NOW:
@@ -304,9 +305,9 @@ class OrderlyDeliverer:
 
 
 def _is_failure(error: BaseException, in_thread: bool) -> bool:
-    """Return whether a listener has failed, whatever it raises. Else the task that called it is to
-    end, or all of the program. A cancellation without the task's own is the listener's: of its task
-    by itself, or of something that it awaited."""
+    """Return whether a listener failed, with any exception. Otherwise the calling task or the whole
+    program is to end. A cancellation without that of the task is the listener's own, of its task or
+    of something it awaited."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is None or not task.cancelling()
@@ -315,13 +316,13 @@ def _is_failure(error: BaseException, in_thread: bool) -> bool:
 
 
 def failed_of(messages: list[MessageExt], answer: Later | None) -> list[MessageExt]:
-    """Return the messages that failed, by the listener's answer."""
+    """Return the failed messages by the listener's result."""
     return [] if answer is None else messages[max(answer.done, 0) :]
 
 
 def restore_topics(messages: list[MessageExt]) -> None:
-    """Give messages of the retry topic the topic they were first sent to. All are of one queue, so
-    the first one tells whether that is the retry topic's."""
+    """Restore the original topic in messages of the retry topic. All are from the same queue, so
+    the first message decides."""
     if messages and messages[0].topic.startswith(RETRY_PREFIX):
         for message in messages:
             message.topic = message.properties.get("RETRY_TOPIC") or message.topic

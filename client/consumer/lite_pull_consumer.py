@@ -1,4 +1,4 @@
-"""The lite pull consumer: fetches messages ahead and hands them out when the user polls.
+"""The lite pull consumer, which prefetches messages for the user's polls.
 
     consumer = LitePullConsumer("group", "127.0.0.1:9876")
     consumer.subscribe("orders")
@@ -7,11 +7,10 @@
             for message in await consumer.poll():
                 ...
 
-With `subscribe` the queues are shared with the group's other members, as PushConsumer shares them;
-with `assign` the user names them, regardless of other members. A message counts as processed when
-`poll` is called the next time. Auto-commit (begun at a poll, which does not wait for it, when its
-interval is over, and when a queue is given up) commits up to there, and never messages that the
-user is still processing. `commit` commits all that was handed out.
+With `subscribe` the group's members share the queues, as with PushConsumer; with `assign` the user
+selects them, regardless of the group. A message counts as processed at the next `poll`. Auto-commit
+commits up to there, never messages still in process. It starts at a poll after its interval,
+without delaying the poll, and when a queue is released. `commit` commits everything handed out.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ QueuesChanged = Callable[[str, Sequence[MessageQueue]], None]
 
 @dataclass(frozen=True, slots=True)
 class LitePullConfig:
-    """A lite pull consumer's settings; times in milliseconds. `poll_size`: most messages one poll
-    returns. The rest is as in ConsumerConfig."""
+    """A lite pull consumer's settings, with times in milliseconds. `poll_size` is the limit of
+    messages per poll. The rest is as in ConsumerConfig."""
 
     auto_commit: bool = True
     auto_commit_interval_ms: int = 5_000
@@ -60,9 +59,9 @@ class LitePullConfig:
 
 
 class LitePullConsumer:
-    """A lite pull consumer. One event loop, one `poll` at a time. Methods that ask brokers raise
-    ClientError. `on_queues_changed(topic, queues)` is called when queues of the topic are added or
-    removed, and when they are first seen."""
+    """A lite pull consumer, for a single event loop and a single `poll` at a time. Methods that ask
+    brokers raise ClientError. `on_queues_changed(topic, queues)` is called when queues of the topic
+    are first seen, added or removed."""
 
     def __init__(
         self,
@@ -90,38 +89,38 @@ class LitePullConsumer:
         self._paused: set[MessageQueue] = set()
         self._arrival = asyncio.Event()
         self._commit_due = 0.0
-        self._uncommitted: set[MessageQueue] = set()  # those of the next round of auto-commit
+        self._uncommitted: set[MessageQueue] = set()  # queues of the next round of auto-commit
         self._committing: asyncio.Task[None] | None = None
         self._assigned = False
 
     @property
     def client_id(self) -> str:
-        """Return the id by which brokers know this consumer; empty before the first start."""
+        """Return this consumer's id on brokers; empty before the first start."""
         return self._instance.client_id
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
-        """Return the queues this consumer has now."""
+        """Return the current queues."""
         return self.membership.queues
 
     __aenter__, __aexit__ = entered, left
 
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
-        """Share the topic's queues with the group. Cannot be combined with `assign`."""
+        """Share the topic's queues with the group. Excludes `assign`."""
         if self._assigned:
             raise ClientError(-1, "queues are assigned: subscribe to nothing")
         self.membership.subscribe(topic, expression, expression_type)
 
     def unsubscribe(self, topic: str) -> None:
-        """Give up the topic's queues at the next rebalance, and request one at once."""
+        """Release the topic's queues by a rebalance, which is requested at once."""
         self.membership.unsubscribe(topic)
 
     async def assign(
         self, queues: Iterable[MessageQueue], expression: str = ALL, expression_type: str = "TAG"
     ) -> None:
-        """Consume exactly these queues from now on; to be called after `start`. Cannot be combined
-        with `subscribe`. Raises ClientError if a queue's start offset cannot be found out; queues
-        that sort before it are assigned then."""
+        """Consume exactly these queues; to be called after `start`. Excludes `subscribe`. Raises
+        ClientError if a queue's start offset is not available; earlier queues in sort order are
+        assigned then."""
         if self.membership.subscriptions and not self._assigned:
             raise ClientError(-1, "topics are subscribed to: assign nothing")
         self._assigned = True
@@ -145,19 +144,19 @@ class LitePullConsumer:
                 raise ClientError(-1, f"where to begin in {queue} could not be found out")
 
     async def start(self) -> None:
-        """Start, without waiting for any server."""
+        """Start, without waiting for a server."""
         await self.membership.start(self._asked.handlers())
         self._commit_due = self._now() + self.config.auto_commit_interval_ms / 1000
         if not self._assigned:
             self.membership.rebalancer.start()
 
     async def stop(self) -> None:
-        """Auto-commit what was processed, and leave the group."""
+        """Auto-commit the processed messages, and leave the group."""
         if self._instance.running:
             await self.membership.stop()
 
     async def poll(self, timeout_ms: int = 5_000, count_max: int = 0) -> list[MessageExt]:
-        """Return the next messages of one queue, queues taking turns; [] if none came. Raises
+        """Return the next messages of a queue, with queues in turn; [] on time-out. Raises
         ClientClosed."""
         if not self._instance.running:
             raise ClientClosed
@@ -172,7 +171,7 @@ class LitePullConsumer:
                 worker = self.membership.workers.pop(queue, None)
                 if worker is None:
                     continue
-                self.membership.workers[queue] = worker  # behind the others
+                self.membership.workers[queue] = worker  # behind the remaining queues
                 batch = worker.taken(count)
                 if batch is not None:
                     return batch.messages
@@ -183,7 +182,7 @@ class LitePullConsumer:
                 return []
 
     def restore(self, messages: Sequence[MessageExt]) -> None:
-        """Take back what the latest `poll` returned, unprocessed, and hand it out again."""
+        """Hand out the unprocessed messages of the latest `poll` again."""
         if messages and messages[0].queue in self.membership.workers:
             queue, offset = messages[0].queue, messages[0].queue_offset
             self.membership.workers[queue].reset(offset)
@@ -192,7 +191,7 @@ class LitePullConsumer:
     async def commit(
         self, offsets: Mapping[MessageQueue, int] | None = None
     ) -> dict[MessageQueue, int]:
-        """Commit `offsets`, or all that was handed out; return what brokers confirmed."""
+        """Commit `offsets`, or everything handed out; return the confirmed offsets."""
         given = self._polled if offsets is None else offsets
         chosen = {
             queue: offset for queue, offset in given.items() if queue in self.membership.workers
@@ -201,7 +200,7 @@ class LitePullConsumer:
         return await self._commit(chosen)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return what the group committed (broadcasting: this member); None for nothing."""
+        """Return the committed offset of the group (broadcasting: of this member), or None."""
         return await self.membership.offsets.committed(queue)
 
     def position(self, queue: MessageQueue) -> int:
@@ -210,35 +209,35 @@ class LitePullConsumer:
         return self._polled[queue]
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Hand out from `offset` on. Raises KeyError for a queue that is not held."""
+        """Continue at `offset`. Raises KeyError for a queue that is not held."""
         self.membership.workers[queue].reset(offset)
         self.rewound(queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
-        """Hand out from the queue's first message on. Raises as `seek`."""
+        """Continue at the queue's first message. Raises as `seek`."""
         await self.seek(queue, await min_offset(self._instance, queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        """Hand out only messages that are stored from now on. Raises as `seek`."""
+        """Continue with messages stored from now on. Raises as `seek`."""
         await self.seek(queue, await max_offset(self._instance, queue))
 
     async def offset_for(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the offset of the first message stored at that time or later."""
+        """Return the offset of the first message stored at or after that time."""
         return await offset_for(self._instance, queue, timestamp_ms)
 
     async def fetch_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Ask for the topic's route and return its readable queues."""
+        """Return the readable queues in the topic's current route."""
         return (await self._instance.directory.refresh(topic)).read_queues(topic)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Neither pull nor hand out these queues until `resume`, also if they are taken later."""
+        """Neither pull nor hand out these queues until `resume`, even after a rebalance."""
         for queue in queues:
             self._paused.add(queue)
             if queue in self.membership.workers:
                 self.membership.workers[queue].pause()
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Pull and hand out these queues again."""
+        """Resume pulling and handing out these queues."""
         for queue in queues:
             self._paused.discard(queue)
             if queue in self.membership.workers:
@@ -303,7 +302,7 @@ class LitePullConsumer:
         return asyncio.get_running_loop().time()
 
     def _auto_commit(self) -> None:
-        """Begin to commit what was processed, or have the task go on that still asks brokers."""
+        """Start a commit of processed messages, or continue the running task."""
         self._commit_due = self._now() + self.config.auto_commit_interval_ms / 1000
         self._record(self._processed)
         self._uncommitted.update(self._processed)
@@ -321,7 +320,7 @@ class LitePullConsumer:
         return await self.membership.offsets.commit_confirmed(list(offsets))
 
     def _record(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Have the next commit write these offsets."""
+        """Include these offsets in the next commit."""
         table = self.membership.offsets.table
         for queue, offset in offsets.items():
             if offset < table.finished().get(queue, offset):

@@ -1,10 +1,10 @@
-"""Offsets of broadcasting consumers: every member keeps its own.
+"""Offsets of broadcasting consumers, stored by each member.
 
-The file has the format of Java's LocalFileOffsetStore and the same place below the home directory,
-so that a member may be replaced by one in the other language:
-    <directory>/<ip>@<instance name>/<group>/offsets.json
-    {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:12}}
-The previous version stands beside it as offsets.json.bak, which is read if the file is damaged.
+The file has the format of Java's LocalFileOffsetStore and its place below the home directory, so
+that a Java member can replace ours and vice versa:
+<directory>/<ip>@<instance name>/<group>/offsets.json
+{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:12}}
+The previous version is in offsets.json.bak, which is read if the file is damaged.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ INSTANCE_NAME = "DEFAULT"
 
 
 class OffsetStorage(Protocol):
-    """Storage for a broadcasting consumer's offsets; users may pass their own. Both methods are
-    called in a thread, one call at a time. An error that `save` raises is logged, and saving is
-    tried again."""
+    """Storage for a broadcasting consumer's offsets, which users may implement. Both methods are
+    called in a thread, never concurrently. An error of `save` is logged, and saving is retried."""
 
     def load(self) -> Mapping[MessageQueue, int]: ...
 
@@ -42,7 +41,7 @@ class OffsetStorage(Protocol):
 
 
 def offset_file(group: str, address: str, directory: Path | None = None) -> Path:
-    """Return the path at which Java keeps the group's offsets."""
+    """Return Java's path for the group's offsets."""
     root = directory or Path.home() / ".rocketmq_offsets"
     return root / f"{address}@{INSTANCE_NAME}" / group / "offsets.json"
 
@@ -54,8 +53,8 @@ class OffsetFile:
         self.path = path
 
     def load(self) -> dict[MessageQueue, int]:
-        """Return the offsets saved last, or the ones before if those are damaged; {} if there are
-        none. Raises OSError."""
+        """Return the last saved offsets, or the previous ones if those are damaged; {} without a
+        file. Raises OSError."""
         for path in (self.path, self._backup):
             try:
                 return parse_offsets(path.read_bytes())
@@ -66,7 +65,7 @@ class OffsetFile:
         return {}
 
     def save(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Replace the file as a whole. Raises OSError."""
+        """Replace the file atomically. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.path.with_name(self.path.name + ".tmp")
         with open(fresh, "wb") as file:
@@ -87,7 +86,7 @@ def offsets_json(offsets: Mapping[MessageQueue, int]) -> bytes:
 
 
 def parse_offsets(data: bytes) -> dict[MessageQueue, int]:
-    """Parse an offset file. Raises ValueError if it does not have the format."""
+    """Parse an offset file. Raises ValueError for a wrong format."""
     try:
         table = loads_object(data)["offsetTable"]
         if not all(isinstance(queue, MessageQueue) for queue in table):
@@ -98,7 +97,7 @@ def parse_offsets(data: bytes) -> dict[MessageQueue, int]:
 
 
 class LocalOffsetStore:
-    """OffsetStore's interface on top of an OffsetStorage."""
+    """OffsetStore's interface on an OffsetStorage."""
 
     def __init__(self, storage: OffsetStorage) -> None:
         self.table = OffsetTable()
@@ -115,8 +114,8 @@ class LocalOffsetStore:
     async def commit_confirmed(
         self, queues: Iterable[MessageQueue] | None = None
     ) -> dict[MessageQueue, int]:
-        """Save the offsets that moved; return them, or {} if that failed (logged, and tried again
-        at the next commit)."""
+        """Save the changed offsets; return them, or {} on failure, which is logged and retried at
+        the next commit."""
         dirty = self.table.dirty(queues)
         if not dirty:
             return {}
@@ -125,7 +124,7 @@ class LocalOffsetStore:
             merged = {**saved, **dirty}
             try:
                 await in_thread_to_its_end(self._storage.save, merged)
-            except Exception as error:  # a storage may be the user's own
+            except Exception as error:  # a user's storage may raise anything
                 logger.error("offsets_not_saved error=%r", error)
                 return {}
             saved.update(dirty)
@@ -148,7 +147,8 @@ def offsets_of(
     on_commit: OnCommit | None = None,
     on_committing: OnCommit | None = None,
 ) -> Offsets:
-    """Make a consumer's offsets: on the brokers, or, broadcasting, in `storage` (None: a file)."""
+    """Make a consumer's offset store, on the brokers, or for broadcasting in `storage` (None for a
+    file)."""
     if model is not MessageModel.BROADCASTING:
         return OffsetStore(group, instance, on_commit, on_committing)
     if storage is None:

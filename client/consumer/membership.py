@@ -1,9 +1,8 @@
-"""A consumer's membership in its group: its subscriptions, the queues it holds, and what it tells
-the brokers.
+"""A consumer's membership in its group, with subscriptions, held queues and heartbeats.
 
-The rebalancer says which queues to take and give up. A queue that is held has a worker, which pulls
-it, and an entry in the offset table. An orderly consumer holds its lock, too, and loses the queue
-with the lock.
+The rebalancer decides which queues to take and release. A held queue has a worker, which pulls it,
+and an entry in the offset table. An orderly consumer also holds its lock, and loses the queue with
+the lock.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class MemberConfig(Protocol):
-    """The settings that every member of a group has."""
+    """The settings of every group member."""
 
     @property
     def message_model(self) -> MessageModel: ...
@@ -52,23 +51,23 @@ class MemberConfig(Protocol):
 
 
 class Member(WorkerOwner, Protocol):
-    """The parts of a consumer that its membership calls."""
+    """The methods of a consumer that its membership calls."""
 
     def began(self, worker: QueueWorker, offset: int) -> None:
-        """Take note that a queue is held from now on; its worker starts next."""
+        """A queue is held from now on; its worker starts next."""
         ...
 
     async def released(self, queues: Sequence[MessageQueue]) -> None:
-        """Commit what is finished: the queues' workers have stopped."""
+        """Commit the finished messages of queues with stopped workers."""
         ...
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
-        """Take note that the allocation of `topic` was computed; `queues` are all it has."""
+        """The allocation of `topic` was computed; `queues` are all its queues."""
         ...
 
 
 class Membership:
-    """One consumer's membership. `lock`: queues are held under their broker's lock."""
+    """A consumer's membership. With `lock`, queues are held under their broker's lock."""
 
     def __init__(
         self,
@@ -87,7 +86,8 @@ class Membership:
         self.instance = instance
         self.offsets = offsets
         self.workers: dict[MessageQueue, QueueWorker] = {}
-        self._giving_up: dict[MessageQueue, asyncio.Task[None]] = {}  # the queues are nobody's
+        # their queues are not held any more
+        self._giving_up: dict[MessageQueue, asyncio.Task[None]] = {}
         self._stop: asyncio.Task[None] | None = None
         self.started_ms = 0
         self.locks = QueueLocks(group, instance, lock, self._lock_lost) if lock else None
@@ -103,7 +103,7 @@ class Membership:
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
-        """Return the queues held now."""
+        """Return the held queues."""
         return tuple(sorted(self.workers))
 
     def subscribe(self, topic: str, expression: str, expression_type: str) -> None:
@@ -117,7 +117,7 @@ class Membership:
         self.rebalancer.subscription_changed()
 
     async def start(self, handlers: Mapping[int, Handler]) -> None:
-        """Start the instance; `rebalancer.start` makes it take queues."""
+        """Start the instance; `rebalancer.start` then takes queues."""
         self.started_ms = int(time.time() * 1000)
         await self.instance.start(self._heartbeat, handlers)
         self.instance.directory.watch_leaders(self._leader_changed)
@@ -125,8 +125,8 @@ class Membership:
             self.locks.start()
 
     async def stop(self) -> None:
-        """Give up all queues and leave the group, which it leaves also if the former fails, and at
-        once if this is cancelled. Calls at the same time share one stop."""
+        """Release all queues and leave the group, even if the release fails, and at once if
+        cancelled. Concurrent calls share a single stop."""
         task = self.start_stop()
         try:
             await asyncio.wait((task,))
@@ -134,12 +134,12 @@ class Membership:
             task.cancel()
             await asyncio.wait((task,))
             raise
-        if not task.cancelled():  # by another caller
+        if not task.cancelled():  # by a different caller
             task.result()
 
     def start_stop(self) -> asyncio.Task[None]:
-        """Begin with what `stop` does, in a task that is not among those it ends. The listener gets
-        no more from now on."""
+        """Start the work of `stop` in a separate task, which `stop` does not end. The listener gets
+        no further messages."""
         for worker in self.workers.values():
             worker.hand_out_no_more()
         if self._stop is None or self._stop.done():
@@ -155,12 +155,12 @@ class Membership:
         self._member.queues_changed(topic, queues)
 
     async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
-        """Begin with a queue; return False if its lock or its offset cannot be had now."""
+        """Take a queue; return False if its lock or offset is not available now."""
         config = self._config
         if (before := self._giving_up.get(queue)) is not None:
             await asyncio.wait((before,))
         try:
-            # Take the lock first: the previous holder commits before it releases it.
+            # Take the lock first, because the previous holder commits before the release.
             if self.locks is not None and not await self.locks.acquire(queue):
                 return False
             start = await starting_offset(
@@ -174,7 +174,7 @@ class Membership:
             logger.warning("start_offset_failed queue=%s error=%s", queue, error)
             return False
         if self.locks is not None and not self.locks.held(queue):
-            return False  # lost meanwhile: another member has it, and moves the offset
+            return False  # lost: a different member has it and moves the offset
         self.offsets.table.start(queue, start)
         worker = QueueWorker(
             queue, self.group, subscription, start, self.instance, self._member, self._pull,
@@ -187,16 +187,16 @@ class Membership:
         return True
 
     async def release(self, queues: Sequence[MessageQueue]) -> None:
-        """Stop the queues' workers, commit what is finished, release the locks, drop the queues.
-        Queues that were lost meanwhile, with their locks, are passed over. What was begun goes on
-        if the caller is cancelled, and `stop` waits for it."""
+        """Stop the queues' workers, commit finished messages, release the locks, and drop the
+        queues, except queues that were lost with their locks. If the caller is cancelled, the work
+        continues and `stop` waits for it."""
         await asyncio.shield(self._start_release(queues))
 
     # ---- inside
 
     async def _leave(self) -> None:
         try:
-            await self.rebalancer.stop()  # so that it takes no queues while they are given up
+            await self.rebalancer.stop()  # so that it takes no queues during the release
             rest = self._start_release(list(self.workers))
             tasks = {rest, *self._giving_up.values()}
             await asyncio.wait(tasks)
@@ -231,7 +231,7 @@ class Membership:
                 del self._giving_up[queue]
 
     def _lock_lost(self, queue: MessageQueue) -> None:
-        """Drop a queue that another member has locked, without committing, and rebalance."""
+        """Drop a queue that a different member has locked, without a commit, and rebalance."""
         worker = self.workers.pop(queue, None)
         if worker is not None:
             self.offsets.table.drop(queue)

@@ -1,8 +1,8 @@
-"""Consumed offsets: what to commit, and how to judge a broker's answers. Pure.
+"""Consumed offsets, which to commit, and which broker answers to trust.
 
-Offsets are kept by the broker. The table here holds, per queue, the offset this consumer has
-finished and the one it has told the broker. A commit sends only the difference and never goes back,
-except after an explicit reset.
+Brokers keep the offsets. The table has per queue the offset that this consumer has finished and the
+offset sent to the broker. A commit sends only changes and never goes back, except after an explicit
+reset. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from ..message import MessageQueue
 
 
 class OffsetTable:
-    """The finished and told offsets of the queues this consumer holds."""
+    """The finished and sent offsets of the held queues."""
 
     def __init__(self) -> None:
         self._finished: dict[MessageQueue, int] = {}
         self._sent: dict[MessageQueue, int] = {}
 
     def start(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at `offset` in a queue. The next commit tells it: a broker may have answered where
-        a new group begins, which is nobody's offset until it is committed."""
+        """Continue at `offset` in a queue. The next commit sends it, because the start offset of a
+        new group belongs to no group until it is committed."""
         self._finished[queue] = offset
         self._sent.pop(queue, None)
 
     def advance(self, queue: MessageQueue, offset: int) -> None:
-        """Mark everything below `offset` as finished; ignored if smaller than before."""
+        """Mark everything below `offset` as finished; smaller offsets are ignored."""
         current = self._finished.get(queue)
         if current is not None and offset > current:
             self._finished[queue] = offset
 
     def dirty(self, queues: Iterable[MessageQueue] | None = None) -> dict[MessageQueue, int]:
-        """Return the offsets the broker has not been told, of `queues` or of all."""
+        """Return the unsent offsets of `queues` or of all."""
         chosen = self._finished if queues is None else queues
         return {
             queue: self._finished[queue]
@@ -44,12 +44,12 @@ class OffsetTable:
         }
 
     def sent(self, queue: MessageQueue, offset: int) -> None:
-        """Take note that the broker was told `offset` (or confirmed it)."""
+        """Record that the broker got `offset` (or confirmed it)."""
         if queue in self._finished:
             self._sent[queue] = offset
 
     def forget_sent(self, broker_name: str | None = None) -> None:
-        """Have the next commit send all offsets of this broker group (None: of all) again: one-way
+        """Let the next commit resend all offsets of this broker group (None for all), since one-way
         commits may have been lost with the old leader."""
         for queue in list(self._sent):
             if broker_name in (None, queue.broker_name):
@@ -65,7 +65,7 @@ class OffsetTable:
 
 
 class ConsumeFrom(Enum):
-    """The place where a group begins in a queue for which it has no committed offset."""
+    """The start of a group in a queue without a committed offset."""
 
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
@@ -73,14 +73,13 @@ class ConsumeFrom(Enum):
 
 
 class OffsetMoved:
-    """Decides whether to believe a PULL_OFFSET_MOVED.
+    """Decides whether to trust a PULL_OFFSET_MOVED.
 
-    Forward (retention deleted our offset): believed at the second equal answer. Backward (the
-    broker's queue ends before our offset): a replica that lags says this, too, so it is believed
-    only after `backward_confirmations` equal answers in a row, each after asking for the route
-    again. An answer whose own bounds contradict each other is never believed. Losing progress to
-    one stale answer is the oldest complaint about RocketMQ's fail-over.
-    """
+    Forward (retention deleted our offset): trusted at the second equal answer. Backward (the
+    broker's queue ends before our offset): a lagging replica answers the same, so it is trusted
+    only after `backward_confirmations` equal answers in a row, each after a route refresh. An
+    answer with contradictory bounds is never trusted. Losing progress to a single stale answer is
+    the oldest complaint about RocketMQ's fail-over."""
 
     def __init__(self, backward_confirmations: int = 10) -> None:
         self._backward_confirmations = backward_confirmations
@@ -102,6 +101,6 @@ class OffsetMoved:
         return True
 
     def clear(self) -> None:
-        """Start counting anew, after any other answer."""
+        """Restart counting after any different answer."""
         self._last = None
         self._equal = 0

@@ -1,8 +1,8 @@
-"""The messages of one queue between pull and commit. Pure; one owner.
+"""The messages of a queue between pull and commit.
 
-Messages are taken out in offset order as batches; a batch is finished as a whole. The committable
-offset is the first one that is not finished: an unfinished batch holds it back, so a crash causes
-redelivery and never a gap.
+Messages are taken in offset order as batches, and a batch finishes as a whole. The committable
+offset is the first unfinished offset. An unfinished batch holds it back, so a crash causes
+redelivery and never a gap. Pure, without I/O; for a single owner.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..message import MessageExt
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Messages handed to a listener together. `end` is the queue offset just after them."""
+    """Messages passed to a listener together. `end` is the queue offset behind them."""
 
     messages: list[MessageExt]
     first: int
@@ -27,10 +27,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """Flow control limits. A queue stops pulling while it holds this many messages or bytes, while
-    its last message is `span_max` offsets after the first unfinished one (the span that a crash
-    would redeliver), or while all queues of the consumer together hold `all_*`. The result of a
-    pull is always kept, so each limit is exceeded by less than one pull per queue."""
+    """Flow control limits. A queue stops pulling at this many messages or bytes, with its last
+    message `span_max` offsets after the first unfinished message (redelivered after a crash), or
+    with `all_*` in all queues of the consumer. The result of a pull is always kept, so each limit
+    is exceeded by less than a pull per queue."""
 
     messages_max: int = 1000
     size_bytes_max: int = 64 * 1024 * 1024
@@ -40,8 +40,7 @@ class CacheLimits:
 
 
 class CacheBudget:
-    """The messages and bytes that all queues of one consumer hold, and the callbacks that wait for
-    room."""
+    """The messages and bytes in all queues of a consumer, and the callbacks that wait for capacity."""
 
     def __init__(self, limits: CacheLimits) -> None:
         self._limits = limits
@@ -57,7 +56,7 @@ class CacheBudget:
         )
 
     def change(self, count: int, size_bytes: int) -> None:
-        """Add to the totals, or subtract with negative numbers; call those who wait for room."""
+        """Add to the totals, also negative numbers, and call the waiters when there is capacity."""
         was_full = self.full
         self.count += count
         self.size_bytes += size_bytes
@@ -68,17 +67,14 @@ class CacheBudget:
 
 
 class ProcessQueue:
-    """Pulled messages of one queue.
-
-    Invariants: `next_pull >= committable`; `cached_count` and `cached_bytes` count everything that
-    was added and is not yet finished, and the budget counts it, too, until `discard`.
-    """
+    """Pulled messages of a queue. Invariants: `next_pull >= committable`; `cached_count` and
+    `cached_bytes` count everything added and not finished, as does the budget until `discard`."""
 
     def __init__(self, start: int, limits: CacheLimits, budget: CacheBudget | None = None) -> None:
         self._limits = limits
         self._budget = budget or CacheBudget(limits)
         self._discarded = False
-        self._last = start - 1  # offset of the last message that was added
+        self._last = start - 1  # offset of the last added message
         self._waiting: deque[MessageExt] = deque()
         self._taken: deque[Batch] = deque()
         self._finished_to = start
@@ -88,7 +84,7 @@ class ProcessQueue:
 
     @property
     def full(self) -> bool:
-        """Return whether a limit is reached, so that pulling has to stop."""
+        """Return whether a limit is reached and pulling has to stop."""
         return (
             self.cached_count >= self._limits.messages_max
             or self.cached_bytes >= self._limits.size_bytes_max
@@ -98,12 +94,13 @@ class ProcessQueue:
 
     @property
     def taken_count(self) -> int:
-        """Count the batches that hold back the commit, with finished ones after an unfinished."""
+        """Return the number of batches that hold back the commit, finished batches behind an
+        unfinished batch included."""
         return len(self._taken)
 
     @property
     def committable(self) -> int:
-        """Return the offset to commit: everything below it is finished."""
+        """Return the offset to commit, below which everything is finished."""
         if self._taken:
             return self._taken[0].first
         if self._waiting:
@@ -111,10 +108,8 @@ class ProcessQueue:
         return self._finished_to
 
     def add(self, messages: Sequence[MessageExt], next_pull: int) -> None:
-        """Append a pull's messages (ascending); `next_pull` is where the next pull begins.
-
-        Offsets below `next_pull` that are not among the messages were filtered out.
-        """
+        """Append a pull's messages (ascending); `next_pull` is the next pull's offset. Missing
+        offsets below it were filtered out."""
         assert next_pull >= self.next_pull, (next_pull, self.next_pull)
         self._waiting.extend(messages)
         if messages:
@@ -128,11 +123,11 @@ class ProcessQueue:
             self._finished_to = next_pull
 
     def take(self, count_max: int) -> Batch | None:
-        """Take out the next messages, at most `count_max`; None if nothing waits."""
+        """Take the next messages, at most `count_max`; None if nothing waits."""
         if not self._waiting:
             return None
         messages: list[MessageExt] = []
-        size_bytes = 0  # kept with the batch: the user may change its messages
+        size_bytes = 0  # kept with the batch, because the user may change its messages
         for _ in range(min(count_max, len(self._waiting))):
             message = self._waiting.popleft()
             messages.append(message)
@@ -149,12 +144,13 @@ class ProcessQueue:
         while self._taken and self._taken[0].finished:
             self._finished_to = self._taken.popleft().end
         if not self._taken and not self._waiting:
-            self._finished_to = self.next_pull  # what a later pull filtered out is done, too
+            # offsets that a later pull filtered out are also finished
+            self._finished_to = self.next_pull
         return self.committable
 
     def discard(self) -> None:
-        """Give the queue up: take what it still holds out of the budget. Batches that were taken
-        may still be finished."""
+        """Release the queue, and remove its messages from the budget. Taken batches may still
+        finish."""
         if not self._discarded:
             self._budget.change(-self.cached_count, -self.cached_bytes)
             self._discarded = True
@@ -166,5 +162,5 @@ class ProcessQueue:
             self._budget.change(count, size_bytes)
 
     def _next_offset(self) -> int:
-        """Return where the batch just taken ends: filtered offsets after it belong to it."""
+        """Return the end of the batch just taken, including following filtered offsets."""
         return self._waiting[0].queue_offset if self._waiting else self.next_pull

@@ -1,16 +1,14 @@
-"""The pull consumer: returns messages of a queue from an offset, on request. It does not share a
-group's queues.
+"""The pull consumer, which returns a queue's messages from an offset on request.
 
     async with PullConsumer("group", "127.0.0.1:9876") as consumer:
         for queue in await consumer.queues("orders"):
             await consumer.seek_to_committed(queue)
             result = await consumer.fetch(queue)
 
-`pull` is stateless; `fetch` goes on where the last one, or `seek`, left off. Every call finds the
-leader through a failover. Messages may come from a follower if the brokers suggest one (cold data);
-offsets, and the answer that there are no messages, are accepted from the leader only. PushConsumer
-calls a listener instead; LitePullConsumer is polled, too, but shares a topic's queues with its
-group.
+`pull` is stateless; `fetch` continues after the last `fetch` or `seek`. Every call finds the leader
+through a failover. Messages may be from a follower if the brokers suggest it (cold data). Offsets,
+and the answer that there are no messages, are accepted from the leader only. PushConsumer calls a
+listener instead; LitePullConsumer is also polled, but shares a topic's queues with its group.
 """
 
 from __future__ import annotations
@@ -42,12 +40,13 @@ logger = logging.getLogger(__name__)
 
 ANSWER_GRACE_MS = 3000
 FOLLOWER_MS = 1000  # it may be frozen, and the leader needs the rest of the time
-SUBSCRIPTIONS_MAX = 10_000  # expressions remembered; a client that uses more is refused
+SUBSCRIPTIONS_MAX = 10_000  # remembered expressions; further ones are rejected
 BYTES_MAX = 4 * 1024 * 1024
 
 
 class PullStatus(Enum):
-    """The outcome of a pull. OFFSET_ILLEGAL: outside of the queue; `next_offset` is the nearest."""
+    """The outcome of a pull. OFFSET_ILLEGAL is outside of the queue; `next_offset` is the nearest
+    offset."""
 
     FOUND = 0
     NO_NEW_MESSAGE = 19
@@ -56,7 +55,7 @@ class PullStatus(Enum):
 
 
 class PullResult(NamedTuple):
-    """A pull's result. `next_offset` is where to pull next; the queue has messages in
+    """A pull's result. `next_offset` is the next pull's offset; the queue has messages in
     [min_offset, max_offset)."""
 
     status: PullStatus
@@ -67,8 +66,7 @@ class PullResult(NamedTuple):
 
 
 class PullConsumer:
-    """A pull consumer. Every method raises ClientError: NoRoute, BrokerUnreachable,
-    BrokerRefused."""
+    """A pull consumer. Every method raises ClientError: NoRoute, BrokerUnreachable, BrokerRefused."""
 
     def __init__(
         self,
@@ -82,12 +80,12 @@ class PullConsumer:
         self._offsets = OffsetStore(group, self._instance)
         self._positions: dict[MessageQueue, int] = {}
         self._subscriptions: dict[tuple[str, str, str], Subscription] = {}
-        self._suggested: dict[MessageQueue, int] = {}  # brokerIds of followers to pull from next
+        self._suggested: dict[MessageQueue, int] = {}  # brokerIds of followers for the next pull
 
     __aenter__, __aexit__ = entered, left
 
     async def start(self) -> None:
-        """Start, without waiting for any server. Raises TlsError."""
+        """Start, without waiting for a server. Raises TlsError."""
         await self._instance.start(self._heartbeat)
 
     async def stop(self) -> None:
@@ -95,7 +93,7 @@ class PullConsumer:
         await self._instance.leave(None, self.group)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Ask for the topic's route and return its readable queues."""
+        """Return the readable queues in the topic's current route."""
         return (await self._instance.directory.refresh(topic)).read_queues(topic)
 
     async def pull(
@@ -107,8 +105,8 @@ class PullConsumer:
         expression_type: str = "TAG",
         wait_ms: int = 0,
     ) -> PullResult:
-        """Return matching messages from `offset` on; wait up to `wait_ms` until there are some. A
-        broker's answer is waited for up to 3 s longer; then this raises BrokerUnreachable."""
+        """Return matching messages from `offset` on; wait up to `wait_ms` for messages. Raises
+        BrokerUnreachable without an answer 3 s after that."""
         deadline_s = asyncio.get_running_loop().time() + (wait_ms + ANSWER_GRACE_MS) / 1000
         subscription = self._subscription(queue.topic, expression, expression_type)
         await self._know(queue)
@@ -155,9 +153,9 @@ class PullConsumer:
         expression_type: str = "TAG",
         wait_ms: int = 0,
     ) -> list[MessageExt]:
-        """Return messages from the queue's position on, and move it past them. It begins at the
-        committed offset, or at the first offset. A position that retention has passed moves
-        forward; one beyond the end stays, because a replica that lags may say so."""
+        """Return messages from the queue's position on, and move it past them. It starts at the
+        committed offset, or at the first offset. A position deleted by retention moves forward; a
+        position beyond the end stays, because a lagging replica may report that."""
         if queue not in self._positions:
             await self.seek_to_committed(queue)
         offset = self._positions[queue]
@@ -168,32 +166,31 @@ class PullConsumer:
         return result.messages
 
     def restore(self, messages: Sequence[MessageExt]) -> None:
-        """Take back what the latest `fetch` of a queue returned: the next one returns it again."""
+        """Return the messages of the latest `fetch` of a queue again at the next."""
         if messages:
             self.seek(messages[0].queue, messages[0].queue_offset)
 
     def position(self, queue: MessageQueue) -> int | None:
-        """Return where `fetch` goes on; None before the first one."""
+        """Return the position of `fetch`; None before the first."""
         return self._positions.get(queue)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Have `fetch` go on at `offset`."""
+        """Let `fetch` continue at `offset`."""
         self._positions[queue] = offset
 
     async def seek_to_committed(self, queue: MessageQueue) -> int:
-        """Seek to the group's committed offset, or to the first offset if there is none; return
-        it."""
+        """Seek to the group's committed offset, or to the first offset without it; return it."""
         offset = await self.committed(queue)
         self._positions[queue] = await self.min_offset(queue) if offset is None else offset
         return self._positions[queue]
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the group's committed offset; None for none."""
+        """Return the group's committed offset, or None."""
         await self._know(queue)
         return await self._offsets.committed(queue)
 
     async def commit(self, queue: MessageQueue, offset: int | None = None) -> None:
-        """Commit `offset`, or the position; return when the broker has it."""
+        """Commit `offset`, or the position, confirmed by the broker."""
         chosen = self._positions.get(queue) if offset is None else offset
         if chosen is None:
             raise ClientError(-1, f"nothing was fetched of {queue}")
@@ -201,32 +198,32 @@ class PullConsumer:
         await self._offsets.write(queue, chosen)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Return the first offset the queue still holds."""
+        """Return the queue's first offset."""
         await self._know(queue)
         return await min_offset(self._instance, queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """Return the offset just after the last message."""
+        """Return the offset behind the last message."""
         await self._know(queue)
         return await max_offset(self._instance, queue)
 
     async def offset_for(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the offset of the first message stored at that time or later; the one after the
-        last message if there is none."""
+        """Return the offset of the first message stored at or after that time; the end offset if
+        there is none."""
         await self._know(queue)
         return await offset_for(self._instance, queue, timestamp_ms)
 
     # ---- inside
 
     async def _know(self, queue: MessageQueue) -> None:
-        """Ask for the route if nothing is known of the queue's group."""
+        """Refresh the route if the queue's group is unknown."""
         if not self._instance.directory.group(queue.broker_name).addresses:
             await self._instance.directory.refresh(queue.topic)
 
     async def _ask_follower(
         self, queue: MessageQueue, header: PullHeader
     ) -> RemotingCommand | None:
-        """Pull from a suggested follower; None if none was suggested, or it has nothing."""
+        """Pull from a suggested follower; None without a suggestion or messages."""
         group = self._instance.directory.group(queue.broker_name)
         address = group.replica(self._suggested.pop(queue, LEADER_ID))
         if address is None or address in (group.leader, group.route_leader):
@@ -244,7 +241,7 @@ class PullConsumer:
     async def _ask(
         self, queue: MessageQueue, header: PullHeader, deadline_s: float
     ) -> RemotingCommand:
-        """Ask the leader. A broker that is asked again waits only for what is left of the time."""
+        """Ask the leader. A repeated pull waits only for the rest of the time."""
         now = asyncio.get_running_loop().time
 
         def command() -> RemotingCommand:

@@ -1,4 +1,4 @@
-"""The push consumer: joins a group, takes its share of the queues, feeds a listener.
+"""The push consumer, which joins a group, takes its share of the queues and feeds a listener.
 
     async def listen(messages: list[MessageExt]) -> ConsumeResult: ...
 
@@ -6,13 +6,18 @@
     consumer.subscribe("orders", "created || paid")
     async with consumer: ...
 
-Clustering: each queue has one consumer of the group (client.consumer.rebalance). Delivery is at
-least once: the offset after the last finished message is committed every `commit_interval_ms`, when
-a queue is given up, and (confirmed) at the end. Orderly: a queue is consumed only under its
-broker's lock (client.consumer.queue_locks). Broadcasting: every consumer has every queue and keeps
-the offsets itself (client.consumer.local_offset_store). client.consumer.consume_service says what
-happens to messages that fail. The listener may be a coroutine function or a plain callable; a plain
-one runs on the event loop and must not block (client.sync runs blocking listeners in threads).
+Clustering: each queue has a single consumer of the group (client.consumer.rebalance). Delivery is
+at least once. The offset behind the last finished message is committed every `commit_interval_ms`,
+when a queue is released, and (confirmed) at the end.
+
+Orderly: a queue is consumed only under its broker's lock (client.consumer.queue_locks).
+
+Broadcasting: every consumer has every queue and stores the offsets itself
+(client.consumer.local_offset_store).
+
+client.consumer.consume_service handles failed messages. The listener may be a coroutine function or
+a plain callable. A plain callable runs on the event loop and must not block (client.sync runs
+blocking listeners in threads).
 """
 
 from __future__ import annotations
@@ -57,16 +62,16 @@ RETRY_ROUTE_PAUSE_S = 1.0  # a retry topic's route appears a moment after its fi
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    """A push consumer's settings; times in milliseconds.
+    """A push consumer's settings, with times in milliseconds.
 
-    `orderly`: one batch of a queue at a time, in order, under the broker's lock; failures block the
-    queue. `confirm_commits`: periodic commits wait for the broker's answer. `offset_storage`: for a
-    broadcasting consumer; None means a file below the home directory. All members of a group must
-    use one `allocation`. `consume_timeout_ms`: messages that a concurrent listener has held for
-    longer are sent back to the broker, to be redelivered; 0: never. `listeners_max`: concurrent
-    calls of the listener over all queues (each queue has at most `pull.consume_tasks`); 0: no
-    limit. `stop_grace_ms`: how long `stop` waits for listeners. Of a blocking consumer's, threads
-    that take longer run on, and the interpreter waits for them when it exits."""
+    `orderly` delivers a batch of a queue at a time, in order, under the broker's lock; failures
+    block the queue. With `confirm_commits` periodic commits wait for the broker's answer.
+    `offset_storage` is for broadcasting consumers; None means a file below the home directory. All
+    members of a group need the same `allocation`. After `consume_timeout_ms` messages in a
+    concurrent listener are sent back to the broker for redelivery; 0 means never. `listeners_max`
+    limits concurrent calls of the listener over all queues (each queue has at most
+    `pull.consume_tasks`); 0 for no limit. `stop` waits `stop_grace_ms` for listeners. Slower
+    threads of a blocking consumer continue, and the interpreter waits for them at its exit."""
 
     orderly: bool = False
     message_model: MessageModel = MessageModel.CLUSTERING
@@ -86,11 +91,9 @@ class ConsumerConfig:
 
 
 class PushConsumer:
-    """A push consumer. It belongs to one event loop and is not thread-safe (client.sync is).
-
-    `on_commit(queue, offset)` is called for every commit that a broker confirmed, and
-    `on_committing(queue, offset)` before each request of one that waits for confirmation.
-    """
+    """A push consumer, for a single event loop and not thread-safe (client.sync is).
+    `on_commit(queue, offset)` is called for every confirmed commit, and `on_committing(queue,
+    offset)` before each request of a commit that waits for confirmation."""
 
     def __init__(
         self,
@@ -124,46 +127,45 @@ class PushConsumer:
 
     @property
     def client_id(self) -> str:
-        """Return the id by which brokers know this consumer; empty before the first start."""
+        """Return this consumer's id on brokers; empty before the first start."""
         return self._instance.client_id
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
-        """Return the queues this consumer holds now."""
+        """Return the held queues."""
         return self.membership.queues
 
     @property
     def timed_out(self) -> int:
-        """Count the messages sent back because the listener held them for `consume_timeout_ms`."""
+        """Return the number of messages sent back after `consume_timeout_ms`."""
         one = self._deliverer
         return one.timed_out if isinstance(one, ConcurrentDeliverer) else 0
 
     @property
     def called_by_listener(self) -> bool:
-        """Return whether a call of the listener, which has not returned, is calling this."""
+        """Return whether a running call of the listener is the caller."""
         return self._listener.calling
 
     @property
     def offsets(self) -> dict[MessageQueue, int]:
-        """Return each held queue's finished offset: what has been or will be committed."""
+        """Return each held queue's finished offset, which has been or will be committed."""
         return self.membership.offsets.table.finished()
 
     __aenter__, __aexit__ = entered, left
 
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
         """Subscribe to `topic`, before or after `start`. Raises ClientError (bad expression).
-
-        `expression_type` is TAG ("a || b") or SQL92, which brokers evaluate if configured to.
-        A changed expression for a topic already consumed applies from the next rebalance on."""
+        `expression_type` is TAG ("a || b") or SQL92, which brokers evaluate if configured. A
+        changed expression of a consumed topic applies from the next rebalance on."""
         self.membership.subscribe(topic, expression, expression_type)
 
     def unsubscribe(self, topic: str) -> None:
-        """Give up the topic's queues at the next rebalance, and request one at once."""
+        """Release the topic's queues by a rebalance, which is requested at once."""
         self.membership.unsubscribe(topic)
 
     async def start(self) -> None:
-        """Join the group. Waits for a server only to have SQL92 expressions checked; raises
-        BrokerRefused if one is invalid or the broker does not filter by SQL92."""
+        """Join the group. Waits for a server only to check SQL92 expressions; raises BrokerRefused
+        for an invalid expression or without the broker's SQL92 support."""
         if not self._broadcasting:
             self.membership.subscribe(RETRY_PREFIX + self.group, ALL, "TAG")
         await self.membership.start(self._asked.handlers())
@@ -180,7 +182,8 @@ class PushConsumer:
 
     async def stop(self) -> None:
         """Stop pulling, let the listener finish (`stop_grace_ms`), commit (confirmed), and leave
-        the group. In the listener it returns at once: the stop waits for the listener's return."""
+        the group. In the listener it returns at once, and the stop waits for the listener's return.
+        """
         if not self._instance.running:
             return
         if self._retry_check is not None:
@@ -191,7 +194,7 @@ class PushConsumer:
             await self.membership.stop()
 
     async def commit(self) -> dict[MessageQueue, int]:
-        """Commit now the offsets that moved since the last commit; return those confirmed."""
+        """Commit changed offsets now; return the confirmed offsets."""
         return await self.membership.offsets.commit_confirmed()
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
@@ -201,20 +204,19 @@ class PushConsumer:
         self.membership.offsets.table.start(queue, offset)
 
     def pause(self, queues: Sequence[MessageQueue] | None = None) -> None:
-        """Stop pulling from these queues (None: all held now); cached messages are still
-        delivered."""
+        """Pause pulling from these queues (None for all held); cached messages are still delivered."""
         for queue in self.membership.workers if queues is None else queues:
             self.membership.workers[queue].pause()
 
     def resume(self, queues: Sequence[MessageQueue] | None = None) -> None:
-        """Pull from these queues again (None: from all held now)."""
+        """Resume pulling from these queues (None for all held)."""
         for queue in self.membership.workers if queues is None else queues:
             self.membership.workers[queue].resume()
 
     # ---- called by the queue workers
 
     def arrived(self, queue: MessageQueue) -> None:
-        """Do nothing: the worker's own tasks take the messages."""
+        """Do nothing, since the worker's own tasks take the messages."""
 
     async def consume(self, queue: MessageQueue, batch: Batch, finish: Callable[[], None]) -> None:
         await self._deliverer.deliver(queue, batch.messages, finish)
@@ -228,13 +230,13 @@ class PushConsumer:
     # ---- called by the membership
 
     def began(self, worker: QueueWorker, offset: int) -> None:
-        """Do nothing: the worker and the offset table keep everything that is needed."""
+        """Do nothing, since worker and offset table have everything."""
 
     async def released(self, queues: Sequence[MessageQueue]) -> None:
         await self.membership.offsets.commit_confirmed(queues)
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
-        """Do nothing: a push consumer has no use for it."""
+        """Do nothing, since a push consumer does not need it."""
 
     # ---- called on an administrator's request
 
@@ -257,8 +259,8 @@ class PushConsumer:
         )
 
     async def _check_expressions(self) -> None:
-        """Have a broker check (46) expressions that only brokers can judge. A cluster that is not
-        up yet is no error."""
+        """Let a broker check (46) expressions that only brokers can parse. A missing cluster is no
+        error."""
         for subscription in list(self.membership.subscriptions.values()):
             if subscription.expression_type == "TAG":
                 continue
@@ -270,8 +272,8 @@ class PushConsumer:
                 logger.warning("expression_not_judged topic=%s %s", subscription.topic, error)
 
     def _sent_back(self, broker_name: str) -> None:
-        """Look for the retry topic soon: the first message sent back creates it, and the regular
-        rebalance would find it only after up to 20 s."""
+        """Check for the retry topic soon. The first message sent back creates it, and the regular
+        rebalance would find it up to 20 s later."""
         retry_topic = RETRY_PREFIX + self.group
         known = any(
             queue.topic == retry_topic and queue.broker_name == broker_name

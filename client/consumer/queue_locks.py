@@ -1,15 +1,15 @@
 """Queue locks for orderly consumption.
 
-A broker group's leader grants a queue to one client of a consumer group (41) for 60 s, and renews
-the lock whenever that client asks. The client asks every 20 s and believes a lock for 30 s from the
-moment of asking, so that two clients never believe at the same time that they have it. Brokers may
-keep locks in memory only: when a group's leader changes, its locks are invalid until the new leader
-has granted them again, which the client requests at once. If the new leader refuses, another client
-held the lock meanwhile and went on from the committed offset: the messages cached here are of no
-use any more, and `lost(queue)` is called.
+A broker group's leader locks a queue for a client of a consumer group (41) for 60 s, and extends
+the lock at each request of that client. The client requests it every 20 s and uses a lock for 30 s
+from the request, so that no two clients use it at the same time. Brokers may keep locks in memory
+only. When a group's leader changes, its locks are invalid until the new leader has granted them
+again, which the client requests at once. If the new leader refuses, a different client held the
+lock and continued from the committed offset; the cached messages are useless then, and
+`lost(queue)` is called.
 
-A lock is the client's, and the broker grants it to the same client again at once. So a queue on
-which a thread still works, although the queue was given up, is not asked for before that has ended.
+A lock belongs to the client, and the broker grants it to the same client at once. A released queue
+that a thread still uses is therefore not requested before that thread has finished.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ UNLOCK = RetryPolicy(20, 100, 2, 20, time_ms_max=1000)
 
 @dataclass(frozen=True, slots=True)
 class LockConfig:
-    """Times of locks, in milliseconds. Brokers expire a lock 60 s after the last request for it."""
+    """Times of locks, in milliseconds. Brokers expire a lock 60 s after its last request."""
 
     renew_interval_ms: int = 20_000
     age_max_ms: int = 30_000
-    retry_ms: int = 200  # pause before asking again for a lock that another client has
+    retry_ms: int = 200  # pause before the next request of a lock of a different client
 
 
 class QueueLocks:
-    """The locks of one consumer."""
+    """The locks of a consumer."""
 
     def __init__(
         self,
@@ -62,35 +62,36 @@ class QueueLocks:
         self._config = config
         self._requested_at: dict[
             MessageQueue, float
-        ] = {}  # granted: loop time of the request, seconds
+        ] = {}  # loop time of the granted request, in seconds
         self._held: set[MessageQueue] = set()  # to be renewed
-        # Locks that a broker may have granted, whether or not we believe in them. A new leader
-        # knows them from its log, and no other client gets them for a minute unless released.
+        # Locks that a broker may have granted, valid or not. A new leader has them in its log, and
+        # no other client gets them for a minute unless they are released.
         self._perhaps: set[MessageQueue] = set()
-        self._at_work: set[MessageQueue] = set()  # given up without telling; never unlocked later
-        self._working: dict[Future[Any], MessageQueue] = {}  # what threads do on queues
+        # released without an unlock, and never unlocked later
+        self._at_work: set[MessageQueue] = set()
+        self._working: dict[Future[Any], MessageQueue] = {}  # running threads by queue
         self._changed = asyncio.Event()
 
     def start(self) -> None:
         self._instance.spawn(self._renew_forever(), "renew locks")
 
     def valid(self, queue: MessageQueue) -> bool:
-        """Return whether the lock is granted and recent enough to consume under."""
+        """Return whether the lock is granted and recent enough for use."""
         requested_at = self._requested_at.get(queue)
         return requested_at is not None and _now() - requested_at < self._config.age_max_ms / 1000
 
     def held(self, queue: MessageQueue) -> bool:
-        """Return whether the lock was acquired, and not lost or given up since."""
+        """Return whether the lock was acquired, and not lost or released since."""
         return queue in self._held
 
     def age_ms(self, queue: MessageQueue) -> float | None:
-        """Return the time since the last request that was granted; None if there is none."""
+        """Return the time since the last granted request, or None."""
         requested_at = self._requested_at.get(queue)
         return None if requested_at is None else (_now() - requested_at) * 1000
 
     async def acquire(self, queue: MessageQueue) -> bool:
-        """Ask for one lock; if granted, it is renewed from now on. Raises ClientError."""
-        working = list(self._working.items())  # threads that end take out theirs
+        """Request a lock; if granted, it is renewed from now on. Raises ClientError."""
+        working = list(self._working.items())  # finished threads remove theirs
         if any(place == queue and not work.done() for work, place in working):
             logger.info("queue_still_worked_on queue=%s", queue)
             return False
@@ -103,13 +104,13 @@ class QueueLocks:
         return False
 
     def worked_on(self, queue: MessageQueue, work: Future[Any]) -> None:
-        """Take note that a thread does `work` on a held queue, which nothing but its end ends."""
+        """Record that a thread does `work` on a held queue, which cannot be stopped."""
         self._working[work] = queue
         work.add_done_callback(self._working.pop)
 
     async def hold(self, queue: MessageQueue) -> None:
-        """Return once the lock is valid; until then ask for it again and again. The callee of
-        `lost` has to cancel this."""
+        """Return once the lock is valid, with repeated requests until then. The callee of `lost`
+        has to cancel this."""
         while not self.valid(queue):
             try:
                 await self._ask(queue.broker_name, [queue])
@@ -119,8 +120,8 @@ class QueueLocks:
                 await asyncio.sleep(self._config.retry_ms / 1000)
 
     async def release(self, queues: Iterable[MessageQueue], tell: bool = True) -> None:
-        """Give locks up. `tell` False: do not unlock at the broker, because work under them may
-        still go on; they expire there."""
+        """Release locks. With `tell` False they are not unlocked at the broker, because work under
+        them may continue; they expire there."""
         by_group: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             self._held.discard(queue)
@@ -138,12 +139,12 @@ class QueueLocks:
                 logger.info("unlock_failed group=%s error=%s", name, error)
 
     async def release_all(self) -> None:
-        """Unlock whatever a broker may have granted us, also locks whose grant did not arrive."""
+        """Unlock everything that a broker may have granted, also with a lost answer."""
         await self.release(sorted(self._perhaps - self._at_work))
 
     def leader_changed(self, broker_name: str) -> None:
-        """Invalidate the group's locks until they are granted again: the new leader may not know
-        them."""
+        """Invalidate the group's locks until they are granted again, because the new leader may not
+        have them."""
         for queue in [queue for queue in self._requested_at if queue.broker_name == broker_name]:
             del self._requested_at[queue]
         self._changed.set()
@@ -154,7 +155,7 @@ class QueueLocks:
                 async with asyncio.timeout(self._config.renew_interval_ms / 1000):
                     await self._changed.wait()
             except TimeoutError:
-                pass  # the usual round
+                pass  # the regular round
             self._changed.clear()
             names = sorted({queue.broker_name for queue in self._held})
             await asyncio.gather(*(self._renew(name) for name in names))
@@ -166,15 +167,15 @@ class QueueLocks:
             logger.info("locks_not_renewed group=%s error=%s", name, error)
 
     async def _ask(self, name: str, queues: Sequence[MessageQueue]) -> None:
-        """Ask the leader of one group for `queues`, and note what it granted. A queue that is given
-        up meanwhile is in no further attempt: one that came behind its unlocking would lock it
-        again, for nobody."""
+        """Request `queues` from the leader of a group, and record the grants. A released queue is
+        in no further attempt, which might arrive after its unlock and lock it again for no holder.
+        """
         requested_at = 0.0
         asked: list[MessageQueue] = []
 
         def command() -> RemotingCommand:
             nonlocal requested_at, asked
-            requested_at = _now()  # the last attempt is the one that is answered
+            requested_at = _now()  # the last attempt is the answered attempt
             asked = [queue for queue in queues if queue in self._perhaps]
             return RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, {}, self._body(asked))
 
@@ -191,7 +192,7 @@ class QueueLocks:
             return
         for queue in asked:
             if queue not in self._perhaps:
-                continue  # given up: the unlocking came behind this attempt
+                continue  # released, and the unlock arrived after this attempt
             if queue in granted:
                 self._requested_at[queue] = requested_at
                 continue

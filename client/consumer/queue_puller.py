@@ -1,11 +1,11 @@
-"""One queue of a consumer: pulls from the leader, caches messages, hands them to the listener.
+"""The puller of a queue, which pulls from the leader, caches messages and feeds the listener.
 
-A `QueueWorker` owns one pulling task and `consume_tasks` consuming tasks. Pulling goes on while
-the process queue has room; a pull that finds nothing waits at the broker (long polling). After a
-fail-over the worker continues at the new leader from its own offset.
+A `QueueWorker` owns a pulling task and `consume_tasks` consuming tasks. It pulls while the process
+queue has capacity; an empty pull waits at the broker (long polling). After a fail-over the worker
+continues at the new leader from its own offset.
 
-In classic (master/slave) mode it pulls where the brokers suggest: cold data from a slave. While the
-master is away it pulls from any replica, and tries the master again once the route names it.
+In classic (master/slave) mode it pulls where the brokers suggest, cold data from a slave. Without a
+master it pulls from any replica, and tries the master again once the route has it.
 """
 
 from __future__ import annotations
@@ -44,55 +44,55 @@ logger = logging.getLogger(__name__)
 OFFSET_RESET = "OFFSET_RESET"  # remark of a 21 caused by an administrator's reset
 PAUSE_MS_FIRST = 10.0
 PAUSE_MS_MAX = 1000.0
-LEADER_TRY_MS_FIRST = 1000.0  # until an unreachable leader is tried again; doubles up to
-LEADER_TRY_MS_MAX = 30_000.0  # this, while the route names it
+LEADER_TRY_MS_FIRST = 1000.0  # before an unreachable leader is tried again, doubling up to
+LEADER_TRY_MS_MAX = 30_000.0  # this, while it is in the route
 LEADER_TRY_TIMEOUT_MS = 1000  # it may be frozen
-FAST_EMPTY_MS = 20  # a "nothing new" quicker than this was not a long poll: do not spin on it
+FAST_EMPTY_MS = 20  # a faster "nothing new" was no long poll, so do not spin on it
 
 
 @dataclass(frozen=True, slots=True)
 class PullConfig:
-    """The settings for pulling and consuming one queue; times in milliseconds. `interval_ms`: pause
-    after a pull that found messages, to limit the rate."""
+    """Settings for pulling and consuming a queue, with times in milliseconds. `interval_ms` is a
+    pause after a successful pull, to limit the rate."""
 
     batch_size: int = 256
     batch_bytes_max: int = 4 * 1024 * 1024
     interval_ms: int = 0
     suspend_ms: int = 15_000
-    # A pull times out after suspend_ms plus this. Apache's broker looks at its held pulls every 5 s
-    # only, and an offset reset that it answers to a pull given up is lost.
+    # A pull times out after suspend_ms plus this. Apache's broker checks its held pulls every 5 s
+    # only, and an offset reset in the answer to an abandoned pull is lost.
     answer_grace_ms: int = 8_000
     consume_batch_size: int = 32
-    consume_tasks: int = 4  # per queue; 1 when orderly, 0 where the user polls
+    consume_tasks: int = 4  # per queue; 1 for orderly, 0 for polling users
     limits: CacheLimits = field(default_factory=CacheLimits)
     moved_pause_ms: int = 500
     backward_confirmations: int = 10
-    lite: bool = False  # request 361 instead of 11; the broker counts them apart
+    lite: bool = False  # request 361 instead of 11, which the broker counts separately
 
 
 class WorkerOwner(Protocol):
-    """The parts of its consumer that a worker calls."""
+    """The methods of a consumer that a worker calls."""
 
     def arrived(self, queue: MessageQueue) -> None:
-        """Take note that messages wait to be taken."""
+        """Messages wait to be taken."""
         ...
 
     async def consume(self, queue: MessageQueue, batch: Batch, finish: Callable[[], None]) -> None:
-        """Deal with a batch, however long that takes; return when the next one may come. Calls
-        `finish()` if the messages are dealt with before that."""
+        """Handle a batch, however slowly; return when the next may follow. Calls `finish()` if the
+        messages are handled earlier."""
         ...
 
     def advanced(self, queue: MessageQueue, offset: int) -> None:
-        """Take note that everything below `offset` is finished."""
+        """Everything below `offset` is finished."""
         ...
 
     def rewound(self, queue: MessageQueue, offset: int) -> None:
-        """Take note that the queue goes on at `offset`, whatever was finished before."""
+        """The queue continues at `offset`, regardless of finished messages."""
         ...
 
 
 class QueueWorker:
-    """Pulls and consumes one queue."""
+    """Pulls and consumes a queue."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class QueueWorker:
         self._capacity = asyncio.Event()
         self._pull: asyncio.Task[RemotingCommand] | None = None
         self._pull_address = ""
-        self._read_from = LEADER_ID  # the brokerId last suggested
+        self._read_from = LEADER_ID  # the last suggested brokerId
         self._leader_try_ms = LEADER_TRY_MS_FIRST
         self._leader_due_ms = 0.0
         self._tasks: list[asyncio.Task[Any]] = []
@@ -146,12 +146,12 @@ class QueueWorker:
             )
 
     def hand_out_no_more(self) -> None:
-        """Give the listener no more batches than it has."""
+        """Give the listener no further batches."""
         self._stopping = True
 
     async def stop(self, grace_ms: float) -> bool:
-        """Stop pulling at once; give the listener `grace_ms` for the batches it has. Returns False
-        if it took longer: then a thread may still be working on one."""
+        """Stop pulling at once, and give the listener `grace_ms` for its batches. Returns False if
+        it takes longer, when a thread may still use a batch."""
         self.hand_out_no_more()
         if self._pulling is not None:
             await _cancel([self._pulling])
@@ -170,20 +170,21 @@ class QueueWorker:
         return idle
 
     def leader_changed(self) -> None:
-        """Pull from the new leader: a pull held by the old one (perhaps frozen) is of no use."""
+        """Pull from the new leader, because a pull held by the old leader (perhaps frozen) is
+        useless."""
         leader = self._replicas.leader
         self._read_from = LEADER_ID
         if self._pull is not None and leader is not None and leader != self._pull_address:
             self._pull.cancel()
 
     def reset(self, offset: int) -> None:
-        """Drop what is cached and go on at `offset`. Batches already taken no longer count."""
+        """Drop the cache and continue at `offset`. Taken batches no longer count."""
         self._begin_at(offset)
         if self._pull is not None:
             self._pull.cancel()
 
     def pause(self) -> None:
-        """Stop pulling; what is cached stays."""
+        """Stop pulling; the cache stays."""
         self.paused = True
         if self._pull is not None:
             self._pull.cancel()
@@ -193,7 +194,7 @@ class QueueWorker:
         self._capacity.set()
 
     def taken(self, count_max: int) -> Batch | None:
-        """Take the next messages for a user who polls; this queue counts them as finished."""
+        """Take the next messages for a polling user; this queue counts them as finished."""
         if self.paused:
             return None
         batch = self.process_queue.take(count_max)
@@ -231,7 +232,7 @@ class QueueWorker:
                 await asyncio.sleep(self._config.interval_ms / 1000)
 
     async def _request(self, offset: int) -> RemotingCommand | None:
-        """Pull once; None if it has to be tried again (the leader is not found, or changed)."""
+        """Pull once; None if it has to be repeated (no leader, or a new leader)."""
         address = self._address()
         if address is None:
             self._instance.directory.refresh_groups_soon()
@@ -282,7 +283,7 @@ class QueueWorker:
             self._pull = None
 
     def _address(self) -> str | None:
-        """Return the address to pull from; None if none is known."""
+        """Return the address to pull from, or None."""
         replicas = self._replicas
         if self._read_from != LEADER_ID:
             return replicas.replica(self._read_from) or replicas.target
@@ -297,14 +298,13 @@ class QueueWorker:
         return replicas.target
 
     def _follow_suggestion(self, answer: PullResponseHeader) -> bool:
-        """Note the replica that the broker suggests for the next pull; return whether it is
-        another one."""
+        """Record the broker's suggested replica for the next pull; return whether it changed."""
         if self._pull_address == self._replicas.absent_leader:
             self._instance.directory.presume(self._replicas, self._pull_address)
         self._read_from = answer.suggested_broker_id
         requested = self._replicas.replica(self._read_from)
         if self._read_from == LEADER_ID and self._replicas.leader is None:
-            return False  # no leader is known
+            return False  # no known leader
         return requested is not None and requested != self._pull_address
 
     async def _take_in(self, process_queue: ProcessQueue, response: RemotingCommand) -> None:
@@ -314,7 +314,7 @@ class QueueWorker:
             self._follow_suggestion(answer)
             messages = decode_messages(response.body, self.queue.broker_name, self._needed)
             start = process_queue.next_pull
-            if messages and messages[0].queue_offset < start:  # a broker may begin a batch earlier
+            if messages and messages[0].queue_offset < start:  # a broker may start a batch earlier
                 messages = [message for message in messages if message.queue_offset >= start]
             process_queue.add(messages, max(answer.next_offset, start))
             self._good_answer()
@@ -350,15 +350,14 @@ class QueueWorker:
             self._back_off()
 
     def _nothing_new(self, process_queue: ProcessQueue, response: RemotingCommand) -> None:
-        """Handle 19 (nothing at or after the offset) and 20 (nothing there matched: go on after
-        it)."""
+        """Handle 19 (nothing at or after the offset) and 20 (no match there, continue after it)."""
         answer = PullResponseHeader.parse(response.ext)
         self._moved.clear()
         elsewhere = self._follow_suggestion(answer)
         offset = process_queue.next_pull
         if response.code == ResponseCode.PULL_NOT_FOUND:
             useful = self._loop.time() * 1000 - self.last_pull_ms >= FAST_EMPTY_MS
-        else:  # a follower answers so without moving on
+        else:  # a follower answers thus without progress
             useful = answer.next_offset > offset or (elsewhere and answer.next_offset == offset)
             if answer.next_offset > offset:
                 process_queue.add([], answer.next_offset)
@@ -369,7 +368,7 @@ class QueueWorker:
             self._back_off()
 
     def _reset_by_broker(self, offset: int) -> None:
-        """Go on at the offset to which an administrator moved the group, and drop the cache."""
+        """Continue at the offset of an administrator's reset, and drop the cache."""
         logger.info("offset_reset queue=%s to=%d", self.queue, offset)
         self._good_answer()
         self._begin_at(offset)
@@ -398,7 +397,7 @@ class QueueWorker:
         self._moved.clear()
 
     def _back_off(self, pause_ms_max: float = PAUSE_MS_MAX) -> None:
-        """Pause before the next pull: 10 ms, doubling up to the bound, which is low during a
+        """Pause before the next pull, from 10 ms, doubling up to the bound, which is low during a
         fail-over."""
         self._pause_ms = min(max(PAUSE_MS_FIRST, self._pause_ms * 2), pause_ms_max)
 
@@ -416,15 +415,15 @@ class QueueWorker:
             await self._owner.consume(self.queue, batch, finish)
             self.last_consumed_ms = time.time() * 1000
             finish()
-            await asyncio.sleep(0)  # a listener that never waits must not keep the loop
+            await asyncio.sleep(0)  # a listener without awaits must not block the loop
 
     def _finish(self, process_queue: ProcessQueue, batch: Batch) -> None:
-        """Finish a batch, once, on the first call."""
+        """Finish a batch once."""
         if batch.finished:
             return
         offset = process_queue.finish(batch)
         self._capacity.set()
-        if process_queue is self.process_queue:  # else it was reset meanwhile
+        if process_queue is self.process_queue:  # otherwise it was reset
             self._owner.advanced(self.queue, offset)
 
 

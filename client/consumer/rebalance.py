@@ -1,8 +1,8 @@
-"""Rebalancing: joins a group and keeps computing which queues this consumer has to hold.
+"""Rebalancing, which joins a group and computes the queues of this consumer.
 
-It runs every `interval_ms`, when a broker says that the group changed (40), and on request. In
-clustering a strategy shares the queues among the members that the broker names; in broadcasting
-every member has all. The owner takes and gives up the queues.
+It runs every `interval_ms`, when a broker announces a group change (40), and on request. In
+clustering a strategy allocates the queues among the members on the broker; in broadcasting every
+member has all. The owner takes and releases the queues.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from ..subscription import Subscription
 
 logger = logging.getLogger(__name__)
 
-UNROUTED_S = 10.0  # a topic may come into being when the first message is sent to it
-UNSETTLED_PAUSE_S = 0.5  # before a rebalance that did not succeed is tried again
+UNROUTED_S = 10.0  # a topic may be created by its first send
+UNSETTLED_PAUSE_S = 0.5  # before a failed rebalance is repeated
 
 
 class QueueHolder(Protocol):
-    """The parts of its consumer that a rebalancer calls."""
+    """The methods of a consumer that a rebalancer calls."""
 
     def held(self) -> Mapping[MessageQueue, Subscription]:
-        """Return the queues held now, each with the subscription it is pulled with."""
+        """Return the held queues, each with its subscription."""
         ...
 
     async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
-        """Begin with a queue; return False to be asked again soon."""
+        """Take a queue; return False for a soon repetition."""
         ...
 
     async def release(self, queues: Sequence[MessageQueue]) -> None:
-        """Give up queues, after committing everything finished."""
+        """Release queues, after a commit of everything finished."""
         ...
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
-        """Take note that the allocation of `topic` was computed; `queues` are all it has."""
+        """The allocation of `topic` was computed; `queues` are all its queues."""
         ...
 
 
 class Rebalancer:
-    """Computes one consumer's queues. `strategy` None: broadcasting."""
+    """Computes a consumer's queues. `strategy` None means broadcasting."""
 
     def __init__(
         self,
@@ -67,8 +67,9 @@ class Rebalancer:
         self._strategy = strategy
         self._interval_ms = interval_ms
         self._requested = asyncio.Event()
-        self._announced: set[str] = set()  # broker groups told of us since the last change
-        self._unrouted: dict[str, float] = {}  # topic → since when it has no route; loop time, s
+        self._announced: set[str] = set()  # broker groups with our heartbeat since the last change
+        # topic → start of its time without a route (loop time, s)
+        self._unrouted: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -86,12 +87,12 @@ class Rebalancer:
         self._requested.set()
 
     def ids_changed(self, request: RemotingCommand) -> None:
-        """Handle 40 (one-way): a group's members changed."""
+        """Handle 40 (one-way), a change of a group's members."""
         if (request.ext or {}).get("consumerGroup") == self._group:
             self._requested.set()
 
     def subscription_changed(self) -> None:
-        """Rebalance, with heartbeats first: brokers have to know the new subscription."""
+        """Rebalance after heartbeats, since brokers need the new subscription first."""
         self._announced.clear()
         self._requested.set()
 
@@ -108,28 +109,29 @@ class Rebalancer:
             interval = self._interval_ms / 1000 if settled else UNSETTLED_PAUSE_S
 
     async def _once(self) -> bool:
-        """Go through all topics once; return False if something has to be tried again soon."""
+        """Process all topics; return False if any has to be repeated soon."""
         held = {queue.topic for queue in self._owner.held()}
         topics = [*(held - self.subscriptions.keys()), *self.subscriptions]
         return all([await self._settled(topic) for topic in topics])
 
     async def _settled(self, topic: str) -> bool:
-        """Go through one topic; return False if it has to be tried again soon. An error does not
-        keep the other topics, or the next time, from their turn."""
+        """Process a topic; return False if it has to be repeated soon. Errors do not affect the
+        remaining topics or the next round."""
         try:
             return await self._topic(topic)
         except NoRoute as error:
-            if topic.startswith(RETRY_PREFIX):  # it is created with the first failure
+            if topic.startswith(RETRY_PREFIX):  # created by the first failure
                 return True
             self._without_route(topic, error)
         except (ClientError, RemotingError) as error:
             logger.warning("rebalance_failed group=%s topic=%s error=%s", self._group, topic, error)
-        except Exception:  # ring boundary: for example, the strategy is the user's
+        except Exception:  # ring boundary, as the strategy may be the user's
             logger.exception("rebalance_failed group=%s topic=%s", self._group, topic)
         return False
 
     def _without_route(self, topic: str, error: NoRoute) -> None:
-        """Log it once a minute if it lasts: the topic may be misspelt, or not for this account."""
+        """Log a lasting failure once per minute. The topic may be misspelt, or forbidden for this
+        account."""
         now = asyncio.get_running_loop().time()
         lasts = now - self._unrouted.setdefault(topic, now) >= UNROUTED_S
         if lasts and self._instance.log_limit.due((topic, error.message)) is not None:
@@ -149,7 +151,7 @@ class Rebalancer:
             raise NoRoute(topic, "it has no queue that may be read")
         names = sorted({queue.broker_name for queue in queues})
         if set(names) - self._announced:
-            await self._instance.heartbeat_all()  # makes us a member for these brokers
+            await self._instance.heartbeat_all()  # makes us a member on these brokers
             self._announced.update(names)
         if self._strategy is None:
             mine: tuple[MessageQueue, ...] = queues
@@ -163,13 +165,13 @@ class Rebalancer:
         self._owner.queues_changed(topic, queues)
         held = {q: by for q, by in self._owner.held().items() if q.topic == topic}
         kept = {queue for queue in mine if held.get(queue) == subscription}
-        if held.keys() - kept:  # another's now, or pulled with an old subscription
+        if held.keys() - kept:  # allocated elsewhere now, or pulled with an old subscription
             await self._owner.release(sorted(held.keys() - kept))
         taking = (self._owner.take(queue, subscription) for queue in sorted(set(mine) - kept))
         return all(await asyncio.gather(*taking))
 
     async def _members(self, broker_names: Sequence[str]) -> list[str]:
-        """Return the client ids of the group, from the first broker group that answers."""
+        """Return the group's client ids from the first broker group that answers."""
         ext = {"consumerGroup": self._group}
         failure: ClientError | None = None
         for name in broker_names:

@@ -1,4 +1,4 @@
-"""Consumed offsets on the broker: read when a queue is taken over, written as they move."""
+"""Consumed offsets on the broker, read for a new queue and written as they move."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .offsets import ConsumeFrom, OffsetTable
 
 logger = logging.getLogger(__name__)
 
-# A late request of the consumer that had the queue before may set an offset back. So offsets are
-# told again now and then, also those that have not moved (Java clients do so at every commit).
+# A late request of the queue's previous consumer may set an offset back. All offsets are therefore
+# resent periodically, even unchanged offsets (Java clients do so at every commit).
 REPEAT_S = 30.0
-CONFIRMED_AT_ONCE_MAX = 64  # confirmed commits in flight together, in one broker group
+CONFIRMED_AT_ONCE_MAX = 64  # concurrent confirmed commits per broker group
 
 OnCommit = Callable[[MessageQueue, int], None]
 
 
 class OffsetStore:
-    """Reads and commits a group's offsets. `table` is what this consumer knows; the broker's state
-    is authoritative."""
+    """Reads and commits a group's offsets. `table` is this consumer's view; the broker's state is
+    authoritative."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class OffsetStore:
         *,
         consumes: bool = True,
     ) -> None:
-        """`consumes` False: commits are an administrator's, which brokers accept instead of a reset
-        that no consumer has followed yet."""
+        """With `consumes` False commits are an administrator's, which brokers accept in place of a
+        reset that no consumer has followed yet."""
         self.table = OffsetTable()
         self._group = group
         self._instance = instance
@@ -54,14 +54,12 @@ class OffsetStore:
         self._at_once: dict[str, asyncio.Semaphore] = defaultdict(
             partial(asyncio.Semaphore, CONFIRMED_AT_ONCE_MAX)
         )
-        self._under_way: dict[MessageQueue, asyncio.Event] = {}  # set when the commit has ended
-        self._repeat_s = 0.0  # loop time; 0: no commit yet
+        self._under_way: dict[MessageQueue, asyncio.Event] = {}  # set at the end of the commit
+        self._repeat_s = 0.0  # loop time; 0 before the first commit
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset the group committed; None for none. Raises ClientError.
-
-        Without the flag a broker answers 0 for a young queue, whatever `consume_from` says.
-        """
+        """Return the group's committed offset, or None. Raises ClientError. Without the flag a
+        broker answers 0 for a young queue, regardless of `consume_from`."""
         header = ConsumerOffsetHeader(
             self._group, queue.topic, queue.queue_id, zero_if_not_found=False
         )
@@ -79,8 +77,8 @@ class OffsetStore:
         successful(response, queue.broker_name)
 
     async def commit_oneway(self) -> None:
-        """Tell the leaders the offsets that moved, without waiting for answers. What is lost with a
-        leader is sent again to the next one (OffsetTable.forget_sent)."""
+        """Send changed offsets to the leaders without waiting. Commits lost with a leader are
+        resent to the next leader (OffsetTable.forget_sent)."""
         self._repeat()
         leaderless: list[MessageQueue] = []
         for queue, offset in self.table.dirty().items():
@@ -94,14 +92,14 @@ class OffsetStore:
                 logger.info("commit_failed queue=%s error=%s", queue, error)
                 continue
             self.table.sent(queue, offset)
-        if leaderless:  # no leader is known for a one-way request; a confirmed one searches it
+        if leaderless:  # a one-way request needs a known leader; a confirmed request searches it
             await self.commit_confirmed(leaderless)
 
     async def commit_confirmed(
         self, queues: Iterable[MessageQueue] | None = None
     ) -> dict[MessageQueue, int]:
-        """Write the offsets that moved, wait for the answers, and return what was confirmed. A
-        broker group whose leader is not found for one offset is asked for no further ones."""
+        """Write the changed offsets, wait for the answers, and return the confirmed offsets. After
+        a failed leader search, a broker group is not asked again."""
         if queues is None:
             self._repeat()
         dirty = list(self.table.dirty(queues).items())
@@ -110,7 +108,7 @@ class OffsetStore:
         return {queue: offset for (queue, offset), ok in zip(dirty, done, strict=True) if ok}
 
     def _repeat(self) -> None:
-        """Have this commit tell every offset, if the last time was REPEAT_S ago."""
+        """Let this commit send every offset, after REPEAT_S."""
         now_s = asyncio.get_running_loop().time()
         if not self._repeat_s:
             self._repeat_s = now_s
@@ -121,8 +119,8 @@ class OffsetStore:
     async def _commit_one(
         self, queue: MessageQueue, offset: int, lost: dict[str, ClientError]
     ) -> bool:
-        """Write one offset after those of its queue that are under way: an older one that is
-        repeated until a leader answers must not come after a newer one."""
+        """Write an offset after running commits of its queue, since a repeated older commit must
+        not overtake a newer."""
         while (before := self._under_way.get(queue)) is not None:
             await before.wait()
         ended = self._under_way[queue] = asyncio.Event()
@@ -175,16 +173,16 @@ def _send(callback: OnCommit | None, queue: MessageQueue, offset: int) -> None:
     try:
         callback(queue, offset)
     except Exception:
-        logger.exception("commit_callback_failed")  # the user's mistake must not stop the commits
+        logger.exception("commit_callback_failed")  # the user's error must not stop the commits
 
 
 class Offsets(Protocol):
-    """A consumer's offsets: OffsetStore or LocalOffsetStore."""
+    """A consumer's offsets, OffsetStore or LocalOffsetStore."""
 
     table: OffsetTable
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset committed or saved; None for none. Raises ClientError, OSError."""
+        """Return the committed or saved offset, or None. Raises ClientError, OSError."""
         ...
 
     async def commit_oneway(self) -> None: ...
@@ -201,11 +199,9 @@ async def starting_offset(
     consume_from: ConsumeFrom,
     timestamp_ms: int,
 ) -> int:
-    """Return where to begin in a queue: at the group's offset, or where a new group begins. A retry
-    topic begins at its first offset. Raises ClientError, OSError.
-
-    LAST_OFFSET asks for the queue's end first. So what is stored between the two questions is
-    consumed."""
+    """Return the start offset in a queue, the group's offset or the start of a new group. A retry
+    topic starts at its first offset. Raises ClientError, OSError. LAST_OFFSET asks for the queue's
+    end first, so that messages stored between the two requests are consumed."""
     if queue.topic.startswith(RETRY_PREFIX):
         consume_from = ConsumeFrom.FIRST_OFFSET
     end = await max_offset(instance, queue) if consume_from is ConsumeFrom.LAST_OFFSET else None
@@ -220,19 +216,19 @@ async def starting_offset(
 
 
 async def min_offset(instance: ClientInstance, queue: MessageQueue) -> int:
-    """Return the first offset the queue still holds. Raises ClientError."""
+    """Return the queue's first offset. Raises ClientError."""
     ext = QueueOffsetHeader(queue.topic, queue.queue_id).to_ext()
     return offset_of(await ask_queue(instance, queue, RequestCode.GET_MIN_OFFSET, ext), queue)
 
 
 async def max_offset(instance: ClientInstance, queue: MessageQueue) -> int:
-    """Return the offset just after the last message. Raises ClientError."""
+    """Return the offset behind the last message. Raises ClientError."""
     ext = QueueOffsetHeader(queue.topic, queue.queue_id).to_ext()
     return offset_of(await ask_queue(instance, queue, RequestCode.GET_MAX_OFFSET, ext), queue)
 
 
 async def offset_for(instance: ClientInstance, queue: MessageQueue, timestamp_ms: int) -> int:
-    """Return the offset of the first message stored at that time or later. Raises ClientError."""
+    """Return the offset of the first message stored at or after that time. Raises ClientError."""
     ext = QueueOffsetHeader(queue.topic, queue.queue_id, timestamp_ms).to_ext()
     code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
     return offset_of(await ask_queue(instance, queue, code, ext), queue)
@@ -241,7 +237,7 @@ async def offset_for(instance: ClientInstance, queue: MessageQueue, timestamp_ms
 async def ask_queue(
     instance: ClientInstance, queue: MessageQueue, code: int, ext: dict[str, str]
 ) -> RemotingCommand:
-    """Ask the queue's leader and return its answer, whatever its code. Raises ClientError."""
+    """Return the queue leader's answer with any code. Raises ClientError."""
     return await instance.invoke_leader(
         queue.broker_name, lambda: RemotingCommand.request(code, dict(ext))
     )

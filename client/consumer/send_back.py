@@ -1,8 +1,8 @@
 """Sends messages that a consumer could not process back to the broker.
 
-CONSUMER_SEND_MSG_BACK (36) is tried first: the broker still has the message and needs only its
-offset. If that fails, the whole message is sent to the group's retry topic. If an answer is lost,
-both may take effect; the message is then delivered twice, as at-least-once allows.
+CONSUMER_SEND_MSG_BACK (36) is tried first, because the broker has the message and needs only its
+offset. If that fails, the full message is sent to the group's retry topic. After a lost answer both
+may take effect, and the message is delivered twice, as at-least-once allows.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ..retry import RetryPolicy
 
 logger = logging.getLogger(__name__)
 
-# Long enough for a failover; after that the message is kept here for a while.
+# Long enough for a failover; then the message is kept here for a while.
 PATIENCE = RetryPolicy(20, 100, 2, 20, time_ms_max=1000)
 UNSUPPORTED_MEMORY_S = 60.0  # how long "not supported" is remembered per broker group
-DELAY_LEVEL_FIRST = 3  # of a message's first redelivery; one more for each further one
+DELAY_LEVEL_FIRST = 3  # of a message's first redelivery, plus 1 for each further redelivery
 
 
 class SendBack:
-    """Sends one consumer group's messages back."""
+    """Sends a consumer group's messages back."""
 
     def __init__(self, group: str, instance: ClientInstance) -> None:
         self._group = group
@@ -39,8 +39,8 @@ class SendBack:
 
     async def send(self, message: MessageExt, delay_level: int, reconsume_times_max: int) -> bool:
         """Send a message back; return whether the broker has it. It is redelivered after
-        `delay_level` (0: the broker's choice), or goes to the dead letters if `delay_level` < 0 or
-        after `reconsume_times_max`."""
+        `delay_level` (0 for the broker's choice), or becomes a dead letter with `delay_level` < 0
+        or after `reconsume_times_max`."""
         if await self._ask_back(message, delay_level, reconsume_times_max):
             return True
         return await self._send_full(message, delay_level, reconsume_times_max)
@@ -69,7 +69,7 @@ class SendBack:
     async def _send_full(self, message: MessageExt, delay_level: int, times_max: int) -> bool:
         times = message.reconsume_times + 1
         if delay_level < 0:
-            times = max(times, times_max + 1)  # over the limit: dead letters
+            times = max(times, times_max + 1)  # over the limit, so a dead letter
         properties = dict(message.properties)
         properties.pop("TRAN_MSG", None)
         properties["RETRY_TOPIC"] = message.topic
@@ -84,7 +84,7 @@ class SendBack:
             RETRY_PREFIX + self._group,
             "TBW102",
             4,
-            -1,  # the broker picks a queue
+            -1,  # the broker chooses a queue
             0,
             int(time.time() * 1000),
             message.flag,
@@ -99,7 +99,7 @@ class SendBack:
         return response is not None and response.code in STORED
 
     async def _ask(self, message: MessageExt, command: RemotingCommand) -> RemotingCommand | None:
-        """Ask the leader; return its answer, or None if none can be had now."""
+        """Return the leader's answer, or None if there is none now."""
         ext, body = dict(command.ext or {}), command.body
         try:
             response = await self._instance.invoke_leader(

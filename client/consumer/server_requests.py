@@ -1,5 +1,4 @@
-"""Handlers for requests that brokers and administrators send to a consumer, and its running info
-(307)."""
+"""Handlers for requests from brokers and administrators to a consumer, with its running info."""
 
 from __future__ import annotations
 
@@ -24,19 +23,18 @@ logger = logging.getLogger(__name__)
 
 
 class ResettableConsumer(Protocol):
-    """A consumer that can be moved."""
+    """A consumer with offsets that can be reset."""
 
     @property
     def offsets(self) -> dict[MessageQueue, int]: ...
 
     async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Move queues, which are held, to `offsets`: an administrator resets the group."""
+        """Move held queues to `offsets`, after an administrator's reset."""
         ...
 
 
 class ServerRequestHandlers:
-    """The request handlers of one consumer. `listener` None: a consumer without one, which
-    does not serve 309."""
+    """The request handlers of a consumer. Without `listener` it does not serve 309."""
 
     def __init__(
         self,
@@ -65,7 +63,7 @@ class ServerRequestHandlers:
         self._membership.rebalancer.ids_changed(request)
 
     async def _reset(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Handle 220: continue held queues at the offsets in the body."""
+        """Handle 220, continue held queues at the offsets in the body."""
         header = ResetOffsetHeader.parse(request.ext)
         held = {}
         if header.group == self._membership.group:
@@ -76,7 +74,7 @@ class ServerRequestHandlers:
         return RemotingCommand.response_to(request, ResponseCode.SUCCESS)
 
     def _status(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Handle 221: answer with this consumer's offset in every held queue of the topic."""
+        """Handle 221, return this consumer's offset in every held queue of the topic."""
         ext = request.ext or {}
         if ext.get("group") != self._membership.group:
             remark = f"no consumer of group {ext.get('group')} here"
@@ -96,7 +94,7 @@ class ServerRequestHandlers:
     async def _consume_directly(
         self, _connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """Handle 309: give the listener the message in the body now, whatever queues are held."""
+        """Handle 309, pass the message in the body to the listener now, regardless of held queues."""
         started_s = time.monotonic()
         try:
             name = (request.ext or {}).get("brokerName", "")
@@ -118,7 +116,7 @@ class ServerRequestHandlers:
 
 
 def reset_table(body: bytes) -> dict[MessageQueue, int]:
-    """Parse the offsets of a 220 body, in either of its two forms (a list or a map by queue)."""
+    """Parse the offsets of a 220 body in either form (a list or a map by queue)."""
     table = loads_object(body).get("offsetTable") or {}
     if isinstance(table, list):
         return {MessageQueue.from_fields(i): int(i["offset"]) for i in table}
@@ -128,8 +126,8 @@ def reset_table(body: bytes) -> dict[MessageQueue, int]:
 def running_info(
     membership: Membership, offsets: Mapping[MessageQueue, int], orderly: bool
 ) -> bytes:
-    """Return the body in the form Java readers expect (queue objects as map keys). `offsets` are
-    what has been or will be committed."""
+    """Return the body of 307 in the form for Java readers (queue objects as map keys). `offsets`
+    have been or will be committed."""
     now_ms = time.time() * 1000
     queues = {}
     locks = membership.locks

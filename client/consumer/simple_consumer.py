@@ -1,4 +1,4 @@
-"""The simple consumer: receives messages one lot at a time and acknowledges each by itself.
+"""The simple consumer, which receives messages by pop and acknowledges each individually.
 
     async with SimpleConsumer("billing", "127.0.0.1:9876") as consumer:
         await consumer.subscribe("orders")
@@ -6,16 +6,16 @@
             ...
             await consumer.ack([message])
 
-The broker shares the messages of a topic out among the group's consumers (pop): there are no queues
-to be assigned, so a slow message keeps no other one back, and consumers may come and go at any
-time. A message that was received is invisible for the others until its time is over. What is not
-acknowledged by then comes again, with a higher `reconsume_times`, and in the end is a dead letter.
-Works with brokers of ours and with Apache's from 5.0 on.
+The broker distributes a topic's messages among the group's consumers (pop) without an allocation of
+queues. A slow message therefore delays no other message, and consumers may join and leave at any
+time. A received message is invisible for the rest of the group until its time ends. Unacknowledged
+messages are then redelivered with a higher `reconsume_times`, and finally become dead letters.
+Works with our brokers and Apache's from 5.0 on.
 
-`LatePops` keeps the pops of callers that went away. Nobody else in the group could get their
-messages before the invisible time ends. A later call takes over such a pop if it asks for as many
-messages and enough of their invisible time is left. The number is limited per broker group; the
-messages of other pops are redelivered after their invisible time.
+`LatePops` keeps the pops of cancelled callers, because nobody else could get their messages before
+the invisible time ends. A later call takes over such a pop if it asks for as many messages and
+enough of their invisible time is left. The number is limited per broker group; the messages of
+further pops are redelivered after their invisible time.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from ..message import MessageExt, MessageModel
 from ..subscription import ALL, Subscription, consumer_heartbeat, subscribe, tag_of
 from .offsets import ConsumeFrom
 
-LATE_MAX = 4  # kept at one target, each with up to 32 messages
+LATE_MAX = 4  # kept per target, each with up to 32 messages
 Target = tuple[str, str]  # topic, broker group
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The messages that a pop got, or its error, and when they came: `at_s` (loop time)."""
+    """The messages of a pop, or its error, and their arrival `at_s` (loop time)."""
 
     found: list[MessageExt] | ClientError
     at_s: float
@@ -73,7 +73,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Pop:
-    """A pop that was begun at `started_s` (loop time), and the task that ends with its answer."""
+    """A pop started at `started_s` (loop time), and its task."""
 
     target: Target
     subscription: Subscription
@@ -90,12 +90,11 @@ class Pop:
 
     @property
     def owed(self) -> bool:
-        """Return whether its answer has not come, or was an error."""
+        """Return whether its answer is missing or was an error."""
         return self.answer is None or isinstance(self.answer.found, ClientError)
 
     def left_s(self, now_s: float) -> float:
-        """Return for how long its messages, if there are any, are invisible to others; 0 if there
-        are none."""
+        """Return how long its messages, if any, stay invisible."""
         if self.answer is None:
             return 0.0 if self.task.done() else self.invisible_ms / 1000
         if isinstance(self.answer.found, ClientError) or not self.answer.found:
@@ -103,14 +102,13 @@ class Pop:
         return max(0.0, self.answer.at_s + self.invisible_ms / 1000 - now_s)
 
     def serves(self, count_max: int, invisible_ms: int, now_s: float) -> bool:
-        """Return whether its messages are no more than a call asks for, and most of the time that
-        it asks for is left."""
+        """Return whether its messages fit a call, with most of the requested time left."""
         found = None if self.answer is None else self.answer.found
         count = len(found) if isinstance(found, list) else self.count_max
         return count <= count_max and self.left_s(now_s) >= 0.75 * invisible_ms / 1000
 
     def silence(self, now_s: float) -> list[MessageExt] | ClientError:
-        """Return the error of a broker group that owes the answer; [] if it may still wait."""
+        """Return the error of a broker group with an overdue answer; [] before that."""
         if now_s < self.started_s + self.wait_ms / 1000:
             return []
         broker = self.target[1]
@@ -118,7 +116,7 @@ class Pop:
 
 
 class LatePops:
-    """The pops that nobody waits for, by target, the oldest first."""
+    """Pops without a caller by target, the oldest first."""
 
     def __init__(self) -> None:
         self._pops: dict[Target, list[Pop]] = {}
@@ -136,16 +134,16 @@ class LatePops:
         invisible_ms: int,
         now_s: float,
     ) -> Pop | None:
-        """Remove and return a pop that serves such a call. Forget those that can serve none any
-        more, or were begun with another expression: the broker looks at their messages again."""
+        """Remove and return a pop that serves such a call. Drop pops that can serve no call, or
+        with a different expression, since the broker filters their messages again."""
         kept = self._usable(target, subscription, now_s)
         found = next((pop for pop in kept if pop.serves(count_max, invisible_ms, now_s)), None)
         self._pops[target] = [pop for pop in kept if pop is not found]
         return found
 
     def owed(self, target: Target) -> bool:
-        """Return whether a pop there still waits for its answer, or ended with an error. Says no
-        when no further pop would be kept."""
+        """Return whether a pop there still waits for its answer, or ended with an error. False when
+        no further pop would be kept."""
         pops = self._pops.get(target, [])
         return len(pops) < LATE_MAX and any(pop.owed for pop in pops)
 
@@ -166,14 +164,13 @@ class LatePops:
 
 INVISIBLE_MS = 60_000
 AWAIT_MS = 20_000
-SLICE_MS = 1_000  # so long one broker of several is waited at, before the next is asked
+SLICE_MS = 1_000  # wait per broker of several, before the next is asked
 ANSWER_GRACE_MS = 3_000
 NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
 
 
 class SimpleConsumer:
-    """A simple consumer, on one event loop. Methods raise ClientError; several may run at a
-    time."""
+    """A simple consumer on an event loop. Methods raise ClientError; several may run concurrently."""
 
     def __init__(
         self,
@@ -183,7 +180,7 @@ class SimpleConsumer:
         consume_from: ConsumeFrom = ConsumeFrom.LAST_OFFSET,
         instance_config: InstanceConfig | None = None,
     ) -> None:
-        """`consume_from`: where a new group begins; FIRST_OFFSET or LAST_OFFSET."""
+        """`consume_from` is the start of a new group, FIRST_OFFSET or LAST_OFFSET."""
         self.group = group
         self._instance = ClientInstance(namesrv, instance_config)
         self._begin = consume_from
@@ -195,23 +192,23 @@ class SimpleConsumer:
 
     @property
     def client_id(self) -> str:
-        """Return the id by which brokers know this consumer; empty before the first start."""
+        """Return this consumer's id on brokers; empty before the first start."""
         return self._instance.client_id
 
     async def start(self) -> None:
-        """Start, without waiting for any server. Raises TlsError."""
+        """Start, without waiting for a server. Raises TlsError."""
         await self._instance.start(self._heartbeat)
 
     async def stop(self) -> None:
-        """Unregister at the brokers and close every connection. What was received and not
-        acknowledged comes again when its time is over."""
+        """Unregister at the brokers and close every connection. Unacknowledged messages are
+        redelivered after their time."""
         await self._instance.leave(None, self.group)
         self._late.clear()
 
     async def subscribe(
         self, topic: str, expression: str = ALL, expression_type: str = "TAG"
     ) -> None:
-        """Receive from a topic what an expression selects (tags `a || b`, or SQL92)."""
+        """Receive a topic's messages selected by an expression (tags `a || b`, or SQL92)."""
         version = int(time.time() * 1000)
         self._subscriptions[topic] = subscribe(topic, expression, version, expression_type)
         await self._instance.directory.route(topic)
@@ -230,14 +227,14 @@ class SimpleConsumer:
         invisible_ms: int = INVISIBLE_MS,
         await_ms: int = AWAIT_MS,
     ) -> list[MessageExt]:
-        """Return up to `count_max` messages (32 at most) of one topic, as soon as there are any;
-        [] if there are none within `await_ms`. They are invisible for `invisible_ms`.
+        """Return up to `count_max` messages (32 at most) of a topic as soon as there are any; []
+        after `await_ms`. They are invisible for `invisible_ms`.
 
-        Broker groups that do not answer are passed over as long as others do. If none does, this
-        raises within 3 s more. What a pop got whose answer came too late, or whose caller was
-        cancelled, a later call returns, if it asks for as many messages, most of its `invisible_ms`
-        is left, and the expression is the same. At most 4 such pops are kept of a topic in a broker
-        group; what no call returns comes again after its invisible time."""
+        Silent broker groups are skipped while others answer. If none does, this raises within 3 s
+        more. Messages of a pop with a late answer or a cancelled caller are returned by a later
+        call that asks for as many messages with the same expression, while most of its
+        `invisible_ms` is left. At most 4 such pops are kept per topic and broker group; further
+        messages are redelivered after their invisible time."""
         if not self._subscriptions:
             raise ClientError(-1, "subscribe to a topic first")
         now = asyncio.get_running_loop().time
@@ -273,8 +270,8 @@ class SimpleConsumer:
                 return []
 
     async def _targets(self) -> list[Target]:
-        """Return the broker groups of all topics, each time beginning with another one. Raises
-        NoRoute if none of the topics has any."""
+        """Return the broker groups of all topics, with a rotating start. Raises NoRoute if no topic
+        has any."""
         found: list[Target] = []
         absent: NoRoute | None = None
         for topic in sorted(self._subscriptions):
@@ -294,13 +291,13 @@ class SimpleConsumer:
     async def _pop_within(
         self, count_max: int, invisible_ms: int, target: Target, wait_ms: int, patience_s: float
     ) -> list[MessageExt] | ClientError:
-        """Pop at one broker group, or go on with a pop that an earlier call left there. Returns the
-        error if the group cannot be asked now, or owes an answer after `patience_s`: the pop goes
-        on then, as it does if this is cancelled. Raises what another group would answer, too."""
+        """Pop at a broker group, or continue a pop that an earlier call left there. Returns the
+        error if the group cannot be asked now, or owes an answer after `patience_s`; the pop
+        continues then, as after a cancellation. Raises errors that every group would return."""
         now = asyncio.get_running_loop().time
         subscription = self._subscriptions.get(target[0])
         if subscription is None:
-            return []  # it was unsubscribed from just now
+            return []  # it was just unsubscribed
         pop = self._late.take(target, subscription, count_max, invisible_ms, now())
         if pop is not None:
             patience_s = min(patience_s, wait_ms / 1000)
@@ -311,7 +308,7 @@ class SimpleConsumer:
         try:
             await asyncio.wait((pop.task,), timeout=patience_s)
         except BaseException:
-            self._late.keep(pop, now())  # also one that is done: nobody else has its messages
+            self._late.keep(pop, now())  # also a finished pop, since nobody else has its messages
             raise
         if not pop.task.done():
             self._late.keep(pop, now())
@@ -368,12 +365,11 @@ class SimpleConsumer:
             await self.ack(others)
         return [one for one in messages if tag_of(one.properties_raw) in requested]
 
-    # ---- what becomes of a message --------------------------------------------------------
+    # ---- acknowledging --------------------------------------------------------------------
 
     async def ack(self, messages: Sequence[MessageExt]) -> list[MessageExt]:
-        """Acknowledge messages: they are done. Returns those that could not be, because their time
-        was over and they have come again. Raises ClientError if a broker cannot be asked: call it
-        again, then."""
+        """Acknowledge processed messages. Returns those that were redelivered after their time.
+        Raises ClientError if a broker cannot be asked; then call it again."""
         by_broker: dict[str, list[MessageExt]] = {}
         for message in messages:
             by_broker.setdefault(message.broker_name, []).append(message)
@@ -382,7 +378,7 @@ class SimpleConsumer:
 
     async def _ack_at(self, broker: str, messages: list[MessageExt]) -> list[MessageExt]:
         if len(messages) > 1:
-            # By what is the same for messages popped together, and the topic that was popped.
+            # By the common fields of messages popped together, and the popped topic.
             bits: dict[tuple[BatchAck, str], int] = {}
             for message in messages:
                 handle = _handle(message)
@@ -395,7 +391,7 @@ class SimpleConsumer:
             answer = await self._ask(broker, RequestCode.BATCH_ACK_MESSAGE, {}, body)
             if answer.code == ResponseCode.SUCCESS:
                 return []
-        # One by one: to learn which of them is gone, or because the broker knows no batches.
+        # Individually, to find the redelivered messages, or because the broker has no batches.
         gone: list[MessageExt] = []
         for message in messages:
             handle = _handle(message)
@@ -414,8 +410,8 @@ class SimpleConsumer:
         return gone
 
     async def change_invisible(self, message: MessageExt, invisible_ms: int) -> bool:
-        """Let a message come again `invisible_ms` from now instead, earlier or later; it can be
-        acknowledged until then. Returns False if it has come again already."""
+        """Let a message be redelivered `invisible_ms` from now instead, earlier or later; until
+        then it can be acknowledged. Returns False if it was redelivered already."""
         handle = _handle(message)
         header = ChangeHeader(
             self.group,
@@ -447,8 +443,8 @@ class SimpleConsumer:
     async def _ask(
         self, broker: str, code: RequestCode, ext: Mapping[str, str], body: bytes = b""
     ) -> RemotingCommand:
-        """Ask a group's leader, through a failover. Every request may be repeated: what a pop got
-        whose answer was lost comes again, the others are the same a second time."""
+        """Ask a group's leader, through a failover. Every request may be repeated: messages of a
+        pop with a lost answer are redelivered, and the other requests are idempotent."""
         return await self._instance.invoke_leader(
             broker, lambda: RemotingCommand.request(code, dict(ext), body), again=_is_passing
         )
@@ -456,7 +452,7 @@ class SimpleConsumer:
     async def _ask_to_pop(
         self, broker: str, header: PopHeader, deadline_s: float
     ) -> RemotingCommand:
-        """Do as `_ask`. A broker that is asked again waits only for what is left of the time."""
+        """Do as `_ask`. A repeated pop waits only for the rest of the time."""
         now = asyncio.get_running_loop().time
 
         def command() -> RemotingCommand:
@@ -488,14 +484,14 @@ async def _answer_of(pop: Callable[[], Awaitable[list[MessageExt]]]) -> Answer:
         found = await pop()
     except ClientError as error:
         found = error
-    except Exception as error:  # it is kept like an answer, and told once
+    except Exception as error:  # kept like an answer, and reported once
         found = ClientError(-1, repr(error))
     return Answer(found, asyncio.get_running_loop().time())
 
 
 def popped(answer: RemotingCommand, broker: str, topic: str) -> list[MessageExt]:
-    """Return the messages of the answer to a pop, each with its handle as the property POP_CK.
-    Raises HeaderError, RecordError, KeyError."""
+    """Return the messages in a pop's answer, each with its handle as the property POP_CK. Raises
+    HeaderError, RecordError, KeyError."""
     head = PopResponseHeader.parse(answer.ext)
     starts = by_queue(head.starts)
     messages = decode_messages(answer.body, broker)
@@ -519,13 +515,13 @@ def popped(answer: RemotingCommand, broker: str, topic: str) -> list[MessageExt]
 
 
 def _is_passing(answer: RemotingCommand) -> bool:
-    """Return whether a broker says that the outcome is unknown, or that it is busy."""
+    """Return whether a broker reports an unknown outcome, or that it is busy."""
     unknown = BrokerRefused(answer.code, answer.remark or "", "").outcome_unknown
     return unknown or answer.code == ResponseCode.SYSTEM_BUSY
 
 
 def _handle(message: MessageExt) -> Handle:
-    """Return a message's handle. Raises ClientError if it was not received by popping."""
+    """Return a message's handle. Raises ClientError for a message that was not popped."""
     try:
         handle = Handle.decode(message.properties.get(POP_CK, ""))
     except HeaderError as error:
@@ -534,5 +530,5 @@ def _handle(message: MessageExt) -> Handle:
 
 
 def _stored_topic(message: MessageExt, handle: Handle, group: str) -> str:
-    """Return the topic in which the message is stored: its own, or the group's retries of it."""
+    """Return the topic in which the message is stored, its own or its retry topic."""
     return pop_retry_topic(message.topic, group) if handle.retry else message.topic

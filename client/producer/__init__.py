@@ -1,1 +1,1 @@
-"""Producers: sends, retries, transactions, request and reply."""
+"""Producers, with sends, retries, transactions, request and reply."""

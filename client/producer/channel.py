@@ -1,8 +1,8 @@
-"""A thin layer on a connection for the producer's hot path: sends out, answers in.
+"""A thin layer on a connection for the producer's hot path.
 
-It takes the answers to its own sends directly from the frames and passes every other frame to the
-connection's usual dispatch. There is no future, task or timer per message. Of an answer that says
-OK, as nearly all do, it decodes only the fields it needs.
+It decodes the answers to its own sends directly from the frames and passes all remaining frames to
+the connection's usual dispatch. There is no future, task or timer per message. Of a successful
+answer, the usual case, it decodes only the fields it needs.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from .pending_send import Pending
 
 # (channel, pending, response code, remark, extFields)
 OnAnswer = Callable[["Channel", Pending, int, str, dict[str, str]], None]
-# (channel, pending, answer) → False if the fast path does not apply; then nothing was changed.
+# (channel, pending, answer) → False if the fast path does not apply; nothing is changed then.
 OnStored = Callable[["Channel", Pending, "StoredAnswer"], bool]
 OnLost = Callable[["Channel", "list[Pending]"], None]
 _NO_FIELDS: dict[str, str] = {}
-# Sends are numbered from here. The connection numbers its other requests from 0, so the two meet
-# only after 2^30 of those.
+# Sends are numbered from here. The connection numbers its other requests from 0, so they meet only
+# after 2^30 requests.
 FIRST_OPAQUE = 1 << 30
 LAST_OPAQUE = (1 << 31) - 1
 
 
-OK_START = b'{"code":0,'  # how brokers begin such an answer
+OK_START = b'{"code":0,'  # how brokers start such an answer
 
 
 class StoredPosition(Struct, gc=False):
-    """The extFields of the answer that the producer reads; numbers are strings on the wire."""
+    """The extFields that the producer reads; numbers are strings on the wire."""
 
     message_id: str = field(name="msgId")
     queue_id: int = field(name="queueId")
@@ -54,16 +54,14 @@ class StoredAnswer(Struct, gc=False):
     place: StoredPosition = field(name="extFields")
 
 
-# Raises msgspec.MsgspecError for anything else. Not strict: numbers may be strings.
+# Raises msgspec.MsgspecError for anything else. Not strict, because numbers may be strings.
 decode_stored = Decoder(StoredAnswer, strict=False).decode
 
 
 class Channel:
-    """One connection and its unanswered sends, by opaque, oldest first.
-
-    `write(frame)` queues a frame; frames of one loop iteration are sent together. It returns False
-    if the connection is closed.
-    """
+    """A connection and its unanswered sends, by opaque, oldest first. `write(frame)` queues a
+    frame; frames of a loop iteration are sent together. It returns False if the connection is
+    closed."""
 
     __slots__ = (
         "_connection",
@@ -106,7 +104,7 @@ class Channel:
         return opaque
 
     def abandon(self, pending: Pending) -> None:
-        """Give up the current attempt of `pending`; a late answer to it is still recognised."""
+        """Abandon the current attempt of `pending`; a late answer is still recognised."""
         if pending.earlier is None:
             pending.earlier = []
         pending.earlier.append((self, pending.opaque))
@@ -125,7 +123,7 @@ class Channel:
                 try:
                     answer = decode_stored(frame[1])
                 except MsgspecError:
-                    answer = None  # the general path reports what is wrong with it, if anything is
+                    answer = None  # the general path reports its error, if any
                 if answer is not None and answer.flag & RESPONSE_FLAG and not answer.code:
                     pending = find(answer.opaque)
                     if pending is not None and on_stored(self, pending, answer):
@@ -136,7 +134,7 @@ class Channel:
                 pending = take(header["opaque"], None) if is_response else None
                 code = header["code"]
             except (RemotingProtocolError, orjson.JSONDecodeError, KeyError, TypeError):
-                pending = None  # dispatch reports what is wrong with it and closes
+                pending = None  # dispatch reports its error and closes
             if pending is None:
                 connection.dispatch(frame)
                 continue
@@ -150,7 +148,7 @@ class Channel:
 
 
 def _binary_header(frame: RawFrame) -> dict[str, Any]:
-    """Return a binary header's fields under their names in the JSON header."""
+    """Return a binary header's fields under their JSON names."""
     command = decode_command(frame)
     return {
         "code": command.code,

@@ -1,15 +1,15 @@
-"""The exactly-once writer: stores numbered batches in a topic's queues, each request once, however
-often and whoever repeats it (docs/exactly-once.md).
+"""The exactly-once writer, which stores each numbered request once (docs/exactly-once.md).
 
     async with ExactlyOnceWriter("etl", "Totals", "127.0.0.1:9876") as writer:
         queue = writer.queues[0]
         if writer.last(queue) < (7, 0):
             await writer.write(queue, 7, 0, [Message("Totals", b"...")])
 
-The broker group keeps, for each queue, the number of the writer's last request: (batch, sequence).
-A request up to that number is not stored again. So a program that died can begin its last batch
-again from its first request, if it makes the same requests. To start is to open the writer: from
-then on any other process that wrote under this name is refused (WriterFenced).
+It stores numbered batches in a topic's queues. For each queue the broker group keeps the number of
+the writer's last request, (batch, sequence). A request up to that number is not stored again. A
+restarted program can therefore repeat its last batch from the first request, if it makes the same
+requests. `start` opens the writer; from then on every process that opened it before is rejected
+(WriterFenced).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from ..message import Message, MessageQueue
 from ..retry import CONTROL
 from .send_frame import outgoing_batch
 
-TIMEOUT_MS = 3_000  # of one attempt
-PATIENCE_MS = 60_000  # for which a request is repeated, through a failover
-OPENINGS_MAX = 10  # attempts to open a writer that others open at the same time
+TIMEOUT_MS = 3_000  # per attempt
+PATIENCE_MS = 60_000  # for repetitions of a request, through a failover
+OPENINGS_MAX = 10  # attempts to open a writer during concurrent openings
 
 
 class WritePosition(NamedTuple):
-    """The number of a request: its batch, and its sequence in the batch, from 0."""
+    """The number of a request, its batch and its sequence in the batch from 0."""
 
     batch: int
     sequence: int
@@ -54,10 +54,9 @@ NOWHERE = WritePosition(-1, -1)  # before the first request
 
 
 class ExactlyOnceWriter:
-    """A writer. It belongs to one event loop. After `start`, `queues` are those that it writes to.
-
-    `exactly_once` False: for brokers that know no writers (Apache's, classic ones); then a repeated
-    request is stored again, and nothing is known of requests before."""
+    """A writer, for a single event loop. After `start` it writes to `queues`. With `exactly_once`
+    False, for brokers without writers (Apache's and classic brokers), a repeated request is stored
+    again, and earlier requests are unknown."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class ExactlyOnceWriter:
         patience_ms: int = PATIENCE_MS,
         instance_config: InstanceConfig | None = None,
     ) -> None:
-        """`patience_ms`: for so long a request is repeated before an error is raised."""
+        """A request is repeated for `patience_ms` before an error is raised."""
         self.name = name
         self.topic = topic
         self.queues: tuple[MessageQueue, ...] = ()
@@ -83,7 +82,7 @@ class ExactlyOnceWriter:
     __aenter__, __aexit__ = entered, left
 
     async def start(self) -> None:
-        """Connect, and open the writer at every broker group that has one of its queues. Raises
+        """Connect, and open the writer in every broker group with any of its queues. Raises
         ClientError."""
         await self._instance.start()
         try:
@@ -99,14 +98,14 @@ class ExactlyOnceWriter:
             raise
 
     async def open_at(self, queues: Sequence[MessageQueue]) -> None:
-        """Open the writer at the broker groups of these queues, too. Raises ClientError."""
+        """Open the writer also in the broker groups of these queues. Raises ClientError."""
         requested = {queue.broker_name for queue in queues} - self._epochs.keys()
         if self.exactly_once and requested:
             await self._open(sorted(requested))
 
     async def delete(self) -> None:
-        """Delete the writer and its watermarks at the broker groups where it was opened: nothing
-        that it wrote will be repeated. Raises ClientError."""
+        """Delete the writer and its watermarks in the broker groups where it was opened, because
+        none of its requests will be repeated. Raises ClientError."""
         for broker in sorted(self._epochs):
             await self._reported(broker, "delete", 0)
 
@@ -115,16 +114,16 @@ class ExactlyOnceWriter:
         await self._instance.stop()
 
     def last(self, queue: MessageQueue) -> WritePosition:
-        """Return the number of the last request stored in a queue."""
+        """Return the number of a queue's last stored request."""
         return self._last.get(queue, NOWHERE)
 
     async def write(
         self, queue: MessageQueue, batch: int, sequence: int, messages: Sequence[Message]
     ) -> bool:
-        """Store messages in a queue, all or none. Returns False if they were stored before. One
-        request for each queue at a time, numbered in order: the first of a batch is 0, and what is
-        behind an unknown outcome is not skipped. Raises WriterFenced, InvalidMessage, ClientError:
-        then call it again with the same arguments."""
+        """Store messages in a queue atomically; return False if they were stored before. Requests
+        of a queue are sequential and numbered in order, from 0 in each batch, and a request with an
+        unknown outcome must be repeated. Raises WriterFenced, InvalidMessage, ClientError; then
+        call it again with the same arguments."""
         if any(message.topic != self.topic for message in messages):
             raise InvalidMessage(f"writer {self.name} writes to {self.topic} only")
         start = self.unique_key_start(queue, batch)
@@ -136,12 +135,12 @@ class ExactlyOnceWriter:
         return await self.write_encoded(queue, WritePosition(batch, sequence), item.body)
 
     def unique_key_start(self, queue: MessageQueue, batch: int) -> str:
-        """Return the first 24 of the 32 characters of a message's UNIQ_KEY: they are the same in
-        every attempt, so a message that was stored twice would be seen to be."""
+        """Return the first 24 of the 32 characters of a message's UNIQ_KEY. They are the same in
+        every attempt, so a message stored twice would be detected."""
         return f"{self._key_start}{queue.queue_id & 0xFFFF:04X}{batch & 0xFFFFFFFF:08X}".upper()
 
     async def write_encoded(self, queue: MessageQueue, place: WritePosition, body: bytes) -> bool:
-        """Do as `write` for messages that are encoded as the body of a batch."""
+        """Do as `write` for messages encoded as the body of a batch."""
         if place <= self.last(queue):
             return False
         header = SendHeader(
@@ -169,7 +168,7 @@ class ExactlyOnceWriter:
     # -- opening ------------------------------------------------------------------------------
 
     async def _open(self, brokers: Sequence[str]) -> None:
-        """Open the writer at these groups, at an epoch that none of them has seen."""
+        """Open the writer in these groups, at an epoch that is new to all of them."""
         for attempt in range(OPENINGS_MAX):
             known = [
                 found["epoch"] for b in brokers for found in await self._reported(b, "list", 0)
@@ -185,11 +184,12 @@ class ExactlyOnceWriter:
             except BrokerRefused as error:
                 if not error.remark.startswith("[STALE_EPOCH]") or attempt == OPENINGS_MAX - 1:
                     raise
-                continue  # opened by another, or by an attempt of ours whose outcome is unknown
+                # opened by a different process, or by our own attempt with an unknown outcome
+                continue
             return
 
     async def _reported(self, broker: str, op: str, epoch: int) -> list[dict[str, Any]]:
-        """Return what a group's leader tells of this writer."""
+        """Return the data about this writer from a group's leader."""
         ext = {"op": op, "topic": self.topic, "writer": self.name, "epoch": str(epoch)}
         answer = await self._ask(broker, RequestCode.WRITERS, ext)
         writers: list[dict[str, Any]] = loads_object(answer.body)["writers"]
@@ -199,7 +199,7 @@ class ExactlyOnceWriter:
         self, broker: str, code: RequestCode, ext: dict[str, str], body: bytes = b""
     ) -> RemotingCommand:
         """Ask a group's leader until it answers success. Every request may be repeated: with
-        writers it is stored once; without, that is what was asked for."""
+        writers it is stored once; otherwise repetition is accepted."""
         async for attempt in self._policy.while_retriable():
             with attempt:
                 request = RemotingCommand.request(code, dict(ext), body)

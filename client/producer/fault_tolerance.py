@@ -1,12 +1,11 @@
-"""Fault tolerance of a producer: which broker groups to avoid, and whether a silent broker is
-alive.
+"""Fault tolerance of a producer, to avoid failing broker groups and probe silent brokers.
 
 `FaultAvoidance` is RocketMQ's latency fault tolerance. A group that failed or answered slowly is
 avoided for a time that grows with the latency. If every group is avoided, all are used.
 
-`Liveness` sends heartbeats to a broker that is silent for a while, one at a time. A leader with a
-slow disk answers them from memory, on the same connection, and will answer the send later;
-repeating the send would store it twice. A frozen or partitioned broker does not answer.
+`Liveness` sends a heartbeat to a silent broker. A leader with a slow disk answers it from memory,
+on the same connection, and will answer the send later; repeating the send would store it twice. A
+frozen or partitioned broker does not answer.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-# Milliseconds, ascending: an answer's latency, and how long the group is avoided from there on.
+# Milliseconds, ascending: an answer's latency, and the resulting avoidance of the group.
 SLOW_ASIDE_MS = ((550, 1000), (1000, 3000), (3000, 10000))
-ERROR_ASIDE_MS = 500  # brief, because Raft groups fail over in well under a second
+ERROR_ASIDE_MS = 500  # short, because Raft groups fail over in well under a second
 
 
 class FaultAvoidance:
-    """Keeps track of which broker groups to avoid, and until when."""
+    """The avoided broker groups, with the end of their avoidance."""
 
     def __init__(self) -> None:
         self._aside_until_ms: dict[str, float] = {}
 
     @property
     def quiet(self) -> bool:
-        """Return whether no group is avoided, which is the common case."""
+        """Return whether no group is avoided, the common case."""
         return not self._aside_until_ms
 
     def failed(self, broker_name: str, now_ms: float) -> None:
@@ -36,7 +35,7 @@ class FaultAvoidance:
         self._aside_until_ms[broker_name] = max(self._aside_until_ms.get(broker_name, 0), until)
 
     def answered(self, broker_name: str, latency_ms: float, now_ms: float) -> None:
-        """Take note of a successful answer: a quick one clears the group, a slow one marks it."""
+        """Record a successful answer; a quick answer clears the group, a slow answer marks it."""
         aside_ms = 0.0
         for threshold_ms, duration_ms in SLOW_ASIDE_MS:
             if latency_ms >= threshold_ms:
@@ -62,7 +61,7 @@ Spawn = Callable[[Coroutine[Any, Any, bool], str], "asyncio.Task[bool]"]
 
 
 class Liveness:
-    """The pulses (heartbeats) of all brokers of one client; times are the loop's, in seconds."""
+    """Heartbeats to the brokers of a client, with the loop's times in seconds."""
 
     def __init__(self, beat: Beat, spawn: Spawn, now: Callable[[], float]) -> None:
         self._beat = beat
@@ -73,7 +72,7 @@ class Liveness:
         self._answered_at: dict[str, float] = {}
 
     def probe(self, address: str, timeout_s: float) -> asyncio.Task[bool]:
-        """Return the running pulse, or start one; its result is True if the broker answers in
+        """Return the running heartbeat, or start it; its result is True if the broker answers in
         time."""
         task = self._running.get(address)
         if task is None:
@@ -84,12 +83,12 @@ class Liveness:
         return task
 
     def watch(self, address: str, interval_s: float) -> None:
-        """Take the broker's pulse if none was taken within the interval."""
+        """Send a heartbeat if there was none within the interval."""
         if self._now() - self._probed_at.get(address, float("-inf")) >= interval_s:
             self.probe(address, interval_s)
 
     def alive_within(self, address: str, seconds: float) -> bool:
-        """Return whether the broker answered a pulse within the last `seconds`."""
+        """Return whether the broker answered a heartbeat within the last `seconds`."""
         return self._now() - self._answered_at.get(address, float("-inf")) <= seconds
 
     async def _probe(self, address: str, timeout_s: float) -> bool:

@@ -1,15 +1,14 @@
-"""All sends to one broker group: written to its leader, or queued during a leader search.
+"""All sends to a broker group, written to its leader or queued during a leader search.
 
-A lane is either *open* (it has a channel to the leader; sends are written at once) or *searching*
-(one task owns the search; sends wait in order). The search sends the first waiting message to one
-replica after another; in a classic group to the master alone. A refusal is certain and quick; an
-acceptance proves the leader, and all the other messages follow. So a fail-over costs one probing
-message, not a storm of them.
+It is either *open* (it has a channel to the leader and writes sends at once) or *searching* (a task
+owns the search, and sends wait in order). The search sends the first waiting message to each
+replica in turn, in a classic group only to the master. A refusal is certain and quick; an
+acceptance proves the leader, and all remaining messages follow. A fail-over thus costs a single
+probing message instead of a storm.
 
-A silent replica need not be dead: its disk may be slow, and if it has the message, sending that
-elsewhere would store it twice. So before a probe is given up the replica is asked for a sign of
-life (client.producer.fault_tolerance); the lane waits for as long as it gives one and no other
-replica leads.
+A silent replica may only have a slow disk, and a retry elsewhere could store the message twice.
+Before a probe is abandoned, the replica gets a heartbeat (client.producer.fault_tolerance). The
+search waits while it answers heartbeats and no other replica leads.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ PAUSE_S = 0.1  # after a search that raised
 
 
 class LeaderSenderCallbacks(Protocol):
-    """The parts of the producer's engine that a lane needs."""
+    """The methods of the producer's engine for a leader sender."""
 
     async def open_channel(self, address: str) -> Channel:
         """Open a channel to `address`. Raises BrokerUnreachable."""
         ...
 
     def write(self, pending: Pending, channel: Channel) -> None:
-        """Write one attempt."""
+        """Write an attempt."""
         ...
 
     def unanswered(self, pending: Pending, channel: Channel) -> None:
-        """Put the unanswered probe back at the front of the queue."""
+        """Return the unanswered probe to the front of the queue."""
         ...
 
     def probe_liveness(self, channel: Channel, timeout_s: float) -> asyncio.Task[bool]:
-        """Ask the broker for a sign of life; the task returns whether it came in time."""
+        """Send the broker a heartbeat; the task returns whether it was answered in time."""
         ...
 
     def expire(self, pending: Pending, now: float) -> bool:
@@ -59,15 +58,15 @@ class LeaderSenderCallbacks(Protocol):
     def accepted(self, group: ReplicaGroup, address: str) -> None: ...
 
     def ask_route(self) -> None:
-        """Ask the name servers who leads; the answer comes through the group."""
+        """Ask the name servers for the leader; the group gets the answer."""
         ...
 
     def spawn_search(self, sender: LeaderSender) -> None: ...
 
 
 class LeaderSender:
-    """The sends to one broker group. `scout_timeout_ms`: how long a replica may give neither an
-    answer to the probe nor a sign of life."""
+    """The sends to a broker group. `scout_timeout_ms` is the wait for an answer to the probe or to
+    a heartbeat."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class LeaderSender:
         return self.channel is not None
 
     def submit(self, pending: Pending) -> None:
-        """Write `pending` to the leader, or queue it while the leader is searched."""
+        """Write `pending` to the leader, or queue it during a leader search."""
         if self.channel is not None:
             self._owner.write(pending, self.channel)
             return
@@ -98,7 +97,7 @@ class LeaderSender:
         self._search_if_needed()
 
     def again(self, pendings: list[Pending]) -> None:
-        """Send `pendings` again, in this order and before all that wait."""
+        """Send `pendings` again, in this order and before all waiting sends."""
         if self.channel is not None:
             for pending in pendings:
                 self._owner.write(pending, self.channel)
@@ -107,35 +106,35 @@ class LeaderSender:
         self._search_if_needed()
 
     def lost(self, channel: Channel, hint: str | None = None) -> None:
-        """Start a search, because `channel` broke or its broker does not lead (any more)."""
+        """Start a search, because `channel` broke or its broker does not lead."""
         if self.channel is not None and self.channel is not channel:
-            return  # late news about a leader already left
+            return  # stale, since this leader was left already
         self.channel = None
         self._owner.doubt(self.group, channel.address, hint)
         self._search_if_needed()
 
     def leader_changed(self) -> None:
-        """Search if the directory now believes in another leader."""
+        """Start a search if the directory has a new leader."""
         if self.channel is not None and self.group.leader != self.channel.address:
             self.channel = None
             self._search_if_needed()
 
     def drop_expired(self, now: float) -> None:
-        """End waiting sends whose deadline has passed. Their callbacks may send again at once; such
-        sends queue behind those already waiting."""
+        """End overdue waiting sends. Sends from their callbacks are queued behind the waiting
+        sends."""
         if any(pending.done or pending.deadline <= now for pending in self.waiting):
             waiting, self.waiting = self.waiting, deque()
             kept = [pending for pending in waiting if not self._owner.expire(pending, now)]
             self.waiting.extendleft(reversed(kept))
 
     async def search(self) -> None:
-        """Find the leader by sending waiting messages. Ends when it is found or nothing waits."""
+        """Find the leader by sending waiting messages, until it is found or nothing waits."""
         try:
             while True:
                 try:
                     await LEADER_SEARCH.until_true()(self._round)
                     break
-                except Exception:  # of one send: the others go on, or end in time
+                except Exception:  # of a single send; the rest continues, or ends in time
                     logger.exception("leader_search_failed group=%s", self.group.name)
                     await asyncio.sleep(PAUSE_S)
         finally:
@@ -163,7 +162,7 @@ class LeaderSender:
                 channel = await self._owner.open_channel(address)
             except BrokerUnreachable as error:
                 logger.debug("leader_search_unreachable address=%s error=%s", address, error)
-                if self.waiting:  # else the waiting sends have ended meanwhile
+                if self.waiting:  # otherwise the waiting sends have ended
                     self.waiting[0].reason = error.message
                 continue
             if await self._probe(channel):
@@ -190,9 +189,10 @@ class LeaderSender:
             pending.scout = None
 
     async def _decided(self, verdict: asyncio.Future[bool], channel: Channel) -> bool:
-        """Wait for the verdict on the probe; return False if the replica gives no sign of life or
-        another one leads. If it lives but does not answer, the probe's own deadline ends this."""
-        half = self._scout_timeout / 2  # for the answer alone, then with the sign of life
+        """Wait for the verdict on the probe; return False if the replica does not answer heartbeats
+        or a different replica leads. If it is alive but does not answer, the probe's own deadline
+        ends this."""
+        half = self._scout_timeout / 2  # for the answer alone, then with the heartbeat
         version = self.group.version
         while True:
             await asyncio.wait((verdict,), timeout=half)

@@ -1,4 +1,4 @@
-"""A send that is not decided yet, and the rules by which it ends. Pure.
+"""An undecided send, and the rules by which it ends.
 
 outcome of an attempt                 consequence
 answered 0, 10, 11, 12                SendResult
@@ -11,8 +11,8 @@ connection broke, or silence          unknown: repeat
 deadline passed                       SendOutcomeUnknown if any attempt is unknown or not
                                       answered, else SendFailed
 
-A send waits in `UnroutedSends` while one task per topic asks for the route. The sender ends overdue
-sends and counts all of them, so its limits hold for these also. Pure, but for types.
+A send waits in `UnroutedSends` while a task per topic asks for the route. The sender ends overdue
+sends and counts all of them, so its limits also hold for these. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ RETRIED_ELSEWHERE = frozenset(
 
 
 class Verdict(Enum):
-    """The meaning of one answer: for the send, and for whether the broker still leads."""
+    """The meaning of an answer for the send, and for the broker's leadership."""
 
     STORED = "stored"
-    NOT_LEADER = "not leader"  # not stored; another replica leads
-    RETRY = "later"  # not stored; try another group now, or this one after a pause
+    NOT_LEADER = "not leader"  # not stored; a different replica leads
+    RETRY = "later"  # not stored; try a different group now, or this group after a pause
     UNKNOWN = "unknown"  # perhaps stored; repeat
     REFUSED = "refused"  # not stored, final
 
@@ -64,13 +64,13 @@ def judge(code: int, remark: str, ext: Mapping[str, str] = _NO_FIELDS) -> Verdic
     if code in STORED:
         return Verdict.STORED
     if code == ResponseCode.SERVICE_NOT_AVAILABLE:
-        # The leader itself says that its disk is full: searching for a leader would not help.
+        # The leader's disk is full, so a leader search would not help.
         return Verdict.RETRY if remark.startswith("[DISK_FULL]") else Verdict.NOT_LEADER
     if code == ResponseCode.GO_AWAY:
         return Verdict.NOT_LEADER
     if code == ResponseCode.SYSTEM_ERROR:
-        # Access control refuses a request before anything is done with it; so do our brokers, who
-        # say so. Apache's give this code also where a message may be stored.
+        # Access control rejects a request before its execution, and so do our brokers with this
+        # field. Apache's use this code also if a message may be stored.
         refused = NOT_STORED in ext or remark.startswith(ACL_EXCEPTION)
         return Verdict.REFUSED if refused else Verdict.UNKNOWN
     if code in RETRIED_ELSEWHERE:
@@ -79,7 +79,7 @@ def judge(code: int, remark: str, ext: Mapping[str, str] = _NO_FIELDS) -> Verdic
 
 
 class Carrier(Protocol):
-    """The channel over which an attempt was written."""
+    """The channel of an attempt."""
 
     def forget(self, opaque: int) -> None:
         """Stop expecting an answer to `opaque`."""
@@ -88,8 +88,8 @@ class Carrier(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """One undecided send. `channel` and `opaque` identify the current attempt, `earlier` those that
-    were given up unanswered; their late success still counts."""
+    """An undecided send. `channel` and `opaque` identify the current attempt, `earlier` abandoned
+    unanswered attempts; their late success still counts."""
 
     item: OutgoingSend
     queue: MessageQueue
@@ -108,14 +108,14 @@ class Pending:
     earlier: list[tuple[Carrier, int]] | None = None
 
     def failed_attempt(self, code: int, reason: str, unknown: bool) -> None:
-        """Take note that the current attempt ended without success."""
-        if unknown or not self.unknown:  # the attempt that made it unknown says why
+        """Record that the current attempt ended without success."""
+        if unknown or not self.unknown:  # the first attempt with an unknown outcome has the reason
             self.code, self.reason = code, reason
         self.unknown = self.unknown or unknown
         self.channel = None
 
     def error(self) -> SendFailed | SendOutcomeUnknown:
-        """Return the error to end with now."""
+        """Return the error for an end now."""
         if self.unknown or self.channel is not None:
             reason = self.reason if self.unknown else "not answered in time"
             return SendOutcomeUnknown(self.code, reason, self.attempts)
@@ -123,7 +123,7 @@ class Pending:
 
 
 class UnroutedSends:
-    """The parked sends of one producer, by topic, in the order of the calls."""
+    """The unrouted sends of a producer, by topic, in the order of the calls."""
 
     def __init__(self) -> None:
         self._sends: dict[str, list[Pending]] = {}
@@ -133,16 +133,16 @@ class UnroutedSends:
         self._sends.setdefault(topic, []).append(pending)
 
     def note(self, topic: str, reason: str) -> None:
-        """Note why the route is not known, for the errors of sends that run out of time."""
+        """Record why the route is unknown, for the errors of overdue sends."""
         if topic in self._sends:
             self._reasons[topic] = reason
 
     def latest(self, topic: str) -> float | None:
-        """Return the last deadline of the topic's sends; None if there are none."""
+        """Return the last deadline of the topic's sends, or None."""
         return max((pending.deadline for pending in self._sends.get(topic, ())), default=None)
 
     def take(self, topic: str, until: float = math.inf) -> list[Pending]:
-        """Remove and return the topic's sends whose deadline is `until` or before."""
+        """Remove and return the topic's sends with a deadline up to `until`."""
         sends = self._sends.pop(topic, [])
         kept = [pending for pending in sends if pending.deadline > until]
         if kept:
@@ -156,7 +156,7 @@ class UnroutedSends:
         return [pending for topic in list(self._sends) for pending in self.take(topic)]
 
     def overdue(self, now: float) -> list[Pending]:
-        """Remove and return the sends whose deadline has passed, each with its reason."""
+        """Remove and return the overdue sends, each with its reason."""
         found: list[Pending] = []
         for topic in list(self._sends):
             reason = self._reasons.get(topic, "no name server answered in time")

@@ -5,8 +5,8 @@
 
 A send ends within its `timeout_ms` in a SendResult (stored, on a majority), SendFailed (certainly
 not stored) or SendOutcomeUnknown. Until then it is repeated, with the same UNIQ_KEY, on whichever
-replica leads. Order: messages for one queue are written in the order of the calls, but after a
-failed attempt a message may be stored after later ones, so strict order needs one send at a time.
+replica leads. Messages for a queue are written in the order of the calls. After a failed attempt a
+message may be stored behind later messages, so strict order needs sequential sends.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ from .sender import SendConfig, SendEngine
 T = TypeVar("T")
 Selector = Callable[[Sequence[MessageQueue], Message, T], MessageQueue]
 
-AUTO_CREATE_TOPIC = "TBW102"  # its route shows the brokers that create topics at the first send
+AUTO_CREATE_TOPIC = "TBW102"  # its route has the brokers that create topics at the first send
 AUTO_CREATE_QUEUES = 4
-PUBLICATIONS_MAX = 10_000  # topics whose queues are taken in turn
+PUBLICATIONS_MAX = 10_000  # topics with queues in rotation
 IDEMPOTENT_SUFFIX = "IDEMPOTENT\x01true\x02"
-BORN_MS_MAX = (1 << 63) - 1  # as brokers and records have it
+BORN_MS_MAX = (1 << 63) - 1  # as in brokers and records
 PERM_INHERIT = 1
 PROVISIONAL_CHECK_S = 0.2
 
 
 class Publication:
-    """The writable queues of one topic, handed out in turn."""
+    """The writable queues of a topic, in rotation."""
 
     __slots__ = ("_turn", "provisional", "queues", "route", "single_group")
 
@@ -85,14 +85,14 @@ class Publication:
         self.route = route
         self.single_group = len({queue.broker_name for queue in queues}) == 1
         self.provisional = provisional  # the topic does not exist yet
-        self._turn = int(time.monotonic() * 1000)  # producers do not all begin at queue 0
+        self._turn = int(time.monotonic() * 1000)  # producers do not all start at queue 0
 
     def next(self) -> MessageQueue:
         self._turn += 1
         return self.queues[self._turn % len(self.queues)]
 
     def next_fit(self, fit: Callable[[str], bool]) -> MessageQueue | None:
-        """Return the next queue in turn whose broker group is fit; None if none is."""
+        """Return the next queue in a fit broker group, or None."""
         for _ in self.queues:
             queue = self.next()
             if fit(queue.broker_name):
@@ -103,7 +103,7 @@ class Publication:
 def remember(
     publications: dict[str, Publication], topic: str, publication: Publication
 ) -> Publication:
-    """Keep a topic's publication, and return it; of PUBLICATIONS_MAX topics the oldest goes."""
+    """Keep and return a topic's publication; of PUBLICATIONS_MAX topics the oldest is dropped."""
     if topic not in publications and len(publications) >= PUBLICATIONS_MAX:
         del publications[next(iter(publications))]
     publications[topic] = publication
@@ -111,7 +111,7 @@ def remember(
 
 
 class Producer:
-    """A producer. It belongs to one event loop and is not thread-safe (client.sync is)."""
+    """A producer, for a single event loop and not thread-safe (client.sync is)."""
 
     def __init__(
         self,
@@ -124,38 +124,39 @@ class Producer:
         self.group = group
         self.config = config or SendConfig()
         self._instance = ClientInstance(namesrv, instance_config)
-        self._keys: UniqueKeys | None = None  # of the process that started this
+        self._keys: UniqueKeys | None = None  # of the starting process
         self._engine: SendEngine | None = None
         self._publications: dict[str, Publication] = {}
-        self._searched: set[str] = set()  # topics whose route a task asks for, for parked sends
+        # topics with a task that asks for the route, for unrouted sends
+        self._searched: set[str] = set()
         self._checked_at = 0.0
         self._requests = WaitingRequests(lambda: self._instance.client_id)
-        self._announced: set[str] = set()  # broker groups whose leader got our heartbeat
+        self._announced: set[str] = set()  # broker groups with our heartbeat on the leader
         self._suffix = IDEMPOTENT_SUFFIX if self.config.idempotent else ""
 
     __aenter__, __aexit__ = entered, left
 
     async def start(self) -> None:
-        """Start accepting sends, without waiting for any server."""
+        """Start accepting sends, without waiting for a server."""
         await self._instance.start(self._heartbeat, self._handlers())
         self._keys = process_unique_keys(local_address())
         self._engine = SendEngine(self._instance, self.group, self.config, self._alternative)
         self._engine.start()
 
     async def stop(self) -> None:
-        """End undecided sends as they stand, unregister at the brokers, and close."""
+        """End undecided sends in their current state, unregister at the brokers, and close."""
         if self._engine is None:
             return
         self._running().stop()
         self._searched.clear()
         await self._instance.leave(self.group, None)
         self._engine = None
-        self._publications.clear()  # a next start asks for the routes anew
+        self._publications.clear()  # a next start requests the routes again
         self._announced.clear()
 
     @property
     def in_flight(self) -> int:
-        """Count the sends that are not decided yet."""
+        """Return the number of undecided sends."""
         return self._engine.in_flight if self._engine else 0
 
     async def send(
@@ -166,12 +167,10 @@ class Producer:
         selector: Selector[Any] | None = None,
         arg: Any = None,
     ) -> SendResult:
-        """Send one message. Raises SendFailed, SendOutcomeUnknown, InvalidMessage, ClientClosed.
-
-        At the in-flight limit it waits for room within `timeout_ms`, then raises TooManyInFlight.
-        `selector(queues, message, arg)` chooses the queue; it or `queue` keeps related messages
-        in one queue, and such a send is repeated only there.
-        """
+        """Send a message. Raises SendFailed, SendOutcomeUnknown, InvalidMessage, ClientClosed. At
+        the in-flight limit it waits for capacity within `timeout_ms`, then raises TooManyInFlight.
+        `selector(queues, message, arg)` chooses the queue. It or `queue` keeps related messages in
+        a queue, and such a send is repeated only there."""
         engine = self._running()
         deadline = engine.now() + timeout_ms / 1000
         if selector is not None:
@@ -186,7 +185,7 @@ class Producer:
         timeout_ms: int = 3000,
         queue: MessageQueue | None = None,
     ) -> SendResult:
-        """Send messages of one topic to one queue, all or none. `msg_id` and `offset_msg_id` of the
+        """Send messages of a topic to a queue atomically. `msg_id` and `offset_msg_id` of the
         result are comma lists, `queue_offset` is the first message's. Raises as `send`."""
         engine = self._running()
         deadline = engine.now() + timeout_ms / 1000
@@ -203,9 +202,8 @@ class Producer:
         timeout_ms: int = 3000,
         queue: MessageQueue | None = None,
     ) -> list[SendResult]:
-        """Send any number of messages of one topic as batches of at most `size_bytes_max`, one
-        after another. Raises SplitFailed, whose `unsent` are the messages not sent and whose cause
-        is the error."""
+        """Send any number of messages of a topic as sequential batches of at most `size_bytes_max`.
+        Raises SplitFailed, with the unsent messages in `unsent` and the error as its cause."""
         results: list[SendResult] = []
         done = 0
         for batch in list(split_batch(messages, size_bytes_max)):
@@ -224,11 +222,9 @@ class Producer:
         queue: MessageQueue | None = None,
     ) -> str:
         """Start a send; `callback(result, None)` or `callback(None, error)` is called once, from
-        the loop, never from within this call unless the producer is being stopped.
-
-        Returns the UNIQ_KEY. Raises TooManyInFlight (nothing was sent), InvalidMessage,
-        ClientClosed. Retries as `send` does, without a task or future per message.
-        """
+        the loop, never from within this call unless the producer is being stopped. Returns the
+        UNIQ_KEY. Raises TooManyInFlight (nothing was sent), InvalidMessage, ClientClosed. Retries
+        as `send` does, without a task or future per message."""
         engine = self._engine
         if engine is None:
             raise ClientClosed
@@ -240,7 +236,7 @@ class Producer:
         if publication is None:
             _check_target(topic, queue)
         else:
-            # The usual case saves the call to `_choose`: one group, or no group in trouble.
+            # The usual case without the call to `_choose`: a single group, or no group in trouble.
             quiet = publication.single_group or engine.fault.quiet
             queue = publication.next() if quiet else self._choose(publication)
             if publication.provisional:
@@ -257,10 +253,8 @@ class Producer:
     async def send_oneway(
         self, message: Message, timeout_ms: int = 3000, queue: MessageQueue | None = None
     ) -> None:
-        """Write one message and do not wait for an answer: it may be lost without notice.
-
-        Returns when a connection has it. Raises SendFailed if that was not possible.
-        """
+        """Write a message without waiting for an answer; it may be lost without notice. Returns
+        when a connection has it. Raises SendFailed otherwise."""
         engine = self._running()
         deadline = engine.now() + timeout_ms / 1000
         publication = await self._publication_by(message.topic, deadline)
@@ -293,15 +287,13 @@ class Producer:
         selector: Selector[Any] | None = None,
         arg: Any = None,
     ) -> MessageExt:
-        """Send a message that its consumer answers; return the reply.
-
-        Raises as `send`, or RequestTimedOut: stored, and perhaps processed, but not answered.
-        """
+        """Send a message and return its consumer's reply. Raises as `send`, or RequestTimedOut
+        (stored, and perhaps processed, but not answered)."""
         engine = self._running()
         deadline = engine.now() + timeout_ms / 1000
         publication = await self._publication_by(message.topic, deadline)
         names = {queue.broker_name for queue in publication.queues}
-        if not names <= self._announced:  # brokers that do not know us cannot push us a reply
+        if not names <= self._announced:  # brokers without our heartbeat cannot push a reply
             await self._announce(names, deadline)
         correlation_id, marked = self._requests.start(message, timeout_ms)
         try:
@@ -312,11 +304,8 @@ class Producer:
             self._requests.end(correlation_id)
 
     async def reply(self, request: MessageExt, body: bytes, timeout_ms: int = 3000) -> SendResult:
-        """Answer a consumed request, through the broker group that stored it.
-
-        Raises as `send`; SendOutcomeUnknown also if the requester is gone, InvalidMessage if the
-        message asks for no reply.
-        """
+        """Answer a consumed request, through its broker group. Raises as `send`; SendOutcomeUnknown
+        also if the requester is gone, InvalidMessage if the message requests no reply."""
         engine = self._running()
         deadline = engine.now() + timeout_ms / 1000
         message = reply_message(request, body)
@@ -328,8 +317,8 @@ class Producer:
 
     async def recall(self, topic: str, recall_handle: str, timeout_ms: int = 3000) -> str:
         """Cancel the delivery of a delayed message (`SendResult.recall_handle`); return its id.
-        Raises InvalidMessage; BrokerRefused (604: its time has come, or nearly); BrokerUnreachable,
-        after which it may or may not be delivered."""
+        Raises InvalidMessage; BrokerRefused (604, its time is reached, or nearly);
+        BrokerUnreachable, with the delivery unknown."""
         try:
             handle = RecallHandle.decode(recall_handle)
         except ValueError as error:
@@ -404,7 +393,7 @@ class Producer:
 
     async def _announce(self, names: set[str], deadline: float) -> None:
         """Wait until the leaders of these groups have answered a heartbeat, or failed to, but not
-        beyond `deadline`. The other replicas got one when they became known."""
+        beyond `deadline`. The followers got a heartbeat as new replicas."""
         instance = self._instance
         targets = {instance.directory.group(name).target for name in names - self._announced}
         timeout_ms = instance.config.heartbeat_timeout_ms
@@ -445,14 +434,14 @@ class Producer:
                     async with asyncio.timeout(remaining):
                         await engine.wait_for_capacity()
                 except TimeoutError:
-                    continue  # `admit` then raises TooManyInFlight once more
+                    continue  # `admit` then raises TooManyInFlight again
         now = engine.now()
         if not engine.expire(pending, now):
             engine.submit(pending, now)
         return await future
 
     def _choose(self, publication: Publication) -> MessageQueue:
-        """Choose a queue round robin, skipping groups in trouble as long as there are others."""
+        """Choose a queue round robin, without groups in trouble if possible."""
         engine = self._running()
         fault = engine.fault
         if publication.single_group or fault.quiet:
@@ -462,9 +451,9 @@ class Producer:
         return fit or publication.next()
 
     def _alternative(self, pending: Pending) -> MessageQueue | None:
-        """Return a queue of another, healthy group for a send that failed in its own; None if there
-        is none. Also None for an idempotent send that its own group may have stored: only that
-        group would recognise it."""
+        """Return a queue of a different, healthy group for a failed send, or None. Also None for an
+        idempotent send that its own group may have stored, since only that group would recognise
+        it."""
         if self.config.idempotent and pending.unknown:
             return None
         publication = self._publications.get(pending.queue.topic)
@@ -483,7 +472,7 @@ class Producer:
         return bool(self._instance.directory.group(queue.broker_name).addresses)
 
     def _publication_if_known(self, topic: str) -> Publication | None:
-        """Return the publication if it is known without asking; follow changes of the route."""
+        """Return the publication if it is known without a request; follow changes of the route."""
         publication = self._publications.get(topic)
         route = self._instance.directory.route_if_known(topic)
         if publication is not None and (
@@ -516,7 +505,7 @@ class Producer:
         return publication
 
     def _provisional(self, topic: str, template: TopicRouteData) -> Publication:
-        """Return the queues the topic will have once the first send has created it."""
+        """Return the queues of the topic after its creation by the first send."""
         queues = [
             MessageQueue(topic, data.broker_name, number)
             for data in template.queues
@@ -528,7 +517,7 @@ class Producer:
         return remember(self._publications, topic, Publication(queues, template, provisional=True))
 
     def _check_created(self, topic: str) -> None:
-        """Look for the real route of a topic that the first send creates."""
+        """Refresh the route of a topic that the first send creates."""
         now = self._running().now()
         if now - self._checked_at >= PROVISIONAL_CHECK_S:
             self._checked_at = now
@@ -537,8 +526,8 @@ class Producer:
     async def _publication_by(
         self, topic: str, deadline: float, note: Callable[[str], None] | None = None
     ) -> Publication:
-        """Return the publication, asking until `deadline`. Raises SendFailed, InvalidMessage.
-        `note` is told after each attempt why there is none."""
+        """Return the publication, with requests until `deadline`. Raises SendFailed,
+        InvalidMessage. `note` gets the reason after each failed attempt."""
         known = self._publication_if_known(topic)
         if known is not None and not known.provisional:
             return known
@@ -560,7 +549,7 @@ class Producer:
         raise SendFailed(CODE_NO_ROUTE, f"topic {topic!r}: {reason}")
 
     def _hold_unrouted(self, topic: str, pending: Pending) -> None:
-        """Keep a send until the route is known; one task asks for all sends of the topic."""
+        """Keep a send until the route is known; a single task asks for all sends of the topic."""
         unrouted = self._running().unrouted
         unrouted.add(topic, pending)
         if topic not in self._searched:
@@ -568,7 +557,7 @@ class Producer:
             self._instance.spawn(self._route_unrouted(topic, unrouted), f"route for {topic}")
 
     async def _route_unrouted(self, topic: str, unrouted: UnroutedSends) -> None:
-        """Ask for the route until it is known, or until no send of the topic is parked any more."""
+        """Ask for the route until it is known, or until no send of the topic waits."""
         try:
             while (latest := unrouted.latest(topic)) is not None:
                 try:
@@ -592,7 +581,7 @@ class Producer:
 
 
 def _check_target(topic: str, queue: MessageQueue | None) -> None:
-    """Refuse a send that no broker would store, or that one would store under another topic. Raises
+    """Reject a send that no broker would store, or only under a different topic. Raises
     InvalidMessage."""
     if queue is not None and queue.topic != topic:
         raise InvalidMessage(f"the message is of topic {topic!r}, its queue of {queue.topic!r}")

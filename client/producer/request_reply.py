@@ -1,13 +1,13 @@
-"""Request and reply over topics: a message goes out, its consumer's answer comes back.
+"""Request and reply over topics.
 
-The requester marks its message with an id and its own client id. The consumer answers with
-`Producer.reply`, through the broker group that stores the request, and that broker pushes the
-answer (326) over the requester's connection. For that it must know the requester, so a request is
-sent only after a heartbeat that the leaders have answered. Every replica gets one, because any of
-them may lead by the time the answer comes.
+The requester marks its message with a correlation id and its own client id. The consumer answers
+with `Producer.reply`, through the broker group that stores the request, and that broker pushes the
+answer (326) over the requester's connection. The broker needs the requester's heartbeat for that,
+so a request is sent only after the leaders have answered a heartbeat. Every replica gets a
+heartbeat, since any may lead at the time of the answer.
 
 A request ends in the reply, in SendFailed (no consumer will see it), or in RequestTimedOut or
-SendOutcomeUnknown (it may have been processed). Limit: `REQUESTS_MAX` requests wait at a time.
+SendOutcomeUnknown (it may have been processed). At most `REQUESTS_MAX` requests wait at a time.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ NO_HOST = bytes(8)
 
 
 class WaitingRequests:
-    """Requests of one client that wait for their reply, by correlation id. `client_id()` is asked
-    at each request, because every start of the client makes another one."""
+    """A client's requests that wait for their reply, by correlation id. `client_id()` is called at
+    each request, because every start of the client changes it."""
 
     def __init__(self, client_id: Callable[[], str], requests_max: int = REQUESTS_MAX) -> None:
         self._client_id = client_id
@@ -76,11 +76,11 @@ class WaitingRequests:
             raise RequestTimedOut(f"no reply to {correlation_id} in time") from None
 
     def end(self, correlation_id: str) -> None:
-        """Forget a request for which nobody waits any more."""
+        """Drop a request without a waiter."""
         del self._waiting[correlation_id]
 
     def pushed(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Handle 326: take the reply that a broker pushes."""
+        """Handle 326, a reply pushed by a broker."""
         try:
             message = reply_of(request)
         except (HeaderError, RecordError, UnsupportedCompression) as error:
@@ -96,7 +96,7 @@ class WaitingRequests:
 
 
 def reply_message(request: MessageExt, body: bytes) -> Message:
-    """Build the answer to a consumed request. Raises InvalidMessage if it asks for none."""
+    """Build the answer to a consumed request. Raises InvalidMessage if it requests none."""
     marks = {name: request.properties.get(name) for name in ("CORRELATION_ID", "REPLY_TO_CLIENT")}
     cluster = request.properties.get("CLUSTER")
     if not cluster or not all(marks.values()):
@@ -120,7 +120,7 @@ def reply_of(request: RemotingCommand) -> MessageExt:
         header.properties.encode(),
         header.broker_name or "",
         header.queue_id,
-        -1,  # the broker does not say where it is stored, if at all
+        -1,  # the broker does not send its storage position, if any
         -1,
         header.sys_flag & ~SYS_COMPRESSED,
         header.flag,

@@ -1,14 +1,14 @@
-"""Encodes send requests, single, batch and signed: the hot path of a producer.
+"""Encoding of send requests, single, batch and signed, the hot path of a producer.
 
-The JSON header of SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320) is one %-format of bytes. The
-parts that all messages of a topic share are prepared once per (topic, broker group).
+The JSON header of SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320) is a %-format of bytes. The
+constant fields of a topic's messages are prepared once per (topic, broker group).
 
 The signed text of a V2 header is its values in the order of their short names, a to n. `AccessKey`
 and `SecurityToken` sort first and are constant. A signed template prepares the constant start and
 end, and fills in the values that differ between messages.
 
-A batch is one request for one topic. Its size is that of its items, properties included. A broker's
-limits are its maxMessageSize, 4 MiB by default, and COUNT_MAX messages. Pure: no I/O.
+A batch is a request for a single topic. Its size is that of its items, properties included. A
+broker's limits are its maxMessageSize, 4 MiB by default, and COUNT_MAX messages. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PLAIN_PROPERTIES = b'"UNIQ_KEY\\u0001%b\\u0002WAIT\\u0001true\\u0002"'  # as JS
 
 
 class SendTemplate:
-    """The header parts that are the same for one producer group, topic and broker group."""
+    """The constant header fields for a producer group, topic and broker group."""
 
     __slots__ = ("_format", "_plain_format")
 
@@ -71,7 +71,7 @@ class SendTemplate:
                 b'"serializeTypeCurrentRPC":"JSON","version":' + b"%d}" % MQ_VERSION,
             )
         )
-        # The same for flags of 0, as nearly all sends have them.
+        # The same for flags of 0, the usual case.
         self._plain_format = (
             self._format.replace(b'"f":"%d"', b'"f":"0"')
             .replace(b'"h":"%d"', b'"h":"0"')
@@ -79,7 +79,7 @@ class SendTemplate:
         )
 
     def frame(self, item: OutgoingSend, queue_id: int, opaque: int, rpc_flag: int = 0) -> bytes:
-        """Return the whole frame, length prefix included. `rpc_flag` 2 is one-way."""
+        """Return the complete frame. `rpc_flag` 2 is one-way."""
         if item.sys_flag or item.flag or rpc_flag:
             header = self._format % (
                 queue_id,
@@ -101,7 +101,7 @@ class SendTemplate:
 
 @dataclass(slots=True, eq=False)
 class OutgoingSend:
-    """One encoded send, which every attempt repeats: same UNIQ_KEY, same body."""
+    """An encoded send, with the same UNIQ_KEY and body in every attempt."""
 
     code: int
     body: bytes
@@ -122,8 +122,8 @@ def outgoing(
     sys_flag: int = 0,
     suffix: str = "",
 ) -> OutgoingSend:
-    """Encode one message. Raises InvalidMessage. `suffix`: the library's own properties, encoded
-    (`properties_text`), to append to those of the message."""
+    """Encode a message. Raises InvalidMessage. `suffix` has the library's own encoded properties
+    (`properties_text`), appended to the message's."""
     body = message.body
     if type(body) is not bytes:
         if not isinstance(body, bytearray | memoryview):
@@ -156,10 +156,8 @@ def outgoing(
 def outgoing_batch(
     messages: Sequence[Message], unique_keys: Sequence[str], born_ms: int
 ) -> OutgoingSend:
-    """Encode messages of one topic as one batch. Raises InvalidMessage.
-
-    Bodies are not compressed: the flag would have to hold for the batch as a whole.
-    """
+    """Encode messages of a topic as a batch. Raises InvalidMessage. Bodies are not compressed,
+    because the flag would apply to the whole batch."""
     if not messages:
         raise InvalidMessage("batch is empty")
     first = messages[0]
@@ -187,15 +185,15 @@ def outgoing_batch(
     if len(body) > BODY_SIZE_BYTES_MAX:
         raise InvalidMessage(f"batch of {len(body)} bytes is over {BODY_SIZE_BYTES_MAX}")
     wait = "true" if first.wait_store else "false"
-    # Apache's broker appends these to every item's own properties, and the last one of a name
-    # counts: a UNIQ_KEY here would replace those of all items.
+    # Apache's broker appends these to every item's properties, and the last value of a name counts.
+    # A UNIQ_KEY here would replace that of all items.
     json = orjson.dumps(properties_text({"WAIT": wait}))
     return OutgoingSend(SEND_BATCH_MESSAGE, body, ",".join(unique_keys), json, 0, 0, born_ms)
 
 
 def encoded_properties(message: Message, unique_key: str) -> str:
-    """Return the properties string, without building a dict for a plain message (at most a tag).
-    Raises InvalidMessage."""
+    """Return the properties string, without a dict for a plain message (at most a tag). Raises
+    InvalidMessage."""
     if message.properties or message.keys or message.is_later or not message.wait_store:
         try:
             text = properties_text(properties_of(message, unique_key))
@@ -258,7 +256,7 @@ class SignedTemplate:
         _, plain_size = FRAME_PREFIX.unpack_from(plain)
         start = FRAME_PREFIX.size
         header = plain[start : start + plain_size]
-        # The first extFields opens right after the code, before any text that a user chose.
+        # The first extFields opens right after the code, before any text of a user.
         at = header.index(_OPENING) + len(_OPENING)
         added = b'%s,"%s":"%s",' % (self._extra, _NAME, signature(self._secret, text).encode())
         size = plain_size + len(added)
@@ -274,20 +272,20 @@ _NAME = SIGNATURE.encode()
 def template_for(
     credentials: Credentials | None, producer_group: str, topic: str, broker_name: str, code: int
 ) -> Template:
-    """Return the template for sends, signed with `credentials` if there are any."""
+    """Return the template for sends, signed if there are `credentials`."""
     if credentials is None:
         return SendTemplate(producer_group, topic, broker_name, code)
     return SignedTemplate(credentials, producer_group, topic, broker_name, code)
 
 
 SPLIT_SIZE_BYTES = 1024 * 1024
-COUNT_MAX = 8_192  # a broker refuses a batch of more
+COUNT_MAX = 8_192  # brokers reject larger batches
 _ITEM_BYTES = 22  # five int32 and an int16 around body and properties
 _KEY = "0" * 32
 
 
 def batch_item_size(message: Message) -> int:
-    """Return how many bytes the message takes in a batch. Raises InvalidMessage."""
+    """Return the message's size in a batch. Raises InvalidMessage."""
     properties = encoded_properties(message, message.unique_key or _KEY)
     return _ITEM_BYTES + len(message.body) + len(properties.encode())
 
@@ -295,8 +293,8 @@ def batch_item_size(message: Message) -> int:
 def split_batch(
     messages: Sequence[Message], size_bytes_max: int = SPLIT_SIZE_BYTES
 ) -> Iterator[list[Message]]:
-    """Split messages into batches of at most `size_bytes_max`, in order. Raises InvalidMessage if
-    one message alone is larger, or if the bound is above 4 MiB."""
+    """Split messages into batches of at most `size_bytes_max`, in order. Raises InvalidMessage for
+    a larger message, or for a limit above 4 MiB."""
     if size_bytes_max > BODY_SIZE_BYTES_MAX:
         raise InvalidMessage(f"batches of {size_bytes_max} bytes are over {BODY_SIZE_BYTES_MAX}")
     batch: list[Message] = []

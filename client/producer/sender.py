@@ -1,13 +1,13 @@
-"""The producer's engine: undecided sends, the lanes to the broker groups, retries, time-outs.
+"""The producer's engine, with pending sends, a `LeaderSender` per broker group, retries and
+time-outs.
 
-An attempt costs no task, future or timer. A sweep every `sweep_interval_ms` looks only at old
-attempts and at sends without a route (client.producer.pending_send): it ends sends whose deadline
-has passed, repeats those unanswered for `attempt_timeout_ms`, and asks for the route when a leader
-has been silent for `silence_ms` (a frozen leader keeps its connections open, so there is no other
-sign). Where another leads by then, half of that is waited for a last answer. A leader that is
-merely slow gives a sign of life when asked (client.producer.fault_tolerance); its sends are not
-repeated then, because they would be stored twice. And no send is written twice to a connection that
-is still open: it has arrived there, or will.
+An attempt costs no task, future or timer. A sweep every `sweep_interval_ms` checks only old
+attempts and unrouted sends (client.producer.pending_send). It ends overdue sends, repeats attempts
+unanswered for `attempt_timeout_ms`, and refreshes the route when a leader has been silent for
+`silence_ms` (a frozen leader keeps its connections open without any other sign). If a new leader is
+known by then, it waits only half of that for a last answer. A merely slow leader answers heartbeats
+(client.producer.fault_tolerance); its sends are not repeated, because they would be stored twice. A
+send is never rewritten to a connection that is still open, because it has arrived there, or will.
 
 Limits: `in_flight_max` undecided sends and `in_flight_bytes_max` of their bodies.
 """
@@ -42,19 +42,19 @@ from .send_frame import SEND_REPLY_MESSAGE_V2, ZLIB, Template, template_for
 
 logger = logging.getLogger(__name__)
 
-SWEEP_FROM_S = 0.1  # younger attempts are not looked at, so a time-out may be that much late
+SWEEP_FROM_S = 0.1  # the sweep skips younger attempts, so time-outs can be this late
 SLOW_MS = SLOW_ASIDE_MS[0][0]  # below this, an answer needs no entry in the fault table
 
 
 @dataclass(frozen=True, slots=True)
 class SendConfig:
-    """A producer's settings; times in milliseconds. `attempt_timeout_ms`: an unanswered attempt is
-    repeated after that time if its broker gives no sign of life either; while the broker does, and
-    leads, the attempt waits. `scout_timeout_ms`: the same during a leader search. `retry_unknown`
-    False: an attempt with an unknown outcome ends the send instead of being repeated, so nothing is
-    ever stored twice. `idempotent`: every message has the property IDEMPOTENT=true, by which a
-    broker that supports it stores a repeated message once; an attempt with an unknown outcome is
-    repeated only in its own group, and batches are refused."""
+    """A producer's settings, with times in milliseconds. An attempt unanswered for
+    `attempt_timeout_ms` is repeated if its broker does not answer heartbeats either; while it does,
+    and leads, the attempt waits. `scout_timeout_ms` is the same during a leader search. With
+    `retry_unknown` False an attempt with an unknown outcome ends the send instead of a repetition,
+    so nothing is ever stored twice. With `idempotent` every message has the property
+    IDEMPOTENT=true, by which supporting brokers store a repeated message once. An attempt with an
+    unknown outcome is then repeated only in its own group, and batches are rejected."""
 
     attempt_timeout_ms: int = 1000
     scout_timeout_ms: int = 300
@@ -64,15 +64,15 @@ class SendConfig:
     busy_pause_ms: int = 20  # doubles per attempt, up to busy_pause_ms_max
     busy_pause_ms_max: int = 300
     in_flight_max: int = 65_536
-    in_flight_bytes_max: int = 48 * 1024 * 1024  # below the connection's bound on unsent bytes
+    in_flight_bytes_max: int = 48 * 1024 * 1024  # below the connection's limit of unsent bytes
     retry_unknown: bool = True
     idempotent: bool = False
     compression: Compression = ZLIB
 
 
 class SendEngine:
-    """Runs a producer's sends to their end. `alternative(pending)` returns another queue for a send
-    that may go elsewhere, or None; the producer decides this, because only it knows routes."""
+    """Runs a producer's sends to their end. `alternative(pending)` returns a new queue for a send
+    that may go elsewhere, or None; the producer decides this, because it has the routes."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class SendEngine:
         self._alternative = alternative
         self._senders: dict[str, LeaderSender] = {}
         self._channels: dict[str, Channel] = {}
-        # By group, topic and code: three look-ups are cheaper than making a tuple as the key.
+        # By group, topic and code, because three look-ups are cheaper than a tuple as the key.
         self._templates: dict[str, dict[str, dict[int, Template]]] = {}
         self._capacity: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -105,10 +105,10 @@ class SendEngine:
         self._instance.directory.watch_leaders(self._leader_changed)
         self._instance.spawn(self._sweep(), "send sweep")
 
-    # ---- taking in
+    # ---- admission
 
     def admit(self, pending: Pending) -> None:
-        """Count a send in. Raises TooManyInFlight at the limits, ClientClosed after stop."""
+        """Count a send. Raises TooManyInFlight at the limits, ClientClosed after stop."""
         if self.stopped:
             raise ClientClosed
         size = len(pending.item.body)
@@ -126,10 +126,10 @@ class SendEngine:
         await asyncio.shield(self._capacity)
 
     def submit(self, pending: Pending, now: float | None = None) -> None:
-        """Make the first attempt of an admitted send. `now`: the value of `now()`, if known."""
+        """Make the first attempt of an admitted send. `now` is the value of `now()`, if known."""
         sender = self._senders.get(pending.queue.broker_name)
         if sender is not None and sender.channel is not None:
-            self.write(pending, sender.channel, now)  # as the lane would, saving two calls
+            self.write(pending, sender.channel, now)  # as the leader sender would, saving two calls
         else:
             self.sender(pending.queue.broker_name).submit(pending)
 
@@ -160,7 +160,7 @@ class SendEngine:
                 self.finish(pending, None, pending.error())
             channel.outstanding.clear()
 
-    # ---- called by the lanes
+    # ---- callbacks of the leader senders
 
     async def open_channel(self, address: str) -> Channel:
         channel = self._channels.get(address)
@@ -190,7 +190,7 @@ class SendEngine:
                 template = self._new_template(topic, broker_name, item.code)
             frame = template.frame(item, queue_id, opaque)
         except Exception as error:
-            # The caller may be writing others after this one. End it in a later call, as below.
+            # The caller may be writing further sends. End it in a later call, as below.
             code, reason = ResponseCode.MESSAGE_ILLEGAL, f"cannot be encoded: {error!r}"
             failure = SendFailed(code, reason, pending.attempts, False)
             self._loop.call_soon(self.finish, pending, None, failure)
@@ -201,16 +201,16 @@ class SendEngine:
         pending.sent_at = self.now() if now is None else now
         channel.outstanding[opaque] = pending
         if not channel.write(frame):
-            # It closed a moment ago, and its close callback has not run yet. Handle this in a
-            # later call: the caller is in the middle of its own bookkeeping.
+            # It has just closed, and its close callback has not run yet. Handle this in a later
+            # call, because the caller is amid its own bookkeeping.
             channel.forget(opaque)
             pending.attempts -= 1
             pending.failed_attempt(pending.code, f"{channel.address} closed", False)
             self._loop.call_soon(self._unwritten, channel, pending)
 
     def _resumed(self, pending: Pending, channel: Channel) -> bool:
-        """Resume an earlier attempt over this connection that is still unanswered; return whether
-        there is one. It has arrived, or will, so another one would be stored a second time."""
+        """Resume an earlier unanswered attempt over this connection, if any; return whether there
+        was such an attempt. It has arrived, or will, so a second would be stored again."""
         assert pending.earlier is not None
         for number, (earlier, opaque) in enumerate(pending.earlier):
             if earlier is channel and opaque in channel.outstanding:
@@ -274,11 +274,11 @@ class SendEngine:
         try:
             pending.callback(result, error)
         except Exception:
-            logger.exception("send_callback_failed")  # the user's mistake must not stop the others
+            logger.exception("send_callback_failed")  # the user's error must not stop the rest
 
     def _stored_plainly(self, channel: Channel, pending: Pending, answer: StoredAnswer) -> bool:
-        """Do what `_answered` does, faster, for a send whose first attempt was answered OK and that
-        is not a probe. Returns False, having changed nothing, for any other."""
+        """Do as `_answered`, faster, for a send with a successful first attempt that is not a
+        probe. Returns False, with nothing changed, for the rest."""
         item = pending.item
         if (
             pending.done
@@ -312,7 +312,7 @@ class SendEngine:
         try:
             pending.callback(result, None)
         except Exception:
-            logger.exception("send_callback_failed")  # the user's mistake must not stop the others
+            logger.exception("send_callback_failed")  # the user's error must not stop the rest
         return True
 
     def _answered(
@@ -324,7 +324,7 @@ class SendEngine:
             self._stored(channel, pending, code, ext)
             return
         if pending.channel is not channel:
-            return  # a late refusal of an attempt that was given up
+            return  # a late refusal of an abandoned attempt
         verdict = judge(code, remark, ext)
         unknown = verdict is Verdict.UNKNOWN
         pending.failed_attempt(code, f"{channel.address}: {remark or code}", unknown)
@@ -386,7 +386,7 @@ class SendEngine:
         )
 
     def _queue_of_late_answer(self, pending: Pending, channel: Channel) -> MessageQueue:
-        """Return the queue of an abandoned attempt that succeeded after all, perhaps in another
+        """Return the queue of an abandoned attempt that succeeded after all, perhaps in a different
         group."""
         for name, sender in self._senders.items():
             if channel.address in sender.group.addresses:
@@ -394,7 +394,7 @@ class SendEngine:
         return pending.queue
 
     def _lost(self, channel: Channel, pendings: list[Pending]) -> None:
-        """Handle a connection's end: sends outstanding there have an unknown outcome."""
+        """Handle a connection's end; its outstanding sends have an unknown outcome."""
         if self._channels.get(channel.address) is channel:
             del self._channels[channel.address]
         if self.stopped:
@@ -426,7 +426,7 @@ class SendEngine:
         return self._liveness.probe(channel.address, timeout_s)
 
     def _give_up(self, channel: Channel, pendings: list[Pending]) -> None:
-        """Stop waiting for attempts over `channel`, and repeat them."""
+        """Abandon attempts over `channel`, and repeat them."""
         by_sender: dict[str, list[Pending]] = {}
         for pending in pendings:
             pending.failed_attempt(CODE_TIMEOUT, f"{channel.address} did not answer", True)
@@ -449,7 +449,7 @@ class SendEngine:
             sender.again(stay)
 
     def _elsewhere(self, pending: Pending) -> bool:
-        """Repeat a send in another group, if that is allowed and one is fit; return whether."""
+        """Repeat a send in a different group, if allowed and fit; return whether it was."""
         queue = None if pending.fixed else self._alternative(pending)
         if queue is None:
             return False
@@ -497,8 +497,7 @@ class SendEngine:
             self._sweep_channel(channel, now, channel in current)
 
     def _sweep_channel(self, channel: Channel, now: float, current: bool) -> None:
-        """Sweep a channel's attempts, oldest first; stop at the first one younger than
-        SWEEP_FROM_S."""
+        """Sweep a channel's attempts, oldest first, up to SWEEP_FROM_S."""
         silence = self.config.silence_ms / 1000
         patience = self.config.attempt_timeout_ms / 1000 if current else silence / 2
         overdue: list[Pending] = []
@@ -509,7 +508,7 @@ class SendEngine:
                 expired.append(pending)
                 continue
             if pending.channel is not channel:
-                continue  # given up before; kept for a late answer
+                continue  # abandoned before; kept for a late answer
             age = now - pending.sent_at
             if age < SWEEP_FROM_S:
                 break
@@ -521,7 +520,7 @@ class SendEngine:
         if silent and current:
             self._liveness.watch(channel.address, silence)
         if overdue and current and self._liveness.alive_within(channel.address, 2 * silence):
-            overdue = []  # slow but alive: it will answer, or another will lead
+            overdue = []  # slow but alive; it will answer, or a new leader will follow
         if silent and now - self._route_requested_at >= 0.1:
             self._route_requested_at = now
             self.ask_route()

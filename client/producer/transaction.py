@@ -9,11 +9,11 @@
 
 A half message is stored first; `execute` runs once that is certain; END_TRANSACTION (37) then
 commits or rolls back. A half message stored with a status other than OK is rolled back without
-running `execute`. If the decision is UNKNOWN, if `execute` raises, or if it is unknown whether the
-broker has the decision, nothing is repeated here: the broker asks some producer of the group (39),
-which answers with `check`. So `check` must read the truth from storage that outlives this process.
-An END_TRANSACTION whose answer is lost is not sent again, because some brokers would deliver the
-message twice.
+`execute`. If the decision is UNKNOWN, if `execute` raises, or if the broker may not have the
+decision, nothing is repeated here. The broker then asks a producer of the group (39), which answers
+with `check`. So `check` must read the truth from storage that outlives this process. An
+END_TRANSACTION with a lost answer is not sent again, because some brokers would deliver the message
+twice.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ from .sender import SendConfig
 
 logger = logging.getLogger(__name__)
 
-CHECKS_MAX = 2000  # check-backs in progress; further ones are dropped, and brokers ask again
+CHECKS_MAX = 2000  # running check-backs; further ones are dropped, and brokers ask again
 END_TIMEOUT_MS = 3000
 _checking: ContextVar[asyncio.Task[None] | None] = ContextVar("checking", default=None)
 
 
 class TransactionState(IntEnum):
-    """The local transaction's outcome; values as in END_TRANSACTION. UNKNOWN: ask later."""
+    """The local transaction's outcome; values as in END_TRANSACTION. UNKNOWN lets the broker ask
+    later."""
 
     UNKNOWN = 0
     COMMIT = 8
@@ -66,11 +67,9 @@ class TransactionState(IntEnum):
 
 
 class TransactionListener(Protocol):
-    """The user's part; both methods may be coroutine functions or plain ones (run on the loop).
-
-    The transaction's id is `message.unique_key` in `execute` and `message.msg_id` in `check`, which
-    may be called while `execute` still runs, and on another producer of the group.
-    """
+    """The user's callbacks, coroutine functions or plain functions (run on the loop). The
+    transaction's id is `message.unique_key` in `execute` and `message.msg_id` in `check`, which may
+    be called while `execute` still runs, and on a different producer of the group."""
 
     def execute(
         self, message: Message, arg: Any
@@ -81,9 +80,9 @@ class TransactionListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
-    """A transactional send's result. `half` says where the half message is, `state` is the decision
-    of `execute`. `confirmed`: the broker confirmed that it has the decision. If not, it will ask,
-    and `check` has to answer."""
+    """A transactional send's result. `half` locates the half message, `state` is the decision of
+    `execute`. `confirmed` means that the broker has the decision. Otherwise it will ask, and
+    `check` has to answer."""
 
     half: SendResult
     state: TransactionState
@@ -91,7 +90,7 @@ class TransactionResult:
 
 
 class TransactionProducer(Producer):
-    """A producer of transactional messages. Its other sends are a Producer's."""
+    """A producer of transactional messages, and of plain messages as a Producer."""
 
     def __init__(
         self,
@@ -105,8 +104,8 @@ class TransactionProducer(Producer):
         super().__init__(group, namesrv, config=config, instance_config=instance_config)
         self._listener = listener
         self._checks: set[asyncio.Task[None]] = set()
-        self._stop: asyncio.Task[None] | None = None  # that a check asked for
-        self.checked = 0  # check-backs that were answered
+        self._stop: asyncio.Task[None] | None = None  # requested in a check
+        self.checked = 0  # answered check-backs
 
     async def send_in_transaction(
         self,
@@ -115,12 +114,10 @@ class TransactionProducer(Producer):
         timeout_ms: int = 3000,
         queue: MessageQueue | None = None,
     ) -> TransactionResult:
-        """Store a half message, run `execute(message, arg)`, tell the broker the decision.
-
-        Raises as `send` if the half message is not certainly stored; `execute` did not run then.
-        An exception of `execute` is passed on to the caller and counts as UNKNOWN, because the
-        transaction may have been made in part; the broker will ask `check`.
-        """
+        """Store a half message, run `execute(message, arg)`, and send the decision to the broker.
+        Raises as `send` if the half message is not certainly stored; `execute` did not run then. An
+        exception of `execute` is passed on and counts as UNKNOWN, because the transaction may have
+        been made partly; the broker will ask `check`."""
         if message.is_later:
             raise InvalidMessage("a transactional message cannot be delayed")
         message.unique_key = self._key_of(message)
@@ -140,8 +137,8 @@ class TransactionProducer(Producer):
         return TransactionResult(half, state, await self._end(half, message.topic, state))
 
     async def stop(self) -> None:
-        """Stop as a Producer does. Checks that run are cancelled, and brokers ask again. In `check`
-        this returns at once: the producer stops when that has returned."""
+        """Stop as a Producer does. Running checks are cancelled, and brokers ask again. In `check`
+        this returns at once, and the producer stops after its return."""
         check = _checking.get()
         if check in self._checks:
             if self._stop is None or self._stop.done():
@@ -168,8 +165,8 @@ class TransactionProducer(Producer):
     # ---- the end of a transaction
 
     async def _end(self, half: SendResult, topic: str, state: TransactionState) -> bool:
-        """Tell the leader the decision; return whether it confirmed. Repeated only while no earlier
-        request can have arrived."""
+        """Send the decision to the leader; return whether it confirmed. Repeated only while no
+        earlier request can have arrived."""
         header = EndTransactionHeader(
             self.group,
             half.queue_offset,
@@ -205,13 +202,13 @@ class TransactionProducer(Producer):
             )
         except BrokerUnreachable as error:
             if error.outcome_unknown:
-                error.retriable = False  # it may have taken effect: the check-back finds out
+                error.retriable = False  # it may have taken effect, as the check-back will find out
             raise
 
     # ---- check-backs
 
     def _answer_check(self, connection: Connection, request: RemotingCommand) -> None:
-        """Handle 39 (one-way): answer with a one-way 37 to the broker that asked."""
+        """Handle 39 (one-way), with a one-way 37 to the broker."""
         if len(self._checks) >= CHECKS_MAX:
             logger.warning("transaction_check_dropped in_work=%d", len(self._checks))
             return

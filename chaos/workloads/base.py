@@ -122,7 +122,7 @@ class Tasks:
 
 async def leader_of(admin: Admin, broker: str) -> str:
     """Return the address of the group's brokerId 0. Raises ClientError if there is none."""
-    known = (await admin.cluster_info()).brokers.get(broker)
+    known = (await admin.cluster.info()).brokers.get(broker)
     address = known.addresses.get(0) if known is not None else None
     if address is None:
         code = ResponseCode.SERVICE_NOT_AVAILABLE

@@ -95,14 +95,6 @@ async def test_a_name_server_that_is_only_slow_is_asked_again(
             assert server.count(RequestCode.GET_BROKER_CLUSTER_INFO) == 2
 
 
-async def test_the_names_of_0_1_are_those_of_the_parts() -> None:
-    admin = Admin("127.0.0.1:1")
-    assert admin.create_topic == admin.topic.create
-    assert admin.max_offset == admin.offset.max
-    assert admin.ask_name_servers == admin.name_server.ask
-    assert admin.name_server_configs == admin.name_server.configs
-
-
 async def test_name_servers_are_all_asked() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Admin(cluster.namesrv) as admin:
         assert admin.name_servers == admin.name_server.addresses == (cluster.namesrv,)

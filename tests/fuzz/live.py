@@ -60,10 +60,10 @@ class Live:
         )  # fmt: skip
         consumer = PushConsumer("innocents", self._world.namesrv, self._listen, config=config)
         for group in self._groups:
-            await self._until_done(self._admin.create_topic, _topic(group), 2, broker_name=group)
+            await self._until_done(self._admin.topic.create, _topic(group), 2, broker_name=group)
             consumer.subscribe(_topic(group))
             self._leaders[group] = await self._leader(group)
-        await self._until_done(self._admin.create_topic, "Fuzzed", 4)
+        await self._until_done(self._admin.topic.create, "Fuzzed", 4)
         await self._stack.enter_async_context(consumer)
         for group in self._groups:
             await self.fresh(group)
@@ -131,7 +131,8 @@ class Live:
     async def _read_back(self, queue: MessageQueue, sent: dict[int, bytes]) -> None:
         offset, end = min(sent), max(sent)
         while offset <= end:
-            messages, after = await self._until_done(self._admin.pull, queue, offset, READ_AT_ONCE)
+            pull = self._admin.message.pull
+            messages, after = await self._until_done(pull, queue, offset, READ_AT_ONCE)
             found = {message.queue_offset: message.body for message in messages}
             after = max(after, offset + 1)
             for at in range(offset, min(after, end + 1)):
@@ -161,7 +162,7 @@ class Live:
             try:
                 async with asyncio.timeout(PATIENCE_S / 2):
                     while found not in addresses:
-                        brokers = (await self._until_done(self._admin.cluster_info)).brokers
+                        brokers = (await self._until_done(self._admin.cluster.info)).brokers
                         found = brokers[group].leader if group in brokers else ""
                         await asyncio.sleep(0.1)
             except TimeoutError:
@@ -174,7 +175,7 @@ class Live:
             while True:
                 for name in GROUPS[group]:
                     with contextlib.suppress(ClientError, RemotingError):
-                        info = await self._admin.broker_runtime_info(self._world.address(name))
+                        info = await self._admin.broker.runtime_info(self._world.address(name))
                         if info.get("raftLeaderReady") == "true" or name == "master":
                             return name, info.get("raftTerm", "")
                 await asyncio.sleep(0.1)
@@ -183,7 +184,7 @@ class Live:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 with contextlib.suppress(ClientError, RemotingError):
-                    brokers = (await self._admin.cluster_info()).brokers
+                    brokers = (await self._admin.cluster.info()).brokers
                     if all(g in brokers and brokers[g].leader for g in self._groups):
                         return
                 for node in self._world.nodes.values():

@@ -61,7 +61,8 @@ def sends(how: str, size: int = 1, body: str = "") -> Callable[[Run], None]:
             )
 
         run.surely(lambda: step(-1))  # makes the topic
-        ask(run.target.namesrv, lambda admin: admin.route(run.topic))  # the name server knows it
+        # The name server has the topic.
+        ask(run.target.namesrv, lambda admin: admin.cluster.route(run.topic))
         consumer = run.consumer()
         run.traffic(step)
         run.check_delivered(consumer)
@@ -326,7 +327,7 @@ def dead_letters(run: Run) -> None:
     refusing.wait_for({sent.body for sent in run.sent})
     run.traffic(plain(run, producer))
     deadline = time.monotonic() + PATIENCE_S
-    while dead not in ask(run.target.namesrv, lambda admin: admin.topics()):
+    while dead not in ask(run.target.namesrv, lambda admin: admin.cluster.topics()):
         assert time.monotonic() < deadline, "no dead-letter topic"
         time.sleep(PACE_S)
     reader = run.consumer(dead, f"{run.group}-dead")
@@ -481,7 +482,7 @@ def resets(run: Run) -> None:
 
 async def _reset(admin, run: Run) -> None:
     address = await leader_of(admin, run.topic, run.target.broker)
-    await admin.reset_offset(address, run.group, run.topic, 0)
+    await admin.offset.reset(address, run.group, run.topic, 0)
 
 
 TABLE = (

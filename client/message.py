@@ -273,7 +273,8 @@ class UniqueKeys:
 
 
 def month_ms() -> int:
-    """Return the milliseconds since the start of the month in local time, as the format requires."""
+    """Return the milliseconds since the start of the month in local time, as the format
+    requires."""
     now = time.time()
     local = time.localtime(now)
     start = time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))

@@ -40,7 +40,8 @@ class CacheLimits:
 
 
 class CacheBudget:
-    """The messages and bytes in all queues of a consumer, and the callbacks that wait for capacity."""
+    """The messages and bytes in all queues of a consumer, and the callbacks that wait for
+    capacity."""
 
     def __init__(self, limits: CacheLimits) -> None:
         self._limits = limits

@@ -66,7 +66,8 @@ class PullResult(NamedTuple):
 
 
 class PullConsumer:
-    """A pull consumer. Every method raises ClientError: NoRoute, BrokerUnreachable, BrokerRefused."""
+    """A pull consumer. Every method raises ClientError: NoRoute, BrokerUnreachable,
+    BrokerRefused."""
 
     def __init__(
         self,

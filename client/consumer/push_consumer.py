@@ -204,7 +204,8 @@ class PushConsumer:
         self.membership.offsets.table.start(queue, offset)
 
     def pause(self, queues: Sequence[MessageQueue] | None = None) -> None:
-        """Pause pulling from these queues (None for all held); cached messages are still delivered."""
+        """Pause pulling from these queues (None for all held); cached messages are still
+        delivered."""
         for queue in self.membership.workers if queues is None else queues:
             self.membership.workers[queue].pause()
 

@@ -94,7 +94,8 @@ class ServerRequestHandlers:
     async def _consume_directly(
         self, _connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """Handle 309, pass the message in the body to the listener now, regardless of held queues."""
+        """Handle 309, pass the message in the body to the listener now, regardless of held
+        queues."""
         started_s = time.monotonic()
         try:
             name = (request.ext or {}).get("brokerName", "")

@@ -170,7 +170,8 @@ NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode
 
 
 class SimpleConsumer:
-    """A simple consumer on an event loop. Methods raise ClientError; several may run concurrently."""
+    """A simple consumer on an event loop. Methods raise ClientError; several may run
+    concurrently."""
 
     def __init__(
         self,

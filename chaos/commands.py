@@ -264,10 +264,10 @@ def operating() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        words = operating_words(error)
-        if words is None:
+        text = operating_words(error)
+        if text is None:
             raise
-        give_up(words)
+        give_up(text)
     except (KeyboardInterrupt, asyncio.CancelledError):
         give_up("interrupted")
 
@@ -291,8 +291,8 @@ def print_result(result: RunResult, console: Console) -> None:
         )
     if len(result.lost) > LOST_SHOWN_MAX:
         console.print(f"lost: {len(result.lost):,} in all, listed in verdict.json")
-    for words in result.skipped:
-        console.print(f"not done: {words}", highlight=False, markup=False)
+    for text in result.skipped:
+        console.print(f"not done: {text}", highlight=False, markup=False)
     console.print(f"history {result.history}, page {result.page}", highlight=False)
     console.print(f"verdict: {MARKS[result.verdict]}")
 
@@ -327,8 +327,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             table.add_row(*row)
         console.print(table)
     for candidate in comparison.candidates:
-        for words in candidate.verdict["skipped"]:
-            console.print(f"{candidate.name}: not done: {words}", highlight=False, markup=False)
+        for text in candidate.verdict["skipped"]:
+            console.print(f"{candidate.name}: not done: {text}", highlight=False, markup=False)
     console.print(f"page {comparison.page}", highlight=False)
 
 
@@ -341,9 +341,9 @@ def operating_words(error: BaseException) -> str | None:
     """Return a message for the user if this is an operating error, also in groups; None for a
     bug."""
     if isinstance(error, BaseExceptionGroup):
-        words = [operating_words(inner) for inner in error.exceptions]
-        known = [text for text in words if text is not None]
-        return "; ".join(known) if len(known) == len(words) else None
+        messages = [operating_words(inner) for inner in error.exceptions]
+        known = [text for text in messages if text is not None]
+        return "; ".join(known) if len(known) == len(messages) else None
     return (
         str(error)
         if isinstance(error, ClusterError | ClientError | HistoryError | OSError)

@@ -95,8 +95,8 @@ class DelayBook:
         self.deliveries += 1
         entry = self.found.get(found.id)
         if entry is None or entry.outcome is Outcome.FAIL:
-            why = "nobody sent it" if entry is None else "its send had failed for certain"
-            self.strangers.add(f"{found.id} at {at(found.place)}: {why}")
+            reason = "nobody sent it" if entry is None else "its send had failed for certain"
+            self.strangers.add(f"{found.id} at {at(found.place)}: {reason}")
             return
         passed_ms = (found.t_ns - entry.invoked_ns) / NS_PER_MS
         if not entry.places and passed_ms < entry.delay_ms - self.tolerance_ms:
@@ -131,8 +131,8 @@ def delayed_early(book: DelayBook, name: str) -> Check:
     detail = f"{book.deliveries} deliveries, {known} waiting times, {book.tolerance_ms} ms off"
     check = book.early.and_more(_by_brokers(book)).check(name, detail, book.deliveries)
     if check.verdict is Verdict.FAIL and book.clocks_moved:
-        words = f"{detail}; clocks were moved, so this is not decided"
-        return Check(name, Verdict.UNKNOWN, check.count, words, check.examples)
+        text = f"{detail}; clocks were moved, so this is not decided"
+        return Check(name, Verdict.UNKNOWN, check.count, text, check.examples)
     return check
 
 

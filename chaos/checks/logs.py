@@ -97,18 +97,18 @@ def search(lines: Iterable[str]) -> Iterator[Finding]:
             yield from (replace(one, until=dated.group(1)) for one in timeless)
             timeless.clear()
         if BAD.search(text):
-            words = head = text.strip()
+            message = head = text.strip()
             is_traceback = TRACEBACK in text
             if is_traceback:
-                words, head = f"{before} | {_exception(numbered)}".removeprefix(" | "), before
+                message, head = f"{before} | {_exception(numbered)}".removeprefix(" | "), before
             result = LEVEL.search(head)
             level = result.group(1) if result else ""
             at = TIME.match(head) if level in HEADS or not is_traceback else None
-            words = words[:LINE_LENGTH_MAX]
+            message = message[:LINE_LENGTH_MAX]
             if at is not None:
-                yield Finding(number, words, level, at.group(1))
+                yield Finding(number, message, level, at.group(1))
             elif len(timeless) < FINDINGS_MAX:
-                timeless.append(Finding(number, words, level))
+                timeless.append(Finding(number, message, level))
         before = text.strip()[: LINE_LENGTH_MAX // 2]
     yield from timeless
 

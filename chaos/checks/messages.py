@@ -77,17 +77,17 @@ def acknowledged_and_lost(ledger: Ledger, name: str, *, settle_ns: int = SETTLE_
 
 def phantoms(ledger: Ledger, name: str) -> Check:
     """Find consumed messages that were never sent, or with a certainly failed send."""
-    words = (f"{name} {why}" for name, why in ledger.phantoms.items())
+    text = (f"{name} {reason}" for name, reason in ledger.phantoms.items())
     seen = ledger.named_deliveries
-    return judge(name, words, f"{seen} deliveries with their ids", seen)
+    return judge(name, text, f"{seen} deliveries with their ids", seen)
 
 
 def twice_acknowledged(ledger: Ledger, name: str) -> Check:
     """Find two messages acknowledged at the same position, where the second overwrote the first."""
     clashes = ledger.twice_acked
-    words = (f"{at(place)} was given to {one} and to {other}" for place, one, other in clashes)
+    text = (f"{at(place)} was given to {one} and to {other}" for place, one, other in clashes)
     count = ledger.acknowledged
-    return judge(name, words, f"{count} acknowledged positions", count)
+    return judge(name, text, f"{count} acknowledged positions", count)
 
 
 def positions(ledger: Ledger, name: str) -> Check:
@@ -113,24 +113,24 @@ def _positions_wrong(ledger: Ledger) -> Iterator[str]:
 
 def broker_duplicates(ledger: Ledger, name: str) -> Check:
     """Find messages that brokers stored more often than the client's attempts."""
-    words = (
+    text = (
         f"{name} stored at {', '.join(map(at, entry.seen()))} after {entry.attempts} attempt(s)"
         for name, entry in ledger.multiple.items()
         if decided(entry) and not entry.once and len(entry.seen()) > max(1, entry.attempts)
     )
     count = len(ledger.entries) - ledger.once
-    return judge(name, words, f"{count} messages", len(ledger.entries))
+    return judge(name, text, f"{count} messages", len(ledger.entries))
 
 
 def once_again(ledger: Ledger, name: str) -> Check:
     """Find idempotent sends that are stored in several places, whatever their outcome."""
-    words = (
+    text = (
         f"{name} was sent idempotently and lies at {', '.join(map(at, entry.seen()))}"
         for name, entry in ledger.multiple.items()
         if entry.once and len(entry.seen()) > 1
     )
     detail = f"{ledger.once} idempotent sends, {ledger.once_again} of them sent several times"
-    return judge(name, words, detail, ledger.once)
+    return judge(name, text, detail, ledger.once)
 
 
 def retry_duplicates(ledger: Ledger, name: str) -> Check:

@@ -192,17 +192,17 @@ class OrderConsumed:
             if entry.seq > before:
                 highest[key] = entry.seq
                 continue
-            words = f"{batch.topic} {entry.order}: {entry.seq} was delivered after {before}"
+            text = f"{batch.topic} {entry.order}: {entry.seq} was delivered after {before}"
             if entry.promised:
-                self._wrong.add(words)
+                self._wrong.add(text)
             elif not entry.acked:
-                self._late[name] = words
+                self._late[name] = text
 
     def _decided(self, send: Send) -> None:
         if self._late:
-            words = self._late.pop(send.id, None)
-            if words is not None and send.promised:
-                self._wrong.add(words)
+            text = self._late.pop(send.id, None)
+            if text is not None and send.promised:
+                self._wrong.add(text)
 
     def result(self, name: str) -> Check:
         detail = f"{len(self._highest)} keys, {self._seen} ordered deliveries"

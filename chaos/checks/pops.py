@@ -84,8 +84,8 @@ class PopBook:
         self.pops += 1
         message = self.found.get(pop.id)
         if message is None or message.outcome is Outcome.FAIL:
-            why = "nobody sent it" if message is None else "its send had failed for certain"
-            self.strange.add(f"{pop.id} popped by {pop.process}: {why}")
+            reason = "nobody sent it" if message is None else "its send had failed for certain"
+            self.strange.add(f"{pop.id} popped by {pop.process}: {reason}")
             return
         message.pops += 1
         where = f"{pop.id} popped by {pop.process} (time {pop.times})"
@@ -123,7 +123,7 @@ class PopBook:
 def pops_lost(book: PopBook, name: str) -> Check:
     """Find messages that nobody is done with."""
     missing = list(_missing(book))
-    lost = [words for words, known_ns, drained_ns in missing if known_ns <= drained_ns]
+    lost = [text for text, known_ns, drained_ns in missing if known_ns <= drained_ns]
     acked = sum(message.outcome is Outcome.OK for message in book.found.values())
     dead = sum(message.dead for message in book.found.values())
     detail = f"{acked} sent, {book.acks} acknowledged, {dead} dead letters"
@@ -136,19 +136,19 @@ def _missing(book: PopBook) -> Iterator[tuple[str, int, int]]:
     for name, message in book.found.items():
         done = message.done_ns is not None or bool(message.maybe_done) or message.dead
         if message.outcome is Outcome.OK and not done:
-            words = f"{name}: popped {message.pops} times, neither acknowledged nor a dead letter"
-            yield words, message.acked_ns, book.drains.get(message.topic, -1)
+            text = f"{name}: popped {message.pops} times, neither acknowledged nor a dead letter"
+            yield text, message.acked_ns, book.drains.get(message.topic, -1)
 
 
 def pops_again(book: PopBook, name: str) -> Check:
     """Find messages that were redelivered although they were acknowledged."""
-    wrong = (words for message in _alone(book) for words in message.again)
+    wrong = (text for message in _alone(book) for text in message.again)
     return judge(name, wrong, f"{book.pops} messages popped", book.pops)
 
 
 def pops_early(book: PopBook, name: str) -> Check:
     """Find messages that two consumers had at the same time, and those that nobody sent."""
-    wrong = (words for message in _alone(book) for words in message.early)
+    wrong = (text for message in _alone(book) for text in message.early)
     strange = book.strange.check(name, "", book.pops)
     if strange.verdict is Verdict.FAIL:
         return strange

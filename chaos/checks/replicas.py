@@ -72,13 +72,15 @@ class ReplicasDiffer:
         decided = 0
         complaints = []
         for group, compared in sorted(self._last.items()):
-            complaints += [f"{group or 'group'} {n}: {why}" for n, why in compared.errors.items()]
+            complaints += [
+                f"{group or 'group'} {n}: {reason}" for n, reason in compared.errors.items()
+            ]
             if len(compared.parts) < 2 or compared.end <= compared.begin:
                 complaints.append(f"{group or 'group'}: fewer than two logs to compare")
                 continue
             decided += 1
-            for words in differences(compared):
-                wrong.add(words)
+            for text in differences(compared):
+                wrong.add(text)
         size = sum(compared.end - compared.begin for compared in self._last.values())
         detail = "; ".join([f"{len(self._last)} groups, {size:,} bytes each", *complaints])
         return wrong.check(name, detail, 0 if complaints else decided)
@@ -92,16 +94,16 @@ def differences(found: Replicas) -> list[str]:
         votes[tuple(sorted(parts.items()))].append(node)
     right, holders = max(votes.items(), key=lambda vote: len(vote[1]))
     expected = dict(right)
-    words = []
+    text = []
     for node, parts in sorted(found.parts.items()):
         if node in holders:
             continue
         places = [p for p in sorted(expected | dict(parts)) if expected.get(p) != parts.get(p)]
-        words.append(
+        text.append(
             f"{found.group or 'group'}: {node} is unlike {', '.join(holders)} "
             f"from the part at {places[0]} on, below {found.end}"
         )
-    return words
+    return text
 
 
 class BadLogLines:

@@ -104,8 +104,8 @@ class RetryBook:
         entry = self.found.get(found.id)
         where = f"{found.id} at {at(found.place)}"
         if entry is None or entry.outcome is Outcome.FAIL:
-            why = "nobody sent it" if entry is None else "its send had failed for certain"
-            self.out_of_turn.add(f"{where}: {why}")
+            reason = "nobody sent it" if entry is None else "its send had failed for certain"
+            self.out_of_turn.add(f"{where}: {reason}")
         elif found.topic.startswith(DLQ_PREFIX):
             if not any(dead for _, _, dead in entry.began):
                 self.out_of_turn.add(f"{where}: a dead letter that was not tried often enough")
@@ -140,7 +140,7 @@ def retries_lost(book: RetryBook, name: str) -> Check:
     acked = sum(1 for entry in book.found.values() if entry.outcome is Outcome.OK)
     dead = sum(1 for entry in book.found.values() if entry.dead)
     missing = list(_missing(book))
-    lost = [words for words, known_ns, drained_ns in missing if known_ns <= drained_ns]
+    lost = [text for text, known_ns, drained_ns in missing if known_ns <= drained_ns]
     detail = (
         f"{acked} acknowledged, {book.given_back} times given back, {dead} dead letters in the end"
     )

@@ -338,8 +338,8 @@ class Cluster:
         desired = standard_ports(shape)
         taken = [str(port) for port in desired if not is_free(HOST, port)]
         if taken:
-            why = f"in use already: port {', '.join(taken)}"
-            raise ClusterError(f"{why}; without standard ports a cluster takes free ones")
+            reason = f"in use already: port {', '.join(taken)}"
+            raise ClusterError(f"{reason}; without standard ports a cluster takes free ones")
         return desired
 
     def start_locked(self, name: str) -> ProcessId:
@@ -367,19 +367,19 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         reported = ""
         while True:
-            why = await self._not_serving(everybody)
-            if why is None:
+            reason = await self._not_serving(everybody)
+            if reason is None:
                 return
-            if why != reported:
-                reported = why
-                say(why)
+            if reason != reported:
+                reported = reason
+                say(reason)
             dead = [node for node in self.state().nodes if self.process_state(node) == "dead"]
             if dead and everybody:
                 names = ", ".join(node.name for node in dead)
                 raise ClusterError(f"ended by itself: {names}\n{self.log_tails(dead)}")
             if time.monotonic() > deadline:
                 tails = self.log_tails(self.state().nodes)
-                raise ClusterError(f"not serving after {timeout_s:g} s: {why}\n{tails}")
+                raise ClusterError(f"not serving after {timeout_s:g} s: {reason}\n{tails}")
             await asyncio.sleep(POLL_S)
 
     async def _not_serving(self, everybody: bool) -> str | None:
@@ -390,9 +390,9 @@ class Cluster:
         result = self.state()
         views = await self._views(result, result.brokers)
         for group in result.groups:
-            why = await self._group_not_serving(result, group, views)
-            if why is not None:
-                return why
+            reason = await self._group_not_serving(result, group, views)
+            if reason is not None:
+                return reason
         silent = [n.name for n, v in zip(result.brokers, views, strict=True) if v is None]
         silent += await self.silent_proxies() if everybody else []
         if everybody and silent:

@@ -241,8 +241,8 @@ def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
         kind = WrongSettings if isinstance(error, SettingsError) else click.ClickException
         raise kind(str(error)) from error
     except OSError as error:  # a directory that cannot be made, a disk that is full
-        words = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        raise click.ClickException(words) from error
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise click.ClickException(text) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted("interrupted") from None
 

@@ -111,8 +111,8 @@ def check_settings(directory: Path, state: ClusterState) -> None:
     proxy. Blocking. Raises SettingsError with their message, for keys that name a single broker,
     and for a segment size that differs from the stores'."""
     if taken := sorted(OF_ONE_BROKER & state.settings.keys()):
-        words = "each broker of a cluster has its own, which mqcluster gives it"
-        raise SettingsError(f"--set {', '.join(taken)}: {words}")
+        text = "each broker of a cluster has its own, which mqcluster gives it"
+        raise SettingsError(f"--set {', '.join(taken)}: {text}")
     roles = {(node.kind, node.broker_id > 0): node for node in reversed(state.brokers)}
     if MODES[state.mode].engine != CLASSIC:
         roles = {("broker", False): state.brokers[0]}
@@ -155,9 +155,9 @@ def _check(path: Path, conf: str, program: str) -> None:
         check=False,
     )
     if done.returncode != 0:
-        words = re.sub(r"\Amq\w+: ", "", done.stderr.strip())
+        text = re.sub(r"\Amq\w+: ", "", done.stderr.strip())
         option = "--set " if program == "raftmq.broker.cli" else "--set-proxy "
-        raise SettingsError(re.sub(rf"{re.escape(str(path))}:\d+: ", option, words))
+        raise SettingsError(re.sub(rf"{re.escape(str(path))}:\d+: ", option, text))
 
 
 def registration_key(directory: Path) -> Path:

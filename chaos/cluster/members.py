@@ -179,16 +179,16 @@ async def _change(cluster: Cluster, node: Node, op: str, deadline: float) -> Non
         ext["memberAddress"] = f"{node.host}:{node.peer_port}"
     command = RemotingCommand.request(RequestCode.CHANGE_MEMBERS, ext)
     client = RemotingClient(connect_timeout_ms=ASK_TIMEOUT_MS, credentials=own_credentials())
-    why = "there is no leader"
+    reason = "there is no leader"
     try:
         while True:
             leader = await cluster.leader(node.group)
             if leader is not None:
-                why = await _asked(client.invoke(leader.address, command, ASK_TIMEOUT_MS))
-                if not why or DONE[op] in why:
+                reason = await _asked(client.invoke(leader.address, command, ASK_TIMEOUT_MS))
+                if not reason or DONE[op] in reason:
                     return
             if time.monotonic() > deadline:
-                raise ClusterError(f"{op} {node.name}: {why}")
+                raise ClusterError(f"{op} {node.name}: {reason}")
             await asyncio.sleep(POLL_S)
     finally:
         await client.close()

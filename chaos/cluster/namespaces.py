@@ -147,8 +147,8 @@ def ip(commands: Sequence[str], namespace: str = "") -> None:
         check=False,
     )
     if done.returncode != 0:
-        words = done.stderr.strip() or f"exit status {done.returncode}"
-        raise ClusterError(f"ip {' '.join(where)}: {words} ({'; '.join(commands)})")
+        text = done.stderr.strip() or f"exit status {done.returncode}"
+        raise ClusterError(f"ip {' '.join(where)}: {text} ({'; '.join(commands)})")
 
 
 def _existing(name: str) -> list[str]:

@@ -113,14 +113,14 @@ class Damage:
         """Give a node that refused to start an empty disk, once. A killed node keeps its disk."""
         last = tail(log_path(self._context.cluster.directory, node), LOG_LINES).splitlines()
         refusals = (line for line in reversed(last) if any(word in line for word in REFUSALS))
-        words = next(refusals, "")
-        if not words:
+        text = next(refusals, "")
+        if not text:
             return
         raft = MODES[self._context.cluster.state().mode].engine == RAFT
         if node.name in self._replaced or not raft:
-            raise ClusterError(f"{node.name} does not come back: {words}")
+            raise ClusterError(f"{node.name} does not come back: {text}")
         self._replaced.add(node.name)
-        self._done[node.name] += f"; it refused ({words}) and was given an empty disk"
+        self._done[node.name] += f"; it refused ({text}) and was given an empty disk"
         await in_thread(lose_disk, self._context, node)
 
     def describe(self, targets: str) -> str:

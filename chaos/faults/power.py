@@ -263,5 +263,5 @@ def _run(command: Sequence[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ClusterError(f"{command[0]}: {error}") from error
     if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip()
-        raise ClusterError(f"{' '.join(command)}: {words}")
+        text = (done.stderr or done.stdout).strip()
+        raise ClusterError(f"{' '.join(command)}: {text}")

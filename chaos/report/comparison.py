@@ -99,8 +99,8 @@ def comparison_page(title: str, command: str, candidates: Sequence[Candidate]) -
         tables += _lost(candidate)
         skipped = candidate.verdict.get("skipped", ())
         if skipped:
-            words = tuple((text,) for text in skipped)
-            tables.append(PageTable(f"{candidate.name}: not done", ("why",), _rows(words)))
+            reasons = tuple((text,) for text in skipped)
+            tables.append(PageTable(f"{candidate.name}: not done", ("why",), _rows(reasons)))
     result = {c.name: c.recoveries for c in candidates}
     charts = []
     if any(r.worst_client_ms is not None for of_name in result.values() for r in of_name):

@@ -204,7 +204,7 @@ def render(page: Page, history: History) -> str:
         for value, label in page.tiles
     )
     mark = page.verdict.value
-    words = {
+    text = {
         "pass": "everything holds",
         "fail": "something is wrong",
         "unknown": "not decided",
@@ -214,7 +214,7 @@ def render(page: Page, history: History) -> str:
         page.title,
         f"<h1>{html.escape(page.title)}</h1>"
         f'<p class="soft">{html.escape(page.subtitle)}</p>'
-        f'<p><span class="badge {mark}">{words[mark]}</span></p>'
+        f'<p><span class="badge {mark}">{text[mark]}</span></p>'
         f'<div class="tiles">{tiles}</div>{chart_sections(charts)}'
         f"{''.join(table(part) for part in page.tables)}"
         f"{again(page.command) if page.command else ''}",
@@ -236,22 +236,22 @@ def recovery_figure(found: Mapping[str, Sequence[Recovery]]) -> str:
                 ("slowest client", recovery.worst_client_ms),
             ):
                 if ms is not None:
-                    words = f"{name}: {label}" if name else label
-                    times.setdefault((recovery.name, words), []).append(ms)
+                    text = f"{name}: {label}" if name else label
+                    times.setdefault((recovery.name, text), []).append(ms)
     rows = [(kind, label, values) for (kind, label), values in sorted(times.items())]
     labels = sorted({label for _, label, _ in rows})
     return dots_by_kind("From each fault to the next acknowledged send", labels, rows)
 
 
 def _legend() -> str:
-    words = (
+    labels = (
         ("ok", "acknowledged"),
         ("vague", "outcome unknown"),
         ("bad", "failed"),
         ("blue", "consumed; p50"),
         ("violet", "a new leader"),
     )
-    return key((f'<i style="background:var(--{name})"></i>', text) for name, text in words)
+    return key((f'<i style="background:var(--{name})"></i>', text) for name, text in labels)
 
 
 def _time(series: Series) -> Scale:
@@ -307,10 +307,10 @@ def _faults(panel: Panel, series: Series, *, worded: bool) -> None:
     marks += [
         (at_s, at_s, "leads", f"{node} leads term {term}") for at_s, node, term in series.leaders
     ]
-    for begin, end, style, words in sorted(marks):
-        panel.band(begin, end, style, words)
+    for begin, end, style, text in sorted(marks):
+        panel.band(begin, end, style, text)
         if worded:
-            panel.words(begin, words, style, lanes)
+            panel.words(begin, text, style, lanes)
 
 
 def again(command: str) -> str:

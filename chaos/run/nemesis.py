@@ -55,10 +55,10 @@ class Nemesis:
         for number, together in enumerate(simultaneous(plan), 1):
             late_s = max(0.0, time.monotonic() - self._at(together[0].at_s))
             await self._sleep_until(self._at(together[0].at_s), check_load)
-            words = " + ".join(f"{planned.kind}:{planned.whom}" for planned in together)
-            self._context.say(f"fault {number}: {words}")
+            text = " + ".join(f"{planned.kind}:{planned.whom}" for planned in together)
+            self._context.say(f"fault {number}: {text}")
             await self._together(together, late_s, check_load)
-            await self._make_whole(words)
+            await self._make_whole(text)
         return self.result
 
     def _at(self, at_s: float) -> float:

@@ -91,8 +91,8 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
         state = cluster.state()
         check_victims(scenario, state.nodes)
         wants, skipped = split_available(scenario, state)
-        for words in skipped:
-            say(f"not done: {words}")
+        for text in skipped:
+            say(f"not done: {text}")
         if scenario.wishes and not wants:
             raise ClusterError(f"nothing of this scenario can be done here: {'; '.join(skipped)}")
         plan = make_plan(config.seed, wants, config.minutes, config.repeats)
@@ -107,8 +107,8 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
             mode=state.mode,
             flush=flush_of(state),
         ) as history:
-            for words in skipped:
-                note(history, f"not done: {words}")
+            for text in skipped:
+                note(history, f"not done: {text}")
             inflicted = await _torment(config, plan, cluster, history, say)
             history.event(
                 "ok",

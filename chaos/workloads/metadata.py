@@ -154,8 +154,8 @@ class MetadataWorkload:
         self._tally.invoked += 1
         self._history.event("invoke", "meta_write", process, op, **fields_now)
         outcome, error = await self._send(found, version)
-        why = {"error": error} if error else {}
-        self._history.event(outcome.value, "meta_write", process, op, **fields_now, **why)
+        reason = {"error": error} if error else {}
+        self._history.event(outcome.value, "meta_write", process, op, **fields_now, **reason)
         if outcome is Outcome.OK:
             self._tally.ok += 1
         elif outcome is Outcome.UNKNOWN:

@@ -40,7 +40,7 @@ CODED = ("ApiProblem", "conflict", "unavailable")  # calls that are given a prob
 EVENT = re.compile(r"[a-z][a-z0-9_]+")
 NUMBERED = re.compile(r"(\d+) `([A-Z_]+)`")
 QUOTED = re.compile(r"`([^`]+)`")
-TOLD_ARGUMENTS = 4  # of remoting/tls_listener.py's _tell
+REPORT_ARGUMENTS = 4  # of remoting/tls_listener.py's _report
 LOOKED_AT = (
     *(ast.Assign, ast.AsyncFunctionDef, ast.Attribute, ast.Call),
     *(ast.Constant, ast.Expr, ast.FunctionDef),
@@ -167,9 +167,9 @@ def events(*rooms: str) -> set[str]:
             found |= strings_of(module, call.args[0])
         elif name == "log":  # of a level that is decided as it goes
             found |= {text for one in ast.walk(call) if (text := text_of(module, one))}
-    if "remoting" in rooms:  # its listener tells some events by one function
-        given = (call.args for _, name, call in calls("remoting") if name == "_tell")
-        found |= {text_of("", args[1]) for args in given if len(args) == TOLD_ARGUMENTS}
+    if "remoting" in rooms:  # its listener logs some events by a function
+        given = (call.args for _, name, call in calls("remoting") if name == "_report")
+        found |= {text_of("", args[1]) for args in given if len(args) == REPORT_ARGUMENTS}
     return {match[0] for text in found if (match := EVENT.match(text))} - LOWER
 
 

@@ -13,7 +13,7 @@ import click
 
 from raftmq import __version__
 from raftmq.ops.config_cli import config_commands
-from raftmq.ops.interpreter import version_option
+from raftmq.ops.interpreter import version_option, without_gc
 
 from .backup.cli import backup, restore, verify
 from .health import health
@@ -65,7 +65,8 @@ def main(context: click.Context, /, **given: Any) -> None:
     """
     from raftmq.ops.permissions import keep_from_others
 
-    from .process import serve
+    with without_gc():
+        from .process import serve
 
     keep_from_others()
     if context.invoked_subcommand is None:

@@ -26,6 +26,7 @@ from raftmq.ops.tls_options import TlsOptions
 from raftmq.remoting.address import parse_address_list
 from raftmq.remoting.names import address_problem
 from raftmq.remoting.registration import BODY_BYTES_MAX, BodyLimits
+from raftmq.web.settings import WebSettings
 
 from .http.reach import host_problem
 
@@ -142,6 +143,18 @@ class NameServerConfig(TlsOptions):
     def frame_size_max(self) -> int:
         """Return the size of the largest request, a registration with its header."""
         return self.registration_bytes_max + HEADER_BYTES_MAX
+
+    @property
+    def web(self) -> WebSettings:
+        """Return the settings of the HTTP port."""
+        return WebSettings(
+            self.http_enable,
+            self.http_bind_address,
+            http_port(self.http_port, self.port),
+            self.http_advertised_address,
+            self.http_tokens_file,
+            self.http_health_port,
+        )
 
     @property
     def broker_hosts(self) -> list[str]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
-
-from prometheus_client.metrics_core import Metric
+from typing import TYPE_CHECKING
 
 from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
 from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
@@ -21,6 +20,9 @@ from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.server import RemotingServer
 
 from .routes import LEADER_ID, RouteTable
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 GROUPS_MAX = 1_000
 LATER = "LATER"  # answered by a task, without a response code

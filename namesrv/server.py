@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raftmq.ops.descriptors import Ports, Shares, descriptor_limit, warn_if_limited
 from raftmq.ops.memory import Trimmer
@@ -27,7 +29,6 @@ from raftmq.web.settings import WebConfigError
 
 from .access import Access
 from .config import NameServerConfig
-from .http.server import ClusterApi, settings_of
 from .kv import KvConfig
 from .metrics import NameServerMetrics
 from .processor import LOG, NameServerProcessor, log_gone, route_changed
@@ -35,6 +36,9 @@ from .registration_auth import Proofs
 from .routes import RouteLimits, RouteTable
 from .settings import Settings
 from .watchers import RouteWatchers
+
+if TYPE_CHECKING:
+    from .http.server import ClusterApi
 
 __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 
@@ -52,7 +56,7 @@ def start_reads(config: NameServerConfig) -> Iterator[Callable[[], object]]:
     yield ProcessTls(config).load
     yield partial(load_registration_keys, config.registration_key_file)
     if config.http_enable:
-        yield partial(WebAccess.of, settings_of(config), with_sessions=True)
+        yield partial(WebAccess.of, config.web, with_sessions=True)
 
 
 class NameServer:
@@ -126,6 +130,10 @@ class NameServer:
         self.tls.start()
         self._scan = asyncio.create_task(self._scan_forever())
         if self._config.http_enable:
+            # aiohttp takes longer to import than all the rest; clients are served in between.
+            await asyncio.to_thread(importlib.import_module, "raftmq.namesrv.http.server")
+            from .http.server import ClusterApi
+
             host, port = self._config.bind, self.port
             render = self.metrics.render
             self.http = ClusterApi(

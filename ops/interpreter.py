@@ -7,10 +7,12 @@ interpreter that it finds, so the module imports only the standard library.
 
 from __future__ import annotations
 
+import gc
 import platform
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -32,6 +34,16 @@ def description() -> str:
         else "no profile-guided optimisation: messages cost about a quarter more CPU time"
     )
     return f"{platform.python_implementation()} {platform.python_version()} ({build})"
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """Keep the garbage collector off during imports, which create much and release little."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def version_option(program: str, version: str) -> Callable[[Any], Any]:

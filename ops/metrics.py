@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
 
 LOOP_LAG_PERIOD_S = 0.25
 # From a fast NVMe's fdatasync, or a commit within a machine, up to a time-out.
@@ -88,6 +87,8 @@ class Families:
 
     def gauges(self, name: str, doc: str, labels: Sequence[str], rows: Iterable[Row]) -> None:
         """Add a gauge with a figure per row; `labels` name the rows' label values."""
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
         family = GaugeMetricFamily(name, doc, labels=[*self._names, *labels])
         for values, figure in rows:
             family.add_metric([*self._values, *values], figure)
@@ -100,6 +101,8 @@ class Families:
     def counters(self, name: str, doc: str, labels: Sequence[str], rows: Iterable[Row]) -> None:
         """Add a counter with a figure per row; `name` ends with _total."""
         assert name.endswith("_total"), name
+        from prometheus_client.metrics_core import CounterMetricFamily
+
         family = CounterMetricFamily(name, doc, labels=[*self._names, *labels])
         for values, figure in rows:
             family.add_metric([*self._values, *values], figure)
@@ -112,32 +115,47 @@ class Families:
 
     def histogram(self, name: str, doc: str, timings: Timings) -> None:
         """Add the timings as a histogram, in seconds."""
+        from prometheus_client.metrics_core import HistogramMetricFamily
+
         family = HistogramMetricFamily(name, doc, labels=self._names)
         family.add_metric(self._values, timings.buckets(), timings.sum_s)
         self.all.append(family)
 
 
 class Exposition:
-    """A registry of this process; `collect` gathers its owner's families at each scrape."""
+    """A registry of this process; `collect` gathers its owner's families at each scrape.
+
+    The first scrape imports prometheus_client, so that a start need not.
+    """
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        self.registry = CollectorRegistry()
-        self.registry.register(_Collector(collect))
-        ProcessCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
+        self._collect = collect
+        self._registry: CollectorRegistry | None = None
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return the text and its content type; `accept` is the scraper's Accept header."""
+        from prometheus_client.exposition import choose_encoder
+
+        if self._registry is None:
+            self._registry = _registry(self._collect)
         encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return encode(self._registry), content_type
 
 
-class _Collector(Collector):
-    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        self._collect = collect
+def _registry(collect: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
+    """Return a registry of the owner's families and of the process's own figures."""
+    from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+    from prometheus_client.registry import Collector
 
-    def describe(self) -> Iterable[Metric]:
-        return ()  # no figures exist before the first scrape
+    class Owners(Collector):
+        def describe(self) -> Iterable[Metric]:
+            return ()  # the families are unknown before the first scrape
 
-    def collect(self) -> Iterable[Metric]:
-        return self._collect()
+        def collect(self) -> Iterable[Metric]:
+            return collect()
+
+    registry = CollectorRegistry()
+    registry.register(Owners())
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry

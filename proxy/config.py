@@ -27,6 +27,7 @@ from raftmq.ops.tls_options import TlsOptions
 from raftmq.remoting.acl.signature import Credentials, credentials_of
 from raftmq.remoting.address import format_address, parse_address, parse_address_list
 from raftmq.remoting.names import address_problem
+from raftmq.web.settings import WebSettings
 
 __all__ = ["OPTIONS", "ConfigError", "Loaded", "ProxyConfig", "load"]
 
@@ -112,6 +113,17 @@ class ProxyConfig(TlsOptions):
         "The least severe events written.", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 
     # fmt: on
+
+    def web(self, port: int) -> WebSettings:
+        """Return the settings of the HTTP port; `port` is gRPC's."""
+        return WebSettings(
+            self.http_enable,
+            self.http_bind_address,
+            http_port(self.http_port, self.port and port),
+            "",
+            self.http_tokens_file,
+            self.http_health_port,
+        )
 
     @property
     def inner_credentials(self) -> Credentials | None:

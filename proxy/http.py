@@ -7,7 +7,6 @@ from typing import Any
 
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance
-from raftmq.ops.ports import http_port
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.process_tls import ProcessTls
@@ -16,7 +15,6 @@ from raftmq.web import levels
 from raftmq.web.app import Render, WebServer, metrics_route
 from raftmq.web.auth import Access
 from raftmq.web.operation import Call, Operation, Reply
-from raftmq.web.settings import WebSettings
 
 from .config import OPTIONS, ProxyConfig
 
@@ -38,7 +36,7 @@ class ProxyApi:
         self._config = config
         self._instance = instance
         self._tls = tls
-        settings = web_settings(config, port)
+        settings = config.web(port)
         self._server = WebServer(
             settings,
             Access.of(settings),
@@ -100,15 +98,3 @@ class ProxyApi:
             ],
             "next": None,
         }
-
-
-def web_settings(config: ProxyConfig, port: int) -> WebSettings:
-    """Return the settings of the HTTP port; `port` is gRPC's."""
-    return WebSettings(
-        config.http_enable,
-        config.http_bind_address,
-        http_port(config.http_port, config.port and port),
-        "",
-        config.http_tokens_file,
-        config.http_health_port,
-    )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-
-from prometheus_client.metrics_core import Metric
+from typing import TYPE_CHECKING
 
 from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
 from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
@@ -13,6 +12,9 @@ from raftmq.remoting.metrics import add_tls
 from raftmq.remoting.process_tls import ProcessTls
 
 from .protocol.messaging_pb2 import Code
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 TIMED = ("SendMessage", "AckMessage")  # calls that brokers answer at once
 

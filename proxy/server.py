@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -26,7 +28,6 @@ from .clients import Clients
 from .cluster import Brokers
 from .config import ProxyConfig
 from .forwarding import DESCRIPTORS, LOOPBACK, Forwarder
-from .http import ProxyApi, web_settings
 from .metrics import Counts, Figures, ProxyMetrics
 from .protocol.messaging_pb2 import ReconnectEndpointsCommand, TelemetryCommand
 from .receive_message import ReceiveHandlers
@@ -36,6 +37,9 @@ from .service import Service
 from .tasks import Tasks
 from .telemetry import TelemetryHandlers
 from .transactions import TransactionHandlers
+
+if TYPE_CHECKING:
+    from .http import ProxyApi
 
 log = logging.getLogger("raftmq.proxy")
 
@@ -64,7 +68,7 @@ def start_reads(config: ProxyConfig) -> Iterator[Callable[[], object]]:
     yield Access(enabled=config.acl_enable, path=config.acl_file).prepare
     yield ProcessTls(config, protocols=HTTP2).load
     if config.http_enable:
-        yield partial(WebAccess.of, web_settings(config, config.port))
+        yield partial(WebAccess.of, config.web(config.port))
 
 
 class ProxyServer:
@@ -144,6 +148,10 @@ class ProxyServer:
         self._tls.start()
         tasks.spawn(self._check_forever(clients), "looks")
         if config.http_enable:
+            # aiohttp takes long to import; clients are served in between.
+            await asyncio.to_thread(importlib.import_module, "raftmq.proxy.http")
+            from .http import ProxyApi
+
             render = self.metrics.render
             self.http = ProxyApi(config, self.port, self._instance, render, self._tls)
             await self.http.start()

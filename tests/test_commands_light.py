@@ -76,6 +76,29 @@ def test_little_is_imported_to_say_what_a_command_can(command: str, asked: str) 
     assert len(modules) <= MODULES_MAX
 
 
+@pytest.mark.parametrize(
+    ("server", "heavy"),
+    [
+        # aiohttp is imported once clients are served, prometheus_client at the first scrape, and
+        # yaml for the accounts of aclEnable.
+        ("namesrv", {"aiohttp", "grpc", "jwt", "numpy", "prometheus_client", "rich", "yaml"}),
+        ("proxy", {"aiohttp", "jwt", "numpy", "prometheus_client", "rich", "yaml"}),
+        ("broker", {"grpc", "jwt", "prometheus_client", "pyarrow", "rich", "tenacity", "yaml"}),
+    ],
+)
+def test_a_start_imports_nothing_heavy_that_it_does_not_need(server: str, heavy: set[str]) -> None:
+    code = f"import sys, raftmq.{server}.process; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert not heavy & set(ran.stdout.split())
+
+
 def test_every_mqadmin_command_names_what_carries_it_out() -> None:
     found = [command.load() for command in ADMIN_COMMANDS]
     assert all(inspect.iscoroutinefunction(function) for function in found)

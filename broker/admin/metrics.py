@@ -15,8 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from math import inf
-
-from prometheus_client.metrics_core import Metric
+from typing import TYPE_CHECKING
 
 from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
@@ -28,6 +27,9 @@ from raftmq.store.errors import StoreError
 
 from .. import old_names as oldnames
 from .parts import Parts
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 LAG_QUEUES_MAX = 20_000  # in one scrape: 6 ms of the loop; 2,000 series: 20 ms more
 ROLES = ("starting", "repairing", "follower", "pre_candidate", "candidate", "leader")

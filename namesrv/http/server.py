@@ -7,7 +7,6 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raftmq.ops.ports import http_port
 from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.tls_listener import listening_with
 from raftmq.web import levels
@@ -68,7 +67,7 @@ class ClusterApi:
         """`host` and `port` are the name server's. `tls` must be loaded. Reads the files of the
         tokens and the dashboard. Raises WebConfigError."""
         self._config = config
-        self._settings = settings_of(config)
+        self._settings = config.web
         self._host = host
         self.hub = EventHub()
         self._tls = tls or ProcessTls(config)
@@ -193,18 +192,6 @@ class ClusterApi:
             ],
             "next": None,
         }
-
-
-def settings_of(config: NameServerConfig) -> WebSettings:
-    """Return the settings of the HTTP port."""
-    return WebSettings(
-        config.http_enable,
-        config.http_bind_address,
-        http_port(config.http_port, config.port),
-        config.http_advertised_address,
-        config.http_tokens_file,
-        config.http_health_port,
-    )
 
 
 def _seen_as_https(config: NameServerConfig, tls: ProcessTls) -> bool:

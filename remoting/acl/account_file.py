@@ -12,8 +12,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from .accounts import Accounts, AclError, accounts_from_config
 from .signature import Credentials
 
@@ -92,6 +90,8 @@ def parse_accounts(text: str) -> Accounts:
 
 def accounts_text(accounts: Accounts) -> str:
     """Return plain_acl.yml with these accounts, for `parse_accounts`."""
+    import yaml
+
     text: str = yaml.safe_dump(accounts.to_config(), sort_keys=False, allow_unicode=True)
     return text
 
@@ -112,6 +112,8 @@ def parse_credentials(text: str) -> Credentials:
 
 
 def _loaded(text: str) -> Any:
+    import yaml
+
     if len(text) > FILE_SIZE_BYTES_MAX:
         raise AclError(f"more than {FILE_SIZE_BYTES_MAX} bytes")
     try:

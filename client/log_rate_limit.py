@@ -65,7 +65,6 @@ class ListenerLog:
         self._log(logging.WARNING, "listener_raised", kind, messages, error)
 
     def returned_nonsense(self, value: object, messages: Sequence[MessageExt]) -> None:
-        """Log an invalid result."""
         kind = ("nonsense", type(value).__qualname__)
         event = f"listener_returned_nonsense type={kind[1]}"
         self._log(logging.ERROR, event, kind, messages)

@@ -152,7 +152,6 @@ class Directory:
         return self._leader_change
 
     def accepted(self, group: ReplicaGroup, address: str) -> None:
-        """Record that `address` acted as a leader."""
         version = group.version
         group.accepted(address)
         self._announce(group, version)
@@ -325,7 +324,6 @@ class Directory:
         return table
 
     def learn(self, name: str, broker: BrokerData) -> None:
-        """Accept a name server's data about a group."""
         group = self.group(name)
         version = group.version
         group.raft = broker.raft

@@ -122,7 +122,6 @@ class ReplicaGroup:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return every known replica address."""
         return tuple(self._addresses)
 
     def replica(self, broker_id: int) -> str | None:

@@ -66,7 +66,6 @@ def consumer_heartbeat(
     consume_from: str,
     subscriptions: Iterable[Subscription],
 ) -> Mapping[str, Any]:
-    """Return the consumer's fields of a heartbeat."""
     data = {
         "groupName": group,
         "consumeType": consume_type,

@@ -64,7 +64,6 @@ class Contexts:
 
 
 def path_of(environment: Mapping[str, str]) -> Path:
-    """Return the path of the contexts."""
     home = environment.get("XDG_CONFIG_HOME", "")
     # The specification ignores relative paths.
     base = home if os.path.isabs(home) else os.path.expanduser("~/.config")

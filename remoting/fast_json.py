@@ -45,7 +45,6 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the fields as in JSON."""
         return {"brokerName": self.broker_name, "queueId": self.queue_id, "topic": self.topic}
 
     @classmethod

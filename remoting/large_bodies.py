@@ -127,7 +127,6 @@ class JsonWalk:
             self._take(",")
 
     def value(self) -> Any:
-        """Decode the value at this position."""
         start = self._skip_space()
         for size in (USUAL_CHARS, VALUE_BYTES_MAX):
             try:
@@ -165,7 +164,6 @@ class JsonWalk:
                 yield
 
     def end(self) -> None:
-        """Check that nothing follows."""
         if self._skip_space() != len(self._text):
             raise self._damaged("something follows its end")
 

@@ -153,7 +153,6 @@ class Share:
         assert self.used_bytes >= 0, self.used_bytes
 
     def end(self) -> None:
-        """Return everything."""
         self.give_back(self.used_bytes)
 
 
@@ -172,7 +171,6 @@ class Budgets:
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes held for all peers."""
         held_bytes = self.unfinished.held_bytes + self.unsent.held_bytes
         return held_bytes + self.work.used_bytes + self.kept.used_bytes
 

@@ -259,7 +259,6 @@ def _batch_ack(value: Any) -> BatchAck:
 
 
 def kind_of(topic: str) -> str:
-    """Return a topic's kind in handles."""
     return "1" if topic.startswith(RETRY_PREFIX) else "0"
 
 

@@ -108,7 +108,6 @@ class ProcessTls:
             self._task = asyncio.get_running_loop().create_task(self._check_forever())
 
     async def stop(self) -> None:
-        """Stop the checks."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -268,7 +268,6 @@ def topic_problem(topic: TopicConfig) -> str:
 
 
 def body_crc(body: bytes) -> int:
-    """Return the `bodyCrc32` of `body`."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 

@@ -89,7 +89,6 @@ class RemotingServer:
 
     @property
     def port(self) -> int:
-        """Return the actual port."""
         assert self._listeners, "not started"
         return int(self._listeners[0].sockets[0].getsockname()[1])
 
@@ -180,7 +179,6 @@ class RemotingServer:
             connection.on_close(self._on_connection_closed)
 
     def _evict(self) -> None:
-        """Close a connection for a new connection."""
         self.refused_count += 1
         total = self.refused_count
         if total & (total - 1) == 0:  # 1, 2, 4, 8, …, against floods

@@ -302,7 +302,6 @@ def _file_state(path: str) -> tuple[int, ...]:
 
 
 def _contents(settings: ServerTls) -> tuple[str, ...]:
-    """Read a server's files."""
     asks = settings.client_auth is not ClientAuth.NONE and settings.trust_path
     return (
         _text(settings.cert_path, "certificate"),
@@ -383,7 +382,6 @@ def _certificate(settings: ServerTls | ClientTls, purpose: ssl.Purpose) -> Certi
 
 
 def _summary(fields: Mapping[str, Any]) -> Certificate:
-    """Return a certificate from ssl's fields."""
     return Certificate(
         _name(fields.get("subject")),
         _name(fields.get("issuer")),
@@ -425,6 +423,5 @@ def _handshake(
 
 
 def _name(parts: Any) -> str:
-    """Return a subject or issuer as one line."""
     pairs = [f"{key}={value}" for part in parts or () for key, value in part]
     return ", ".join(pairs)

@@ -173,7 +173,6 @@ class DerivedFiles:
         return (yield from self.index.query(topic, key, max_count, begin_ms, end_ms))
 
     def close(self) -> None:
-        """Close the files as they are."""
         self.queues.close()
         if self.index is not None:
             self.index.close()

@@ -81,7 +81,6 @@ class File(Protocol):
 
     def pread(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes at `offset`; fewer only at the end of the file."""
-        ...
 
     def pwrite(self, offset: int, data: bytes | memoryview) -> None: ...
 
@@ -92,11 +91,9 @@ class File(Protocol):
     def may_have_data(self, offset: int) -> bool:
         """Return False if the file is a hole from `offset` on, so that everything there reads as
         zeros; True otherwise, or if unknown."""
-        ...
 
     def sync(self) -> None:
         """Return once everything written before the call is durable (fdatasync)."""
-        ...
 
     def close(self) -> None: ...
 
@@ -107,13 +104,11 @@ class Disk(Protocol):
     def open(self, path: str, *, allocate_bytes: int | None = None) -> File:
         """Open `path` for reading and writing; create it if missing. With `allocate_bytes`, a new
         or shorter file is extended to that size with zeros."""
-        ...
 
     def exists(self, path: str) -> bool: ...
 
     def listdir(self, path: str) -> list[str]:
         """Return the sorted names in a directory; [] if there is no such directory."""
-        ...
 
     def makedirs(self, path: str) -> None: ...
 
@@ -121,24 +116,19 @@ class Disk(Protocol):
 
     def rename(self, source: str, target: str) -> None:
         """Replace `target` atomically."""
-        ...
 
     def sync_directory(self, path: str) -> None:
         """Make creations, removals and renames in this directory durable."""
-        ...
 
     def sync_tree(self, path: str) -> bool:
         """Make all names and contents below this directory durable by a single call for the whole
         file system. Return False, with nothing done, if there is no such call."""
-        ...
 
     def usage(self) -> DiskUsage:
         """Return how full the file system is."""
-        ...
 
     def boot_id(self) -> str:
         """Return an id that changes whenever unsynced data may have been lost; "" if unknown."""
-        ...
 
 
 class OsFile:

@@ -33,7 +33,6 @@ class FileCache:
         return file
 
     def forget(self, path: str) -> None:
-        """Close a file before its removal."""
         file = self._files.pop(path, None)
         if file is not None:
             file.close()

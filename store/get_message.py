@@ -65,7 +65,6 @@ def offset_status(offset: int, minimum: int, maximum: int) -> tuple[GetStatus, i
 
 
 def scan_count(count_max: int) -> int:
-    """Return how many entries a pull may read."""
     return max(SCAN_BYTES_MIN // QUEUE_ENTRY_BYTES, count_max)
 
 
@@ -89,7 +88,6 @@ class Selected(NamedTuple):
         )
 
     def first(self, count: int) -> Selected:
-        """Return the first `count` messages."""
         return Selected(
             self.positions[:count], self.sizes[:count], self.offsets[:count], self.scanned
         )

@@ -92,7 +92,6 @@ class LogClock:
         return LogNow(wall_ms, own_ms, self._since_ms)
 
     def trust(self, wall_ms: int, clock_ms: int) -> None:
-        """Accept the wall clock."""
         self._ahead_ms, self._since_ms = wall_ms - clock_ms, 0
 
 

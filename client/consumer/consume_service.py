@@ -136,7 +136,6 @@ class Deliverer(Protocol):
     ) -> None:
         """Deliver a batch. Returns when all messages are handled and the listener has returned.
         Calls `finish` if the messages are handled long before."""
-        ...
 
 
 class BroadcastDeliverer:
@@ -316,7 +315,6 @@ def _is_failure(error: BaseException, in_thread: bool) -> bool:
 
 
 def failed_of(messages: list[MessageExt], answer: Later | None) -> list[MessageExt]:
-    """Return the failed messages by the listener's result."""
     return [] if answer is None else messages[max(answer.done, 0) :]
 
 

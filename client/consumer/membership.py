@@ -55,15 +55,12 @@ class Member(WorkerOwner, Protocol):
 
     def began(self, worker: QueueWorker, offset: int) -> None:
         """A queue is held from now on; its worker starts next."""
-        ...
 
     async def released(self, queues: Sequence[MessageQueue]) -> None:
         """Commit the finished messages of queues with stopped workers."""
-        ...
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
         """The allocation of `topic` was computed; `queues` are all its queues."""
-        ...
 
 
 class Membership:
@@ -103,7 +100,6 @@ class Membership:
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
-        """Return the held queues."""
         return tuple(sorted(self.workers))
 
     def subscribe(self, topic: str, expression: str, expression_type: str) -> None:

@@ -138,7 +138,6 @@ class ProcessQueue:
         return batch
 
     def finish(self, batch: Batch) -> int:
-        """Mark a taken batch as done; return `committable`."""
         assert not batch.finished
         batch.finished = True
         self._account(-len(batch.messages), -batch.size_bytes)

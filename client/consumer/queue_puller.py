@@ -75,20 +75,16 @@ class WorkerOwner(Protocol):
 
     def arrived(self, queue: MessageQueue) -> None:
         """Messages wait to be taken."""
-        ...
 
     async def consume(self, queue: MessageQueue, batch: Batch, finish: Callable[[], None]) -> None:
         """Handle a batch, however slowly; return when the next may follow. Calls `finish()` if the
         messages are handled earlier."""
-        ...
 
     def advanced(self, queue: MessageQueue, offset: int) -> None:
         """Everything below `offset` is finished."""
-        ...
 
     def rewound(self, queue: MessageQueue, offset: int) -> None:
         """The queue continues at `offset`, regardless of finished messages."""
-        ...
 
 
 class QueueWorker:
@@ -418,7 +414,6 @@ class QueueWorker:
             await asyncio.sleep(0)  # a listener without awaits must not block the loop
 
     def _finish(self, process_queue: ProcessQueue, batch: Batch) -> None:
-        """Finish a batch once."""
         if batch.finished:
             return
         offset = process_queue.finish(batch)

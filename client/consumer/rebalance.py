@@ -34,19 +34,15 @@ class QueueHolder(Protocol):
 
     def held(self) -> Mapping[MessageQueue, Subscription]:
         """Return the held queues, each with its subscription."""
-        ...
 
     async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
         """Take a queue; return False for a soon repetition."""
-        ...
 
     async def release(self, queues: Sequence[MessageQueue]) -> None:
         """Release queues, after a commit of everything finished."""
-        ...
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
         """The allocation of `topic` was computed; `queues` are all its queues."""
-        ...
 
 
 class Rebalancer:
@@ -83,7 +79,6 @@ class Rebalancer:
             await asyncio.wait((self._task,))
 
     def ask(self) -> None:
-        """Rebalance soon."""
         self._requested.set()
 
     def ids_changed(self, request: RemotingCommand) -> None:

@@ -183,7 +183,6 @@ class Offsets(Protocol):
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Return the committed or saved offset, or None. Raises ClientError, OSError."""
-        ...
 
     async def commit_oneway(self) -> None: ...
 

@@ -30,7 +30,6 @@ class ResettableConsumer(Protocol):
 
     async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Move held queues to `offsets`, after an administrator's reset."""
-        ...
 
 
 class ServerRequestHandlers:

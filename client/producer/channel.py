@@ -110,7 +110,6 @@ class Channel:
         pending.earlier.append((self, pending.opaque))
 
     def forget(self, opaque: int) -> None:
-        """Stop expecting an answer to `opaque`."""
         self.outstanding.pop(opaque, None)
 
     def _receive(self, connection: Connection, frames: list[RawFrame]) -> None:

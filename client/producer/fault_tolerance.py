@@ -46,7 +46,6 @@ class FaultAvoidance:
             self._aside_until_ms.pop(broker_name, None)
 
     def available(self, broker_name: str, now_ms: float) -> bool:
-        """Return whether the group may be used now."""
         until = self._aside_until_ms.get(broker_name)
         if until is None:
             return True

@@ -35,23 +35,18 @@ class LeaderSenderCallbacks(Protocol):
 
     async def open_channel(self, address: str) -> Channel:
         """Open a channel to `address`. Raises BrokerUnreachable."""
-        ...
 
     def write(self, pending: Pending, channel: Channel) -> None:
         """Write an attempt."""
-        ...
 
     def unanswered(self, pending: Pending, channel: Channel) -> None:
         """Return the unanswered probe to the front of the queue."""
-        ...
 
     def probe_liveness(self, channel: Channel, timeout_s: float) -> asyncio.Task[bool]:
         """Send the broker a heartbeat; the task returns whether it was answered in time."""
-        ...
 
     def expire(self, pending: Pending, now: float) -> bool:
         """End `pending` if its deadline has passed; return whether it is done."""
-        ...
 
     def doubt(self, group: ReplicaGroup, address: str, hint: str | None) -> None: ...
 
@@ -59,7 +54,6 @@ class LeaderSenderCallbacks(Protocol):
 
     def ask_route(self) -> None:
         """Ask the name servers for the leader; the group gets the answer."""
-        ...
 
     def spawn_search(self, sender: LeaderSender) -> None: ...
 

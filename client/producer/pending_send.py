@@ -83,7 +83,6 @@ class Carrier(Protocol):
 
     def forget(self, opaque: int) -> None:
         """Stop expecting an answer to `opaque`."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +114,6 @@ class Pending:
         self.channel = None
 
     def error(self) -> SendFailed | SendOutcomeUnknown:
-        """Return the error for an end now."""
         if self.unknown or self.channel is not None:
             reason = self.reason if self.unknown else "not answered in time"
             return SendOutcomeUnknown(self.code, reason, self.attempts)
@@ -152,7 +150,6 @@ class UnroutedSends:
         return [pending for pending in sends if pending.deadline <= until]
 
     def take_all(self) -> list[Pending]:
-        """Remove and return all sends."""
         return [pending for topic in list(self._sends) for pending in self.take(topic)]
 
     def overdue(self, now: float) -> list[Pending]:

@@ -348,7 +348,6 @@ class Producer:
         return self._engine
 
     def _key_of(self, message: Message) -> str:
-        """Return the message's UNIQ_KEY, or a new one."""
         if self._keys is None:
             raise ClientClosed
         return message.unique_key or self._keys.next()

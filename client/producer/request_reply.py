@@ -76,7 +76,6 @@ class WaitingRequests:
             raise RequestTimedOut(f"no reply to {correlation_id} in time") from None
 
     def end(self, correlation_id: str) -> None:
-        """Drop a request without a waiter."""
         del self._waiting[correlation_id]
 
     def pushed(self, _connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -147,7 +147,6 @@ class SendEngine:
         return sender is not None and sender.open
 
     def stop(self) -> None:
-        """End every undecided send now."""
         self.stopped = True
         for pending in self.unrouted.take_all():
             self.finish(pending, None, pending.error())
@@ -442,7 +441,6 @@ class SendEngine:
             self._again(self.sender(name), items)
 
     def _again(self, sender: LeaderSender, pendings: Sequence[Pending]) -> None:
-        """Repeat sends, elsewhere or here."""
         now = self.now()
         stay = [p for p in pendings if not self.expire(p, now) and not self._elsewhere(p)]
         if stay:

@@ -143,7 +143,6 @@ class Account:
         return self.topic_default
 
     def on_group(self, group: str) -> Permission:
-        """Return the account's permission for the consumer group."""
         return self.groups.get(group, self.group_default)
 
     def to_config(self, *, masked: bool = False) -> dict[str, Any]:

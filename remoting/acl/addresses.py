@@ -68,7 +68,6 @@ def parse_pattern(text: str) -> AddressPattern:
 
 
 def host_of(peer_address: str) -> str:
-    """Return the host of `host:port` or `[ipv6]:port`."""
     return peer_address.rpartition(":")[0].strip("[]")
 
 

@@ -64,7 +64,6 @@ class Gate:
             return bool(access_key)  # the account has been deleted
 
     def is_unbound(self, peer_address: str, access_key: str) -> bool:
-        """Return whether the sender may do everything."""
         nothing_fulfils = Need(False, "", Permission.DENY)
         return self.permits(peer_address, access_key, [nothing_fulfils])
 

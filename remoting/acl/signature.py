@@ -83,7 +83,6 @@ def credentials_of_environment(environment: Mapping[str, str]) -> Credentials | 
 
 
 def signed_text(ext: Mapping[str, str], body: bytes) -> bytes:
-    """Return the text to sign for a request."""
     if all(map(str.isascii, ext)):
         keys = sorted(ext)
     else:
@@ -92,7 +91,6 @@ def signed_text(ext: Mapping[str, str], body: bytes) -> bytes:
 
 
 def signature(secret_key: str, text: bytes) -> str:
-    """Return Base64(HMAC-SHA1(secret key, text))."""
     return b2a_base64(hmac.digest(secret_key.encode(), text, "sha1"), newline=False).decode()
 
 

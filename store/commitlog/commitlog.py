@@ -84,12 +84,10 @@ class ServedReads(Protocol):
     def read(self, offset: int, size: int, budget: ReadBudget | None = None) -> bytes:
         """Return up to `size` bytes at `offset`; fewer if the budget is used up. Raises StoreError,
         OSError."""
-        ...
 
     def record_at(self, offset: int, budget: ReadBudget | None = None) -> bytes | None:
         """Return the message record at `offset`; None if there is none or the budget is used up.
         Raises StoreError, OSError."""
-        ...
 
 
 class CommitLog:
@@ -376,7 +374,6 @@ class CommitLog:
         return record_in(data, 0, offset)
 
     def segments(self) -> list[SegmentInfo]:
-        """Return all segments, oldest first."""
         return [SegmentInfo(s.start, s.end, s.path) for s in self._segments]
 
     def segment_end(self, position: int) -> int:

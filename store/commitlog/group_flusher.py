@@ -68,7 +68,6 @@ class GroupFlusher:
         self.syncs = 0  # fdatasyncs finished
 
     def start(self) -> None:
-        """Start flushing on the running loop."""
         assert not self._started
         self._started = True
         if self._mode is FlushMode.ASYNC:

@@ -405,7 +405,6 @@ def _durable_start(commitlog: CommitLog, checkpoint: CheckpointFields) -> int:
 
 
 def _end_of_records(commitlog: CommitLog, start: int) -> int:
-    """Return the offset behind the last good record."""
     position = end = start
     window = _CLASSIC_WINDOW_BYTES
     while position < commitlog.max_offset:

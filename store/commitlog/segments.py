@@ -37,7 +37,6 @@ class Segment:
     written_end: int
 
     def fill(self, begin: int, end: int) -> None:
-        """Overwrite [begin, end) with zeros."""
         for at in range(begin, end, len(ZEROS)):
             zeros = memoryview(ZEROS)[: min(len(ZEROS), end - at)]
             self.file.pwrite(at - self.start, zeros)

@@ -606,7 +606,6 @@ class ConsumeQueueStore:
             self._first_shown.pop(topic, None)
 
     def queues(self) -> Iterator[ConsumeQueue]:
-        """Iterate over all queues, in no particular order."""
         return iter(self._queues.values())
 
     def topics(self) -> dict[str, list[int]]:

@@ -220,7 +220,6 @@ class QueueFiles:
         return FlushFiles(self._disk, self.directory, self.entries_per_file, self.take_dirty())
 
     def mark_dirty(self, dirty: DirtyFiles) -> None:
-        """Mark files dirty again after a failed sync."""
         self._dirty_paths |= dict.fromkeys(dirty.paths)
         self._dirty_directories |= dict.fromkeys(dirty.directories)
 

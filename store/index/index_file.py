@@ -95,7 +95,6 @@ def limits_of(disk: Disk, path: str, configured: IndexLimits) -> IndexLimits:
 
 
 def _data_end(file: File) -> int:
-    """Return the position behind the last nonzero byte."""
     for block in range((file.size_bytes - 1) // _BLOCK_BYTES, -1, -1):
         at = block * _BLOCK_BYTES
         if file.may_have_data(at):

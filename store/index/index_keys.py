@@ -128,7 +128,6 @@ def key_hash(topic: str, key: str) -> int:
 
 
 def keys_of(properties: dict[str, str]) -> list[str]:
-    """Return a message's keys in index order."""
     found = [properties[UNIQ_KEY]] if UNIQ_KEY in properties else []
     found += [key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key]
     return found
@@ -323,7 +322,6 @@ class _Shape:
         return rows[:0], endings[:0]
 
     def _hashes(self, endings: Bytes) -> Int32s:
-        """Return a line of hashes per ending."""
         hashes = np.empty((len(endings), len(self._keys)), np.int32)
         topics = endings[:, self._topic]
         if (topics == topics[:1]).all():  # the usual case, hashed once
@@ -360,7 +358,6 @@ def _windows(data: bytes, size: int) -> NDArray[np.void]:
 
 
 def _equal(values: Int64s, rows: Int64s) -> list[Int64s]:
-    """Split `rows` by their values."""
     if not len(rows):
         return []
     mine = values[rows]

@@ -112,7 +112,6 @@ class DispatchedEntries:
         self._batches.clear()
 
     def __len__(self) -> int:
-        """Return the number of waiting batches."""
         return len(self._batches)
 
 

@@ -1,12 +1,12 @@
-"""Access control: which rights the account behind a request has (aclEnable).
+"""Access control: the rights of the account behind a request (aclEnable).
 
-`broker.admission` checks the rights that a request code needs, before a handler sees the request.
-Some requests name a position in the log, and what they touch is known only when the record there
-has been read: their handlers then ask `permit` or `permit_record`, which use the same accounts. A
-message that this broker sends on its own (a half message to its producer) goes only to clients that
-may have it (`may_hear`): for each connection, the account that last signed a request is remembered.
+`broker.admission` checks the rights that a request code needs before the handler runs. If a request
+names a position in the log, its topic is known only once the record was read; the handler then
+calls `permit` or `permit_record`. Messages of the broker's own (a half message to its producer) are
+sent only to clients with the rights (`may_hear`). For that, the account that last signed a request
+is kept for each connection.
 
-Not handled here: the ports of Raft peers, of classic slaves and of HTTP.
+The ports of Raft peers, classic slaves and HTTP have access control of their own.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ LOG = logging.getLogger("raftmq.broker.acl")
 
 
 class Access:
-    """The broker's access control; does nothing unless aclEnable is set. One per broker."""
+    """A broker's access control, without effect unless aclEnable is set."""
 
     def __init__(self, book: AccountBook, *, enabled: bool) -> None:
         self.enabled = enabled
         self.book = book
-        self.refused_count = 0  # requests that were answered with a refusal
+        self.refused_count = 0  # requests answered with an error
         self.dropped_count = 0  # one-way requests
         self._gate = Gate(book.current, broker_needs)
-        self._speakers: dict[object, str] = {}  # connection → account that signed its last request
+        self._speakers: dict[object, str] = {}  # connection → account of its last signed request
 
     def service(self, on_change: Callable[[], None]) -> Service:
-        """`on_change()` is called, soon, when other accounts have come into force."""
+        """`on_change()` is called soon after the accounts in force have changed."""
 
         def look() -> None:
             if self.book.changed():
@@ -58,8 +58,8 @@ class Access:
         return Service(chores=[*self.book.chores(), changes])
 
     def check(self, connection: Connection, request: RemotingCommand) -> None:
-        """Return if the request is signed by an account with the rights it needs. Raises
-        AclError, and counts it."""
+        """Check that the request is signed by an account with the needed rights. Raises and counts
+        AclError."""
         try:
             self._speakers[connection] = self._gate.check(connection.peer_address, request)
             connection.has_account = True
@@ -70,8 +70,8 @@ class Access:
     # ---- rights known only in the handler ---------------------------------------------------
 
     def permit(self, connection: object, request: RemotingCommand, needs: list[Need]) -> None:
-        """Return if the account that signed the request has these rights, too; else raise AclError.
-        The error does not name what was found."""
+        """Check that the request's account also has these rights. Raises AclError, whose text does
+        not reveal the record."""
         if not self.enabled:
             return
         assert isinstance(connection, Connection), connection
@@ -84,8 +84,8 @@ class Access:
     def permit_record(
         self, connection: object, request: RemotingCommand, record: MessageRecord | bytes
     ) -> None:
-        """Do as `permit`, to read a stored message: SUB on its topic and, while it waits for
-        delivery, also on the topic that it was sent to. Raises AclError, RecordError."""
+        """Check the right to read a stored message. It needs SUB on its topic and, while it waits
+        for delivery, on its destination topic. Raises AclError, RecordError."""
         if not self.enabled:
             return
         if not isinstance(record, MessageRecord):
@@ -101,7 +101,7 @@ class Access:
         self.permit(connection, request, needs)
 
     def may_hear(self, connection: object, needs: list[Need]) -> bool:
-        """Return whether the account that speaks over this connection has these rights."""
+        """Return whether the connection's account has these rights."""
         if not self.enabled:
             return True
         assert isinstance(connection, Connection), connection
@@ -110,8 +110,8 @@ class Access:
         )
 
     def may_replace(self, before: object, connection: object) -> bool:
-        """Return whether the sender on `connection` may take over a client that is registered over
-        the connection `before`: its account must be the same, or one without restrictions."""
+        """Return whether the sender on `connection` may replace a client registered over `before`.
+        Its account must be the same, or have no restrictions."""
         if not self.enabled or before is connection:
             return True
         speaker = self._speakers.get(connection, "")
@@ -121,8 +121,8 @@ class Access:
         return self._gate.is_unbound(connection.peer_address, speaker)
 
     def who(self, connection: Connection) -> str:
-        """Return the account that signed the connection's last request, or the peer's host if none
-        had to: who passes by address may name any account."""
+        """Return the account that signed the connection's last request. Return the peer's host if
+        accounts were not required, because unsigned requests may name any account."""
         access_key = self._speakers.get(connection, "")
         if access_key and self._gate.had_to_sign(connection.peer_address, access_key):
             return access_key
@@ -132,7 +132,7 @@ class Access:
         self._speakers.pop(connection, None)
 
     def count_refused(self, command: RemotingCommand) -> None:
-        """Count a refused request: one that is answered or, if it is one-way, dropped."""
+        """Count a rejected request as answered, or as dropped if it is one-way."""
         if command.is_oneway:
             self.dropped_count += 1
         else:

@@ -1,13 +1,13 @@
-"""Keeps a broker's accounts and changes them.
+"""The accounts of a broker, and changes of them.
 
-Raft mode: in the replicated table `AclTable` (config/plainAcl.json, commands in the log). A group
-that has no accounts yet takes them from the file `aclFile` of whichever replica leads first; until
-then each replica goes by its own file. From then on the file has no effect, unless `aclFileWins` is
-set: then a replica that becomes leader replaces the table with its file, once per start. The file
-is read again at that moment; one that cannot be read replaces nothing.
+In Raft mode accounts live in the replicated table `AclTable` (config/plainAcl.json, commands in the
+log). A group without accounts imports them from the `aclFile` of its first leader; until then each
+replica applies its own file. Afterwards the file has no effect. With `aclFileWins` each new leader
+replaces the table by its file, once per start. The file is read at that moment; an unreadable file
+changes nothing.
 
-Classic mode: the accounts are those in the file. A change rewrites the file before it is in force
-or answered. An edited file takes effect within `WATCH_MS`; one that cannot be read changes nothing.
+In classic mode the accounts are those of the file. A change is written to the file before it takes
+effect or is answered. An edited file takes effect within `WATCH_MS`, unless it cannot be read.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .tables.state import several
 
 LOG = logging.getLogger("raftmq.broker.acl")
 
-WATCH_MS = 1_000  # between two looks at a classic broker's file
-SEED_MS = 500  # between two attempts of a leader to put the file's accounts into the log
+WATCH_MS = 1_000  # between two checks of a classic broker's file
+SEED_MS = 500  # between two attempts of a leader to import the file
 
 
 def load_account_file(config: BrokerConfig, table: AclTable) -> AccountFile:
-    """Read the file of accounts at the start, when the tables are loaded. Blocking. Raises
+    """Read the account file at the start, when the tables are loaded. Blocking. Raises
     EngineError."""
     file = AccountFile(config.acl_file)
     if not config.acl_enable:
@@ -56,7 +56,7 @@ def load_account_file(config: BrokerConfig, table: AclTable) -> AccountFile:
 
 
 class AccountBook:
-    """The accounts of a broker with aclEnable; one per broker."""
+    """The accounts of a broker with aclEnable."""
 
     def __init__(self, context: Context, file: AccountFile) -> None:
         self._context = context
@@ -65,26 +65,26 @@ class AccountBook:
         self._file = file
         self._wins = context.config.acl_file_wins
         self._seen = self.current()
-        self._told = ""  # why the file did not take the place of the group's accounts
-        self._changing = asyncio.Lock()  # one change at a time: each builds on the last one
+        self._told = ""  # the reason for which the file did not replace the group's accounts
+        self._changing = asyncio.Lock()  # each change is based on the last
 
     @property
     def path(self) -> str:
         return str(self._file.path)
 
     def current(self) -> Accounts:
-        """Return the accounts in force: another object after each change."""
+        """Return the accounts in force, a new object after each change."""
         if self._config.is_classic or self._table.accounts is None:
             return self._file.accounts
         return self._table.accounts
 
     @property
     def has_new(self) -> bool:
-        """True if other accounts came into force since `changed` was called last."""
+        """True if the accounts changed since the last call of `changed`."""
         return self.current() is not self._seen
 
     def changed(self) -> bool:
-        """Return whether other accounts came into force since this was called last."""
+        """Return whether the accounts changed since the last call."""
         before, self._seen = self._seen, self.current()
         return self._seen is not before
 
@@ -96,8 +96,7 @@ class AccountBook:
     # ---- changes --------------------------------------------------------------------------
 
     async def change(self, changed: Callable[[Accounts], Accounts]) -> None:
-        """Put `changed(accounts)` in force; on return the change is durable. Raises AclError,
-        Refused, RaftError."""
+        """Apply `changed(accounts)` durably. Raises AclError, Refused, RaftError."""
         if self._config.is_classic:
             await self._with_file(lambda: self._rewrite(changed))
             return
@@ -105,9 +104,7 @@ class AccountBook:
             await self._replicate(changed)
 
     async def _replicate(self, changed: Callable[[Accounts], Accounts]) -> None:
-        await (
-            self._context.log.barrier()
-        )  # only a replica that certainly leads knows the current accounts
+        await self._context.log.barrier()  # only a proven leader has the current accounts
         before = self.current()
         after = changed(before)
         if after is before and self._table.accounts is not None:
@@ -121,15 +118,15 @@ class AccountBook:
         self._file.replace(changed(self._file.accounts))
 
     async def _with_file(self, work: Callable[[], None]) -> None:
-        """Run what blocks in a thread, as the only change. Nobody ends a thread: if the caller is
-        cancelled, the next change waits all the same until this one has ended."""
+        """Run blocking work in a thread, exclusively. After a cancellation the next change waits
+        for the thread, which cannot be stopped."""
         await self._changing.acquire()
         running = asyncio.get_running_loop().run_in_executor(None, work)
         running.add_done_callback(lambda _: self._changing.release())
         await asyncio.shield(running)
 
     async def seed_if_needed(self) -> None:
-        """Put what the file says now into the log if needed; a chore of a leader in Raft mode."""
+        """Import the account file into the log if needed; a chore of a leader in Raft mode."""
         if not self._needs_seed or not self._file.exists:
             return
         try:
@@ -154,7 +151,7 @@ class AccountBook:
 
     @property
     def _needs_seed(self) -> bool:
-        """True if this replica leads, no change is under way, and the file's accounts are due."""
+        """True if this replica leads, no change is in progress and an import is due."""
         if not self._context.roles.leading or self._changing.locked():
             return False
         return self._wins or self._table.accounts is None

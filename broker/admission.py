@@ -1,15 +1,14 @@
-"""Access control, applied before everything else that a broker does with a request (aclEnable).
+"""Admission: access control before every other step of a request (aclEnable).
 
-All frames of an arrival pass `Admission` before the processor sees any; with aclEnable=false the
-processor is called directly and there is no such step. A refused request is answered, a refused
-one-way request is dropped; both are counted. Responses (to what this broker asked its clients)
-pass. A frame that cannot be decoded ends its connection here: no frame may get through that this
-step and the processor could read differently.
+All frames of an arrival pass `Admission` before the processor; without aclEnable this step is
+missing. Rejected requests are answered, rejected one-way requests are dropped, and both are
+counted. Responses pass. An undecodable frame closes its connection here, so that this step and the
+processor never interpret a frame differently.
 
-A new leader may not yet have applied the changes that its predecessor made to accounts. So requests
-that arrive between its election and its first commit wait (at most `HOLD_MS`, `HELD_BYTES_MAX`) and
-are checked against the accounts in force then. Those that waited in vain are refused as by a
-replica that does not lead. Followers check against what they have applied.
+A new leader may not have applied its predecessor's changes of accounts yet. Requests between its
+election and its first commit therefore wait, at most `HOLD_MS` and `HELD_BYTES_MAX`. They are
+checked against the accounts in force then, or rejected like requests to a follower. Followers check
+against the accounts that they have applied.
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ from .access import Access
 from .component import RoleChange, Service
 from .errors import not_leader
 
-HOLD_MS = 200  # the same as for sends (broker.send.queue)
+HOLD_MS = 200  # as for sends (broker.send.queue)
 HELD_BYTES_MAX = 16 * 1024 * 1024
-JUDGED_AT_ONCE = 64  # signatures: some 2 ms
+JUDGED_AT_ONCE = 64  # 64 signatures need some 2 ms
 
 
 class Admission:
-    """Passes frames on to `then` if their senders' accounts have the rights that they need. One per
-    broker."""
+    """Passes frames to `then` if their accounts have the needed rights."""
 
     def __init__(self, access: Access, then: RawHandler) -> None:
         self._access = access
@@ -48,7 +46,7 @@ class Admission:
 
     @property
     def on_raw(self) -> RawHandler:
-        """The function for the server to call with the frames of each arrival."""
+        """The server's callback for the frames of each arrival."""
         return self._arrived if self._access.enabled else self._then
 
     def _role_changed(self, change: RoleChange) -> None:
@@ -89,7 +87,7 @@ class Admission:
             try:
                 command = decode_command(frame)
             except RemotingProtocolError:
-                connection.dispatch(frame)  # reports what is wrong, and closes the connection
+                connection.dispatch(frame)  # reports the error, and closes the connection
                 break
             if command.is_response or self._passes(connection, command):
                 passed.append(frame)
@@ -142,7 +140,7 @@ class Admission:
 
 
 def _answer(connection: Connection, command: RemotingCommand, error: RemotingError) -> None:
-    """Answer a refused request; one that is one-way gets no answer."""
+    """Answer a rejected request unless it is one-way."""
     if not command.is_oneway:
         answer = RemotingCommand.response_to(command, error.code, str(error), {})
         connection.reply(command, answer)

@@ -1,11 +1,12 @@
-"""One broker: its services, in order, over a store that is open.
+"""A broker: its services, in order, over an open store.
 
-Start: `open_broker` claims the store and the ports, recovers the store and loads the tables
-(broker.startup); `Broker` builds the services, top to bottom, each given what it needs; `start`
-starts the engine (which recovers the log and replays what is committed above the snapshots),
-listens, registers. Stop: hand leadership over, answer waiting senders, leave the routes, close the
-connections, flush, write the snapshots, remove the abort file. A failure (`failed`) ends in the
-same `stop`, without its last three steps: the next start then recovers from the log.
+Start: `open_broker` claims store and ports, recovers the store and loads the tables
+(broker.startup). `Broker` builds the services from top to bottom. `start` starts the engine, which
+recovers the log and replays committed frames above the snapshots, then listens and registers.
+
+Stop: hand leadership over, answer waiting senders, unregister, close the connections, flush, write
+the snapshots, remove the abort file. After a failure (`failed`) the last three steps are skipped,
+and the next start recovers from the log.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from raftmq.dledger.raft.messages import RoleEvent
 from raftmq.ops.memory import Trimmer
 from raftmq.ops.metrics import Timings
 from raftmq.remoting.client import RemotingClient
-from raftmq.remoting.connection import Connection, ConnectionLimits, Handler
+from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.memory_limits import Budgets
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.store.disk import OsDisk
@@ -30,21 +31,19 @@ from raftmq.store.store_lock import StoreLock
 
 from .access import Access
 from .accountbook import AccountBook
-from .admin.account_changes import AccountChanges
-from .admin.acl import AclAdmin
+from .admin.acl import AccountChanges, AclAdmin
 from .admin.exactly_once_writers import Writers
-from .admin.key_query import KeyQueries
+from .admin.message_query import KeyQueries
 from .admin.metrics import BrokerMetrics
 from .admin.operator_log import OperatorLog
 from .admin.parts import Parts
 from .admin.progress import ProgressQueries
-from .admin.rates import SAMPLE_MS, Throughput
 from .admin.relay import Relay
 from .admin.request_log import RequestRecord
 from .admin.requests import Admin
 from .admin.runtime_info import runtime_info
+from .admin.stats import SAMPLE_MS, GroupRates, StatsQueries, Throughput
 from .admin.stats import SAMPLE_MS as GROUP_SAMPLE_MS
-from .admin.stats import GroupRates, StatsQueries
 from .admin.topics_and_groups import Catalog
 from .admin.upkeep import Upkeep
 from .admission import Admission
@@ -53,9 +52,9 @@ from .clients import ClientTable
 from .component import RoleChange, Service
 from .config import BrokerConfig
 from .connection_limit import ClientRoom
-from .construction import budget_limits, template_topic, topics_of_names
+from .construction import template_topic, topics_of_names
 from .consume.group_creation import GroupCreation
-from .consume.offset_commits import CommitService
+from .consume.offset_commits import OFFSETS_MAX, CommitService
 from .consume.offset_resets import ResetMarks, Resets
 from .consume.pull import PullService
 from .consume.queries import Queries
@@ -79,14 +78,13 @@ from .replication.engine import RAFT, Replication
 from .replication.log import ReplicatedLog
 from .replication.members import Members
 from .replication.roles import RoleView
-from .retention import Retention
+from .retention import Retention, Unexpired
 from .scheduler import Activity, Chore, Housekeeper
 from .send.request_reply import ReplyService, reply_topic
 from .startup import Opened, open_store
 from .tables.state import announce
 from .tables.timer_wheel import TimerWheel
 from .transactions.service import Halves, Transactions
-from .unexpired import Unexpired
 from .wiring import (
     Told,
     make_keeper,
@@ -98,8 +96,8 @@ from .wiring import (
 
 log = logging.getLogger("raftmq.broker")
 
-LINGER_S = 0.1  # after a hand-over: requests already on their way still get an answer
-VIP_PORT_BELOW = 2  # Apache's brokers also listen on the port so far below listenPort
+LINGER_S = 0.1  # after a transfer, for answers to requests already sent
+VIP_PORT_BELOW = 2  # Apache's brokers also listen on this lower port
 
 
 async def open_broker(
@@ -113,12 +111,12 @@ async def open_broker(
     faults: FaultDoor | None = None,
     replication: Replication = RAFT,
 ) -> Broker:
-    """Open the store and build a broker over it; then `start` it once, and `stop` it once.
+    """Open the store and build a broker over it, for one `start` and one `stop`.
 
-    `disk` is rooted at storePathRootDir; `lock`: its lock, if the caller keeps one. Time-outs go by
-    `clock_ms`, which is monotonic. `replication_socket` (for Raft peers, or for slaves) is bound
-    already (tests). `faults`: the fault layer below disk and clock, if the broker runs over one.
-    Raises as `broker.startup.open_store`."""
+    `disk` is rooted at storePathRootDir, and `lock` is its lock if the caller holds it. Timeouts
+    follow the monotonic `clock_ms`. Tests pass a bound `replication_socket` for peers or slaves.
+    `faults` is the fault layer below disk and clock. Raises the errors of
+    `broker.startup.open_store`."""
     opened = await open_store(
         config,
         disk,
@@ -132,7 +130,7 @@ async def open_broker(
 
 
 class Broker:
-    """A broker within a process (tests run several on one loop)."""
+    """A broker; tests run several in one process."""
 
     def __init__(self, opened: Opened, faults: FaultDoor | None = None) -> None:
         config, state, store = opened.config, opened.state, opened.store
@@ -140,9 +138,9 @@ class Broker:
         self._opened = opened
         self._linger_s = 0.0
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.begins_anew = False  # it "failed" only to be restarted at once
+        self.begins_anew = False  # it failed only to be restarted at once
 
-        # What every part may use.
+        # Shared by all parts.
         self.config, self.disk, self.state, self.store = config, opened.disk, state, store
         self.address, self.port = opened.address, opened.claim.port
         self.gates, self.tls = opened.gates, opened.tls
@@ -160,7 +158,7 @@ class Broker:
             roles=self.roles,
             events=self.events,
             contained=self.contained,
-            budgets=Budgets(budget_limits(config)),
+            budgets=Budgets(),
             life=self.life,
             tls=opened.tls,
             address=opened.address,
@@ -170,21 +168,19 @@ class Broker:
         )
         self._activity = Activity()
 
-        # Who asks: accounts, clients, groups.
+        # Access: accounts, clients, groups.
         self.book = AccountBook(context, opened.accounts)
         self.access = Access(self.book, enabled=config.acl_enable)
         self.groups = GroupCreation(context)
         self.clients = ClientTable(
-            clients_max=config.clients_max,
             kept=context.budgets.kept,
-            expiry_ms=config.client_expiry_ms,
             notify_enabled=self.groups.is_notified,
             on_consumer_group=self.groups.ensure,
             may_replace=self.access.may_replace,
             must_agree=lambda: config.reject_inconsistent_subscriptions,
         )
 
-        # Sending, and what is delivered later.
+        # Sending and delayed delivery.
         append = Timings()
         wheel = TimerWheel()
         self.halves = Halves(config)
@@ -207,7 +203,7 @@ class Broker:
         self.commits = CommitService(
             self.log.propose_command,
             lambda: self.roles.takes_commits,
-            has_room=state.offsets.room_within(config.consumer_offsets_max),
+            has_room=state.offsets.room_within(OFFSETS_MAX),
             command_bytes_max=command_bytes_max(config.mapped_file_size_commit_log),
         )
         self.marks = ResetMarks(context, self.commits)
@@ -244,7 +240,7 @@ class Broker:
         )
         queries = Queries(context, self.clients, self.commits, self.resets, self.access)
 
-        # The log, and what is kept of it.
+        # The log and its retention.
         template = template_topic(config)
         self.registrar = make_registrar(opened, context, template)
         told = Told(
@@ -311,7 +307,7 @@ class Broker:
 
         # In the order of their periodic work.
         services = [
-            commits := self.commits.service(config.offset_commit_interval_ms),
+            commits := self.commits.service(),
             sends := self.sends.service(),
             keys.service(),
             delays := self.delays.service(),
@@ -325,7 +321,7 @@ class Broker:
             self.clients.service(clock_ms),
             locks := self.locks.service(),
             *(popping := self.popping.services()),
-            self.access.service(self._end_waits),  # what was admitted is judged anew
+            self.access.service(self._end_waits),  # admitted clients are checked again
             marks := self.marks.service(),
             self.resets.service(),
             self.replies.service(),
@@ -367,15 +363,13 @@ class Broker:
         self.admission = Admission(self.access, self.processor.on_raw)
         admission = self.admission.service()
         self._services = [*services, admission]
-        # In the order in which they are told of a change of role: what the former leadership began
-        # has ended before sends that were held go on.
+        # The order of role changes: work of the former leadership ends before held sends continue.
         self._by_role = [
             marks, delays, timers, transactions, locks, *popping, reliever, sends, admission,
             commits,
         ]  # fmt: skip
         self.server = RemotingServer(
             handlers,
-            limits=ConnectionLimits(write_bytes_max=config.write_buffer_bytes_max),
             on_raw=self.admission.on_raw,
             on_connection_closed=lambda connection, _: self._connection_closed(connection),
             tls=opened.tls.server,
@@ -404,12 +398,12 @@ class Broker:
 
     async def start(self) -> None:
         """Start the broker. Raises EngineError, StoreError, RaftError, StateError, OSError; call
-        `stop` then, too."""
+        `stop` also after an error."""
         claim, config = self._opened.claim, self.config
         self.metrics.start()
         health = claim.socket_of("health")
-        await self.http.start(claim.socket_of("http"), health)  # first: a wait for peers is seen
-        await self.engine.start()  # before anybody can ask about it
+        await self.http.start(claim.socket_of("http"), health)  # shows a wait for peers
+        await self.engine.start()  # before the first query
         self.reliever.start()
         self.life.recovered = True
         self._client_room.start()
@@ -428,7 +422,7 @@ class Broker:
         )
 
     async def _listen_on_vip_port(self) -> None:
-        """Listen where Java's clients before 4.5.1 send to and Apache's slaves ask their master."""
+        """Listen on the port used by Java clients before 4.5.1 and by Apache's slaves."""
         port = self.config.listen_port - VIP_PORT_BELOW
         if port <= 0 or self.config.is_slave:
             return
@@ -438,7 +432,7 @@ class Broker:
             log.warning("vip_port_not_listened_on port=%d: %s", port, error)
 
     async def stop(self) -> None:
-        """Stop for good; works also after a failure and after a `start` that raised."""
+        """Stop for good, also after a failure or a failed `start`."""
         self.life.stopping = True
         self.metrics.stop()
         await self.tls.stop()
@@ -464,8 +458,8 @@ class Broker:
         self._opened.pool.shutdown()
 
     async def _handed_over(self) -> bool:
-        """Hand leadership of a Raft group over before anything is closed, so that senders here
-        still get answers. Returns False if nobody took over, or this replica does not lead."""
+        """Transfer leadership before anything is closed, so that waiting senders still get answers.
+        Return False if no replica became leader, or this replica does not lead."""
         if self.config.is_classic or not self.roles.leading or self.failed.done():
             return False
         self.commits.flush()
@@ -478,7 +472,7 @@ class Broker:
         return True
 
     def _close(self, clean: bool) -> None:
-        """Close the files; blocking. If not `clean`, they stay as they are."""
+        """Close the files; blocking. Without `clean` nothing is written."""
         if clean:
             self.retention.note()
             self.keeper.close()
@@ -486,7 +480,8 @@ class Broker:
         self._opened.close(clean=clean)
 
     def abandon(self, reason: str) -> None:
-        """Fall silent at once, as a crash would: no hand-over, no flush. Call `stop` afterwards."""
+        """Stop answering at once, as in a crash, without transfer or flush. Call `stop`
+        afterwards."""
         self.engine.abandon(reason)
         for connection in list(self.server.connections):
             connection.abort(reason)
@@ -501,7 +496,7 @@ class Broker:
             self.failed.set_result(reason)
 
     def _begin_anew(self, reason: str) -> None:
-        """End this broker: its data is void, and the next start of a broker here rebuilds it."""
+        """End this broker, because its data is void; the next start rebuilds it."""
         self.begins_anew = True
         self._on_fatal(reason)
 
@@ -519,7 +514,7 @@ class Broker:
         self.popping.arrived(topic, queue_id, units)
 
     def _end_waits(self) -> None:
-        """Answer everything that waits for messages."""
+        """Answer all requests that wait for messages."""
         self.pulls.holds.release_all()
         self.popping.pops.waiting.end_all()
 
@@ -554,7 +549,7 @@ class Broker:
             self.registrar.trigger()
 
     def _announce(self) -> None:
-        """Propose a command that tells all replicas at which addresses this leader is reached."""
+        """Propose a command with this leader's addresses, for all replicas."""
 
         def done(error: Exception | None) -> None:
             if error is not None:

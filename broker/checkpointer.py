@@ -1,8 +1,8 @@
-"""The keepers, which write the tables' files under config/ and delete old parts of the log.
+"""Checkpoints: the tables' files under config/ and the deletion of old segments.
 
-Raft mode: the files are snapshots of the effect of the log's commands; a snapshot is only written
-once the log and the ConsumeQueues are durable at least that far, and retention deletes no frame
-above the last one (broker.scheduler says why). Classic mode: the files are the tables
+In Raft mode the files are snapshots of the tables. A snapshot is written only once log and
+ConsumeQueues are durable at least up to its index, and retention deletes no frame above the last
+snapshot (see broker.scheduler). In classic mode the files are the tables
 (broker.tables.config_files).
 """
 
@@ -17,19 +17,18 @@ from typing import Any, Protocol
 from raftmq.store.message_store import MessageStore
 
 from .context import Context
-from .retention import Limit, Retained, Retention
+from .retention import Limit, Retained, Retention, Unexpired
 from .scheduler import IDLE_MS, Chore
 from .tables import snapshot
 from .tables.config_files import ConfigFiles
-from .unexpired import Unexpired
 
 log = logging.getLogger("raftmq.broker.checkpointer")
 
 DURABLE_POLL_MS = 20
-DURABLE_WAIT_MS = 5_000  # after that this round's snapshot is skipped; that is told once
+DURABLE_WAIT_MS = 5_000  # then this round's snapshot is skipped, which is logged once
 QUEUE_REPAIR_PERIOD_MS = 50  # between steps of 16 MiB
 
-# What expired segments are kept for.
+# Reasons for which expired segments are kept.
 FOR_OTHERS = "the other replicas: for a majority this has not expired yet, or is not known to have"
 FOR_DELIVERY = "messages that wait for delivery"
 FOR_SNAPSHOTS = "the next two snapshots of the tables"
@@ -37,27 +36,27 @@ FOR_BACKUP = "a backup that reads it"
 
 
 class Keeper(Protocol):
-    """Keeps the tables' files; one per broker. They are loaded before (broker.startup)."""
+    """Writes the tables' files, which broker.startup has loaded."""
 
     def chores(self) -> list[Chore]:
-        """Return periodic work; it may block the housekeeper's slow task."""
+        """Return periodic work, which may block the scheduler's slow task."""
         ...
 
     async def retain(self, *, at_once: bool = False) -> Retained:
-        """Delete old segments, as a chore; `at_once`: whatever the hour. Raises OSError."""
+        """Delete old segments; `at_once` ignores deleteWhen. Raises OSError."""
         ...
 
     async def settle(self) -> None:
-        """Return when nothing is being written any more."""
+        """Wait until no write is in progress."""
         ...
 
     def close(self) -> None:
-        """Write everything, after a clean stop and before the store is closed. Blocking."""
+        """Write everything after a clean stop, before the store is closed. Blocking."""
         ...
 
 
 class RaftKeeper:
-    """Keeps snapshots of the tables."""
+    """Writes snapshots of the tables."""
 
     def __init__(
         self,
@@ -70,10 +69,9 @@ class RaftKeeper:
         spare: Callable[[int], int],
         needed_from: Callable[[], int | None],
     ) -> None:
-        """`covered_index`: the last frame that the loaded snapshots reflect. `spare(position)`
-        returns the position up to which retention may delete: `position`, or a lower one if
-        messages that wait for delivery stand before it. `needed_from()`: the lowest position that a
-        backup still reads, or None."""
+        """`covered_index` is the last frame in the loaded snapshots. `spare(position)` lowers a
+        retention position for messages that still wait for delivery. `needed_from()` returns the
+        lowest position that a backup reads, or None."""
         self._context = context
         self._config = context.config
         self._disk = context.disk
@@ -84,11 +82,11 @@ class RaftKeeper:
         self._unexpired = unexpired
         self._spare = spare
         self._needed_from = needed_from
-        self._waiting_for_others = 0  # the position told of last
+        self._waiting_for_others = 0  # the position logged last
         self._encoded: snapshot.Encoded = {}
-        self._skipped = False  # the last snapshot; with pysyncobj, which flushes nothing, for life
-        self.covered_index = covered_index  # frames up to here are in durable snapshots
-        self.fallback_index = 0  # the same of the .bak files, which are read if those are damaged
+        self._skipped = False  # whether the last snapshot was skipped
+        self.covered_index = covered_index  # the last frame in durable snapshots
+        self.fallback_index = 0  # the same for the .bak files
 
     def chores(self) -> list[Chore]:
         return [
@@ -104,11 +102,11 @@ class RaftKeeper:
 
     @property
     def _queues_lag(self) -> bool:
-        """Retention cut the log while the queues were flushed: they were not cut with it."""
+        """Return whether retention truncated the log while the queues were being flushed."""
         return self._store.queues.corrected_to != self._store.commitlog.min_offset
 
     async def repair_queues(self) -> None:
-        """Repair errors found in ConsumeQueues, a piece at a time. Raises OSError."""
+        """Repair a part of the known errors in ConsumeQueues. Raises OSError."""
         store, repairs, engine = self._store, self._store.repairs, self._context.log.raft
         if self._queues_lag:
             store.derived.correct_min_offset()
@@ -123,8 +121,8 @@ class RaftKeeper:
                 engine.frame_is_damaged(bad_position)  # if it is, this begins its repair
 
     async def write_snapshot(self) -> None:
-        """Write a snapshot of the tables (order: broker.scheduler), and once more when nothing
-        changes any more: retention needs a .bak that is as new. Raises OSError."""
+        """Write a snapshot of the tables, in the order given in broker.scheduler. Write it twice
+        before a pause, because retention needs an equally new .bak. Raises OSError."""
         copies = snapshot.capture(self._state)
         index = copies.applied_index
         if index < self.covered_index or index == self.covered_index == self.fallback_index:
@@ -149,9 +147,10 @@ class RaftKeeper:
         self._skipped = False
 
     async def retain(self, *, at_once: bool = False) -> Retained:
-        """Delete old segments, as far as the snapshots and their .bak files cover them. Segments
-        stay that have not expired for a majority of the replicas, unless deletion is forced, or
-        that a snapshot install or a backup still needs, unless the disk is too full for that."""
+        """Delete old segments up to the frames that the snapshots and their .bak files cover.
+
+        Unless deletion is forced, segments stay that a majority of replicas counts as unexpired.
+        Unless the disk is too full, segments stay that a snapshot install or backup still reads."""
         engine, store = self._context.log.raft, self._store
         refilled = engine.refilled
         looked = self._retention.expired(at_once=at_once)
@@ -187,7 +186,7 @@ class RaftKeeper:
         return limit.retained(expired, before, after)
 
     async def settle(self) -> None:
-        """Do nothing: the housekeeper awaits the chores, and nothing else writes."""
+        """Do nothing, because only the scheduler's chores write."""
 
     def close(self) -> None:
         copies = snapshot.capture(self._state)
@@ -196,7 +195,7 @@ class RaftKeeper:
 
 
 class ClassicKeeper:
-    """Keeps the tables in Apache's files, and regularly flushes the queues and the checkpoint."""
+    """Writes the tables in Apache's files, and flushes queues and checkpoint."""
 
     def __init__(
         self,
@@ -208,7 +207,7 @@ class ClassicKeeper:
         files: ConfigFiles,
         spare: Callable[[int], int],
     ) -> None:
-        """`spare` is as in RaftKeeper."""
+        """`spare` is the same as in RaftKeeper."""
         self._context = context
         self._config = context.config
         self._files = files
@@ -229,8 +228,8 @@ class ClassicKeeper:
         await flush_queues(self._store, self._pool)
 
     async def retain(self, *, at_once: bool = False) -> Retained:
-        """Delete old segments. What waits for delivery does not keep a slave's on a full disk: its
-        master alone can store that once more, and has it."""
+        """Delete old segments. A slave on a full disk also deletes messages that wait for delivery,
+        because only its master stores them again."""
         before = after = self._store.commitlog.min_offset
         looked = self._retention.expired(at_once=at_once)
         expired = looked.before
@@ -269,8 +268,8 @@ async def flush_queues(store: MessageStore, pool: Executor) -> None:
 
 
 async def finished(work: Awaitable[Any]) -> Any:
-    """Return the result of work in the pool. A cancellation waits for the work to end, because a
-    thread cannot be stopped and the files must not be closed under it."""
+    """Return the result of work in the pool. A cancellation waits for the end of the work, so that
+    files are not closed under the thread."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

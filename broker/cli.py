@@ -1,7 +1,7 @@
-"""The command line of `mqbroker`: what it can do, and with which options.
+"""The command line of `mqbroker`.
 
-What does it is imported when it is asked to (broker.process, broker.backup.commands,
-broker.rescue.commands): `--help` and the shell's completion are asked often, and import little.
+Implementations are imported when needed (broker.process, broker.backup.commands,
+broker.rescue.commands), so that `--help` and shell completion stay fast.
 """
 
 from __future__ import annotations

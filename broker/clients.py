@@ -1,21 +1,18 @@
-"""Connected producers and consumers by group, from heartbeats. In the memory of one broker only.
+"""The table of connected producers and consumers, built from heartbeats and kept in memory.
 
-Consumers heartbeat every broker of a route, producers those that lead, so each broker tells of its
-own clients (38, 203, 204, 328), and no proof of leadership would make that newer.
+Consumers send heartbeats to all brokers of a route, producers to leaders. So each broker reports
+its own clients (38, 203, 204, 328), and a proof of leadership would not improve the answer. The
+sender of a request (request-reply) is also registered by its connection, because Java producers
+send their first heartbeat up to 30 s later.
 
-A client that sends a request (request-reply) is also remembered by its connection: Java's producers
-heartbeat a broker only up to 30 s after they first send there.
+A client is identified by (group, client id). Heartbeats (34) add and refresh it; 35, the end of the
+connection and EXPIRY_MS without a heartbeat remove it. After a change of a consumer group all its
+members get 40 and rebalance. A group above PROMPT_MEMBERS_MAX members collects the changes of
+TELL_PAUSE_MS, since a thousand members that join singly would otherwise cause half a million
+notifications. Limits: CLIENTS_MAX memberships, the budget of kept bytes, REQUESTERS_MAX requesters.
 
-A client is known by (group, client id) and reached through its connection. Heartbeats (34) add and
-refresh it; 35, a closed connection and a silence of `clientExpiryMs` remove it. When a consumer
-group's members or subscriptions change, every member is told with 40 and rebalances. In a group of
-more than PROMPT_MEMBERS_MAX, changes within TELL_PAUSE_MS are told at once: else a thousand that
-join one after the other would be told half a million times, and each asks who is there. Bounds:
-`clientsMax` memberships and `keptBytesMax`, beyond which a new one is refused; REQUESTERS_MAX
-requesters.
-
-Consumers of one group have to have the same subscriptions: which differ is logged, and shown by
-`ConsumerGroup.differences`. With `rejectInconsistentSubscriptions` the later one is refused.
+All consumers of a group need the same subscriptions. Differences are logged and listed by
+`ConsumerGroup.differences`; `rejectInconsistentSubscriptions` rejects the later consumer.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -40,22 +37,26 @@ from .errors import Refused, busy
 from .scheduler import IDLE_MS, Chore
 from .tables.topics import DLQ_PREFIX, RETRY_PREFIX
 
+T = TypeVar("T")
+R = TypeVar("R")
 log = logging.getLogger("raftmq.broker.clients")
 
+CLIENTS_MAX = 50_000  # memberships of clients in groups
+EXPIRY_MS = 120_000  # without a heartbeat; Apache's CHANNEL_EXPIRED_TIMEOUT
 GROUPS_PER_HEARTBEAT_MAX = 1_000
 REQUESTERS_MAX = 10_000
 SUBSCRIPTIONS_PER_GROUP_MAX = 10_000
 TAGS_PER_HEARTBEAT_MAX = 20_000  # .5 us each
 EXPRESSIONS_CHARS_MAX = 1 << 18  # of a heartbeat's subscriptions together
 GROUPS_PER_STEP = 50
-PROMPT_MEMBERS_MAX = 32  # of a group that is told of each change
-TELL_PAUSE_MS = 50  # between two times that a larger group is told
-WARN_PAUSE_MS = 600_000  # of a group's inconsistent subscriptions
+PROMPT_MEMBERS_MAX = 32  # members of a group that is notified of each change
+TELL_PAUSE_MS = 50  # between two notifications of a larger group
+WARN_PAUSE_MS = 600_000  # between two warnings about a group's subscriptions
 MEMBERSHIPS_PER_CONNECTION_MAX = 2 * GROUPS_PER_HEARTBEAT_MAX  # a process has one client id
 
 
 class ClientConnection(Protocol):
-    """The part of a connection that is needed here."""
+    """The used part of a connection."""
 
     @property
     def is_open(self) -> bool: ...
@@ -69,14 +70,14 @@ class ClientConnection(Protocol):
 
 @dataclass(slots=True)
 class Member:
-    """One client in one group."""
+    """A client in a group."""
 
     client_id: str
     connection: ClientConnection
     language: int
     version: int
     last_ms: int
-    wishes: Wishes = frozenset()  # a consumer's; one object for all that have the same
+    wishes: Wishes = frozenset()  # a consumer's; equal sets are shared
 
     def to_json(self) -> dict[str, Any]:
         """Return Apache's Connection bean."""
@@ -91,7 +92,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerData:
-    """A heartbeat's words about one consumer group."""
+    """A heartbeat's data about a consumer group."""
 
     group: str
     consume_type: str
@@ -118,13 +119,12 @@ class ConsumerGroup:
         self.consume_from_where = ""
         self.members: dict[str, Member] = {}
         self.subscriptions: dict[str, Subscription] = {}
-        # The members' wishes, but for those who subscribe to nothing: how many have these, and
-        # bytes kept.
+        # The members' non-empty subscription sets, each with its number of members and its bytes.
         self._wishes: dict[Wishes, list[int]] = {}
         self.warned_ms: int | None = None
 
     def update(self, told: ConsumerData) -> bool:
-        """Take over a heartbeat's words; return True when a subscription changed."""
+        """Apply a heartbeat; return True if a subscription changed."""
         self.consume_type = told.consume_type
         self.message_model = told.message_model
         self.consume_from_where = told.consume_from_where
@@ -142,7 +142,7 @@ class ConsumerGroup:
         return told if known is None or told.version >= known.version else known
 
     def renew(self, told: list[Subscription]) -> bool:
-        """Take over newer versions of known subscriptions; return True when one changed."""
+        """Apply newer versions of existing subscriptions; return True if any changed."""
         changed = False
         for fresh in told:
             old = self.subscriptions.get(fresh.topic)
@@ -156,7 +156,7 @@ class ConsumerGroup:
         return _kept_bytes(self.subscriptions) + sum(kept for _, kept in self._wishes.values())
 
     def wish(self, member: Member, wanted: Wishes, kept_bytes: int) -> None:
-        """Note a member's wishes."""
+        """Record a member's subscriptions."""
         if member.wishes == wanted:
             return
         self.forget_wishes(member)
@@ -165,7 +165,7 @@ class ConsumerGroup:
             self._wishes.setdefault(member.wishes, [0, kept_bytes])[0] += 1
 
     def forget_wishes(self, member: Member) -> None:
-        """Note that a member has left."""
+        """Remove a member's subscriptions."""
         if member.wishes in self._wishes:
             self._wishes[member.wishes][0] -= 1
             if not self._wishes[member.wishes][0]:
@@ -176,7 +176,7 @@ class ConsumerGroup:
         return not wanted or wanted in self._wishes
 
     def agrees(self, client_id: str, wanted: Wishes) -> bool:
-        """Return whether all members but this one have these wishes."""
+        """Return whether all other members have these subscriptions."""
         member = self.members.get(client_id)
         own = None if member is None else member.wishes
         return not wanted or all(
@@ -185,11 +185,11 @@ class ConsumerGroup:
 
     @property
     def is_consistent(self) -> bool:
-        """Whether all members have the same subscriptions."""
+        """True if all members have the same subscriptions."""
         return len(self._wishes) < 2
 
     def differences(self) -> dict[str, list[Difference]]:
-        """Return where members' subscriptions differ from most of the others', by client id."""
+        """Return, by client id, the subscriptions that differ from those of the majority."""
         if self.is_consistent:
             return {}
         return differences({name: member.wishes for name, member in self.members.items()})
@@ -211,23 +211,22 @@ class ConsumerGroup:
 
 class ClientTable:
     """All groups and their members. `on_consumer_group(group)` is called for each consumer group of
-    a heartbeat (its configuration and retry topic may have to be created)."""
+    a heartbeat, whose configuration and retry topic may be missing."""
 
     def __init__(
         self,
         *,
-        clients_max: int,
+        clients_max: int = CLIENTS_MAX,
         kept: Allowance,
-        expiry_ms: int,
+        expiry_ms: int = EXPIRY_MS,
         notify_enabled: Callable[[str], bool],
         on_consumer_group: Callable[[str], None],
         may_replace: Callable[[object, object], bool] = lambda before, connection: True,
         must_agree: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`kept` is shared with everything else that is kept for peers. `may_replace(before,
-        connection)` returns whether the sender on `connection` may take over or end a client's
-        membership over the connection `before`, which is open. `must_agree()`: refuse a consumer
-        whose subscriptions are not its group's."""
+        """`kept` is the shared budget of bytes kept for peers. `may_replace(before, connection)`
+        returns whether the sender may replace or remove a client of the open connection `before`.
+        `must_agree()` rejects consumers whose subscriptions differ from their group's."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[str, Member]] = {}
         self._clients_max = clients_max
@@ -238,11 +237,11 @@ class ClientTable:
         self._may_replace = may_replace
         self._must_agree = must_agree
         self._count = 0  # memberships
-        self._just_told: set[str] = set()  # large groups, since the last `tell`
-        self._untold: dict[str, None] = {}  # those of them that have changed since
+        self._just_told: set[str] = set()  # large groups notified since the last `tell`
+        self._untold: dict[str, None] = {}  # those that have changed again
         self._requesters: dict[str, ClientConnection] = {}  # client id → connection of its request
         self._requesters_by: dict[ClientConnection, set[str]] = {}
-        self._producer_groups: dict[str, set[str]] = {}  # client id → the groups it produces in
+        self._producer_groups: dict[str, set[str]] = {}  # client id → its producer groups
         # connection → its memberships: (is consumer, group, client id)
         self._by_connection: dict[ClientConnection, set[tuple[bool, str, str]]] = {}
 
@@ -267,7 +266,7 @@ class ClientTable:
         version: int,
         now_ms: int,
     ) -> bool:
-        """Take in HeartbeatData; return True when some group changed. Raises BodyError, Refused."""
+        """Apply HeartbeatData; return True if a group changed. Raises BodyError, Refused."""
         return finish(self.heartbeat_in_steps(connection, body, language, version, now_ms))
 
     def heartbeat_in_steps(
@@ -278,42 +277,37 @@ class ClientTable:
         version: int,
         now_ms: int,
     ) -> Steps[bool]:
-        """Do as `heartbeat`, in steps of GROUPS_PER_STEP groups."""
+        """Apply `heartbeat` in steps of GROUPS_PER_STEP groups."""
         client_id = _name(body, "clientID")
         producers, consumers = _groups(body, "producerDataSet"), _groups(body, "consumerDataSet")
         if len(producers) + len(consumers) > GROUPS_PER_HEARTBEAT_MAX:
             raise BodyError(f"a heartbeat of more than {GROUPS_PER_HEARTBEAT_MAX} groups")
         _check_texts(consumers)
-        told = []
-        for number, fields in enumerate(consumers, 1):
-            told.append(_consumer_data(fields))
-            if number % GROUPS_PER_STEP == 0:
-                yield
+        told = yield from _in_steps(consumers, _consumer_data)
         produced = [_name(fields, "groupName") for fields in producers]
-        for number, consumer in enumerate(told, 1):
-            self._on_consumer_group(consumer.group)
-            if number % GROUPS_PER_STEP == 0:
-                yield
-        any_change = False
-        for number, consumer in enumerate(told, 1):
-            if number % GROUPS_PER_STEP == 0:
-                yield
+        yield from _in_steps(told, lambda consumer: self._on_consumer_group(consumer.group))
+
+        def consumes(consumer: ConsumerData) -> bool:
             group = self.consumers.get(consumer.group) or ConsumerGroup(consumer.group)
             member = Member(client_id, connection, language, version, now_ms)
-            if self._take_in(group, consumer, member):
-                any_change = True
+            changed = self._take_in(group, consumer, member)
+            if changed:
                 self._notify(group.name)
-        for number, group_name in enumerate(produced, 1):
-            if number % GROUPS_PER_STEP == 0:
-                yield
-            member = Member(client_id, connection, language, version, now_ms)
-            members = self.producers.get(group_name, {})
-            self._join(members, False, group_name, member)
-            self.producers[group_name] = members
-        return any_change
+            return changed
+
+        def produces(name: str) -> None:
+            members = self.producers.get(name, {})
+            self._join(
+                members, False, name, Member(client_id, connection, language, version, now_ms)
+            )
+            self.producers[name] = members
+
+        changes = yield from _in_steps(told, consumes)
+        yield from _in_steps(produced, produces)
+        return any(changes)
 
     def _take_in(self, group: ConsumerGroup, told: ConsumerData, member: Member) -> bool:
-        """Add or refresh a consumer; return True when its group changed. Raises Refused."""
+        """Add or refresh a consumer; return True if its group changed. Raises Refused."""
         wanted = told.wishes
         if self._must_agree() and not group.agrees(member.client_id, wanted):
             raise Refused(
@@ -326,7 +320,7 @@ class ClientTable:
         more = max(0, told_bytes - _kept_bytes(group.subscriptions))
         more += 0 if group.knows(wanted) else told_bytes
         if not self._kept.take(more):
-            raise busy("keptBytesMax: clients have told as much as is kept")
+            raise busy("clients have told as much as is kept")
         try:
             joined = self._join(group.members, True, group.name, member)
         except Refused:
@@ -341,7 +335,7 @@ class ClientTable:
         return joined or changed
 
     def _warn(self, group: ConsumerGroup, now_ms: int) -> None:
-        """Log that a group's consumers lose messages, at most every WARN_PAUSE_MS."""
+        """Log inconsistent subscriptions of a group, at most once per WARN_PAUSE_MS."""
         if group.warned_ms is not None and now_ms < group.warned_ms + WARN_PAUSE_MS:
             return
         group.warned_ms = now_ms
@@ -354,7 +348,7 @@ class ClientTable:
         )  # fmt: skip
 
     def _join(self, members: dict[str, Member], consumer: bool, group: str, member: Member) -> bool:
-        """Add or refresh a member; return True when it was not known over this connection."""
+        """Add or refresh a member; return True if it is new on this connection."""
         old = members.get(member.client_id)
         if old is not None and old.connection is member.connection:
             old.last_ms = member.last_ms
@@ -399,7 +393,7 @@ class ClientTable:
                 self._notify(group)
 
     def closed(self, connection: ClientConnection) -> None:
-        """Remove all memberships of a connection that ended."""
+        """Remove all memberships of a closed connection."""
         for client_id in self._requesters_by.pop(connection, ()):
             del self._requesters[client_id]
         for consumer, group, client_id in sorted(self._by_connection.pop(connection, set())):
@@ -407,7 +401,7 @@ class ClientTable:
                 self._notify(group)
 
     def expire(self, now_ms: int) -> None:
-        """Remove clients that were silent for too long."""
+        """Remove clients whose last heartbeat is too old."""
         oldest_ms = now_ms - self._expiry_ms
         tables: list[tuple[bool, str, dict[str, Member]]] = [
             (True, name, group.members) for name, group in self.consumers.items()
@@ -428,16 +422,15 @@ class ClientTable:
         return found.subscriptions.get(topic) if found is not None else None
 
     def has_left(self, group: str, topic: str) -> bool:
-        """Return whether the consumers that are connected subscribe to other topics only.
-        Retries are the group's own."""
+        """Return whether the connected consumers subscribe only to different topics. Retry topics
+        always belong to their group."""
         found = self.consumers.get(group)
         subscribed = found.subscriptions if found is not None else {}
         return bool(subscribed) and topic not in subscribed and not topic.startswith(RETRY_PREFIX)
 
     def producer_connection(self, client_id: str) -> ClientConnection | None:
-        """Return the connection of a client that produces, in whatever group: the one heard of
-        last. If there was no heartbeat yet, the connection that a request of the client came
-        over."""
+        """Return the connection of the producer's latest heartbeat in any group. Before the first
+        heartbeat, return the connection of its last request."""
         groups = self._producer_groups.get(client_id, ())
         members = [self.producers[group][client_id] for group in groups]
         reachable = [member for member in members if member.connection.is_open]
@@ -447,10 +440,10 @@ class ClientTable:
         return max(reachable, key=lambda member: member.last_ms).connection
 
     def requester(self, connection: ClientConnection, ext: Mapping[str, str]) -> None:
-        """Remember the connection over which a request with these V2 header fields came, if its
-        sender may want a reply. Raises no error that handling the send would not raise."""
+        """Register the connection of a request with these V2 header fields if its sender may expect
+        a reply. Raises no error that handling the send would not raise."""
         if ext["b"].startswith((RETRY_PREFIX, DLQ_PREFIX)):
-            return  # its consumer sent it back, not the requester
+            return  # sent back by its consumer, not by the requester
         properties = decode_properties(ext.get("i") or "")
         client_id = properties.get("REPLY_TO_CLIENT")
         if (
@@ -463,16 +456,16 @@ class ClientTable:
         if before is connection:
             return
         if before is None and len(self._requesters) >= REQUESTERS_MAX:
-            return  # its heartbeat will come
+            return  # its heartbeat will follow
         if before is not None:
             if not self._may_replace(before, connection):
-                return  # another account's client: its replies are not for this sender
+                return  # a client of a different account
             self._requesters_by[before].discard(client_id)
         self._requesters[client_id] = connection
         self._requesters_by.setdefault(connection, set()).add(client_id)
 
     def set_subscriptions(self, group_name: str, told: list[Any]) -> None:
-        """Take over the subscriptions that a consumer reported when asked. Raises BodyError."""
+        """Apply the subscriptions that a consumer reported when asked. Raises BodyError."""
         group = self.consumers.get(group_name)
         if group is None or not isinstance(told, list):
             return
@@ -481,7 +474,7 @@ class ClientTable:
         fresh = [subscription for subscription in fresh if subscription.topic in known]
         more = sum(one.kept_bytes - known[one.topic].kept_bytes for one in fresh)
         if not self._kept.take(max(0, more)):
-            return  # its next heartbeat is told so
+            return  # its next heartbeat is rejected
         before = group.kept_bytes + max(0, more)
         changed = group.renew(fresh)
         self._kept.give_back(before - group.kept_bytes)
@@ -489,7 +482,7 @@ class ClientTable:
             self._notify(group_name)
 
     def consumer(self, connection: ClientConnection, group_name: str) -> Member | None:
-        """Return the group's member that speaks over this connection."""
+        """Return the group's member on this connection."""
         group = self.consumers.get(group_name)
         for consumer, name, client_id in self._by_connection.get(connection, ()):
             if group is not None and consumer and name == group_name:
@@ -497,25 +490,24 @@ class ClientTable:
         return None
 
     def is_consumer(self, connection: ClientConnection, group: str) -> bool:
-        """Return whether a consumer of the group speaks over this connection."""
+        """Return whether a consumer of the group uses this connection."""
         memberships = self._by_connection.get(connection, ())
         return any(consumer and name == group for consumer, name, _ in memberships)
 
     def tell(self) -> None:
-        """Tell large groups of the changes that came soon after others; call it every
-        TELL_PAUSE_MS."""
+        """Notify large groups of collected changes, once per TELL_PAUSE_MS."""
         untold, self._untold = self._untold, {}
         self._just_told.clear()
         for name in untold:
             self._notify(name)
 
     def notify_all(self) -> None:
-        """Tell every consumer to rebalance now: this replica has become the leader."""
+        """Notify every consumer to rebalance, because this replica has become the leader."""
         for name in list(self.consumers):
             self._notify(name)
 
     def _members(self, consumer: bool, group: str) -> dict[str, Member]:
-        """Return the members of a group of consumers, or of producers."""
+        """Return the members of a consumer or producer group."""
         if not consumer:
             return self.producers.get(group, {})
         found = self.consumers.get(group)
@@ -579,7 +571,7 @@ def _tell(members: Iterable[Member], group: str) -> None:
         try:
             if member.connection.is_open:
                 member.connection.invoke_oneway(command)
-        except RemotingError as error:  # it finds out with its next rebalance, every 20 s
+        except RemotingError as error:  # its next rebalance, every 20 s, finds out
             log.info("notify_failed group=%s client=%s: %s", group, member.client_id, error)
 
 
@@ -589,8 +581,18 @@ def _somebody_elses(client_id: str) -> Refused:
     )
 
 
+def _in_steps(items: Iterable[T], take: Callable[[T], R]) -> Steps[list[R]]:
+    """Call `take` with each item, GROUPS_PER_STEP per step; return its results."""
+    results: list[R] = []
+    for number, item in enumerate(items, 1):
+        results.append(take(item))
+        if number % GROUPS_PER_STEP == 0:
+            yield
+    return results
+
+
 def _groups(body: dict[str, Any], key: str) -> list[Any]:
-    """Return the groups that a heartbeat has under `key`. Raises BodyError."""
+    """Return the groups of a heartbeat under `key`. Raises BodyError."""
     found = body.get(key) or []
     if not isinstance(found, list):
         raise BodyError(f"{key} of a heartbeat is no list")
@@ -606,7 +608,7 @@ def _name(fields: Any, key: str) -> str:
 
 
 def _check_texts(consumers: list[Any]) -> None:
-    """Raise BodyError if the subscriptions of a heartbeat have too much text together."""
+    """Raise BodyError if a heartbeat's subscriptions have too much text."""
     told = [fields.get("subscriptionDataSet") for fields in consumers if isinstance(fields, dict)]
     lists = [subscriptions for subscriptions in told if isinstance(subscriptions, list)]
     texts = [

@@ -1,8 +1,7 @@
-"""The one form in which every part of a broker offers what it does.
+"""The `Service` interface of every part of a broker.
 
-A part lists in a `Service` its request handlers, its HTTP operations, its periodic work, what it
-does when the role changes and when the broker stops. `broker.broker` puts the services into one
-order and passes every event to them in that order.
+A part lists its request handlers, HTTP operations, periodic work, and its reactions to role changes
+and to the stop. `broker.broker` orders the services and passes every event in that order.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from .scheduler import Chore
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """A role event and its meaning. Here a leader is one that is ready to serve."""
+    """A role event and its meaning; a leader here is ready to serve."""
 
     event: RoleEvent
     leading: bool
-    began: bool  # this replica is the ready leader, and was not
-    ended: bool  # it was, and is not any more
-    goes_on: bool  # it leads as before, in the same term: nothing has ended or begun
-    awaited: bool  # this replica, or the one that it hands over to, will lead in a moment
+    began: bool  # this replica has become the ready leader
+    ended: bool  # this replica has ceased to be the ready leader
+    goes_on: bool  # it still leads, in the same term
+    awaited: bool  # this replica, or the target of its transfer, is about to lead
 
 
 def at_each_leadership(act: Callable[[], None]) -> Callable[[RoleChange], None]:
-    """Return a `role_changed` that calls `act` whenever a leadership begins or ends, but not while
-    one just goes on: its work in progress must not be begun a second time."""
+    """Return a `role_changed` that calls `act` when a leadership starts or ends. A leadership that
+    continues does not restart the work in progress."""
 
     def changed(change: RoleChange) -> None:
         if not change.goes_on:
@@ -42,22 +41,21 @@ def at_each_leadership(act: Callable[[], None]) -> Callable[[RoleChange], None]:
 
 
 def next_turn(act: Callable[[], None]) -> None:
-    """Call `act` in the next turn of the loop."""
+    """Call `act` in the next iteration of the loop."""
     asyncio.get_running_loop().call_soon(act)
 
 
 def _nothing(_: RoleChange) -> None:
-    """Do nothing: most parts need not know the role."""
+    """Ignore the role."""
 
 
 async def _at_once() -> None:
-    """Return: there is nothing to end."""
+    """Return, since there is nothing to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Everything that one part of a broker offers. `stop` is awaited after the engine has
-    stopped."""
+    """The interface of one part of a broker. `stop` is awaited after the engine has stopped."""
 
     handlers: Mapping[int, Handler] = field(default_factory=dict)
     operations: Sequence[Operation] = ()

@@ -1,12 +1,12 @@
-"""The broker's configuration: Apache RocketMQ's broker.conf keys where they exist, and our own.
+"""Configuration of a broker: Apache RocketMQ's broker.conf keys where they exist, and our own.
 
-One frozen object per process, built at the edge by `load` and handed down. The declarations below
-are the single source: files, environment and command line are parsed by them (ops.settings), values
-are checked against them (ops.options), and docs/configuration.md is generated from them.
+`load` builds one frozen object per process. The declarations are the single source: files,
+environment and command line are parsed (ops.settings) and checked (ops.options) by them, and
+docs/configuration.md is generated from them.
 
-The sections are TOML's tables; broker.conf in Apache's format has the same keys without sections.
-Keys declared live may be changed while the broker runs (`change_live`): code that uses them reads
-them anew each time. Files are not reloaded.
+Sections are TOML's tables; broker.conf in Apache's format has the same keys without sections. Live
+keys may change while the broker runs (`change_live`), so code reads them at each use. Files are not
+reloaded.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ GIB = 1024 * MIB
 STANDARD_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 LEVELS_MAX = 128
 DELAY_MS_MAX = 366 * 86_400_000
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}  # ms is ours only
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}  # ms is our own
 _LEVEL = re.compile(r"(\d{1,15})(ms|s|m|h|d)")
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One replica of the group: its id and the address of its Raft listener."""
+    """A replica's id and the address of its Raft listener."""
 
     node_id: str
     host: str
@@ -81,7 +81,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig(PeerTlsOptions):
-    """All settings of a broker process. Units are given with the declarations."""
+    """All settings of a broker process, with their units in the declarations."""
 
     # fmt: off
 
@@ -123,23 +123,6 @@ class BrokerConfig(PeerTlsOptions):
     registration_key_file: str = option("network", "registrationKeyFile", "",
         "File of the key that registrations are signed with, the name servers' (its first line;"
         " nobody else may read it); empty: they are not signed ([Security](security.md)).")
-    write_buffer_bytes_max: int = option("network", "writeBufferBytesMax", 64 * MIB,
-        "Unsent answers of a connection; above, it is closed.", unit=BYTES, low=64 * KIB)
-    unfinished_frame_bytes_max: int = option("network", "unfinishedFrameBytesMax", 64 * MIB,
-        "Frames that have begun to arrive, over all connections; above, those that began first"
-        " are closed.", unit=BYTES, low=16 * MIB)
-    frame_deadline_ms: int = option("network", "frameDeadlineMs", 60_000,
-        "A frame that takes longer to arrive closes its connection.", unit=MS, low=1_000)
-    unsent_bytes_max: int = option("network", "unsentBytesMax", 256 * MIB,
-        "Unsent answers, over all connections; above, those with most of them are closed.",
-        unit=BYTES, low=16 * MIB)
-    slow_request_bytes_max: int = option("network", "slowRequestBytesMax", 64 * MIB,
-        "Requests that are worked on and are no sends or pulls, over all connections; above, they"
-        " are refused (`[BUSY]`).", unit=BYTES, low=MIB)
-    kept_bytes_max: int = option("network", "keptBytesMax", 256 * MIB,
-        "What clients say in heartbeats and in pulls and pops that wait, over all connections;"
-        " above, heartbeats are refused (`[BUSY]`), pulls and pops are answered at once.",
-        unit=BYTES, low=MIB)
 
     # [store]
     store_path_root_dir: str = option("store", "storePathRootDir", "store",
@@ -261,23 +244,14 @@ class BrokerConfig(PeerTlsOptions):
         unit=MS, low=1, high=86_400_000, live=True, alike=True)
     idempotent_window_max: int = option("messages", "idempotentWindowMax", 20_000,
         "So many of them are known, the newest.", low=1, high=1_000_000, live=True, alike=True)
-    writers_max: int = option("messages", "writersMax", 1_000,
-        "Exactly-once writers in this broker group; above, a new one is refused until another is"
-        " deleted.", low=1, high=100_000, live=True, alike=True)
     pop_inflight_message_threshold: int = option("messages", "popInflightMessageThreshold", 10_000,
         "So many messages of a queue may be popped and not acknowledged by a group; above, it gets"
         " no more of that queue.", low=1, high=1_000_000, live=True, alike=True)
-    pop_batches_max: int = option("messages", "popBatchesMax", 200_000,
-        "So many pops may be unacknowledged on this broker; above, a pop is answered `[BUSY]`. Each"
-        " takes about 400 bytes of memory on every replica.", low=1, high=10_000_000, live=True,
-        alike=True)
     trace_on: bool = option("messages", "traceOn", True, "TRACE_ON in the answers to sends.")
     long_polling_enable: bool = option("messages", "longPollingEnable", True,
         "Hold a pull that finds nothing for as long as it asks.", live=True)
     short_polling_time_mills: int = option("messages", "shortPollingTimeMills", 1000,
         "Without long polling: how long an empty pull is held.", unit=MS, low=1, live=True)
-    held_pulls_max: int = option("messages", "heldPullsMax", 100_000,
-        "Pulls held; above, they are answered at once.", low=0)
     max_transfer_count_on_message_in_memory: int = option(
         "messages", "maxTransferCountOnMessageInMemory", 32,
         "Messages of one pull. A consumer that also says how many bytes it takes (`maxMsgBytes`)"
@@ -313,20 +287,10 @@ class BrokerConfig(PeerTlsOptions):
         unit=MS, low=100, alike=True)
     default_query_max_num: int = option("messages", "defaultQueryMaxNum", 32,
         "The same, where the query names no number.", low=1, high=64, live=True)
-    offset_commit_interval_ms: int = option("messages", "offsetCommitIntervalMs", 150,
-        "Consumer offsets are gathered so long before they go into the log.",
-        unit=MS, low=1, high=5_000)
-    consumer_offsets_max: int = option("messages", "consumerOffsetsMax", 4_000_000,
-        "Offsets of groups, one a group and queue; above, those of further ones are refused"
-        " (`[BUSY]`).", low=1, alike=True)
-    clients_max: int = option("messages", "clientsMax", 50_000,
-        "Memberships of clients in groups; above, heartbeats are refused.", low=1)
     reject_inconsistent_subscriptions: bool = option("messages", "rejectInconsistentSubscriptions",
         False, "Refuse the heartbeat of a consumer whose subscriptions are not those of its group's"
         " other consumers (`[INCONSISTENT_SUBSCRIPTIONS]`). They are logged in any case.",
         live=True)
-    client_expiry_ms: int = option("messages", "clientExpiryMs", 120_000,
-        "A client silent for so long is forgotten.", unit=MS, low=100)
 
     # [transactions]
     transaction_time_out: int = option("transactions", "transactionTimeOut", 6_000,
@@ -339,21 +303,16 @@ class BrokerConfig(PeerTlsOptions):
         alike=True)
     reject_transaction_message: bool = option("transactions", "rejectTransactionMessage", False,
         "Take no transactional messages.", alike=True)
-    open_transactions_max: int = option("transactions", "openTransactionsMax", 200_000,
-        "Half messages that have not ended; above, new ones are refused (`[BUSY]`).", low=1,
-        alike=True)
 
     # [classic]
     slave_read_enable: bool = option("classic", "slaveReadEnable", False,
         "A master or Raft leader sends consumers of cold data to a slave or follower.")
     ha_listen_port: int = option("classic", "haListenPort", 0,
         "Where a master listens for slaves; 0: `listenPort` + 1.", low=0, high=65535)
-    ha_accept_unproven_slaves: bool = option("classic", "haAcceptUnprovenSlaves", False,
+    ha_accept_unproven_peers: bool = option("classic", "haAcceptUnprovenPeers", False,
         "A master lets in slaves that give no proof, as Apache's cannot: whoever reaches"
-        " `haListenPort` then gets every message.")
-    ha_follow_unproven_master: bool = option("classic", "haFollowUnprovenMaster", False,
-        "A slave asks its master for no proof, as Apache's cannot give one: it then stores whatever"
-        " it is sent from that address.")
+        " `haListenPort` then gets every message. A slave asks its master for no proof: it then"
+        " stores whatever it is sent from that address.")
     ha_master_address: str = option("classic", "haMasterAddress", "",
         "The master, `host:port`; empty: what a name server says.")
     master_address: str = option("classic", "masterAddress", "",
@@ -375,8 +334,6 @@ class BrokerConfig(PeerTlsOptions):
         "A new slave begins with the last segment.")
     slave_sync_metadata_interval_ms: int = option("classic", "slaveSyncMetadataIntervalMs", 60_000,
         "Between two copies of the master's tables.", unit=MS, low=20)
-    ha_connections_max: int = option("classic", "haConnectionsMax", 16,
-        "Slaves of a master.", low=1)
 
     # [raft]
     enable_dleger_commit_log: bool = option("raft", "enableDLegerCommitLog", False,
@@ -394,9 +351,6 @@ class BrokerConfig(PeerTlsOptions):
     preferred_leader_id: str = option("raft", "preferredLeaderId", "",
         "Which of the peers should lead when it can, in a group that was never told; from then on"
         " the group itself knows (docs/http-api.md).")
-    preferred_leader_after_ms: int = option("raft", "preferredLeaderAfterMs", 5_000,
-        "For so long the preferred leader must have been able to lead before it does.",
-        unit=MS, low=100)
     heartbeat_interval_ms: int = option("raft", "heartbeatIntervalMs", 75,
         "A leader's heartbeats.", unit=MS, low=5, alike=True)
     election_timeout_min_ms: int = option("raft", "electionTimeoutMinMs", 300,
@@ -404,8 +358,6 @@ class BrokerConfig(PeerTlsOptions):
         unit=MS, low=20, alike=True)
     election_timeout_max_ms: int = option("raft", "electionTimeoutMaxMs", 600,
         "See the minimum.", unit=MS, low=30, alike=True)
-    frames_in_flight_max: int = option("raft", "framesInFlightMax", 8,
-        "Frames (group commits) not committed yet.", low=1, high=1024)
     frame_size_max: int = option("raft", "frameSizeMax", 1 * MIB,
         "A frame; one larger message has a frame of its own.",
         unit=BYTES, low=4 * KIB, high=16 * MIB)
@@ -452,8 +404,6 @@ class BrokerConfig(PeerTlsOptions):
         "Serve `/health/live` and `/health/ready` at this port of 127.0.0.1, too, without TLS: what"
         " looks after the process on its own machine needs no certificate; 0: nowhere.",
         low=0, high=65535)
-    http_faults_enable: bool = option("http", "httpFaultsEnable", False,
-        "Offer fault injection, on a node that runs over the fault layer.")
 
     # [log]
     log_format: str = option("log", "logFormat", "text",
@@ -472,9 +422,6 @@ class BrokerConfig(PeerTlsOptions):
     history_period_ms: int = option("metrics", "historyPeriodMs", 15_000,
         "Between two samples of the figures over time (`/api/v1/history`). 0: none are kept.",
         unit=MS, low=0)
-    history_bytes_max: int = option("metrics", "historyBytesMax", 32 * MIB,
-        "So much of them is kept, under `history/`: days, or some ten hours with hundreds of topics"
-        " and groups.", unit=BYTES, low=1 * MIB)
     # fmt: on
 
     @property
@@ -492,7 +439,7 @@ class BrokerConfig(PeerTlsOptions):
         return self.is_classic and self.broker_role == "SLAVE"
 
     def without_effect(self) -> tuple[str, ...]:
-        """Return the keys of Apache's that are set here but have no effect in this mode."""
+        """Return the keys set here that have no effect in this mode."""
         raft_only = (
             ("dLegerGroup", self.dleger_group, ""),
             ("dLegerPeers", self.dleger_peers, ""),
@@ -511,7 +458,7 @@ class BrokerConfig(PeerTlsOptions):
 
     @property
     def address(self) -> str:
-        """The address told to clients and name servers: brokerIP1, advertisedPort or listenPort."""
+        """The advertised client address: brokerIP1, and advertisedPort or listenPort."""
         return f"{self.broker_ip1}:{self.advertised_port or self.listen_port}"
 
     @property
@@ -528,23 +475,23 @@ class BrokerConfig(PeerTlsOptions):
 
     @property
     def group_name(self) -> str:
-        """The Raft group's name, which is the broker group's: dLegerGroup, or else brokerName."""
+        """The name of the Raft group and broker group: dLegerGroup, or else brokerName."""
         return self.dleger_group or self.broker_name
 
     @property
     def ha_port(self) -> int:
-        """The port where a classic master listens for slaves; 0: any, as with listenPort."""
+        """The port where a classic master listens for slaves; 0 means any, as with listenPort."""
         return self.ha_listen_port or (self.listen_port and self.listen_port + 1)
 
     @property
     def node_name(self) -> str:
-        """This broker's name among those of its broker name: brokerId or dLegerSelfId."""
+        """This broker's name within its broker name: brokerId or dLegerSelfId."""
         return str(self.broker_id) if self.is_classic else self.dleger_self_id
 
     def registration_id(self, leader: bool) -> int:
-        """Return the brokerId to register: 0 for the leader or master, a slave's brokerId, or 1 +
-        the ordinal in the peers, which holds in a Raft group unless its configuration says
-        otherwise."""
+        """Return the brokerId to register: 0 for a leader or master, and a slave's own brokerId.
+        Another replica has 1 + its ordinal in the peers, unless the group's configuration differs.
+        """
         if leader:
             return 0
         if self.is_classic:
@@ -553,8 +500,7 @@ class BrokerConfig(PeerTlsOptions):
         return 1 + ids.index(self.dleger_self_id)
 
     def alike(self) -> dict[str, str]:
-        """Return the settings that should be the same on all replicas of a group, as text, by key;
-        what can be written in several ways in one."""
+        """Return by key the settings that should be equal on all replicas, as normalized text."""
         texts = {key: o.text(getattr(self, o.name)) for key, o in OPTIONS.items() if o.alike}
         return texts | {
             "namesrvAddr": ";".join(sorted(set(self.name_servers))),
@@ -579,17 +525,16 @@ def load(
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Loaded[BrokerConfig]:
-    """Load the defaults, the file at `path` (TOML or broker.conf), RAFTMQ_ variables of
-    `environment` and `--set key=value` overrides; each overrides the ones before.
+    """Load defaults, the file at `path` (TOML or broker.conf), RAFTMQ_ variables and `--set
+    key=value` overrides, in rising priority.
 
-    Raises ConfigError, also for an unreadable file.
-    """
+    Raises ConfigError, also for an unreadable file."""
     settings = gather(OPTIONS, path, overrides, environment)
     return replace(_build(settings), repeated=repeated(OPTIONS, settings))
 
 
 def load_config(path: str | None, overrides: Sequence[str] = ()) -> BrokerConfig:
-    """Do as `load`, without environment and places. Raises ConfigError."""
+    """Load the configuration without environment. Raises ConfigError."""
     return load(path, overrides).config
 
 
@@ -628,7 +573,7 @@ def _build(settings: Iterable[Setting]) -> Loaded[BrokerConfig]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """New values by key: those of live keys, and those that a running broker cannot change."""
+    """New values by key, split into live keys and keys that need a restart."""
 
     live: dict[str, Any]
     fixed: dict[str, Any]
@@ -648,8 +593,8 @@ def parse_live(changes: Mapping[str, object]) -> Wanted:
 
 
 def shown_changes(changes: Mapping[str, object]) -> dict[str, object]:
-    """Return changes of keys as they may be shown: without the values of secrets, and of unknown
-    keys, which may be secrets whose names are misspelt."""
+    """Return changes of keys for display, without values of secrets or of unknown keys, which may
+    be misspelt secrets."""
     shown: dict[str, object] = {}
     for key, value in changes.items():
         declared = find(OPTIONS, Setting(key, value, "change"))
@@ -658,8 +603,8 @@ def shown_changes(changes: Mapping[str, object]) -> dict[str, object]:
 
 
 def change_live(config: BrokerConfig, values: Mapping[str, Any]) -> None:
-    """Change the configuration in effect, all of `values` or nothing: the one place where a
-    configuration is not frozen. Raises ConfigError for values that do not go together."""
+    """Change the configuration in effect, all of `values` or nothing. No other function changes a
+    configuration. Raises ConfigError if the values conflict."""
     named = {OPTIONS[key].name: value for key, value in values.items()}
     assert all(OPTIONS[key].live for key in values), values
     _check_together(replace(config, **named), dict.fromkeys(named, "change"))
@@ -668,10 +613,10 @@ def change_live(config: BrokerConfig, values: Mapping[str, Any]) -> None:
 
 
 def parse_peers(text: str) -> tuple[Peer, ...]:
-    """Parse `n0-host:port;n1-host:port` (Apache) or `n0=host:port`; an id has no '-' and no '='.
+    """Parse `n0-host:port;n1-host:port` (Apache) or `n0=host:port`. An id contains no '-' and no
+    '='.
 
-    Raises ValueError with the offending part.
-    """
+    Raises ValueError with the offending entry."""
     peers: list[Peer] = []
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         match = re.fullmatch(r"([A-Za-z0-9_]+)[-=](\[[^\]]+\]|[^:\s]+):(\d{1,5})", part)
@@ -689,8 +634,8 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
 
 
 def parse_founders(text: str) -> tuple[Peer, ...]:
-    """Parse the peers of a group that begins: no two at one address. (Who joins may have taken the
-    place of a member that is lost.) Raises ValueError."""
+    """Parse the peers of a new group, whose addresses must differ. (A joining replica may replace a
+    lost member at its address.) Raises ValueError."""
     peers, ids = parse_peers(text), dict[tuple[str, int], str]()
     for peer in peers:
         other = ids.setdefault((peer.host.lower(), peer.port), peer.node_id)
@@ -701,7 +646,7 @@ def parse_founders(text: str) -> tuple[Peer, ...]:
 
 
 def _listeners(config: BrokerConfig) -> Iterator[Listener]:
-    """Yield where this broker listens, and the proxy beside it."""
+    """Yield the listeners of this broker and of its proxy."""
     bind, listen_port = config.bind_address, config.listen_port
     yield Listener("listen_port", bind, listen_port)
     if config.is_classic:
@@ -717,7 +662,7 @@ def _listeners(config: BrokerConfig) -> Iterator[Listener]:
 
 
 def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
-    """Check values that depend on one another. Raises ConfigError."""
+    """Check values that depend on each other. Raises ConfigError."""
 
     def fail(name: str, why: str) -> None:
         raise wrong_value(OPTIONS, config, places, name, why)
@@ -804,7 +749,7 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """Return the levels in ms, level 1 first. Raises ValueError, which says what is wrong."""
+    """Return the levels in ms, level 1 first. Raises ValueError with the reason."""
     levels: list[int] = []
     for part in text.split():
         found = _LEVEL.fullmatch(part)

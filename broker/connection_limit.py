@@ -1,7 +1,7 @@
-"""Bounds the clients' connections by the file descriptors that the store leaves for them.
+"""The limit of client connections, derived from free file descriptors.
 
-The store's share grows with the log: its segments and the files of its index stay open. So the
-bound is computed again while the broker runs. It never closes a connection that is open.
+The store's share grows with its segments and index files, so the limit is computed again while the
+broker runs. Open connections are never closed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from raftmq.store.message_store import MessageStore
 
 from .scheduler import Chore
 
-LOOK_MS = 5_000  # a log grows by few segments meanwhile
+LOOK_MS = 5_000  # the log grows by few segments in that time
 
 
 class ClientRoom:
-    """Keeps the bound of `server`. One per broker."""
+    """Maintains the limit of `server`."""
 
     def __init__(self, shares: Shares, store: MessageStore, server: RemotingServer) -> None:
         self._shares = shares
@@ -25,7 +25,7 @@ class ClientRoom:
         self._wanted = ServerLimits().connections_max
 
     def start(self) -> None:
-        """Set the bound, and log if it is lower than it would be with more descriptors."""
+        """Set the limit; log if more descriptors would raise it."""
         self.look()
         warn_if_limited(self._server.connections_max, self._wanted, self._shares.limit)
 
@@ -34,6 +34,6 @@ class ClientRoom:
         return Chore("client_room", LOOK_MS, self.look)
 
     def look(self) -> None:
-        """Compute the bound from how many files the store holds open now."""
+        """Compute the limit from the store's open files."""
         files = self._shares.files_cached + self._store.files_held
         self._server.connections_max = min(self._wanted, self._shares.clients(files))

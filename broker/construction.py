@@ -7,7 +7,6 @@ from raftmq.dledger.transport import peer_auth as gate
 from raftmq.ops.descriptors import Ports
 from raftmq.ops.ports import http_port
 from raftmq.remoting.codec import FRAME_SIZE_BYTES_MAX
-from raftmq.remoting.memory_limits import BudgetLimits
 from raftmq.remoting.process_tls import LINK_LIMITS
 from raftmq.remoting.tls import TlsMode
 from raftmq.store.config import StoreConfig, StoreMode, hot_span_bytes
@@ -20,6 +19,7 @@ from raftmq.web.settings import WebSettings
 
 from .config import BrokerConfig
 from .messages.send_request import SendRules
+from .replication.ha.master import SLAVES_MAX
 from .tables.topics import (
     DEFAULT_TOPIC,
     PERM_INHERIT,
@@ -44,7 +44,7 @@ def store_config(config: BrokerConfig) -> StoreConfig:
 
 
 def retention_policy(config: BrokerConfig) -> RetentionPolicy:
-    """Return the policy of the current settings, which may be changed while the broker runs."""
+    """Return the policy of the current settings, which may change while the broker runs."""
     return RetentionPolicy(
         reserved_hours=config.file_reserved_time,
         delete_when=frozenset(int(hour) for hour in config.delete_when.split(";")),
@@ -61,8 +61,8 @@ def retention_policy(config: BrokerConfig) -> RetentionPolicy:
 
 
 def topics_of_names(config: BrokerConfig) -> list[TopicConfig]:
-    """Return the topics named as the cluster and as the broker group. Tools of Apache's look for
-    brokers by their routes, and send to them to measure a broker."""
+    """Return the topics named after the cluster and the broker group. Apache's tools find brokers
+    by their routes, and measure a broker by sends to them."""
     perm = PERM_INHERIT | PERM_READ | PERM_WRITE
     return [
         TopicConfig(config.broker_cluster_name, perm=perm),
@@ -84,28 +84,18 @@ def send_rules(config: BrokerConfig, store_host: bytes) -> SendRules:
     )
 
 
-def budget_limits(config: BrokerConfig) -> BudgetLimits:
-    return BudgetLimits(
-        config.unfinished_frame_bytes_max,
-        config.frame_deadline_ms / 1000,
-        config.unsent_bytes_max,
-        config.slow_request_bytes_max,
-        config.kept_bytes_max,
-    )
-
-
 def ports_of(config: BrokerConfig) -> Ports:
-    """Return the ports besides that for clients, for the shares of descriptors."""
+    """Return the ports besides the clients', for the shares of descriptors."""
     http = int(config.http_enable) * (2 if config.http_health_port else 1)
     tls = 0
     if config.tls_server_mode != TlsMode.DISABLED:
-        tls += 2 if config.is_classic else 1  # that for clients, that for slaves
+        tls += 2 if config.is_classic else 1  # for clients and for slaves
         tls += 1  # the VIP port
     if config.http_enable and config.http_tls_mode != TlsMode.DISABLED:
         tls += 1
     peers = gate.HANDSHAKING_MAX if config.peer_secret or config.peer_secret_file else 0
     if config.is_classic:
-        peers += config.ha_connections_max
+        peers += SLAVES_MAX
     else:
         peers += incoming.HANDSHAKING_MAX + incoming.STRANGERS_MAX
         peers += LINK_LIMITS.arriving_max * (config.raft_tls_mode != TlsMode.DISABLED)
@@ -113,7 +103,7 @@ def ports_of(config: BrokerConfig) -> Ports:
 
 
 def template_topic(config: BrokerConfig) -> TopicConfig | None:
-    """Return the template for topics that a send creates; None if sends create no topics."""
+    """Return the template for topics created by sends, or None if sends create no topics."""
     if not config.auto_create_topic_enable:
         return None
     count = config.default_topic_queue_nums
@@ -121,7 +111,7 @@ def template_topic(config: BrokerConfig) -> TopicConfig | None:
 
 
 def web_settings(config: BrokerConfig, listen_port: int) -> WebSettings:
-    """Return the web server's settings. `listen_port`: where the broker really listens."""
+    """Return the web server's settings. `listen_port` is the bound port."""
     port = http_port(config.http_port, config.listen_port and listen_port)
     return WebSettings(
         enabled=config.http_enable,

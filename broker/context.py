@@ -1,8 +1,8 @@
-"""The things that every part of a broker may use.
+"""The context that all parts of a broker share.
 
-`Context` holds what exists before the first service: configuration, disk, replicated state, store,
-log, clocks. A part is given the context and the other parts that it needs, by name; what it offers
-in return it lists in a `Service` (broker.component).
+`Context` holds everything older than the first service: configuration, disk, replicated state,
+store, log, clocks. A part gets the context and the parts that it needs, and offers a `Service`
+(broker.component).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class Life:
     """The state of the broker's process between its start and its end."""
 
     boot_ms: int  # wall clock
-    recovered: bool = False  # the log is open: only then is there anything to flush
+    recovered: bool = False  # the log is open and can be flushed
     stopping: bool = False
-    closed: bool = False  # the log is closed again
-    stop_wanted: asyncio.Event = field(default_factory=asyncio.Event)  # an operator asked it to end
+    closed: bool = False  # the log is closed
+    stop_wanted: asyncio.Event = field(default_factory=asyncio.Event)  # by an operator
 
     @property
     def serving(self) -> bool:
-        """True while the broker's parts can be used: its log is open."""
+        """True while the log is open, so that the broker's parts can be used."""
         return self.recovered and not self.closed
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The things that a broker's parts share. `address` and `http_address` (with https:// if TLS is
-    used; "" without HTTP) are those that others are told. Time-outs go by `clock_ms`, which is
-    monotonic; `wall_ms` is the time of day."""
+    """The objects that a broker's parts share. `address` and `http_address` (https:// with TLS, ""
+    without HTTP) are the advertised addresses. Timeouts follow the monotonic `clock_ms`; `wall_ms`
+    is the time of day."""
 
     config: BrokerConfig
     disk: Disk
@@ -63,7 +63,7 @@ class Context:
     wall_ms: Callable[[], int]
 
     def leader_http(self) -> str:
-        """Return the address of the leader's node API; "" when that is not known."""
+        """Return the address of the leader's node API, or ""."""
         if self.roles.leading:
             return self.http_address
         leader = self.roles.leader

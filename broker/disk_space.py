@@ -1,12 +1,12 @@
-"""Decides whether the store's disk has room for messages, and for how long. Pure.
+"""Free space of the store's disk: full, short of room, and a forecast.
 
-*Full*: sends are refused, or taken by another replica (broker.leader_fitness). A disk is full if
- the used share has reached diskSpaceWarningLevelRatio, unless at least diskSpaceWarningFreeBytes
- are free: on a large disk the share alone means little. *Short of room*: the disk has been full,
- and its use is not well below that mark yet. A disk whose use goes up and down around the mark is
- short of room all the time, so that leadership does not move to and fro because of it.
+A disk is *full* if the used share has reached diskSpaceWarningLevelRatio and fewer than
+diskSpaceWarningFreeBytes are free, since the share alone means little on a large disk. Sends are
+then rejected or sent to a different replica (broker.leader_fitness). A disk that was full is *short
+of room* until its use is well below that mark. This hysteresis keeps leadership from moving back
+and forth.
 
-`Forecast` computes from the rate of the last half hour when the disk will be full.
+`Forecast` extrapolates the last half hour to the time when the disk will be full. Pure.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections import deque
 
 from raftmq.store.disk import DiskMark, DiskUsage
 
-MARGIN_PERCENT = 5  # more than the segments that retention removes in one pass of a small disk
-MARGIN_FREE = 1.25  # times the free bytes below which it is full
+MARGIN_PERCENT = 5  # more than retention removes in one pass of a small disk
+MARGIN_FREE = 1.25  # times the free bytes of a full disk
 SAMPLE_MS = 30_000
-SAMPLES = 60  # half an hour, because segments are allocated at once and make steps
-SAMPLES_MIN = 10  # five minutes; a shorter burst is no rate
-WARN_MS = 6 * 3_600_000  # time for an operator to make room
+SAMPLES = 60  # half an hour, because allocated segments make steps
+SAMPLES_MIN = 10  # five minutes; shorter bursts are no rate
+WARN_MS = 6 * 3_600_000  # time for an operator to free space
 
 
 class DiskRoom:
-    """The room on the disk as it was last looked at."""
+    """The disk's state at the last check."""
 
     __slots__ = ("full", "percent", "short")
 
@@ -34,7 +34,7 @@ class DiskRoom:
         self.percent = 0  # used, as df counts it
 
     def look(self, usage: DiskUsage, mark: DiskMark) -> None:
-        """Judge the disk by the current mark, which may be changed while the broker runs."""
+        """Apply the current mark, which may change while the broker runs."""
         self.percent = usage.used_percent
         self.full = mark.is_reached(usage)
         roomy = self.percent < mark.percent - MARGIN_PERCENT or (
@@ -44,7 +44,7 @@ class DiskRoom:
 
 
 class Forecast:
-    """Samples the room that is left before the disk is full."""
+    """Samples the bytes left before the disk is full."""
 
     __slots__ = ("_samples",)
 
@@ -52,14 +52,14 @@ class Forecast:
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES)  # (ms, bytes)
 
     def look(self, room_bytes: int, clock_ms: int) -> None:
-        """Take a sample, if it is time."""
+        """Add a sample if it is due."""
         if not self._samples or clock_ms - self._samples[-1][0] >= SAMPLE_MS:
             self._samples.append((clock_ms, room_bytes))
 
     @property
     def full_in_ms(self) -> int | None:
-        """In how many ms the disk is full at the rate of the last samples; None if it does not
-        fill, or there are too few samples."""
+        """Milliseconds until the disk is full at the sampled rate; None if it does not fill, or
+        with too few samples."""
         if len(self._samples) < SAMPLES_MIN:
             return None
         (first_ms, first), (last_ms, last) = self._samples[0], self._samples[-1]
@@ -67,7 +67,7 @@ class Forecast:
 
     @property
     def warning(self) -> str:
-        """The forecast in words if the disk is full soon, else ""."""
+        """The forecast as text if the disk is full soon, else ""."""
         full_in_ms = self.full_in_ms
         if full_in_ms is None or full_in_ms >= WARN_MS:
             return ""

@@ -1,13 +1,12 @@
-"""Wrappers of request handlers: every request is counted, and every refusal becomes an answer.
+"""Wrappers of request handlers that count requests and translate errors to responses.
 
-A leader that was deposed and does not know it yet has old data. What it finds there is committed
-and stays true. But that something is not there, or ends somewhere, is answered by a leader only
-behind a read barrier, for all requests here. The barrier comes first for queries whose every answer
-says so. For others it follows the refusal: nobody else led, then, when the handler looked.
+A deposed leader may still have old data. Its positive answers are committed and stay true. A
+negative answer (something is absent, or ends here) is given by a leader only behind a read barrier.
+The barrier comes first for queries whose every answer is of that kind. For the rest it follows the
+error, and proves that no other replica led when the handler ran.
 
-Without a barrier stays what is no group's state: which clients are there (38, 203, 204, 328) each
-broker knows for itself (broker.clients), and what queues a client gets follows from it (400,
-broker.pop.assignment).
+Clients are no group state: each broker knows its own (38, 203, 204, 328; broker.clients). Queue
+assignments depend on them (400, broker.pop.assignment). Neither waits for a barrier.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from raftmq.remoting.fair_scheduling import Steps, StepTurns
 
 from .errors import NOT_LEADER, OutcomeUnknown, Refused, busy, not_leader
 
-# Any replica answers these from what it has applied; the leader's answer is taken for the newest.
-# Other queries about the newest state are the leader's alone, and wait for the barrier themselves.
+# Any replica answers these from its applied state; the leader's answer counts as the newest. The
+# remaining queries about the newest state are the leader's alone and run the barrier themselves.
 NEWEST = frozenset(
     {
         RequestCode.QUERY_MESSAGE,
@@ -50,8 +49,8 @@ NEWEST = frozenset(
 
 
 class Guard:
-    """Wraps handlers. A refusal because this replica does not lead names the leader, if known; so
-    does every word of it that something does not exist."""
+    """Wraps handlers. An error names the leader, if known, when this replica does not lead or
+    something is absent."""
 
     def __init__(
         self,
@@ -59,13 +58,13 @@ class Guard:
         leader_address: Callable[[], str],
         barrier: Callable[[], Awaitable[None]],
     ) -> None:
-        """`leads()`: whether this replica has everything that there is, as far as it knows;
-        `barrier()` returns once that is proven, or raises Refused or RaftError."""
+        """`leads()` returns whether this replica probably has the complete state. `barrier()`
+        returns once that is proven, or raises Refused or RaftError."""
         self._leads = leads
         self._leader_address = leader_address
         self._barrier = barrier
         self._turns = StepTurns()
-        self.requests: dict[int, int] = {}  # except sends, by code
+        self.requests: dict[int, int] = {}  # by code, except sends
 
     def around(self, handler: Handler) -> Handler:
         def guarded(connection: Connection, request: RemotingCommand) -> Answer:
@@ -83,8 +82,7 @@ class Guard:
             if isinstance(answer, Generator):
                 return self._stepped(request, answer)
             slow = self._slow(request, answer)
-            # A connection with too much work closes this coroutine before it began; then close
-            # `answer`, too.
+            # A full connection closes this coroutine before its start; then also close `answer`.
             weakref.finalize(slow, answer.close).atexit = False
             return slow
 
@@ -93,7 +91,7 @@ class Guard:
     def _stepped(
         self, request: RemotingCommand, steps: Steps[RemotingCommand | None]
     ) -> Steps[RemotingCommand | None]:
-        """Do as `steps`, and answer an error; no such request reports that something is absent."""
+        """Run `steps`, and answer an error. No such request reports an absence."""
         try:
             return (yield from steps)
         except RemotingError as error:
@@ -115,7 +113,7 @@ class Guard:
     async def _newest(
         self, handler: Handler, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand | None:
-        """Prove that this replica leads, and answer."""
+        """Prove leadership, then answer."""
         try:
             await self._barrier()
             answer = handler(connection, request)
@@ -128,13 +126,13 @@ class Guard:
         return await self._slow(request, answer)
 
     def _is_doubtful(self, request: RemotingCommand, error: Exception) -> bool:
-        """Return whether the leader says that something is not there, and somebody hears it."""
+        """Return whether the leader is about to report an absence in a response."""
         is_absent = isinstance(error, Refused) and error.absent
         return is_absent and self._leads() and not request.is_oneway
 
     async def _proven_refusal(self, request: RemotingCommand, error: Exception) -> RemotingCommand:
-        """Return the answer for an error, once this replica is proven to lead if it says that
-        something is not there."""
+        """Return the response for an error. Leadership is proven first if the error reports an
+        absence."""
         if self._is_doubtful(request, error):
             try:
                 await self._barrier()
@@ -143,7 +141,7 @@ class Guard:
         return self.refusal(request, error)
 
     def refusal(self, request: RemotingCommand, error: Exception) -> RemotingCommand:
-        """Return the answer for an error of ours or of the engine's."""
+        """Return the response for an error of ours or of the engine."""
         if isinstance(error, RaftError):
             error = _translated(error)
         if not isinstance(error, RemotingError):
@@ -162,12 +160,12 @@ class Guard:
 
 
 def _elsewhere(words: str | None) -> Refused:
-    """Return the refusal of a replica that does not lead, and has not what is asked for."""
+    """Return the error of a replica that neither leads nor has the requested object."""
     return not_leader(f"this replica is not the leader; here, {words}")
 
 
 def _translated(error: RaftError) -> RemotingError:
-    """Return one of the engine's refusals as the error that goes over the wire."""
+    """Return an engine's error as the error for the wire."""
     if isinstance(error, NotLeader):
         return not_leader()
     if isinstance(error, Busy):

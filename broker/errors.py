@@ -1,4 +1,4 @@
-"""The broker room's errors: they say whether a retry can help and whether the effect is known."""
+"""Errors of the broker, with the value of a retry and the certainty of the effect."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ UNKNOWN = "OUTCOME_UNKNOWN"
 
 
 class Refused(RemotingError):
-    """A request that is definitely not carried out; `code` and the text go to the requester.
+    """A request that definitely had no effect; `code` and the text are sent to the requester.
 
-    `tag`: a word for programs, such as BUSY. The remark begins with it, in brackets. `absent`: this
-    replica does not have what is asked for, as with two codes always. The leader may have it: only
-    who is proven to lead may answer so."""
+    `tag` is a word for programs, such as BUSY, that starts the remark in brackets. `absent` means
+    that this replica does not have the requested object, as two codes always do. Only a proven
+    leader may answer so."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Refused(RemotingError):
 
 
 class ConditionUnmet(Refused):
-    """A conditional change that was not made: the resource has another `version`; None: there is no
-    such resource."""
+    """A conditional change that was not made. The resource has a different `version`, or None if it
+    does not exist."""
 
     def __init__(self, version: str | None) -> None:
         has = "there is no such resource" if version is None else f"its version is {version}"
@@ -56,7 +56,7 @@ class ConditionUnmet(Refused):
 
 
 class OutcomeUnknown(RemotingError):
-    """A change that was put into the log and may or may not be committed."""
+    """A change in the log that may or may not be committed."""
 
     retriable = True
     tag = UNKNOWN
@@ -67,7 +67,7 @@ class OutcomeUnknown(RemotingError):
 
 
 class StateError(Exception):
-    """A command frame or a snapshot cannot be understood: this replica must not go on."""
+    """A command frame or snapshot that cannot be decoded; this replica must stop."""
 
 
 class EngineError(Exception):
@@ -75,7 +75,7 @@ class EngineError(Exception):
 
 
 def busy(words: str, *, retriable: bool = False) -> Refused:
-    """Return the refusal of a request for which there is no room now."""
+    """Return the error of a request for which there is no capacity now."""
     return Refused(ResponseCode.SYSTEM_BUSY, words, tag="BUSY", retriable=retriable)
 
 

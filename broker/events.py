@@ -1,4 +1,4 @@
-"""Publishes the events of this node in its HTTP API: roles, routes, the disk, members."""
+"""Events of this node in its HTTP API: roles, routes, the disk, members."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .replication.roles import RoleView
 
 
 class NodeEvents:
-    """Publishes events with the fields that all have in common; one per broker."""
+    """Publishes events with the common fields."""
 
     def __init__(self, config: BrokerConfig, roles: RoleView, wall_ms: Callable[[], int]) -> None:
         self._config = config
@@ -49,5 +49,5 @@ class NodeEvents:
         self.tell("roleChanged", detail, event.term)
 
     def route_changed(self, server: str, broker_id: int | None, why: str) -> None:
-        """Publish the id under which a name server lists this broker now, or null."""
+        """Publish this broker's id in the routes of a name server, or null."""
         self.tell("routeChanged", {"nameServer": server, "brokerId": broker_id, "reason": why})

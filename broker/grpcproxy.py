@@ -1,13 +1,12 @@
-"""The gRPC endpoint of a small cluster: an `mqproxy` that this broker starts, watches and ends.
+"""The gRPC endpoint of a small cluster: an `mqproxy` process next to the broker.
 
-RocketMQ 5's gRPC clients connect to its port (`grpcPort`). It is a process of its own, so that no
-frame of a gRPC client reaches the process that owns the log; one that ends is started again, ever
-more slowly. Its standard input is a pipe that this process holds open: when the broker is killed,
-the pipe ends, and with it the proxy.
+RocketMQ 5's gRPC clients connect to its port (`grpcPort`). In a process of its own, it keeps frames
+of gRPC clients away from the process that owns the log. It is restarted with growing delays. Its
+standard input is a pipe held open by the broker, so it ends when the broker is killed.
 
-What decides who may come in, and how, is the broker's: accounts, TLS, address, the largest message.
-It is told by the environment, which only this user can read, since it has secrets. It has no HTTP
-API. Whoever wants to set more runs proxies of their own.
+Accounts, TLS, address and the largest message are the broker's. They are passed in the environment,
+readable by this user only, because it contains secrets. It has no HTTP API. Larger clusters run
+their own proxies.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from .config import OPTIONS, BrokerConfig
 log = logging.getLogger("raftmq.broker.grpcproxy")
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.5, 30.0
-STOP_S = 10.0  # its calls in progress may go on for 3 s
-# Keys that mean the same to a proxy.
+STOP_S = 10.0  # calls in progress may last 3 s more
+# Keys with the same meaning in a proxy.
 SHARED = (
     *("namesrvAddr", "bindAddress", "maxMessageSize", "logFormat", "logLevel"),
     *("aclEnable", "aclFile", "innerClientAuthenticationCredentials"),
@@ -36,8 +35,7 @@ SHARED = (
 
 
 def environment_of(config: BrokerConfig, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the proxy: `own`, this process's, with the proxy's settings in
-    place of the broker's."""
+    """Return the proxy's environment: `own`, with the proxy's settings instead of the broker's."""
     found = {name: value for name, value in own.items() if not name.startswith(VARIABLE_PREFIX)}
     for key in SHARED:
         value = getattr(config, OPTIONS[key].name)
@@ -50,7 +48,7 @@ def environment_of(config: BrokerConfig, own: Mapping[str, str]) -> dict[str, st
 
 @asynccontextmanager
 async def proxy_beside(config: BrokerConfig, own: Mapping[str, str]) -> AsyncIterator[None]:
-    """Keep a proxy running while the block runs, if the configuration asks for one. `own` is this
+    """Keep a proxy running during the block, if the configuration asks for it. `own` is this
     process's environment."""
     if not config.grpc_port:
         yield
@@ -64,14 +62,14 @@ async def proxy_beside(config: BrokerConfig, own: Mapping[str, str]) -> AsyncIte
 
 
 async def _keep(config: BrokerConfig, own: Mapping[str, str]) -> None:
-    """Start a proxy, and another one when it has ended, until cancelled."""
+    """Start a proxy, and restart it after its end, until cancelled."""
     loop, port = asyncio.get_running_loop(), config.grpc_port
     backoff_s = BACKOFF_S_MIN
     while True:
         begun_s = loop.time()
         try:
             why = f"status {await _run(port, environment_of(config, own))}"
-        except OSError as error:  # no process, or no pipe, to be had
+        except OSError as error:  # no process or no pipe available
             why = str(error)
         if loop.time() - begun_s >= BACKOFF_S_MAX:
             backoff_s = BACKOFF_S_MIN
@@ -81,11 +79,11 @@ async def _keep(config: BrokerConfig, own: Mapping[str, str]) -> None:
 
 
 async def _run(port: int, environment: dict[str, str]) -> int:
-    """Run one proxy to its end; return its exit status. Ended itself, it ends the proxy."""
+    """Run a proxy to its end; return its exit status. A cancellation ends the proxy."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "raftmq.proxy.cli", "--while-stdin-is-open"),
         stdin=PIPE,
-        stdout=DEVNULL,  # its events are on standard error, as the broker's
+        stdout=DEVNULL,  # its events go to standard error, as the broker's do
         env=environment,
         start_new_session=True,  # Ctrl-C is the broker's
     )

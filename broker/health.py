@@ -1,13 +1,13 @@
-"""`mqbroker health`: check whether a broker works; exit status 0, or 1 with the reason.
+"""`mqbroker health`: exit status 0 for a working broker, or 1 with the reason.
 
-It must answer, and: a leader is ready, a follower knows its leader and takes its frames, a classic
-slave follows its master; and the name servers that answer do not all refuse to list it. The cause
-is told if the broker knows it: a group that cannot elect, frames that it refuses, peers of another
-group, peers that it does not reach, a store that lost promises, a bad disk. What is wrong with one
-that serves is printed, too, and changes no exit status: peers of another group or with other
-founders, two processes with one id, clocks and settings that differ, a clock that the log
-contradicts, a disk that will be full soon, certificates that expire. Containers run it every few
-seconds as `python -m raftmq.broker.health`, so it imports little.
+The broker must answer, a leader must be ready, a follower must follow its leader, and a classic
+slave its master. At least one answering name server must list it. Known causes are printed: no
+election, rejected frames, peers of a different group, unreachable peers, lost promises, a bad disk.
+
+Warnings do not change the exit status: foreign peers, peers with different founders, duplicate ids,
+different clocks or settings, a clock that the log contradicts, a disk that fills soon, expiring
+certificates. Containers run `python -m raftmq.broker.health` every few seconds, so it imports
+little.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ CAUSES = (
 def health(address: str | None, timeout_s: float) -> None:
     """Check whether a broker works; exit status 1 if it does not.
 
-    For a broker that takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the client's TLS
-    configuration file.
-    """
+    For a TLS-only broker, RAFTMQ_TLS_CONFIG_FILE names the client's TLS configuration file."""
     from raftmq.remoting.acl.signature import credentials_of_environment
     from raftmq.remoting.blocking_request import complaint
     from raftmq.remoting.codes import RequestCode
@@ -76,8 +74,7 @@ def health(address: str | None, timeout_s: float) -> None:
 
 
 def why_not(info: Mapping[str, str]) -> str:
-    """Return why a broker with this runtime info is not healthy, with what it knows of the cause;
-    "" if it is."""
+    """Return why a broker with this runtime info is not healthy, with known causes, or ""."""
     reason = _standing(info)
     causes = [info.get(key, "") for key in CAUSES] if reason else []
     refused = info.get("registrationRefused", "")
@@ -87,7 +84,7 @@ def why_not(info: Mapping[str, str]) -> str:
 
 
 def warnings_of(info: Mapping[str, str]) -> list[str]:
-    """Return what somebody should look at although the broker with this runtime info serves."""
+    """Return warnings about a serving broker with this runtime info."""
     found = [info.get(key, "") for key in ("raftForeign", "diskForecast", "clockContradiction")]
     if info.get("raftDiffers"):
         found.append(f"not as this replica's: {info['raftDiffers']}")
@@ -99,7 +96,7 @@ def warnings_of(info: Mapping[str, str]) -> list[str]:
 
 
 def _standing(info: Mapping[str, str]) -> str:
-    """Return why a broker is not healthy by its role; "" if it is."""
+    """Return why a broker's role makes it unhealthy, or ""."""
     if "raftRole" not in info:
         refused = info.get("haRefused", "")
         if refused:

@@ -1,16 +1,13 @@
-"""Reacts to what speaks against this replica as leader, a full or slow disk or a wrong clock:
-another replica takes over, or sends are refused.
+"""Fitness of this replica as leader: disk, slowness and clock.
 
-A leader of a Raft group whose disk is full (broker.disk_space) hands leadership to a replica that
-has room, as in any planned transfer; so does one under which commits take far longer than they
-would under another replica (dledger.raft.pace), and one whose clock is wrong, as most others say
-(dledger.node.peer_info) or its own log does (broker.retention). Until then it takes sends, because
-a disk that counts as full still has free blocks. dledger.raft.leader_placement decides which
-replicas are better, which are asked and for how long. If no replica has room, and always in classic
-mode and over pysyncobj, sends are refused ([DISK_FULL]) until there is room again; so they are
-while the disks of so many other replicas are full to the last block that no majority takes frames.
-A replica that is short of room or slow, or whose clock is wrong, tells its group so, and is not
-made leader.
+A Raft leader whose disk is full (broker.disk_space) transfers leadership to a replica with space.
+So does a leader with commits far slower than they would be elsewhere (dledger.raft.pace), or with a
+wrong clock according to most replicas (dledger.node.peer_info) or to its log (broker.retention).
+Until then it accepts sends, because a disk counts as full while blocks are still free. dledger.raft
+decides which replicas are better and how long they are asked.
+
+Sends are rejected ([DISK_FULL]) if no replica has space, always in classic mode, and if no majority
+can store frames. An unfit replica reports that to its group and is not elected.
 """
 
 from __future__ import annotations
@@ -30,18 +27,18 @@ from .send.service import SendPath
 
 log = logging.getLogger("raftmq.broker.disk")
 
-LOOK_MS = 1_000  # between looks at the disk: at a GB/s that is one segment
-CLOCK_LOOKS = 2  # the report that a peer's own log contradicts its clock may be on its way
-TICK_MS = 100  # between looks for a replica that has room
-# The initiator named in the transfer's event
+LOOK_MS = 1_000  # between two disk checks; at 1 GB/s that is one segment
+CLOCK_LOOKS = 2  # a peer's report about its clock may be on its way
+TICK_MS = 100  # between two searches for a replica with space
+# The initiator named in the transfer's event.
 BY_FULL = "full disk"
 BY_SLOW = "slow commits"
 BY_CLOCK = "wrong clock"
 
 
 class Reliever:
-    """Watches disk and clock periodically, and keeps in `sends.disk_full` why sends are refused.
-    One per broker."""
+    """Checks disk and clock periodically, and sets `sends.disk_full` to the reason for rejecting
+    sends."""
 
     def __init__(self, context: Context, sends: SendPath, retention: Retention) -> None:
         self._context = context
@@ -49,8 +46,8 @@ class Reliever:
         self._retention = retention
         self._replicated = not context.config.is_classic
         self._told = ("ok", "")
-        self._slow = ""  # why commits are slow under this replica
-        self._clock_looks = 0  # successive looks at which the clock was wrong
+        self._slow = ""  # the reason for slow commits under this replica
+        self._clock_looks = 0  # successive checks with a wrong clock
         self.room = DiskRoom()
         self.forecast = Forecast()
 
@@ -64,10 +61,10 @@ class Reliever:
         )
 
     def start(self) -> None:
-        """Look at once, so that a replica whose clock the log contradicts is not elected first."""
+        """Check at once, so that a replica with a wrong clock is not elected first."""
         try:
             self.look()
-        except OSError as error:  # of the disk's usage; the chore meets it again, and reports it
+        except OSError as error:  # of the disk's usage; the chore reports it again
             log.warning("disk_usage_unknown: %s", error)
 
     @property
@@ -77,8 +74,7 @@ class Reliever:
         return IDLE_MS if idle else 0
 
     def look(self) -> None:
-        """Look at how full the disk is, whether it is slow, and whether the clock is wrong. Raises
-        OSError."""
+        """Check the disk's usage and speed, and the clock. Raises OSError."""
         config, room = self._context.config, self.room
         was_full = room.full
         usage = self._context.disk.usage()
@@ -115,7 +111,7 @@ class Reliever:
         self._told = (state, reason)
 
     def tick(self) -> None:
-        """Decide whether sends are refused, and whether another replica should lead."""
+        """Decide whether sends are rejected and whether leadership moves."""
         room, sends = self.room, self._sends
         leading, hoped, others = self._context.roles.leading, False, ""
         if self._replicated:
@@ -142,14 +138,14 @@ class Reliever:
         sends.disk_full = f"{reason}; the message was not stored" if reason else ""
 
     def _role_changed(self, change: RoleChange) -> None:
-        """Take sends after becoming leader; the next tick finds out whether others have room."""
+        """Accept sends after an election; the next tick checks the peers' space."""
         if change.began and self._replicated:
             self._sends.disk_full = ""
 
     def _hand_over(self, target: str) -> None:
         try:
             self._context.log.hand_over(target)
-        except (Refused, RaftError) as error:  # state just changed: the next tick looks again
+        except (Refused, RaftError) as error:  # the state just changed; the next tick retries
             log.info("relief_waits name=%s: %s", target, error)
             return
         if self.room.full:
@@ -165,7 +161,7 @@ class Reliever:
 
 
 def disk_state(status: dict[str, object], disk_full: str) -> tuple[str, str]:
-    """Return the disk's state (dledger.node.disk_health, or "full" while sends are refused) and
-    why."""
+    """Return the disk's state (dledger.node.disk_health, or "full" while sends are rejected) and
+    the reason."""
     state, reason = str(status.get("disk_state") or "ok"), str(status.get("disk_reason") or "")
     return ("full", disk_full) if disk_full and state == "ok" else (state, reason)

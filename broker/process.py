@@ -1,9 +1,9 @@
-"""One broker process, from its configuration to its exit status.
+"""A broker process, from its configuration to its exit status.
 
-Exit status: 0 stopped as asked; 1 the broker failed, or could not start (a port is taken, the log
-is damaged); 2 the command line or configuration is wrong, or the store is another node's: starting
-again would not help; 75 (EX_TEMPFAIL) another process owns the store: try again later.
-Logs are events on standard error; the one line on standard output says that it listens.
+Exit status: 0 stopped as requested; 1 the broker failed or could not start, for example because a
+port is in use or the log is damaged; 2 the command line, configuration or store is wrong, so that a
+restart does not help; 75 (EX_TEMPFAIL) a different process owns the store. Logs go to standard
+error. Standard output has one line when the broker listens.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from .errors import ConfigError, EngineError, StateError
 from .grpcproxy import proxy_beside
 from .http.faults import FaultDoor
 from .replication.engine import RAFT, Replication
-from .startup_claim import described
+from .startup import described
 
 log = logging.getLogger("raftmq.broker.process")
 
 T = TypeVar("T")
 
-# The hot path makes tuples, not cycles: collecting young objects every 700 of them, the default,
-# costs a leader several percent and frees nothing that reference counts would not.
+# The hot path makes tuples, not cycles. Collecting 700 young objects, the default, costs a leader
+# several percent and frees nothing that reference counts would not.
 GC_THRESHOLDS = (50_000, 20, 50)
 
 
@@ -66,13 +66,13 @@ START_ERRORS = (
     StoreError,
     WebConfigError,
 )
-WRONG = EngineError | KeyFileError | TlsError | WebConfigError | WrongIdentity  # need a correction
+WRONG = EngineError | KeyFileError | TlsError | WebConfigError | WrongIdentity  # wrong input
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine of a broker: its disk, rooted at storePathRootDir, and the time of day in ms.
-    Through `faults` both can be made to fail."""
+    """A broker's disk, rooted at storePathRootDir, and its time of day in ms. `faults` injects
+    errors into both."""
 
     disk: OsDisk
     wall_ms: Callable[[], int]
@@ -92,7 +92,7 @@ def serve(
     log_level: str | None,
     machine_of: Callable[[str], Machine] | None = None,
 ) -> int:
-    """Run the broker that the options of `mqbroker` describe; return the exit status."""
+    """Run the broker with the options of `mqbroker`; return the exit status."""
     overrides = list(settings)
     if name_servers:
         overrides.append(f"namesrvAddr={name_servers}")
@@ -125,7 +125,7 @@ def serve(
 
 
 def say_what_is_open(loaded: Loaded[BrokerConfig], path: str | None) -> None:
-    """Log which addresses this broker serves by default, and which files others can read."""
+    """Log the addresses served by default, and files that more users than the owner can read."""
     config = loaded.config
     if "bind_address" not in loaded.places:
         log.warning(
@@ -144,8 +144,8 @@ def say_what_is_open(loaded: Loaded[BrokerConfig], path: str | None) -> None:
 def owned(
     config: BrokerConfig, machine_of: Callable[[str], Machine], where: dict[str, object]
 ) -> int:
-    """Run a broker that owns its store, from before anything there is opened until all of it is
-    closed; return the exit status."""
+    """Run a broker that owns its store, from before its first file is opened until all are closed;
+    return the exit status."""
     try:
         lock = lock_store(config.store_path_root_dir, described(config))
     except StoreInUse as error:
@@ -156,7 +156,7 @@ def owned(
         log.critical("start_failed %s: %s", type(error).__name__, error)
         click.echo(f"mqbroker: cannot start: {error}", err=True)
         return 1
-    gc.set_threshold(*GC_THRESHOLDS)  # loading 100,000 topics makes no garbage either
+    gc.set_threshold(*GC_THRESHOLDS)  # loading 100,000 topics makes no garbage
     try:
         return uvloop.run(run(config, machine_of(config.store_path_root_dir), lock, where))
     finally:
@@ -167,7 +167,7 @@ async def run(
     config: BrokerConfig, machine: Machine, lock: StoreLock, where: dict[str, object]
 ) -> int:
     """Run a broker until a signal or a failure; return the exit status. `lock` is its store's.
-    `where` holds the fields of each log line; the current term is added to it."""
+    `where` holds the fields of each log line; the current term is added."""
     loop = asyncio.get_running_loop()
     wanted = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -189,8 +189,8 @@ async def _run_one(
     stopping: asyncio.Future[Any],
     where: dict[str, object],
 ) -> int | None:
-    """Run until the broker ends. Returns the exit status; None if a new broker is to start in its
-    place."""
+    """Run until the broker ends. Return the exit status, or None if a new broker is to replace
+    it."""
     loop = asyncio.get_running_loop()
     opening = open_broker(
         config,
@@ -238,7 +238,7 @@ async def _run_one(
 
 async def _stopped(broker: Broker) -> bool:
     """Stop the broker; return False if it could not write everything, for example to a full disk.
-    Nothing acknowledged is lost by that: the next start recovers from the log."""
+    No acknowledged message is lost, because the next start recovers from the log."""
     try:
         await broker.stop()
     except START_ERRORS as error:
@@ -254,8 +254,8 @@ async def _started(broker: Broker) -> bool:
 
 
 async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of `work`; None if a signal came first, and `work` was given up. A start
-    with a damaged log may wait long for its peers."""
+    """Return the result of `work`, or None if a signal cancelled it. A start with a damaged log may
+    wait for its peers for a long time."""
     task = asyncio.ensure_future(work)
     await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
     if not task.done():
@@ -265,11 +265,11 @@ async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -
 
 
 def _on_exception(broker: Broker, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Handle a callback's exception: a broken invariant ends the broker, others are logged."""
+    """Handle a callback's exception. A broken invariant ends the broker; the rest is logged."""
     error = context.get("exception")
     if isinstance(error, socket.gaierror):
-        # From a dial that was given up before its host name was resolved: uvloop does not cancel
-        # the look-up. The dialler has logged that already, and dials again.
+        # From a dial that was cancelled while its host name was resolved, which uvloop does not
+        # cancel. The dialler has logged that already, and dials again.
         log.info("late_lookup_failed error=%s", error)
         return
     message = context.get("message")

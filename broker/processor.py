@@ -1,10 +1,9 @@
-"""Takes frames to their handlers: sends directly, everything else by a table of request codes.
+"""Dispatch of frames: sends directly, all other requests by a table of request codes.
 
-`on_raw` gets all frames of one arrival. A plain send may take the fast path
-(broker.send.fast_path). Every other frame, and a plain send with anything unusual about it, is
-decoded once (`remoting.codec.decode_command`, the one check of headers) and goes to its handler.
-When all frames of the arrival are handled, the sends among them are proposed together; those of a
-long arrival in several parts.
+`on_raw` gets all frames of an arrival. A plain send may use the fast path (broker.send.fast_path).
+Every other frame is decoded once (`remoting.codec.decode_command`, the only check of headers) for
+its handler. The sends of an arrival are proposed together, those of a long arrival in several
+parts.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ SEND_V2 = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 SEND_WRITER_BATCH = int(RequestCode.SEND_WRITER_BATCH)
 SEND_V1 = int(RequestCode.SEND_MESSAGE)
-NAMESPACE = "ns"  # ext field: ClientConfig.setNamespaceV2 of Java's clients from 5.2 on
+NAMESPACE = "ns"  # an ext field of Java clients since 5.2 (ClientConfig.setNamespaceV2)
 NOT_SEPARATE = (
     "namespaceV2 {!r} separates nothing here, nor at Apache's brokers: use setNamespace, which puts"
     " the namespace before the names of topics and groups"
 )
-# So many sends of a long arrival are proposed before the next are parsed: the followers write these
-# while the leader parses those. Half of a client's usual window of 256: measured 62,000 sends a
-# second with whole arrivals, 65,000 with 64, 74,000 to 84,000 with 128.
+# Sends proposed before the next are parsed, so that followers write while the leader parses. This
+# is a quarter of a client's usual window of 256. Measured sends per second: 62,000 with complete
+# arrivals, 65,000 with 64, 74,000 to 84,000 with 128.
 SENDS_PER_CUT = 128
 
 
 class Processor:
-    """Dispatches one broker's requests. `handlers` is the server's table."""
+    """Dispatches a broker's requests. `handlers` is the server's table."""
 
     def __init__(
         self, sends: SendPath, handlers: dict[int, Handler], activity: Activity | None = None
@@ -71,10 +70,10 @@ class Processor:
                     if send.code == SEND_V2 and not send.flag:
                         taken = admit_plain(connection, send, body, born_host)
                 except (MsgspecError, RecursionError, ValueError):
-                    pass  # not plain, or malformed: decode_command says which
+                    pass  # unusual or malformed; decode_command decides
             if not taken:
                 if not connection.dispatch(frame):
-                    break  # malformed: nothing behind it is looked at
+                    break  # malformed, so the rest is ignored
                 if connection.turn_is_over and position < len(frames):
                     connection.put_off(frames[position:])
                     break
@@ -85,7 +84,7 @@ class Processor:
         sends.wake()
 
     def _send(self, connection: Connection, command: RemotingCommand) -> Steps[None] | None:
-        """Take a send that did not go the fast path; `on_raw` has it proposed. A batch is taken in
+        """Handle a send that did not use the fast path; `on_raw` proposes it. A batch runs in
         steps."""
         ext = command.ext
         if ext is None:
@@ -109,8 +108,8 @@ class Processor:
 
 
 def _without_namespace(handler: Handler) -> Handler:
-    """Return the handler, which refuses requests with a namespaceV2: their client expects topics
-    and groups of its own, and would share everybody's. A plain send with one is not plain."""
+    """Return the handler, which rejects requests with a namespaceV2. Such a client expects topics
+    and groups of its own, and would share everybody's."""
 
     def handle(connection: Connection, command: RemotingCommand) -> Answer:
         namespace = (command.ext or {}).get(NAMESPACE)
@@ -122,7 +121,7 @@ def _without_namespace(handler: Handler) -> Handler:
 
 
 def _born_host_of(connection: Connection) -> bytes:
-    """Return BORNHOST of the connection's peer; packed once."""
+    """Return BORNHOST of the connection's peer, packed once."""
     known: bytes | None = connection.attachment
     if known is None:
         known = connection.attachment = packed_address(connection.peer_address)

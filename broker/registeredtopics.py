@@ -1,4 +1,7 @@
-"""The topics that a broker registers with name servers: all of them, or the changes. Pure."""
+"""The topics that a broker registers with name servers: the full table or the changes.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from .tables.topics import TopicConfig, TopicTable
 
 
 class RegisteredTopics:
-    """A view of the topic table, and of the template that topics are created from, if any."""
+    """A view of the topic table, and of the template for created topics."""
 
     def __init__(self, table: TopicTable, template: TopicConfig | None) -> None:
         self._table = table
@@ -28,8 +31,8 @@ class RegisteredTopics:
         return [_registered(topic) for topic in topics]
 
     def since(self, base: DataVersion) -> list[RegisteredTopic] | None:
-        """Return the topics changed since the table had the version `base`, a deleted one as a
-        topic without queues; None if the changes are not known any more."""
+        """Return the topics changed since version `base`, deleted topics without queues. Return
+        None if these changes are no longer recorded."""
         names = self._table.changed_since(base.counter, base.timestamp_ms)
         if names is None:
             return None

@@ -1,22 +1,19 @@
-"""Registers this replica with the name servers: its identity, role, term and topics.
+"""Registration with the name servers: identity, role, term and topics.
 
-There is one task per name server, so that one that is down delays no other; `use` begins and ends
-them while the broker runs. It registers at start, every `registerNameServerPeriod`, at once when
-`trigger` says that the role or a topic changed, and soon after a name server's connection was lost,
-because with the connection the name server forgets the broker. The ready leader registers as
-brokerId 0, every other replica with its own id; `raftTerm` lets a name server refuse a deposed
-leader's claim, `raftGroupId` a replica of another group of this name. A failed attempt is repeated
-after RETRY_MS. The leader's is logged each time, another replica's if it was registered. A member
-that no name server has listed for UNLISTED_S reports that once (`in_no_route`), also if it has no
-name servers. A replica that is no member of its Raft group (any more, or yet) leaves the routes and
-stays out. With a key (`registrationKeyFile`) registrations are signed, with a nonce that the name
-server gives for the connection (remoting.registration_proof). A name server that gives none has no
-key, and gets unsigned registrations.
+Each name server has its own task, so that a dead server delays no other. It registers at the start,
+every `registerNameServerPeriod`, after `trigger`, and soon after its connection was lost, because
+the name server then forgets the broker. A failed attempt is repeated after RETRY_MS.
 
-Topics: a name server of ours puts `topicDelta`=true in its answers. From then on it gets the
-changes since the table that it last took, mostly none, in a few hundred bytes however many topics
-there are. It asks for the whole table (`needFull`) when it does not have that version. Any other
-name server gets the whole table every time, as from Apache's brokers.
+The ready leader registers as brokerId 0, every other replica with its own id. By `raftTerm` a name
+server rejects a deposed leader, by `raftGroupId` a replica of a different group of this name. A
+replica outside its Raft group unregisters. A member that no name server has listed for UNLISTED_S
+reports that (`in_no_route`). With a `registrationKeyFile` registrations are signed, with a nonce
+per connection (remoting.registration_proof); a name server without nonces has no key and gets
+unsigned registrations.
+
+Our name servers put `topicDelta`=true in their answers. They then get only the changes since their
+last table, mostly none, in a few hundred bytes. They request the full table with `needFull`. All
+other name servers get the full table every time, as from Apache's brokers.
 """
 
 from __future__ import annotations
@@ -48,29 +45,29 @@ from .registeredtopics import RegisteredTopics
 
 log = logging.getLogger("raftmq.broker.registration")
 
-RETRY_MS = 1_000  # a name server that comes back gets a registration a second later
-LOST_PAUSE_MS = 100  # one that closes every connection is not dialled more often than that
+RETRY_MS = 1_000  # a restarted name server gets a registration a second later
+LOST_PAUSE_MS = 100  # limits dials to a name server that closes every connection
 UNREGISTER_TIMEOUT_MS = 500
-REFUSALS_TOLD = 5  # in a row at one name server: not what passes with a change of role
-UNLISTED_S = 30.0  # without a route at any name server; then clients do not find the broker
-SPREAD_S = 1.0  # creating a topic waits for name servers no longer than that
+REFUSALS_TOLD = 5  # in succession at one name server; a change of role passes sooner
+UNLISTED_S = 30.0  # without a route at any name server
+SPREAD_S = 1.0  # limit of the wait for name servers after a topic was created
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The content of a registration besides the topics."""
+    """The registration without its topics."""
 
     broker_id: int
-    term: int  # 0: of no Raft group
-    role: str  # leader, follower, or NO_LEADER; "": of no Raft group
-    member: bool = True  # if not, it does not belong into the routes
-    group_id: str = ""  # in hex, or NO_GROUP_ID; "": its engine has none
-    own_id: int = 0  # a Raft leader's broker id when it does not lead
+    term: int  # 0 without a Raft group
+    role: str  # leader, follower, NO_LEADER, or "" without a Raft group
+    member: bool = True  # non-members stay out of the routes
+    group_id: str = ""  # in hex, NO_GROUP_ID, or "" if the engine has none
+    own_id: int = 0  # a Raft leader's broker id as a follower
 
 
 class Registrar:
-    """Keeps the name servers informed. Has its own `RemotingClient`; call `start` and `stop` once
-    each."""
+    """Registers with the name servers over its own `RemotingClient`, between one `start` and one
+    `stop`."""
 
     def __init__(
         self,
@@ -92,10 +89,10 @@ class Registrar:
         tls: Renewed | None = None,
         signing_keys: Sequence[bytes] = (),
     ) -> None:
-        """`on_master(address, ha_address)` is called with the group's leader as a name server knows
-        it. `on_route(name server, broker id, reason)` for each change of a route: the id under
-        which that server lists this broker now, None for not at all. While `needs_master()`
-        registration is repeated soon until a name server names a master."""
+        """`on_master(address, ha_address)` reports the group's leader according to a name server.
+        `on_route(name server, broker id, reason)` reports each change of a route; None means
+        unlisted. While `needs_master()` is true, registration repeats until a name server names a
+        master."""
         self._name_servers = tuple(dict.fromkeys(name_servers))
         self._cluster = cluster
         self._broker_name = broker_name
@@ -113,20 +110,20 @@ class Registrar:
         )
         self._client.on_close(self._connection_lost)
         self._signing_keys = tuple(signing_keys)
-        self._signers: dict[Connection, RegistrationSigner | None] = {}  # None: it gave no nonce
+        self._signers: dict[Connection, RegistrationSigner | None] = {}  # None without a nonce
         self._wanted: dict[str, asyncio.Event] = {}  # by name server
         self._keeping: dict[str, asyncio.Task[None]] = {}  # by name server
         self._tasks: set[asyncio.Task[None]] = set()
-        self._body: tuple[DataVersion, bytes] | None = None  # of the last whole table
-        self._taken: dict[str, DataVersion] = {}  # versions of name servers that take deltas
-        self._told: dict[str, int] = {}  # by name server: counter of the version it was told last
-        self._refusals: dict[str, int] = {}  # by name server: in a row, each with an answer
-        self._refusal = ""  # the last of them
-        self._failure = "namesrvAddr is empty"  # the last reason for which no name server lists it
-        self._unlisted_at_s = 0.0  # of the loop's clock: since then no name server lists it
-        self._news = asyncio.Event()  # set when a name server was told
+        self._body: tuple[DataVersion, bytes] | None = None  # of the last full table
+        self._taken: dict[str, DataVersion] = {}  # versions of name servers that accept deltas
+        self._told: dict[str, int] = {}  # by name server, the counter of the last version sent
+        self._refusals: dict[str, int] = {}  # successive rejections by name server
+        self._refusal = ""  # the last rejection
+        self._failure = "namesrvAddr is empty"  # the last reason of not being listed
+        self._unlisted_at_s = 0.0  # the loop's time since which no name server lists it
+        self._news = asyncio.Event()  # set after each successful registration
         self.body_bytes_sent = 0
-        self.registered: dict[str, Identity] = {}  # by name server: what it was last told
+        self.registered: dict[str, Identity] = {}  # by name server, the last registration
         self._on_route = on_route
 
     def start(self) -> None:
@@ -137,7 +134,7 @@ class Registrar:
             self._begin(server)
 
     def use(self, name_servers: Sequence[str]) -> None:
-        """Register with these name servers from now on, and leave the routes of the others."""
+        """Register with these name servers from now on, and unregister from the rest."""
         before, self._name_servers = self._name_servers, tuple(dict.fromkeys(name_servers))
         for server in before:
             if server not in self._name_servers:
@@ -156,22 +153,22 @@ class Registrar:
         self._keeping[server] = asyncio.create_task(self._keep(server))
 
     async def _forget(self, server: str, keeping: asyncio.Task[None]) -> None:
-        """End the registrations with a name server that namesrvAddr has no more."""
+        """End the registrations with a name server that namesrvAddr no longer has."""
         keeping.cancel()
         await asyncio.wait([keeping])
         await self._unregister(server, self._identity().broker_id)
         self._gone(server, "unregistered: namesrvAddr was changed")
-        if server in self._wanted:  # it is back already
+        if server in self._wanted:  # it was added again
             self._wanted[server].set()
 
     def trigger(self) -> None:
-        """Register with every name server now, because something changed."""
+        """Register with every name server now, after a change."""
         for event in self._wanted.values():
             event.set()
 
     async def spread(self) -> None:
-        """Return once every name server that lists this broker knows the current topics, or after
-        SPREAD_S, so that the creator of a topic then finds it."""
+        """Return once every name server that lists this broker has the current topics, or after
+        SPREAD_S, so that a new topic can be found."""
         wanted = self._topics.version.counter
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SPREAD_S):
@@ -181,14 +178,14 @@ class Registrar:
 
     @property
     def refused(self) -> str:
-        """Why this replica is in no route: no name server lists it, and one has refused it
-        REFUSALS_TOLD times in a row; "" otherwise. One that is down is not at fault here."""
+        """The reason why this replica is unlisted because of rejections, else "". No name server
+        lists it, and at least one has rejected it REFUSALS_TOLD times in succession."""
         told = max(self._refusals.values(), default=0) >= REFUSALS_TOLD
         return self._refusal if told and not self.registered else ""
 
     @property
     def unlisted(self) -> str:
-        """Return why no name server has listed this member for UNLISTED_S; "" otherwise."""
+        """Return why no name server has listed this member for UNLISTED_S, else ""."""
         if self.registered or not self._identity().member:
             return ""
         lasted_s = asyncio.get_running_loop().time() - self._unlisted_at_s
@@ -206,14 +203,14 @@ class Registrar:
     def _connection_lost(self, connection: Connection, reason: str) -> None:
         server = connection.address
         self._signers.pop(connection, None)
-        self._taken.pop(server, None)  # with the connection it forgets the broker
-        if self._gone(server, f"the connection ended: {reason}"):  # else RETRY_MS is running
+        self._taken.pop(server, None)  # the name server forgets the broker with the connection
+        if self._gone(server, f"the connection ended: {reason}"):  # RETRY_MS is running otherwise
             loop = asyncio.get_running_loop()
             if server in self._wanted:
                 loop.call_later(LOST_PAUSE_MS / 1000, self._wanted[server].set)
 
     async def stop(self) -> None:
-        """Stop, and take this replica's address out of the routes (104)."""
+        """Stop, and unregister (104)."""
         tasks = [*self._tasks, *self._keeping.values()]
         for task in tasks:
             task.cancel()
@@ -225,7 +222,7 @@ class Registrar:
         await self._client.close()
 
     def _gone(self, server: str, why: str) -> bool:
-        """Note that this broker left that name server's routes; return whether it was there."""
+        """Record that this broker left a name server's routes; return whether it was listed."""
         had = self.registered.pop(server, None) is not None
         if had:
             self._unlisted_at_s, self._failure = asyncio.get_running_loop().time(), why
@@ -236,19 +233,19 @@ class Registrar:
         event = self._wanted[server]
         wait_ms = self._period_ms
         while True:
-            with contextlib.suppress(TimeoutError):  # the period is over: register again
+            with contextlib.suppress(TimeoutError):  # the period is over
                 async with asyncio.timeout(wait_ms / 1000):  # wait_for may swallow a cancellation
                     await event.wait()
             event.clear()
             wait_ms = self._period_ms if await self._register(server) else RETRY_MS
 
     async def _register(self, server: str) -> bool:
-        """Register once; return False if it has to be repeated soon."""
+        """Register once; return False if it must be repeated soon."""
         identity = self._identity()
         if not identity.member:
             return await self._leave(server)
         version = self._topics.version
-        base = self._taken.pop(server, None)  # popped whatever the outcome of this registration
+        base = self._taken.pop(server, None)  # removed whatever the outcome
         command = await self._command(identity, base)
         try:
             response = await self._tell(server, command, self._timeout_ms)
@@ -313,11 +310,11 @@ class Registrar:
             signer.sign(command)
         response = await connection.invoke(command, timeout_ms)
         if (response.remark or "").startswith(WRONG_SIGNATURE):
-            self._signers.pop(connection, None)  # the next attempt asks for another nonce
+            self._signers.pop(connection, None)  # the next attempt requests a new nonce
         return response
 
     async def _leave(self, server: str) -> bool:
-        """Leave the routes, if this replica may be in them; False: to be repeated."""
+        """Unregister if this replica may be listed; return False if it must be repeated."""
         told = self.registered.get(server)
         if told is None:
             return True
@@ -328,7 +325,7 @@ class Registrar:
         return True
 
     async def _command(self, identity: Identity, base: DataVersion | None) -> RemotingCommand:
-        """Build a registration, with only the changes since `base` if those are known."""
+        """Build a registration, with only the changes since `base` if possible."""
         topics = None if base is None else self._topics.since(base)
         if topics is None:
             base, body = None, await self._whole()
@@ -357,7 +354,7 @@ class Registrar:
         version = self._topics.version
         if self._body is None or self._body[0] != version:
             topics = self._topics.all()
-            # Off the loop: 100,000 topics take a third of a second.
+            # In a thread, because 100,000 topics need a third of a second.
             body = await asyncio.to_thread(encode_register_body, version, topics)
             self._body = (version, body)
         return self._body[1]
@@ -369,7 +366,7 @@ class Registrar:
             answer = await self._tell(server, command, UNREGISTER_TIMEOUT_MS)
             if answer.code != ResponseCode.SUCCESS:
                 log.warning("unregister_refused namesrv=%s: %s", server, answer.remark)
-        except RemotingError as error:  # the name server notices anyway that our connection closed
+        except RemotingError as error:  # the name server notices the closed connection anyway
             log.info("unregister_failed namesrv=%s: %s", server, error)
             return False
         return True

@@ -1,37 +1,41 @@
-"""Decides which part of the log may be deleted now, by policy, disk use and the log's own time.
+"""Retention: which segments have expired, and the count of messages deleted before that.
 
-The wall clock is compared with the log's own time (store.retention) once a second. While it is
-doubted, messages from before do not age by it. The log's own time is noted in the checkpoint every
-NOTE_MS, and so survives a restart.
+The wall clock is compared with the log's own time (store.retention) once per second. Messages do
+not age by a doubted clock. The log's own time is written to the checkpoint every NOTE_MS, so that
+it survives a restart.
 
-The log *contradicts* the clock if that is behind, or so far ahead that a message stored just before
-the last stop would count as expired: then this replica should not lead (broker.leader_fitness), and
+The log *contradicts* a clock that is behind it, or so far ahead that a message stored just before
+the last stop would count as expired. Such a replica should not lead (broker.leader_fitness), and
 operators are warned.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raftmq.store.checkpoint import LogTimes
+from raftmq.store.consumequeue.consumequeue import FILLER_SIZE, ConsumeQueue, ConsumeQueueStore
 from raftmq.store.message_store import MessageStore
 from raftmq.store.retention import HOUR_MS, Expired, LogClock, LogNow
 
 from .config import BrokerConfig
 from .construction import retention_policy
+from .events import NodeEvents
+from .tables.offsets import OffsetTable
 
 log = logging.getLogger("raftmq.broker.retention")
 
-NOTE_MS = 60_000  # between two notes; well below logclock.CLOCK_JUMP_MS
+NOTE_MS = 60_000  # between two writes; well below log_clock.CLOCK_JUMP_MS
 NOT_SETTLED = "what is not applied and durable yet"
 
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What one pass of retention did, in bytes of the CommitLog: deleted, and kept although the
-    policy deletes it, with what it is kept for."""
+    """The result of a retention pass in bytes of the CommitLog: deleted, and kept against the
+    policy for a reason."""
 
     deleted: int
     kept: int = 0
@@ -40,26 +44,26 @@ class Retained:
 
 @dataclass(slots=True)
 class Limit:
-    """The CommitLog offset up to which a pass deletes, and what sets it; "": nothing but the
-    policy."""
+    """The CommitLog offset up to which a pass deletes, and the reason for it, "" for the policy
+    alone."""
 
     position: int
     reason: str = ""
 
     def lower(self, position: int, reason: str) -> None:
-        """Go no further than `position`, for this reason."""
+        """Lower the limit to `position`, for this reason."""
         if position < self.position:
             self.position, self.reason = position, reason
 
     def retained(self, expired: int, before: int, after: int) -> Retained:
-        """Return what a pass did that was to delete up to `expired`, and that the log began at
-        `before` and at `after` around it."""
+        """Return the result of a pass that was to delete up to `expired`. The log started at
+        `before` and starts at `after`."""
         kept = max(0, expired - after)
         return Retained(after - before, kept, (self.reason or NOT_SETTLED) if kept else "")
 
 
 class Retention:
-    """Decides which segments have expired. One per broker."""
+    """Decides which segments have expired."""
 
     def __init__(
         self,
@@ -72,14 +76,14 @@ class Retention:
         self._config = config
         self._wall_ms = wall_ms
         self._clock_ms = clock_ms
-        self._clock: LogClock | None = None  # made at the first look, when the log is recovered
+        self._clock: LogClock | None = None  # made at the first check, once the log is recovered
         self._now = LogNow(0, 0)
         self._note_due_ms = 0
         self._doubted_bytes = 0
 
     def look(self) -> LogNow:
-        """Compare the wall clock with the log's own time, and note that from time to time. Raises
-        OSError at the first look."""
+        """Compare the wall clock with the log's time, and write that down periodically. The first
+        call raises OSError."""
         return self._look(-1)
 
     def _look(self, log_start_ms: int) -> LogNow:
@@ -102,17 +106,17 @@ class Retention:
             self._note_due_ms = clock_ms + NOTE_MS
             try:
                 self.note()
-            except OSError as error:  # it is noted again; a start would count the time as off
+            except OSError as error:  # retried; a restart would count the time as off
                 log.warning("log_time_not_noted: %s", error)
         return now
 
     def note(self) -> None:
-        """Note the log's own time in the checkpoint. Raises OSError."""
+        """Write the log's own time to the checkpoint. Raises OSError."""
         if self._clock is not None:
             self._store.checkpoint.write_times(LogTimes(self._now.own_ms, self._now.since_ms))
 
     def trust_clock(self) -> None:
-        """Take the wall clock for right, because most replicas or an operator confirm it."""
+        """Accept the wall clock, because most replicas or an operator confirm it."""
         lead_ms = self.look().lead_ms
         if self._clock is not None and lead_ms:
             log.warning("clock_trusted seconds=%+.3f", lead_ms / 1000)
@@ -121,7 +125,7 @@ class Retention:
 
     @property
     def contradiction(self) -> str:
-        """How the log contradicts the wall clock, as of the last look; "" if it does not."""
+        """How the log contradicts the wall clock at the last check, or ""."""
         lead_ms = self._now.lead_ms
         if 0 <= lead_ms < max(1, self._config.file_reserved_time * HOUR_MS):
             return ""
@@ -137,8 +141,7 @@ class Retention:
         )
 
     def expired(self, *, at_once: bool = False) -> Expired:
-        """Return which segments are to be deleted; `at_once`: decide as if it were the hour of
-        `deleteWhen`. Raises OSError."""
+        """Return the segments to delete; `at_once` ignores `deleteWhen`. Raises OSError."""
         policy, expiry = retention_policy(self._config), self._store.expiry
         now = self.look()
         if now.since_ms:
@@ -150,18 +153,17 @@ class Retention:
 
     @property
     def crowded(self) -> bool:
-        """True if the disk is so full that expired segments go although a replica or a backup still
-        reads them. Raises OSError."""
+        """True if the disk is too full to keep expired segments for readers. Raises OSError."""
         return retention_policy(self._config).crowded.is_reached(self._store.disk.usage())
 
     @property
     def forced(self) -> bool:
-        """True if the oldest segments go although they have not expired. Raises OSError."""
+        """True if unexpired segments are deleted. Raises OSError."""
         return self._config.clean_file_forcibly_enable and self.crowded
 
     @property
     def clock_lead_ms(self) -> int:
-        """By how much the wall clock is ahead of the log's own time, as of the last look; 0 while
+        """Milliseconds by which the wall clock is ahead of the log's time at the last check; 0 if
         they agree."""
         return self._now.lead_ms
 
@@ -172,3 +174,81 @@ class Retention:
             "clockContradiction": self.contradiction,
             "retentionDoubtedBytes": str(self._doubted_bytes),
         }
+
+
+TOPICS_NAMED = 20  # in a log line and event
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The start of an early deletion: its CommitLog offset and its queue offsets."""
+
+    position: int
+    offsets: dict[tuple[str, int], int]
+
+
+@dataclass(slots=True)
+class Unexpired:
+    """Counts of unexpired messages deleted since the start. Every such pass is reported."""
+
+    _queues: ConsumeQueueStore
+    _table: OffsetTable
+    _events: NodeEvents
+    messages: int = field(default=0, init=False)
+    unconsumed: int = field(default=0, init=False)  # by at least one group, or read by no group
+    size_bytes: int = field(default=0, init=False)
+
+    def begin(self, position: int) -> Extent:
+        """Record the queues' offsets before unexpired messages are deleted from `position` on.
+        Raises OSError."""
+        return Extent(position, {_key(q): _first_at(q, position) for q in self._queues.queues()})
+
+    def end(self, extent: Extent, log_begins: int) -> None:
+        """Count and report the deleted messages; the log now starts at `log_begins`. Raises
+        OSError."""
+        size_bytes = log_begins - extent.position
+        if size_bytes <= 0:
+            return
+        slowest = self._slowest()
+        messages, unconsumed = 0, defaultdict[str, int](int)
+        for queue in self._queues.queues():
+            key = _key(queue)
+            end = _first_at(queue, log_begins)
+            first = min(extent.offsets.get(key, end), end)
+            messages += end - first
+            missed = end - max(first, slowest.get(key, 0))
+            if missed > 0:
+                unconsumed[queue.topic] += missed
+        total = sum(unconsumed.values())
+        self.messages += messages
+        self.unconsumed += total
+        self.size_bytes += size_bytes
+        topics = dict(sorted(unconsumed.items(), key=lambda item: -item[1])[:TOPICS_NAMED])
+        log.warning(
+            "unexpired_deleted messages=%d bytes=%d unconsumed=%d topics=%s:"
+            " the disk is full and cleanFileForciblyEnable=true",
+            messages,
+            size_bytes,
+            total,
+            ",".join(f"{topic}:{count}" for topic, count in topics.items()) or "-",
+        )
+        detail = {"messages": messages, "bytes": size_bytes, "unconsumed": total, "topics": topics}
+        self._events.tell("unexpiredDeleted", detail)
+
+    def _slowest(self) -> dict[tuple[str, int], int]:
+        """Return the lowest offset that any group has committed, by topic and queue."""
+        lowest: dict[tuple[str, int], int] = {}
+        for (topic, _), queues in self._table.offsets.items():
+            for queue_id, offset in queues.items():
+                key = topic, queue_id
+                lowest[key] = min(offset, lowest.get(key, offset))
+        return lowest
+
+
+def _key(queue: ConsumeQueue) -> tuple[str, int]:
+    return queue.topic, queue.queue_id
+
+
+def _first_at(queue: ConsumeQueue, position: int) -> int:
+    """Return the offset of the queue's first message at or behind a CommitLog offset."""
+    return queue.first_at(lambda at, size: at >= position and size != FILLER_SIZE)

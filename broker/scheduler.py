@@ -1,19 +1,17 @@
-"""Runs a broker's periodic work: quick chores in one task and slow ones in another.
+"""The scheduler of a broker's periodic work: quick chores in one task, slow chores in a second.
 
-Quick chores time out held pulls, propose gathered offset commits, answer sends that have waited too
-long, expire clients; slow ones write snapshots and let retention delete. Blocking work runs in a
-pool of one thread, never two pieces at once.
+Quick chores time out held pulls, propose offset commits, answer overdue sends and expire clients.
+Slow chores write snapshots and delete segments; their blocking work runs in a pool of one thread.
 
-While anything happens the quick chores are looked at every TICK_MS, and those run that have work: a
-chore may say for how long it has none (`Chore.rest_ms`), because a lone request should not wait for
-a dozen chores that find nothing to do. When nothing happens (no request arrives, nothing is
-applied, the role stays) all of them rest until the first has work again. What a chore says is an
-estimate only: every REST_MS_MAX all run that are due, whatever they say.
+While the broker is active, due quick chores with work run every TICK_MS. A chore may report how
+long it has none (`Chore.rest_ms`), so that a lone request does not wait for a dozen idle chores. An
+idle broker sleeps until the first chore has work. Since these reports are estimates, all due chores
+run every REST_MS_MAX.
 
-Snapshots and retention: `snapshot` copies the tables (applied up to frame a), makes the log and the
-ConsumeQueues durable at least that far, and only then replaces the files under config/. So the
-files never reflect a frame that the log could lose, and a restart that begins behind a finds
-everything below it in the ConsumeQueues. Retention deletes no frame above the last snapshot.
+A snapshot copies the tables (applied up to frame a), makes log and ConsumeQueues durable up to a,
+and only then replaces the files under config/. So the files never reflect a frame that the log
+could lose, and a restart behind a finds everything below in the ConsumeQueues. Retention deletes no
+frame above the last snapshot.
 """
 
 from __future__ import annotations
@@ -25,22 +23,22 @@ from dataclasses import dataclass, field
 
 log = logging.getLogger("raftmq.broker.scheduler")
 
-TICK_MS = 25  # by this much a held pull may time out late
-REST_MS_MAX = 1_000  # so long a chore may wait that has work, although it says that it has none
-IDLE_MS = float("inf")  # a rest without an end: something has to happen first
+TICK_MS = 25  # maximum delay of a held pull's time-out
+REST_MS_MAX = 1_000  # maximum delay of a chore whose estimate is wrong
+IDLE_MS = float("inf")  # an unlimited rest, until the next event
 
 
 class Activity:
-    """Notes that something happened that may give the quick chores work. One per broker."""
+    """Records activity that may give the quick chores work."""
 
     __slots__ = ("_waiter", "recent")
 
     def __init__(self) -> None:
-        self.recent = True  # since the quick chores were looked at
+        self.recent = True  # since the last run of the quick chores
         self._waiter: asyncio.Future[None] | None = None
 
     def note(self) -> None:
-        """Note a request, an applied frame or a change of role."""
+        """Record a request, an applied frame or a change of role."""
         self.recent = True
         waiter = self._waiter
         if waiter is not None:
@@ -49,7 +47,7 @@ class Activity:
                 waiter.set_result(None)
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when something happens, or after `timeout_s`. For one caller."""
+        """Return at the next activity, or after `timeout_s`. For one caller."""
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
         timer = loop.call_later(timeout_s, self._give_up, self._waiter)
@@ -72,9 +70,9 @@ def _no_rest() -> float:
 
 @dataclass(slots=True)
 class Chore:
-    """Work done every `period_ms`; `run` may be a coroutine function, which is awaited. `rest_ms()`
-    returns for how many milliseconds from now there will be nothing to do if nothing happens: 0 if
-    there is work, IDLE_MS if there will be none."""
+    """Work done every `period_ms`; `run` may be a coroutine function. `rest_ms()` returns the
+    expected milliseconds without work: 0 if there is work, IDLE_MS if only an event can bring it.
+    """
 
     name: str
     period_ms: int
@@ -84,7 +82,7 @@ class Chore:
 
 
 class Row:
-    """Chores that are looked at together and run one after the other."""
+    """Chores that run one after another."""
 
     def __init__(
         self, clock_ms: Callable[[], int], chores: Sequence[Chore], on_fatal: Callable[[str], None]
@@ -92,17 +90,17 @@ class Row:
         self._clock_ms = clock_ms
         self._chores = chores
         self._on_fatal = on_fatal
-        self._all_due_ms = 0  # when every chore that is due runs, whatever it says
+        self._all_due_ms = 0  # when all due chores run regardless of estimates
 
     def start(self) -> None:
-        """Let the chores' periods begin."""
+        """Start the chores' periods."""
         now_ms = self._clock_ms()
         self._all_due_ms = now_ms + REST_MS_MAX
         for chore in self._chores:
             chore.due_ms = now_ms + chore.period_ms
 
     def rest_ms(self) -> float:
-        """Return for how long none of the chores has work."""
+        """Return the time until the first chore has work."""
         now_ms = self._clock_ms()
         rest_ms = float(self._all_due_ms - now_ms)
         for chore in self._chores:
@@ -126,7 +124,7 @@ class Row:
     def _rest_of(self, chore: Chore) -> float:
         try:
             return chore.rest_ms()
-        except Exception:  # a file that could not be read: the chore meets the same, and reports it
+        except Exception:  # an unreadable file, which the chore reports
             log.exception("chore_failed name=%s", chore.name)
             return IDLE_MS
 
@@ -139,8 +137,8 @@ class Row:
             log.critical("chore_failed name=%s", chore.name, exc_info=error)
             self._on_fatal(f"{chore.name}: {error!r}")
         except Exception:
-            # A snapshot that could not be written, a file that could not be deleted: the next
-            # round tries again, and what depends on it (retention) waits.
+            # A snapshot that could not be written or a file that could not be deleted. The next
+            # round retries, and dependent work (retention) waits.
             log.exception("chore_failed name=%s", chore.name)
 
 
@@ -180,7 +178,7 @@ class Housekeeper:
         while True:
             rest_ms = 0.0 if activity.recent else row.rest_ms()
             if rest_ms > TICK_MS:
-                await activity.wait((rest_ms + 1) / 1000)  # not a moment too early
+                await activity.wait((rest_ms + 1) / 1000)  # never early
             if rest_ms <= TICK_MS or activity.recent:
                 await asyncio.sleep(TICK_MS / 1000)
             activity.recent = False

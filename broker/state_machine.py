@@ -1,10 +1,9 @@
 """The application that the Raft member drives (dledger's `Application`).
 
-It builds the frames to propose, applies committed ones and is told of role changes. `apply` is the
-one place where committed frames change this replica: message frames go to the ConsumeQueues,
-command frames to the tables. Only then are senders answered and held pulls woken; these steps
-cannot make `apply` fail (broker.error_isolation). Everything but the answers is deterministic:
-every replica does the same to its files and tables.
+It builds frames, applies committed frames and gets role changes. Only `apply` changes this replica
+by committed frames: message frames go to the ConsumeQueues, command frames to the tables. Then
+senders are answered and held pulls woken, which cannot make `apply` fail (broker.error_isolation).
+Everything but the answers is deterministic on every replica.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ log = logging.getLogger("raftmq.broker.state_machine")
 
 
 class BrokerApplication:
-    """The broker's side of the Raft member. Constructed before the member; `log_index` is called
-    once the member has recovered."""
+    """The broker's side of the Raft member, built before the member. `log_index` is called after
+    its recovery."""
 
     def __init__(
         self,
@@ -50,8 +49,8 @@ class BrokerApplication:
         contained: Contained | None = None,
         activity: Activity | None = None,
     ) -> None:
-        """`recovering`: the log may have lost frames that this replica had applied.
-        `installed_index`: the tables may reflect frames up to it that the log has not got yet
+        """`recovering` means that the log may have lost frames that this replica had applied. The
+        tables may reflect frames up to `installed_index` that the log does not have yet
         (dledger.raft.snapshot_install)."""
         self._contained = contained or Contained()
         self._activity = activity or Activity()
@@ -69,13 +68,12 @@ class BrokerApplication:
 
     @property
     def applied_index(self) -> int:
-        """The index behind which applying starts: frames that the tables and the ConsumeQueues both
-        reflect already are skipped. Blocking the first time; the engine asks in a thread.
+        """The index up to which tables and ConsumeQueues both reflect the log; applying starts
+        behind it. The first call blocks, so the engine makes it in a thread.
 
-        Raises StateError when the tables are ahead of the log: its tail was lost, or the files
-        under config/ belong to another log; and when tables are damaged or gone and the log does
-        not reach back far enough to rebuild them.
-        """
+        Raises StateError if the tables are ahead of the log: its tail was lost, or config/ belongs
+        to a different log. Raises it also for damaged or missing tables that the log cannot
+        rebuild."""
         if self.recovered_index is None:
             self.recovered_index = self._recover(self._log_index())
         return self.recovered_index
@@ -107,10 +105,10 @@ class BrokerApplication:
         return start
 
     def _forget_what_the_log_lost(self, index: LogIndex) -> int:
-        """Clear the tables for a rebuild if the log has its beginning; return their index.
+        """Clear the tables for a rebuild if the log starts at index 1; return their index.
 
-        The tables reflect frames that were damaged and given up. Either the leader sends these
-        again, or they are lost to the whole group and other frames will get their numbers."""
+        The tables reflect damaged frames that were dropped. Either the leader sends them again, or
+        the group has lost them and their indexes will be reused."""
         tables = self._state.applied_index
         if index.first_index == 1:
             self._state.clear()
@@ -151,7 +149,7 @@ class BrokerApplication:
         for name in topics:
             self._store.queues.show_from(name, self._state.topics.begins.get(name, 0))
             self._sends.topic_changed(name)
-        # The log and the tables have changed. The rest must not fail this replica.
+        # Log and tables have changed. The rest must not fail this replica.
         if topics:
             self._contained.run("topics_told", lambda: self._on_topics(topics))
         if answers:
@@ -163,8 +161,8 @@ class BrokerApplication:
                 self._contained.failed("units_told", error)
 
     def _make_room(self) -> None:
-        """Write what the ConsumeQueues keep in memory after a shortage. Raises ApplyLater if they
-        still cannot; OSError."""
+        """Write the ConsumeQueue entries kept in memory during a disk shortage. Raises ApplyLater
+        if that still fails; OSError."""
         try:
             self._store.write_full_tails()
         except OSError as error:

@@ -1,8 +1,8 @@
-"""Builds those parts of a broker that take much of the rest: send path, registrar, engine, keeper,
-HTTP operations. broker.broker lists all parts in order, and calls these.
+"""Construction of the larger parts of a broker: send path, registrar, engine, HTTP operations.
 
-Of the engines Raft and pysyncobj apply frames once they are committed (broker.state_machine); a
-classic master or slave writes records to a log without frames (broker.replication.classic).
+broker.broker lists all parts in order and calls these functions. Raft applies frames once they are
+committed (broker.state_machine); a classic master or slave writes records to a log without frames
+(broker.replication.classic).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from raftmq.dledger.raft.messages import RoleEvent
 from raftmq.remoting.tls_links import TlsLinks
 from raftmq.web.operation import Operation
 
-from .admin.account_changes import AccountChanges
+from .admin.acl import AccountChanges
 from .admin.exactly_once_writers import Writers
-from .admin.key_query import KeyQueries
+from .admin.message_query import KeyQueries
 from .admin.parts import Parts
 from .admin.topics_and_groups import Catalog
 from .backup.service import Backups
@@ -30,12 +30,11 @@ from .context import Context
 from .delayed.timers import TimerService
 from .history.history import History
 from .http.accounts import AccountOperations
-from .http.consumers import ConsumerOperations
+from .http.consumers import ConsumerOperations, ModeOperations
 from .http.faults import FaultDoor, FaultOperations
 from .http.history import HistoryOperations
 from .http.leadership import LeadershipOperations
 from .http.messages import MessageOperations
-from .http.modes import ModeOperations
 from .http.node import NodeOperations
 from .http.settings import SettingOperations
 from .http.tables import TableOperations
@@ -45,7 +44,7 @@ from .registration import Registrar
 from .replication.classic import ClassicEngine, LocalApplication
 from .replication.engine import Engine, member_config
 from .replication.members import Members
-from .retention import Retention
+from .retention import Retention, Unexpired
 from .scheduler import Activity
 from .send.service import SendHooks, SendLog, SendPath
 from .startup import Opened
@@ -54,7 +53,6 @@ from .tables.snapshot_install import Source
 from .tables.timer_wheel import TimerWheel
 from .tables.topics import TopicConfig
 from .transactions.service import Halves
-from .unexpired import Unexpired
 
 
 def make_send_path(
@@ -66,8 +64,7 @@ def make_send_path(
     locks: LockService,
     on_stored: Callable[[float], None],
 ) -> SendPath:
-    """Return the send path. `on_stored(seconds)` is called with the time that each group commit
-    took."""
+    """Return the send path. `on_stored(seconds)` gets the duration of each group commit."""
     return SendPath(
         context.config,
         context.state,
@@ -94,11 +91,11 @@ def make_send_path(
 
 
 def make_registrar(opened: Opened, context: Context, template: TopicConfig | None) -> Registrar:
-    """Return the registrar. `template`: of topics that a send creates; name servers list it."""
+    """Return the registrar. Name servers list `template`, the template for created topics."""
     config, log = context.config, context.log
 
     def ha_address() -> str:
-        """Return where slaves are served; a Raft replica has no such listener."""
+        """Return the address for slaves; a Raft replica has none."""
         return log.classic.master.address if config.is_classic else context.address
 
     return Registrar(
@@ -123,7 +120,7 @@ def make_registrar(opened: Opened, context: Context, template: TopicConfig | Non
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The functions by which an engine and its application tell the broker what happens.
+    """Callbacks of an engine and its application.
 
     `arrived(topic, queue id, entries)`: entries were added to a ConsumeQueue. `fatal(reason)`: the
     engine has failed. `begin_anew(reason)`: this replica's data is void, and a new start rebuilds
@@ -144,7 +141,7 @@ def make_replication(
     activity: Activity,
     told: Told,
 ) -> tuple[Engine, BrokerApplication | LocalApplication]:
-    """Return the engine that the configuration asks for, and what it applies the log to."""
+    """Return the configured engine and its application."""
     if context.config.is_classic:
         return _classic(opened, context, sends, pulls, activity, told)
     return _raft(opened, context, sends, activity, told)
@@ -233,7 +230,7 @@ def make_keeper(
     timers: TimerService,
     backups: Backups,
 ) -> Keeper:
-    """Return the keeper of the tables' files. Retention spares what timers and backups need."""
+    """Return the keeper of the tables' files. Retention spares the needs of timers and backups."""
     if opened.files is not None:
         return ClassicKeeper(
             context, opened.pool, retention, unexpired, files=opened.files, spare=timers.spare
@@ -260,7 +257,7 @@ def node_operations(
     accounts: AccountChanges,
     history: History,
 ) -> list[Operation]:
-    """Return the operations of the HTTP API on this broker (docs/http-api.md), in its order."""
+    """Return this broker's HTTP operations, in the order of docs/http-api.md."""
     context = parts.context
     apis = (
         NodeOperations(parts, members, context.leader_http),

@@ -207,8 +207,7 @@ async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Section]:
             "applied": info.get("raftAppliedIndex", ""),
             "last": info.get("raftLastIndex", ""),
             "durable": info.get("raftDurableIndex", ""),
-            "recovered": info.get("raftRecovered", info.get("raftWhole", "")),
-            "whole": info.get("raftWhole", ""),  # the old name, until version 0.2
+            "recovered": info.get("raftRecovered", ""),
             "disk": info.get("raftDiskState", ""),
             "differs": info.get("raftDiffers", ""),
             "foreign": info.get("raftForeign", ""),
@@ -276,8 +275,7 @@ def _member(row: dict[str, Any]) -> dict[str, Any]:
         "brokerId": row["broker_id"],
         "match": row["match"],
         "lag": row["lag"],
-        "recovered": row.get("recovered", row["whole"]),
-        "whole": row["whole"],  # the old name, until version 0.2
+        "recovered": row["recovered"],
         "preferred": row.get("preferred", False),
     }
 

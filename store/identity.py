@@ -16,7 +16,7 @@ because an operator changes them after the loss of a master.
 A store without the file, or with a damaged file, gets the configured identity once:
 `record_identity` writes it, and the caller logs that. An operator can thus assign a directory to a
 new node by removing the file. A replica that adopts a store recovers before it votes
-(broker/startup_claim.py), because the store does not have that replica's promises. The segment size
+(broker/startup.py), because the store does not have that replica's promises. The segment size
 is recorded after the log was first opened, because the replicas of a group place their frames by
 it.
 """

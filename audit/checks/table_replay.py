@@ -26,7 +26,6 @@ from raftmq.broker.tables.snapshot import (
     FILES,
     FILES_KEY,
     INDEX_KEY,
-    NEWER,
     capture,
 )
 from raftmq.broker.tables.state import BrokerState
@@ -142,7 +141,7 @@ def _files(
             _wrong(outcome, store, DIRECTORY, what)
         closed = tables.stores[store].closed
         for number, name in enumerate(FILES):
-            if files and closed and name not in files and name not in NEWER:
+            if files and closed and name not in files:
                 _wrong(outcome, store, f"{DIRECTORY}/{name}", "is not there")
             for path in (name, f"{name}{BACKUP}"):
                 if path in files and files[path].problem:

@@ -1,1 +1,1 @@
-"""The part of a broker that operators and their tools see and use."""
+"""The administration of a broker, for operators and their tools."""

@@ -1,24 +1,25 @@
-"""Requests of admins about accounts: 50 to 54 of Apache 4.x.
+"""Account changes: the requests 50 to 54 of Apache 4.x, and the methods that HTTP shares.
 
-    50 UPDATE_AND_CREATE_ACL_CONFIG    an account; fields that the request lacks stay as they are
+    50 UPDATE_AND_CREATE_ACL_CONFIG    an account; fields missing in the request stay as they are
     51 DELETE_ACL_CONFIG               (both: the last administrator with lastAdministrator=true)
     52 GET_BROKER_CLUSTER_ACL_INFO     the version of the accounts
     53 UPDATE_GLOBAL_WHITE_ADDRS_CONFIG
     54 GET_BROKER_CLUSTER_ACL_CONFIG   all accounts, their secrets as ******
 
-Refused changes have Apache's codes. The handlers need not check that the requests are from admins:
-that is done before (remoting.acl.needs).
+Rejected changes have Apache's codes. remoting.acl.needs has checked before that the sender is an
+admin.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from raftmq.remoting.acl import AclError
+from raftmq.remoting.acl import Accounts, AclError, account_from_config
 from raftmq.remoting.acl.signature import SIGNATURE
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -31,9 +32,84 @@ from ..accountbook import AccountBook
 from ..component import Service
 from ..context import Context
 from ..errors import not_leader
-from .account_changes import AccountChanges
 
-# ResponseCode has other names for these numbers; only the request tells which is meant.
+log = logging.getLogger("raftmq.broker.acl")
+
+
+class LastAdministrator(AclError):
+    """The change would leave no administrator."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"{key} is the last administrator: nobody could change accounts or topics any more;"
+            " with lastAdministrator=true (--force of mqadmin) it is done all the same"
+        )
+
+
+class AccountChanges:
+    """Durable changes of accounts. All methods raise AclError, Refused and RaftError. `by` names
+    the initiator in the log. Only `last_administrator` permits the removal of the last
+    administrator (LastAdministrator)."""
+
+    def __init__(self, book: AccountBook, wall_ms: Callable[[], int], *, is_classic: bool) -> None:
+        self._book = book
+        self._wall_ms = wall_ms
+        self._is_classic = is_classic
+
+    @property
+    def accounts(self) -> Accounts:
+        """Return the accounts in force."""
+        return self._book.current()
+
+    async def put(
+        self, key: str, fields: Mapping[str, Any], by: str, *, last_administrator: bool = False
+    ) -> None:
+        """Create or change an account; `fields` are plain_acl.yml's, and missing fields stay."""
+        now_ms = self._wall_ms()
+        value = {**fields, "accessKey": key}
+
+        def changed(accounts: Accounts) -> Accounts:
+            account = account_from_config(value, accounts.by_key.get(key))
+            if not (account.admin or last_administrator):
+                _check_not_last(accounts, key)
+            return accounts.with_account(account, now_ms)
+
+        await self._book.change(changed)
+        log.warning("acl_changed op=put access_key=%s by=%s", key, by)
+
+    async def delete(self, key: str, by: str, *, last_administrator: bool = False) -> None:
+        """Delete an account."""
+        now_ms = self._wall_ms()
+
+        def changed(accounts: Accounts) -> Accounts:
+            if not last_administrator:
+                _check_not_last(accounts, key)
+            return self._without(accounts, key, now_ms)
+
+        await self._book.change(changed)
+        log.warning("acl_changed op=delete access_key=%s by=%s", key, by)
+
+    def _without(self, accounts: Accounts, key: str, now_ms: int) -> Accounts:
+        """Delete an account. In a Raft group it may be deleted already, because tools send the
+        request to each replica."""
+        if key not in accounts.by_key and not self._is_classic:
+            return accounts
+        return accounts.without(key, now_ms)
+
+    async def put_white_addresses(self, addresses: Sequence[str], by: str) -> None:
+        """Replace the global white list."""
+        now_ms = self._wall_ms()
+        await self._book.change(lambda found: found.with_white_addresses(addresses, now_ms))
+        log.warning("acl_changed op=white addresses=%s by=%s", ",".join(addresses), by)
+
+
+def _check_not_last(accounts: Accounts, key: str) -> None:
+    """Raise LastAdministrator if no further account is an administrator's."""
+    if {one.access_key for one in accounts.by_key.values() if one.admin} == {key}:
+        raise LastAdministrator(key)
+
+
+# ResponseCode has different names for these numbers, which depend on the request.
 UPDATE_FAILED = 209
 DELETE_FAILED = 210
 WHITE_ADDRESSES_FAILED = 211
@@ -44,13 +120,13 @@ CODES = (
     int(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG),
     int(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG),
 )
-PASSED_ON = "passed on"  # remark of a change that a replica passes on to the leader
+PASSED_ON = "passed on"  # the remark of a change passed to the leader
 PASS_ON_TIMEOUT_MS = 5_000.0
 Change = Callable[[Connection, RemotingCommand], Awaitable[RemotingCommand]]
 
 
 class AclAdmin:
-    """The handlers of requests about accounts."""
+    """The request handlers for accounts."""
 
     def __init__(
         self, context: Context, book: AccountBook, changes: AccountChanges, access: Access
@@ -76,10 +152,9 @@ class AclAdmin:
         return Service(handlers=by_code, stop=self._peers.close)
 
     def _by_leader(self, handler: Change) -> Handler:
-        """Return a handler that has the leader make the change. Apache's tools send a change of a
-        cluster to all its brokers and stop at a refusal. So a replica that does not lead passes it
-        on, with the signature that it has; one admitted by its address is signed by this node,
-        which checked it."""
+        """Return a handler that passes the change to the leader, because Apache's tools send a
+        change to all brokers of a cluster and stop at an error. The request keeps its signature. If
+        it was admitted by its address, this node signs it."""
 
         async def at_leader(connection: Connection, request: RemotingCommand) -> RemotingCommand:
             roles = self._context.roles
@@ -90,7 +165,7 @@ class AclAdmin:
                 raise not_leader()
             ext = dict(request.ext or {})
             command = RemotingCommand.request(request.code, ext, request.body)
-            command.remark = PASSED_ON  # not part of what is signed
+            command.remark = PASSED_ON  # not part of the signed fields
             own = self._context.config.inner_credentials
             if SIGNATURE not in ext and own is not None:
                 own.sign(command)
@@ -102,7 +177,7 @@ class AclAdmin:
         return at_leader
 
     async def _put(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """50: create or change an account."""
+        """Create or change an account (50)."""
         key = text(request.ext, "accessKey")
         value: dict[str, Any] = dict(request.ext or {})
         for name in ("topicPerms", "groupPerms"):
@@ -120,7 +195,7 @@ class AclAdmin:
         return RemotingCommand.response_to(request)
 
     async def _delete(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """51: delete an account."""
+        """Delete an account (51)."""
         key = text(request.ext, "accessKey")
         try:
             await self._changes.delete(
@@ -133,7 +208,7 @@ class AclAdmin:
     async def _white_addresses(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """53: replace the global white list."""
+        """Replace the global white list (53)."""
         addresses = split(text_or(request.ext, "globalWhiteAddrs"))
         try:
             await self._changes.put_white_addresses(addresses, self._access.who(connection))
@@ -142,7 +217,7 @@ class AclAdmin:
         return RemotingCommand.response_to(request)
 
     def _version(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """52: answer the accounts' version."""
+        """Answer the accounts' version (52)."""
         version = self._book.current().data_version()
         config = self._context.config
         ext = {
@@ -155,7 +230,7 @@ class AclAdmin:
         return RemotingCommand.response_to(request, ext=ext)
 
     def _config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """54: answer all accounts, secrets masked."""
+        """Answer all accounts with masked secrets (54)."""
         accounts = self._book.current()
         masked = [one.to_config(masked=True) for _, one in sorted(accounts.by_key.items())]
         body = {"globalWhiteAddrs": list(accounts.white_addresses), "plainAccessConfigs": masked}
@@ -163,17 +238,17 @@ class AclAdmin:
 
 
 def _of_the_last(request: RemotingCommand) -> bool:
-    """Return whether a request may take away the last administrator (ours)."""
+    """Return whether a request may remove the last administrator (ours)."""
     return boolean_or(request.ext, "lastAdministrator", False)
 
 
 def switched_off(_: Connection, request: RemotingCommand) -> RemotingCommand:
-    """Answer a request where there is no access control."""
+    """Answer a request without access control."""
     remark = str(AclError("there is no access control here: aclEnable is not set"))
     return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, remark)
 
 
 def split(given: str) -> list[str]:
-    """Split a list at its commas, except within braces."""
+    """Split a list at its commas outside of braces."""
     parts = re.findall(r"(?:\{[^{}]*\}|[^,{}]|[{}])+", given)
     return [part.strip() for part in parts if part.strip()]

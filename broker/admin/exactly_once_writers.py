@@ -1,4 +1,4 @@
-"""Opens, lists and deletes writers (broker/tables/writers.py), for the wire (30006) and HTTP."""
+"""Opening, listing and deleting writers (broker.tables.writers), for the wire (30006) and HTTP."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from ..tables.writers import Writer, WriterKey, delete_writer, open_writer
 
 log = logging.getLogger("raftmq.broker.writers")
 
+WRITERS_MAX = 1_000  # of a broker group
 OPEN, LIST, DELETE = OPS = ("open", "list", "delete")
 STALE_EPOCH = "STALE_EPOCH"
 
 
 class Writers:
-    """The handler, and the same as methods; one per broker."""
+    """The methods, and their request handler."""
 
     def __init__(self, context: Context, requests: WriterRequests) -> None:
         self.context = context
@@ -35,10 +36,11 @@ class Writers:
         return Service(handlers={int(RequestCode.WRITERS): self.handle})
 
     async def handle(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Serve 30006. Ext `topic`, `op` (open, list, delete), `writer` (not with list) and with
-        open `epoch`. The body of every answer: {"writers":[{"topic","writer","epoch","lastTimeMs",
-        "watermarks":{queue id:[batch,sequence]}}]}, with open the one, with list the topic's.
-        Raises Refused, RaftError."""
+        """Serve 30006. Ext fields are `topic`, `op` (open, list, delete), `writer` (not with list)
+        and `epoch` (with open). The body of every answer is
+        {"writers":[{"topic","writer","epoch","lastTimeMs", "watermarks":{queue
+        id:[batch,sequence]}}]}, with open for the writer, with list for the topic. Raises Refused,
+        RaftError."""
         ext = request.ext or {}
         topic, op = text(ext, "topic"), ext.get("op", "")
         if op not in OPS:
@@ -60,24 +62,23 @@ class Writers:
         return RemotingCommand.response_to(request, body=body)
 
     def of_topic(self, topic: str) -> list[tuple[WriterKey, Writer]]:
-        """Return a topic's writers as this replica knows them, sorted."""
+        """Return a topic's writers on this replica, sorted."""
         return sorted(
             ((key, writer) for key, writer in self._table.writers.items() if key[0] == topic),
             key=lambda one: one[0],
         )
 
     async def open(self, topic: str, name: str, epoch: int) -> Writer:
-        """Open a writer at an epoch above its last one, and return it; whoever had it before is
-        fenced. Raises Refused, RaftError."""
+        """Open a writer at an epoch above its last, which fences its previous owner; return it.
+        Raises Refused, RaftError."""
         self._check_possible()
         key = topic, name
         writer = self._table.writers.get(key)
         if writer is not None and epoch <= writer.epoch:
             words = f"writer {name} of {topic} is open at epoch {writer.epoch} already"
             raise Refused(ResponseCode.SYSTEM_ERROR, words, tag=STALE_EPOCH)
-        limit = self.context.config.writers_max
-        if writer is None and len(self._table.writers) >= limit:
-            raise busy(f"there are {limit} writers: delete one that is not used any more")
+        if writer is None and len(self._table.writers) >= WRITERS_MAX:
+            raise busy(f"there are {WRITERS_MAX} writers: delete one that is not used any more")
         self._requests.start_change(key)
         try:
             await self.context.log.propose(open_writer(topic, name, epoch))
@@ -113,7 +114,7 @@ class Writers:
 
 
 def writer_json(key: WriterKey, writer: Writer) -> dict[str, Any]:
-    """Return a writer as it is told over wire and HTTP."""
+    """Return a writer's JSON for wire and HTTP."""
     topic, name = key
     return {
         "topic": topic,

@@ -1,13 +1,13 @@
 """The metrics of a broker at /metrics.
 
-Families are called `rocketmq_…` (messages) and `raft_…` (consensus); all carry the labels
-`cluster`, `broker` (brokerName, the group) and `node`. Everything is read from the broker's own
-tables at each scrape; only what has no table is kept here: role events, and two latencies, which
-are observed once per group commit and once per fdatasync. Nothing is done per message.
+Families are named `rocketmq_…` (messages) and `raft_…` (consensus), with the labels `cluster`,
+`broker` (brokerName, the group) and `node`. A scrape reads the broker's own tables. Only role
+events and two latencies are kept here, observed once per group commit and once per fdatasync.
+Nothing is done per message.
 
-Consumer lag is reported by the replica that answers for offsets (the ready leader, or the master):
-the `metricsSeriesMax` (group, topic) pairs furthest behind, among the first LAG_QUEUES_MAX queues
-of the offset table; how many pairs are left out is a metric, too.
+The ready leader or master reports consumer lag: the `metricsSeriesMax` (group, topic) pairs
+furthest behind, among the first LAG_QUEUES_MAX queues of the offset table. A metric counts the
+omitted pairs.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from raftmq.remoting.metrics import add_limits, add_tls
 from raftmq.remoting.server import RemotingServer
 from raftmq.store.errors import StoreError
 
-from .. import old_names as oldnames
+from ..consume.long_polling import HELD_PULLS_MAX
 from .parts import Parts
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-LAG_QUEUES_MAX = 20_000  # in one scrape: 6 ms of the loop; 2,000 series: 20 ms more
+LAG_QUEUES_MAX = 20_000  # per scrape, 6 ms of the loop; 2,000 series need 20 ms more
 ROLES = ("starting", "repairing", "follower", "pre_candidate", "candidate", "leader")
 DISK_STATES = ("ok", "slow", "stalled", "full", "unreadable", "failed")
 
-# Present from the start: Prometheus sees no increase in a series that first appears with a count.
+# Present from the start, because Prometheus sees no increase in a series that first appears with a
+# count.
 TOLD_AT_ZERO = {(int(ResponseCode.SYSTEM_ERROR), "OUTCOME_UNKNOWN"): 0}
-# Why leadership was lost, by a part of the core's reason.
+# Reasons of a lost leadership, by a part of the core's text.
 REASONS = (
     ("no majority answers", "no_quorum"),
     ("too few replicas have recovered", "not_whole"),
@@ -49,7 +50,7 @@ REASONS = (
     ("writing failed", "disk_failed"),
     ("saving term and vote failed", "disk_failed"),
     ("removed from the group", "removed"),
-    ("asks for votes", "higher_term"),  # a transfer also ends like this
+    ("asks for votes", "higher_term"),  # also the end of a transfer
     ("is ahead", "higher_term"),
     ("leads", "higher_term"),
 )
@@ -57,8 +58,7 @@ OTHER_REASON = "other"
 
 
 class BrokerMetrics:
-    """Collects a broker's metrics; one per broker. `append` and `fsync` observe group commits and
-    fdatasyncs."""
+    """Collects a broker's metrics. `append` and `fsync` observe group commits and fdatasyncs."""
 
     def __init__(
         self, parts: Parts, server: RemotingServer, append: Timings, fsync: Timings
@@ -77,18 +77,18 @@ class BrokerMetrics:
         self._exposition = Exposition(self._collect)
 
     def start(self) -> None:
-        """Begin to observe the loop."""
+        """Start to observe the loop."""
         self._lag.start()
 
     def stop(self) -> None:
         self._lag.stop()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the exposition and its content type. `accept`: the request's header."""
+        """Return the exposition and its content type, for the request's Accept header."""
         return self._exposition.render(accept)
 
     def role_changed(self, event: RoleEvent) -> None:
-        """Count a role event; called for each, in order."""
+        """Count a role event."""
         if event.role is Role.CANDIDATE and (self._was, self._term) != (event.role, event.term):
             self.elections += 1
         if self._was is Role.LEADER and event.role is not Role.LEADER:
@@ -191,7 +191,7 @@ class BrokerMetrics:
 
     def _flow(self, families: Families) -> None:
         parts = self._parts
-        sends, pulls, config = parts.sends, parts.pulls, parts.context.config
+        sends, pulls = parts.sends, parts.pulls
         server = self._server
         families.counters(
             "rocketmq_sends_total",
@@ -242,7 +242,7 @@ class BrokerMetrics:
             ("rocketmq_group_commits_inflight", "Group commits that are cut and not applied.",
              sends.pending_count),
             ("rocketmq_pulls_held", "Pulls that wait for a message.", pulls.holds.count),
-            ("rocketmq_pulls_held_limit", "heldPullsMax.", config.held_pulls_max),
+            ("rocketmq_pulls_held_limit", "Above, pulls are answered at once.", HELD_PULLS_MAX),
             ("rocketmq_received_bytes_total", "Bytes from clients.", received),
             ("rocketmq_sent_bytes_total", "Bytes to clients.", sent),
             ("rocketmq_connections", "Open client connections.", len(server.connections)),
@@ -288,7 +288,7 @@ class BrokerMetrics:
         parts = self._parts
         try:
             usage = parts.context.disk.usage()
-        except OSError:  # shown by the figures' absence, and by raft_disk_state
+        except OSError:  # visible by missing figures, and by raft_disk_state
             return
         _tell(families, [
             ("rocketmq_disk_size_bytes",
@@ -392,9 +392,6 @@ class BrokerMetrics:
             value = status.get(key)
             if isinstance(value, int):
                 families.gauge(name, doc, value)
-                if name in oldnames.METRICS:
-                    old_doc = f"The old name of {name}, until version 0.2."
-                    families.gauge(oldnames.METRICS[name], old_doc, value)
         _tell(families, [
             ("raft_installing",
              "1 while the leader's state is copied here because its log begins too late.",
@@ -490,7 +487,7 @@ class BrokerMetrics:
         try:
             levels = self._parts.delays.view()
         except (OSError, StoreError):
-            levels = []  # the disk's state has a metric of its own
+            levels = []  # the disk's state is a separate metric
         families.gauges(
             "rocketmq_delayed_messages",
             "Messages that wait for their delivery, by delay level.",
@@ -576,7 +573,7 @@ class BrokerMetrics:
         )
 
     def _ha(self, families: Families) -> None:
-        """Collect classic mode's figures, each side as far as it knows."""
+        """Collect classic mode's figures from the view of this side."""
         parts = self._parts
         engine = parts.context.log.classic
         end = parts.context.store.commitlog.max_offset
@@ -603,8 +600,8 @@ class BrokerMetrics:
 
 
 def _tell(families: Families, figures: Iterable[tuple[str, str, float]]) -> None:
-    """Add families of one series each: (name, documentation, value). A name that ends in _total is
-    a counter's."""
+    """Add families of a single series, (name, documentation, value); names with _total are
+    counters."""
     for name, doc, value in figures:
         add = families.counter if name.endswith("_total") else families.gauge
         add(name, doc, value)
@@ -616,7 +613,7 @@ def reason_of(text: str) -> str:
 
 
 def name_of(code: int, codes: type[RequestCode] | type[ResponseCode]) -> str:
-    """Return a code's name; the number for one that has none."""
+    """Return a code's name, or its number."""
     try:
         return codes(code).name
     except ValueError:
@@ -624,8 +621,8 @@ def name_of(code: int, codes: type[RequestCode] | type[ResponseCode]) -> str:
 
 
 def lags_of(parts: Parts) -> tuple[list[tuple[int, str, str]], int]:
-    """Return (lag, group, topic) of the pairs looked at, and the number of all pairs. A topic that
-    a group has left is none of its pairs."""
+    """Return (lag, group, topic) of the examined pairs, and the number of all pairs. Topics that a
+    group no longer subscribes to are omitted."""
     state = parts.context.state
     offsets = state.offsets.offsets
     queue_of = parts.context.store.queues.queue

@@ -1,18 +1,17 @@
-"""The record of what operators do, in the log of the group that they do it to.
+"""The audit log of operators' changes, kept in the log of the group.
 
-Each deed is a message of a topic of the broker's own (OPERATOR_LOG_TOPIC): replicated as others,
-kept as long, read by whoever may read messages, and sent by nobody else. What changes the group is
-recorded as *asked* before it is done, so that nothing is done without a record, and again with its
-outcome. What concerns only this process (its configuration, a fault, its stop) is recorded
-afterwards, and is done even if nothing can be stored. The body is JSON:
+Each change is a message of OPERATOR_LOG_TOPIC, replicated and retained like any message. Clients
+may read the topic, but only the broker writes to it. A change of the group is recorded as *asked*
+before it is made, and again with its outcome, so that no change is unrecorded. A change of this
+process alone (configuration, fault, stop) is recorded afterwards, even if storing fails. The body
+is JSON:
 
     {"id", "at": ms, "by", "via", "what", "target", "detail",
      "outcome": "asked" | "done" | "failed" | "unknown", "error"}
 
-`by` is who asked; `via` the token with which it was done, if a name server passed it on, or
-"remoting" if it came as a request of RocketMQ's protocol. A replica that does not lead stores
-nothing: the change is refused there, or concerns only the process, whose own log has it. In classic
-mode nobody waits for a slave to have the record: it may be gone, and its client's patience short.
+`by` is the initiator. `via` is the token used by a name server, or "remoting" for RocketMQ's
+protocol. A follower stores nothing: it rejects changes of the group, and its process log has the
+rest. Classic mode does not wait for slaves, because a client's timeout may be short.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from ..send.callbacks import Completion, Done, is_unknown
 
 DETAIL_LENGTH_MAX = 4_096
 ERROR_LENGTH_MAX = 512
-RESERVE_BYTES = 1 << 20  # beyond what sends may take: an operator can act while they are refused
+RESERVE_BYTES = 1 << 20  # beyond the limit of sends, for changes while sends are rejected
 HOST = pack_host(("127.0.0.1", 0))
-NO_DISK = ("DISK_FULL", "DISK_ERROR")  # refusals that do not keep an operator from helping
+NO_DISK = ("DISK_FULL", "DISK_ERROR")  # errors that do not block an operator
 
 T = TypeVar("T")
 HIDDEN = "…"
-CANCELLED = "nobody waited for its end"  # a time limit was over, or the connection ended
+CANCELLED = "nobody waited for its end"  # a time limit passed, or the connection ended
 log = logging.getLogger("raftmq.broker.operators")
 
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """A change that an operator asks for. `detail`: what is to be, as JSON, without secrets."""
+    """A change requested by an operator. `detail` is the request as JSON, without secrets."""
 
     what: str
     target: str
@@ -58,18 +57,18 @@ class Deed:
 
 
 def detail_of(value: Mapping[str, Any], secrets: Collection[str]) -> str:
-    """Return what is asked for as a deed's `detail`, without the values of these keys."""
+    """Return a request as a deed's `detail`, without the values of these keys."""
     shown = {key: HIDDEN if key in secrets else part for key, part in value.items()}
     return shortened(orjson.dumps(shown).decode(), DETAIL_LENGTH_MAX)
 
 
 def shortened(text: str, length_max: int) -> str:
-    """Return the text, or as much of it as there may be."""
+    """Return the text, cut to its length limit."""
     return text if len(text) <= length_max else f"{text[:length_max]}…"
 
 
 class Stores(Protocol):
-    """The part of the send path that stores the broker's own messages."""
+    """The send path's interface for the broker's own messages."""
 
     def store(
         self, messages: list[Outgoing], command: bytes, done: Done, *, reserve_bytes: int = 0
@@ -86,8 +85,8 @@ class OperatorLog:
         self._wall_ms = wall_ms
 
     async def around(self, deed: Deed, work: Callable[[], Awaitable[T]]) -> T:
-        """Record that the deed is asked for, do it, and record its outcome. Raises what `work`
-        raises; Refused if it was not done for want of a record."""
+        """Record the request, do the work, and record its outcome. Raises the errors of `work`, and
+        Refused if the request could not be recorded."""
         deed_id = uuid.uuid4().hex.upper()
         recorded = await self._asked(deed_id, deed)
         try:
@@ -106,8 +105,7 @@ class OperatorLog:
         return result
 
     async def _asked(self, deed_id: str, deed: Deed) -> bool:
-        """Store that it is asked for; return False if this replica cannot, and that is no reason
-        not to do it."""
+        """Store the request. Return False if this replica cannot store it but may proceed."""
         ended = Completion()
         try:
             message = self._message(deed_id, deed, "asked")
@@ -131,7 +129,7 @@ class OperatorLog:
         return True
 
     async def afterwards(self, deed: Deed, work: Callable[[], Awaitable[T]]) -> T:
-        """Do it, and record its outcome without waiting. Raises what `work` raises."""
+        """Do the work, and record its outcome without waiting. Raises the errors of `work`."""
         deed_id = uuid.uuid4().hex.upper()
         try:
             result = await work()

@@ -1,4 +1,4 @@
-"""The parts of a broker whose figures are reported: by runtime info, metrics and the node view."""
+"""The parts of a broker with reported figures, for runtime info, metrics and the node view."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from ..leader_fitness import Reliever
 from ..pop.service import PopService
 from ..registration import Registrar
 from ..replication.peer_auth import Gates
-from ..retention import Retention
+from ..retention import Retention, Unexpired
 from ..send.service import SendPath
 from ..transactions.service import Halves, Transactions
-from ..unexpired import Unexpired
-from .rates import Throughput
+from .stats import Throughput
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """References to the parts; a report reads their figures when it is asked for."""
+    """References to the parts, read at each report."""
 
     context: Context
     gates: Gates

@@ -1,10 +1,9 @@
-"""The progress of topics and groups, for tools: topics (202), groups (208, 300, 303, 317, 343,
-345), queue entries (321).
+"""Progress of topics and groups: requests 202, 208, 300, 303, 317, 343, 345 and 321.
 
-Served by any replica from what it has applied, by a leader behind a barrier
-(broker.error_responses), so that a deposed one does not show old figures; a group's offsets by the
-leader alone. Queues, topics and groups are looked at in pieces, so that many of them do not hold up
-messages.
+Any replica answers from its applied state. A leader answers behind a barrier
+(broker.error_responses), so that a deposed leader shows no old figures. Only the leader answers for
+the offsets of a group. Queues, topics and groups are read in pieces, so that messages are not
+delayed.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from .stats import GroupRates
 if TYPE_CHECKING:
     from raftmq.store.message_store import MessageStore
 
-STEPS_PER_TURN = 32  # queues, topics or groups; then others have the loop
+STEPS_PER_TURN = 32  # queues, topics or groups per turn of the loop
 ENTRIES_MAX = 1_000  # of one answer to 321
 UNIT_BYTES = 20
 JAVA_LONG_MAX = (1 << 63) - 1
-HEAD_WITH_HOSTS_BYTES = HEAD_SIZE_BYTES + 24  # where both hosts may be IPv6
+HEAD_WITH_HOSTS_BYTES = HEAD_SIZE_BYTES + 24  # if both hosts are IPv6
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressQueries:
-    """The handlers of queries about progress."""
+    """The request handlers for progress."""
 
     context: Context
     clients: ClientTable
@@ -79,16 +78,16 @@ class ProgressQueries:
         return RemotingCommand.response_to(request, body=await _written({"offsetTable": table}))
 
     def groups_of_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer QUERY_TOPIC_CONSUME_BY_WHO (300): the groups with connected subscribers of the
-        topic, and those that committed offsets in it."""
+        """Answer QUERY_TOPIC_CONSUME_BY_WHO (300), the groups that subscribe to the topic or have
+        offsets in it."""
         name = text(request.ext, "topic")
         found = set(self.context.state.offsets.groups_of(name))
         found |= {g for g, group in self.clients.consumers.items() if name in group.subscriptions}
         return RemotingCommand.response_to(request, body=dumps({"groupList": sorted(found)}))
 
     async def time_span(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer QUERY_CONSUME_TIME_SPAN (303): the store times at the ends of each queue, and at
-        the group's position in it, and for how long the next message has waited."""
+        """Answer QUERY_CONSUME_TIME_SPAN (303): the store times of each queue's ends and of the
+        group's position, and the age of the next message."""
         name, group = text(request.ext, "topic"), text(request.ext, "group")
         topic = self.context.state.topics.existing(name)
         await self.context.log.barrier()
@@ -100,7 +99,7 @@ class ProgressQueries:
             waiting = self._stored_ms(name, queue_id, max(offset, low))
             spans.append(
                 {
-                    # That of the first message while none is consumed that is still there.
+                    # The first message's while no existing message was consumed.
                     "consumeTimeStamp": self._stored_ms(name, queue_id, max(offset - 1, low)),
                     "delayTime": max(0, self.context.wall_ms() - waiting) if waiting else 0,
                     "maxTimeStamp": self._stored_ms(name, queue_id, high - 1),
@@ -115,8 +114,8 @@ class ProgressQueries:
     # ---- groups ---------------------------------------------------------------------------
 
     async def consume_stats(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer GET_CONSUME_STATS (208): a group in one topic, or in all it has consumed; not in
-        one that it has left."""
+        """Answer GET_CONSUME_STATS (208) for a group in one topic, or in all that it still
+        consumes."""
         group, name = text(request.ext, "consumerGroup"), text_or(request.ext, "topic")
         await self.context.log.barrier()
         names = [name] if name else self._topics_of(group)
@@ -131,7 +130,7 @@ class ProgressQueries:
     async def broker_consume_stats(
         self, _: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """Answer GET_BROKER_CONSUME_STATS (317): all groups; `isOrder`: only order topics."""
+        """Answer GET_BROKER_CONSUME_STATS (317) for all groups; `isOrder` selects order topics."""
         ordered = boolean_or(request.ext, "isOrder", False)
         await self.context.log.barrier()
         total = 0
@@ -179,21 +178,21 @@ class ProgressQueries:
                     "brokerOffset": high,
                     "consumerOffset": consumed,
                     "lastTimestamp": self._stored_ms(name, queue_id, read - 1),
-                    # What was popped and not acknowledged lies between. Of one who pulls, only the
-                    # consumer knows what is fetched and not committed.
+                    # Unacknowledged pops are in between. For pulls, only the consumer has the
+                    # number of fetched and uncommitted messages.
                     "pullOffset": read,
                 }
                 await steps.done()
         return {"consumeTps": tps, "offsetTable": table}
 
     def _topics_of(self, group: str) -> list[str]:
-        """Return the topics that the group committed offsets in, or subscribes to. One that
-        broadcasts keeps its offsets to itself: how far it has come is not known here."""
+        """Return the topics in which the group has offsets or subscriptions. Broadcasting groups
+        keep their offsets to themselves."""
         pairs = self.context.state.offsets.offsets
         return self._topics_beside(group, {topic for topic, name in pairs if name == group})
 
     def _topics_beside(self, group: str, committed: set[str]) -> list[str]:
-        """Return the group's topics, given those that it committed offsets in."""
+        """Return the group's topics, given those with offsets."""
         found = set(committed)
         online = self.clients.consumers.get(group)
         if online is not None and not online.is_broadcasting:
@@ -210,7 +209,8 @@ class ProgressQueries:
         return RemotingCommand.response_to(request, body=dumps(value))
 
     def subscription(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer QUERY_SUBSCRIPTION_BY_CONSUMER (345); no data when nobody is connected."""
+        """Answer QUERY_SUBSCRIPTION_BY_CONSUMER (345), without data if the group has no connected
+        member."""
         group, topic = text(request.ext, "group"), text(request.ext, "topic")
         found = self.clients.subscription(group, topic)
         value: dict[str, Any] = {"group": group, "topic": topic}
@@ -221,8 +221,8 @@ class ProgressQueries:
     # ---- entries ----------------------------------------------------------------------------
 
     def queue_units(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer QUERY_CONSUME_QUEUE (321): entries of a ConsumeQueue, and whether a group's
-        subscription takes their tags."""
+        """Answer QUERY_CONSUME_QUEUE (321) with entries of a ConsumeQueue, and whether a group's
+        subscription matches their tags."""
         topic, queue_id = text(request.ext, "topic"), integer(request.ext, "queueId")
         index, count = integer(request.ext, "index"), integer_or(request.ext, "count", 10)
         queue = self.context.store.queues.queue(topic, queue_id)
@@ -263,7 +263,7 @@ class ProgressQueries:
         return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
     def _stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """Return when the message at a queue offset was stored; 0 if it is not there."""
+        """Return the store time of the message at a queue offset, or 0."""
         return stored_ms(self.context.store, topic, queue_id, offset)
 
 
@@ -274,12 +274,12 @@ def stored_ms(store: MessageStore, topic: str, queue_id: int, offset: int) -> in
         return 0
     position = queue.entry(offset)[0]
     if not log.min_offset <= position < log.max_offset:
-        return 0  # retention has deleted it
+        return 0  # deleted by retention
     return store_timestamp_at(log.read(position, HEAD_WITH_HOSTS_BYTES), 0)
 
 
 class Steps:
-    """The steps of one request: after every STEPS_PER_TURN of them others have the loop."""
+    """The steps of a request. The loop runs after every STEPS_PER_TURN steps."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -291,5 +291,5 @@ class Steps:
 
 
 async def _written(value: dict[str, Any]) -> bytes:
-    """Return the value as JSON, made off the loop: many queues take half a second."""
+    """Return the value as JSON, made in a thread, because many queues need half a second."""
     return await in_thread_to_its_end(dumps, value)

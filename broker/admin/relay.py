@@ -1,6 +1,7 @@
-"""Passes an administrator's requests on to consumers: 307, 309; and 223, for which the broker asks
-consumers with 221. A client is reached over its own connection. If it does not answer within
-TIMEOUT_MS, the administrator is told so.
+"""Relay of an administrator's requests to consumers: 307, 309, and 223 by way of 221.
+
+A client is reached over its own connection. Without its answer within TIMEOUT_MS, the administrator
+gets an error.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from ..errors import Refused
 if TYPE_CHECKING:
     from ..access import Access
 
-TIMEOUT_MS = 10_000  # as Apache's broker
+TIMEOUT_MS = 10_000  # as in Apache's broker
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """The handlers of requests to consumers."""
+    """The request handlers."""
 
     context: Context
     clients: ClientTable
@@ -54,7 +55,7 @@ class Relay:
     async def consume_directly(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """Relay CONSUME_MESSAGE_DIRECTLY (309): the message is this broker's, the client is of this
+        """Relay CONSUME_MESSAGE_DIRECTLY (309) for a message of this broker and a client of this
         group. Raises Refused, AclError."""
         header = ConsumeDirectlyHeader.parse(request.ext)
         member = self._member(header.consumer_group, header.client_id or "")
@@ -70,7 +71,7 @@ class Relay:
         return await self._relay(member, request, bytes(record))
 
     async def consumer_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): the clients' offsets."""
+        """Answer INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) with the clients' offsets."""
         group, topic = text(request.ext, "group"), text(request.ext, "topic")
         wanted = text_or(request.ext, "clientAddr")
         found = self.clients.consumers.get(group)
@@ -102,8 +103,8 @@ class Relay:
     async def _relay(
         self, member: Member, request: RemotingCommand, body: bytes
     ) -> RemotingCommand:
-        """Pass the request on to a member, and its answer back."""
-        # The client must not see the signature: it could send the request again.
+        """Forward the request to a member, and return its answer."""
+        # Without the signature, with which the client could send the request again.
         ext = {k: v for k, v in (request.ext or {}).items() if k not in SIGNED_FIELDS}
         ask = RemotingCommand.request(request.code, ext, body)
         answer = await self._invoke(member, ask)
@@ -112,7 +113,7 @@ class Relay:
         )
 
     async def _invoke(self, member: Member, ask: RemotingCommand) -> RemotingCommand:
-        """Ask a member. Raises Refused if it does not answer in time."""
+        """Send a request to a member. Raises Refused if it does not answer in time."""
         try:
             return await member.connection.invoke(ask, TIMEOUT_MS)
         except RemotingError as error:

@@ -1,6 +1,6 @@
-"""Requests of RocketMQ's protocol whose doing is recorded (broker.admin.operator_log): what
-mqadmin and other tools change. A deed has the name of the HTTP operation that does the same, so
-that one tag finds both.
+"""The audited requests of RocketMQ's protocol (broker.admin.operator_log).
+
+A deed has the name of the HTTP operation with the same effect, so that the same tag finds both.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SECRETS = ("secretKey",)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of request that changes something, and how its record is filled in.
+    """A kind of changing request, and the fields of its record.
 
-    `what`: the deed's name. `target`: the fields, of the request or of the objects in its body,
-    that say to what it is done. `ops`: the deed by the field `op`, where a code has several; others
-    change nothing. `own`: it concerns this process alone, and must be possible whatever the group
-    can store."""
+    `what` is the deed's name. `target` lists the fields, of the request or of the objects in its
+    body, that name the changed object. `ops` maps the field `op` to deeds if a code has several;
+    further values change nothing. `own` marks changes of this process alone, which must succeed
+    even if the group cannot store."""
 
     what: str = ""
     target: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Kind:
     ops: Mapping[str, str] | None = None
 
     def of(self, request: RemotingCommand) -> str:
-        """Return the deed's name; "" if this request changes nothing."""
+        """Return the deed's name, or "" if this request changes nothing."""
         if self.ops is None:
             return self.what
         return self.ops.get((request.ext or {}).get("op", ""), "")
@@ -93,7 +93,7 @@ KINDS: dict[int, Kind] = {
 
 
 class _Refused(Exception):
-    """Carries an answer that is not SUCCESS past the record of it."""
+    """Carries an answer other than SUCCESS past its record."""
 
     def __init__(self, answer: RemotingCommand) -> None:
         super().__init__(answer.remark or f"answered with code {answer.code}")
@@ -101,7 +101,7 @@ class _Refused(Exception):
 
 
 class RequestRecord:
-    """Wraps handlers. `who(connection)`: the account or the host that asks."""
+    """Wraps handlers. `who(connection)` returns the account or host of the sender."""
 
     def __init__(self, log: OperatorLog, who: Callable[[Connection], str]) -> None:
         self._log = log
@@ -109,7 +109,7 @@ class RequestRecord:
         self._turns = StepTurns()
 
     def around(self, code: int, handler: Handler) -> Handler:
-        """Return the handler, or one that records what it does if that changes something."""
+        """Return the handler, wrapped in a recording handler if it changes something."""
         kind = KINDS.get(code)
         if kind is None:
             return handler
@@ -119,7 +119,7 @@ class RequestRecord:
             if isinstance(result, Generator):
                 result = self._turns.run(result)
             found = await result if inspect.isawaitable(result) else result
-            assert found is not None, code  # none of these goes without an answer
+            assert found is not None, code  # all of these are answered
             if found.code != ResponseCode.SUCCESS:
                 raise _Refused(found)
             return found
@@ -148,7 +148,7 @@ class RequestRecord:
 
 
 def _target(kind: Kind, request: RemotingCommand) -> list[str]:
-    """Return the names in the fields of the kind, of the request or of its body."""
+    """Return the names in the kind's fields, of the request or of its body."""
     ext = request.ext or {}
     if found := [ext[field] for field in kind.target if ext.get(field)]:
         return found
@@ -164,7 +164,7 @@ def _target(kind: Kind, request: RemotingCommand) -> list[str]:
 
 
 def _detail(request: RemotingCommand) -> str:
-    """Return what is asked for: the request's fields and its body."""
+    """Return the request's fields and its body."""
     ext = request.ext or {}
     value = {key: text for key, text in ext.items() if key not in SIGNED_FIELDS}
     if request.code == RequestCode.UPDATE_BROKER_CONFIG:
@@ -175,7 +175,7 @@ def _detail(request: RemotingCommand) -> str:
 
 
 def _settings(body: bytes) -> str:
-    """Return a properties text without secrets; "" if it is none."""
+    """Return a properties text without secrets, or ""."""
     try:
         settings = parse_properties(body.decode(), "the request")
     except (ConfigError, UnicodeDecodeError):

@@ -1,9 +1,8 @@
-"""Administration: topics (17, 18, 215, 21, 305, 351), groups (200, 225, 201, 207, 352), clients
-(203, 204, 328), 26, 28, 907; leadership (30001, ours), and to empty a topic (30008, ours).
+"""Administration requests: topics (17, 18, 215, 21, 305, 351), groups (200, 225, 201, 207, 352),
+clients (203, 204, 328), 26, 28, 907, leadership (30001, ours) and emptying a topic (30008, ours).
 
-Changes go through the log: they are answered once committed and applied, so what was answered
-survives a failover exactly. Reads are served from what this replica has applied, by a leader behind
-a barrier (broker.error_responses).
+Changes are answered once they are committed and applied, so they survive a failover. Reads are
+served from the applied state, by a leader behind a barrier (broker.error_responses).
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from ..tables.groups import SubscriptionGroup, group_from_json
 from ..tables.snapshot import twin_of
 from ..tables.state import Table
 from ..tables.topics import DEFAULT_TOPIC, TopicConfig, topic_from_json
-from .ha_status import raft_ha_status
 from .topics_and_groups import Catalog, check_count
 
-QUEUE_COUNT = 16  # Apache's, of a topic in a list that does not say
+BEHIND_BYTES_MAX = 256 * 1024 * 1024  # Apache's haMaxGapNotInSync
+QUEUE_COUNT = 16  # Apache's default of a topic in a list
 
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The handlers for administration."""
+    """The request handlers of administration."""
 
     context: Context
     catalog: Catalog
@@ -81,7 +80,7 @@ class Admin:
     # ---- topics ---------------------------------------------------------------------------
 
     async def put_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """17: create or change a topic; answered when it is committed."""
+        """Create or change a topic (17); answered once committed."""
         header = TopicHeader.parse(request.ext)
         topic = TopicConfig(
             header.topic,
@@ -102,8 +101,8 @@ class Admin:
         return RemotingCommand.response_to(request)
 
     async def put_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """18: create or change several topics, all or none; answered when they are committed. Their
-        attributes are changes, by signed name."""
+        """Create or change several topics (18), all or none, with changes of attributes by signed
+        name."""
         defaults = {"readQueueNums": QUEUE_COUNT, "writeQueueNums": QUEUE_COUNT}
         wanted = []
         for bean in _beans(request, "topicConfigList"):
@@ -116,18 +115,18 @@ class Admin:
         return RemotingCommand.response_to(request)
 
     async def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """215: delete a topic; answered when it is committed."""
+        """Delete a topic (215); answered once committed."""
         await self.catalog.remove_topic(text(request.ext, "topic"))
         return RemotingCommand.response_to(request)
 
     async def empty_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """30008: delete a topic's messages and its groups' offsets; answered when it is committed,
-        with what was deleted."""
+        """Delete a topic's messages and its groups' offsets (30008); answered once committed, with
+        the counts."""
         emptied = await self.catalog.empty_topic(text(request.ext, "topic"))
         return RemotingCommand.response_to(request, body=orjson.dumps(emptied._asdict()))
 
     async def all_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """21: answer all topics, the broker's own and the template included."""
+        """Answer all topics (21), including the broker's own and the template."""
         more = [*self.context.state.topics.internal.values()]
         if self.template is not None:
             more.append(self.template)
@@ -138,7 +137,7 @@ class Admin:
         )
 
     def topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """351: answer one topic's configuration."""
+        """Answer a topic's configuration (351)."""
         name = text(request.ext, "topic")
         found = self.context.state.topics.get(name)
         if found is None and self.template is not None and name == DEFAULT_TOPIC:
@@ -148,25 +147,25 @@ class Admin:
         return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
 
     def system_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """305: answer the names of the topics that are the system's."""
+        """Answer the names of the system topics (305)."""
         body = orjson.dumps({"topicList": self.catalog.system_topics()})
         return RemotingCommand.response_to(request, body=body)
 
     # ---- groups ---------------------------------------------------------------------------
 
     async def put_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """200: create or change a subscription group; answered when it is committed."""
+        """Create or change a subscription group (200); answered once committed."""
         await self.catalog.change_group(_group(loads_request(request.body)))
         return RemotingCommand.response_to(request)
 
     async def put_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """225: create or change several groups, all or none; answered when they are committed."""
+        """Create or change several groups (225), all or none."""
         groups = [_group(bean) for bean in _beans(request, "groupConfigList")]
         await self.catalog.change_groups(groups)
         return RemotingCommand.response_to(request)
 
     async def delete_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """207: delete a subscription group, with `cleanOffset` its offsets, too."""
+        """Delete a subscription group (207); `cleanOffset` also deletes its offsets."""
         name = text(request.ext, "groupName")
         offsets = boolean_or(request.ext, "removeOffset", False) or boolean_or(
             request.ext, "cleanOffset", False
@@ -175,11 +174,11 @@ class Admin:
         return RemotingCommand.response_to(request)
 
     async def all_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """201: answer all subscription groups."""
+        """Answer all subscription groups (201)."""
         return await self._answer_whole(request, self.context.state.groups)
 
     def group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """352: answer one subscription group."""
+        """Answer a subscription group (352)."""
         name = text(request.ext, "group")
         found = self.context.state.groups.get(name)
         if found is None:
@@ -188,26 +187,26 @@ class Admin:
         return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
 
     async def all_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """43: answer the consumer offsets of all groups; a classic broker also what is popped, and
-        ends of queues."""
+        """Answer the consumer offsets of all groups (43). A classic broker adds its pops and queue
+        ends."""
         state, store = self.context.state, self.context.store
         if not self.context.config.is_classic:
             return await self._answer_whole(request, state.offsets)
         async with self.one_whole:
-            copies = twin_of(state.offsets), twin_of(state.pops)  # as of one moment
+            copies = twin_of(state.offsets), twin_of(state.pops)  # a consistent copy
             segments = store.commitlog.segments()
             ends = queueends.tell(store.queues, segments[-1].start if segments else 0)
             body = await asyncio.to_thread(popcopy.tell, *copies, {queueends.KEY: ends})
         return RemotingCommand.response_to(request, body=body)
 
     def all_delay_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """45: answer how far each delay level is delivered."""
+        """Answer the delivery progress of each delay level (45)."""
         body = orjson.dumps(self.context.state.delays.to_json())
         return RemotingCommand.response_to(request, body=body)
 
     def broker_ha_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """907: answer how far the copies of the log are; in a Raft group the peers stand for the
-        HA connections."""
+        """Answer the progress of the log's copies (907); in a Raft group peers appear as HA
+        connections."""
         context = self.context
         if context.config.is_classic:
             info = context.log.classic.ha_status()
@@ -221,8 +220,8 @@ class Admin:
         table: Table,
         more: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> RemotingCommand:
-        """Answer a whole table, with `more` entries under its keys. The JSON of millions of entries
-        takes seconds: a thread makes it, for one request at a time."""
+        """Answer a full table, with `more` entries under its keys. A thread makes the JSON, for a
+        single request at a time, because millions of entries need seconds."""
 
         def made(twin: Table) -> bytes:
             value = twin.to_json()
@@ -237,7 +236,7 @@ class Admin:
     # ---- clients and the broker itself -----------------------------------------------------
 
     def consumer_connections(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """203: answer the connected members of a consumer group."""
+        """Answer the connected members of a consumer group (203)."""
         name = text(request.ext, "consumerGroup")
         group = self.clients.consumers.get(name)
         if group is None:
@@ -247,7 +246,7 @@ class Admin:
         return RemotingCommand.response_to(request, body=dumps(group.connection_json()))
 
     def producer_connections(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """204: answer the connected members of a producer group."""
+        """Answer the connected members of a producer group (204)."""
         name = text(request.ext, "producerGroup")
         members = self.clients.producers.get(name)
         if not members:
@@ -256,7 +255,7 @@ class Admin:
         return RemotingCommand.response_to(request, body=dumps(value))
 
     def all_producers(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """328: answer the connected members of all producer groups."""
+        """Answer the connected members of all producer groups (328)."""
         now_ms, clock_ms = self.context.wall_ms(), self.context.clock_ms()
         value = {
             name: [
@@ -274,15 +273,15 @@ class Admin:
         return RemotingCommand.response_to(request, body=dumps({"data": value}))
 
     def broker_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """26: answer the configuration as properties, without secrets."""
+        """Answer the configuration as properties, without secrets (26)."""
         version = orjson.dumps({"counter": 0, "stateVersion": 0, "timestamp": 0}).decode()
         text_of_all = self.context.config.properties_text() + self._told_to_tools()
         ext, body = {"version": version}, text_of_all.encode()
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
     def _told_to_tools(self) -> str:
-        """Return keys of Apache's that are no settings here, and without which its tools fail
-        (exportConfigs): as they are."""
+        """Return keys of Apache's that are no settings here but required by its tools
+        (exportConfigs)."""
         told = {
             "filterServerNums": "0",
             "msgTraceTopicName": TRACE_TOPIC,
@@ -291,17 +290,16 @@ class Admin:
         return "".join(f"{key}={value}\n" for key, value in told.items())
 
     async def transfer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Begin to hand leadership over: ext `target` (node id; none: the best follower), `force`
-        (true: even to one that would hand it back for its disk).
-        Answered once it has begun, with ext `target`; whether it succeeds shows in the roles
-        (28)."""
+        """Start a transfer of leadership to the ext field `target` (a node id; by default the best
+        follower). `force` permits a target that would return leadership because of its disk. The
+        answer confirms the start; the roles (28) show the outcome."""
         ext = request.ext or {}
         anyhow = ext.get("force") == "true"
         target = self.context.log.hand_over(ext.get("target", ""), anyhow=anyhow)
         return RemotingCommand.response_to(request, ext={"target": target})
 
     def runtime(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """28: answer the figures of broker.admin.runtime_info."""
+        """Answer the figures of broker.admin.runtime_info (28)."""
         return RemotingCommand.response_to(request, body=dumps({"table": self.runtime_info()}))
 
 
@@ -320,3 +318,47 @@ def _group(bean: dict[str, Any]) -> SubscriptionGroup:
         return group_from_json(bean)
     except StateError as error:
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+
+
+def raft_ha_status(context: Context) -> dict[str, Any]:
+    """Return GET_BROKER_HA_STATUS (907) of a Raft replica, in the shape of Apache's HARuntimeInfo.
+
+    The leader answers as a master, and its peers are its HA connections. A follower answers with
+    its own position in the log."""
+    status, end = context.log.status(), context.store.commitlog.max_offset
+    peers: Any = status.get("peers") or {}
+    if not context.roles.leading:
+        return {
+            "master": False,
+            "masterCommitLogMaxOffset": 0,  # unknown to a follower
+            "inSyncSlaveNums": 0,
+            "haConnectionInfo": [],
+            "haClientRuntimeInfo": {
+                "masterAddr": context.roles.leader_address,
+                "maxOffset": end,
+                "masterFlushOffset": 0,
+                "isActivated": status.get("leader") is not None,
+            },
+        }
+    members: Any = status.get("members") or ()
+    addresses = {str(member["node_id"]): str(member["address"]) for member in members}
+    links = [_link(addresses.get(name, name), peer, end) for name, peer in sorted(peers.items())]
+    return {
+        "master": True,
+        "masterCommitLogMaxOffset": end,
+        "inSyncSlaveNums": sum(link["inSync"] for link in links),
+        "haConnectionInfo": links,
+    }
+
+
+def _link(address: str, peer: dict[str, Any], end: int) -> dict[str, Any]:
+    behind = peer.get("behind_bytes")
+    known = isinstance(behind, int)
+    has = end - behind if known and behind is not None else 0
+    return {
+        "addr": address,
+        "slaveAckOffset": has,
+        "diff": end - has,
+        "inSync": bool(known and peer.get("connected") and end - has <= BEHIND_BYTES_MAX),
+        "transferFromWhere": has,
+    }

@@ -1,7 +1,7 @@
-"""GET_BROKER_RUNTIME_INFO (28): the numbers tools and the dashboard read, all as strings.
+"""GET_BROKER_RUNTIME_INFO (28): figures for tools and the dashboard, all as strings.
 
-It has to show who leads even when a disk is bad. So a figure that cannot be read from the disk is
--1, and `diskState`, otherwise "ok", says which figure and why.
+The leader must stay visible even with a bad disk. An unreadable figure is -1, and `diskState`,
+otherwise "ok", names it with the reason.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from raftmq.remoting.codes import MQ_VERSION
 from raftmq.store.errors import StoreError
 from raftmq.store.frame import FrameError
 
-from .. import old_names as oldnames
+from ..consume.long_polling import HELD_PULLS_MAX
+from ..replication.engine import FRAMES_IN_FLIGHT_MAX
 from .parts import Parts
 
 
 def runtime_info(parts: Parts) -> dict[str, str]:
-    """Return Apache's keys as far as they apply here, and this replica's own view of Raft."""
+    """Return the applicable keys of Apache's, and this replica's view of Raft."""
     config, store = parts.context.config, parts.context.store
     status = parts.context.log.status()
     log = store.commitlog
@@ -51,12 +52,12 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         "dispatchBehindBytes": str(max(0, log.max_offset - store.derived.dispatched_offset)),
         "pageCacheLockTimeMills": "0",
         "sendThreadPoolQueueSize": str(parts.sends.pending_count),
-        "sendThreadPoolQueueCapacity": str(config.frames_in_flight_max),
+        "sendThreadPoolQueueCapacity": str(FRAMES_IN_FLIGHT_MAX),
         "sendThreadPoolQueueHeadWaitTimeMills": "0",
         "sendWaitingBytes": str(parts.sends.held_bytes),
         "sendWaitingBytesMax": str(config.waiting_bytes_max),
         "pullThreadPoolQueueSize": str(parts.pulls.holds.count),
-        "pullThreadPoolQueueCapacity": str(config.held_pulls_max),
+        "pullThreadPoolQueueCapacity": str(HELD_PULLS_MAX),
         "pullThreadPoolQueueHeadWaitTimeMills": "0",
         "clientCount": str(parts.clients.count),
         "httpAddress": parts.context.http_address,
@@ -102,19 +103,18 @@ def runtime_info(parts: Parts) -> dict[str, str]:
     info["raftDiffers"] = _differences(peers) if isinstance(peers, dict) else ""
     info["raftClockWrong"] = _text(parts.context.log.raft.clock_is_wrong)
     info["raftInstalling"] = _installing(status.get("installing"))
-    return oldnames.with_old(info, oldnames.RUNTIME_KEYS)
+    return info
 
 
 def _unreachable(peers: Mapping[str, Mapping[str, object]]) -> str:
-    """Return which peers this replica has no connection to, each with the last reason."""
+    """Return the peers without a connection, each with the last reason."""
     reasons = {peer: view["error"] for peer, view in peers.items() if not view["connected"]}
     return "; ".join(f"{peer}: {error}" for peer, error in sorted(reasons.items()) if error)
 
 
 def _differences(peers: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return which clocks and settings of peers are not as this replica's (dledger.node.peer_info),
-    as `n1: clock +86400 s, maxMessageSize; n2: …`; "" if all are. GET /api/v1/node has the
-    values."""
+    """Return the differing clocks and settings of peers (dledger.node.peer_info), as `n1: clock
+    +86400 s, maxMessageSize; n2: …`, or "". GET /api/v1/node has the values."""
     found = []
     for peer, view in sorted(peers.items()):
         ahead_ms = view.get("ahead_ms") or 0
@@ -126,7 +126,7 @@ def _differences(peers: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _installing(state: object) -> str:
-    """Return a snapshot install's progress (dledger.raft.snapshot_install); "" if there is none."""
+    """Return a snapshot install's progress (dledger.raft.snapshot_install), or ""."""
     if not isinstance(state, dict):
         return ""
     if state["noted"]:
@@ -135,7 +135,7 @@ def _installing(state: object) -> str:
 
 
 def _from_disk(parts: Parts) -> dict[str, str]:
-    """Return the figures that have to be looked up on the disk."""
+    """Return the figures that are read from the disk."""
     bad: list[str] = []
 
     def read(what: str, figure: Callable[[], str]) -> str:
@@ -158,16 +158,17 @@ def _from_disk(parts: Parts) -> dict[str, str]:
 
 
 def _delayed(parts: Parts) -> dict[str, str]:
-    """Return Apache's `scheduleMessageOffset_LEVEL`: next offset to deliver, queue end."""
+    """Return Apache's `scheduleMessageOffset_LEVEL`, the next offset to deliver and the queue's
+    end."""
     try:
         levels = parts.delays.view()
     except (OSError, StoreError):
-        return {}  # `diskState` says why
+        return {}  # `diskState` has the reason
     return {f"scheduleMessageOffset_{v.level}": f"{v.offset},{v.max_offset}" for v in levels}
 
 
 def _timers(parts: Parts) -> dict[str, str]:
-    """Return our own keys: how many timer messages wait, how late the next one is."""
+    """Return our own keys: the number of waiting timer messages and the delay of the next."""
     try:
         view = parts.timers.view()
     except (OSError, StoreError):
@@ -182,12 +183,12 @@ def _role(parts: Parts) -> str:
 
 
 def _classic(parts: Parts) -> dict[str, str]:
-    """Return how far master and slaves are apart, each side as far as it knows.
+    """Return the distance between master and slaves, from the view of this side.
 
-    slaveAckOffset: on a master the highest that a slave reported, on a slave its own report.
-    masterFromOffset: from here on this process stored what is in the log; Apache's says nothing.
-    lastMetadataSyncMs: wall clock of the slave's last copy of topics, groups and offsets; 0: none.
-    """
+    slaveAckOffset is the highest offset that a slave reported, on a slave its own report.
+    masterFromOffset is the offset from which this process stored the log; Apache's key means
+    nothing. lastMetadataSyncMs is the slave's last copy of topics, groups and offsets by the wall
+    clock, or 0."""
     engine = parts.context.log.classic
     end, durable = (
         parts.context.store.commitlog.max_offset,

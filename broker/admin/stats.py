@@ -1,17 +1,17 @@
-"""VIEW_BROKER_STATS_DATA (315): messages stored in a topic, or consumed by a group.
+"""Message statistics: totals, recent rates, and VIEW_BROKER_STATS_DATA (315).
 
-The windows are a minute, an hour and a day.
+`Rates` follows Apache's runtime info: totals count from the process's start, and from midnight.
 
-The number of messages stored is looked up in the log itself by store time, so it is exact, and the
-same on every replica and after a failover. The number of messages consumed is the distance by which
-the group's committed offsets moved on, queue by queue: where an offset comes to be, or is set back,
-nothing was consumed. Every replica samples them every SAMPLE_MS, so the count starts
-anew with a process, but not with a leader. Bound: PAIRS_MAX pairs of topic and group; others are
-not reported.
+315 reports the messages stored in a topic, or consumed by a group, in a minute, an hour and a day.
+Stored messages are counted in the log by store time, so every replica has the same number.
+Consumption is the distance by which the committed offsets advanced, queue by queue; a new or
+reset offset counts nothing. Every replica samples the offsets every SAMPLE_MS since its start, for
+at most PAIRS_MAX pairs of topic and group.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,22 +28,85 @@ from ..errors import Refused
 from ..tables.state import BrokerState
 
 SAMPLE_MS = 10_000
+SAMPLES_MAX = 61  # ten minutes and the previous sample
+WINDOWS_MS = (10_000, 60_000, 600_000)
+
+
+class Rates:
+    """The rates of a running total. `sample` is called about every SAMPLE_MS."""
+
+    def __init__(self, now_ms: int, day: int) -> None:
+        """`day` is any number that changes at local midnight."""
+        self._samples: deque[tuple[int, int]] = deque([(now_ms, 0)], SAMPLES_MAX)
+        self._day = day
+        self.at_midnight = 0  # the total at midnight
+        self.at_midnight_before = 0
+
+    def sample(self, now_ms: int, total: int, day: int) -> None:
+        self._samples.append((now_ms, total))
+        if day != self._day:
+            self._day = day
+            self.at_midnight_before, self.at_midnight = self.at_midnight, total
+
+    def text(self, now_ms: int, total: int) -> str:
+        """Return messages per second over 10 s, one minute and ten minutes, in Apache's format."""
+        return " ".join(str(self._over(window, now_ms, total)) for window in WINDOWS_MS)
+
+    def _over(self, window_ms: int, now_ms: int, total: int) -> float:
+        """Return the rate since the latest sample at least `window_ms` old, or the oldest."""
+        since_ms, before = self._samples[0]
+        for sampled_ms, sampled in self._samples:
+            if sampled_ms > now_ms - window_ms:
+                break
+            since_ms, before = sampled_ms, sampled
+        return (total - before) * 1000 / max(1, now_ms - since_ms)
+
+
+class Throughput:
+    """The rates of messages stored and pulled."""
+
+    def __init__(self, clock_ms: Callable[[], int], wall_ms: Callable[[], int],
+                 put_count: Callable[[], int], get_count: Callable[[], int]) -> None:  # fmt: skip
+        """`put_count()` and `get_count()` are the totals since the start of the process."""
+        self._clock_ms = clock_ms
+        self._wall_ms = wall_ms
+        self._put_count = put_count
+        self._get_count = get_count
+        self.put = Rates(clock_ms(), self._today())
+        self.get = Rates(clock_ms(), self._today())
+
+    def sample(self) -> None:
+        """Sample the totals; a chore, every SAMPLE_MS."""
+        now_ms, today = self._clock_ms(), self._today()
+        self.put.sample(now_ms, self._put_count(), today)
+        self.get.sample(now_ms, self._get_count(), today)
+
+    def put_text(self) -> str:
+        return self.put.text(self._clock_ms(), self._put_count())
+
+    def get_text(self) -> str:
+        return self.get.text(self._clock_ms(), self._get_count())
+
+    def _today(self) -> int:
+        return time.localtime(self._wall_ms() / 1000).tm_yday
+
+
 PAIRS_MAX = 10_000
 WINDOWS_S = (("statsMinute", 60), ("statsHour", 3_600), ("statsDay", 86_400))
-# Samples kept of each window, spread over it.
+# Samples of each window, spread over it.
 SAMPLES = 6
 
 
 @dataclass(slots=True)
 class _Pair:
-    """How far a pair's offsets have moved on: per window (time in ms, distance), oldest first."""
+    """The progress of a pair's offsets: per window (time in ms, distance), oldest first."""
 
     windows: tuple[deque[tuple[int, int]], ...]
-    offsets: dict[int, int]  # by queue id, when the last sample was taken
+    offsets: dict[int, int]  # by queue id, at the last sample
     moved: int = 0
 
     def moved_to(self, queues: dict[int, int]) -> int:
-        """Return how far they have moved on when they are at `queues`."""
+        """Return the progress up to the offsets `queues`."""
         before = self.offsets
         return self.moved + sum(
             max(0, offset - before.get(queue_id, offset)) for queue_id, offset in queues.items()
@@ -51,7 +114,7 @@ class _Pair:
 
 
 class GroupRates:
-    """The rates at which groups consume topics."""
+    """The consumption rates of groups."""
 
     def __init__(self, state: BrokerState, clock_ms: Callable[[], int]) -> None:
         self._state = state
@@ -111,7 +174,7 @@ class StatsQueries:
         return {int(RequestCode.VIEW_BROKER_STATS_DATA): self.view}
 
     def view(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """315: answer the rates of one statistics item over minute, hour and day."""
+        """Answer the rates of a statistics item over minute, hour and day (315)."""
         name, key = text(request.ext, "statsName"), text(request.ext, "statsKey")
         value: dict[str, Any] | None = None
         if name == "TOPIC_PUT_NUMS" and key in self.context.state.topics.entries:

@@ -1,7 +1,6 @@
-"""Changes topics and subscription groups, through the log.
+"""Changes of topics and subscription groups through the log, for wire and HTTP.
 
-A change is answered once it is committed and applied, so what was answered survives a failover
-exactly. The handlers of the wire protocol and the HTTP operations both call this.
+A change is answered once it is committed and applied, so it survives a failover.
 """
 
 from __future__ import annotations
@@ -38,26 +37,25 @@ from .progress import Steps
 
 log = logging.getLogger("raftmq.broker.catalog")
 
-TOGETHER_MAX = 1_000  # topics or groups of one request
-TRACE_TOPIC_PERIOD_MS = 1_000  # between two tries to create it
+TOGETHER_MAX = 1_000  # topics or groups per request
+TRACE_TOPIC_PERIOD_MS = 1_000  # between two attempts
 NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 
 
 class Emptied(NamedTuple):
-    """What an emptied topic had: messages, and groups with offsets."""
+    """The content of an emptied topic: messages, and groups with offsets."""
 
     messages: int
     groups: list[str]
 
 
 class Catalog:
-    """Creates, changes and deletes topics and groups; one per broker. With a `condition`, a change
-    is made only if the resource has the expected version. All methods raise Refused (if the
-    condition is not met, ConditionUnmet) and RaftError.
+    """Creates, changes and deletes topics and groups. A `condition` requires a version of the
+    resource. All methods raise Refused (ConditionUnmet for a failed condition) and RaftError.
 
-    A topic keeps the attributes that a change does not name. So changes of topics are made one
-    after the other: each begins with what the one before it left. Offsets that were committed,
-    and pops that were decided, before a deletion come into the log before it, too."""
+    A topic keeps the attributes that a change does not name. Changes of topics are therefore
+    serial, each based on the previous state. Offsets and pops decided before a deletion also
+    precede it in the log."""
 
     def __init__(
         self,
@@ -66,8 +64,8 @@ class Catalog:
         pops_settled: Callable[[], Awaitable[None]],
         spread: Callable[[], Awaitable[None]],
     ) -> None:
-        """`pops_settled()` returns when the changes of popped messages that were decided until now
-        are applied; `spread()` returns when the name servers know the topics, or after a while."""
+        """`pops_settled()` returns once all pop changes decided before are applied. `spread()`
+        returns once the name servers have the topics, or after a time limit."""
         self._config = context.config
         self._state = context.state
         self._queues = context.store.queues
@@ -95,8 +93,8 @@ class Catalog:
         return wanted and self._state.topics.get(TRACE_TOPIC) is None
 
     def _create_trace_topic(self) -> None:
-        """Create the topic of message traces, since nobody else may create a topic of the system's
-        and clients send traces only once it is there."""
+        """Create the topic of message traces, because clients cannot create a system topic and send
+        traces only once it exists."""
         if self._trace_topic_is_missing():
             topic = TopicConfig(TRACE_TOPIC, 1, 1)
             self._log.propose_then(put_topic(topic, if_absent=True), _trace_topic_created)
@@ -109,9 +107,9 @@ class Catalog:
         *,
         keep_messages: bool = False,
     ) -> TopicConfig:
-        """Create or change a topic; return it. `changes`: of its attributes, by signed name
-        (remoting.topic_attributes); those in `topic` do not count. `keep_messages`: if a topic of
-        this name was deleted, its messages are shown again."""
+        """Create or change a topic; return it. `changes` are its attributes by signed name
+        (remoting.topic_attributes); attributes in `topic` are ignored. `keep_messages` shows the
+        messages of a deleted topic of this name again."""
         async with self._one_at_a_time:
             wanted = self._wanted(topic, changes, 1)
             await self._propose_if(
@@ -121,7 +119,7 @@ class Catalog:
         return wanted
 
     async def change_topics(self, topics: Sequence[tuple[TopicConfig, Mapping[str, str]]]) -> None:
-        """Create or change several topics with the changes of their attributes: all or none."""
+        """Create or change several topics and their attributes, all or none."""
         check_count(len(topics), "topics")
         if not topics:
             return
@@ -131,8 +129,8 @@ class Catalog:
         await self._spread()
 
     def _wanted(self, topic: TopicConfig, changes: Mapping[str, str], count: int) -> TopicConfig:
-        """Return the topic with its attributes after the changes, if it may be put with `count` - 1
-        others. Raises Refused."""
+        """Return the topic with its changed attributes, if `count` topics may be created together.
+        Raises Refused."""
         problem = topic_problem(topic)
         if problem or topic.name in self._reserved():
             raise Refused(
@@ -154,8 +152,8 @@ class Catalog:
         return wanted
 
     def _check_consumed(self, topic: TopicConfig, read_queue_count: int) -> None:
-        """Refuse fewer read queues while the queues beyond have messages that some group has not
-        consumed: consumers and lags would not see them any more."""
+        """Reject a reduction of the read queues while the removed queues have unconsumed messages,
+        which consumers and lags would no longer include."""
         offsets = self._state.offsets
         groups = offsets.groups_of(topic.name)
         left: dict[int, list[str]] = {}
@@ -183,8 +181,8 @@ class Catalog:
             )
 
     async def remove_topic(self, name: str, condition: Condition | None = None) -> None:
-        """Delete a topic, the offsets committed for it, and the retry topics of its pops, as
-        Apache's brokers do."""
+        """Delete a topic, its consumer offsets, and the retry topics of its pops, as Apache's
+        brokers do."""
         self._refuse_reserved(name)
         retries = self._retry_topics(name)
         async with self._nothing_behind(name, *retries):
@@ -196,7 +194,7 @@ class Catalog:
                 await self._log.propose(several(rest))
 
     async def empty_topic(self, name: str) -> Emptied:
-        """Delete a topic and make it again as it was, at once; return what that took."""
+        """Delete a topic and create it again unchanged; return the removed content."""
         self._refuse_reserved(name)
         retries = self._retry_topics(name)
         async with self._nothing_behind(name, *retries):
@@ -216,8 +214,8 @@ class Catalog:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{name}] is the system's")
 
     def _retry_topics(self, topic: str) -> list[str]:
-        """Return the retry topics of the groups that pop the topic, but for those that another
-        topic and group have, too: the group `a` of the topic `b_c` has the name of `a_b` of `c`."""
+        """Return the retry topics of the groups that pop the topic, except those shared with a
+        different pair: group `a` of topic `b_c` shares its name with `a_b` of `c`."""
         offsets, found = self._state.offsets, []
         for group in offsets.groups_of(topic):
             name = pop_retry_topic(topic, group)
@@ -230,8 +228,8 @@ class Catalog:
 
     @asynccontextmanager
     async def _nothing_behind(self, *topics: str, group: str = "") -> AsyncIterator[None]:
-        """Keep offsets and pops of these topics, or of this group, from coming into the log behind
-        their deletion, which the block proposes."""
+        """Keep offsets and pops of these topics, or of this group, from following their deletion in
+        the log, which the block proposes."""
         async with self._one_at_a_time:
             with ExitStack() as withheld:
                 for topic in topics or ("",):
@@ -247,14 +245,14 @@ class Catalog:
         await self._propose_if(put_group(group, condition=condition))
 
     async def change_groups(self, groups: Sequence[SubscriptionGroup]) -> None:
-        """Create or change several groups: all or none."""
+        """Create or change several groups, all or none."""
         check_count(len(groups), "groups")
         if groups:
             self._check_room(groups)
             await self._log.propose(several([put_group(group) for group in groups]))
 
     def _check_room(self, groups: Sequence[SubscriptionGroup]) -> None:
-        """Refuse groups above `groupsMax`."""
+        """Reject groups above `groupsMax`."""
         known = self._state.groups.entries
         new = sum(group.name not in known for group in groups)
         if new and len(known) + new > self._config.groups_max:
@@ -263,7 +261,7 @@ class Catalog:
     async def remove_group(
         self, name: str, *, offsets: bool, condition: Condition | None = None
     ) -> None:
-        """Delete a group; with `offsets` its offsets, too."""
+        """Delete a group; `offsets` also deletes its offsets."""
         command = delete_group(name, offsets=offsets, condition=condition)
         if not offsets:
             await self._propose_if(command)
@@ -274,14 +272,14 @@ class Catalog:
                 await self._log.propose(forget_offsets(group=name))
 
     async def _propose_if(self, command: bytes) -> None:
-        """Propose a command that may be conditional. Raises ConditionUnmet if its condition was
-        not met where it was applied."""
+        """Propose a possibly conditional command. Raises ConditionUnmet if its condition failed at
+        the apply."""
         index = await self._log.propose(command)
         if index in self._state.unmet:
             raise ConditionUnmet(self._state.unmet.pop(index))
 
     def system_topics(self) -> list[str]:
-        """Return the names of the topics that are the broker's own, and nobody's to change."""
+        """Return the names of the broker's own topics, which clients may not change."""
         return sorted(self._reserved() | set(self._state.topics.internal))
 
     def _reserved(self) -> frozenset[str]:
@@ -289,12 +287,12 @@ class Catalog:
 
 
 def _trace_topic_created(error: Exception | None) -> None:
-    if error is not None:  # the chore tries again
+    if error is not None:  # the chore retries
         log.info("trace_topic_not_created: %s", error)
 
 
 def check_count(count: int, what: str) -> None:
-    """Raise Refused if so many topics or groups are too many for one request."""
+    """Raise Refused if a request has too many topics or groups."""
     if count > TOGETHER_MAX:
         words = f"{count} {what} in one request: {TOGETHER_MAX} at most"
         raise Refused(ResponseCode.SYSTEM_ERROR, words, tag="TOO_LARGE")

@@ -1,7 +1,5 @@
-"""A broker's own upkeep, requested by an operator: live configuration (25), expired queues (306),
-queues of topics that are gone (316), expired log (329). Each replica acts for itself; nothing of
-this is in the log.
-"""
+"""Upkeep of a replica on request: live configuration (25), expired queues (306), queues of deleted
+topics (316), expired log (329). Each replica acts for itself, without the log."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ log = logging.getLogger("raftmq.broker.config")
 
 
 def change(config: BrokerConfig, live: Mapping[str, object], registrar: Registrar) -> None:
-    """Change live keys, and tell the parts that do not read them anew each time. Raises
-    ConfigError: then nothing was changed."""
+    """Change live keys, and inform the parts that do not read them at each use. Raises ConfigError
+    without any change."""
     change_live(config, live)
     if "namesrvAddr" in live:
         registrar.use(config.name_servers)
@@ -38,7 +36,7 @@ def change(config: BrokerConfig, live: Mapping[str, object], registrar: Registra
 
 
 class Upkeep:
-    """The handlers of upkeep requests."""
+    """The request handlers."""
 
     def __init__(
         self, context: Context, keeper: Keeper, retention: Retention, registrar: Registrar
@@ -61,8 +59,8 @@ class Upkeep:
         )
 
     def update_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Change live keys (25) by a properties text: all of its keys or, when one is wrong or not
-        live, none. Lasts until the process ends: broker.conf is the operator's."""
+        """Change live keys (25) by a properties text, all or none. The change lasts until the
+        process ends, because broker.conf is the operator's."""
         try:
             settings = parse_properties(request.body.decode(), "the request")
             wanted = parse_live({setting.key: setting.value for setting in settings})
@@ -75,9 +73,9 @@ class Upkeep:
         return RemotingCommand.response_to(request)
 
     def clean_queues(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Delete the part of queues whose log is gone (306). For topics that are gone (316) it is
-        the same: their queues go with their last message, and not before, because a topic that is
-        made again goes on in them. Raises Refused."""
+        """Delete the part of queues below the log (306). For deleted topics (316) the effect is the
+        same: their queues are removed with their last message, because a recreated topic continues
+        them. Raises Refused."""
         try:
             self._store.derived.correct_min_offset()
         except OSError as error:
@@ -85,9 +83,9 @@ class Upkeep:
         return RemotingCommand.response_to(request)
 
     async def delete_log(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Delete now what retention would delete at `deleteWhen` (329), and say how much that was.
-        With the ext field trustClock=true the wall clock counts as right from now on. Apache's tool
-        sends no field, and reads the code alone. Raises Refused."""
+        """Delete expired log now instead of at `deleteWhen` (329), and answer its size. The ext
+        field trustClock=true accepts the wall clock. Apache's tool sends no field, and reads only
+        the code. Raises Refused."""
         if (request.ext or {}).get("trustClock") == "true":
             self._retention.trust_clock()
         try:

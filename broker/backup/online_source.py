@@ -249,5 +249,4 @@ async def replicas_of(
 
 
 def _has_recovered(info: Mapping[str, str]) -> bool:
-    """Return whether the replica has recovered; one before version 0.2 may call that whole."""
-    return info.get("raftRecovered", info.get("raftWhole")) == "true"
+    return info.get("raftRecovered") == "true"

@@ -1,7 +1,8 @@
 """Long polling for pulls, and the limits of all waiting requests.
 
 A held pull runs again once its filter matches a new entry of its queue, by tags code and then by
-properties, or at its deadline. Limits are `heldPullsMax` and `keptBytesMax`.
+properties, or at its deadline. Limits are HELD_PULLS_MAX and
+the budget of kept bytes.
 
 Matchers share WORK_MAX per `turn`. The remaining pulls wait for a later turn, and run at their
 deadline, or after BEHIND_BYTES_MAX of further entries. Pulls without an expression never wait for
@@ -28,6 +29,7 @@ AT_ONCE_MAX = 500  # waits ended per call, so that thousands do not block the re
 WAIT_MS_MAX = 60_000  # upper limit for requests
 COUNT_MAX = 1_024  # messages of a pop, or of a pull with a byte limit
 T = TypeVar("T")
+HELD_PULLS_MAX = 100_000
 Properties = Sequence[Mapping[str, str]] | None
 WORK_MAX = 20_000  # of all filters per turn, as Matcher.work counts, about 15 ms of the loop
 BEHIND_BYTES_MAX = 800 * 20  # of entries that the same pulls have yet to check

@@ -28,6 +28,8 @@ from ..tables.state import commit_offsets
 
 log = logging.getLogger("raftmq.broker.commits")
 
+INTERVAL_MS = 150  # between two proposals
+OFFSETS_MAX = 4_000_000  # offsets in the table
 PENDING_COMMITS_MAX = 100_000  # distinct (topic, group, queue) per frame interval
 FRAME_BYTES_MAX = 1 << 20  # of JSON, far below the limit of a command
 ENVELOPE_BYTES = 64  # of JSON around the commits
@@ -59,13 +61,12 @@ class CommitService:
         self._waiters: dict[tuple[str, str, int], list[asyncio.Future[None]]] = {}
         self._withheld: set[tuple[str, str]] = set()  # (topic, "") or ("", group) being deleted
 
-    def service(self, interval_ms: int) -> Service:
-        """`interval_ms` is the time between two proposals."""
+    def service(self) -> Service:
         return Service(
             chores=[
                 Chore(
                     "offset_commits",
-                    interval_ms,
+                    INTERVAL_MS,
                     self.flush,
                     lambda: 0 if self._gathered else IDLE_MS,
                 )
@@ -192,7 +193,7 @@ def in_frames(commits: Iterable[Commit], bytes_max: int) -> Iterator[list[Commit
 
 
 def offsets_full() -> Refused:
-    return busy("there are consumerOffsetsMax offsets already; none is new")
+    return busy(f"there are {OFFSETS_MAX} offsets already; none is new")
 
 
 def _settle(waiters: list[asyncio.Future[None]], error: BaseException | None) -> None:

@@ -48,7 +48,7 @@ from ..tables.topics import PERM_READ, RETRY_PREFIX
 from .filtered_reads import WORK_MAX, FilteredReads
 from .filters import Filter, RetryMatcher, Work, filter_of, is_tag, own_retries, unsupported
 from .group_creation import GroupCreation
-from .long_polling import COUNT_MAX, WAIT_MS_MAX, Held, HoldTable, kept_bytes
+from .long_polling import COUNT_MAX, HELD_PULLS_MAX, WAIT_MS_MAX, Held, HoldTable, kept_bytes
 from .offset_commits import CommitService
 from .offset_resets import ResetMarks, Wait
 from .read_routing import read_policy
@@ -120,7 +120,7 @@ class PullService:
         self._filtered = FilteredReads(context.store)
         self._reads = read_policy(context)
         self.holds: HoldTable[Pull] = HoldTable(
-            context.config.held_pulls_max,
+            HELD_PULLS_MAX,
             context.budgets.kept,
             self._again,
             self._filtered.properties_of,

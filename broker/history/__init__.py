@@ -1,1 +1,1 @@
-"""A broker's rates, durations and lag over hours or days, noted in a bounded ring on its disk."""
+"""History of a broker's rates, durations and lag, in a bounded ring on its disk."""

@@ -1,9 +1,8 @@
-"""Notes a broker's figures every `historyPeriodMs`, and answers what they were.
+"""The history of a broker's figures, sampled every `historyPeriodMs`.
 
-Every replica notes them: what topics and groups have is replicated, so a history outlives its
-leader. The figures are gathered on the loop, from the first QUEUES_MAX queues, and of no more than
-SERIES_MAX topics and as many pairs of a group and a topic: those with most that is new. Files are
-read and written in a thread.
+Every replica samples, and figures of topics and groups are replicated, so a history outlives its
+leader. A sample reads the first QUEUES_MAX queues on the loop. It has at most SERIES_MAX topics and
+as many pairs of group and topic, those with the most new messages. Files are accessed in a thread.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ from .samples import Sample, Span
 T = TypeVar("T")
 log = logging.getLogger("raftmq.broker.history")
 
-QUEUES_MAX = 5_000  # looked at for one sample: two milliseconds of the loop
+BYTES_MAX = 32 << 20  # of the ring: days, or some ten hours with hundreds of topics and groups
+QUEUES_MAX = 5_000  # read for a sample in two milliseconds of the loop
 SERIES_MAX = 200
-LATE_PERIODS = 3  # a sample that is older than so many periods says nothing of a time
+LATE_PERIODS = 3  # in periods; older samples do not count for a time
 
 
 class History:
-    """The figures of one broker over time."""
+    """A broker's figures over time."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class History:
         self._out_count = out_count
         self._append_counts = append_counts
         self._ring: Ring | None = None
-        self._before: dict[Any, int] = {}  # totals of the sample before
+        self._before: dict[Any, int] = {}  # totals of the previous sample
         self._failed = ""
 
     @property
@@ -59,11 +59,11 @@ class History:
         return self._context.config.history_period_ms
 
     def chores(self) -> list[Chore]:
-        """Return the periodic work; none if no history is kept."""
+        """Return the periodic work, if a history is kept."""
         return [Chore("history", self.period_ms, self.note)] if self.period_ms else []
 
     async def note(self) -> None:
-        """Add a sample. A disk that does not take it is told once."""
+        """Add a sample. A failing disk is logged once."""
         sample = self.sample()
         line = orjson.dumps(sample) + b"\n"
         try:
@@ -76,12 +76,12 @@ class History:
             self._failed = ""
 
     async def spans(self, since_ms: int, until_ms: int, count: int) -> list[Span]:
-        """Return two samples for each of `count` equal parts of a time: the last before it, and
-        the last in it. Raises OSError."""
+        """Return two samples for each of `count` equal parts of a time: the last before it and its
+        last. Raises OSError."""
         return await self._in_pool(partial(self._read, since_ms, until_ms, count))
 
     def close(self) -> None:
-        """Close the files; called in the pool, last."""
+        """Close the files; called last, in the pool."""
         if self._ring is not None:
             self._ring.close()
 
@@ -92,7 +92,7 @@ class History:
 
     def _opened(self) -> Ring:
         if self._ring is None:
-            self._ring = Ring(self._context.disk, self._context.config.history_bytes_max)
+            self._ring = Ring(self._context.disk, BYTES_MAX)
         return self._ring
 
     def _read(self, since_ms: int, until_ms: int, count: int) -> list[Span]:
@@ -114,7 +114,7 @@ class History:
     # ---- a sample -------------------------------------------------------------------------
 
     def sample(self) -> Sample:
-        """Gather the figures as they are now."""
+        """Gather the current figures."""
         context = self._context
         topics, groups = self._topics(), self._groups()
         told = {name: topics[name] for name in self._newest(topics)}
@@ -135,7 +135,7 @@ class History:
         }
 
     def _newest(self, totals: dict[Any, list[int]]) -> list[Any]:
-        """Return the names of those with most that is new since the sample before."""
+        """Return the names with the most new messages since the previous sample."""
         if len(totals) <= SERIES_MAX:
             return list(totals)
         before = self._before
@@ -144,7 +144,7 @@ class History:
         )
 
     def _topics(self) -> dict[Any, list[int]]:
-        """Return of each topic how many messages were ever stored, and how many are there."""
+        """Return for each topic the number of messages ever stored, and those still there."""
         queue_of = self._context.store.queues.queue
         found: dict[Any, list[int]] = {}
         room = QUEUES_MAX
@@ -164,7 +164,7 @@ class History:
         return found
 
     def _groups(self) -> dict[Any, list[int]]:
-        """Return of each group and topic how many messages are done with, and how many not."""
+        """Return for each group and topic the number of consumed messages, and the lag."""
         state, end_of = self._context.state, self._context.store.queues.end_of
         found: dict[Any, list[int]] = {}
         room = QUEUES_MAX

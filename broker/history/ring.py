@@ -1,14 +1,12 @@
-"""A bounded ring of lines in two files. Shell.
+"""A bounded ring of lines in two files.
 
-Lines are written to one; when that has half of the bytes the other one is emptied, and they go on
-there. So at least half of what may be kept is there.
+Lines are appended to a file until it has half of the bytes; then the second file is emptied and
+continues. So at least half of the bytes are kept. A line is a sample: a JSON object whose first
+member is the time, `{"t":<ms>,…}`. Nothing is synced, and unreadable lines are skipped.
 
-A line is a sample: a JSON object whose first member is the time, `{"t":<ms>,…}`. Nothing is synced:
-what a power failure takes away was a figure. What cannot be read afterwards is passed over.
-
-Lines are in the order of their times. One that is not later than the last is left out: the clock
-was set back a little, or is wrong for a moment. If that goes on, the clock was ahead before, and
-the lines from the time to come are dropped.
+Lines are ordered by time. A line that is not later than the last is skipped, because the clock was
+set back or is wrong briefly. If that persists, the clock was ahead before, and the lines from the
+future are dropped.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ DIRECTORY = "history"
 NAMES = ("0", "1")
 HEAD = b'{"t":'
 TIME_DIGITS_MAX = 16
-LEFT_OUT_MAX = 30  # lines in a row: a clock that is wrong when a machine starts is right by then
+LEFT_OUT_MAX = 30  # successive lines; longer than a clock is wrong when a machine starts
 
 
 @dataclass(slots=True)
 class Half:
-    """One file: where its lines begin, and their times."""
+    """A file with the positions and times of its lines."""
 
     file: File
     end: int = 0
@@ -41,7 +39,7 @@ class Half:
         self.end += len(line)
 
     def load(self) -> None:
-        """Find the lines that were written before."""
+        """Read the existing lines."""
         at = 0
         for line in self.file.pread(0, self.file.size_bytes).splitlines(keepends=True):
             time_ms = _time_of(line)
@@ -71,13 +69,13 @@ class Half:
 
 
 class Ring:
-    """The lines; its methods are called by one thread at a time."""
+    """The lines, for a single thread at a time."""
 
     def __init__(self, disk: Disk, bytes_max: int) -> None:
         """Raises OSError."""
         disk.makedirs(DIRECTORY)
         self._half_bytes = bytes_max // 2
-        self._left_out = 0  # lines in a row, because of their time
+        self._left_out = 0  # successive lines skipped for their time
         self._old, self._new = (Half(disk.open(f"{DIRECTORY}/{name}")) for name in NAMES)
         for half in (self._old, self._new):
             half.load()
@@ -94,8 +92,8 @@ class Ring:
         self._new.add(time_ms, line)
 
     def _is_in_order(self, time_ms: int) -> bool:
-        """Return whether a line of this time comes next; after too many that do not, drop what is
-        in its way."""
+        """Return whether a line of this time is next. After too many misfits, drop the lines that
+        block it."""
         last = (self._new.times_ms or self._old.times_ms)[-1:]
         if last and time_ms <= last[0]:
             self._left_out += 1
@@ -107,8 +105,7 @@ class Ring:
         return True
 
     def latest(self, time_ms: int) -> tuple[int, bytes] | None:
-        """Return the last line up to a time, and its time; None if there is none. Raises
-        OSError."""
+        """Return the last line up to a time, and its time, or None. Raises OSError."""
         for half in (self._new, self._old):
             number = bisect_right(half.times_ms, time_ms) - 1
             if number >= 0:

@@ -1,14 +1,13 @@
-"""One sample of a broker's figures, and the series that samples give. Pure.
+"""A sample of a broker's figures, and the series made from samples.
 
-A sample has totals wherever it can, so that a rate over any time is the difference of two samples,
-and nothing has to be read in between:
+A sample has totals where possible, so that the rate over any time is the difference of two samples:
 
     {"t": ms, "boot": ms, "leads": bool, "in": messages stored, "out": messages handed out,
      "log": end of the CommitLog, "append": group commits by duration (ops.metrics.Timings),
      "topics": {topic: [messages ever stored, messages there]},
      "groups": {group: {topic: [messages done with, lag]}}}
 
-"in", "out" and "append" count since `boot`, the start of the process.
+"in", "out" and "append" count since `boot`, the start of the process. Pure.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from raftmq.ops.metrics import LATENCY_BOUNDS_S
 
 Sample = dict[str, Any]
 SAMPLES_FOR_P50 = 10
-SAMPLES_FOR_P99 = 100  # fewer have no hundredth part
+SAMPLES_FOR_P99 = 100  # the minimum for a hundredth part
 
 
 class Span(NamedTuple):
-    """Two samples; None where there is none. `seconds`: the time between them."""
+    """Two samples, None if missing. `seconds` is the time between them."""
 
     before: Sample | None
     after: Sample | None
@@ -36,14 +35,14 @@ class Span(NamedTuple):
         return float(self.after["t"] - self.before["t"]) / 1000
 
     def rate(self, total: Callable[[Sample], Any], *, of_process: bool = False) -> float | None:
-        """Return by how much a total grew a second. None: it is not known."""
+        """Return the growth of a total per second, or None."""
         if self.before is None or self.after is None or self.seconds <= 0:
             return None
         if of_process and self.before["boot"] != self.after["boot"]:
             return None
         before, after = total(self.before), total(self.after)
         if before is None or after is None or after < before:
-            return None  # not there yet, or another of the same name
+            return None  # missing, or recreated under this name
         return round(float(after - before) / self.seconds, 3)
 
     def last(self, figure: Callable[[Sample], Any]) -> float | None:
@@ -51,7 +50,7 @@ class Span(NamedTuple):
         return None if found is None else float(found)
 
     def append_ms(self, share: float, samples_min: int) -> float | None:
-        """Return the duration which that share of the group commits took at most, in ms."""
+        """Return the maximum duration of that share of the group commits, in ms."""
         if self.before is None or self.after is None or self.before["boot"] != self.after["boot"]:
             return None
         counts = [b - a for a, b in zip(self.before["append"], self.after["append"], strict=False)]
@@ -61,7 +60,7 @@ class Span(NamedTuple):
 
 
 def quantile_ms(counts: Sequence[int], share: float) -> float:
-    """Return a quantile of durations in buckets, in ms, evenly spread within a bucket."""
+    """Return a quantile of bucketed durations in ms, interpolated within a bucket."""
     wanted = share * sum(counts)
     low_s = 0.0
     for count, high_s in zip(counts, LATENCY_BOUNDS_S, strict=False):
@@ -73,7 +72,7 @@ def quantile_ms(counts: Sequence[int], share: float) -> float:
 
 
 class Series(NamedTuple):
-    """A figure over time. `topic`: of which topic, if several are told."""
+    """A figure over time. `topic` distinguishes several topics."""
 
     name: str
     values: list[float | None]
@@ -81,7 +80,7 @@ class Series(NamedTuple):
 
 
 def of_broker(spans: Sequence[Span]) -> list[Series]:
-    """Return the series of the broker as a whole."""
+    """Return the series of the broker."""
     return [
         Series("messagesInPerS", [s.rate(lambda x: x["in"], of_process=True) for s in spans]),
         Series("messagesOutPerS", [s.rate(lambda x: x["out"], of_process=True) for s in spans]),
@@ -104,7 +103,7 @@ def of_topic(spans: Sequence[Span], topic: str) -> list[Series]:
 
 
 def of_group(spans: Sequence[Span], group: str, topic: str = "") -> list[Series]:
-    """Return the series of a consumer group, for each of its topics, or one."""
+    """Return the series of a consumer group, for a single topic or for each."""
     topics = {topic} if topic else {
         name
         for span in spans

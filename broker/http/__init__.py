@@ -1,1 +1,1 @@
-"""The node API: a broker's HTTP interface for queries and operations."""
+"""The node API: a broker's HTTP interface."""

@@ -1,4 +1,4 @@
-"""Accounts of clients and their permissions. Changes go through the log of a Raft group."""
+"""HTTP operations on accounts and permissions, which a Raft group changes through its log."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from raftmq.web.resources.accounts import (
     WhiteAddressesBody,
 )
 
-from ..admin.account_changes import AccountChanges, LastAdministrator
+from ..admin.acl import AccountChanges, LastAdministrator
 
 LAST_ADMINISTRATOR = "LAST_ADMINISTRATOR"
 _WRITE = (404, 409, 503, 504)
 
 
 class AccountOperations:
-    """The operations on accounts; `enabled`: aclEnable."""
+    """The operations on accounts; `enabled` is aclEnable."""
 
     def __init__(self, changes: AccountChanges, *, enabled: bool) -> None:
         self._changes = changes
@@ -108,7 +108,7 @@ class AccountOperations:
 
 
 def _plain(error: AclError) -> str:
-    """Return the words without the name of Apache's exception."""
+    """Return the message without the name of Apache's exception."""
     return str(error).rpartition("Exception: ")[2]
 
 

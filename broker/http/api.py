@@ -1,40 +1,157 @@
-"""The node API of one broker: its operations on one server.
+"""The node API of one broker: its operations on one server, their errors, and their audit record.
 
-It is started before the engine (a start that waits for peers can be watched) and stopped after it
-(a hand-over can be seen to its end). While the engine is not up yet only health and metrics are
-answered; everything else is 503 STARTING.
+The server starts before the engine, so that a start that waits for peers can be observed, and stops
+after it. Until the engine runs only health and metrics are answered, everything else is 503
+STARTING.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
+import msgspec
 from aiohttp import web
 
 from raftmq import __version__
+from raftmq.dledger.raft.errors import Busy, ChangeRefused, NotLeader, RaftError, UnknownTarget
+from raftmq.dledger.raft.errors import OutcomeUnknown as CommandOutcomeUnknown
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.tls_listener import listening_with
 from raftmq.web.app import WebServer
 from raftmq.web.auth import Access
-from raftmq.web.operation import Call, Handler, Operation
-from raftmq.web.problem import unavailable
+from raftmq.web.operation import OPERATOR_HEADER, Call, Handler, Operation, Role
+from raftmq.web.problem import (
+    ApiProblem,
+    busy,
+    conflict,
+    invalid,
+    not_found,
+    not_leader,
+    outcome_unknown,
+    unavailable,
+)
 from raftmq.web.settings import WebSettings
+from raftmq.web.versions import unmet
 
 from ..admin.metrics import BrokerMetrics
-from ..admin.operator_log import OperatorLog
+from ..admin.operator_log import Deed, OperatorLog, detail_of
+from ..config import shown_changes
 from ..context import Context
+from ..errors import ConditionUnmet, OutcomeUnknown, Refused, StateError
 from .node import STARTING
-from .problems import translator
-from .recording import recorded
+
+ABSENT_CODES = (
+    ResponseCode.TOPIC_NOT_EXIST,
+    ResponseCode.QUERY_NOT_FOUND,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+)
+UNAVAILABLE_TAGS = ("DISK_FULL", "DISK_ERROR")  # docs/errors.md
+
+
+def translator(leader_http: Callable[[], str]) -> Callable[[Exception], ApiProblem | None]:
+    """Return a function from an exception to its problem, None for foreign exceptions.
+    `leader_http` is the address of the leader's node API, or ""."""
+
+    def translate(error: Exception) -> ApiProblem | None:
+        match error:
+            case ConditionUnmet():
+                return unmet(error.version)
+            case CommandOutcomeUnknown() | OutcomeUnknown():
+                return outcome_unknown(str(error))
+            case NotLeader():
+                return not_leader(leader_http())
+            case Busy():
+                return busy(str(error))
+            case ChangeRefused() | UnknownTarget():
+                return conflict(str(error), "REFUSED")
+            case RaftError():
+                return unavailable(str(error))
+            case StateError():
+                return invalid([("", str(error))])
+            case Refused(tag="NOT_LEADER"):
+                return not_leader(leader_http(), error.remark)
+            case Refused(tag="BUSY"):
+                return busy(error.remark)
+            case Refused() if error.tag in UNAVAILABLE_TAGS:
+                return unavailable(error.remark, error.tag)
+            case RemotingError() if error.code in ABSENT_CODES:
+                return not_found(str(error))
+            case RemotingError(code=ResponseCode.SERVICE_NOT_AVAILABLE):
+                return unavailable(str(error))
+            case RemotingError():
+                return conflict(str(error) or f"refused with code {error.code}", "REFUSED")
+        return None
+
+    return translate
+
+
+# Changes of this process alone, which must succeed even if the group cannot store.
+OWN = frozenset(
+    {"changeConfig", "setLogLevel", "injectFault", "healFaults", "stopNode", "transferLeadership"}
+)
+SECRETS = ("secretKey", "body", "bodyBase64")
+NAME_LENGTH_MAX = 128
+
+
+def recorded(operations: Iterable[Operation], log: OperatorLog) -> list[Operation]:
+    """Return the operations; those that change something are recorded."""
+    return [_recorded(one, log) if _changes(one) else one for one in operations]
+
+
+def _changes(operation: Operation) -> bool:
+    return operation.method != "GET" and (operation.role or Role.VIEWER) > Role.VIEWER
+
+
+def _recorded(operation: Operation, log: OperatorLog) -> Operation:
+    handler = operation.handler
+
+    async def first(call: Call) -> Any:
+        if getattr(call.body, "preview", False):
+            return await handler(call)
+        return await log.around(_deed(operation, call), lambda: handler(call))
+
+    async def afterwards(call: Call) -> Any:
+        return await log.afterwards(_deed(operation, call), lambda: handler(call))
+
+    return replace(operation, handler=afterwards if operation.name in OWN else first)
+
+
+def _deed(operation: Operation, call: Call) -> Deed:
+    """Describe a call. Only an admin's token, such as a name server's, may name a different
+    initiator."""
+    told = call.request.headers.get(OPERATOR_HEADER, "")
+    by = unquote(told)[:NAME_LENGTH_MAX] if told and call.caller.role is Role.ADMIN else ""
+    target = ", ".join(str(part) for part in msgspec.to_builtins(call.parameters).values())
+    target = target or str(getattr(call.body, "topic", ""))
+    return Deed(
+        operation.name,
+        target,
+        by or call.caller.name,
+        call.caller.name if by else "",
+        _detail(operation, call.body),
+    )
+
+
+def _detail(operation: Operation, body: Any) -> str:
+    """Return the request as JSON, without secrets and message bodies."""
+    if body is None:
+        return ""
+    value = msgspec.to_builtins(body)
+    assert isinstance(value, dict), operation.name
+    return detail_of(shown_changes(value) if operation.name == "changeConfig" else value, SECRETS)
+
 
 log = logging.getLogger("raftmq.broker.http")
 
 
 class NodeApi:
-    """The node API's server. With httpEnable=false there is none."""
+    """The node API's server, without effect if httpEnable=false."""
 
     def __init__(
         self,
@@ -47,8 +164,8 @@ class NodeApi:
         leader_http: Callable[[], str],
         connections_max: int,
     ) -> None:
-        """`access` None: httpEnable=false. `operations` without a role are answered at any time,
-        others once the broker's log is open."""
+        """`access` is None with httpEnable=false. `operations` without a role are always answered,
+        the rest once the broker's log is open."""
         self._life = context.life
         self._metrics = metrics
         self.address = context.http_address
@@ -74,7 +191,7 @@ class NodeApi:
         )
 
     async def start(self, bound: socket.socket | None, health: socket.socket | None) -> None:
-        """Listen, on `bound` and `health` if given. Raises OSError."""
+        """Listen on `bound` and `health`, or on new sockets. Raises OSError."""
         if self._server is None:
             return
         try:
@@ -88,7 +205,7 @@ class NodeApi:
             await self._server.stop()
 
     def _once_serving(self, operations: Sequence[Operation]) -> list[Operation]:
-        """Return the operations, refused while the broker's log is not open."""
+        """Return the operations, rejected until the broker's log is open."""
 
         def guarded(handler: Handler) -> Handler:
             async def handle(call: Call) -> Any:

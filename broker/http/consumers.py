@@ -1,4 +1,4 @@
-"""Consumer groups: clients, lag, reset, pause; and connected producers."""
+"""HTTP operations on consumer groups (clients, lag, reset, pause, consume modes) and producers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ from raftmq.web.resources.consumers import (
     ConsumerGroupPage,
     ConsumerGroupView,
     ConsumerQueueView,
+    ModeBody,
+    ModePath,
+    ModesView,
+    ModeView,
     PausedView,
     ResetBody,
     ResetQueueView,
@@ -38,16 +42,60 @@ from ..clients import ClientTable, Member
 from ..consume.offset_resets import Resets
 from ..context import Context
 from ..errors import ConditionUnmet
+from ..pop.assignment import Assignments
 from ..tables.groups import SubscriptionGroup
 from ..tables.state import entry_version
 from .tables import group_named, in_turns, paged, store_time_ms, topic_named
 
-QUEUES_MAX = 4_096  # of one group in one answer, and in one reset
-CONNECTION_GROUPS_MAX = 1_000  # of one answer
+
+class ModeOperations:
+    """The operations on consume modes."""
+
+    def __init__(self, context: Context, assignments: Assignments) -> None:
+        self._context = context
+        self._assignments = assignments
+
+    def operations(self) -> list[Operation]:
+        modes = "/api/v1/consumer-groups/{group}/modes"
+        return [
+            Operation("GET", modes, "listConsumeModes",
+                      "The topics whose consume mode was set for a group.", self.modes,
+                      parameters=GroupPath, answer=ModesView),
+            Operation("PUT", f"{modes}/{{topic}}", "putConsumeMode",
+                      "Let a group's clients of 5.x pull or pop a topic.", self.put,
+                      role=Role.ADMIN, parameters=ModePath, body=ModeBody, answer=ModeView,
+                      problems=(404, 409, 503, 504)),
+        ]  # fmt: skip
+
+    async def modes(self, call: Call) -> ModesView:
+        group: str = call.parameters.group
+        table = self._context.state.pops.modes
+        topics = sorted(topic for topic, name in table if name == group)
+        return ModesView(items=[self._view(topic, group) for topic in topics])
+
+    async def put(self, call: Call) -> ModeView:
+        body: ModeBody = call.body
+        group: str = call.parameters.group
+        topic = topic_named(self._context, call.parameters.topic).name
+        await self._assignments.change_mode(topic, group, body.mode, body.pop_share_queue_num)
+        return ModeView(
+            group=group,
+            topic=topic,
+            mode=body.mode,
+            pop_share_queue_num=body.pop_share_queue_num,
+        )
+
+    def _view(self, topic: str, group: str) -> ModeView:
+        mode, share = self._assignments.mode_of(topic, group)
+        return ModeView(group=group, topic=topic, mode=mode, pop_share_queue_num=share)
+
+
+QUEUES_MAX = 4_096  # per group in an answer and in a reset
+CONNECTION_GROUPS_MAX = 1_000  # per answer
 CLIENTS_PER_GROUP_MAX = 1_000
-DIFFERENCES_MAX = 10  # of one client in one answer
+DIFFERENCES_MAX = 10  # per client in an answer
 NO_DIFFERENCES: Mapping[str, list[Difference]] = MappingProxyType({})
-PAUSE_TRIES = 4  # when others change the group at the same time
+PAUSE_TRIES = 4  # against concurrent changes of the group
 
 
 class ConsumerOperations:
@@ -105,7 +153,7 @@ class ConsumerOperations:
         for topic in topics:
             if self._clients.has_left(name, topic):
                 continue
-            queues = context.state.offsets.offsets.get((topic, name), {})  # may be gone meanwhile
+            queues = context.state.offsets.offsets.get((topic, name), {})  # may be deleted
             for queue_id in queues:
                 position, in_flight = context.state.progress(topic, name, queue_id)
                 end = context.store.queues.end_of(topic, queue_id)
@@ -126,7 +174,7 @@ class ConsumerOperations:
         online = self._clients.consumers.get(name)
         subscribed = {} if online is None else dict(online.subscriptions)
         members = [] if online is None else list(online.members.values())
-        broadcasts = online is not None and online.is_broadcasting  # its offsets are its own
+        broadcasts = online is not None and online.is_broadcasting  # it keeps its offsets
         keys = self._queues(name, () if broadcasts else subscribed)
         if config is None and online is None and not keys:
             raise not_found(f"no consumer group {name} is known here")
@@ -149,8 +197,8 @@ class ConsumerOperations:
         )
 
     def _queues(self, group: str, subscribed: Iterable[str]) -> list[tuple[str, int]]:
-        """Return the queues in which the group committed offsets, and all of the topics it
-        subscribes to."""
+        """Return the queues with committed offsets of the group, and all of its subscribed
+        topics."""
         state = self._context.state
         found = {
             (topic, queue_id)
@@ -195,7 +243,8 @@ class ConsumerOperations:
     # ---- changing -------------------------------------------------------------------------
 
     async def reset(self, call: Call) -> ResetView:
-        """Reset as INVOKE_BROKER_TO_RESET_OFFSET (222) does: see context.consuming.resets."""
+        """Reset offsets as INVOKE_BROKER_TO_RESET_OFFSET (222) does
+        (broker.consume.offset_resets)."""
         body: ResetBody = call.body
         group: str = call.parameters.group
         target = _target(body.to)
@@ -231,7 +280,7 @@ class ConsumerOperations:
     def _reset_queue(
         self, group: str, topic: str, queue_id: int, target: Callable[[Context, str, int], int]
     ) -> ResetQueueView:
-        """Return what a reset would do with one queue."""
+        """Return the effect of a reset on a queue."""
         context = self._context
         queue = context.store.queues.queue(topic, queue_id)
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
@@ -261,14 +310,14 @@ class ConsumerOperations:
             try:
                 await self._catalog.change_group(wanted, Condition((entry_version(config),)))
                 break
-            except ConditionUnmet:  # somebody changed the group meanwhile: look again
+            except ConditionUnmet:  # changed concurrently: read again
                 if not left:
                     raise
         return PausedView(name=name, consume_enable=enable)
 
 
 def _target(to: ResetTo) -> Callable[[Context, str, int], int]:
-    """Return the function that gives each queue its offset. Raises ApiProblem."""
+    """Return the function from a queue to its offset. Raises ApiProblem."""
     if sum(part is not UNSET for part in (to.time_ms, to.offset, to.position)) != 1:
         raise invalid([("to", "say one of timeMs, offset, position")])
 

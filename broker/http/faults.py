@@ -1,8 +1,7 @@
-"""Deliberate faults of this node's own disk and clock; only over the fault layer.
+"""HTTP operations on injected faults of this node's disk and clock.
 
-A broker that chaos.faults.faulty_broker runs has a `FaultDoor` on its machine; with
-httpFaultsEnable=true it is open here. Faults injected here are healed here; the harness's own
-faults are shown, and left alone.
+A broker run by chaos.faults.faulty_broker has a `FaultDoor`. Faults injected here are healed here;
+the harness's own faults are only listed.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from ..context import Context
 
 
 class FaultDoor(Protocol):
-    """The fault layer of this process. Its calls block, but briefly: small files under a lock."""
+    """The fault layer of this process. Its calls block briefly, for small files under a lock."""
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return every fault in force: {id, own, kind, …}; `own`: injected through this door."""
+        """Return every active fault, {id, own, kind, …}; `own` faults were injected here."""
         ...
 
     def add(self, fault: dict[str, Any]) -> str:
-        """Inject one fault; return its id. Raises ValueError if there is no room."""
+        """Inject a fault; return its id. Raises ValueError at the limit."""
         ...
 
     def heal(self) -> int:
-        """End all faults injected through this door; return their number."""
+        """End all faults injected here; return their number."""
         ...
 
 
 class FaultBody(Input, frozen=True, kw_only=True):
-    """`clock`: the wall clock is `offsetMs` off. Any other `kind` happens to `calls` on files below
-    the store whose path matches `pattern`: error (EIO), full (ENOSPC), slow (`delayMs` more), stall
-    (until healed), lie (a sync that does nothing), short (half a write, then EIO). `skip` calls
-    pass first, then `times` are hit (0: all)."""
+    """`clock` shifts the wall clock by `offsetMs`. Every further `kind` affects `calls` on files
+    below the store whose path matches `pattern`: error (EIO), full (ENOSPC), slow (`delayMs` more),
+    stall (until healed), lie (a sync without effect), short (half a write, then EIO). `skip` calls
+    pass first, then `times` are affected (0 for all)."""
 
     kind: Literal["error", "full", "slow", "stall", "lie", "short", "clock"]
     calls: Annotated[
@@ -69,7 +68,7 @@ class FaultOperations:
     """The operations on injected faults."""
 
     def __init__(self, context: Context, door: FaultDoor | None) -> None:
-        """`door` None: the broker does not run over the fault layer."""
+        """`door` is None without the fault layer."""
         self._context = context
         self._door = door
 
@@ -87,10 +86,9 @@ class FaultOperations:
 
     def _opened(self) -> FaultDoor:
         door = self._door
-        if door is None or not self._context.config.http_faults_enable:
+        if door is None:
             raise not_found(
-                "faults need httpFaultsEnable=true and a broker that runs over the fault layer "
-                "(mqcluster up --faultable)"
+                "faults need a broker that runs over the fault layer (mqcluster up --faultable)"
             )
         return door
 

@@ -1,4 +1,4 @@
-"""The HTTP operation that tells a broker's rates, durations and lag over time."""
+"""The HTTP operation on a broker's rates, durations and lag over time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..context import Context
 from ..history.history import History
 from ..history.samples import Series, of_broker, of_group, of_topic
 
-PERIODS_PER_POINT = 2  # fewer, and a point might have no sample of its own
+PERIODS_PER_POINT = 2  # otherwise a point might have no sample
 
 
 class HistoryOperations:
-    """The operation on what was."""
+    """The operation on the history."""
 
     def __init__(self, context: Context, history: History) -> None:
         self._context = context

@@ -1,8 +1,8 @@
-"""The preferred leader of this broker's group, as a resource: it should lead when it can.
+"""HTTP operations on the preferred leader of this broker's group.
 
-It always exists; nobody may be preferred (`name` null). Its version is a hash of the name, and a
-change is made only if the preferred leader is still the expected one: the leader compares where it
-appends the change, so of two changes to one version exactly one is made.
+The resource always exists; its `name` may be null. Its version is a hash of the name. A change
+requires the expected preferred leader; the leader compares at the append, so a version is changed
+at most once.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _version(name: str | None) -> str:
 
 
 def _expected(condition: Condition, name: str | None) -> tuple[str | None, ...] | None:
-    """Return the names that a change may replace; None: any. `name` is the preferred leader as
-    known here. Raises ApiProblem (412)."""
+    """Return the names that a change may replace, None for any. `name` is the preferred leader on
+    this replica. Raises ApiProblem (412)."""
     if ANY in condition.versions:
         return None
     version = _version(name)

@@ -1,6 +1,6 @@
-"""Messages: found by id, key, time and queue offset, and the newest; sent; dead letters sent again.
+"""HTTP operations on messages: search by id, key, time, offset; send; resend dead letters.
 
-Answers are bounded: MESSAGES_MAX messages, and the bodies of broker.http.messageviews.
+Answers are limited to MESSAGES_MAX messages, and their bodies by broker.http.messageviews.
 """
 
 from __future__ import annotations
@@ -48,9 +48,13 @@ from raftmq.web.resources.messages import (
 )
 from raftmq.web.resources.topics import QueuePath, TopicPath
 
-from ..admin.key_query import KeyQueries, KeyWanted
-from ..admin.newest import MessageFilter, NewestMessages
-from ..admin.oldest import OldestMessages
+from ..admin.message_query import (
+    KeyQueries,
+    KeyWanted,
+    MessageFilter,
+    NewestMessages,
+    OldestMessages,
+)
 from ..context import Context
 from ..errors import OutcomeUnknown, Refused
 from ..messages.timer_message import TIMER_DELIVER_MS
@@ -68,11 +72,11 @@ from .messageviews import (
 )
 from .tables import topic_named
 
-READ_BYTES_MAX = 1024 * 1024  # of one read
-QUEUES_BY_TIME_MAX = 1_024  # the most queues of a topic that are searched by time
+READ_BYTES_MAX = 1024 * 1024  # per read
+QUEUES_BY_TIME_MAX = 1_024  # queues of a topic in a search by time
 BORN_HOST = pack_host(("127.0.0.1", 0))
 PRODUCER_GROUP = "HTTP_API_PRODUCER"
-# Properties that the broker adds itself, or that would change the meaning of a message sent again.
+# Properties that the broker adds itself, or that would change the meaning of a resent message.
 OWN_PROPERTIES = frozenset(
     {
         "MSG_REGION",
@@ -134,7 +138,7 @@ class MessageOperations:
         return view_of(self._found(call.parameters.message_id), Budget(None))
 
     def _found(self, message_id: str) -> Found:
-        """Return the message with this id. Raises ApiProblem if there is no such message."""
+        """Return the message with this id. Raises ApiProblem if it does not exist."""
         try:
             _, offset = decode_offset_message_id(message_id)
             data = self._context.store.reads.message_at(offset) if offset >= 0 else None
@@ -154,7 +158,7 @@ class MessageOperations:
         return MessagePage(items=views_of(records[: query.limit]), next=None)
 
     async def _by_key(self, query: MessagesQuery) -> list[Found]:
-        """Find by key as QUERY_MESSAGE (12): the newest that fit, in the order of the log."""
+        """Find the newest messages by key, as QUERY_MESSAGE (12) does, in the order of the log."""
         found = await self._keys.find(
             KeyWanted(
                 query.topic,
@@ -171,7 +175,7 @@ class MessageOperations:
         return records
 
     async def _by_time(self, topic: TopicConfig, query: MessagesQuery) -> MessagePage:
-        """Find the oldest messages of all queues that were stored in this time."""
+        """Find the oldest messages of all queues stored in this time."""
         if topic.queue_count > QUEUES_BY_TIME_MAX:
             raise invalid([("topic", f"has more than {QUEUES_BY_TIME_MAX} queues: look in one")])
         found = await self._oldest.find(
@@ -227,8 +231,8 @@ class MessageOperations:
         )
 
     def _read(self, topic: str, queue_id: int, offset: int, limit: int) -> tuple[list[Found], int]:
-        """Return up to `limit` messages from `offset` on, and the offset behind them. Cold data
-        come in small pieces, so this asks again, within READ_BYTES_MAX."""
+        """Return up to `limit` messages from `offset` on, and the next offset. Cold data is
+        returned in small pieces, so this repeats the read, within READ_BYTES_MAX."""
         store = self._context.store
         records: list[Found] = []
         size = 0
@@ -271,7 +275,7 @@ class MessageOperations:
         return Reply(await self._resent(call.parameters.message_id), status=201)
 
     async def resend_many(self, call: Call) -> ResentPage:
-        """Send them one after the other, so that their order stays."""
+        """Resend them one after another, in order."""
         items = []
         for message_id in dict.fromkeys(call.body.message_ids):
             try:

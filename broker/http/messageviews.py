@@ -1,7 +1,7 @@
-"""Messages as the HTTP API shows them.
+"""Messages in answers of the HTTP API.
 
-Answers are bounded: LIST_BODY_BYTES_MAX of bodies; a body that does not fit is left out. Text is
-the UTF-8 body, decompressed if its producer compressed it.
+The bodies of an answer are limited to LIST_BODY_BYTES_MAX; further bodies are omitted. Text is the
+UTF-8 body, decompressed if its producer compressed it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from raftmq.store.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 from raftmq.store.record import MessageRecord, decode_record, offset_message_id, walk_records
 from raftmq.web.resources.messages import MessageView
 
-from ..admin.message_text import text_of
+from ..admin.message_query import text_of
 
 LIST_BODY_BYTES_MAX = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A record, and its size in the log."""
+    """A record and its size in the log."""
 
     record: MessageRecord
     size_bytes: int
 
 
 class Budget:
-    """The bytes of bodies that an answer still has room for; None: no limit."""
+    """The remaining bytes of bodies in an answer; None is unlimited."""
 
     def __init__(self, size_bytes: int | None) -> None:
         self._left = size_bytes

@@ -1,4 +1,4 @@
-"""This node: its own view of itself and its group, health, hand-over, members, planned stop."""
+"""HTTP operations on this node: its view, health, transfer, members, planned stop."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class NodeOperations:
         await self._change(call, change_of(ChangeKind.REMOVE, self._known(call)))
 
     def _known(self, call: Call) -> str:
-        """Return the member's id. Raises ApiProblem (404) on a leader without such a member; a
-        replica that does not lead goes on, and its refusal names the leader."""
+        """Return the member's id. Raises ApiProblem (404) on a leader without such a member. A
+        follower continues, and its error names the leader."""
         node_id: str = call.parameters.id
         rows = _progress(self._members)
         if self._parts.context.roles.leading and rows and node_id not in {row.id for row in rows}:
@@ -151,14 +151,14 @@ class NodeOperations:
 
 
 def role_of(parts: Parts) -> str:
-    """Return leader, follower, candidate, …; in classic mode master or slave."""
+    """Return leader, follower, candidate, …, or master or slave in classic mode."""
     if parts.context.config.is_classic:
         return "slave" if parts.context.config.is_slave else "master"
     return str(parts.context.log.status().get("role"))
 
 
 def node_view(parts: Parts, members: Members, leader_http: str) -> NodeView:
-    """Return this replica's view; a figure of the disk that cannot be read is -1."""
+    """Return this replica's view; an unreadable figure of the disk is -1."""
     config, roles = parts.context.config, parts.context.roles
     status = parts.context.log.status()
     log = parts.context.store.commitlog
@@ -190,9 +190,7 @@ def node_view(parts: Parts, members: Members, leader_http: str) -> NodeView:
         voted_for=_text(status.get("voted_for")),
         election_backoff=_number(status.get("election_backoff")),
         election_halved=bool(status.get("election_halved")),
-        election_patience=_number(status.get("election_backoff")),
         recovered=bool(status.get("recovered", True)),
-        whole=bool(status.get("recovered", True)),
         recovering=_text(status.get("recovering")),
         commit_index=_number(status.get("commit_index")),
         applied_index=_number(status.get("applied_index")),
@@ -264,7 +262,7 @@ def _peers(parts: Parts, status: dict[str, object]) -> list[PeerView]:
 
 
 def _slaves(parts: Parts) -> list[PeerView]:
-    """Return a classic master's slaves, as their links show them."""
+    """Return a classic master's slaves, from their links."""
     engine = parts.context.log.classic
     if engine.is_slave:
         return []
@@ -307,7 +305,6 @@ def _progress(members: Members) -> list[MemberProgressView]:
             match_index=row["match"],
             lag_frames=row["lag"],
             recovered=row["recovered"],
-            whole=row["recovered"],
         )
         for row in members.rows()
     ]

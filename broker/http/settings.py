@@ -1,7 +1,7 @@
-"""Configuration, log levels and statistics of this node.
+"""HTTP operations on configuration, log levels and statistics of this node.
 
-Keys that may be changed while the broker runs are declared so (broker.config, `live=True`); a
-change lasts until the process ends: parts.conf is the operator's.
+Live keys are declared in broker.config (`live=True`). A change lasts until the process ends,
+because broker.conf is the operator's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SettingOperations:
         return version_of({key: getattr(config, o.name) for key, o in OPTIONS.items()})
 
     async def change(self, call: Call) -> Reply:
-        """Change live keys. There is no await between the check of the version and the change."""
+        """Change live keys, without an await between the check of the version and the change."""
         version = self._version()
         if not call.condition.met_by(version):
             raise unmet(version)
@@ -99,7 +99,7 @@ class SettingOperations:
 
 
 def _not_of(key: str, value: bool | int | str) -> str:
-    """Return why the value does not have the key's JSON type; "" if it does."""
+    """Return why the value does not have the key's JSON type, or ""."""
     option = OPTIONS.get(key)
     if option is None:
         return "there is no such key"

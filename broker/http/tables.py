@@ -1,5 +1,5 @@
-"""Topics and subscription groups. Every replica lists what it has applied; changes go through the
-log, where their If-Match is compared (context.tables.state)."""
+"""HTTP operations on topics and subscription groups. Every replica lists its applied state. Changes
+go through the log, where their If-Match is compared (broker.tables.state)."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from ..tables.groups import SubscriptionGroup
 from ..tables.state import entry_version
 from ..tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
 
-RECORD_HEAD_BYTES = 128  # the beginning with the store time; every record is longer
+RECORD_HEAD_BYTES = 128  # the head with the store time; every record is longer
 SORTED_ON_LOOP_MAX = 2_000
-QUEUES_PER_TURN = 64  # read from files before the loop has another turn
+QUEUES_PER_TURN = 64  # read from files per turn of the loop
 _WRITE = (409, 503, 504)
 
 
@@ -163,7 +163,7 @@ def group_named(context: Context, name: str) -> SubscriptionGroup:
 async def paged(
     items: Iterable[T], key: Callable[[T], str], view: Callable[[T], Any], query: PageQuery
 ) -> dict[str, Any]:
-    """Do as `page`, for many items in a thread: sorting 200,000 names takes 100 ms."""
+    """Page many items in a thread, because sorting 200,000 names needs 100 ms."""
     copy = list(items)
     if len(copy) <= SORTED_ON_LOOP_MAX:
         return page(copy, key, view, query)
@@ -171,7 +171,7 @@ async def paged(
 
 
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
-    """Yield the items; after every QUEUES_PER_TURN of them others have the loop."""
+    """Yield the items; the loop runs after every QUEUES_PER_TURN of them."""
     for number, item in enumerate(items, start=1):
         yield item
         if number % QUEUES_PER_TURN == 0:
@@ -179,8 +179,8 @@ async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 def _pinned(condition: Condition, before: SubscriptionGroup | None) -> Condition:
-    """Return a condition that the group is still `before`, if that has fields that this API does
-    not show: they are kept from it."""
+    """Return a condition that the group is still `before`, if it has fields that this API does not
+    show and keeps."""
     if before is None or not before.extra or not condition.met_by(entry_version(before)):
         return condition
     return Condition((entry_version(before),))
@@ -191,13 +191,13 @@ def _versioned(entry: Any, view: Any) -> Reply:
 
 
 def store_time_ms(context: Context, topic: str, queue_id: int, offset: int) -> int | None:
-    """Return when the message at a queue offset was stored; None if it is not there."""
+    """Return the store time of the message at a queue offset, or None."""
     queue, log = context.store.queues.queue(topic, queue_id), context.store.commitlog
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return None
     position = queue.entry(offset)[0]
     if not log.min_offset <= position < log.max_offset:
-        return None  # retention has deleted it
+        return None  # deleted by retention
     return store_timestamp_at(log.read(position, RECORD_HEAD_BYTES), 0)
 
 

@@ -1,4 +1,7 @@
-"""The types that only a broker's node API has: writers, configuration, figures. Pure."""
+"""View types of a broker's node API alone: writers, configuration, figures.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class WriterPath(Input, frozen=True, kw_only=True):
 
 
 class WatermarkView(View, frozen=True, kw_only=True):
-    """The last request of a writer that is stored in a queue."""
+    """The last stored request of a writer in a queue."""
 
     queue_id: int
     batch: int
@@ -30,7 +33,7 @@ class WatermarkView(View, frozen=True, kw_only=True):
 
 
 class WriterView(View, frozen=True, kw_only=True):
-    """`lastTimeMs`: when it was opened or wrote last."""
+    """`lastTimeMs` is the time of the last open or write."""
 
     topic: str
     writer: str
@@ -48,7 +51,7 @@ class WriterPage(View, frozen=True, kw_only=True):
 
 
 class SettingView(View, frozen=True, kw_only=True):
-    """`live`: PATCH can change it while the broker runs."""
+    """`live` keys can be changed by PATCH while the broker runs."""
 
     key: str
     section: str
@@ -90,7 +93,7 @@ Changes = Annotated[
 
 
 class ChangedView(View, frozen=True, kw_only=True):
-    """`needsRestart`: valid values that a running broker cannot apply."""
+    """`needsRestart` lists valid keys that a running broker cannot change."""
 
     applied: dict[str, bool | int | str]
     needs_restart: list[str]
@@ -103,7 +106,7 @@ class SendResultView(View, frozen=True, kw_only=True):
 
 
 class StatisticsView(View, frozen=True, kw_only=True):
-    """`runtime`: the table of GET_BROKER_RUNTIME_INFO."""
+    """`runtime` is the table of GET_BROKER_RUNTIME_INFO."""
 
     runtime: dict[str, str]
     sends: list[SendResultView]

@@ -1,4 +1,4 @@
-"""Writers of a topic: listed as this replica has applied them, deleted through the log."""
+"""HTTP operations on the writers of a topic, listed from this replica, deleted through the log."""
 
 from __future__ import annotations
 

@@ -35,8 +35,9 @@ from raftmq.remoting.registration import decode_queue_datas
 
 from ..clients import ClientTable
 from ..component import Service
+from ..consume.offset_commits import offsets_full
 from ..context import Context
-from ..errors import busy, forbidden, invalid
+from ..errors import forbidden, invalid
 from ..send.callbacks import Completion
 from ..tables.topics import PERM_READ, RETRY_PREFIX
 from .command_batch import StepLog
@@ -182,7 +183,7 @@ class Assignments:
         self.gate.check()
         modes = self.context.state.pops.modes
         if (topic, group) not in modes and not self.gate.has_room(topic, group, (0,)):
-            raise busy("consumerOffsetsMax is reached")
+            raise offsets_full()
         ended = Completion()
         self.steps.add([("mode", topic, group, mode, share)], ended)
         await ended.stored()

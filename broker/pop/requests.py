@@ -37,7 +37,7 @@ from ..clients import ClientConnection
 from ..consume.filtered_reads import WORK_MAX
 from ..consume.filters import Filter, filter_of
 from ..consume.group_creation import GroupCreation
-from ..consume.long_polling import WAIT_MS_MAX, kept_bytes
+from ..consume.long_polling import HELD_PULLS_MAX, WAIT_MS_MAX, kept_bytes
 from ..consume.offset_commits import offsets_full
 from ..context import Context
 from ..errors import Refused, busy, forbidden, invalid
@@ -52,6 +52,7 @@ from .selection import ALL, Attempt, Pop, PopSelector, RepeatedAttempts, Selecti
 
 log = logging.getLogger("raftmq.broker.pops")
 
+BATCHES_MAX = 200_000  # unacknowledged pops, each of some 400 bytes of memory
 INVISIBLE_MS_MAX = 43_200_000  # 12 h, as in Apache's proxy
 NAME_LENGTH_MAX = 255  # of a client or a receive attempt
 ANSWER_BYTES_MAX = 64 << 20  # of messages of pops in flight
@@ -111,7 +112,7 @@ class PopRequests:
         self._answer_bytes = 0
         self.popped_count = 0  # messages
         self.waiting: WaitingPops[PopRequest] = WaitingPops(
-            lambda: context.config.held_pulls_max, context.budgets.kept, self._again, self._over
+            lambda: HELD_PULLS_MAX, context.budgets.kept, self._again, self._over
         )
 
     def handle(self, connection: PopConnection, request: RemotingCommand) -> None:
@@ -178,8 +179,8 @@ class PopRequests:
             raise invalid(f"its retry topic would not be valid: {problem}")
         if group is None:
             self._groups.ensure_bare(name)
-        if self._state.pops.batch_count >= self._config.pop_batches_max:
-            raise busy(f"popBatchesMax ({self._config.pop_batches_max}) pops are unacknowledged")
+        if self._state.pops.batch_count >= BATCHES_MAX:
+            raise busy(f"{BATCHES_MAX} pops are unacknowledged")
         return self._filter(header)
 
     def _permit(self, header: PopHeader) -> SubscriptionGroup | None:

@@ -1,1 +1,1 @@
-"""The replication of the log, Raft or classic, seen from the broker, and this replica's role."""
+"""Replication of the log, Raft or classic, and this replica's role."""

@@ -1,17 +1,16 @@
-"""Classic mode: one CommitLog without frames, written by a master and copied by its slaves.
+"""Classic mode: a CommitLog without frames, written by a master and copied by its slaves.
 
-The master appends waiting sends (a batch is one group commit), dispatches them at once and passes
-them on to its slaves; that much is the classic promise. Then the acknowledgement rule decides when
-the senders are answered (broker.replication.ha.acks): SYNC_FLUSH waits for fdatasync, SYNC_MASTER
-for a slave. A batch that waits does not keep the next one from being written.
+The master appends waiting sends (a batch is a group commit), dispatches them at once and sends them
+to its slaves. Senders are answered by the acknowledgement rule (broker.replication.ha.acks):
+SYNC_FLUSH waits for fdatasync, SYNC_MASTER for a slave. A waiting batch does not delay the next.
 
-A slave appends and dispatches what its master sends and takes no sends. Topics, groups and offsets
-are not in the log: changes are applied to the tables at once, `broker.tables.config_files` writes
-them down, and slaves pull them (broker.replication.ha.metadata).
+A slave appends and dispatches its master's bytes and accepts no sends. Topics, groups and offsets
+are not in the log. Changes apply to the tables at once, `broker.tables.config_files` writes them,
+and slaves pull them (broker.replication.ha.metadata).
 
-A write or fdatasync that fails ends the broker: the page cache's content is then not reliable. What
-fails before anything is written, for a shortage that passes (store.transient_errors), is tried
-again: a master's sends wait meanwhile, uncut, and may become overdue; a slave ends its link.
+A failed write or fdatasync ends the broker, because the page cache is then unreliable. A temporary
+shortage before a write (store.transient_errors) is retried: a master's sends wait, and a slave ends
+its link.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ from .peer_auth import NO_GATES, Gates
 
 log = logging.getLogger("raftmq.broker.classic")
 
-DEFINING = ("put_topic", "put_group")  # they change nothing but a definition
+DEFINING = ("put_topic", "put_group")  # they change only a definition
 KEPT_IN_FILES = (*DEFINING, "delete_topic", "delete_group")
-POOL_THREADS = 2  # one for fdatasync, one to prepare segments
-TICK_MS = 50  # time-outs and heartbeats may be late by so much
+POOL_THREADS = 2  # for fdatasync, and to prepare segments
+TICK_MS = 50  # maximum delay of timeouts and heartbeats
 
 
 class LocalApplication:
-    """The sends, tables and queues of this broker, as the engine drives them."""
+    """The sends, tables and queues of this broker, driven by the engine."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class LocalApplication:
         contained: Contained,
         activity: Activity,
     ) -> None:
-        """`on_link()`: a slave's link to its master has begun or ended."""
+        """`on_link()` is called when a slave's link to its master starts or ends."""
         self.state = state
         self.sends = sends
         self.store = store
@@ -88,8 +87,8 @@ class LocalApplication:
         self._activity = activity
 
     def allocate(self, length: int) -> int:
-        """Return where a batch of `length` bytes goes, once there is room for it. Raises
-        StoreError; OSError, having changed nothing that is read."""
+        """Return the position for a batch of `length` bytes, with its space prepared. Raises
+        StoreError, or OSError without a visible change."""
         commitlog = self.store.commitlog
         self.store.derived.write_full_tails()
         position = commitlog.allocate(length)
@@ -104,9 +103,9 @@ class LocalApplication:
         self._arrived(batch.entries)
 
     def copy(self, run: Run, own_from: int | None) -> None:
-        """Do the same for bytes of the master's log (`own_from`: store.commitlog.classic_log).
-        Raises Diverged, FlushUnderWay; OSError, after which the log's end says whether the bytes
-        were written."""
+        """Do the same for bytes of the master's log (`own_from` as in store.commitlog.classic_log).
+        Raises Diverged, FlushUnderWay, and OSError, after which the end of the log shows whether
+        the bytes were written."""
         if run.last_record < 0:
             self._log.copy_blank(run.data)
         else:
@@ -121,7 +120,7 @@ class LocalApplication:
                 self._contained.failed("units_told", error)
 
     def answer(self, answered: Sequence[Answered[Batch]]) -> None:
-        """Answer whole batches, those with one code together."""
+        """Answer complete batches, grouped by code."""
         at = 0
         while at < len(answered):
             code = answered[at][1]
@@ -140,8 +139,8 @@ class LocalApplication:
         return change
 
     async def begin_as_master(self) -> None:
-        """Take back, and save, progress that is ahead of the log, before anything is stored behind
-        the log's end. Raises OSError."""
+        """Lower, and save, progress that is ahead of the log, before anything is appended. Raises
+        OSError."""
         if keep_within(self.state, self.store.queues.end_of):
             log.info("progress_taken_back: it was ahead of the log")
             await self.files.save()
@@ -155,7 +154,7 @@ class LocalApplication:
 
 
 class ClassicEngine:
-    """The engine of a master or a slave (broker.replication.engine.Engine)."""
+    """The engine of a master or slave (broker.replication.engine.Engine)."""
 
     def __init__(
         self,
@@ -171,9 +170,9 @@ class ClassicEngine:
         tls: ProcessTls | None = None,
         gates: Gates = NO_GATES,
     ) -> None:
-        """`master_address()` and `master_ha_address()` are what a name server says of the master,
-        for slaves; "" while unknown. `listen_socket` is bound already (tests). `tls` is loaded.
-        `gates`: where peers have to prove themselves."""
+        """`master_address()` and `master_ha_address()` are the master's addresses from a name
+        server, or "". Tests pass a bound `listen_socket`. `tls` is loaded. `gates` require proofs
+        of peers."""
         tls = tls or ProcessTls(config)
         self.config = config
         self.is_slave = config.is_slave
@@ -186,9 +185,9 @@ class ClassicEngine:
         self._waits_flush = self._mode is FlushMode.SYNC
         self._waits_slave = config.broker_role == "SYNC_MASTER"
         self.acks: AckBook[Batch] = AckBook(config.sync_flush_timeout, config.slave_timeout)
-        self.own_from = 0  # the CommitLog offset from which on this master stores
+        self.own_from = 0  # the CommitLog offset from which this master stored the log
         self._soon: asyncio.Handle | None = None
-        self._again: asyncio.TimerHandle | None = None  # cutting, when a shortage is to be over
+        self._again: asyncio.TimerHandle | None = None  # retries after a shortage
         self._timer: asyncio.TimerHandle | None = None
         self._running = False
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="classic-disk")
@@ -262,7 +261,7 @@ class ClassicEngine:
             self.follower.start()
 
     async def stop(self) -> None:
-        """Make the log durable, tell slaves and senders, stop. Safe to call again."""
+        """Make the log durable, inform slaves and senders, stop. May be repeated."""
         if self._running:
             self._running = False
             await self.slave.stop()
@@ -277,7 +276,7 @@ class ClassicEngine:
         self._pool.shutdown()
 
     async def _last_sync(self) -> None:
-        """Make durable what is written, so that its senders get SEND_OK."""
+        """Make the written log durable, so that its senders get SEND_OK."""
         ticket = None
         await self._flusher.stop()
         if self._flusher.failed is None:
@@ -291,7 +290,7 @@ class ClassicEngine:
             self.abandon(f"the last fdatasync failed: {error!r}")
 
     def abandon(self, reason: str) -> None:
-        """Fall silent at once, and for good: nothing more is written, sent or made durable."""
+        """Stop answering for good, without a further write, answer or sync."""
         self._running = False
         self._end_timers()
         self.slave.abandon()
@@ -307,14 +306,14 @@ class ClassicEngine:
     # ---- the master's log -------------------------------------------------------------------
 
     def request_cut(self, at_once: bool = False) -> None:
-        """Have waiting sends written: now, or at the end of this turn of the loop."""
+        """Write waiting sends now, or at the end of this iteration of the loop."""
         if at_once:
             self._cut()
         elif self._soon is None and self._running:
             self._soon = asyncio.get_running_loop().call_soon(self._cut)
 
     def _cut(self) -> None:
-        """Write everything that waits, pass it on, answer sends that need not wait."""
+        """Write all waiting sends, forward them, answer those without a condition."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -329,7 +328,7 @@ class ClassicEngine:
         except (OSError, StoreError) as error:
             self.abandon(f"the log cannot be written: {error!r}")
             return
-        except Exception as error:  # ring boundary, whoever called: wrong is worse than down
+        except Exception as error:  # stop on any error, for any caller
             log.critical("log_broken", exc_info=error)
             self.abandon(f"an invariant is broken: {error!r}")
             return
@@ -337,8 +336,8 @@ class ClassicEngine:
         self._application.answer(answered)
 
     def _next_batch(self) -> Batch | None:
-        """Cut the next batch of what waits; None if nothing does, or for want of room: then it
-        waits on, and `_cut` is called again after a pause. Raises StoreError, OSError."""
+        """Build the next batch of waiting sends, or return None. During a shortage they keep
+        waiting, and `_cut` runs again after a pause. Raises StoreError, OSError."""
         try:
             return self._application.sends.next_batch(self._application.allocate)
         except OSError as error:  # of `place`
@@ -353,7 +352,7 @@ class ClassicEngine:
         self._cut()
 
     def _note(self, batch: Batch) -> list[Answered[Batch]]:
-        """Note what the batch waits for; return it if it waits for nothing."""
+        """Record the conditions of the batch; return it if there are none."""
         flush, slave = self._waits_flush, SlaveWish.NOTHING
         if flush or self._waits_slave:
             if not self._application.sends.answer_unwaiting(batch):
@@ -386,7 +385,7 @@ class ClassicEngine:
     def _prepared(self, done: asyncio.Future[None]) -> None:
         self._preparing = None
         error = None if done.cancelled() else done.exception()
-        if error is not None:  # not fatal: the roll tries again, too, and fails if it must
+        if error is not None:  # not fatal, because the roll retries
             log.warning("prepare_next failed=%s", error)
             self._prepare_due_ms = self._clock_ms() + RETRY_S * 1000
 
@@ -399,13 +398,13 @@ class ClassicEngine:
         self._flusher.request()
 
     def reported(self) -> int:
-        """Return the offset that this slave vouches for."""
+        """Return the offset that this slave guarantees."""
         log = self._commitlog
         return log.durable_offset if self._waits_flush else log.max_offset
 
     async def _verify(self) -> int:
-        """Prepare a link; return its first report. That is this log's end, which must be as durable
-        as any, or for an empty log the offset to request."""
+        """Prepare a link; return its first report. That is the end of this log, made durable, or
+        for an empty log the offset to request."""
         if self._waits_flush:
             await self._flusher.wait(self._commitlog.max_offset)
         request = await self.follower.verify()
@@ -422,8 +421,8 @@ class ClassicEngine:
 
     def propose_command(self, payload: bytes) -> asyncio.Future[int]:
         """Change the tables now. The result is done once a changed topic or group is in its file;
-        offsets are written on a timer. A slave takes offsets only. Raises NotLeader, StateError;
-        Refused, having changed nothing, if the file could not be written."""
+        offsets are written on a timer. A slave accepts only offsets. Raises NotLeader, StateError,
+        and Refused without a change if the file could not be written."""
         command = decode_command_payload(payload)
         if self.is_slave and command["op"] != "commit_offsets":
             raise NotLeader(None)
@@ -462,7 +461,7 @@ class ClassicEngine:
         return done
 
     def read_barrier(self) -> asyncio.Future[int]:
-        """Wait for nothing: nobody else can be the master of this log."""
+        """Return, because a log has a single master."""
         proven: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         proven.set_result(self._commitlog.max_offset)
         return proven
@@ -474,10 +473,10 @@ class ClassicEngine:
         return None
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Do nothing: nobody else can be the master, so it goes on with what can be read."""
+        """Do nothing, because no replica could replace the master."""
 
     async def delete_before(self, position: int) -> int:
-        """Delete whole segments; return where the log begins then."""
+        """Delete complete segments; return the new start of the log."""
         self._application.store.delete_before(position)
         return self._commitlog.min_offset
 
@@ -501,18 +500,18 @@ class ClassicEngine:
         return info
 
     def status(self) -> dict[str, object]:
-        """Return the part of the status that every engine has."""
+        """Return the status fields common to all engines."""
         return {"role": self.config.broker_role}
 
 
 def keep_within(state: BrokerState, end_of: Callable[[str, int], int]) -> bool:
-    """Take the progress of delays, timers, transactions and consumers back to the ends of their
-    queues; return whether that changed anything. Where pops are ahead, what was in flight comes
-    again. `end_of(topic, queue id)`: the offset of the next message.
+    """Lower the progress of delays, timers, transactions and consumers to the ends of their queues;
+    return whether anything changed. If pops are ahead, messages in flight are redelivered.
+    `end_of(topic, queue id)` is the offset of the next message.
 
-    A slave copies the tables by another connection than the log's, and a file under config/ that
-    Apache's broker wrote may be durable before the log that it is about. So a new master's tables
-    may be ahead of its queues, and the next messages would count as delivered or consumed."""
+    A slave copies tables and log over different connections, and a file of Apache's under config/
+    may be durable before its log. The tables of a new master may therefore be ahead of its queues,
+    and the next messages would count as delivered or consumed."""
     delays, offsets, pops = state.delays, state.offsets, state.pops
     before = delays.counter, offsets.counter
     for level, offset in list(delays.offsets.items()):

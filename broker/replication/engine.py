@@ -1,8 +1,7 @@
-"""The interface between a broker and what replicates its log.
+"""The `Engine` interface between a broker and the replication of its log.
 
-`Engine` is what Raft (dledger.RaftMember) and classic master/slave (ClassicEngine in
-broker.replication.classic, whose log has no frames) have in common. `Replication` lets a test
-harness put another library in the place of Raft.
+Raft (dledger.RaftMember) and classic master/slave (broker.replication.classic, whose log has no
+frames) implement it. `Replication` lets a test harness replace Raft by a different library.
 """
 
 from __future__ import annotations
@@ -30,7 +29,9 @@ from raftmq.store.message_store import MessageStore
 from ..config import BrokerConfig
 from ..tables.state import BrokerState
 
-TLS_CONNECT_TIMEOUT_MS = 3_000  # to dial a replica: TLS takes two round trips more
+FRAMES_IN_FLIGHT_MAX = 8  # uncommitted group commits
+PREFERRED_STEADY_MS = 5_000  # without a break, before it leads
+TLS_CONNECT_TIMEOUT_MS = 3_000  # of a dial; TLS needs two round trips more
 
 
 class Engine(Protocol):
@@ -49,14 +50,13 @@ class Engine(Protocol):
     def transfer(self, target: str) -> None: ...
 
     def successor(self) -> str | None:
-        """Return the follower that could lead at once and has most of the log; None if nobody
-        could."""
+        """Return the follower that could lead at once and has most of the log, or None."""
         ...
 
     async def delete_before(self, position: int) -> int: ...
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Note that a consumer's read failed; `again` repeats it."""
+        """Report a consumer's failed read; `again` repeats it."""
         ...
 
     def abandon(self, reason: str) -> None: ...
@@ -66,15 +66,16 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """This replica's place in the group's configuration. `broker_id` None: it has none yet."""
+    """This replica's position in the group's configuration. `broker_id` is None until one is
+    assigned."""
 
-    standing: str  # voter, learner; none: removed, or not added yet
+    standing: str  # voter, learner, or none after a removal or before the addition
     broker_id: int | None
-    members: int  # size of the group; 0: this replica does not know which group
+    members: int  # size of the group, or 0 if the group is unknown
 
 
 def preferred_of(member: RaftMember) -> str | None:
-    """Return the preferred leader, as this replica knows it; None: nobody, or not known yet."""
+    """Return the preferred leader in this replica's view, or None."""
     if not member.has_core:
         return None
     return member.core.membership.configurations.current.preferred or None
@@ -82,9 +83,8 @@ def preferred_of(member: RaftMember) -> str | None:
 
 def place_of(member: RaftMember) -> Place | None:
     """Return this replica's place; None while the log is being recovered. A removal counts once it
-    is committed (until then this replica may be a member again), or when peers tell one that was
-    away. One without a leader whose history is another one than a peer's has no place, either: what
-    it has is not the group's."""
+    is committed, or once peers report it to a replica that was away. A replica without a leader
+    whose history differs from a peer's has no place either."""
     if not member.has_core:
         return None
     configurations, node_id = member.core.membership.configurations, member.config.node_id
@@ -156,7 +156,7 @@ def member_config(
         peers={p.node_id: PeerAddress(p.node_id, p.host, p.port) for p in config.peers},
         flush=FlushMode(config.flush_disk_type),
         flush_interval_ms=config.flush_interval_commit_log,
-        frames_in_flight_max=config.frames_in_flight_max,
+        frames_in_flight_max=FRAMES_IN_FLIGHT_MAX,
         core=CoreConfig(
             heartbeat_ms=config.heartbeat_interval_ms,
             election_ms_min=config.election_timeout_min_ms,
@@ -164,7 +164,7 @@ def member_config(
             catch_up_bytes_per_s=config.raft_catch_up_bytes_per_s,
         ),
         links=_links(config, network, gate),
-        preference=PreferenceLimits(steady_ms=config.preferred_leader_after_ms),
+        preference=PreferenceLimits(steady_ms=PREFERRED_STEADY_MS),
         join=config.raft_join,
     )
 

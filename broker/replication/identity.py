@@ -1,8 +1,8 @@
-"""The id of this broker's Raft group: proposed by a leader that finds none, and passed to the links
-(dledger.transport.group_id), which use it to refuse replicas of other groups.
+"""The id of this broker's Raft group, proposed by its leader.
 
-The id is put into the log by a command. A leader whose links have another id than its log proposes
-theirs: a rescue gave its group a new one, in files alone.
+Links use it to reject replicas of different groups (dledger.transport.group_id). A command puts the
+id into the log. If the links of a leader have a different id than its log, it proposes theirs,
+because a rescue changed the id in files only.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from ..tables.group_id import group_id
 
 log = logging.getLogger("raftmq.broker.members")
 
-RETRY_MS = 1_000  # between attempts to propose one
+RETRY_MS = 1_000  # between two proposals
 
 
 class GroupId:
-    """Proposes and passes on the group id. broker.replication.members owns it and calls `look`."""
+    """Proposes the group id, and passes it to the links. broker.replication.members calls
+    `look`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._told = b""  # what the links were told
+        self._told = b""  # the links' id
         self._proposed: asyncio.Future[int] | None = None
         self._due_ms = 0
 
     @property
     def is_open(self) -> bool:
-        """True while the group has no id yet, or the links do not know it."""
+        """True while the group has no id, or the links do not have it."""
         applied = self._context.state.group.value
         return not applied or applied != self._told
 
     def look(self) -> None:
-        """Pass a new id on to the links, propose one if needed; some times a second."""
+        """Pass a new id to the links, and propose one if needed; called several times per
+        second."""
         engine = self._context.log.raft
         applied = self._context.state.group.value
         if applied != self._told:
@@ -55,7 +57,7 @@ class GroupId:
         if self._proposed is not None or now_ms < self._due_ms:
             return
         self._due_ms = now_ms + RETRY_MS
-        # Founders that met one of a group took its id: then the group has one already.
+        # Founders that met a replica of a group adopted its id, so the group already has it.
         wanted = engine.identity.group_id or secrets.token_bytes(GROUP_ID_SIZE_BYTES)
         try:
             command = group_id(wanted, if_absent=not self._context.state.group.value)
@@ -68,5 +70,5 @@ class GroupId:
     def _done(self, done: asyncio.Future[int]) -> None:
         self._proposed = None
         error = None if done.cancelled() else done.exception()
-        if error is not None:  # the current leader looks again
+        if error is not None:  # the current leader retries
             log.info("group_id_not_proposed: %s", error)

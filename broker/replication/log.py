@@ -1,9 +1,8 @@
-"""The replicated log as a broker's services see it: propose, prove leadership, hand it over.
+"""The replicated log for a broker's services: propose, prove leadership, transfer it.
 
-The engine applies frames by means of the services (`broker.state_machine`), and the services
-propose through the engine. This is the one place where that circle is closed: the log is made
-first, every service is given it, and the engine is attached when it is made, before anything is
-started.
+The engine applies frames through the services (`broker.state_machine`), and the services propose
+through the engine. `ReplicatedLog` closes that circle: it is made first, every service gets it, and
+the engine is attached before anything starts.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from .roles import RoleView
 
 
 class ReplicatedLog:
-    """A broker's way to its engine; one per broker."""
+    """A broker's access to its engine."""
 
     def __init__(self, config: BrokerConfig, roles: RoleView, contained: Contained) -> None:
         self._config = config
         self._roles = roles
         self._contained = contained
         self._engine: Engine | None = None
-        self._handing_over = False  # on request, or because this replica stops
+        self._handing_over = False  # on request or before a stop
 
     # ---- the engine -------------------------------------------------------------------------
 
     def attach(self, engine: Engine) -> None:
-        """Set the engine; called once, where both are made."""
+        """Set the engine, once."""
         assert self._engine is None
         self._engine = engine
 
@@ -52,12 +51,12 @@ class ReplicatedLog:
 
     @property
     def raft(self) -> RaftMember:
-        """The Raft engine; not in classic mode."""
+        """The Raft engine; None in classic mode."""
         assert not self._config.is_classic
         return cast(RaftMember, self.engine)
 
     def frame_is_damaged(self, position: int) -> bool:
-        """Return whether the frame at this CommitLog offset is damaged, and a peer asked for it.
+        """Return whether the frame at this CommitLog offset is damaged and requested from a peer.
         Raises OSError."""
         return not self._config.is_classic and self.raft.frame_is_damaged(position)
 
@@ -74,7 +73,7 @@ class ReplicatedLog:
         return self.engine.propose_command(payload)
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Note that a read of the log failed; `again` repeats it."""
+        """Report a failed read of the log; `again` repeats it."""
         self.engine.read_failed(error, again)
 
     def status(self) -> dict[str, object]:
@@ -82,13 +81,13 @@ class ReplicatedLog:
 
     @property
     def place(self) -> Place | None:
-        """This replica's place in its Raft group; None where members do not change."""
+        """This replica's place in its Raft group; None if members do not change."""
         return None if self._config.is_classic else place_of(self.raft)
 
     @property
     def identity(self) -> Identity:
-        """The identity under which this replica registers: only a ready leader is brokerId 0;
-        others have the id that the group's configuration gave them."""
+        """The identity to register. A ready leader is brokerId 0; all other replicas have the id
+        from the group's configuration."""
         leading = self._roles.leading
         if self._config.is_classic:
             return Identity(self._config.registration_id(leading), 0, "")
@@ -112,16 +111,16 @@ class ReplicatedLog:
         return await self.engine.propose_command(payload)
 
     def propose_then(self, payload: bytes, done: Callable[[Exception | None], None]) -> None:
-        """Propose, and have `done` called with the error, or None on success."""
+        """Propose, then call `done` with the error, or None."""
         self._then("told_of_command", lambda: self.engine.propose_command(payload), done)
 
     async def barrier(self) -> None:
-        """Return once this replica is proven to lead; in classic mode there is nothing to prove.
-        Raises Refused, RaftError."""
+        """Return once this replica is proven to lead; classic mode needs no proof. Raises Refused,
+        RaftError."""
         await self._barrier()
 
     def barrier_then(self, done: Callable[[Exception | None], None]) -> None:
-        """Have `done` called with None once this replica is proven to lead, or with the error."""
+        """Call `done` with None once this replica is proven to lead, or with the error."""
         self._then("told_of_proof", self._barrier, done)
 
     def _barrier(self) -> asyncio.Future[int]:
@@ -135,8 +134,8 @@ class ReplicatedLog:
         begin: Callable[[], asyncio.Future[int]],
         done: Callable[[Exception | None], None],
     ) -> None:
-        """Begin it, and have `done` called with the error, or None on success, when it has ended;
-        never before this returns."""
+        """Start it, and call `done` with the error or None at its end, never before this
+        returns."""
         try:
             future = begin()
         except (RaftError, Refused) as error:
@@ -154,10 +153,11 @@ class ReplicatedLog:
     # ---- handing over -------------------------------------------------------------------------
 
     def hand_over(self, target: str, *, anyhow: bool = False) -> str:
-        """Begin to transfer leadership to `target`; "" means the follower that has most of those
-        that could lead at once. `anyhow`: even to one that would hand it back for its disk.
+        """Start a transfer of leadership to `target`, or by default to the follower with most of
+        the log that could lead at once. `anyhow` permits a target that would return leadership
+        because of its disk.
 
-        Returns the target chosen. Raises Refused, RaftError."""
+        Returns the target. Raises Refused, RaftError."""
         if not self._roles.leading:
             raise not_leader()
         chosen = target or self.engine.successor()
@@ -174,13 +174,13 @@ class ReplicatedLog:
         return chosen
 
     async def leave(self) -> str | None:
-        """Hand leadership over before a planned stop. Returns the new leader, if there is one."""
+        """Transfer leadership before a planned stop. Returns the new leader, if any."""
         self._handing_over = True
         return await self.raft.hand_over()
 
     def leader_is_awaited(self, event: RoleEvent) -> bool:
-        """Return whether this replica, or the one it hands over to, will lead in a moment; called
-        for each role event, in order."""
+        """Return whether this replica or its transfer target is about to lead; called for each role
+        event, in order."""
         if event.role is Role.LEADER:
             self._handing_over = False
             return not event.leader_ready

@@ -1,8 +1,7 @@
-"""The members of this broker's Raft group, for operators: CHANGE_MEMBERS (30002, ours).
+"""Members of this broker's Raft group: CHANGE_MEMBERS (30002, ours).
 
-dledger.raft.configuration and dledger.raft.membership define what a change means, and when one is
-refused. This module also makes this broker follow a change that concerns it: a replica that is no
-member of its group any more leaves the routes (broker.registration).
+dledger.raft.configuration and dledger.raft.membership define changes and their rejection. This
+module also applies a change to this broker: a removed replica unregisters (broker.registration).
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from raftmq.remoting.fields import boolean_or
 from ..component import Service
 from ..context import Context
 from ..errors import Refused, not_leader
-from ..old_names import MEMBER_KEYS, with_old
 from ..registration import Registrar
 from ..scheduler import IDLE_MS, Chore
 from .engine import Place, preferred_of
@@ -33,15 +31,15 @@ from .preferred import PreferredLeader
 
 log = logging.getLogger("raftmq.broker.members")
 
-LIST = "list"  # the op that changes nothing
+LIST = "list"  # the op without a change
 OPS = (LIST, *(kind.value for kind in ChangeKind))
 WITH_ADDRESS = (ChangeKind.ADD_LEARNER, ChangeKind.MOVE)
-LOOK_MS = 100  # between looks at the configuration in force: a route may be late by so much
+LOOK_MS = 100  # maximum delay of a route after a change
 ID = re.compile("[A-Za-z0-9_]{1,64}")  # the form of dLegerSelfId
 
 
 class Members:
-    """The handler, and a chore (`look`). One per broker."""
+    """The request handler, and a chore (`look`)."""
 
     def __init__(self, context: Context, registrar: Registrar) -> None:
         self._context = context
@@ -49,8 +47,8 @@ class Members:
         self._registrar = registrar
         self.preferred = PreferredLeader(context)
         self.group_id = GroupId(context)
-        self._told: Place | None = None  # the place that was logged last
-        self._settled: tuple[int, Configuration] | None = None  # committed, and published
+        self._told: Place | None = None  # the place logged last
+        self._settled: tuple[int, Configuration] | None = None  # committed and published
 
     def service(self) -> Service:
         return Service(
@@ -59,14 +57,14 @@ class Members:
         )
 
     async def change(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Change or list members. Ext `op` (add-learner, promote, remove, move; list), `memberId`,
-        and `memberAddress` (host:port of its Raft listener) with add-learner and move. Op `prefer`:
-        this voter should lead when it can; without `memberId`: nobody in particular. `force`: as
-        for `make`.
+        """Change or list members. Ext fields are `op` (add-learner, promote, remove, move, list),
+        `memberId`, and with add-learner and move `memberAddress` (host:port of the Raft listener).
+        Op `prefer` selects the preferred leader, or none without `memberId`. `force` is as for
+        `make`.
 
         A change is answered once it is committed, with ext `index` (of its frame). The body of
-        every answer: {"index", "members", "preferred"}, as this replica has them now. Only the
-        leader changes anything; every replica lists. Raises Refused, RaftError."""
+        every answer is {"index", "members", "preferred"} in this replica's view. Only the leader
+        changes members; every replica lists them. Raises Refused, RaftError."""
         ext = request.ext or {}
         op = ext.get("op", "")
         if op not in OPS:
@@ -80,14 +78,14 @@ class Members:
         return RemotingCommand.response_to(request, ext={"index": str(index)}, body=body)
 
     async def make(self, change: Change, *, force: bool = False) -> int:
-        """Make a change; return the committed frame's index. A member gets an address only if it
-        answers there, with the proof that its group demands. `force` spares this check, but not for
-        the leader's own address. Raises Refused, RaftError."""
+        """Make a change; return the committed frame's index. A member's new address must answer
+        with the group's proof. `force` skips that check, except for the leader's own address.
+        Raises Refused, RaftError."""
         engine = self.engine()
         if not self._context.roles.leading:
             raise not_leader()
         if change.kind in WITH_ADDRESS:
-            engine.core.membership.after(change)  # the member and the form of the address are valid
+            engine.core.membership.after(change)  # validates member and address
             is_leader = change.node_id == engine.config.node_id
             if is_leader or not force:
                 await self._find(change, is_leader)
@@ -97,7 +95,7 @@ class Members:
         return index
 
     async def _find(self, change: Change, is_leader: bool) -> None:
-        """Dial the address that a member is to get. Raises ChangeRefused."""
+        """Dial a member's new address. Raises ChangeRefused."""
         why = await self.engine().links.why_not_at(change.node_id, change.address)
         if not why:
             return
@@ -110,13 +108,13 @@ class Members:
         raise ChangeRefused(text)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return every member (dledger.node.peer_addresses.members_of); none where members do not
+        """Return every member (dledger.node.peer_addresses.members_of); none if members do not
         change."""
         return [] if self._context.config.is_classic else self._log.raft.members
 
     def look(self) -> None:
-        """Check, as a chore, whether the configuration in force has changed, here or for everybody,
-        and whether another replica should lead."""
+        """Check for a changed configuration, here or committed, and for a preferred leader; a
+        chore."""
         if self._context.config.is_classic:
             return
         self.group_id.look()
@@ -128,7 +126,7 @@ class Members:
             was, self._told = self._told, place
             if was is not None or place.standing == "none":
                 self._say(place)
-            if not self._context.life.stopping:  # also the first time: it registers before that
+            if not self._context.life.stopping:  # also at the first check, after the registration
                 self._registrar.trigger()
         settled = engine.core.membership.configurations.settled
         if self._settled is not None and settled[0] != self._settled[0]:
@@ -178,7 +176,7 @@ class Members:
         self._context.events.tell("memberChanged", detail)
 
     def engine(self) -> RaftMember:
-        """Return the Raft engine. Raises Refused where members do not change."""
+        """Return the Raft engine. Raises Refused if members do not change."""
         if self._context.config.is_classic:
             raise Refused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
@@ -189,7 +187,7 @@ class Members:
     def _body(self, engine: RaftMember) -> dict[str, Any]:
         return {
             "index": engine.core.membership.configurations.index,
-            "members": [with_old(row, MEMBER_KEYS) for row in engine.members],
+            "members": list(engine.members),
             "preferred": preferred_of(engine),
         }
 

@@ -1,7 +1,7 @@
-"""Makes the gates at which a broker demands proofs of its peers, as its configuration says.
+"""Gates that require proofs of peers, made from the configuration.
 
-A gate guards its Raft port or HA port, and one its own dials. Without a secret a broker does not
-open a port that other machines can reach, unless TLS demands certificates of both sides there.
+They guard the Raft port, the HA port and a slave's dials. Without a secret a broker opens such a
+port only on loopback, unless TLS requires certificates of both sides.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _WITHOUT = (
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """The gates of a broker; None: no proof is demanded there."""
+    """The gates of a broker; None requires no proof."""
 
     raft: Gate | None = None
-    master: Gate | None = None  # before a classic master's port
-    slave: Gate | None = None  # before a slave's dials of its master
+    master: Gate | None = None  # of a classic master's port
+    slave: Gate | None = None  # of a slave's dials to its master
 
     @property
     def all(self) -> tuple[Gate, ...]:
@@ -42,7 +42,7 @@ class Gates:
 
     @property
     def proof_required(self) -> bool:
-        """True if nobody is accepted as a peer without a proof."""
+        """True if every peer needs a proof."""
         return bool(self.all) and not any(gate.admissions.accepts_unproven for gate in self.all)
 
 
@@ -50,8 +50,8 @@ NO_GATES = Gates()
 
 
 def make_gates(config: BrokerConfig, bound: socket.socket | None = None) -> Gates:
-    """Make the gates; reads the secret's file. `bound` is the socket to which peers connect, if it
-    is bound already. Raises EngineError, also for a port that would be open to all."""
+    """Make the gates; reads the secret's file. `bound` is the peers' port if it is already bound.
+    Raises EngineError, also for an unprotected port."""
     secret = read_secret(config)
     if not config.is_classic:
         host = _host_of(bound) or config.dleger_bind_address or _own_host(config)
@@ -60,10 +60,10 @@ def make_gates(config: BrokerConfig, bound: socket.socket | None = None) -> Gate
             return NO_GATES
         return Gates(raft=_gate(config, secret, Purpose.RAFT))
     if config.is_slave:
-        if secret is None or config.ha_follow_unproven_master:
+        if secret is None or config.ha_accept_unproven_peers:
             return NO_GATES
         return Gates(slave=_gate(config, secret, Purpose.HA))
-    unproven = config.ha_accept_unproven_slaves
+    unproven = config.ha_accept_unproven_peers
     if secret is None:
         certified = (
             config.tls_server_mode == ENFORCING and config.tls_server_need_client_auth == "require"
@@ -76,7 +76,7 @@ def make_gates(config: BrokerConfig, bound: socket.socket | None = None) -> Gate
 
 
 def read_secret(config: BrokerConfig) -> Secret | None:
-    """Read the secret. Raises EngineError, whose text does not reveal it."""
+    """Read the secret. Raises EngineError; its text does not reveal the secret."""
     name = config.peer_secret_file
     try:
         if not name:
@@ -115,5 +115,5 @@ def _check_exposed(host: str, allowed: bool, port: str, tls: str) -> None:
         return
     address = "dLegerBindAddress" if port == "Raft" else "bindAddress"
     without = _WITHOUT.format(tls=tls, address=address)
-    more = ", or haAcceptUnprovenSlaves=true" if port == "HA" else ""
+    more = ", or haAcceptUnprovenPeers=true" if port == "HA" else ""
     raise EngineError(f"the {port} port would listen on {host}, and {without}{more}")

@@ -1,9 +1,8 @@
-"""Reads and sets the preferred leader of this broker's Raft group, and moves leadership to it.
+"""The preferred leader of this broker's Raft group, and transfers to it.
 
-The group's configuration (dledger.raft.configuration) names the preferred leader;
-dledger.raft.leader_placement decides when leadership goes there. When it says so, the leader begins
-the same planned transfer that operators ask for; and a group that was never told a preference takes
-`preferredLeaderId` from the broker.conf of whichever replica leads first.
+The group's configuration names it (dledger.raft.configuration), and dledger.raft decides when
+leadership moves. The leader then starts a planned transfer. A group without a preference adopts
+`preferredLeaderId` from the broker.conf of its first leader.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from .engine import preferred_of
 
 log = logging.getLogger("raftmq.broker.members")
 
-RETRY_MS = 5_000  # between attempts to set the preference of broker.conf
+RETRY_MS = 5_000  # between two attempts to set broker.conf's preference
 BY = "preferred leader"  # the initiator named in the transfer's event
 
 
 class PreferredLeader:
-    """Moves leadership to the preferred leader. broker.replication.members owns it and calls
-    `look`."""
+    """Moves leadership to the preferred leader. broker.replication.members calls `look`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -38,20 +36,20 @@ class PreferredLeader:
 
     @property
     def name(self) -> str | None:
-        """The preferred leader as this replica knows it; None: nobody is preferred."""
+        """The preferred leader in this replica's view, or None."""
         return None if self._config.is_classic else preferred_of(self._log.raft)
 
     @property
     def is_waited_for(self) -> bool:
-        """True while this replica leads, and another one is preferred."""
+        """True while this replica leads and a different replica is preferred."""
         if not self._context.roles.leading:
             return False
         engine = self._log.raft
         return preferred_of(engine) not in (None, "", engine.core.node_id)
 
     def look(self) -> None:
-        """Transfer leadership if it is time, or set broker.conf's preference in a group that has
-        none. Called some times a second."""
+        """Transfer leadership if it is time, or set broker.conf's preference in a group without
+        any. Called several times per second."""
         engine = self._log.raft
         target = engine.preferred_successor()
         if target is not None:
@@ -62,14 +60,14 @@ class PreferredLeader:
     def _hand_over(self, target: str) -> None:
         try:
             self._log.hand_over(target)
-        except (Refused, RaftError) as error:  # state just changed: it looks again
+        except (Refused, RaftError) as error:  # the state just changed; retried
             log.info("preferred_leader_waits name=%s: %s", target, error)
             return
         log.info("preferred_leader_takes_over name=%s", target)
         self._context.events.tell("transfer", {"to": target, "by": BY})
 
     def _found(self, engine: RaftMember) -> None:
-        """Set broker.conf's preferred leader in a group that was never told one."""
+        """Set broker.conf's preferred leader in a group that never had a preference."""
         now_ms = self._context.clock_ms()
         if (
             engine.core.membership.configurations.current.preferred is not None

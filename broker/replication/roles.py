@@ -1,7 +1,6 @@
-"""The current role of this replica, and what follows from it.
+"""The current role of this replica.
 
-One `RoleView` per broker, changed by the engine's role events only; every part that has to know
-whether this replica leads asks it.
+Each broker has a `RoleView`, changed only by the engine's role events. Every part reads it.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ class RoleView:
         self._config = config
         self._state = state
         self._master_hint = ""  # the leader's address according to a name server
-        self.master_ha_address = ""  # where the master serves slaves
+        self.master_ha_address = ""  # the master's address for slaves
         self.term = 0
         self.role = Role.FOLLOWER
         self.leader: str | None = None
-        self.leading = False  # leader, and ready: may take sends and answer for offsets
+        self.leading = False  # the ready leader
 
     def change(self, event: RoleEvent) -> None:
         if event.leader != self.leader:
@@ -39,13 +38,13 @@ class RoleView:
 
     @property
     def takes_commits(self) -> bool:
-        """True if consumers may commit and query offsets here. A classic slave is asked only by
-        consumers that cannot reach its master."""
+        """True if consumers may commit and query offsets here. A classic slave gets such requests
+        only from consumers that cannot reach its master."""
         return self.leading or self._config.is_classic
 
     @property
     def leader_address(self) -> str:
-        """The address where clients reach the leader; "" when that is not known."""
+        """The leader's client address, or ""."""
         if self._config.is_classic:
             return self._master_hint
         if self.leader is None:
@@ -54,12 +53,12 @@ class RoleView:
 
     @property
     def address_elsewhere(self) -> str:
-        """The address where clients that are refused here reach the leader; "" when that is not
-        known. A refusal by one that leads, as far as it knows, is of one that was just deposed."""
+        """The leader's client address for clients rejected here, or "". A rejection by a leader
+        means that it was just deposed."""
         return "" if self.leading else self.leader_address
 
     @property
     def misses_address(self) -> bool:
-        """True if a Raft group has a leader whose address is not known here: its announcement is
-        below the snapshot from which this replica began."""
+        """True if the address of a Raft group's leader is missing, because its announcement
+        precedes this replica's snapshot."""
         return not self._config.is_classic and self.leader is not None and not self.leader_address

@@ -1,4 +1,4 @@
-"""The accounts of a Raft group: a table that every replica keeps. Pure.
+"""The replicated table of a Raft group's accounts.
 
 Commands (secrets are in them, and so in the log and its snapshots):
 
@@ -8,7 +8,7 @@ Commands (secrets are in them, and so in the log and its snapshots):
     {"op":"acl_delete","accessKey":key}
     {"op":"acl_white","addresses":[…]}                 replaces the existing ones
 
-A command that cannot be applied raises StateError, whose text does not contain the command.
+An invalid command raises StateError, whose text does not contain it. Pure.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ PREFIX = "acl_"
 
 
 class AclTable:
-    """The accounts. `accounts` is None until the first were put in. `applied_index` is as in every
-    table."""
+    """The accounts; `accounts` is None before the first import."""
 
     def __init__(self) -> None:
         self.accounts: Accounts | None = None
@@ -66,14 +65,14 @@ class AclTable:
             raise ValueError(op)
 
     def own(self) -> None:
-        """Do nothing: copies share nothing that changes."""
+        """Do nothing, because the accounts are immutable."""
 
     def to_json(self) -> dict[str, Any]:
         accounts = self.accounts
         return {"seeded": accounts is not None, **(accounts or Accounts()).to_config()}
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Load a snapshot; unchanged when that raises (StateError)."""
+        """Load a snapshot, all or nothing. Raises StateError."""
         try:
             self.accounts = accounts_from_config(value) if value["seeded"] else None
         except AclError:

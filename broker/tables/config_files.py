@@ -1,16 +1,16 @@
-"""Classic mode's tables as files under config/, in Apache's format and by Apache's names.
+"""Classic mode's tables as files under config/, with Apache's format and names.
 
     topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json  sentOnce.json
                                                             each with .bak, the version before
 
-Topics and groups are written as soon as they change, many changes at once; the creator of one may
-wait for it. Offsets are written every `flushConsumerOffsetInterval`. They and all progress speak of
-the log, so they are written once the log is durable as far as they may speak of it: after a power
-cut they would else call delivered, or stored, what is lost. broker.tables.snapshot says how files
-are replaced and how a crash in between is survived.
+Topics and groups are written soon after a change, many changes at once; their creator may wait for
+it. Offsets are written every `flushConsumerOffsetInterval`. Offsets and progress refer to the log,
+so they are written only once the log is durable up to there. After a power failure they would
+otherwise count lost messages as delivered. broker.tables.snapshot describes how files are replaced
+safely.
 
-Apache's broker takes entries that this one does not. They are left out and logged, and the file as
-it was is kept as NAME.refused.
+Entries that only Apache's broker accepts are left out and logged, and the original file is kept as
+NAME.refused.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ from raftmq.store.disk import Disk
 
 from ..errors import StateError
 from . import snapshot
-from . import timer_check as timercheck
 from .state import BrokerState
-from .timer_wheel import NOTHING
+from .timer_wheel import CHECK_HEAD_BYTES, CHECK_PATH, NOTHING, progress_of
 
 log = logging.getLogger("raftmq.broker.configfiles")
 
-DEFINITIONS = ("topics.json", "subscriptionGroup.json")  # these say nothing of the log
-EXPECTED = (*DEFINITIONS, "consumerOffset.json")  # Apache's brokers have them, too
+DEFINITIONS = ("topics.json", "subscriptionGroup.json")  # these do not refer to the log
+EXPECTED = (*DEFINITIONS, "consumerOffset.json")  # also written by Apache's brokers
 PROGRESS = tuple(name for name in snapshot.FILES if name not in DEFINITIONS)
 DURABLE_POLL_S = 0.02
-MARGIN_BYTES = 64 << 10  # for what else is written before the tables are
-REFUSED = ".refused"  # a copy of the file before entries were left out of its table
+MARGIN_BYTES = 64 << 10  # for further writes before the tables'
+REFUSED = ".refused"  # a copy of the file with the omitted entries
 REFUSED_SHOWN_MAX, WHY_MAX = 20, 200
-PROBE = "room"  # a file that is there only while its room is looked for
+PROBE = "room"  # exists only during a check for space
 
 
 class ConfigFiles:
-    """Writes the tables' files; owned by the broker. The only writer is `_write`, in the pool,
-    which has one thread: what was copied first is written first."""
+    """Writes the tables' files. Only `_write` writes, in the pool of one thread, so that the order
+    of the copies is kept."""
 
     def __init__(
         self, disk: Disk, state: BrokerState, pool: Executor, commitlog: CommitLog
@@ -52,14 +51,14 @@ class ConfigFiles:
         self._state = state
         self._pool = pool
         self._commitlog = commitlog
-        self._written: dict[str, bytes] = {}  # by name, the file's content
+        self._written: dict[str, bytes] = {}  # file contents by name
         self._settling = False
         self._definitions = Rounds(self._write_definitions)
         self._all = Rounds(self._write_all)
 
     def load(self) -> None:
-        """Fill the tables from the files. Blocking. Raises OSError; StateError if a file is there
-        and cannot be read, nor can its .bak: it would be written over."""
+        """Fill the tables from the files. Blocking. Raises OSError, and StateError if a file and
+        its .bak are both unreadable, because the next write would replace them."""
         snapshot.load(self._disk, self._state, indexed=False)
         lost = [name for name in snapshot.FILES if self._is_lost(name)]
         if lost:
@@ -76,16 +75,15 @@ class ConfigFiles:
                 if not any(self._disk.exists(f"{snapshot.DIRECTORY}/{n}") for n in both(name)):
                     log.warning("snapshot_missing path=%s/%s", snapshot.DIRECTORY, name)
         delays = self._state.delays
-        if delays.timer == NOTHING and self._disk.exists(timercheck.PATH):
-            file = self._disk.open(timercheck.PATH)
+        if delays.timer == NOTHING and self._disk.exists(CHECK_PATH):
+            file = self._disk.open(CHECK_PATH)
             try:
-                delays.timer = timercheck.progress_of(file.pread(0, timercheck.HEAD_BYTES))
+                delays.timer = progress_of(file.pread(0, CHECK_HEAD_BYTES))
             finally:
                 file.close()
 
     def _keep(self, path: str, refused: Mapping[str, str]) -> None:
-        """Keep a copy of a file of which entries were left out: it will be written over. Raises
-        OSError."""
+        """Copy a file with omitted entries, before it is replaced. Raises OSError."""
         kept = f"{path}{REFUSED}"
         file = self._disk.open(path)
         try:
@@ -101,8 +99,8 @@ class ConfigFiles:
         return bool(there) and all(n in self._state.damaged for n in there)
 
     def check_room(self, more_bytes: int) -> None:
-        """Raise OSError if the tables cannot be written once more, with `more_bytes` of changes. To
-        be called before a change is applied that only a file keeps. Blocking, for a moment."""
+        """Raise OSError if the disk lacks space for the tables and `more_bytes` of changes. Called
+        before a change that only a file keeps. Blocks briefly."""
         size_bytes = sum(map(len, self._written.values())) + 2 * more_bytes + MARGIN_BYTES
         path = f"{snapshot.DIRECTORY}/{PROBE}"
         self._disk.makedirs(snapshot.DIRECTORY)
@@ -115,29 +113,28 @@ class ConfigFiles:
                 self._disk.remove(path)
 
     def defined(self) -> asyncio.Future[None]:
-        """Return a future that is done once topics and groups as they are now are in their files;
-        it fails with OSError."""
+        """Return a future that is done once the current topics and groups are in their files; it
+        fails with OSError."""
         return self._definitions.next()
 
     def saved(self) -> asyncio.Future[None]:
-        """Return a future that is done once all tables as they are now are in their files; it fails
-        with OSError. The log has to be durable first."""
+        """Return a future that is done once all current tables are in their files; it fails with
+        OSError. The log has to be durable first."""
         return self._all.next()
 
     async def save(self) -> None:
-        """Save the tables; the timer's `saved`. Raises OSError."""
+        """Save the tables, on a timer. Raises OSError."""
         await self.saved()
 
     async def settle(self) -> None:
-        """Return when nothing is being written. Called when nothing makes the log durable any more:
-        what waits for that is not written."""
+        """Return once no write is in progress. Called when the log is no longer made durable, so
+        tables that wait for that are not written."""
         self._settling = True
         await self._all.ended()
         await self._definitions.ended()
 
     def write_now(self) -> None:
-        """Write the tables, when the writer is settled and the log is durable. Blocking. Raises
-        OSError."""
+        """Write the tables after `settle`, with a durable log. Blocking. Raises OSError."""
         self._write(snapshot.capture(self._state), snapshot.FILES)
 
     async def _write_definitions(self) -> None:
@@ -151,7 +148,7 @@ class ConfigFiles:
             if self._settling:
                 raise TimeoutError(f"the log did not become durable up to {end}")
             await asyncio.sleep(DURABLE_POLL_S)
-        # First, so that a group whose deletion was cut short does not come back with its offsets.
+        # First, so that a partly deleted group does not reappear with its offsets.
         await loop.run_in_executor(self._pool, self._write, copies, PROGRESS)
         await self._write_definitions()
 
@@ -160,7 +157,7 @@ class ConfigFiles:
 
 
 def refused_text(refused: Mapping[str, str]) -> str:
-    """Return refused entries and the reasons, the first of many."""
+    """Return the omitted entries with reasons, abbreviated."""
     shown = [
         f"{name!r}: {why[:WHY_MAX]}" for name, why in list(refused.items())[:REFUSED_SHOWN_MAX]
     ]
@@ -168,13 +165,12 @@ def refused_text(refused: Mapping[str, str]) -> str:
 
 
 def both(name: str) -> tuple[str, str]:
-    """Return the names of a table's file and of the version before."""
+    """Return the names of a table's file and of its .bak."""
     return name, f"{name}.bak"
 
 
 class Rounds:
-    """Calls `write` as long as somebody waits for it: who comes while it runs shares the next
-    call."""
+    """Calls `write` while there are waiters; arrivals during a call share the next."""
 
     def __init__(self, write: Callable[[], Awaitable[None]]) -> None:
         """`write()` raises OSError."""
@@ -183,8 +179,8 @@ class Rounds:
         self._task: asyncio.Task[None] | None = None
 
     def next(self) -> asyncio.Future[None]:
-        """Return a future that is done when a call that is yet to begin has ended; it fails with
-        that call's OSError."""
+        """Return a future that is done at the end of the next call; it fails with that call's
+        OSError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append(future)
@@ -193,7 +189,7 @@ class Rounds:
         return future
 
     async def ended(self) -> None:
-        """Return when nobody waits."""
+        """Return once there is no waiter."""
         if self._task is not None:
             await asyncio.wait([self._task])
 

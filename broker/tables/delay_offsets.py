@@ -1,9 +1,8 @@
-"""The progress of delayed and timer messages' delivery: a table that every replica keeps. Pure.
+"""The replicated progress of delayed and timer messages.
 
-Changed only by commands that are committed in one frame with the delivered messages
-(broker.delayed.delay_levels), so on every replica both have happened or neither. In JSON it is
-Apache's delayOffset.json: level → offset in the level's queue of the next message to be delivered;
-and, our own addition, `timer`: broker.tables.timer_wheel.Progress.
+Progress is committed in the same frame as the delivered messages (broker.delayed.delay_levels), so
+every replica has both or neither. The JSON is Apache's delayOffset.json: level → offset of the next
+message in the level's queue. `timer` is our addition (broker.tables.timer_wheel.Progress). Pure.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from .versioned import entries_of
 
 
 class DelayOffsets:
-    """The offsets by level. `applied_index` is the Raft index of the last frame the table
-    reflects."""
+    """The offsets by level."""
 
     def __init__(self) -> None:
         self.offsets: dict[int, int] = {}
@@ -37,7 +35,7 @@ class DelayOffsets:
         self.timer = progress
 
     def own(self) -> None:
-        """Stop sharing anything with the table this one was copied from."""
+        """Copy the mutable parts shared with the original table."""
         self.offsets = dict(self.offsets)
 
     def to_json(self) -> dict[str, Any]:
@@ -54,7 +52,7 @@ class DelayOffsets:
         applied_index: int,
         refused: dict[str, str] | None = None,
     ) -> None:
-        """Load a snapshot's or an Apache broker's file; unchanged when that raises. `refused`: see
+        """Load a snapshot's or an Apache broker's file, all or nothing. `refused` is as in
         `entries_of`."""
         table = value.get("offsetTable") or {}
         read = entries_of(table, lambda level, offset: (int(level), int(offset)), refused)

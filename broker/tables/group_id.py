@@ -1,11 +1,9 @@
-"""The table with the group's id, which every replica keeps (dledger.transport.group_id has its
-use). Pure.
+"""The replicated table with the group's id (dledger.transport.group_id).
 
     {"op":"group_id","id":hex of 16 bytes,"if_absent":bool}
 
-The leader of a group without an id proposes one. The id takes effect if there is still none when
-the command is applied, so if two leaders propose one, the first counts. A command without
-`if_absent` comes from a restore, which turned the log into that of another group.
+The leader of a group without an id proposes one. The first proposal applied takes effect. A command
+without `if_absent` comes from a restore, which made the log a different group's. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from raftmq.dledger.transport.peer_info_message import GROUP_ID_SIZE_BYTES
 
 
 class GroupIdTable:
-    """The group id. `value` is empty while there is none. `applied_index` is as in every table."""
+    """The group id; `value` is empty without one."""
 
     def __init__(self) -> None:
         self.value = b""
@@ -32,13 +30,13 @@ class GroupIdTable:
             self.value = value
 
     def own(self) -> None:
-        """Do nothing: copies share nothing that changes."""
+        """Do nothing, because the id is immutable."""
 
     def to_json(self) -> dict[str, Any]:
         return {"groupId": self.value.hex()}
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Load a snapshot; unchanged when that raises."""
+        """Load a snapshot, all or nothing."""
         said = value["groupId"]
         self.value = _value(said) if said else b""
         self.applied_index = applied_index

@@ -1,8 +1,7 @@
-"""Subscription groups: their configuration and the table every replica keeps.
+"""Subscription groups: their configuration and their replicated table.
 
-Changed only by applied command frames; its snapshot is Apache's subscriptionGroup.json with the
-Raft index it reflects. Fields of newer clients that have no effect here are kept as they came, so
-that reading a group back gives what was written.
+The snapshot is Apache's subscriptionGroup.json with its Raft index. Unknown fields of newer clients
+are kept, so that a group reads back as it was written.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from ..errors import StateError
 from .topics import DERIVED_TOPIC_LENGTH_MAX, RETRY_PREFIX
 from .versioned import VersionedTable
 
-GROUP_LENGTH_MAX = DERIVED_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)  # its retry topic must fit, too
-EXTRA_FIELDS_MAX = 32  # of one group; more is not a configuration
+GROUP_LENGTH_MAX = DERIVED_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)  # with space for the retry prefix
+EXTRA_FIELDS_MAX = 32  # per group
 _CHARSET = re.compile(r"[%|a-zA-Z0-9_-]+")
 _KNOWN = {
     "groupName",
@@ -37,7 +36,7 @@ _KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionGroup:
-    """One consumer group's configuration."""
+    """A consumer group's configuration."""
 
     name: str
     consume_enable: bool = True
@@ -93,18 +92,18 @@ def group_from_json(value: Mapping[str, Any]) -> SubscriptionGroup:
 
 
 def group_problem(group: SubscriptionGroup) -> str:
-    """Return why this configuration is invalid; '' when it is valid."""
+    """Return why this configuration is invalid, or ''."""
     if len(group.extra) > EXTRA_FIELDS_MAX:
         return f"group {group.name}: too many fields"
     try:
         orjson.dumps(group.to_json())
-    except orjson.JSONEncodeError as error:  # a number of more than 64 bits, for one
+    except orjson.JSONEncodeError as error:  # for example a number of more than 64 bits
         return f"group {group.name}: {error}"
     return group_name_problem(group.name)
 
 
 def group_name_problem(name: str) -> str:
-    """Return why `name` is no valid group name; '' when it is one."""
+    """Return why `name` is no valid group name, or ''."""
     if not name:
         return "the group name is empty"
     if len(name) > GROUP_LENGTH_MAX:
@@ -115,8 +114,8 @@ def group_name_problem(name: str) -> str:
 
 
 class GroupTable(VersionedTable[SubscriptionGroup]):
-    """Name → SubscriptionGroup; in JSON Apache's SubscriptionGroupWrapper: subscriptionGroup.json
-    and the answer to code 201."""
+    """Name → SubscriptionGroup, in JSON Apache's SubscriptionGroupWrapper (subscriptionGroup.json
+    and the answer to 201)."""
 
     def __init__(self) -> None:
         super().__init__("subscriptionGroupTable", group_from_json, {"forbiddenTable": {}})

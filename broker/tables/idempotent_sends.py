@@ -1,16 +1,16 @@
-"""Idempotent sends: those stored lately, and their results (docs/idempotent-sends.md).
+"""The replicated table of recent idempotent sends and their results (docs/idempotent-sends.md).
 
-A send with the property IDEMPOTENT=true is identified by its topic and its UNIQ_KEY. Its result
-goes into one frame with its message (command `sent_once`), so a replica knows the result if and
-only if it has the message. Whoever leads then, a repeated attempt is answered with the first one's
-result and not stored.
+A send with the property IDEMPOTENT=true is identified by its topic and its UNIQ_KEY. Its result is
+in the same frame as its message (command `sent_once`), so a replica has both or neither. Any later
+leader answers a repeated attempt with the first result and does not store it.
 
-`SentOnce` is the table that every replica keeps, bounded in number and age; both limits are the
-leader's and stand in the command, so all tables are equal. The leader's part is
-`broker/send/idempotency.py`. Pure.
+`SentOnce` is limited in number and age. The limits are the leader's and part of the command, so all
+tables are equal. broker.send.idempotency is the leader's part.
 
     {"op":"sent_once","window_ms":w,"max":n,"host":hex,
      "sends":[[topic,key,queue id as answered,queue offset,position behind the first record],…]}
+
+Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .topics import DLQ_PREFIX, RETRY_PREFIX
 
 IDEMPOTENT = "IDEMPOTENT"
 KEY_LENGTH_MAX = 255
-COMMAND_BYTES = 160  # of one send, besides its topic and key
+COMMAND_BYTES = 160  # of a send, besides its topic and key
 MESSAGE_ILLEGAL = 13
 
 Key = tuple[str, str]  # topic, UNIQ_KEY
@@ -39,7 +39,7 @@ class Sent(NamedTuple):
     position: int
     queue_id: int
     queue_offset: int
-    host: str  # STOREHOST in hex: with the position it is the offsetMsgId
+    host: str  # STOREHOST in hex, which with the position is the offsetMsgId
 
     @property
     def message_id(self) -> str:
@@ -47,7 +47,7 @@ class Sent(NamedTuple):
 
 
 class Once(NamedTuple):
-    """An idempotent send that waits in a group: its message's place there, and its key."""
+    """An idempotent send in a group commit: its message's index there, and its key."""
 
     at: int
     key: Key
@@ -55,9 +55,9 @@ class Once(NamedTuple):
 
 
 def once_key(topic: str, properties: Mapping[str, str], told_key: bool) -> Key | None:
-    """Return the key of an idempotent send, else None. A message that a consumer gives back has the
-    UNIQ_KEY of the original and is not a repetition. `told_key`: the client gave its UNIQ_KEY.
-    Raises Refused."""
+    """Return the key of an idempotent send, else None. A message that a consumer sends back has the
+    original's UNIQ_KEY and is no repetition. `told_key` means that the client set UNIQ_KEY. Raises
+    Refused."""
     if properties.get(IDEMPOTENT) != "true":
         return None
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
@@ -73,19 +73,17 @@ def once_key(topic: str, properties: Mapping[str, str], told_key: bool) -> Key |
 
 
 def command_size(key: Key) -> int:
-    """Return an upper bound of the bytes that a send takes in the command, JSON escapes
-    included."""
+    """Return an upper bound of a send's bytes in the command, with JSON escapes."""
     return COMMAND_BYTES + 6 * (len(key[0]) + len(key[1].encode()))
 
 
 class SentOnce:
-    """The idempotent sends: Key → Sent, oldest first. `applied_index` is the Raft index of the last
-    frame reflected."""
+    """Idempotent sends: Key → Sent, oldest first."""
 
     def __init__(self) -> None:
         self.sent: dict[Key, Sent] = {}
-        # Their ages, oldest first; the older entry of a repeated key is ignored. A dict that loses
-        # its first entry again and again is slow to find the next one.
+        # Their ages, oldest first; the older entry of a repeated key is ignored. Finding the first
+        # entry of a dict is slow after many removals at its front.
         self._ages: deque[tuple[int, Key]] = deque()
         self.applied_index = 0
 
@@ -101,7 +99,7 @@ class SentOnce:
         sent = self.sent
         for topic, key, queue_id, offset, behind in command["sends"]:
             name = (str(topic), str(key))
-            sent.pop(name, None)  # from before the window
+            sent.pop(name, None)  # older than the window
             sent[name] = Sent(stamp_ms, records_at + int(behind), int(queue_id), int(offset), host)
             self._ages.append((stamp_ms, name))
         ages = self._ages
@@ -111,7 +109,7 @@ class SentOnce:
                 del sent[name]
 
     def own(self) -> None:
-        """Stop sharing anything with the table this one was copied from."""
+        """Copy the mutable parts shared with the original table."""
         self.sent = self.sent.copy()
         self._ages = self._ages.copy()
 
@@ -119,7 +117,7 @@ class SentOnce:
         return {"sends": [[*key, *sent] for key, sent in self.sent.items()]}
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Load a snapshot; unchanged when that raises."""
+        """Load a snapshot, all or nothing."""
         loaded: dict[Key, Sent] = {}
         for topic, key, stamp, position, queue_id, offset, host in value["sends"]:
             loaded[str(topic), str(key)] = Sent(

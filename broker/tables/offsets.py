@@ -1,13 +1,13 @@
-"""Consumer offsets: the table that every replica keeps.
+"""The replicated table of consumer offsets.
 
-`OffsetTable` is changed only by applied command frames; broker.consume.offset_commits gathers
-consumers' commits for one. Offsets may go back: Apache's broker accepts that.
+Only applied command frames change it; broker.consume.offset_commits gathers commits for them. An
+offset may be lowered, as in Apache's broker.
 
-A *reset* (222) sets an offset and leaves a mark: until the group's consumer has gone there
-(broker.consume.offset_resets), its commits are from before the reset and change nothing. The mark
-is part of the table, so a new leader knows it, too. A queue has at most one mark.
+A *reset* (222) sets an offset and a mark. Until the group's consumer has moved there
+(broker.consume.offset_resets), its commits precede the reset and are ignored. The mark is
+replicated, so that a new leader has it. A queue has at most one mark.
 
-The owners of queues that are consumed in order (broker.consume.queue_locks) are kept here, too.
+The owners of queues consumed in order (broker.consume.queue_locks) are also kept here.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 from .queue_locks import LockTable, by_name, by_pair, table_from_json
 
-Commit = tuple[str, str, int, int]  # topic, group, queue id, offset of the next message wanted
+Commit = tuple[str, str, int, int]  # topic, group, queue id, offset of the next message
 
 
 class OffsetTable:
-    """Consumer offsets: (topic, group) → queue id → offset of the next message wanted."""
+    """Consumer offsets: (topic, group) → queue id → offset of the next message."""
 
     def __init__(self) -> None:
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
@@ -29,7 +29,7 @@ class OffsetTable:
         self.resets: dict[tuple[str, str], dict[int, int]] = {}  # marks
         self.locks = LockTable()
         self.applied_index = 0
-        self.counter = 0  # of changes; the data version that Apache's slaves ask for
+        self.counter = 0  # of changes, which is the data version for Apache's slaves
 
     def get(self, topic: str, group: str, queue_id: int) -> int | None:
         queues = self.offsets.get((topic, group))
@@ -56,9 +56,8 @@ class OffsetTable:
         queues[queue_id] = offset
 
     def room_within(self, count_max: int) -> Callable[[str, str, Collection[int]], bool]:
-        """Return a function that tells for a topic, a group and queue ids whether their offsets
-        exist already, or may be added without the table exceeding `count_max`. Gathered commits do
-        not count: they have a bound of their own."""
+        """Return a function of a topic, a group and queue ids. It returns whether their offsets
+        exist, or fit within `count_max`. Gathered commits have their own limit."""
 
         def has_room(topic: str, group: str, queue_ids: Collection[int]) -> bool:
             if self.count + len(queue_ids) <= count_max:
@@ -70,12 +69,12 @@ class OffsetTable:
         return has_room
 
     def reset_of(self, topic: str, group: str, queue_id: int) -> int | None:
-        """Return the offset to which the group still has to go in this queue; None: none."""
+        """Return the offset of a pending reset of the group in this queue, or None."""
         marks = self.resets.get((topic, group))
         return None if marks is None else marks.get(queue_id)
 
     def reset_taken(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Remove the mark because the group went to `offset`; another reset may have come since."""
+        """Remove the mark because the group moved to `offset`, unless a later reset replaced it."""
         marks = self.resets.get((topic, group))
         if marks is not None and marks.get(queue_id) == offset:
             self.counter += 1
@@ -84,8 +83,8 @@ class OffsetTable:
                 del self.resets[topic, group]
 
     def popped(self, steps: Sequence[Sequence[Any]]) -> None:
-        """Set offsets to where a group's pops are (the `offset` steps, see broker.tables.pops),
-        unless a reset came that the pop did not know."""
+        """Set offsets to the progress of pops (the `offset` steps of broker.tables.pops), unless a
+        reset followed the pop."""
         for kind, topic, group, *rest in steps:
             if kind != "offset":
                 continue
@@ -113,7 +112,7 @@ class OffsetTable:
         self.count = sum(map(len, self.offsets.values()))
 
     def own(self) -> None:
-        """Stop sharing anything with the table this one was copied from."""
+        """Copy the mutable parts shared with the original table."""
         self.offsets = {key: dict(queues) for key, queues in self.offsets.items()}
         self.resets = {key: dict(queues) for key, queues in self.resets.items()}
         self.locks = self.locks.copy()
@@ -122,8 +121,8 @@ class OffsetTable:
         return sorted(group for name, group in self.offsets if name == topic)
 
     def to_json(self) -> dict[str, Any]:
-        """Return Apache's consumerOffset.json; queue ids are quoted, which fastjson reads too.
-        `resetTable`, `lockTable`, `lockRenewals`, our own, only where there are marks or locks."""
+        """Return Apache's consumerOffset.json; queue ids are quoted, which fastjson also reads. Our
+        own `resetTable`, `lockTable` and `lockRenewals` are present only if they are not empty."""
         version = {"counter": self.counter, "stateVersion": 0, "timestamp": 0}
         value: dict[str, Any] = {"dataVersion": version, "offsetTable": by_name(self.offsets)}
         if self.resets:
@@ -139,10 +138,11 @@ class OffsetTable:
         applied_index: int,
         refused: dict[str, str] | None = None,
     ) -> None:
-        """Load a snapshot; unchanged when that raises. `refused`: see `entries_of`."""
+        """Load a snapshot, all or nothing. `refused` is as in `entries_of`."""
         loaded = by_pair(value["offsetTable"], int, refused)
         resets = by_pair(value.get("resetTable") or {}, int)
-        locks = table_from_json(value.get("lockTable") or {}, value.get("lockRenewals") or {})
+        owners = value.get("lockTable")
+        locks = table_from_json(owners, value["lockRenewals"]) if owners else LockTable()
         locks.use_clock(self.locks.clock_ms)
         self.counter = int((value.get("dataVersion") or {}).get("counter", 0))
         self.offsets = loaded
@@ -152,8 +152,7 @@ class OffsetTable:
         self._count_anew()
 
     def merge(self, value: Mapping[str, Any], refused: dict[str, str] | None = None) -> None:
-        """Take over a master's table; entries that it does not have stay. `refused`: see
-        `entries_of`."""
+        """Merge a master's table; further entries stay. `refused` is as in `entries_of`."""
         told = OffsetTable()
         told.load(value, 0, refused)
         for key, queues in told.offsets.items():

@@ -1,12 +1,11 @@
-"""Copies consumer offsets and popped messages from a classic master to its slaves: `tell` makes the
-body of its answer (request 43), `take` loads it. Pure.
+"""Consumer offsets and pops in a classic master's answer to its slaves (43).
 
-Every pop moves the group's offset. So a slave that had the offsets alone would lose what is in
-flight once it is the master. The answer has the table of pops as of the same moment, under a key
-that Apache's slaves leave alone.
+Every pop moves the group's offset. A slave with the offsets alone would lose the messages in flight
+once it is the master. So the answer has a consistent copy of the pop table, under a key that
+Apache's slaves ignore.
 
-A table that does not fit one answer is left out. Then offsets are told as if nothing had been
-popped from the first message in flight on: all from there on comes again.
+A table too large for an answer is left out. The offsets are then lowered to the first message in
+flight, and everything from there on is redelivered. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .offsets import OffsetTable
 from .pops import PopTable
 
 KEY = "popTable"
-ANSWER_BYTES_MAX = FRAME_SIZE_BYTES_MAX - (64 << 10)  # the header has room
+ANSWER_BYTES_MAX = FRAME_SIZE_BYTES_MAX - (64 << 10)  # leaves space for the header
 
 
 def tell(
@@ -31,8 +30,8 @@ def tell(
     more: Mapping[str, object],
     bytes_max: int = ANSWER_BYTES_MAX,
 ) -> bytes:
-    """Return the answer's body, of copies made at the same moment, with `more` keys; the copy of
-    the offsets may be changed."""
+    """Return the answer's body from consistent copies, with `more` keys. The copy of the offsets
+    may be changed."""
     table = pops.to_json()
     body = orjson.dumps({**offsets.to_json(), **more, KEY: table})
     if len(body) <= bytes_max:
@@ -51,9 +50,9 @@ def take(
     value: Mapping[str, Any],
     refused: dict[str, str] | None = None,
 ) -> None:
-    """Take the master's offsets, and its pops in place of one's own. Where it tells nothing of pops
-    (an Apache broker, an older one) nothing is in flight; the groups' modes stay. Nothing is
-    changed when that raises. `refused`: see `entries_of`."""
+    """Apply the master's offsets, and replace the pops. Without pops in the answer (an Apache
+    broker) nothing is in flight; the groups' modes stay. All or nothing. `refused` is as in
+    `entries_of`."""
     told = PopTable()
     told.load(value.get(KEY) or {**pops.to_json(), "queues": []}, pops.applied_index)
     offsets.merge(value, refused)

@@ -1,10 +1,9 @@
-"""Popped messages: where each queue goes on, and which messages are in flight until when. Pure.
+"""The replicated table of popped messages: each queue's cursor, and the messages in flight.
 
-A consumer that *pops* gets messages which nobody else of its group gets as long as they are
-invisible. It acknowledges them, or they come again when their time is over. Apache's broker keeps
-this in the master's memory and in messages to itself. Here it is a table that every replica keeps,
-changed by commands of the log: a handle is good under any leader, and an acknowledgement that was
-answered is not forgotten. `broker/pop` is the leader's part.
+A *popped* message is invisible to the rest of its group until it is acknowledged, or redelivered
+after its time. Apache's broker keeps this in the master's memory and in messages to itself. Here
+commands of the log change a replicated table, so a handle is valid under any leader, and an
+answered acknowledgement is never lost. broker.pop is the leader's part.
 
     {"op":"pop","steps":[step,…]}, each step one of
     ["take",topic,group,queue id,from,next,start,pop ms,visible ms,offsets,client,attempt,order]
@@ -27,10 +26,9 @@ answered is not forgotten. `broker/pop` is the leader's part.
     ["mode",topic,group,mode,share]     how the group's clients get messages: PULL, or POP with
                         `share` (popShareQueueNum)
 
-Handles name a batch by `start` and `pop ms`; the leader gives no two batches of a queue the same.
-An orderly batch (of a consumer that pops in order) is alone in its queue. When its time is over,
-what is pending of it comes again with the next `take`, which replaces it; what that has no room for
-is `left` for the one after.
+Handles name a batch by `start` and `pop ms`, which are unique in a queue. An orderly batch is alone
+in its queue. After its time, the next `take` replaces it and redelivers its pending messages;
+messages that do not fit are `left` for the take after that. Pure.
 """
 
 from __future__ import annotations
@@ -42,24 +40,24 @@ from typing import Any, NamedTuple
 import orjson
 
 COMMAND = "pop"
-VOID_MAX = 256  # of one queue
+VOID_MAX = 256  # per queue
 Step = tuple[object, ...]
 QueueKey = tuple[str, str, int]  # topic, group, queue id
 BatchKey = tuple[int, int]  # start offset, pop time in ms
 
 
 class Batch(NamedTuple):
-    """Messages that were popped together from one queue. Times are epoch milliseconds."""
+    """Messages popped together from a queue. Times are epoch milliseconds."""
 
     offsets: Sequence[int]  # of the messages, ascending
-    pending: int  # bit n: offsets[n] is in flight
-    visible_ms: int  # when what is pending comes again
-    until_ms: int  # the latest such time that a handle of it was told
-    client: str = ""  # whose heartbeats renew it
+    pending: int  # bit n means that offsets[n] is in flight
+    visible_ms: int  # the time of the redelivery
+    until_ms: int  # the latest such time in any handle of it
+    client: str = ""  # the client whose heartbeats renew it
     attempt: str = ""  # the receive attempt of an orderly pop
     order: bool = False
     hidden: tuple[tuple[int, int], ...] = ()  # orderly: (offset, visible ms) of single messages
-    times: tuple[int, ...] = ()  # orderly: how often each was popped before
+    times: tuple[int, ...] = ()  # orderly: the earlier pops of each
 
     @property
     def pending_offsets(self) -> list[int]:
@@ -67,14 +65,14 @@ class Batch(NamedTuple):
 
     @property
     def ends_ms(self) -> int:
-        """When nothing of it is invisible any more."""
+        """The time after which all of its messages are visible."""
         if not self.hidden:
             return self.visible_ms
         hidden = dict(self.hidden)
         return max(hidden.get(offset, self.visible_ms) for offset in self.pending_offsets)
 
     def mask_of(self, start: int, bits: int) -> int:
-        """Return the bits of those of some offsets that it has: bit n is offset `start` + n."""
+        """Return the batch's bits for these offsets; bit n is offset `start` + n."""
         offsets = self.offsets
         if isinstance(offsets, range):
             shift = offsets[0] - start
@@ -89,32 +87,32 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True)
 class PopQueue:
-    """One queue as one group pops it."""
+    """A queue as popped by a group."""
 
-    next: int  # the offset that is popped next
-    unknown_ms: int = 0  # what became of handles with a time up to it is not known any more
+    next: int  # the offset of the next pop
+    unknown_ms: int = 0  # handles up to this time have an unknown fate
     popped_ms: int = 0  # the latest pop time
-    popped_to: int = 0  # every message ever popped is before it
+    popped_to: int = 0  # an upper bound of all popped offsets
     batches: dict[BatchKey, Batch] = field(default_factory=dict)
     left: tuple[tuple[int, int], ...] = ()  # orderly: (offset, times popped), before `next`
     order: BatchKey | None = None  # the orderly batch
     in_flight: int = 0  # messages of the batches
-    # Handles that are void without an acknowledgement: their time and their messages' offsets.
+    # Handles that are void without an acknowledgement, with their times and offsets.
     void: dict[BatchKey, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
     def unfinished(self) -> int:
-        """How many messages were popped and not acknowledged."""
+        """Return the number of unacknowledged messages."""
         return self.in_flight + len(self.left)
 
     @property
     def first_unfinished(self) -> int | None:
-        """Return the first message that was popped and not acknowledged; None: there is none."""
+        """Return the first unacknowledged message, or None."""
         pending = (batch.pending_offsets[0] for batch in self.batches.values())
         return min([*pending, *(offset for offset, _ in self.left)], default=None)
 
     def make_void(self, name: BatchKey, until_ms: int, offsets: Sequence[int]) -> None:
-        """Note that these messages are in flight under this handle no more."""
+        """Void the handle for these messages."""
         known = self.void.pop(name, (0, ()))
         self.void[name] = max(known[0], until_ms), (*known[1], *offsets)
         while len(self.void) > VOID_MAX:
@@ -130,13 +128,11 @@ class PopQueue:
 
 
 class PopTable:
-    """The queues by (topic, group) and queue id, and the groups' modes. `applied_index` is as in
-    every table."""
+    """The queues by (topic, group) and queue id, and the groups' modes."""
 
     def __init__(self) -> None:
         self.queues: dict[tuple[str, str], dict[int, PopQueue]] = {}
         self.modes: dict[tuple[str, str], tuple[str, int]] = {}
-        self.used = False  # the log has had commands for this table
         self.batch_count = 0
         self.applied_index = 0
 
@@ -154,14 +150,13 @@ class PopTable:
                 yield (topic, group, queue_id), queue
 
     def in_flight(self, topic: str, group: str) -> int:
-        """Return how many messages of a topic a group has in flight."""
+        """Return the number of a group's messages in flight in a topic."""
         return sum(queue.in_flight for queue in self.queues.get((topic, group), {}).values())
 
     # ---- commands -------------------------------------------------------------------------
 
     def apply(self, command: Mapping[str, Any]) -> None:
         """Apply a command. Raises KeyError, TypeError, ValueError."""
-        self.used = True
         for kind, topic, group, *rest in command["steps"]:
             key = str(topic), str(group)
             if kind == "mode":
@@ -229,9 +224,9 @@ class PopTable:
     def _replace_order_batch(
         self, queue: PopQueue, here: Sequence[int], attempt: str
     ) -> tuple[int, ...]:
-        """Drop the orderly batch, whose time is over, or whose attempt is repeated, which is not
-        one more time; return how often each of `here` was popped before. What is pending and not in
-        `here` is left for later."""
+        """Drop the orderly batch after its time, or for a repeated attempt, which does not count as
+        a new pop. Return the number of earlier pops of each of `here`. The remaining pending
+        messages are left for later."""
         known, batch = dict(queue.left), queue.order_batch
         if batch is not None and queue.order is not None:
             popped = dict(zip(batch.offsets, batch.times, strict=True))
@@ -244,8 +239,8 @@ class PopTable:
         return times
 
     def _end_order(self, queue: PopQueue, now_ms: int) -> None:
-        """Let what was popped in order come again as everything else: the group does not consume in
-        order any more."""
+        """Redeliver messages popped in order like all others, because the group no longer consumes
+        in order."""
         batch = queue.order_batch
         if batch is not None and queue.order is not None:
             queue.batches[queue.order] = batch._replace(order=False, hidden=(), times=())
@@ -316,7 +311,7 @@ class PopTable:
         queue.batches[start, pop_ms] = batch
 
     def reset(self, resets: Sequence[Sequence[Any]]) -> None:
-        """Have queues go on elsewhere (reset_offsets); nothing that was popped comes again."""
+        """Move the cursors (reset_offsets); popped messages are not redelivered."""
         for topic, group, queue_id, offset in resets:
             queue = self.get((topic, group, int(queue_id)))
             if queue is not None:
@@ -327,7 +322,7 @@ class PopTable:
                 queue.next = int(offset)
 
     def delete(self, *, topic: str = "", group: str = "") -> None:
-        """Forget a topic's queues and modes, or a group's."""
+        """Remove a topic's queues and modes, or a group's."""
         keys = [key for key in {**self.queues, **self.modes} if topic == key[0] or group == key[1]]
         for key in keys:
             self.batch_count -= sum(
@@ -338,7 +333,7 @@ class PopTable:
     # ---- files ----------------------------------------------------------------------------
 
     def own(self) -> None:
-        """Stop sharing anything with the table this one was copied from."""
+        """Copy the mutable parts shared with the original table."""
         self.modes = self.modes.copy()
         self.queues = {
             key: {
@@ -360,7 +355,6 @@ class PopTable:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "used": self.used,
             "modes": sorted([*key, *mode] for key, mode in self.modes.items()),
             "queues": [
                 [
@@ -381,7 +375,7 @@ class PopTable:
         }
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Load a snapshot; unchanged when that raises."""
+        """Load a snapshot, all or nothing."""
         queues: dict[tuple[str, str], dict[int, PopQueue]] = {}
         batch_count = 0
         for topic, group, queue_id, *numbers, left, void, batches in value["queues"]:
@@ -397,13 +391,12 @@ class PopTable:
             batch_count += len(queue.batches)
             queues.setdefault((str(topic), str(group)), {})[int(queue_id)] = queue
         modes = {(str(t), str(g)): (str(mode), int(share)) for t, g, mode, share in value["modes"]}
-        self.used = bool(value["used"])
         self.queues, self.modes, self.batch_count = queues, modes, batch_count
         self.applied_index = applied_index
 
     def replace_by(self, other: PopTable) -> None:
-        """Take another table's content, which nobody else may use from now on."""
-        self.queues, self.modes, self.used = other.queues, other.modes, other.used
+        """Move the content of a table here."""
+        self.queues, self.modes = other.queues, other.modes
         self.batch_count = other.batch_count
 
 

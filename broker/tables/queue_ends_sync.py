@@ -1,10 +1,8 @@
-"""Copies where queues end from a classic master to its slaves: `tell` makes the list that goes into
-the answer to request 43 under KEY, which Apache's slaves leave alone, `told` checks it, and `take`
-lets the slave's queues begin there.
+"""Ends of queues in a classic master's answer to its slaves (43), under a key of our own.
 
-A slave's log may begin after the last message of a queue. Then nothing in it says where that queue
-goes on, and as the master the slave would begin it at 0, below what consumers have read. Only such
-queues are told, and taken: all others are made from the log.
+A slave's log may start after the last message of a queue, and then does not contain the queue's
+next offset. As the master, the slave would restart such a queue at 0, below its consumers' offsets.
+Only such ends are sent; all other queues are built from the log.
 """
 
 from __future__ import annotations
@@ -16,14 +14,14 @@ from typing import Any
 from raftmq.store.consumequeue.consumequeue import ConsumeQueueStore, check_name
 
 KEY = "queueEnds"
-_END_MAX = 1 << 58  # 20 bytes a unit: a file's name stays an int64
+_END_MAX = 1 << 58  # with 20 bytes per entry a file's name stays an int64
 
-QueueEnd = tuple[str, int, int]  # topic, queue id, the offset that its next message gets
+QueueEnd = tuple[str, int, int]  # topic, queue id, offset of the next message
 
 
 def tell(queues: ConsumeQueueStore, last_segment: int) -> list[QueueEnd]:
-    """Return the ends of the queues without a message in the log's last segment, which begins at
-    `last_segment`: no slave's log begins later."""
+    """Return the ends of the queues without a message in the log's last segment, which starts at
+    `last_segment`. No slave's log starts later."""
     return [
         (queue.topic, queue.queue_id, queue.max_offset)
         for queue in queues.queues()
@@ -32,7 +30,7 @@ def tell(queues: ConsumeQueueStore, last_segment: int) -> list[QueueEnd]:
 
 
 def told(value: Mapping[str, Any]) -> list[QueueEnd]:
-    """Return what the master tells; nothing of an Apache broker, or an older one. Raises TypeError,
+    """Check and return the master's ends, none from an Apache broker. Raises TypeError,
     ValueError."""
     ends = []
     for topic, queue_id, end in value.get(KEY) or []:
@@ -44,9 +42,8 @@ def told(value: Mapping[str, Any]) -> list[QueueEnd]:
 
 
 async def take(queues: ConsumeQueueStore, ends: Sequence[QueueEnd]) -> None:
-    """Let the queues that are not here begin at these ends, once the log here has what the master's
-    had when it told them. Others run in between: a queue's first file may take a while. Raises
-    OSError."""
+    """Create the missing queues at these ends, once this log has the master's log as of the answer.
+    The loop runs in between, because a queue's first file may take a while. Raises OSError."""
     for topic, queue_id, end in ends:
         if queues.queue(topic, queue_id) is None:
             queues.start_at(topic, queue_id, end)

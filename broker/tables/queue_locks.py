@@ -1,12 +1,10 @@
-"""Locks of ordered consumption: the owner of each (topic, group, queue). Pure.
+"""Locks of ordered consumption: the owner of each (topic, group, queue).
 
-Part of the replicated tables in Raft mode (it is kept with the offsets), the memory of one broker
-in classic mode.
-
-Replicated are the owners; `aged`, a lower bound of how long ago an owner had last been granted or
-renewed in the log when a leader last logged that; and `term`, of the last leader that logs renewals
-at all. Each replica has its own `renewed`, in no file: the latest moment by its own clock at which
-that renewal can have been. broker.consume.queue_locks draws the conclusions.
+The table is replicated with the offsets in Raft mode, and kept in memory in classic mode.
+Replicated are the owners, `aged` and `term`. `aged` is a lower bound of the age of an owner's last
+grant or renewal when a leader last logged it. `term` is that of the last leader that logs renewals.
+Each replica has its own `renewed`: the latest possible moment of that renewal on its own clock.
+broker.consume.queue_locks uses them. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any, TypeVar
 
 from .versioned import entries_of
 
-SEPARATOR = "@"  # between topic and group, as in consumerOffset.json
+SEPARATOR = "@"  # as in consumerOffset.json
 
 T = TypeVar("T")
 Key = tuple[str, str, int]  # topic, group, queue id
@@ -25,7 +23,7 @@ Key = tuple[str, str, int]  # topic, group, queue id
 
 @dataclass(frozen=True, slots=True)
 class OwnerChange:
-    """These queues belong to `client` from now on; to nobody if it is None."""
+    """A new owner of queues; `client` None releases them."""
 
     group: str
     client: str | None
@@ -45,9 +43,8 @@ def change_from_json(value: Mapping[str, Any]) -> OwnerChange:
 
 @dataclass(frozen=True, slots=True)
 class Renewals:
-    """The part about renewals in each command of a leader that logs them. `fresh`: the leader does
-    not know how old the owners' renewals are; they count from here. `ages`: (milliseconds, group,
-    topic → queue ids)."""
+    """The renewals in a command. `fresh` means that the leader does not have the renewals' ages, so
+    they count from here. `ages` are (milliseconds, group, topic → queue ids)."""
 
     term: int
     fresh: bool = False
@@ -62,7 +59,7 @@ class LockTable:
     """The owners by (topic, group) → queue id → client id."""
 
     owners: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
-    aged: dict[Key, int] = field(default_factory=dict)  # milliseconds; 0 is left out
+    aged: dict[Key, int] = field(default_factory=dict)  # milliseconds, without zeros
     term: int = 0
     renewed: dict[Key, int] = field(default_factory=dict, compare=False)
     clock_ms: Callable[[], int] = field(default=lambda: 0, compare=False)
@@ -84,7 +81,7 @@ class LockTable:
                     yield topic, group, queue_id
 
     def use_clock(self, clock_ms: Callable[[], int]) -> None:
-        """Set this replica's monotonic clock; the known renewals are as old as the log says."""
+        """Set this replica's monotonic clock; renewals are as old as the log states."""
         self.clock_ms = clock_ms
         now_ms = clock_ms()
         self.renewed = {key: now_ms - self.aged.get(key, 0) for key in self.keys()}
@@ -112,7 +109,7 @@ class LockTable:
                         self.renewed[key] = min(now_ms - age_ms, self.renewed.get(key, now_ms))
 
     def change(self, changes: Sequence[OwnerChange]) -> None:
-        """Apply owner changes in their order. The same owner again is a renewal."""
+        """Apply owner changes in order. An unchanged owner is a renewal."""
         now_ms = self.clock_ms()
         for change in changes:
             for topic, ids in change.queues.items():
@@ -141,7 +138,7 @@ class LockTable:
         return LockTable(owners, dict(self.aged), self.term)
 
     def renewals_json(self) -> dict[str, Any]:
-        """Return the renewals; kept beside `to_json`, which earlier versions read."""
+        """Return the renewals, stored next to `to_json`."""
         aged: dict[str, dict[str, int]] = {}
         for (topic, group, queue_id), age_ms in sorted(self.aged.items()):
             aged.setdefault(topic + SEPARATOR + group, {})[str(queue_id)] = age_ms
@@ -152,16 +149,16 @@ class LockTable:
 
 
 def table_from_json(value: Mapping[str, Any], renewals: Mapping[str, Any]) -> LockTable:
-    """Read `to_json` and `renewals_json`, of which earlier versions have none. The table needs a
-    clock then. Raises ValueError, AttributeError."""
-    table = LockTable(by_pair(value, str), term=int(renewals.get("term", 0)))
-    for (topic, group), ages in by_pair(renewals.get("aged", {}), int).items():
+    """Read `to_json` and `renewals_json`; the table then needs a clock. Raises KeyError,
+    ValueError, AttributeError."""
+    table = LockTable(by_pair(value, str), term=int(renewals["term"]))
+    for (topic, group), ages in by_pair(renewals["aged"], int).items():
         table.aged.update({(topic, group, queue_id): ms for queue_id, ms in ages.items()})
     return table
 
 
 def by_name(table: Mapping[tuple[str, str], Mapping[int, T]]) -> dict[str, dict[str, T]]:
-    """Return a table of (topic, group) → queue id → value as it is in JSON."""
+    """Return a table of (topic, group) → queue id → value as JSON."""
     return {
         topic + SEPARATOR + group: {str(q): value for q, value in sorted(queues.items())}
         for (topic, group), queues in sorted(table.items())
@@ -173,7 +170,7 @@ def by_pair(
     convert: Callable[[Any], T],
     refused: dict[str, str] | None = None,
 ) -> dict[tuple[str, str], dict[int, T]]:
-    """Read `by_name`. Raises StateError, ValueError, TypeError, AttributeError. `refused`: see
+    """Read `by_name`. Raises StateError, ValueError, TypeError, AttributeError. `refused` is as in
     `entries_of`."""
 
     def by_queue(_: str, queues: Mapping[str, Any]) -> dict[int, T]:

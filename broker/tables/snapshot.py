@@ -3,15 +3,15 @@
     config/topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json
            sentOnce.json plainAcl.json groupId.json writers.json pops.json (ours) each with .bak
 
-Each file carries `raftAppliedIndex`, the Raft index its table reflects, `raftFiles`, the names of
-all, so that a missing one is not taken for one that there never was, and `raftChecksum`. They
-shorten the replay and let retention delete old segments. They hold nothing that is not in the log:
-without them the tables are rebuilt from the frames that the log still holds. A file is replaced
-atomically: the new one is written beside it and synced, the old one renamed to .bak, the new one
-renamed into place, the directory synced. The .bak is read when the file is missing (killed between
-the two renames) or damaged; its older index only means a longer replay, which retention leaves
-possible. If the .bak cannot be read either, the new one beside it is whole if the kill was between
-the renames. `put_right` then sees to it that what was read is not written over by damage.
+Each file has `raftAppliedIndex` (the Raft index of its table), `raftFiles` (the names of all files,
+so that a missing file is noticed) and `raftChecksum`. Snapshots shorten the replay and let
+retention delete segments. Everything in them can be rebuilt from the log's frames.
+
+A file is replaced atomically: the new version is written and synced beside it, the old version
+renamed to .bak, the new version renamed into place, the directory synced. The .bak is used if the
+file is missing or damaged; its older index only means a longer replay, for which retention keeps
+the log. If the .bak is also unreadable, the new version beside it is used. `put_right` then
+protects the version that was read from being replaced by a damaged file.
 
 `capture` runs on the loop and copies; `write` may run in a thread.
 """
@@ -43,13 +43,13 @@ DIRECTORY = "config"
 INDEX_KEY = "raftAppliedIndex"
 FILES_KEY = "raftFiles"
 CHECKSUM_KEY = "raftChecksum"
-COPY, BESIDE = ".bak", ".tmp"  # the version before; the next, until it is whole
-FOREIGN = (VersionedTable, OffsetTable, DelayOffsets)  # Apache's brokers write these, too
+COPY, BESIDE = ".bak", ".tmp"  # the previous version; the next version until it is complete
+FOREIGN = (VersionedTable, OffsetTable, DelayOffsets)  # also written by Apache's brokers
 log = logging.getLogger("raftmq.broker.snapshot")
 GROUP_ID, WRITERS, POPS = "groupId.json", "writers.json", "pops.json"
 _SORTED = orjson.OPT_SORT_KEYS
 FILES = (
-    POPS,  # before the offsets: in classic mode, what was popped is in flight, or comes again
+    POPS,  # before the offsets, so that classic mode loses no message in flight
     WRITERS,
     GROUP_ID,
     "topics.json",
@@ -59,15 +59,14 @@ FILES = (
     "sentOnce.json",
     "plainAcl.json",
 )
-NEWER = (POPS, WRITERS, GROUP_ID)  # there are snapshots of older programs without these files
-# Classic accounts have a file of their own (broker.accountbook); classic groups have no id and no
+# Classic accounts have their own file (broker.accountbook); classic groups have no id and no
 # writers.
 RAFT_ONLY = ("plainAcl.json", GROUP_ID, WRITERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Copies of the tables as of one moment."""
+    """Consistent copies of the tables."""
 
     tables: tuple[tuple[str, Table], ...]
 
@@ -86,24 +85,9 @@ def from_json(value: dict[str, Any]) -> Snapshot:
     """Read `to_json`. Raises StateError, KeyError, TypeError, ValueError."""
     state = BrokerState()
     tables = _files(state)
-    lacking = [name for name in NEWER if name not in value]
     for name, table in tables:
-        if name not in lacking:
-            table.load(value[name], int(value[name][INDEX_KEY]))
-    _lacks(state, lacking)
+        table.load(value[name], int(value[name][INDEX_KEY]))
     return Snapshot(tables)
-
-
-def _lacks(state: BrokerState, names: Sequence[str]) -> None:
-    """Set the index that missing tables reflect. A snapshot without such a file was written by a
-    program that did not know the table and would have stopped at a command for it, so no frame that
-    it applied had one. With this index an upgrade replays no more than any other start. (This
-    program writes these files before all others, so a snapshot that lacks one is older than this
-    program.)"""
-    there = [table for name, table in _files(state) if name not in names]
-    for name, table in _files(state):
-        if name in names:
-            table.applied_index = min(other.applied_index for other in there)
 
 
 def _files(state: BrokerState) -> tuple[tuple[str, Table], ...]:
@@ -111,28 +95,27 @@ def _files(state: BrokerState) -> tuple[tuple[str, Table], ...]:
 
 
 def capture(state: BrokerState) -> Snapshot:
-    """Copy the tables. Their values are immutable except the per-queue offsets, which are copied,
-    too."""
+    """Copy the tables. Only the per-queue offsets are mutable and need a copy."""
     return Snapshot(tuple((name, twin_of(table)) for name, table in _files(state)))
 
 
 def twin_of(table: T) -> T:
-    """Return a copy that does not change with the table; a thread may read it."""
+    """Return a copy for a thread."""
     twin = copy.copy(table)
     twin.own()
     return twin
 
 
-# Of each large table, its version and the JSON of its entries, as they were written last.
+# For each large table, the version and the JSON entries of the last write.
 Encoded = dict[str, tuple[dict[str, int], list[bytes]]]
 
 
 def write(disk: Disk, snapshot: Snapshot, encoded: Encoded | None = None) -> int:
-    """Write all files; return the index that is durably covered now. Raises OSError.
+    """Write all files; return the durably covered index. Raises OSError.
 
-    A table that has the version it has in `encoded` is not turned into JSON again; the others'
-    JSON is put there. All is done in pieces, and the interpreter's lock given back between them:
-    with 100,000 topics it would be held for a tenth of a second."""
+    The JSON of a table whose version is in `encoded` is reused; new JSON is put there. The work is
+    done in pieces that release the interpreter's lock, since 100,000 topics would hold it for a
+    tenth of a second."""
     disk.makedirs(DIRECTORY)
     encoded = {} if encoded is None else encoded
     for name, table in snapshot.tables:
@@ -141,7 +124,7 @@ def write(disk: Disk, snapshot: Snapshot, encoded: Encoded | None = None) -> int
 
 
 def _file_of(name: str, table: Table, encoded: Encoded) -> Iterator[bytes]:
-    """Yield a table's file in pieces: JSON with sorted keys, and the checksum of that behind it."""
+    """Yield a table's file in pieces: JSON with sorted keys, then its checksum."""
     if not isinstance(table, VersionedTable):
         whole = {**table.to_json(), INDEX_KEY: table.applied_index, FILES_KEY: FILES}
         pieces = iter([orjson.dumps(whole, option=_SORTED)])
@@ -179,8 +162,8 @@ def _pieces_of(name: str, table: VersionedTable[Any], encoded: Encoded) -> Itera
 def write_changed(
     disk: Disk, snapshot: Snapshot, written: dict[str, bytes], names: Sequence[str]
 ) -> None:
-    """Write those of classic mode's files `names`, without an index, that differ from what was
-    `written` last. Raises OSError."""
+    """Write the classic files `names` that differ from `written`, without an index. Raises
+    OSError."""
     disk.makedirs(DIRECTORY)
     for name, table in snapshot.tables:
         if name not in names or name in RAFT_ONLY:
@@ -192,42 +175,38 @@ def write_changed(
 
 
 def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
-    """Fill the tables from config/; return the index from which on frames must be applied again.
-    Classic mode's files, which an Apache broker may have written, have no index (0).
+    """Fill the tables from config/; return the index from which frames must be applied again.
+    Classic files have no index (0).
 
-    A missing or damaged file falls back to its .bak, a damaged .bak to what stands beside it, and
-    without that its table stays empty at index 0; damage is logged, and noted in `state.damaged`.
-    An entry of Apache's that cannot be read is left out, and noted in `state.refused`.
-    The caller must check that the log still holds every frame above the returned index.
-    """
+    A missing or damaged file falls back to its .bak, then to the new version beside it. Without
+    any, the table stays empty at index 0. Damage is logged and recorded in `state.damaged`, an
+    unreadable entry of Apache's in `state.refused`. The caller must check that the log has every
+    frame above the returned index."""
     there: set[str] = set()
-    noted: set[str] = set()  # some file says that there were these
+    noted: set[str] = set()  # files named in another file
     for name, table in _files(state):
         for suffix in ("", COPY, BESIDE):
             path = f"{DIRECTORY}/{name}{suffix}"
             if not disk.exists(path) or (suffix == BESIDE and name not in there):
-                continue  # alone, it was not finished
+                continue  # alone, it is incomplete
             there.add(name)
             refused: dict[str, str] = {}
-            files = _load_table(disk, path, table, None if indexed else refused)
+            files = _load_table(disk, path, table, refused, indexed=indexed)
             if files is not None:
                 if refused:
                     state.refused[path] = refused
-                if name not in NEWER:  # these are written first, and prove nothing
-                    noted.update(files)
+                noted.update(files)
                 break
             state.damaged.append(path.rpartition("/")[2])
     if indexed:
         for name in sorted(noted - there):
             log.warning("snapshot_missing path=%s/%s", DIRECTORY, name)
-        _lacks(state, [name for name in NEWER if name not in there | noted])
     return state.applied_index
 
 
 def put_right(disk: Disk, state: BrokerState) -> None:
-    """After `load`: take damaged files away where another was read in their place, so that the next
-    version does not push them over it; and let one that stood beside them be the file, because the
-    next version begins with its removal. Raises OSError."""
+    """Prepare the files after `load` for the next write. Remove damaged files that would replace a
+    good .bak, and move a version read from beside them into place. Raises OSError."""
     damaged = {f"{DIRECTORY}/{name}" for name in state.damaged}
     for name in FILES:
         path = f"{DIRECTORY}/{name}"
@@ -241,30 +220,32 @@ def put_right(disk: Disk, state: BrokerState) -> None:
 
 
 def behind(state: BrokerState, index: int) -> list[str]:
-    """Return the files whose tables do not reflect the Raft index."""
+    """Return the files whose tables are older than the Raft index."""
     return [name for name, table in _files(state) if table.applied_index < index]
 
 
 def _load_table(
-    disk: Disk, path: str, table: Table, refused: dict[str, str] | None
+    disk: Disk, path: str, table: Table, refused: dict[str, str], *, indexed: bool
 ) -> Sequence[str] | None:
-    """Fill a table; return which files there were, as far as this one says. None: it is damaged.
-    `refused`, of classic mode: gets the entries that are left out."""
+    """Fill a table. Return the names of all files of the snapshot, or None if this file is damaged.
+    Without `indexed` (classic mode) an unreadable entry is put into `refused`."""
     file = disk.open(path)
     try:
         data = file.pread(0, file.size_bytes)
     finally:
         file.close()
     try:
-        value = orjson.loads(data) if refused is None else loads_object(data)
-        if refused is not None and isinstance(table, FOREIGN):
-            table.load(value, 0, refused)
-        elif refused is not None:
-            table.load(value, 0)
-        else:
-            if value.pop(CHECKSUM_KEY, None) not in (None, _checksum(value)):
+        if indexed:
+            value = orjson.loads(data)
+            if value.pop(CHECKSUM_KEY) != _checksum(value):
                 raise ValueError("the checksum does not match")
             table.load(value, int(value[INDEX_KEY]))
+        else:
+            value = loads_object(data)
+            if isinstance(table, FOREIGN):
+                table.load(value, 0, refused)
+            else:
+                table.load(value, 0)
     except (KeyError, TypeError, ValueError, AttributeError, StateError, BodyError) as error:
         log.warning("snapshot_damaged path=%s error=%r", path, error)
         return None
@@ -272,14 +253,13 @@ def _load_table(
 
 
 def _checksum(value: dict[str, Any]) -> int:
-    """Return the CRC-32C of the table as JSON with sorted keys: JSON with a flipped bit may still
-    parse."""
+    """Return the CRC-32C of the table as JSON with sorted keys, because JSON with a flipped bit may
+    still parse."""
     return int(crc32c(orjson.dumps(value, option=_SORTED)))
 
 
 def replace(disk: Disk, path: str, pieces: Iterable[bytes]) -> None:
-    """Replace the file's content, keeping the version before as .bak; durable on return. Raises
-    OSError."""
+    """Replace the file's content durably, keeping the previous version as .bak. Raises OSError."""
     beside = path + BESIDE
     if disk.exists(beside):
         disk.remove(beside)  # left by a crash

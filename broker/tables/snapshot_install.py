@@ -1,17 +1,15 @@
-"""A broker's part of a snapshot install (dledger.raft.snapshot_install): the tables, and where its
-queues begin.
+"""The broker's part of a snapshot install: tables and queue starts (dledger.raft.snapshot_install).
 
 The state of a group snapshot is one JSON object:
 
     {"tables": {"topics.json": <the file's content>, …}, "queues": [[topic, [[id, offset], …]], …]}
 
-A queue's offset is that of its first message at or behind the log's beginning P or, if there is
-none, the offset of its next message: so numbering continues although the messages are gone.
+A queue's offset is that of its first message at or behind the start of the log or, without any, of
+its next message, so that numbering continues.
 
-A start calls `prepare` before it opens anything. If a group snapshot is noted, `prepare` makes
-config/, consumequeue/, index/, the log and the checkpoint what the note says, however much of that
-was done already when it was killed last, and removes the note. dledger.snapshot.marker says why no
-start ever sees half of it.
+A start calls `prepare` first. With a pending install, `prepare` sets config/, consumequeue/,
+index/, the log and the checkpoint to the recorded state, idempotently, and removes the record.
+dledger.snapshot.marker explains why no start sees half of it.
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ log = logging.getLogger("raftmq.broker.installation")
 
 RAFT_DIRECTORY = "raft"  # of a Raft replica (dledger.settings), below the store's root
 MANIFEST = "consumequeue.manifest"
-RESTORING = "restoring"  # a file: this store is being restored (broker.backup.restore)
+RESTORING = "restoring"  # a file that marks a restore in progress (broker.backup.restore)
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerCapture:
-    """Copies of the tables and of the queues' beginnings at one moment."""
+    """Consistent copies of the tables and of the queue starts."""
 
     tables: Snapshot
     queues: list[tuple[str, int, int]]  # topic, queue id, offset
@@ -61,13 +59,12 @@ class BrokerCapture:
 
 
 class Source:
-    """The source from which the engine refills other replicas; it is also told that this one is to
-    be refilled."""
+    """The engine's source of snapshots for other replicas, and its callback for an own install."""
 
     def __init__(
         self, state: BrokerState, store: MessageStore, on_installed: Callable[[str], None]
     ) -> None:
-        """`on_installed(reason)`: stop this broker and start it again."""
+        """`on_installed(reason)` restarts this broker."""
         self._state = state
         self._store = store
         self.installed = on_installed
@@ -77,9 +74,8 @@ class Source:
 
 
 def capture(state: BrokerState, store: MessageStore) -> BrokerCapture | None:
-    """Copy the state; on the loop, without reading the disk. Returns None while the queues do not
-    say where they begin: just after retention with a flush in progress, and while damaged ones wait
-    for their log."""
+    """Copy the state on the loop, without disk reads. Return None while queue starts are unknown:
+    just after retention with a flush in progress, and while damaged queues wait for their log."""
     queues = store.queues
     if queues.corrected_to != store.commitlog.min_offset or queues.damaged or len(store.repairs):
         return None
@@ -88,11 +84,11 @@ def capture(state: BrokerState, store: MessageStore) -> BrokerCapture | None:
 
 
 def prepare(disk: Disk, config: StoreConfig, raft_directory: str) -> int:
-    """Carry out the noted snapshot install, if there is one, before anything is opened. Returns how
-    far the tables may be ahead of the log because of the last one. Blocking.
+    """Complete a pending snapshot install before anything is opened. Return the index up to which
+    the tables may be ahead of the log afterwards. Blocking.
 
-    Raises StateError (the note is from another version of this program, or this store was not
-    completely restored), OSError."""
+    Raises StateError (the record is from a different version, or this store is partly restored),
+    OSError."""
     if disk.exists(RESTORING):
         raise StateError(
             "this store is half restored or half set aside: complete that by the same command, and"
@@ -104,7 +100,7 @@ def prepare(disk: Disk, config: StoreConfig, raft_directory: str) -> int:
 
 
 def carry_out(disk: Disk, config: StoreConfig, raft_directory: str) -> None:
-    """Make this store what the noted snapshot install says. Raises StateError, OSError."""
+    """Set this store to the recorded snapshot install. Raises StateError, OSError."""
     try:
         noted = snapshotmarker.read(disk, raft_directory)
     except GroupSnapshotDamaged as damage:
@@ -133,7 +129,7 @@ def carry_out(disk: Disk, config: StoreConfig, raft_directory: str) -> None:
 
 
 def decode_state(data: bytes) -> tuple[Snapshot, list[tuple[str, int, int]]]:
-    """Return the tables, and where queues begin. Raises StateError."""
+    """Return the tables and the queue starts. Raises StateError."""
     try:
         value = orjson.loads(data)
         tables = snapshot.from_json(value["tables"])
@@ -148,14 +144,13 @@ def decode_state(data: bytes) -> tuple[Snapshot, list[tuple[str, int, int]]]:
 
 
 def group_id_in(data: bytes) -> bytes:
-    """Return the group id in a group snapshot's state; b"" if the group had none. Raises
-    StateError."""
+    """Return the group id in a group snapshot's state, or b"". Raises StateError."""
     tables, _ = decode_state(data)
     return next(table.value for _, table in tables.tables if isinstance(table, GroupIdTable))
 
 
 def remove_derived(disk: Disk, config: StoreConfig) -> None:
-    """Remove tables, queues and index of the old log. Durable on return; may be repeated."""
+    """Remove tables, queues and index of the old log, durably and idempotently."""
     for directory in (snapshot.DIRECTORY, config.path("index")):
         _remove_files(disk, directory)
     directory = config.path("consumequeue")
@@ -177,7 +172,7 @@ def _remove_files(disk: Disk, directory: str) -> None:
 
 
 def begin_queues(disk: Disk, config: StoreConfig, queues: list[tuple[str, int, int]]) -> None:
-    """Create the queues at their offsets. Durable on return."""
+    """Create the queues at their offsets, durably."""
     store = ConsumeQueueStore(
         disk,
         config.path("consumequeue"),

@@ -85,16 +85,16 @@ Table = (
     | PopTable
 )
 AnyTable = VersionedTable[Any]
-# The commands that change nothing but the table of offsets.
+# Commands that change only the table of offsets.
 OFFSET_COMMANDS = (
     "commit_offsets", "reset_offsets", "reset_taken", "lock_queues", "forget_offsets",
 )  # fmt: skip
-UNMET_MAX = 1_000  # remembered; a proposer asks right after its command was applied
+UNMET_MAX = 1_000  # a proposer asks right after its command was applied
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The names that an applied command changed, for those that have to be told."""
+    """The names changed by an applied command."""
 
     topics: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ NOTHING = Change()
 
 
 class BrokerState:
-    """The tables and the one way to change them."""
+    """The tables, changed only by `apply`."""
 
     def __init__(self) -> None:
         self.group = GroupIdTable()
@@ -116,17 +116,17 @@ class BrokerState:
         self.acl = AclTable()
         self.writers = WriterTable()
         self.pops = PopTable()
-        self.damaged: list[str] = []  # files of a snapshot that could not be read
-        # Classic mode's files, which may be Apache's → entries that were left out, and why.
+        self.damaged: list[str] = []  # unreadable files of a snapshot
+        # Classic mode's files → omitted entries with reasons.
         self.refused: dict[str, dict[str, str]] = {}
-        self.addresses: dict[str, str] = {}  # node id → client address; bounded by the voters
-        self.http_addresses: dict[str, str] = {}  # node id → HTTP API; "": it has none
-        # Index of a command whose condition was not met → the version found instead.
+        self.addresses: dict[str, str] = {}  # node id → client address; limited by the voters
+        self.http_addresses: dict[str, str] = {}  # node id → HTTP API, or ""
+        # Index of a command with a failed condition → the version found.
         self.unmet: dict[int, str | None] = {}
 
     @property
     def applied_index(self) -> int:
-        """The index that every table reflects at least."""
+        """The lowest index of all tables."""
         return min([table.applied_index for table in self.tables])
 
     @property
@@ -145,11 +145,10 @@ class BrokerState:
         )
 
     def position(self, topic: str, group: str, queue_id: int) -> int | None:
-        """Return the group's offset in a queue (None: it has none), which a pop begins at, too.
+        """Return the group's offset in a queue, where also a pop starts, or None.
 
-        It is where a reset has moved the group, until the group has gone there. Else it is the
-        further one of its last commit and its last pop. A group that pops in order has the first
-        message that is not acknowledged."""
+        A pending reset decides. Otherwise it is the later of the last commit and the last pop. A
+        group that pops in order has the first unacknowledged message."""
         offset = self.offsets.get(topic, group, queue_id)
         queue = self.pops.get((topic, group, queue_id))
         if queue is None or queue.is_orderly:
@@ -159,8 +158,8 @@ class BrokerState:
         return max(queue.next, offset or 0)
 
     def progress(self, topic: str, group: str, queue_id: int) -> tuple[int | None, int]:
-        """Return how far a group has read a queue (None: it has not begun), and how many messages
-        of these it popped and has not acknowledged."""
+        """Return a group's offset in a queue, or None, and the number of unacknowledged pops before
+        it."""
         position = self.position(topic, group, queue_id)
         queue = self.pops.get((topic, group, queue_id))
         if queue is None:
@@ -170,7 +169,7 @@ class BrokerState:
         return position, queue.unfinished
 
     def has_room_for_topics(self, count: int, topics_max: int) -> bool:
-        """Return whether so many more topics may be there; each group may have one besides."""
+        """Return whether `count` more topics are permitted, besides a topic for each group."""
         return len(self.topics.entries) - len(self.groups.entries) + count <= topics_max
 
     def clear(self) -> None:
@@ -180,8 +179,8 @@ class BrokerState:
             table.load(new.to_json(), 0)
 
     def take_back(self, index: int) -> None:
-        """Note that the log lost what stood behind frame `index`, for an engine that breaks Raft's
-        promise: other commands come there. What the lost ones changed stays."""
+        """Record that the log lost the frames behind `index`, with an engine that breaks Raft's
+        promise. Their indexes are reused, but their changes stay."""
         for table in self.tables:
             table.applied_index = min(table.applied_index, index)
         self.unmet = {at: version for at, version in self.unmet.items() if at <= index}
@@ -189,8 +188,8 @@ class BrokerState:
     def apply(
         self, index: int, timestamp_ms: int, payload: bytes | memoryview, records_at: int = 0
     ) -> Change:
-        """Apply the command of frame `index`, whose records, if there are any, begin at the
-        CommitLog offset `records_at`. Raises StateError."""
+        """Apply the command of frame `index`, whose records start at the CommitLog offset
+        `records_at`. Raises StateError."""
         command = decode_command_payload(payload)
         commands = command["commands"] if command.get("op") == "several" else [command]
         topics: list[str] = []
@@ -210,7 +209,7 @@ class BrokerState:
         return Change(tuple(topics), tuple(groups))
 
     def advance(self, index: int) -> None:
-        """Note that every frame up to `index` was applied, those without a command included."""
+        """Record that every frame up to `index` was applied."""
         for table in self.tables:
             if table.applied_index < index:
                 table.applied_index = index
@@ -275,7 +274,7 @@ class BrokerState:
             offsets.delete_group(str(command["group"]))
 
     def _apply_to_pops(self, command: dict[str, Any]) -> None:
-        """Apply what a command for the offsets means for popped messages."""
+        """Apply the effect of an offset command on pops."""
         if command["op"] == "reset_offsets":
             self.pops.reset(command["resets"])
         elif command["op"] == "forget_offsets":
@@ -290,7 +289,7 @@ class BrokerState:
     def _change(
         self, kind: str, table: AnyTable, command: dict[str, Any], index: int, now_ms: int
     ) -> tuple[str, ...]:
-        """Put or delete a topic or group; return its name if that changed the table."""
+        """Put or delete a topic or group; return its name if the table changed."""
         due = index > table.applied_index
         if command["op"].startswith("put"):
             entry, if_absent = table.entry_from_json(command[kind]), bool(command["if_absent"])
@@ -315,7 +314,7 @@ class BrokerState:
         return (name,) if done else ()
 
     def _met(self, command: dict[str, Any], index: int, entry: Entry | None) -> bool:
-        """Return whether the command's condition, if it has one, is met by the existing entry."""
+        """Return whether the command's condition is met by the existing entry."""
         wanted = command.get("if")
         if wanted is None:
             return True
@@ -330,8 +329,7 @@ class BrokerState:
 
 
 def entry_version(entry: Entry) -> str:
-    """Return the version of a topic or group: it depends on the content only, so it is equal on all
-    replicas."""
+    """Return the version of a topic or group, a function of its content."""
     return version_of(entry.to_json())
 
 
@@ -347,7 +345,7 @@ def decode_command_payload(payload: bytes | memoryview) -> dict[str, Any]:
 
 
 def several(commands: Sequence[bytes]) -> bytes:
-    """Combine commands into one; none of them may be a `several` itself."""
+    """Combine commands into one; none may be a `several` itself."""
     if len(commands) == 1:
         return commands[0]
     return b'{"op":"several","commands":[' + b",".join(commands) + b"]}"
@@ -360,8 +358,8 @@ def put_topic(
     keep_messages: bool = False,
     condition: Condition | None = None,
 ) -> bytes:
-    """Build the command. Raises Refused for a topic that `apply` would reject, because such a
-    command in the log would stop every replica."""
+    """Build the command. Raises Refused for a topic that `apply` would reject, because that would
+    stop every replica."""
     _refuse(topic_problem(topic))
     command = {"op": "put_topic", "topic": topic.to_json(), "if_absent": if_absent}
     kept = {"keep_messages": True} if keep_messages else {}
@@ -392,7 +390,7 @@ def delete_group(name: str, *, offsets: bool, condition: Condition | None = None
 
 
 def forget_offsets(*, topic: str = "", group: str = "") -> bytes:
-    """Build the command for one topic, or for one group."""
+    """Build the command for a topic or for a group."""
     assert bool(topic) != bool(group), (topic, group)
     return orjson.dumps(
         {"op": "forget_offsets"} | ({"topic": topic} if topic else {"group": group})

@@ -1,27 +1,27 @@
-"""The waiting messages of the timer topic's queue, in the order in which they are due. Pure.
+"""The timer wheel: waiting timer messages, in the order in which they are due.
 
-The wheel is fed with the units of the queue in their order (`take`), asked for what is due (`pop`),
-and told the progress of the deliveries (`settle`). The `Progress` is part of the log: together with
-the queue it says which messages wait, so the wheel can be rebuilt from the two at any time, and
-every replica keeps one.
+The wheel gets the entries of the timer topic's queue in order (`take`), returns due messages
+(`pop`) and gets the progress of deliveries (`settle`). `Progress` is replicated in the log. With
+the queue it determines the waiting messages, so that every replica can rebuild the wheel at any
+time.
 
-A delivery advances the key (TIMER_OUT_MS, queue offset) up to which everything is delivered that
-the queue had when the delivery was begun, which is up to `end`. A message that was committed in the
-meantime with a lower key is *late*: late ones come next, in the queue's order, before the key
-advances further; then `end` advances. Before `floor` everything was delivered, or stored again
-further on (retention). The key never says what is due, only what was delivered: after a leader
-whose clock was ahead a late message may have to wait, and then all wait that come behind it.
+A delivery advances the key (TIMER_OUT_MS, queue offset) up to which everything in the queue at its
+start, up to `end`, is delivered. A message committed afterwards with a lower key is *late*. Late
+messages are next, in the queue's order, before the key advances; then `end` advances. Before
+`floor` everything was delivered, or stored again further on (retention). The key records
+deliveries, not due times: after a leader whose clock was ahead, a late message may have to wait,
+and all messages behind it wait as well.
 
-Memory: messages far ahead stand in buckets of BUCKET_MS, as 8 bytes each: the time within the
-bucket and the offset. When a bucket's time comes its messages become a heap of Python integers (48
-bytes each with their places). The waiting messages of each block of offsets are counted, which
-tells where the first one is, at most BLOCK offsets too early. Measured, a million messages: 10 MB
-if they are spread over a day, 14 MB over three, 8 MB if all are due in the same second, and 50 MB
-when that has come.
+Memory: far messages are in buckets of BUCKET_MS, with 8 bytes each for time and offset. At a
+bucket's time its messages become a heap of Python integers of 48 bytes. The waiting messages of
+each block of offsets are counted, which locates the first to within BLOCK offsets. Measured for a
+million messages: 10 MB spread over a day, 14 MB over three, 8 MB if all are due in the same second,
+and 50 MB in that second. Pure.
 """
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
@@ -32,12 +32,12 @@ BUCKET_MS = 1 << BUCKET_BITS
 _OFFSET_BITS = 51
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
 _BLOCK_BITS = 12
-BLOCK = 1 << _BLOCK_BITS  # offsets that are counted together
+BLOCK = 1 << _BLOCK_BITS  # offsets counted together
 
 
 class Progress(NamedTuple):
-    """The progress of the deliveries. Delivered are all messages before `floor` and, of those
-    before `end`, all with a key up to (due_ms, offset)."""
+    """The progress of deliveries. All messages before `floor` are delivered, and those before `end`
+    up to the key (due_ms, offset)."""
 
     due_ms: int = 0
     offset: int = -1
@@ -49,7 +49,7 @@ class Progress(NamedTuple):
         return (due_ms, offset) <= (self.due_ms, self.offset)
 
     def lets_wait(self, due_ms: int, offset: int) -> bool:
-        """Return whether this message of the queue is neither delivered nor stored again."""
+        """Return whether this message is neither delivered nor stored again."""
         return offset >= self.floor and (offset >= self.end or not self.passed(due_ms, offset))
 
 
@@ -62,28 +62,28 @@ NOTHING = Progress()
 
 
 class Waiting(NamedTuple):
-    """One message that waits. `due_ms`: TIMER_OUT_MS; deliverable once it has passed."""
+    """A waiting message, deliverable after `due_ms` (TIMER_OUT_MS)."""
 
     due_ms: int
     offset: int
 
 
 class TimerWheel:
-    """The waiting messages that one replica knows, in memory."""
+    """The waiting messages of a replica, in memory."""
 
     def __init__(self, progress: Progress = NOTHING) -> None:
         self.progress = progress
-        self.next_offset = progress.floor  # offset of the queue's next unit to take
-        self.count = 0  # messages that wait; fewer than BLOCK stored again may count twice
+        self.next_offset = progress.floor  # offset of the queue's next entry
+        self.count = 0  # up to BLOCK messages stored again may count twice
         self._far: dict[int, array[int]] = {}  # bucket number → times within it and offsets
-        self._buckets: list[int] = []  # heap of the far ones' numbers
+        self._buckets: list[int] = []  # heap of their numbers
         self._near_below = 0  # buckets below this number are in `_near`
         self._near: list[int] = []  # heap of keys
         self._late: list[tuple[int, int]] = []  # heap of (offset, due_ms)
         self._blocks: dict[int, int] = {}  # number of a block → waiting messages in it, ascending
 
     def clear(self, progress: Progress) -> None:
-        """Forget all messages, and begin anew as of `progress`."""
+        """Remove all messages, and restart from `progress`."""
         self.progress = progress
         self.next_offset = progress.floor
         self.count = 0
@@ -96,14 +96,14 @@ class TimerWheel:
 
     @property
     def first_offset(self) -> int:
-        """The offset before which no message waits, as far as the queue was taken."""
+        """The offset before which no message waits, in the entries read."""
         first = next(iter(self._blocks), None)
         begin = self.next_offset if first is None else first << _BLOCK_BITS
         return max(self.progress.floor, begin)
 
     @property
     def next_due_ms(self) -> int | None:
-        """The time at which the next message is due, in ms; None if none waits."""
+        """The due time of the next message in ms, or None."""
         if self._late:
             return self._late[0][1]
         if self._near:
@@ -114,7 +114,8 @@ class TimerWheel:
         return (bucket << BUCKET_BITS) + (min(self._far[bucket]) >> _OFFSET_BITS)
 
     def take(self, offset: int, due_ms: int) -> bool:
-        """Take the queue's unit at `offset`; each once, ascending. True if it waits."""
+        """Add the queue's entry at `offset`, once and in ascending order. Return True if it
+        waits."""
         assert offset >= self.next_offset, (offset, self.next_offset)
         self.next_offset = offset + 1
         if not self.progress.lets_wait(due_ms, offset):
@@ -126,22 +127,22 @@ class TimerWheel:
         return True
 
     def skip_to(self, offset: int) -> None:
-        """Skip the queue's offsets before `offset`, which are not there."""
+        """Skip the missing offsets before `offset`."""
         self.next_offset = max(self.next_offset, offset)
 
     @property
     def waits_late(self) -> bool:
-        """Whether messages wait that came after deliveries had passed their due time."""
+        """Whether late messages wait."""
         return bool(self._late)
 
     def ahead_ms(self, before_ms: int) -> int:
-        """Return for how long the late messages have to wait for one that is not due before
-        `before_ms`; 0 if they do not."""
+        """Return how long the late messages wait for one that is not due before `before_ms`, or
+        0."""
         return max(0, self._late[0][1] + 1 - before_ms) if self._late else 0
 
     def pop(self, before_ms: int, count_max: int) -> list[Waiting]:
-        """Return the next ones to deliver, in order, all due before `before_ms`: late ones, if
-        there are any. They count as waiting until they are put back and `settle` takes them."""
+        """Return the next messages due before `before_ms` in order, late messages first. They count
+        as waiting until they are put back and settled."""
         found: list[Waiting] = []
         if self._late:
             while self._late and self._late[0][1] < before_ms and len(found) < count_max:
@@ -157,20 +158,20 @@ class TimerWheel:
         return found
 
     def after(self, popped: Sequence[Waiting]) -> Progress:
-        """Return the progress once these are delivered, the first of what `pop` returned. The
-        others must have been put back, and nothing taken since."""
+        """Return the progress after the delivery of these first messages of `pop`. The rest must
+        have been put back, and nothing added since."""
         last, progress = popped[-1], self.progress
         if progress.passed(*last):
             return progress._replace(end=last.offset + 1, floor=self.first_offset)
         return Progress(*last, self.next_offset, self.first_offset)
 
     def put_back(self, popped: Sequence[Waiting]) -> None:
-        """Put messages back once their delivery's outcome is known, but before `settle`."""
+        """Put messages back after their delivery's outcome, before `settle`."""
         for waiting in popped:
             self._put(*waiting)
 
     def settle(self, progress: Progress) -> None:
-        """Take over the progress of the deliveries."""
+        """Apply the progress of deliveries."""
         if progress == self.progress:
             return
         if progress.floor > self.progress.floor:
@@ -195,7 +196,7 @@ class TimerWheel:
 
     def _put(self, due_ms: int, offset: int) -> None:
         if offset < self.progress.floor:
-            self._uncount(offset)  # stored again further on, it waits there
+            self._uncount(offset)  # stored again further on
             return
         if offset >= self.progress.end and self.progress.passed(due_ms, offset):
             heappush(self._late, (offset, due_ms))
@@ -214,7 +215,7 @@ class TimerWheel:
         block = offset >> _BLOCK_BITS
         left = self._blocks.get(block)
         if left is None:
-            return  # below the floor: all of the block was subtracted
+            return  # below the floor, already subtracted with its block
         self.count -= 1
         if left > 1:
             self._blocks[block] = left - 1
@@ -222,12 +223,12 @@ class TimerWheel:
             del self._blocks[block]
 
     def _open(self, now_ms: int) -> None:
-        """Move the next bucket into the heap of near ones, if its time has come."""
+        """Move a due bucket into the near heap."""
         floor = self.progress.floor
         while True:
             near = self._near
             while near and near[0] & _OFFSET_MASK < floor:
-                self._uncount(heappop(near) & _OFFSET_MASK)  # it waits further on, stored again
+                self._uncount(heappop(near) & _OFFSET_MASK)  # stored again further on
             if near or not self._buckets or self._buckets[0] << BUCKET_BITS > now_ms:
                 return
             bucket = heappop(self._buckets)
@@ -235,3 +236,29 @@ class TimerWheel:
             self._near = [begin + packed for packed in self._far.pop(bucket)]
             heapify(self._near)
             self._near_below = bucket + 1
+
+
+CHECK_PATH = "config/timercheck"
+_CHECK_HEAD = struct.Struct(">4q")
+CHECK_HEAD_BYTES = _CHECK_HEAD.size
+
+
+def progress_of(data: bytes) -> Progress:
+    """Read Apache's checkpoint of timer messages, `config/timercheck`, or its answer to 60.
+
+    Both start with four integers (int64, big-endian):
+
+        lastReadTimeMs | lastTimerLogFlushPos | lastTimerQueueOffset | masterTimerQueueOffset
+
+    Apache's broker has delivered the messages due before `lastReadTimeMs`, of those before
+    `lastTimerQueueOffset` in the timer topic's queue. A message that waits for longer than one turn
+    of its wheel is queued again (TIMER_ROLL_TIMES); the earlier entries count as waiting.
+
+    Returns NOTHING for a damaged or empty checkpoint: all messages in the log are then delivered,
+    which repeats some and loses none."""
+    if len(data) < CHECK_HEAD_BYTES:
+        return NOTHING
+    read_ms, _, queue_offset, _ = _CHECK_HEAD.unpack_from(data)
+    if read_ms <= 0 or queue_offset <= 0:
+        return NOTHING
+    return Progress(due_ms=read_ms, offset=-1, end=queue_offset, floor=0)

@@ -1,8 +1,7 @@
-"""Topics: their configuration, the rules for their names, and the table every replica keeps.
+"""Topics: their configuration, the rules for their names, and their replicated table.
 
-The table is changed only by applied command frames (broker/tables/state.py), so it is the same on
-every replica that applied the same frames. Its snapshot is Apache's topics.json with the Raft index
-it reflects beside it. Deterministic: no clock; the data version's time is the frame's.
+Only applied command frames change it (broker.tables.state). The snapshot is Apache's topics.json
+with its Raft index. The data version's time is the frame's.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ DLQ_PREFIX = names.DLQ_PREFIX
 DERIVED_TOPIC_LENGTH_MAX = names.DERIVED_TOPIC_LENGTH_MAX
 topic_name_problem = names.topic_name_problem
 QUEUE_COUNT_MAX = 65_536
-BEGINS_MAX = 10_000  # deleted topics; one that is forgotten has its old messages when made again
+BEGINS_MAX = 10_000  # deleted topics; beyond the limit, a recreated topic shows its old messages
 BEGINS_KEY = "messagesBegin"
 
 NO_SEND_TOPICS = names.NO_SEND_TOPICS
@@ -37,7 +36,7 @@ SYSTEM_TOPICS = names.SYSTEM_TOPICS
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One topic. perm bits: 4 read, 2 write, 1 inherit."""
+    """A topic. The bits of perm are 4 read, 2 write, 1 inherit."""
 
     name: str
     read_queue_count: int = 16
@@ -50,7 +49,7 @@ class TopicConfig:
 
     @property
     def message_type(self) -> str:
-        """The kind of messages that the topic is for."""
+        """The message type of the topic."""
         return dict(self.attributes).get(MESSAGE_TYPE, NORMAL)
 
     @property
@@ -80,16 +79,15 @@ class TopicConfig:
 
 
 def topic_from_json(value: Mapping[str, Any]) -> TopicConfig:
-    """Read Apache's bean; raises StateError when a field is missing or out of range."""
+    """Read Apache's bean. Raises StateError for a missing or invalid field."""
     topic = _read(value)
     _refuse(topic_problem(topic))
     return topic
 
 
 def stored_topic(value: Mapping[str, Any]) -> TopicConfig:
-    """Read the bean of an existing topic. Brokers make topics of their own and their cluster's
-    name, which may have characters that no other topic may have, and Apache's tables may have
-    topics without queues. Raises StateError."""
+    """Read the bean of an existing topic. Topics named after the broker or cluster may have further
+    characters, and Apache's tables may have topics without queues. Raises StateError."""
     topic = _read(value)
     _refuse(names.name_problem("topic name", topic.name) or _range_problem(topic))
     return topic
@@ -117,12 +115,12 @@ def _read(value: Mapping[str, Any]) -> TopicConfig:
 
 
 def attributes_of(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return attributes as a TopicConfig has them, in one order; unknown ones are kept."""
+    """Return attributes in a fixed order for TopicConfig, including unknown names."""
     return tuple(sorted((str(name), str(text)) for name, text in value.items()))
 
 
 def topic_problem(topic: TopicConfig) -> str:
-    """Return why this configuration is invalid; '' when it is valid."""
+    """Return why this configuration is invalid, or ''."""
     if topic.queue_count == 0:
         return f"topic {topic.name}: has no queue"
     return topic_name_problem(topic.name) or _range_problem(topic)
@@ -138,7 +136,7 @@ def _range_problem(topic: TopicConfig) -> str:
 
 
 def auto_created(name: str, client_queue_count: int, default_queue_count: int) -> TopicConfig:
-    """Return the topic that a send to an unknown one creates, by Apache's rule."""
+    """Return the topic created by a send to an unknown topic, by Apache's rule."""
     count = max(1, min(client_queue_count, default_queue_count))
     return TopicConfig(name, count, count, PERM_READ | PERM_WRITE)
 
@@ -148,22 +146,22 @@ def retry_topic(group: str, queue_count: int = 1) -> TopicConfig:
 
 
 class TopicTable(VersionedTable[TopicConfig]):
-    """The topics: name → TopicConfig; in JSON Apache's TopicConfigSerializeWrapper: topics.json and
-    the answer to code 21.
+    """Name → TopicConfig, in JSON Apache's TopicConfigSerializeWrapper (topics.json and the answer
+    to 21).
 
-    `begins` has the topics that were deleted, also those that were made again: nobody is shown the
-    messages before that CommitLog offset. The JSON has it only where there are any."""
+    `begins` has the CommitLog offset before which messages of a deleted topic are hidden, also
+    after it was created again. The JSON has it only if it is not empty."""
 
     def __init__(self) -> None:
         super().__init__("topicConfigTable", topic_from_json, stored_from_json=stored_topic)
-        # The broker's own topics: in no command and no snapshot, they follow from the
-        # configuration.
+        # The broker's own topics, which follow from the configuration and are in no command or
+        # snapshot.
         self.internal: dict[str, TopicConfig] = {}
         self.begins: dict[str, int] = {}
 
     def begin_anew(self, name: str, position: int) -> None:
-        """Note that messages before this CommitLog offset are of a topic that was deleted. Of the
-        topics that do not exist the ones deleted first are forgotten above BEGINS_MAX."""
+        """Hide messages before this CommitLog offset, because the topic was deleted. Above
+        BEGINS_MAX the oldest deletions are dropped."""
         self.begins.pop(name, None)
         self.begins[name] = position
         if len(self.begins) > BEGINS_MAX + len(self.entries):

@@ -1,7 +1,7 @@
-"""A table of named entries with the data version that Apache's tools compare. Pure.
+"""A table of named entries with the data version of Apache's tools.
 
-Topics and subscription groups are such tables: changed only by applied command frames, so equal on
-every replica that applied the same frames. The version's time is the frame's.
+Topics and subscription groups are such tables. Only applied command frames change them, and the
+version's time is the frame's. Pure.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ ENTRY_ERRORS = (
     StateError, LookupError, TypeError, ValueError, AttributeError, OverflowError,
 )  # fmt: skip
 
-CHANGES_MAX = 10_000  # remembered, for those that know an earlier version
-PIECE_ENTRIES = 500  # of a table's JSON: so many take the interpreter's lock for a millisecond
+CHANGES_MAX = 10_000  # for peers with an earlier version
+PIECE_ENTRIES = 500  # of a table's JSON; they hold the interpreter's lock for a millisecond
 
 
 def entries_of(
     table: Mapping[str, Any], read: Callable[[str, Any], T], refused: dict[str, str] | None
 ) -> dict[str, T]:
-    """Read a table's entries. `refused` gets the names of those that cannot be read, and why; with
-    None, as for a table that this program wrote, the first one raises. So does a table of which
-    nothing can be read. Raises StateError and what `read` raises."""
+    """Read a table's entries. `refused` gets unreadable entries with reasons; without it the first
+    raises. A table without a readable entry also raises StateError."""
     found: dict[str, T] = {}
     for name, value in table.items():
         try:
@@ -51,7 +50,7 @@ def entries_of(
 
 
 class VersionedTable(Generic[E]):
-    """Name → entry. `applied_index` is the Raft index of the last frame the table reflects."""
+    """Name → entry. `applied_index` is the index of the last frame reflected."""
 
     def __init__(
         self,
@@ -60,14 +59,13 @@ class VersionedTable(Generic[E]):
         also: Mapping[str, Any] = MappingProxyType({}),
         stored_from_json: Callable[[Mapping[str, Any]], E] | None = None,
     ) -> None:
-        """`json_key` is where Apache's JSON shape keeps the entries; `also`: what it has besides,
-        always the same. `stored_from_json`: takes more entries, those that a table may have
-        already."""
+        """`json_key` is the key of the entries in Apache's JSON; `also` has its constant rest.
+        `stored_from_json` also accepts entries that only an existing table may have."""
         self.entries: dict[str, E] = {}
         self.applied_index = 0
         self.counter = 0
         self.timestamp_ms = 0
-        # Names changed, each with the version (counter, time) that the table had before it.
+        # Changed names, each with the table's previous version (counter, time).
         self._changes: deque[tuple[int, int, str]] = deque(maxlen=CHANGES_MAX)
         self._json_key = json_key
         self._also = also
@@ -78,7 +76,7 @@ class VersionedTable(Generic[E]):
         return self.entries.get(name)
 
     def put(self, entry: E, now_ms: int, *, if_absent: bool = False) -> bool:
-        """Create or replace; with `if_absent` only create. Returns True when something changed."""
+        """Create or replace; with `if_absent` only create. Return True after a change."""
         before = self.entries.get(entry.name)
         if before == entry or (if_absent and before is not None):
             return False
@@ -93,7 +91,7 @@ class VersionedTable(Generic[E]):
         return True
 
     def changed_since(self, counter: int, timestamp_ms: int) -> set[str] | None:
-        """Return the names changed since this version; None: not known any more."""
+        """Return the names changed since this version, or None if that is no longer recorded."""
         if (counter, timestamp_ms) == (self.counter, self.timestamp_ms):
             return set()
         found: set[str] = set()
@@ -104,7 +102,7 @@ class VersionedTable(Generic[E]):
         return None
 
     def own(self) -> None:
-        """Stop sharing the entries with the table this one was copied from."""
+        """Copy the entries shared with the original table."""
         self.entries = dict(self.entries)
 
     def _touch(self, name: str, now_ms: int) -> None:
@@ -123,12 +121,12 @@ class VersionedTable(Generic[E]):
         }
 
     def also(self) -> Mapping[str, Any]:
-        """Return what the JSON has besides."""
+        """Return the rest of the JSON."""
         return self._also
 
     def json_parts(self) -> tuple[dict[str, Any], str, Iterator[dict[str, Any]]]:
-        """Return `to_json` in parts: everything but the entries, their key, and the entries in
-        order, PIECE_ENTRIES at a time."""
+        """Return `to_json` without the entries, their key, and the ordered entries, PIECE_ENTRIES
+        per piece."""
         names = sorted(self.entries)
         pieces = (names[at : at + PIECE_ENTRIES] for at in range(0, len(names), PIECE_ENTRIES))
         entries = ({name: self.entries[name].to_json() for name in piece} for piece in pieces)
@@ -140,12 +138,12 @@ class VersionedTable(Generic[E]):
         applied_index: int,
         refused: dict[str, str] | None = None,
     ) -> None:
-        """Load a snapshot; unchanged when that raises. `refused`: see `entries_of`."""
+        """Load a snapshot, all or nothing. `refused` is as in `entries_of`."""
         read = self._stored_from_json
         loaded = entries_of(value[self._json_key], lambda _, entry: read(entry), refused)
         version = value["dataVersion"]
         counter = int(version["counter"])
-        # Apache's brokers of 3.x wrote the second spelling.
+        # Apache's brokers of 3.x used the second spelling.
         self.timestamp_ms = int(version.get("timestamp", version.get("timestatmp", 0)))
         self.counter = counter
         self.entries = loaded

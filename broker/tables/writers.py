@@ -1,19 +1,19 @@
-"""Writers: producers whose batches are stored exactly once, at any age (docs/exactly-once.md).
+"""The replicated table of exactly-once writers (docs/exactly-once.md).
 
-A writer has a name and writes to one topic. To each queue it writes numbered batches, each in one
-or more requests, which are numbered too. The number of the last request that was stored, the
-queue's *watermark*, goes into one frame with the request's messages (command `wrote`). So a replica
-knows the watermark if and only if it has the messages, and whoever leads can tell a request that is
-repeated from a new one.
+A writer has a name and writes to one topic. To each queue it writes numbered batches of numbered
+requests. The number of the last stored request, the queue's *watermark*, is in the same frame as
+the request's messages (command `wrote`), so a replica has both or neither. A leader thus recognizes
+repeated requests.
 
-A writer is opened with an *epoch*, higher than any before. From then on requests of lower epochs
-are refused: whoever was the writer before has been fenced. A writer stays until it is deleted by
-name. `WriterTable` is the table that every replica keeps; the leader's part is
-`broker/send/exactly_once.py`. Pure.
+A writer is opened with an *epoch* above all earlier ones. Requests of lower epochs are then
+rejected, which fences the previous owner. A writer exists until it is deleted by name. The leader's
+part is broker.send.exactly_once.
 
     {"op":"open_writer","topic":t,"writer":w,"epoch":e}
     {"op":"wrote","topic":t,"writer":w,"queue":q,"batch":b,"sequence":s}
     {"op":"delete_writer","topic":t,"writer":w}
+
+Pure.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import Any, NamedTuple
 import orjson
 
 NAME_LENGTH_MAX = 127  # characters of a writer's name
-NUMBER_MAX = (1 << 53) - 1  # of epochs, batches and sequences: exact in any reader of JSON
+NUMBER_MAX = (1 << 53) - 1  # of epochs, batches and sequences; exact in any JSON reader
 COMMANDS = ("open_writer", "wrote", "delete_writer")
 
 WriterKey = tuple[str, str]  # topic, writer
 
 
 class Watermark(NamedTuple):
-    """The last request stored in a queue: its batch, and its place in the batch, from 0."""
+    """The last request stored in a queue: its batch, and its index in the batch."""
 
     batch: int
     sequence: int
@@ -41,7 +41,7 @@ class Watermark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A writer. `stamp_ms`: when it was opened or wrote last; `watermarks` by queue id."""
+    """A writer. `stamp_ms` is the time of its last open or write; `watermarks` are by queue id."""
 
     epoch: int
     stamp_ms: int
@@ -49,16 +49,14 @@ class Writer:
 
 
 class WriterTable:
-    """The writers by topic and name. `applied_index` is as in every table."""
+    """The writers by topic and name."""
 
     def __init__(self) -> None:
         self.writers: dict[WriterKey, Writer] = {}
-        self.used = False  # the log has had commands for this table
         self.applied_index = 0
 
     def apply(self, command: Mapping[str, Any], stamp_ms: int) -> None:
         """Apply a command. Raises KeyError, TypeError, ValueError."""
-        self.used = True
         key = str(command["topic"]), str(command["writer"])
         writer, op = self.writers.get(key), command["op"]
         if op == "open_writer":
@@ -78,12 +76,11 @@ class WriterTable:
             raise ValueError(f"unknown op {op!r}")
 
     def own(self) -> None:
-        """Stop sharing anything with the table this one was copied from."""
+        """Copy the mutable parts shared with the original table."""
         self.writers = self.writers.copy()
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "used": self.used,
             "writers": [
                 [
                     *key,
@@ -96,7 +93,7 @@ class WriterTable:
         }
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Load a snapshot; unchanged when that raises."""
+        """Load a snapshot, all or nothing."""
         loaded: dict[WriterKey, Writer] = {}
         for topic, name, epoch, stamp_ms, marks in value["writers"]:
             watermarks = {
@@ -104,7 +101,6 @@ class WriterTable:
             }
             found = Writer(int(epoch), int(stamp_ms), MappingProxyType(watermarks))
             loaded[str(topic), str(name)] = found
-        self.used = bool(value["used"])
         self.writers = loaded
         self.applied_index = applied_index
 

@@ -57,6 +57,7 @@ from .book import COMMIT, ROLLBACK, HalfBook
 
 log = logging.getLogger("raftmq.broker.transactions")
 
+OPEN_MAX = 200_000  # open half messages
 TURN_MAX = 500  # records read per turn
 TURN_BYTES = 1 << 20
 CHECKS_PER_TURN_MAX = 200
@@ -96,7 +97,7 @@ class Halves:
         """Check a half message of this producer group before it is stored. Raises Refused."""
         if self._config.reject_transaction_message:
             raise forbidden("this broker takes no transactional messages")
-        if self.open_count >= self._config.open_transactions_max:
+        if self.open_count >= OPEN_MAX:
             raise busy(f"{self.open_count} transactions are open already", retriable=True)
         if not isinstance(connection, Connection):
             return  # sent by HTTP or as a reply; the sender cannot be asked

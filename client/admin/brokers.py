@@ -108,8 +108,7 @@ class BrokerAdmin:
 
     async def members(self, address: str) -> list[dict[str, Any]]:
         """Return the members of the broker's Raft group (30002, ours) with node_id, address, role
-        (voter, learner), broker_id and preferred; a leader adds match, lag and recovered (also as
-        `whole`)."""
+        (voter, learner), broker_id and preferred; a leader adds match, lag and recovered."""
         body = await self._requests.json(address, RequestCode.CHANGE_MEMBERS, {"op": "list"})
         return list(body.get("members") or ())
 

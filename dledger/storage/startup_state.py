@@ -10,7 +10,7 @@ recovering (dledger/raft/recovery.py) unless it certainly has them all:
    cleanly, and the machine was restarted since: `Disk.boot_id` differs from the noted id. A killed
    process loses nothing, and under SYNC_FLUSH neither does a power cut.
 4. `give_up` was called, because durable frames are gone.
-5. It was recovering when it stopped, or its store was adopted since (broker/startup_claim.py).
+5. It was recovering when it stopped, or its store was adopted since (broker/startup.py).
 6. The note for 3 is damaged, or of a different version, so the previous flush policy is unknown.
    Without a note, this process's own policy applies.
 

@@ -173,7 +173,7 @@ def _health(group: str, view: View) -> Iterator[Finding]:
     if view.get("clockContradiction"):
         text = f"{group}: {name}: {view['clockContradiction']}"
         yield Finding(group, "warning", "clock", (name,), text)
-    if view.get("recovered", view.get("whole")) is False:  # "whole": from a broker before 0.2
+    if view.get("recovered") is False:
         reason = f": {view['recovering']}" if view.get("recovering") else ""
         text = f"{group}: {name} may have lost promises and does not vote{reason}"
         yield Finding(group, "warning", "recovered", (name,), text)

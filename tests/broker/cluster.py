@@ -5,9 +5,11 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
+from unittest.mock import patch
 
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
+from raftmq.broker.consume import offset_commits
 from raftmq.broker.http.faults import FaultDoor
 from raftmq.broker.replication.engine import RAFT
 from raftmq.dledger.node.node import RaftMember
@@ -37,6 +39,7 @@ class Group:
     disk: Callable[[str], OsDisk] = SteadyDisk
     faults: FaultDoor | None = None
     replication = RAFT
+    commit_interval_ms = 20
 
     def __init__(self, root, count=1, **settings):
         self.root = root
@@ -94,7 +97,6 @@ class Group:
             "electionTimeoutMaxMs": "4000",
             "heartbeatIntervalMs": "40",
             "outcomeTimeoutMs": "30000",
-            "offsetCommitIntervalMs": "20",
             "diskSpaceWarningLevelRatio": "100",
         }
         values |= {key: str(value) for key, value in self.settings.items()}
@@ -103,15 +105,16 @@ class Group:
     async def start(self, name):
         config = self.config(name)  # which may be refused
         listener = self.listener(name)
-        broker = await open_broker(
-            config,
-            self.disk(str(self.root / name)),
-            replication_socket=listener,
-            clock_ms=self.clock.whole_ms,
-            wall_ms=partial(self.wall_ms, name),
-            faults=self.faults,
-            replication=self.replication,
-        )
+        with patch.object(offset_commits, "INTERVAL_MS", self.commit_interval_ms):
+            broker = await open_broker(
+                config,
+                self.disk(str(self.root / name)),
+                replication_socket=listener,
+                clock_ms=self.clock.whole_ms,
+                wall_ms=partial(self.wall_ms, name),
+                faults=self.faults,
+                replication=self.replication,
+            )
         self.brokers[name] = broker
         await broker.start()
         if len(self.names) == 1:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from raftmq.broker.replication import engine as engine_module
 from raftmq.dledger.node import peer_info
 from raftmq.dledger.raft import pace
 from raftmq.dledger.raft.configuration import Change, ChangeKind
@@ -188,9 +189,9 @@ async def test_a_disk_around_the_mark_gets_leadership_back_only_well_below_it(gr
     assert (await group.send(group.brokers[first], "T")).code == 0
 
 
-async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_path):
-    settings = {"preferredLeaderAfterMs": 100, "diskSpaceWarningLevelRatio": 90}
-    async with Group(tmp_path, count=3, **settings) as group:
+async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_module, "PREFERRED_STEADY_MS", 100)
+    async with Group(tmp_path, count=3, diskSpaceWarningLevelRatio=90) as group:
         first = await group.leader()
         assert (await group.create_topic(group.brokers[first], "T", 1)).code == 0
         await followers_known(group)

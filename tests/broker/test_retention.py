@@ -13,11 +13,10 @@ from raftmq.broker.checkpointer import (
     RaftKeeper,
 )
 from raftmq.broker.config import BrokerConfig
-from raftmq.broker.retention import Retained, Retention
+from raftmq.broker.retention import Retained, Retention, Unexpired
 from raftmq.broker.scheduler import IDLE_MS
 from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.state import BrokerState
-from raftmq.broker.unexpired import Unexpired
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import DiskUsage, OsDisk
 from raftmq.store.message_store import MessageStore

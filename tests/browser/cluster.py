@@ -18,8 +18,6 @@ PATIENCE_S = 180.0
 SETTINGS = {
     "mappedFileSizeCommitLog": str(8 << 20),
     "mappedFileSizeConsumeQueue": "20000",
-    "httpFaultsEnable": "true",
-    "preferredLeaderAfterMs": "200",
     "historyPeriodMs": "250",
     # A busy machine shall not make other leaders than the page does; a kill is noticed at once.
     "electionTimeoutMinMs": "4000",

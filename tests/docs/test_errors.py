@@ -18,7 +18,7 @@ import click
 from raftmq import commands
 from raftmq.audit import cli as mqaudit
 from raftmq.broker.errors import UNKNOWN
-from raftmq.broker.http.problems import UNAVAILABLE_TAGS
+from raftmq.broker.http.api import UNAVAILABLE_TAGS
 from raftmq.chaos import commands as mqchaos
 from raftmq.chaos.cluster import commands as mqcluster
 from raftmq.client import errors as client_errors

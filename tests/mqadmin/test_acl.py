@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from raftmq.broker.access import Access
-from raftmq.broker.admin import account_changes as accountchanges
+from raftmq.broker.admin import acl
 from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.credentials import CredentialFlags, find
 from raftmq.namesrv.server import NameServer, NameServerConfig
@@ -156,7 +156,7 @@ UNMADE = [("deleteAclConfig",), ("updateAclConfig", "-m", "false")]
 @pytest.mark.parametrize("command", UNMADE)
 async def test_last_administrator_stays_at_brokers_that_do_not_look(tmp_path, monkeypatch, command):
     """Older ones, and Apache's: nothing is changed anywhere if one of them shows no other."""
-    monkeypatch.setattr(accountchanges, "_check_not_last", lambda accounts, key: None)
+    monkeypatch.setattr(acl, "_check_not_last", lambda accounts, key: None)
     async with two_groups(tmp_path) as (server, (first, second)):
         asked = (*command, "-a", "administrator", "-n", server)
         why = f"mqadmin: administrator is the last administrator at {second.address}: "

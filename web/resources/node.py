@@ -82,7 +82,7 @@ class MemberView(View, frozen=True, kw_only=True):
 
 class MemberProgressView(View, frozen=True, kw_only=True):
     """`matchIndex` (last frame it has), `lagFrames` (missing) and `recovered` of others are null
-    on a replica that does not lead. `whole`: the old name of `recovered`, until version 0.2."""
+    on a replica that does not lead."""
 
     id: str
     address: str
@@ -91,7 +91,6 @@ class MemberProgressView(View, frozen=True, kw_only=True):
     match_index: int | None
     lag_frames: int | None
     recovered: bool | None
-    whole: bool | None
 
 
 class MembersView(View, frozen=True, kw_only=True):
@@ -140,8 +139,7 @@ class NodeView(View, frozen=True, kw_only=True):
     were refused in the last half minute, or that name other founders, in words.
     `peers_prove_themselves`: no replica is accepted as a peer without a proof that it has the
     group's secret. `recovered`: false while this replica may have lost promises; `recovering` then
-    says why. Until version 0.2 `whole` and `election_patience` are the old names of `recovered`
-    and `election_backoff`."""
+    says why."""
 
     name: str
     group: str
@@ -168,9 +166,7 @@ class NodeView(View, frozen=True, kw_only=True):
     voted_for: str | None
     election_backoff: int | None
     election_halved: bool
-    election_patience: int | None
     recovered: bool
-    whole: bool
     recovering: str | None
     commit_index: int | None
     applied_index: int | None

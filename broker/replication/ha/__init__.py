@@ -1,1 +1,1 @@
-"""Classic master/slave replication: RocketMQ's HA stream, and the metadata a slave pulls."""
+"""Classic master/slave replication: RocketMQ's HA stream, and the metadata pulled by a slave."""

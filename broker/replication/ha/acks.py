@@ -1,12 +1,11 @@
-"""Batches of sends that are stored here but not answered yet, and their conditions. Pure.
+"""Stored batches of sends that wait for their acknowledgement conditions.
 
-A batch may have two conditions: that the log is durable up to its end (SYNC_FLUSH), and that a
-slave has it (SYNC_MASTER). Both are watermarks, so the batches that wait for one of them wait in
-log order. A batch is answered when it waits for nothing more. One that waits for a slave holds up
-no other: a later batch that waits for less is answered before it.
+A batch may have two conditions: a durable log up to its end (SYNC_FLUSH), and a slave with it
+(SYNC_MASTER). Both are watermarks, so the batches of each condition wait in log order. A batch is
+answered once no condition is left, even before an earlier batch.
 
-A condition that is not met in time changes the code of the answer and is never an error, because
-the message is stored. If both fail, the slave's code is given, as by Apache's broker.
+A condition not met in time changes the code of the answer and is never an error, because the
+message is stored. If both fail, the slave's code is returned, as in Apache's broker. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FLUSH_SLAVE_TIMEOUT = int(ResponseCode.FLUSH_SLAVE_TIMEOUT)
 
 
 class SlaveWish(Enum):
-    """The condition of a batch on the slaves."""
+    """A batch's condition on slaves."""
 
     NOTHING = "nothing"
     WAIT = "wait"
@@ -42,14 +41,14 @@ class _Waiting(Generic[T]):
         self.end = end
         self.since_ms = since_ms
         self.code = OK
-        self.open = 0  # conditions not settled yet
+        self.open = 0  # unsettled conditions
 
 
-Answered = tuple[T, int]  # the batch and the code to answer it with
+Answered = tuple[T, int]  # the batch and its response code
 
 
 class AckBook(Generic[T]):
-    """The batches that wait. Its size is bounded by what may wait at all (waitingBytesMax)."""
+    """The waiting batches, limited by waitingBytesMax."""
 
     def __init__(self, flush_timeout_ms: int, slave_timeout_ms: int) -> None:
         self._flush_timeout_ms = flush_timeout_ms
@@ -67,7 +66,7 @@ class AckBook(Generic[T]):
     def add(
         self, batch: T, end: int, *, flush: bool, slave: SlaveWish, now_ms: int
     ) -> list[Answered[T]]:
-        """Add a batch that was written and ends at `end`. Return it if it need not wait."""
+        """Add a written batch that ends at `end`. Return it if it need not wait."""
         assert end > self._last_end, (end, self._last_end)
         self._last_end = end
         waiting = _Waiting(batch, end, now_ms)
@@ -82,17 +81,17 @@ class AckBook(Generic[T]):
         return [] if waiting.open else [(waiting.batch, waiting.code)]
 
     def flushed(self, offset: int) -> list[Answered[T]]:
-        """Note that everything below `offset` is durable here; return the batches to answer."""
+        """Settle the batches durable below `offset`; return those to answer."""
         self._flushed = max(self._flushed, offset)
         return _settle(_take(self._flushing, lambda waiting: waiting.end <= offset), OK)
 
     def replicated(self, offset: int) -> list[Answered[T]]:
-        """Note that a slave has everything below `offset`; return the batches to answer."""
+        """Settle the batches that a slave has below `offset`; return those to answer."""
         self._replicated = max(self._replicated, offset)
         return _settle(_take(self._replicating, lambda waiting: waiting.end <= offset), OK)
 
     def expire(self, now_ms: int) -> list[Answered[T]]:
-        """Give up on conditions that were open too long; return the batches to answer."""
+        """Drop overdue conditions; return the batches to answer."""
         slave_ms, flush_ms = now_ms - self._slave_timeout_ms, now_ms - self._flush_timeout_ms
         late = _take(self._replicating, lambda waiting: waiting.since_ms <= slave_ms)
         answered = _settle(late, FLUSH_SLAVE_TIMEOUT)
@@ -100,13 +99,13 @@ class AckBook(Generic[T]):
         return answered + _settle(late, FLUSH_DISK_TIMEOUT)
 
     def give_up(self) -> list[Answered[T]]:
-        """Give up on all open conditions (the broker stops); return the batches to answer."""
+        """Drop all conditions before a stop; return the batches to answer."""
         answered = _settle(_take(self._replicating, lambda _: True), FLUSH_SLAVE_TIMEOUT)
         return answered + _settle(_take(self._flushing, lambda _: True), FLUSH_DISK_TIMEOUT)
 
 
 def _take(queue: deque[_Waiting[T]], is_done: Callable[[_Waiting[T]], bool]) -> list[_Waiting[T]]:
-    """Remove and return the front of the queue as long as `is_done`."""
+    """Remove and return the front of the queue while `is_done`."""
     taken: list[_Waiting[T]] = []
     while queue and is_done(queue[0]):
         taken.append(queue.popleft())
@@ -114,7 +113,7 @@ def _take(queue: deque[_Waiting[T]], is_done: Callable[[_Waiting[T]], bool]) -> 
 
 
 def _settle(done: list[_Waiting[T]], code: int) -> list[Answered[T]]:
-    """Settle one condition of each with `code`; return those that wait for nothing more."""
+    """Settle a condition of each with `code`; return those without a further condition."""
     answered: list[Answered[T]] = []
     for waiting in done:
         if code != OK and waiting.code in (OK, FLUSH_DISK_TIMEOUT):

@@ -1,6 +1,6 @@
-"""A slave's metadata, and the comparison of the two logs before each link.
+"""A slave's metadata, and its log comparison before each link.
 
-Addresses come from a name server with every registration; `haMasterAddress` overrides them.
+Every registration returns the addresses from a name server; `haMasterAddress` overrides them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WINDOW_BYTES = 4 << 20
 
 
 class Follower:
-    """Metadata and log comparison of a slave; owned by its engine."""
+    """Metadata and log comparison of a slave."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class Follower:
         credentials: Credentials | None = None,
         tls: Renewed | None = None,
     ) -> None:
-        """`master_address()`: where the master takes requests, "" while unknown.
-        `address_follows()`: name servers will send it."""
+        """`master_address()` is the master's request address, or "". `address_follows()` returns
+        whether name servers will send it."""
         self._commitlog = commitlog
         self._pool = pool
         self._client = MasterClient(master_address, credentials, tls)
-        self.last_record: int | None = None  # where the log's last record begins
+        self.last_record: int | None = None  # start of the log's last record
         self._known = False  # whether last_record is up to date
         self.comparison = LogComparison(
             self._client, commitlog, lambda: self.last_record, address_follows=address_follows
@@ -76,8 +76,8 @@ class Follower:
         self.comparison.grew()
 
     async def verify(self) -> int:
-        """Compare this log's end with the master's log; return the offset to request from it, 0 for
-        an empty log if the master decides. Raises LogsDiffer, RemotingError."""
+        """Compare the end of this log with the master's log; return the offset to request, 0 for an
+        empty log if the master decides. Raises LogsDiffer, RemotingError."""
         if not self._known:
             loop = asyncio.get_running_loop()
             self.last_record = await loop.run_in_executor(
@@ -89,8 +89,8 @@ class Follower:
 
 
 def last_record_of(commitlog: CommitLog) -> int | None:
-    """Return where the last record of a classic log begins; None for an empty one. Blocking: reads
-    the segment it is in. Nothing may be appended meanwhile."""
+    """Return the start of the last record of a classic log, or None. Blocking: reads its segment,
+    to which nothing may be appended during the call."""
     for segment in reversed(commitlog.segments()):
         position, last = segment.start, None
         while position < min(segment.end, commitlog.max_offset):

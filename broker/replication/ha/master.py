@@ -1,13 +1,12 @@
-"""The master's side of the HA stream: one listener, one link per slave.
+"""The master's side of the HA stream: a listener, and a link for each slave.
 
-A slave's first report says where it goes on. A report of 0 (an empty log) is served from the oldest
-byte there is, so that a new slave gets everything; with `syncFromLastFile` from the start of the
-last segment, as Apache's masters do. A slave that is ahead of this log, or behind its first byte,
-is refused: its log is not a prefix of this one, or the bytes between are gone.
+A slave's first report is the offset to continue at. A report of 0 (an empty log) is served from the
+oldest byte, or with `syncFromLastFile` from the last segment, as by Apache's masters. A slave ahead
+of this log, or before its first byte, is rejected: its log is not a prefix, or bytes are missing.
 
-Newly written bytes go out from memory to the slaves that are up to date; for the others they are
-read from the files. A slave that reads slowly holds up no other: at most about WRITE_BYTES_MAX wait
-in its connection, the rest stays in the log. Bounds: `haConnectionsMax` slaves.
+New bytes are sent from memory to slaves that are up to date, and from the files to the rest. A slow
+slave delays no other: some WRITE_BYTES_MAX wait in its connection, the rest in the log. The limit
+is SLAVES_MAX slaves.
 """
 
 from __future__ import annotations
@@ -30,13 +29,14 @@ from .protocol import HaProtocolError, ReportReader, transfer
 
 log = logging.getLogger("raftmq.broker.ha.master")
 
-WRITE_BYTES_MAX = 1 << 20  # in a slave's connection; no more is buffered
-READ_BYTES = 1 << 18  # of the log at once
-TURN_BYTES_MAX = 4 << 20  # to one slave that catches up, before others have their turn
+SLAVES_MAX = 16
+WRITE_BYTES_MAX = 1 << 20  # in a slave's connection
+READ_BYTES = 1 << 18  # of the log per read
+TURN_BYTES_MAX = 4 << 20  # to a slave that catches up, per turn
 
 
 class HaMaster:
-    """All slaves of one master. Every method runs on the loop."""
+    """All slaves of a master. Every method runs on the loop."""
 
     def __init__(
         self,
@@ -48,24 +48,24 @@ class HaMaster:
         tls: TlsPolicy | None = None,
         gate: Gate | None = None,
     ) -> None:
-        """`on_acknowledged(offset)`: some slave has everything below it. With a `gate` slaves must
-        prove themselves first."""
+        """`on_acknowledged(offset)` reports that a slave has everything below `offset`. With a
+        `gate` slaves must prove themselves first."""
         self._gate = gate
         self._tls = tls
         self.commitlog = commitlog
         self.config = config
         self.clock_ms = clock_ms
         self.links: set[SlaveLink] = set()
-        self.acknowledged = 0  # the highest offset that any slave ever reported
+        self.acknowledged = 0  # the highest offset ever reported by a slave
         self.address = ""
-        self.abandoned = ""  # why nobody is let in any more
+        self.abandoned = ""  # the reason for rejecting all slaves
         self._on_acknowledged = on_acknowledged
         self._server: PlainListening | TlsListener | None = None
 
     async def start(
         self, host: str, port: int, told_host: str, bound_socket: socket.socket | None = None
     ) -> None:
-        """Listen; `address` is then what slaves are told. Raises OSError."""
+        """Listen; `address` is then the advertised address. Raises OSError."""
         policy = self._tls
 
         def factory() -> asyncio.Protocol:
@@ -99,18 +99,19 @@ class HaMaster:
     # ---- calls of the engine ----------------------------------------------------------------
 
     def written(self, position: int, data: bytes) -> None:
-        """Pass on `data`, which was appended at `position`."""
+        """Forward `data`, which was appended at `position`."""
         for link in self.links:
             link.offer(position, data)
 
     def available(self, end: int) -> bool:
-        """Return whether a slave may be waited for with a record that ends at `end`."""
+        """Return whether some slave is close enough to be waited for with a record that ends at
+        `end`."""
         nearest = max((link.acknowledged for link in self.links if link.serving), default=None)
         return nearest is not None and end - nearest < self.config.ha_slave_fallbehind_max
 
     @property
     def in_sync(self) -> int:
-        """The number of slaves that a record ending here would be waited for with."""
+        """The number of slaves close enough to be waited for."""
         end, behind_max = self.commitlog.max_offset, self.config.ha_slave_fallbehind_max
         return sum(link.serving and end - link.acknowledged < behind_max for link in self.links)
 
@@ -120,7 +121,7 @@ class HaMaster:
             link.tick(now_ms)
 
     def status(self) -> list[dict[str, object]]:
-        """Return each slave as Apache's HAConnectionRuntimeInfo shows it."""
+        """Return each slave as Apache's HAConnectionRuntimeInfo."""
         end = self.commitlog.max_offset
         return [
             {
@@ -143,7 +144,7 @@ class HaMaster:
 
 
 class SlaveLink(asyncio.Protocol):
-    """One slave's connection."""
+    """A slave's connection."""
 
     def __init__(self, master: HaMaster) -> None:
         self._master = master
@@ -152,7 +153,7 @@ class SlaveLink(asyncio.Protocol):
         self._paused = False
         self._later: asyncio.Handle | None = None
         self._read_ms = self._written_ms = master.clock_ms()
-        self.serving = False  # the first report has come and was accepted
+        self.serving = False  # after the first report was accepted
         self.acknowledged = 0
         self.next_offset = 0
         self.peer_address = ""
@@ -168,8 +169,8 @@ class SlaveLink(asyncio.Protocol):
         if self._master.abandoned:  # accepted just before the port was closed
             self.close(self._master.abandoned)
             return
-        if len(self._master.links) >= self._master.config.ha_connections_max:
-            self.close(f"{self._master.config.ha_connections_max} slaves are connected already")
+        if len(self._master.links) >= SLAVES_MAX:
+            self.close(f"{SLAVES_MAX} slaves are connected already")
             return
         self._master.links.add(self)
 
@@ -240,7 +241,7 @@ class SlaveLink(asyncio.Protocol):
     # ---- sending ----------------------------------------------------------------------------
 
     def offer(self, position: int, data: bytes) -> None:
-        """Pass on `data`, which was just written at `position`."""
+        """Forward `data`, just written at `position`."""
         if not self.serving or self._paused or self._later is not None:
             return  # it will be read from the log
         if self.next_offset == position:
@@ -249,7 +250,7 @@ class SlaveLink(asyncio.Protocol):
             self._pump()
 
     def _pump(self) -> None:
-        """Send what the slave lacks, as much as its connection takes."""
+        """Send missing bytes, as far as the connection accepts them."""
         self._later = None
         commitlog, sent = self._master.commitlog, 0
         while self.serving and not self._paused and self._transport is not None:
@@ -258,7 +259,7 @@ class SlaveLink(asyncio.Protocol):
                 return
             try:
                 data = commitlog.read(self.next_offset, READ_BYTES)
-            except OSError as error:  # of an old place: this master goes on, and takes messages
+            except OSError as error:  # of an old segment; this master continues
                 self.close(f"what it lacks from {self.next_offset} on cannot be read: {error}")
                 return
             if not data:
@@ -298,7 +299,7 @@ class SlaveLink(asyncio.Protocol):
 
 
 def no_delay(transport: asyncio.BaseTransport) -> None:
-    """Set TCP_NODELAY: small reports and transfers go out at once."""
+    """Set TCP_NODELAY, so that small reports and transfers are sent at once."""
     found = transport.get_extra_info("socket")
     if found is not None:
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

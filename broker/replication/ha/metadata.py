@@ -1,20 +1,17 @@
-"""The tables that a classic slave copies from its master: topics (21), consumer offsets, popped
-messages and ends of queues (43), delay progress (45) and subscription groups (201), every
-`slaveSyncMetadataIntervalMs`.
+"""Copies of the master's tables on a classic slave, every `slaveSyncMetadataIntervalMs`.
 
-Changes on the master since the last round are lost with it: that is the classic design, and
-`last_sync_ms` says how old the copy is. An Apache master's delay progress says nothing of timer
-messages: its check point (60) does. Topics and groups become the master's; its offsets win over the
-slave's own, which consumers may have committed while the master was away. Popped messages are
-copied with the offsets, as of one moment (broker.tables.pop_sync), and so are the ends of queues
-that no message here tells of (broker.tables.queue_ends_sync). Offsets, pops, ends and progress are
-taken once the log here has what they speak of, which comes by another connection: a master that was
-this slave would else take for done what it cannot know to be done.
+They are topics (21), consumer offsets, pops and queue ends (43), delay progress (45) and groups
+(201). Changes since the last round are lost with the master, as in Apache's classic mode;
+`last_sync_ms` is the time of the copy. An Apache master's progress of timer messages is in its
+checkpoint (60). Topics and groups become the master's. Its offsets override the slave's own, which
+consumers may have committed while the master was away. Pops (broker.tables.pop_sync) and queue ends
+(broker.tables.queue_ends_sync) are copied at the same moment as the offsets. Offsets, pops, ends
+and progress are applied once this log has the messages that they refer to, because the log arrives
+over a different connection.
 
-Nothing is taken but from a master whose log this slave follows: one that has lost its log, or has
-another, has other tables, too. So the link has to be up from a round's beginning to each load, and
-as it may be up for a while after its master's end, no table is loaded before the master has said
-that its log is no shorter than this one.
+Tables are loaded only from the master whose log this slave follows, since a master that lost its
+log has different tables. So the link must be up during a whole round, and the master must first
+confirm that its log is no shorter.
 
 `LogComparison` asks the same master whether this slave's log is a prefix of its own.
 """
@@ -39,27 +36,26 @@ from raftmq.store.consumequeue.consumequeue import ConsumeQueueStore
 from ...errors import StateError
 from ...tables import pop_sync as popcopy
 from ...tables import queue_ends_sync as queueends
-from ...tables import timer_check as timercheck
 from ...tables.config_files import ConfigFiles, refused_text
 from ...tables.state import BrokerState
-from ...tables.timer_wheel import NOTHING, Progress
+from ...tables.timer_wheel import NOTHING, Progress, progress_of
 from .slave import SECOND_BYTE, LogsDiffer
 
 log = logging.getLogger("raftmq.broker.ha.metadata")
 
 T = TypeVar("T")
 REQUEST_TIMEOUT_MS = 3_000
-RETRY_MS = 1_000  # after a round that failed
-REACH_S = 5.0  # that a round waits for the log
-NO_RECORD = "can not find message by"  # SYSTEM_ERROR says no more, here and at Apache's brokers
+RETRY_MS = 1_000  # after a failed round
+REACH_S = 5.0  # limit of a round's wait for the log
+NO_RECORD = "can not find message by"  # SYSTEM_ERROR alone says no more
 
 
 class MetadataError(RemotingError):
-    """The master's answer is not what was asked for."""
+    """An unexpected answer of the master."""
 
 
 class MasterClient:
-    """Sends requests to the master. `address()` is "" while it is not known."""
+    """Sends requests to the master. `address()` is "" while it is unknown."""
 
     def __init__(
         self,
@@ -85,7 +81,7 @@ class MasterClient:
 
 
 class MetadataSync:
-    """Copies the tables in a task of its own: call `start` and `stop` once each."""
+    """Copies the tables in a task, between one `start` and one `stop`."""
 
     def __init__(
         self,
@@ -100,9 +96,9 @@ class MetadataSync:
         master_has_all: Callable[[], Awaitable[None]],
         log_has_all: Callable[[], Awaitable[None]],
     ) -> None:
-        """`master_has_all()` returns if the master's log has what is here, `log_has_all()` once
-        the log here has what the master's has by now, too; may raise RemotingError."""
-        self.last_sync_ms = 0  # wall clock; 0: never
+        """`master_has_all()` returns once the master's log has this log, `log_has_all()` once this
+        log has the master's current log. Both may raise RemotingError."""
+        self.last_sync_ms = 0  # wall clock, or 0
         self.rounds = 0
         self._master = master
         self._state = state
@@ -113,8 +109,8 @@ class MetadataSync:
         self._on_topics = on_topics
         self._master_has_all = master_has_all
         self._log_has_all = log_has_all
-        self._link: object | None = None  # stands for the link that is up
-        self._refused: dict[str, str] = {}  # entries of the master's tables, in the last round
+        self._link: object | None = None  # represents the link that is up
+        self._refused: dict[str, str] = {}  # entries of the master's tables in the last round
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -122,7 +118,7 @@ class MetadataSync:
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def link_changed(self, up: bool) -> None:
-        """Sync now, because a link to the master has begun; or no more, because it has ended."""
+        """Start to sync after a new link to the master, or stop after its end."""
         self._link = object() if up else None
         if up:
             self._wanted.set()
@@ -155,12 +151,12 @@ class MetadataSync:
                 self._wanted.clear()
 
     async def sync(self) -> None:
-        """Do one round. Raises RemotingError, StateError, OSError; loaded tables stay."""
+        """Do a round. Raises RemotingError, StateError, OSError; loaded tables stay."""
         ask, state, link = self._master.ask, self._state, self._link
         before = dict(state.topics.entries), dict(state.topics.begins)
         refused: dict[str, str] = {}
-        # Groups are requested before the topics and loaded after them. So no group is known here
-        # without its retry topic, for which its consumers would ask in vain without a master.
+        # Groups are requested before the topics and loaded after them. So every group has its retry
+        # topic here, which its consumers would otherwise request in vain without a master.
         groups = _object(await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         topics = _object(await ask(RequestCode.GET_ALL_TOPIC_CONFIG))
         await self._master_has_all()
@@ -186,31 +182,31 @@ class MetadataSync:
         self.rounds += 1
 
     def _warn(self, refused: dict[str, str]) -> None:
-        """Log which entries of the master's tables were left out, once."""
+        """Log the omitted entries of the master's tables, once."""
         if refused and refused != self._refused:
             path, told = self._master.address(), refused_text(refused)
             log.warning("entries_refused path=%s count=%d: %s", path, len(refused), told)
         self._refused = refused
 
     def _check(self, link: object | None) -> None:
-        """Raise MetadataError if that link is not up any more."""
+        """Raise MetadataError if that link has ended."""
         if link is None or link is not self._link:
             raise MetadataError("the link to the master has ended: its tables are not taken")
 
     async def _timer_progress(self) -> Progress:
-        """Return what the master's check point tells, or what is known here if it has none: one of
-        ours has none, nor has it a `timer` before it delivered any. Raises RemotingError."""
+        """Return the progress in the master's checkpoint, or this slave's if it has none. Our
+        masters have none, nor a `timer` before the first delivery. Raises RemotingError."""
         known = self._state.delays.timer
         try:
             answer = await self._master.ask(RequestCode.GET_TIMER_CHECK_POINT)
         except MetadataError:
             return known
-        told = timercheck.progress_of(answer.body)
+        told = progress_of(answer.body)
         return known if told == NOTHING else told
 
 
 class LogComparison:
-    """Compares this log's end with the master's log."""
+    """Compares the end of this log with the master's log."""
 
     def __init__(
         self,
@@ -220,11 +216,11 @@ class LogComparison:
         *,
         address_follows: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`last_record()` returns where the last record of this log begins; None: not known.
-        `address_follows()`: name servers will send the master's address."""
+        """`last_record()` returns the start of this log's last record, or None. `address_follows()`
+        returns whether name servers will send the master's address."""
         self._address_follows = address_follows
-        self.master_end = 0  # the master's log end, last time it was asked
-        self.own_from: int | None = None  # what it stores itself begins there; None: not ours
+        self.master_end = 0  # the master's log end at the last request
+        self.own_from: int | None = None  # the start of its own writes; None for Apache's
         self._master_begin = 0
         self._master = master
         self._commitlog = commitlog
@@ -232,7 +228,7 @@ class LogComparison:
         self._grew = asyncio.Event()
 
     async def look(self) -> None:
-        """Ask how far the master is. Raises RemotingError."""
+        """Request the end of the master's log. Raises RemotingError."""
         table = _object(await self._master.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).get("table")
         try:
             self.master_end = int((table or {})["commitLogMaxOffset"])
@@ -243,16 +239,16 @@ class LogComparison:
             raise MetadataError(f"runtime info without commitLogMaxOffset: {error!r}") from error
 
     async def covered(self) -> None:
-        """Return if the master's log is no shorter than this one. Raises RemotingError."""
-        end = self._commitlog.max_offset  # this log may grow while the master is asked
+        """Return if the master's log is no shorter than this log. Raises RemotingError."""
+        end = self._commitlog.max_offset  # this log may grow during the request
         await self.look()
         if self.master_end < end:
             text = f"this log has {end} bytes, the master's has {self.master_end}"
             raise MetadataError(f"{text}: its tables are not taken")
 
     async def reach(self) -> None:
-        """Return once this log has what the master's has now. Raises RemotingError, also if that
-        takes long or the master has less."""
+        """Return once this log has the master's current log. Raises RemotingError, also after
+        REACH_S or if the master has less."""
         await self.covered()
         end = self.master_end
         try:
@@ -266,16 +262,16 @@ class LogComparison:
             raise MetadataError(text) from None
 
     def grew(self) -> None:
-        """Call this when this log has become longer."""
+        """Report that this log has grown."""
         self._grew.set()
 
     async def first_request(self) -> int:
         """Return the offset that an empty log requests; 0 leaves the choice to the master. Raises
         RemotingError.
 
-        Apache's master sends its last segment alone to a slave that requests 0, and everything from
-        any other offset on. Its log is requested from its first byte, or from its second one if the
-        first one has offset 0 (`SECOND_BYTE` in broker/replication/ha/slave.py)."""
+        Apache's master sends only its last segment after a request of 0, and everything from any
+        different offset on. Its log is requested from its first byte, or from the second if the
+        first has offset 0 (`SECOND_BYTE` in broker.replication.ha.slave)."""
         if not self._master.address():
             if self._address_follows():
                 raise MetadataError(
@@ -287,10 +283,10 @@ class LogComparison:
         return 0 if self.own_from is not None else max(SECOND_BYTE, self._master_begin)
 
     async def verify(self) -> None:
-        """Return if this log is a prefix of the master's, as far as its length and its last record
-        tell. Raises LogsDiffer if not; RemotingError when the master cannot be asked."""
+        """Return if this log is a prefix of the master's, by its length and last record. Raises
+        LogsDiffer, or RemotingError if the master cannot be asked."""
         if not self._commitlog.max_offset:
-            return  # a prefix of any
+            return  # a prefix of any log
         if not self._master.address():
             raise MetadataError(
                 "the logs cannot be compared yet: masterAddress is not set, and no name server has "
@@ -310,7 +306,7 @@ class LogComparison:
             )
         position = self._last_record()
         if position is None or position < self._master_begin:
-            return  # the master has deleted it: its next bytes must tell
+            return  # deleted by the master, whose next bytes decide
         mine = self._commitlog.record_at(position)
         try:
             answer = await self._master.ask(

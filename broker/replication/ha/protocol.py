@@ -1,14 +1,13 @@
-"""The HA stream's bytes (port 10912), and which of them are complete records. Pure.
+"""The bytes of the HA stream (port 10912), and their split into complete records.
 
     slave → master   int64 offset                                 "I have everything below"
     master → slave   int64 offset | int32 size | size bytes       the log from that offset on;
                                                                   size 0: a heartbeat
 
-The slave's first report says where it wants to go on; 0 leaves that to the master. The bytes are
-the master's CommitLog as it stands in its files, cut anywhere, also in the middle of a record, and
-with blank records and what follows them. `RecordRuns` puts together what may be appended: it holds
-a record back until all of it has come and is proven to be one, so a slave's log ends behind a
-complete record whenever it is killed.
+The slave's first report is the offset to continue at; 0 leaves that to the master. The bytes are
+the master's CommitLog files, split anywhere, with blank records and the bytes behind them.
+`RecordRuns` holds a record back until it is complete and valid, so a slave's log always ends with a
+complete record. Pure.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from raftmq.store.record import (
 
 REPORT = struct.Struct(">q")
 TRANSFER_HEADER = struct.Struct(">qi")
-TRANSFER_SIZE_MAX = 4 << 20  # a body longer than Apache's slave could take is no transfer
+TRANSFER_SIZE_MAX = 4 << 20  # longer than Apache's slave could accept
 HELD_BACK_MAX = RECORD_SIZE_BYTES_MAX + TRANSFER_SIZE_MAX
 
 # TOTALSIZE, MAGIC, BODYCRC, PHYSICALOFFSET, SYSFLAG, BODYLEN of a record with IPv4 hosts
@@ -46,19 +45,19 @@ assert _HEAD.size == HEAD_SIZE_BYTES
 
 
 class HaProtocolError(Exception):
-    """The peer does not speak the HA stream, or its log does not continue ours: the connection
-    ends, and nothing of what it sent last was taken."""
+    """A protocol violation, or a log that does not continue ours. The connection ends, and its last
+    bytes are dropped."""
 
 
 class Transfer(NamedTuple):
-    """One frame from the master; `body` is empty in a heartbeat."""
+    """A frame from the master; `body` is empty in a heartbeat."""
 
     offset: int
     body: bytes
 
 
 class ReportReader:
-    """Parses a slave's reports on the master's side. Only the last of several counts."""
+    """Parses a slave's reports, of which the last counts."""
 
     __slots__ = ("_rest",)
 
@@ -66,7 +65,7 @@ class ReportReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[int]:
-        """Return the reports that are complete now, oldest first. Raises HaProtocolError."""
+        """Return the complete reports, oldest first. Raises HaProtocolError."""
         data = self._rest + data
         whole = len(data) - len(data) % REPORT.size
         self._rest = data[whole:]
@@ -77,7 +76,7 @@ class ReportReader:
 
 
 class TransferReader:
-    """Parses the master's frames on the slave's side."""
+    """Parses the master's frames."""
 
     __slots__ = ("_buffer",)
 
@@ -85,7 +84,7 @@ class TransferReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Transfer]:
-        """Return the frames that are complete now. Raises HaProtocolError."""
+        """Return the complete frames. Raises HaProtocolError."""
         buffer = self._buffer
         buffer += data
         found: list[Transfer] = []
@@ -104,14 +103,14 @@ class TransferReader:
 
 
 def transfer(offset: int, body: bytes | memoryview) -> list[bytes | memoryview]:
-    """Return one frame, as the buffers to write."""
+    """Return a frame, as the buffers to write."""
     return [TRANSFER_HEADER.pack(offset, len(body)), body]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Bytes to append at `position`: complete records, the last of them at `last_record`; or a
-    segment's end from its blank record on (`last_record` -1)."""
+    """Bytes to append at `position`: complete records, the last at `last_record`; or the end of a
+    segment from its blank record on (`last_record` -1)."""
 
     position: int
     data: bytes
@@ -124,10 +123,9 @@ class Run:
 
 
 class RecordRuns:
-    """Turns a stream of log bytes that begins at `position` into runs to append.
+    """Splits a stream of log bytes that starts at `position` into runs to append.
 
-    At most HELD_BACK_MAX bytes are held back.
-    """
+    At most HELD_BACK_MAX bytes are held back."""
 
     def __init__(self, position: int, segment_size_bytes: int) -> None:
         self.position = position  # of the first byte held back
@@ -136,11 +134,11 @@ class RecordRuns:
 
     @property
     def received(self) -> int:
-        """The offset at which the next byte of the stream belongs."""
+        """The offset of the stream's next byte."""
         return self.position + len(self._held)
 
     def feed(self, data: bytes) -> list[Run]:
-        """Return the runs that are complete now. Raises HaProtocolError."""
+        """Return the complete runs. Raises HaProtocolError."""
         data = self._held + data if self._held else data
         runs: list[Run] = []
         at = 0
@@ -172,9 +170,9 @@ class RecordRuns:
 
 
 def _records_end(data: bytes, start: int, position: int, room: int) -> tuple[int, int]:
-    """Return, for the records from `start` on, which is `position` of the log and has `room` bytes
-    left in its segment: (where the last complete one ends in `data`, where it begins in the log).
-    Raises HaProtocolError."""
+    """Return the end in `data` and the position in the log of the last complete record from `start`
+    on. `start` is `position` of the log, with `room` bytes left in its segment. Raises
+    HaProtocolError."""
     view = memoryview(data)
     head = _HEAD.unpack_from
     shift = position - start

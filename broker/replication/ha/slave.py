@@ -2,12 +2,10 @@
 
     loop: know the master → compare the logs (`verify`) → connect → report → append, report, …
 
-Arriving bytes are checked to be complete records that continue this log
-(broker.replication.ha.protocol), appended at the master's offsets and dispatched; a report follows
-each append. It says what this slave's flushDiskType promises: with SYNC_FLUSH the durable end, else
-the written end. Nothing is ever truncated here to fit a master. If this log is not a prefix of the
-master's, the slave refuses to follow and logs an error, until an operator decides which of the two
-logs counts.
+Bytes are checked to be complete records that continue this log (broker.replication.ha.protocol),
+appended at the master's offsets and dispatched. A report follows each append, with SYNC_FLUSH of
+the durable end, otherwise of the written end. Nothing is ever truncated here. If this log is not a
+prefix of the master's, the slave rejects the master and logs an error until an operator decides.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ from .protocol import (
 
 log = logging.getLogger("raftmq.broker.ha.slave")
 
-# Requested of Apache's master whose log begins at 0, which answers a request of 0 with its last
-# segment. The first byte of a log is the highest byte of a size: 0, as no record has 16 MiB.
+# Requested of Apache's master whose log starts at 0, since it answers a request of 0 with its last
+# segment. The first byte of a log is the highest byte of a size, which is 0 below 16 MiB.
 SECOND_BYTE, FIRST_BYTE = 1, b"\0"
 RECONNECT_MS = 200  # doubled after each failure
 RECONNECT_MS_MAX = 1_000
@@ -52,8 +50,7 @@ class LogsDiffer(Exception):
 
 
 class HaSlave:
-    """Follows the master that `master_address` names, in a task of its own: call `start` and `stop`
-    once each."""
+    """Follows the master at `master_address` in a task, between one `start` and one `stop`."""
 
     def __init__(
         self,
@@ -70,11 +67,10 @@ class HaSlave:
         tls: Renewed | None = None,
         gate: Gate | None = None,
     ) -> None:
-        """`verify()` returns the first report; it raises LogsDiffer. `append(run)` raises Diverged;
-        FlushUnderWay (the link begins again); OSError (fatal, unless it passes and nothing was
-        written: then as before).
-        `reported()` is the offset to report; `on_link(up)` is called when a link begins and ends.
-        With a `gate` the master must prove itself first."""
+        """`verify()` returns the first report or raises LogsDiffer. `append(run)` raises Diverged;
+        FlushUnderWay, after which the link restarts; OSError, which is fatal unless it is temporary
+        and nothing was written. `reported()` is the offset to report. `on_link(up)` is called at
+        the start and end of a link. With a `gate` the master must prove itself first."""
         self._gate = gate
         self.commitlog = commitlog
         self._tls = tls
@@ -82,14 +78,14 @@ class HaSlave:
         self.append = append
         self.reported = reported
         self.clock_ms = clock_ms
-        self.refused = ""  # why the logs do not fit; "" while they do
-        self.master = ""  # the master linked to; "" without a link
+        self.refused = ""  # the difference of the logs, or ""
+        self.master = ""  # the linked master, or ""
         self._master_address = master_address
         self._verify = verify
         self._on_link = on_link
         self._on_fatal = on_fatal
         self._link: MasterLink | None = None
-        self._unreached = ""  # why, as it is logged already
+        self._unreached = ""  # the reason logged last
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -107,7 +103,7 @@ class HaSlave:
             self._link.close("abandoned")
 
     def report(self) -> None:
-        """Report more if there is more (a sync has finished)."""
+        """Report an increased offset after a sync."""
         if self._link is not None:
             self._link.report()
 
@@ -134,7 +130,7 @@ class HaSlave:
             self._on_fatal(f"following the master failed: {error!r}")
 
     async def _follow(self, address: str) -> bool:
-        """Keep one link from beginning to end; return whether the master sent something."""
+        """Run a link to its end; return whether the master sent anything."""
         try:
             host, port = parse_address(address)
             first = await self._verify()
@@ -166,7 +162,7 @@ class HaSlave:
         return link.served
 
     async def _connected(self, host: str, port: int) -> MasterLink:
-        """Connect to that address; with a gate, to a proven master. Raises OSError."""
+        """Connect to that address, with a gate to a proven master. Raises OSError."""
         context = None if self._tls is None else self._tls.context
 
         async def connect(factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
@@ -260,13 +256,13 @@ class MasterLink(asyncio.Protocol):
             except OSError as error:
                 if not passes(error) or commitlog.max_offset > run.position:
                     raise
-                self.served = False  # the pause grows, as when the master cannot be reached
+                self.served = False  # the pause grows, as for an unreachable master
                 self.close(f"not now: {error!r}")
                 return
         self.report()
 
     def _begin(self, offset: int) -> RecordRuns:
-        """Take the first frame's offset. An empty log begins wherever the master does."""
+        """Apply the first frame's offset. An empty log starts at the master's offset."""
         commitlog = self._slave.commitlog
         if commitlog.max_offset == 0 and offset > 0:
             if offset % commitlog.segment_size_bytes:
@@ -280,11 +276,12 @@ class MasterLink(asyncio.Protocol):
         return RecordRuns(commitlog.max_offset, commitlog.segment_size_bytes)
 
     def request(self, offset: int) -> None:
-        """Request the master's log from this offset on: this log's end, or see SECOND_BYTE."""
+        """Request the master's log from this offset on, which is the end of this log, or
+        SECOND_BYTE."""
         self._write(offset)
 
     def report(self) -> None:
-        """Report the end of this log to the master, if it has changed."""
+        """Report a changed end of this log to the master."""
         offset = self._slave.reported()
         if offset > self._reported:
             self._write(offset)

@@ -163,7 +163,7 @@ function beliefs(group, findings) {
     ["Should lead", "preferredLeader", (node) => node.preferredLeader || "nobody in particular"],
     ["Heard by the leader", "lastContactMs", (node, peer) => (typeof peer?.lastContactMs === "number" ? `${span(peer.lastContactMs)} ago` : "–")],
     ["On its way to it", "bytesInFlight", (node, peer) => (peer ? bytes(peer.bytesInFlight ?? 0) : "–")],
-    ["Promises", "recovered", (node) => ((node.recovered ?? node.whole) === false ? node.recovering || "recovering" : "recovered")],
+    ["Promises", "recovered", (node) => (node.recovered === false ? node.recovering || "recovering" : "recovered")],
   ];
   const both = [
     ["Log", "commitLog", (node) => bytes((node.commitLog?.maxOffset ?? 0) - (node.commitLog?.minOffset ?? 0))],

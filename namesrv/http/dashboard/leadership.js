@@ -47,7 +47,7 @@ export async function changeMembers(app, group) {
   const found = await asked(() => get(where));
   if (!found) return;
   const { items } = found;
-  const state = (one) => `${one.role}, ${(one.recovered ?? one.whole) === false ? "recovering" : one.lagFrames ? `${plural(one.lagFrames, "frame")} behind` : "up to date"}`;
+  const state = (one) => `${one.role}, ${one.recovered === false ? "recovering" : one.lagFrames ? `${plural(one.lagFrames, "frame")} behind` : "up to date"}`;
   const given = await ask({
     title: `Members of ${group.name}`,
     words: [

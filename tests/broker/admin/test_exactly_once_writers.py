@@ -3,6 +3,7 @@ older program is there."""
 
 import asyncio
 
+from raftmq.broker.admin import exactly_once_writers
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fast_json import loads_object
 from tests.broker.cluster import Group
@@ -91,8 +92,9 @@ async def test_requests_under_way_as_leaders_die_are_stored_once(tmp_path):
             assert bodies == [b"1/%d/%d" % (s, n) for s in range(30) for n in range(3)]
 
 
-async def test_at_the_limit_a_new_writer_is_refused_and_an_old_one_is_not(tmp_path):
-    async with Group(tmp_path, 1, writersMax=2) as group:
+async def test_at_the_limit_a_new_writer_is_refused_and_an_old_one_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(exactly_once_writers, "WRITERS_MAX", 2)
+    async with Group(tmp_path, 1) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
         for name in ("a", "b"):

@@ -22,8 +22,7 @@ from tests.broker.pop.consumer import Popper
 from tests.broker.replication.ha.pair import Classic
 from tests.waiting import until
 
-LATE = {"offsetCommitIntervalMs": "5000"}
-CLASSIC = LATE | {"enableDLegerCommitLog": "false", "dLegerPeers": ""}
+CLASSIC = {"enableDLegerCommitLog": "false", "dLegerPeers": ""}
 
 
 async def by_request(group, broker):
@@ -44,10 +43,12 @@ async def the_group(group, broker):
     assert answer.code == 0, answer.remark
 
 
-@pytest.mark.parametrize("settings", [LATE, CLASSIC], ids=["raft", "classic"])
+@pytest.mark.parametrize("settings", [{}, CLASSIC], ids=["raft", "classic"])
 @pytest.mark.parametrize("delete", [by_request, by_condition, the_group])
 async def test_a_gathered_commit_does_not_outlive_what_it_was_for(tmp_path, delete, settings):
-    async with Group(tmp_path, **settings) as group:
+    group = Group(tmp_path, **settings)
+    group.commit_interval_ms = 5_000
+    async with group:
         broker = await group.leading()
         await group.create_topic(broker, "T", 1)
         assert broker.commits.commit("T", "cg", 0, 7)

@@ -478,10 +478,6 @@ def test_the_table_reads_back_and_shares_nothing():
     assert other.locks == offsets.locks
     assert other.locks.renewed[("T", "%g", 1)] == 69_000
     assert other.locks.renewed[("T", "%g", 0)] == 100_000
-    del saved["lockRenewals"]  # an earlier version's
-    old = OffsetTable()
-    old.load(saved, 5)
-    assert (old.locks.owners, old.locks.term) == (offsets.locks.owners, 0)
     offsets.own()
     offsets.locks.change([OwnerChange("%g", None, {"T": [0, 9], "V": [1]})])
     assert (len(offsets.locks), len(other.locks)) == (2, 3)

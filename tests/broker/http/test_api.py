@@ -35,7 +35,7 @@ async def test_health_and_the_nodes_own_view(client, broker):
     assert (node["name"], node["mode"], node["role"], node["leader"]) == (
         "n0", "raft", "leader", "n0",
     )  # fmt: skip
-    assert node["leaderReady"] and node["recovered"] is node["whole"] is True
+    assert node["leaderReady"] and node["recovered"] is True
     assert node["address"] == broker.address
     assert node["httpAddress"] == node["leaderHttpAddress"] == broker.http.address
     assert node["appliedIndex"] <= node["commitIndex"] <= node["lastIndex"]

@@ -54,7 +54,7 @@ async def test_messages_are_filtered_by_tag_key_property_and_text(client):
 
 
 async def test_a_search_ends_after_so_many_messages_and_goes_on_from_there(client, monkeypatch):
-    monkeypatch.setattr("raftmq.broker.admin.newest.SCANNED_MAX", 2)
+    monkeypatch.setattr("raftmq.broker.admin.message_query.SCANNED_MAX", 2)
     await made(client, "T", 2)
     for number in range(5):
         await sent(client, "T", "here" if number == 0 else "x")

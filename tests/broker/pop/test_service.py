@@ -12,7 +12,7 @@ from raftmq.broker.consume.filters import RECORD_WORK, Filter
 from raftmq.broker.consume.sql92 import compile_expression
 from raftmq.broker.errors import OutcomeUnknown, Refused
 from raftmq.broker.messages.send_request import Outgoing
-from raftmq.broker.pop import revive
+from raftmq.broker.pop import requests, revive
 from raftmq.broker.pop.selection import ALL, RETRIES_FIRST, STOPS_MAX, Pop, PopSelector
 from raftmq.broker.send.callbacks import Completion
 from raftmq.broker.tables.pops import pop_command
@@ -719,8 +719,9 @@ async def test_a_group_may_change_between_pull_and_pop(one):
     assert bodies(await popper.pop(broker)) == [5]
 
 
-async def test_limits_are_kept_and_said(tmp_path):
-    async with Group(tmp_path, 1, popInflightMessageThreshold=4, popBatchesMax=3) as group:
+async def test_limits_are_kept_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(requests, "BATCHES_MAX", 3)
+    async with Group(tmp_path, 1, popInflightMessageThreshold=4) as group:
         broker = await group.leading()
         popper = Popper(group)
         await filled(group, broker, 12, 1)

@@ -15,7 +15,6 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fast_json import loads_object
 from raftmq.store.disk import OsDisk
 from tests.broker.cluster import Group
-from tests.broker.oldertables import without_files_noted
 from tests.waiting import until
 
 ONE, TWO = bytes(range(16)), bytes(range(16, 32))
@@ -56,7 +55,7 @@ def test_the_first_id_counts_and_a_restore_makes_another():
             applied(wrong)
 
 
-def test_it_is_in_snapshots_and_nothing_is_replayed_for_it_after_an_upgrade(tmp_path):
+def test_it_is_in_snapshots(tmp_path):
     disk = OsDisk(str(tmp_path))
     state = applied(group_id(ONE), announce("n0", "h:1"))
     copies = snapshot.capture(state)
@@ -65,13 +64,6 @@ def test_it_is_in_snapshots_and_nothing_is_replayed_for_it_after_an_upgrade(tmp_
     snapshot.write(disk, copies)
     loaded = BrokerState()
     assert snapshot.load(disk, loaded) == 2 and loaded.group.value == ONE
-    # What an older program wrote has no such file, and no such command before it.
-    without_files_noted(tmp_path)
-    disk.remove(f"{snapshot.DIRECTORY}/{snapshot.GROUP_ID}")
-    older = BrokerState()
-    assert snapshot.load(disk, older) == 2 and older.group.value == b""
-    parcel = {name: v for name, v in copies.to_json().items() if name != snapshot.GROUP_ID}
-    assert snapshot.from_json(parcel).applied_index == 2
 
 
 async def test_a_group_has_one_id_that_stays(tmp_path):

@@ -57,7 +57,7 @@ def test_a_port_that_others_reach_is_not_opened_without_proof(values):
         RAFT | {"raftTlsMode": "enforcing", "raftTlsCertPath": "a", "raftTlsTrustCertPath": "b"},
         {"bindAddress": "127.0.0.1"},
         {"bindAddress": "10.0.0.1"} | MUTUAL,
-        {"bindAddress": "10.0.0.1", "haAcceptUnprovenSlaves": "true"},
+        {"bindAddress": "10.0.0.1", "haAcceptUnprovenPeers": "true"},
         {"bindAddress": "10.0.0.1", "brokerRole": "SLAVE", "brokerId": "1"},
     ],
 )
@@ -69,12 +69,12 @@ def test_with_a_secret_there_is_a_gate_that_requires_a_proof():
     gates = make_gates(config(**RAFT, peerSecret=SECRET))
     assert gates.raft is not None and not gates.raft.admissions.accepts_unproven
     assert gates.proof_required
-    gates = make_gates(config(peerSecret=SECRET, haAcceptUnprovenSlaves="true"))
+    gates = make_gates(config(peerSecret=SECRET, haAcceptUnprovenPeers="true"))
     assert gates.master is not None and gates.master.admissions.accepts_unproven
     assert not gates.proof_required
     slave = {"brokerRole": "SLAVE", "brokerId": "1", "peerSecret": SECRET}
     assert make_gates(config(**slave)).slave is not None
-    assert make_gates(config(**slave, haFollowUnprovenMaster="true")).slave is None
+    assert make_gates(config(**slave, haAcceptUnprovenPeers="true")).slave is None
 
 
 def test_the_secret_comes_from_a_file_for_nobody_else_to_read(tmp_path, caplog):
@@ -115,7 +115,7 @@ def test_the_process_ends_with_status_2_and_says_which_keys_it_misses(tmp_path):
     )
     assert ended.returncode == 2
     assert "mqbroker: cannot start: the HA port would listen on 0.0.0.0" in ended.stderr
-    assert "peerSecretFile" in ended.stderr and "haAcceptUnprovenSlaves" in ended.stderr
+    assert "peerSecretFile" in ended.stderr and "haAcceptUnprovenPeers" in ended.stderr
     assert not (tmp_path / "commitlog").exists()
 
 
@@ -171,8 +171,8 @@ async def test_the_log_is_not_for_who_sends_eight_bytes(tmp_path):
         ({"master": {"peerSecret": SECRET}}, False),
         ({"master": {"peerSecret": SECRET}, "slave1": {"peerSecret": OTHER}}, False),
         ({"slave1": {"peerSecret": SECRET}}, False),
-        ({"slave1": {"peerSecret": SECRET, "haFollowUnprovenMaster": "true"}}, True),
-        ({"master": {"peerSecret": SECRET, "haAcceptUnprovenSlaves": "true"}}, True),
+        ({"slave1": {"peerSecret": SECRET, "haAcceptUnprovenPeers": "true"}}, True),
+        ({"master": {"peerSecret": SECRET, "haAcceptUnprovenPeers": "true"}}, True),
     ],
 )
 async def test_who_follows_whom_without_a_proof(tmp_path, own, follows):

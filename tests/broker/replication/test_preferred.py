@@ -4,7 +4,9 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import orjson
+import pytest
 
+from raftmq.broker.replication import engine
 from raftmq.client import Message, Producer
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.codes import RequestCode
@@ -14,7 +16,11 @@ from tests.broker.http.test_group_api import events_until
 from tests.waiting import until
 
 PATH = "/api/v1/preferred-leader"
-SOON = {"preferredLeaderAfterMs": 100}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(engine, "PREFERRED_STEADY_MS", 100)
 
 
 @asynccontextmanager
@@ -44,7 +50,7 @@ async def test_leadership_goes_to_the_preferred_one_and_no_send_fails(tmp_path):
     config = NameServerConfig(bind="127.0.0.1", port=0, http_enable=False)
     async with NameServer(config) as names:
         where = f"127.0.0.1:{names.port}"
-        async with Group(tmp_path, 3, namesrvAddr=where, **SOON) as group:
+        async with Group(tmp_path, 3, namesrvAddr=where) as group:
             first = await group.leader()
             wanted, third = (name for name in group.names if name != first)
             leader, chosen = group.brokers[first], group.brokers[wanted]
@@ -120,7 +126,7 @@ async def shows(client, there, wanted):
 
 
 async def test_broker_conf_says_it_to_a_group_that_was_never_told(tmp_path):
-    async with Group(tmp_path, 3, preferredLeaderId="n2", **SOON) as group:
+    async with Group(tmp_path, 3, preferredLeaderId="n2") as group:
         await until(lambda: group.brokers["n2"].roles.leading)
         broker = group.brokers["n2"]
         # The first election may have put it there, before anything was said.

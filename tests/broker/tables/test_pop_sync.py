@@ -45,7 +45,7 @@ def test_a_table_that_fits_no_answer_leaves_offsets_before_what_is_in_flight():
     mine = tables(pop(0, 0, 30))
     take(*mine, loads_object(tell(offsets, pops, {}, bytes_max=100)))
     assert mine[0].offsets == {("T", "g"): {0: 3, 1: 4, 2: 0}}
-    assert (mine[1].queues, mine[1].batch_count, mine[1].used) == ({}, 0, True)
+    assert (mine[1].queues, mine[1].batch_count) == ({}, 0)
     assert mine[1].modes == {("T", "g"): ("POP", 4)}
 
 
@@ -66,11 +66,10 @@ NO_BATCH = [0, 1, [], "0", 1, 1, "", "", False, [], []]  # of no messages
         {},
         {"offsetTable": []},
         {"offsetTable": {}, KEY: [1]},
-        {"offsetTable": {}, KEY: {"used": True, "modes": []}},
+        {"offsetTable": {}, KEY: {"modes": []}},
         {
             "offsetTable": {},
             KEY: {
-                "used": True,
                 "modes": [],
                 "queues": [["T", "g", 0, 9, 0, 0, 9, [], [], [NO_BATCH]]],
             },

@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from raftmq.broker.tables import timer_check as timercheck
 from raftmq.broker.tables.config_files import ConfigFiles
 from raftmq.broker.tables.state import BrokerState
-from raftmq.broker.tables.timer_wheel import NOTHING
+from raftmq.broker.tables.timer_wheel import NOTHING, progress_of
 from raftmq.store.disk import OsDisk
 
 # The head of a file that Apache's 5.3.3 left, stopped in order, after two timer messages.
@@ -16,7 +15,7 @@ READ_MS = 0x1A1FCBFB2C0
 
 
 def test_what_was_in_the_wheel_and_due_is_delivered_and_nothing_else():
-    progress = timercheck.progress_of(REAL + bytes(4_064))
+    progress = progress_of(REAL + bytes(4_064))
     assert not progress.lets_wait(READ_MS - 1_000, 0)
     assert not progress.lets_wait(READ_MS - 1, 1)
     assert progress.lets_wait(READ_MS, 1)  # its slot was the next to be read
@@ -25,7 +24,7 @@ def test_what_was_in_the_wheel_and_due_is_delivered_and_nothing_else():
 
 @pytest.mark.parametrize("data", [b"", REAL[:31], bytes(4_096), b"\xff" * 32])
 def test_a_damaged_or_empty_one_tells_nothing(data):
-    assert timercheck.progress_of(data) == NOTHING
+    assert progress_of(data) == NOTHING
 
 
 def test_it_counts_for_a_store_without_a_progress_of_ours(tmp_path):

@@ -1,4 +1,4 @@
-"""The table of writers: what its commands do, its snapshots, and those of older programs."""
+"""The table of writers: its commands and its snapshots."""
 
 import orjson
 import pytest
@@ -15,7 +15,6 @@ from raftmq.broker.tables.writers import (
     wrote,
 )
 from raftmq.store.disk import OsDisk
-from tests.broker.oldertables import without_files_noted
 
 KEY = ("T", "w")
 
@@ -40,7 +39,7 @@ def test_a_writer_is_opened_writes_and_is_deleted():
     writer = state.writers.writers[KEY]
     assert (writer.epoch, dict(writer.watermarks)) == (4, {1: (7, 1)})
     applied(delete_writer(*KEY), wrote(KEY, 1, Watermark(8, 0)), state=state)
-    assert not state.writers.writers and state.writers.used
+    assert not state.writers.writers
 
 
 def test_several_requests_of_one_frame_count_all_and_a_second_time_none():
@@ -64,40 +63,8 @@ def test_copies_share_nothing_and_are_read_back():
     applied(wrote(KEY, 0, Watermark(6, 0)), delete_writer(*KEY), state=state)
     again = WriterTable()
     again.load(orjson.loads(orjson.dumps(twin.to_json())), 2)
-    assert again.writers == twin.writers and again.used and again.applied_index == 2
+    assert again.writers == twin.writers and again.applied_index == 2
     assert again.writers[KEY].watermarks[0] == (5, 6)
-
-
-def test_snapshots_of_programs_without_writers_are_read(tmp_path):
-    disk = OsDisk(str(tmp_path))
-    copies = snapshot.capture(applied(group_id(bytes(16)), announce("n0", "h:1")))
-    assert tuple(copies.to_json())[:3] == snapshot.NEWER  # the first: none is younger
-    snapshot.write(disk, copies)
-    without_files_noted(tmp_path)
-    for count in (1, 2, 3):
-        lacking = snapshot.NEWER[:count]
-        for name in lacking:
-            path = f"{snapshot.DIRECTORY}/{name}"
-            if disk.exists(path):
-                disk.remove(path)
-        older = BrokerState()
-        assert snapshot.load(disk, older) == 2
-        assert older.writers.applied_index == older.pops.applied_index == 2
-        assert not older.writers.used and not older.pops.used
-        parcel = {name: v for name, v in copies.to_json().items() if name not in lacking}
-        assert snapshot.from_json(parcel).applied_index == 2
-
-
-def test_an_upgrade_that_is_killed_in_its_first_snapshot_starts_again(tmp_path):
-    disk = OsDisk(str(tmp_path))
-    copies = snapshot.capture(applied(group_id(bytes(16)), announce("n0", "h:1")))
-    snapshot.write(disk, copies)
-    first = (tmp_path / snapshot.DIRECTORY / snapshot.POPS).read_bytes()
-    without_files_noted(tmp_path)
-    for name in snapshot.NEWER:
-        disk.remove(f"{snapshot.DIRECTORY}/{name}")
-    (tmp_path / snapshot.DIRECTORY / snapshot.POPS).write_bytes(first)  # it names all the others
-    assert snapshot.load(disk, BrokerState()) == 2
 
 
 @pytest.mark.parametrize("lost", snapshot.FILES)

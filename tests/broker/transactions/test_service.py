@@ -222,8 +222,9 @@ async def test_an_end_that_waits_for_another_goes_on_when_the_leadership_changes
         assert bodies(broker) == ["A"]
 
 
-async def test_open_transactions_are_bounded_and_may_be_forbidden(tmp_path):
-    async with Group(tmp_path, openTransactionsMax=2, **UNASKED) as group:
+async def test_open_transactions_are_bounded_and_may_be_forbidden(tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "OPEN_MAX", 2)
+    async with Group(tmp_path, **UNASKED) as group:
         broker = await group.leading()
         await group.create_topic(broker, "Orders")
         for key in "AB":

@@ -40,7 +40,7 @@ def test_there_is_no_room_for_more_than_the_slots(tmp_path: Path) -> None:
 
 async def test_a_broker_is_made_to_fail_and_healed(tmp_path: Path) -> None:
     machine = steerable_machine(str(tmp_path / "n0" / "store"))
-    group = Group(tmp_path, httpFaultsEnable="true")
+    group = Group(tmp_path)
     group.disk, group.faults = lambda _: machine.disk, machine.faults
     async with group:
         broker = await group.leading()

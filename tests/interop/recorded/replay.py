@@ -24,12 +24,14 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import orjson
 import pytest
 
 from raftmq.broker import scheduler as housekeeping
 from raftmq.broker.broker import open_broker
+from raftmq.broker.consume import offset_commits
 from raftmq.remoting.codec import FrameReader, decode_command, encode_command, join_frame
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RESPONSE_FLAG, RemotingCommand
@@ -54,7 +56,6 @@ SETTINGS = {
     "enablePropertyFilter": "true",
     "transactionTimeOut": 1000,
     "transactionCheckInterval": 1000,
-    "offsetCommitIntervalMs": 100,
 }
 
 
@@ -78,13 +79,14 @@ async def broker_with(root: Path, clock: Clock, port: int):
     """A broker below `root`, alone in its group, that says it is at 127.0.0.1:`port`."""
     group = Group(root, 1, brokerIP1="127.0.0.1", advertisedPort=port, **SETTINGS)
     name = group.names[0]
-    broker = await open_broker(
-        group.config(name),
-        SteadyDisk(str(root / name)),
-        replication_socket=group.listener(name),
-        wall_ms=clock.wall_ms,
-        clock_ms=clock.monotonic_ms,
-    )
+    with patch.object(offset_commits, "INTERVAL_MS", 100):
+        broker = await open_broker(
+            group.config(name),
+            SteadyDisk(str(root / name)),
+            replication_socket=group.listener(name),
+            wall_ms=clock.wall_ms,
+            clock_ms=clock.monotonic_ms,
+        )
     try:
         await broker.start()
         yield broker

@@ -73,13 +73,6 @@ def test_one_difference(changes: dict[str, Any], expected: str) -> None:
     assert expected in words(*group)
 
 
-def test_a_broker_of_an_older_version_says_whole() -> None:
-    older = view("n2", whole=False, recovering="vote file damaged")
-    del older["node"]["recovered"]
-    expected = "g: n2 may have lost promises and does not vote: vote file damaged"
-    assert words(view("n0"), view("n1"), older) == [expected]
-
-
 def test_the_silent_and_the_route() -> None:
     gone = {"address": "n2:1", "name": "n2", "node": None, "error": "no connection: refused"}
     assert words(view("n0"), view("n1"), gone) == ["g: n2 does not answer (no connection: refused)"]

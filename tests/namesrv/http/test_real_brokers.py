@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import aiohttp
 import orjson
 import pytest
 
+from raftmq.broker.replication import engine
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from tests.broker.cluster import Group
@@ -107,9 +109,10 @@ async def over(tmp_path: Path, replicas: int, tokens: str = "") -> AsyncIterator
         # Elections would only be noise here: a busy machine must not cause any.
         settings: dict[str, Any] = {"electionTimeoutMinMs": 1500, "electionTimeoutMaxMs": 2500}
         settings |= {"namesrvAddr": address, "httpPort": 0, "registerNameServerPeriod": 1000}
-        settings |= {"preferredLeaderAfterMs": 200, "historyPeriodMs": 100}
-        async with Group(tmp_path, replicas, **settings) as group:
-            yield Api(f"http://127.0.0.1:{server.http.port}", session), group
+        settings["historyPeriodMs"] = 100
+        with patch.object(engine, "PREFERRED_STEADY_MS", 200):
+            async with Group(tmp_path, replicas, **settings) as group:
+                yield Api(f"http://127.0.0.1:{server.http.port}", session), group
 
 
 def told(history: Any, name: str) -> list[Any]:

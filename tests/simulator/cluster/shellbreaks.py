@@ -249,7 +249,7 @@ def group_id_unchecked() -> AbstractContextManager[Any]:
 
 def store_not_locked() -> AbstractContextManager[Any]:
     """A second process may open a store."""
-    return patch("raftmq.broker.startup_claim.lock_store", lambda root, what: SimLock(root, {}))
+    return patch("raftmq.broker.startup.lock_store", lambda root, what: SimLock(root, {}))
 
 
 # -- tables and snapshots --------------------------------------------------------------------------

@@ -96,8 +96,8 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
     ]
     by_name = [
         ("raftmq.remoting.fair_scheduling.perf_counter", lambda: loop.now_s),
-        ("raftmq.broker.startup_claim.BoundPort", BoundPort),
-        ("raftmq.broker.startup_claim.lock_store", lock),
+        ("raftmq.broker.startup.BoundPort", BoundPort),
+        ("raftmq.broker.startup.lock_store", lock),
         ("raftmq.broker.process.gc", _NoCollection),
         ("raftmq.broker.process.click.echo", lambda *_, **__: None),
         ("raftmq.chaos.workloads.log.PACE_S", 0.02),

@@ -11,6 +11,7 @@ import pytest
 
 from raftmq.broker.construction import template_topic
 from raftmq.broker.errors import EngineError, StateError
+from raftmq.broker.replication.ha import master
 from raftmq.broker.replication.ha import metadata as metadata_module
 from raftmq.broker.replication.ha.metadata import LogComparison, MetadataError
 from raftmq.broker.tables.timer_wheel import Progress
@@ -270,9 +271,9 @@ async def test_a_new_slave_of_apaches_master_gets_every_segment(tmp_path, monkey
         await pair.caught_up()
 
 
-async def test_slaves_are_bounded_and_silence_ends_a_link(tmp_path):
-    settings = {"haConnectionsMax": 1, "haHousekeepingInterval": 300}
-    async with Classic(tmp_path, 0, **settings) as pair:
+async def test_slaves_are_bounded_and_silence_ends_a_link(tmp_path, monkeypatch):
+    monkeypatch.setattr(master, "SLAVES_MAX", 1)
+    async with Classic(tmp_path, 0, haHousekeepingInterval=300) as pair:
         reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
         writer.write(bytes(8))
         await pair.master_serves(1)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from raftmq.broker.admin import key_query as keyquery
-from raftmq.broker.admin.key_query import KeyQueries
+from raftmq.broker.admin import message_query
+from raftmq.broker.admin.message_query import KeyQueries
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.scheduler import IDLE_MS
 from raftmq.client import Admin, Message, MessageQueue, Producer
@@ -19,7 +19,7 @@ from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group
 from tests.waiting import until
 
-MS = keyquery.MS
+MS = message_query.MS
 FOREVER = (1 << 63) - 1
 
 
@@ -40,7 +40,7 @@ class Store:
         self.now_ns += MS
         if self.error:
             raise self.error
-        self.indexed_offset = min(self.indexed_offset + keyquery.MIB, self.dispatched_offset)
+        self.indexed_offset = min(self.indexed_offset + message_query.MIB, self.dispatched_offset)
         return self.dispatched_offset - self.indexed_offset
 
     def pass_damage(self, position):
@@ -64,24 +64,24 @@ async def steps_of_a_tick(store, keeper):
 
 
 async def test_a_tick_takes_little_time_while_messages_come_and_more_when_none_do():
-    store = Store(behind=200 * keyquery.MIB)
+    store = Store(behind=200 * message_query.MIB)
     keeper = queries(store)
     for _ in range(3):
         store.dispatched_offset += 1
-        assert await steps_of_a_tick(store, keeper) == keyquery.BUSY_NS // MS
-    assert await steps_of_a_tick(store, keeper) == keyquery.IDLE_NS // MS
+        assert await steps_of_a_tick(store, keeper) == message_query.BUSY_NS // MS
+    assert await steps_of_a_tick(store, keeper) == message_query.IDLE_NS // MS
 
 
 async def test_far_behind_it_takes_its_time_whatever_comes():
-    store = Store(behind=keyquery.BEHIND_BYTES_MAX + 8 * keyquery.MIB)
+    store = Store(behind=message_query.BEHIND_BYTES_MAX + 8 * message_query.MIB)
     keeper = queries(store)
     taken = []
     for _ in range(2):
         store.dispatched_offset += 1
         taken.append(await steps_of_a_tick(store, keeper))
-    assert taken == [keyquery.FORCED_NS // MS, keyquery.FORCED_NS // MS]
-    store.dispatched_offset = store.indexed_offset + keyquery.BEHIND_BYTES_MAX
-    assert await steps_of_a_tick(store, keeper) == keyquery.BUSY_NS // MS
+    assert taken == [message_query.FORCED_NS // MS, message_query.FORCED_NS // MS]
+    store.dispatched_offset = store.indexed_offset + message_query.BEHIND_BYTES_MAX
+    assert await steps_of_a_tick(store, keeper) == message_query.BUSY_NS // MS
 
 
 async def test_little_waits_until_it_is_much_or_for_a_second():
@@ -93,15 +93,15 @@ async def test_little_waits_until_it_is_much_or_for_a_second():
     store.dispatched_offset += 1
     assert await steps_of_a_tick(store, keeper) == 1
     store.dispatched_offset += 1
-    store.now_ns += keyquery.STEP_INTERVAL_NS
+    store.now_ns += message_query.STEP_INTERVAL_NS
     assert await steps_of_a_tick(store, keeper) == 1
     assert store.indexed_offset == store.dispatched_offset
-    store.now_ns += keyquery.STEP_INTERVAL_NS
+    store.now_ns += message_query.STEP_INTERVAL_NS
     assert await steps_of_a_tick(store, keeper) == 0
 
 
 async def test_the_loop_runs_between_two_steps():
-    store = Store(behind=9 * keyquery.MIB)
+    store = Store(behind=9 * message_query.MIB)
     keeper = queries(store)
     await keeper.tick()
     seen = []
@@ -117,7 +117,7 @@ async def test_the_loop_runs_between_two_steps():
 
 
 async def test_a_disk_that_refuses_is_left_alone_for_a_while(caplog):
-    store = Store(behind=8 * keyquery.MIB)
+    store = Store(behind=8 * message_query.MIB)
     keeper = queries(store)
     store.error = OSError(28, "No space left on device")
     assert [await steps_of_a_tick(store, keeper) for _ in range(5)] == [1, 0, 0, 0, 0]
@@ -125,13 +125,13 @@ async def test_a_disk_that_refuses_is_left_alone_for_a_while(caplog):
     await keeper.catch_up()  # a lookup answers from what is there
     assert store.steps == 1
     store.error = None
-    store.now_ns += keyquery.RETRY_NS
+    store.now_ns += message_query.RETRY_NS
     assert await steps_of_a_tick(store, keeper) == 8
 
 
 @pytest.mark.parametrize("position", [5, 0])  # 0: the frame before it has a wrong size
 async def test_the_index_waits_for_the_repair_of_what_it_met(caplog, position):
-    store = Store(behind=8 * keyquery.MIB)
+    store = Store(behind=8 * message_query.MIB)
     keeper = queries(store)
     store.error = StoreDamaged(5, "no record")
     store.damaged.add(position)
@@ -140,24 +140,26 @@ async def test_the_index_waits_for_the_repair_of_what_it_met(caplog, position):
     assert store.steps == 1
     store.error = None
     store.damaged.clear()
-    store.now_ns += keyquery.REPAIR_POLL_NS
+    store.now_ns += message_query.REPAIR_POLL_NS
     assert await steps_of_a_tick(store, keeper) == 8
     assert not caplog.text
 
 
 async def test_the_index_goes_on_behind_what_nobody_repairs(caplog):
-    store = Store(behind=8 * keyquery.MIB)
+    store = Store(behind=8 * message_query.MIB)
     keeper = queries(store)
     store.error = StoreDamaged(5, "no record")
     store.damaged.add(5)
     polls = 0
     while store.error:
         await keeper.tick()
-        store.now_ns += keyquery.REPAIR_POLL_NS
+        store.now_ns += message_query.REPAIR_POLL_NS
         polls += 1
-    assert polls == pytest.approx(keyquery.REPAIR_NS_MAX // keyquery.REPAIR_POLL_NS, abs=2)
+    assert polls == pytest.approx(
+        message_query.REPAIR_NS_MAX // message_query.REPAIR_POLL_NS, abs=2
+    )
     assert "index_gap at=5 reason=no record" in caplog.text
-    store.dispatched_offset += 8 * keyquery.MIB
+    store.dispatched_offset += 8 * message_query.MIB
     store.error = StoreDamaged(7, "no record")  # of no frame that is being repaired
     await keeper.tick()
     assert store.error is None
@@ -166,20 +168,20 @@ async def test_the_index_goes_on_behind_what_nobody_repairs(caplog):
 
 
 async def test_a_lookup_catches_up_but_not_for_ever():
-    store = Store(behind=5 * keyquery.MIB)
+    store = Store(behind=5 * message_query.MIB)
     await queries(store).catch_up()
     assert (store.indexed_offset, store.steps) == (store.dispatched_offset, 5)
     store = Store(behind=1 << 40)
     await queries(store).catch_up()
-    assert store.steps == keyquery.CATCH_UP_NS_MAX // MS
+    assert store.steps == message_query.CATCH_UP_NS_MAX // MS
 
 
 async def test_a_lookup_does_not_wait_for_messages_that_come_after_it():
-    store = Store(behind=2 * keyquery.MIB)
+    store = Store(behind=2 * message_query.MIB)
     keeper = queries(store)
     looking = asyncio.ensure_future(keeper.catch_up())
     await asyncio.sleep(0)
-    store.dispatched_offset += 100 * keyquery.MIB
+    store.dispatched_offset += 100 * message_query.MIB
     await looking
     assert store.steps == 2
 
@@ -235,7 +237,7 @@ async def test_every_replica_answers_and_again_after_a_kill(tmp_path):
             assert positions == sorted(positions)
             for topic, key in (("T", "k33"), ("Unknown", "k3")):
                 missing = await query(group, broker, topic, key)
-                code, remark = ResponseCode.QUERY_NOT_FOUND, keyquery.NOT_FOUND
+                code, remark = ResponseCode.QUERY_NOT_FOUND, message_query.NOT_FOUND
                 if broker is not leader:  # it may be behind
                     code = ResponseCode.SERVICE_NOT_AVAILABLE
                     remark = f"[NOT_LEADER] this replica is not the leader; here, {remark}"
@@ -299,10 +301,10 @@ async def test_it_says_when_there_is_something_to_index():
     await keeper.tick()
     assert chore.rest_ms() == IDLE_MS
     store.dispatched_offset += 1
-    assert chore.rest_ms() == keyquery.STEP_INTERVAL_NS / MS, "little waits for more"
-    store.now_ns += keyquery.STEP_INTERVAL_NS - MS
+    assert chore.rest_ms() == message_query.STEP_INTERVAL_NS / MS, "little waits for more"
+    store.now_ns += message_query.STEP_INTERVAL_NS - MS
     assert chore.rest_ms() == 1
     store.now_ns += MS
     store.error = OSError("full")
     await keeper.tick()
-    assert chore.rest_ms() == keyquery.RETRY_NS / MS
+    assert chore.rest_ms() == message_query.RETRY_NS / MS

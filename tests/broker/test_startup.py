@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from raftmq.broker.broker import open_broker
 from raftmq.broker.cli import main
 from raftmq.broker.config import Setting, build_config
-from raftmq.broker.startup_claim import Claim
+from raftmq.broker.startup import Claim
 from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.store.errors import StoreError
 from raftmq.store.identity import StoreIdentity, WrongIdentity, read_identity
@@ -147,7 +147,7 @@ async def test_a_port_that_is_taken_ends_the_start_before_anything_is_changed(
 
 
 async def test_a_new_store_is_noted_and_an_old_one_adopted_once(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "raftmq.broker.startup_claim")
+    caplog.set_level(logging.INFO, "raftmq.broker")
     config = config_of(tmp_path)
     own = StoreIdentity("raft", "group-a", "n0", config.mapped_file_size_commit_log)
 

@@ -22,7 +22,8 @@ import click
 from raftmq.client.admin import Admin
 from raftmq.client.errors import BrokerUnreachable, ClientError, NameServerUnreachable, NoRoute
 from raftmq.client.instance import InstanceConfig
-from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.acl.account_file import parse_credentials
+from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
 from raftmq.remoting.address import parse_address, parse_address_list
 from raftmq.remoting.contexts import NAME_SERVERS, resolve
 from raftmq.remoting.errors import ConnectError, RemotingError
@@ -31,12 +32,13 @@ from raftmq.remoting.tls_file import client_tls_of
 
 from . import output
 from .command import Arguments, Command, CommandError, Manner, Section, Table
-from .credentials import CredentialFlags, find
 from .message_format import escaped
 from .terminal import Terminal
 
 REFUSED, USAGE, UNREACHABLE, UNKNOWN, INTERRUPTED = 1, 2, 3, 4, 130
 REGISTRATION_KEY_FILE = "RAFTMQ_REGISTRATION_KEY_FILE"  # environment
+HOME = "ROCKETMQ_HOME"
+TOOLS_FILE = Path("conf") / "tools.yml"
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
@@ -65,7 +67,7 @@ def run(command: Command, values: dict[str, Any], given: Mapping[str, str]) -> i
     servers = values.pop("namesrvAddr", None)
     try:
         environment = resolve(os.environ, context, servers_given=bool(servers))
-        credentials = find(CredentialFlags(**account), environment)
+        credentials = find_credentials(CredentialFlags(**account), environment)
         name_servers = name_servers_of(servers, environment)
     except ValueError as error:
         return _complain(str(error), USAGE)
@@ -201,3 +203,38 @@ async def _instance_config(target: Target) -> InstanceConfig:
 def _complain(message: str, status: int) -> int:
     click.echo(f"mqadmin: {escaped(' '.join(message.split()))}", err=True)
     return status
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialFlags:
+    """The credentials on the command line, "" if missing."""
+
+    access_key: str = ""
+    secret_key: str = ""
+    security_token: str = ""
+    tools_file: str = ""
+
+
+def find_credentials(given: CredentialFlags, environment: Mapping[str, str]) -> Credentials | None:
+    """Return the first credentials found, or None. Blocking. Raises ValueError without a secret in
+    its text."""
+    if given.access_key or given.secret_key:
+        token = given.security_token or None
+        return Credentials(given.access_key, given.secret_key, token)
+    if given.tools_file:
+        return _read_tools_file(Path(given.tools_file))
+    result = credentials_of_environment(environment)
+    if result is not None:
+        return result
+    home = environment.get(HOME)
+    path = Path(home) / TOOLS_FILE if home else TOOLS_FILE
+    return _read_tools_file(path) if path.exists() else None
+
+
+def _read_tools_file(path: Path) -> Credentials:
+    try:
+        return parse_credentials(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {type(error).__name__}") from None
+    except RemotingError as error:
+        raise ValueError(f"{path}: {error}") from None

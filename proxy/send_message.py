@@ -4,6 +4,10 @@ A message goes to the queue of its message group, or to the next queue in rotati
 engine repeats a failed attempt with the same UNIQ_KEY at the current leader until the caller's
 deadline. A message that may be stored without an acknowledgement is answered
 MASTER_PERSISTENCE_TIMEOUT; the client decides about a retry.
+
+A message group's queue is Guava's `Hashing.consistentHash` over Java's `String.hashCode`, as at
+Apache's proxies, a jump consistent hash with the random numbers of a linear congruential generator.
+Few groups move when a topic gets more queues.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from raftmq.client.producer.sender import SendConfig, SendEngine
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.recall_handle import RecallHandle
+from raftmq.store.properties import java_string_hash
 
 from .access import Access
 from .caller import Caller
@@ -40,7 +45,6 @@ from .protocol.messaging_pb2 import (
     SendResultEntry,
     Status,
 )
-from .selection import group_index
 from .status_codes import (
     BY_SEND_STATUS,
     StatusError,
@@ -231,3 +235,26 @@ def _together(entries: list[SendResultEntry]) -> Status:
     if len({entry.status.code for entry in entries}) == 1:
         return entries[0].status
     return status_of(Code.MULTIPLE_RESULTS)
+
+
+_MULTIPLIER = 2_862_933_555_777_941_757
+_BITS_64 = (1 << 64) - 1
+_SCALE = float(1 << 31)
+
+
+def group_index(message_group: str, count: int) -> int:
+    """Return the queue index of a message group among `count` queues."""
+    return consistent_hash(java_string_hash(message_group), count)
+
+
+def consistent_hash(value: int, count: int) -> int:
+    """Return the bucket of a signed number among `count` buckets."""
+    assert count > 0, count
+    state = value & _BITS_64  # Java sign-extends an int to a long
+    candidate = 0
+    while True:
+        state = (_MULTIPLIER * state + 1) & _BITS_64
+        following = int((candidate + 1) / (((state >> 33) + 1) / _SCALE))
+        if following >= count:
+            return candidate
+        candidate = following

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -16,6 +16,7 @@ from raftmq.client.instance import ClientInstance, InstanceConfig
 from raftmq.ops.descriptors import descriptor_limit, warn_if_limited
 from raftmq.remoting.acl import AclError
 from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.connection import FROM_PEER
 from raftmq.remoting.memory_limits import Allowance
 from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.tls import TlsError, TlsMode
@@ -34,7 +35,7 @@ from .receive_message import ReceiveHandlers
 from .routes import RouteHandlers
 from .send_message import SendHandlers
 from .service import Service
-from .tasks import Tasks
+from .status_codes import StatusError
 from .telemetry import TelemetryHandlers
 from .transactions import TransactionHandlers
 
@@ -265,3 +266,34 @@ def _instance_config(config: ProxyConfig) -> InstanceConfig:
         credentials=config.inner_credentials,
         reached_at=config.reached_at,
     )
+
+
+class Tasks:
+    """Owns tasks; `stop` cancels and awaits them."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run `work` and log all errors but StatusError."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def stop(self) -> None:
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, StatusError):
+            log.error("task_failed task=%s", task.get_name(), exc_info=error, extra=FROM_PEER)

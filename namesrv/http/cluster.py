@@ -19,11 +19,10 @@ from raftmq.web.events import GAP, EventHub
 
 from ..routes import LEADER_ID, BrokerGroup, RouteTable
 from . import differences, failovers
+from .broker_events import Event, RememberedEvents, Streams
 from .broker_http import Nodes, NodeSilent
 from .directory import Directory, Known, by_group, find, leader_of
-from .event_cache import RememberedEvents
 from .seen import NodeSeen
-from .streams import Event, Streams
 
 LOOK_PERIOD_S = 1.0  # maximum delay before a new broker's events are followed
 LOOK_BYTES_MAX = 64 * 1024 * 1024  # of all brokers' answers to a refresh

@@ -4,10 +4,15 @@
 role is checked by the broker's rules. The broker never sees the caller's token, but the cluster's
 if `cluster_token` permits; an account's secret needs the same permission. Query, body, conditional
 headers, answers and events pass unchanged.
+
+The broker sees the cluster's token, so the name server checks its caller's role by VIEWERS and
+OPERATORS. Operations that are not listed need admins, such as those of newer brokers. Tests compare
+the lists with the brokers' declarations (`Operation.role`).
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -22,7 +27,6 @@ from .broker_fanout import problem_of, relayed
 from .broker_http import METRICS, WRITE_TIMEOUT_S, NodeSilent, WrongAnswer
 from .cluster import ClusterView
 from .directory import Known
-from .node_roles import role_at
 
 PATTERN = "/api/v1/brokers/{group}/{broker}/{tail:.+}"
 REQUEST_HEADERS = ("Content-Type", "If-Match", "If-None-Match", "Accept")
@@ -132,3 +136,61 @@ def _has_secret(method: str, tail: str, body: bytes | None) -> bool:
 def _tail(request: web.Request) -> str:
     """Return the percent-encoded path after the broker."""
     return request.rel_url.raw_path.split("/", 6)[6]
+
+
+VIEWERS = (
+    "GET config",
+    "GET connections",
+    "GET consumer-groups",
+    "GET consumer-groups/{}",
+    "GET consumer-groups/{}/modes",
+    "GET events",
+    "GET faults",
+    "GET health/live",
+    "GET health/ready",
+    "GET history",
+    "GET log-levels",
+    "GET members",
+    "GET messages",
+    "GET messages/{}",
+    "GET metrics",
+    "GET node",
+    "GET openapi.json",
+    "GET preferred-leader",
+    "GET statistics",
+    "GET subscription-groups",
+    "GET subscription-groups/{}",
+    "GET topics",
+    "GET topics/{}",
+    "GET topics/{}/messages",
+    "GET topics/{}/queues",
+    "GET topics/{}/queues/{}/messages",
+    "GET topics/{}/writers",
+)
+OPERATORS = (
+    "DELETE preferred-leader",
+    "POST consumer-groups/{}/pause",
+    "POST consumer-groups/{}/reset",
+    "POST consumer-groups/{}/resume",
+    "POST messages",
+    "POST messages/resend",
+    "POST messages/{}/resend",
+    "POST node/transfer",
+    "PUT preferred-leader",
+)
+
+
+def role_at(method: str, path: str) -> Role:
+    """Return the role for a percent-encoded `path` without /api/v1/."""
+    parts = [unquote(part).replace("/", "%2F") for part in path.split("/")]
+    requested = f"{method} {'/'.join(parts)}"
+    if _VIEWERS.fullmatch(requested):
+        return Role.VIEWER
+    return Role.OPERATOR if _OPERATORS.fullmatch(requested) else Role.ADMIN
+
+
+def _any_of(operations: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(item).replace(r"\{\}", "[^/]+") for item in operations))
+
+
+_VIEWERS, _OPERATORS = _any_of(VIEWERS), _any_of(OPERATORS)

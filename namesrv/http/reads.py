@@ -11,6 +11,7 @@ from collections.abc import Set
 from typing import Any
 from urllib.parse import quote
 
+from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from raftmq.web.operation import Call, Operation, Reply
 from raftmq.web.paging import (
     PageQuery,
@@ -52,7 +53,6 @@ from .inputs import (
 )
 from .message_pages import marks_of, merged_oldest, pages_of
 from .seen import Connections, ConsumerSeen, Items, Messages
-from .topic_kinds import kind_of
 from .views import (
     BrokerGroupPage,
     BrokerGroupView,
@@ -399,3 +399,16 @@ def none_has(subject: str, errors: list[dict[str, str]]) -> ApiProblem:
         problem.more["errors"] = errors
         return problem
     return not_found(f"no group has this {subject}")
+
+
+def kind_of(topic: str, reserved: Set[str] = frozenset()) -> str:
+    """Return a topic's kind. `reserved` has the names of brokers and clusters, which are topics at
+    Apache's brokers."""
+    if topic.startswith(RETRY_PREFIX):
+        return "retry"
+    if topic.startswith(DLQ_PREFIX):
+        return "dead"
+    is_system = topic in SYSTEM_TOPICS or topic in reserved
+    if is_system or topic.endswith("_REPLY_TOPIC") or topic.lower().startswith("rmq_sys_"):
+        return "system"
+    return "own"

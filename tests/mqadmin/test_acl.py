@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from raftmq.broker.access import Access
 from raftmq.broker.admin import acl
 from raftmq.mqadmin.cli import main
-from raftmq.mqadmin.credentials import CredentialFlags, find
+from raftmq.mqadmin.runner import CredentialFlags, find_credentials
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
@@ -22,29 +22,31 @@ from tests.waiting import until
 
 def test_where_credentials_come_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert find(CredentialFlags(), {}) is None
+    assert find_credentials(CredentialFlags(), {}) is None
     home = tmp_path / "home"
     (home / "conf").mkdir(parents=True)
     (home / "conf/tools.yml").write_text("accessKey: of-home\nsecretKey: 12345678\n")
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/tools.yml").write_text("accessKey: of-here\nsecretKey: 12345678\n")
     there = {"ROCKETMQ_HOME": str(home)}
-    assert find(CredentialFlags(), {}).access_key == "of-here"
-    assert find(CredentialFlags(), there).access_key == "of-home"
+    assert find_credentials(CredentialFlags(), {}).access_key == "of-here"
+    assert find_credentials(CredentialFlags(), there).access_key == "of-home"
     variables = there | {"RAFTMQ_ACCESS_KEY": "of-env", "RAFTMQ_SECRET_KEY": "s"}
-    assert find(CredentialFlags(), variables) == Credentials("of-env", "s")
+    assert find_credentials(CredentialFlags(), variables) == Credentials("of-env", "s")
     assert (
-        find(CredentialFlags(tools_file=str(home / "conf/tools.yml")), variables).access_key
+        find_credentials(
+            CredentialFlags(tools_file=str(home / "conf/tools.yml")), variables
+        ).access_key
         == "of-home"
     )
     flags = CredentialFlags("of-flags", "s", "t")
-    assert find(flags, variables) == Credentials("of-flags", "s", "t")
+    assert find_credentials(flags, variables) == Credentials("of-flags", "s", "t")
     for name in ("RAFTMQ_ACCESS_KEY", "RAFTMQ_SECRET_KEY"):
         with pytest.raises(ValueError, match=r"SECRET_KEY: .*need an access key and a secret key"):
             credentials_of_environment({name: "alone"})
     (home / "conf/tools.yml").write_text("secretKey: [12345678")
     with pytest.raises(ValueError, match="not YAML") as raised:
-        find(CredentialFlags(), there)
+        find_credentials(CredentialFlags(), there)
     assert "12345678" not in str(raised.value)
 
 

@@ -7,8 +7,8 @@ import pytest
 from raftmq.proxy import cache as remembered
 from raftmq.proxy.cache import AnswerCache
 from raftmq.proxy.protocol.messaging_pb2 import Code
+from raftmq.proxy.server import Tasks
 from raftmq.proxy.status_codes import StatusError
-from raftmq.proxy.tasks import Tasks
 from tests.proxy.test_cluster import caller, timed
 from tests.waiting import until
 

@@ -8,9 +8,9 @@ import grpc
 import pytest
 
 from raftmq.proxy import server, service
-from raftmq.proxy.call_limits import CallLimit
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.server import UNREAD_BYTES
+from raftmq.proxy.service import CallLimit
 from tests.proxy.test_server import signed, with_accounts
 from tests.proxy.world import PREFIX, Caller, World
 from tests.waiting import until

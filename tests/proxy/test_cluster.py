@@ -12,8 +12,8 @@ from raftmq.proxy.access import Access
 from raftmq.proxy.caller import Caller
 from raftmq.proxy.cluster import Brokers, GroupSettings
 from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.proxy.server import Tasks
 from raftmq.proxy.status_codes import StatusError
-from raftmq.proxy.tasks import Tasks
 from raftmq.remoting.codes import LanguageCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.pop_headers import PopHeader

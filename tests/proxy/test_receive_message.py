@@ -11,8 +11,7 @@ from raftmq.proxy.cluster import GroupSettings
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.receive_message import ReceiveHandlers
-from raftmq.proxy.server import ProxyServer
-from raftmq.proxy.tasks import Tasks
+from raftmq.proxy.server import ProxyServer, Tasks
 from raftmq.remoting.codes import LanguageCode, RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.pop_headers import PopHeader, PopResponseHeader

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.proxy.selection import consistent_hash, group_index
+from raftmq.proxy.send_message import consistent_hash, group_index
 
 OF_A_HUNDRED = [0, 55, 62, 8, 45, 59, 86, 97, 82, 59, 73, 37, 17, 56, 86, 21, 90, 37, 38, 83]
 

@@ -12,10 +12,10 @@ PURE_MODULES = {
     ),
     "dledger/transport": "peer_info_message wire",
     "mqadmin": "command commands durations message_format",
-    "namesrv/http": "cluster_token differences directory event_cache failovers inputs "
-    "merging node_roles seen topic_kinds tracing views",
+    "namesrv/http": "cluster_token differences directory failovers inputs "
+    "merging seen tracing views",
     "namesrv": "kv routes views watchers",
-    "proxy": "caller config endpoints message_conversion routes selection status_codes validation",
+    "proxy": "caller config endpoints message_conversion routes status_codes validation",
     "ops": "config_dump page",
     "spark": "offset_ranges pushdown rows sink_rows",
     "web": "openapi versions",

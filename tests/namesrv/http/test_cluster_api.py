@@ -9,9 +9,9 @@ import aiohttp
 import orjson
 import pytest
 
+from raftmq.namesrv.http.broker_events import events_of
 from raftmq.namesrv.http.broker_http import Answer, Nodes
 from raftmq.namesrv.http.cluster import ClusterView
-from raftmq.namesrv.http.streams import events_of
 from raftmq.remoting.registration import TopicConfig
 from tests.namesrv.http.nodes import FakeCluster, FakeNode, replicas
 from tests.waiting import until

@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from raftmq.namesrv.http.node_roles import role_at
+from raftmq.namesrv.http.proxy import role_at
 from raftmq.web.operation import Role
 from tests.broker.http.process import TOKENS
 from tests.namesrv.http.test_trust import SHOWN, over

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from raftmq.namesrv.http.topic_kinds import kind_of
+from raftmq.namesrv.http.reads import kind_of
 from raftmq.remoting.registration import TopicConfig
 from tests.namesrv.http.nodes import FakeCluster, replicas
 from tests.namesrv.http.test_cluster_api import Caller

@@ -2,8 +2,8 @@
 
 import pytest
 
-from raftmq.namesrv.http import event_cache as remembered
-from raftmq.namesrv.http.event_cache import RememberedEvents
+from raftmq.namesrv.http import broker_events as remembered
+from raftmq.namesrv.http.broker_events import RememberedEvents
 
 SIZE = len('{"at":10}')
 

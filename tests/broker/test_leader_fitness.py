@@ -252,7 +252,7 @@ async def test_a_follower_of_before_says_nothing_and_is_taken_for_roomy(group, m
     old = await group.leader()
     for name in others(group, old):
         monkeypatch.setattr(group.brokers[name].engine, "willing_successor", lambda *_, **__: None)
-        monkeypatch.setattr(group.brokers[name].engine, "be_willing", lambda _: None)
+        monkeypatch.setattr(group.brokers[name].engine, "set_willing", lambda _: None)
     await fill(group, dict.fromkeys(others(group, old), FULL))
     await fill(group, {old: FULL})
     await until(lambda: not group.brokers[old].roles.leading)

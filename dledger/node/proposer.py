@@ -54,7 +54,8 @@ class Proposer:
     def propose_next(self) -> bool:
         """Propose a frame if there is room and something waits; return False if not.
 
-        It must be performed (written) before the next frame, whose place depends on it."""
+        It must be performed (written) before the next frame, because the next place depends on it.
+        """
         core = self._core
         if not core.can_propose:
             return False

@@ -1,9 +1,9 @@
 """Detects a group that has no leader although all its voters are connected.
 
-A majority whose stores were set back together may have elected a leader before the other replicas
-reported their notes. Then there are two histories. The replica with more frames is kept out by its
-peers, or they recover and wait for its vote. No election ends that. An operator has to choose
-(`mqbroker rescue`), and needs the contents of each store.
+A majority with stores that were set back together may have elected a leader before the other
+replicas reported their notes. Then there are two histories. The replica with more frames is kept
+out by its peers, or they recover and wait for its vote. No election ends that. An operator has to
+choose (`mqbroker rescue`), and needs the contents of each store.
 """
 
 from __future__ import annotations

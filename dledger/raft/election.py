@@ -310,7 +310,7 @@ class Candidacy:
     due_ms: float = 0.0  # when unanswered requests are sent again
 
     def requests(self, peers: Iterable[NodeId], log: LogIndex) -> Iterator[VoteRequest]:
-        """Yield a request to each voter whose answer may still change something."""
+        """Yield a request to each voter that may still change the outcome."""
         tally = self.tally
         for peer in peers:
             # A refused PreVote may be granted a moment later, when the voter misses the leader

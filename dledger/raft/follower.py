@@ -1,6 +1,6 @@
 """The follower's side of replication, which handles the leader's messages. Raft 5.3.
 
-Invariants: the log is truncated only at a frame whose term differs from the request's frame of the
+Invariants: the log is truncated only at a frame of another term than the request's frame of the
 same index, and never at or below commit. Old, repeated or empty requests and heartbeats remove no
 frame. An acknowledgement names min(durable, proven to match), no more.
 

@@ -172,7 +172,7 @@ class LogIndex:
         return max(first, self.last_ending_by(self.position_of(first) + bytes_max))
 
     def last_ending_by(self, position: int) -> int:
-        """Return the last index whose frame ends at or below `position`, else first_index - 1."""
+        """Return the last frame that ends at or below `position`, else first_index - 1."""
         if self.end_position <= position:
             return self.last_index
         number = bisect_right(self._starts, position) - 1
@@ -187,8 +187,7 @@ class LogIndex:
         return max(self.first_index, index) - 1
 
     def first_from(self, position: int) -> int:
-        """Return the first index whose frame starts at or behind `position`, else last_index
-        + 1."""
+        """Return the first frame that starts at or behind `position`, else last_index + 1."""
         index = self.last_ending_by(position) + 1
         if index <= self.last_index and self.position_of(index) < position:
             index += 1
@@ -202,7 +201,7 @@ class LogIndex:
         return self._run_firsts[run]
 
     def last_at_most(self, index: int, term: int) -> int:
-        """Return the largest i <= `index` whose term is <= `term`, else first_index - 1.
+        """Return the largest i <= `index` of a term <= `term`, else first_index - 1.
 
         A frame of a higher term cannot equal the other log's frame at or before `index`, so this
         step skips an entire term (Raft 5.3)."""

@@ -1,4 +1,4 @@
-"""Verified reads of the log, whose bytes were compared with their frame's checksum.
+"""Verified reads of the log. All bytes are compared with their frame's checksum.
 
 A disk may change bytes below a running replica, and neither a record's place nor its body's
 checksum shows a changed property. The latest frames, which are still in memory

@@ -1,1 +1,1 @@
-"""The broker: requests, the send path, consumers, delivery, replication, administration."""
+"""The broker, with requests, the send path, consumers, delivery, replication and administration."""

@@ -1,4 +1,4 @@
-"""Access control: the rights of the account behind a request (aclEnable).
+"""The rights of the account behind a request (aclEnable).
 
 `broker.admission` checks the rights that a request code needs before the handler runs. If a request
 names a position in the log, its topic is known only once the record was read; the handler then
@@ -70,7 +70,7 @@ class Access:
     # ---- rights known only in the handler ---------------------------------------------------
 
     def permit(self, connection: object, request: RemotingCommand, needs: list[Need]) -> None:
-        """Check that the request's account also has these rights. Raises AclError, whose text does
+        """Check that the request's account also has these rights. Raises AclError; its text does
         not reveal the record."""
         if not self.enabled:
             return

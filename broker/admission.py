@@ -1,4 +1,4 @@
-"""Admission: access control before every other step of a request (aclEnable).
+"""Access control before every other step of a request (aclEnable).
 
 All frames of an arrival pass `Admission` before the processor; without aclEnable this step is
 missing. Rejected requests are answered, rejected one-way requests are dropped, and both are

@@ -1,12 +1,12 @@
-"""A broker: its services, in order, over an open store.
+"""A broker's services, in order, over an open store.
 
 Start: `open_broker` claims store and ports, recovers the store and loads the tables
 (broker.startup). `Broker` builds the services from top to bottom. `start` starts the engine, which
 recovers the log and replays committed frames above the snapshots, then listens and registers.
 
-Stop: hand leadership over, answer waiting senders, unregister, close the connections, flush, write
-the snapshots, remove the abort file. After a failure (`failed`) the last three steps are skipped,
-and the next start recovers from the log.
+`stop` hands leadership over, answers waiting senders, unregisters, closes the connections, flushes,
+writes the snapshots and removes the abort file. After a failure (`failed`) the last three steps are
+skipped, and the next start recovers from the log.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Broker:
         )
         self._activity = Activity()
 
-        # Access: accounts, clients, groups.
+        # Accounts, clients, groups.
         self.book = AccountBook(context, opened.accounts)
         self.access = Access(self.book, enabled=config.acl_enable)
         self.groups = GroupCreation(context)
@@ -363,7 +363,8 @@ class Broker:
         self.admission = Admission(self.access, self.processor.on_raw)
         admission = self.admission.service()
         self._services = [*services, admission]
-        # The order of role changes: work of the former leadership ends before held sends continue.
+        # In the order of role changes. Work of the former leadership ends before held sends
+        # continue.
         self._by_role = [
             marks, delays, timers, transactions, locks, *popping, reliever, sends, admission,
             commits,

@@ -1,4 +1,4 @@
-"""Checkpoints: the tables' files under config/ and the deletion of old segments.
+"""Checkpoints of the tables under config/, and the deletion of old segments.
 
 In Raft mode the files are snapshots of the tables. A snapshot is written only once log and
 ConsumeQueues are durable at least up to its index, and retention deletes no frame above the last

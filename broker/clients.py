@@ -211,7 +211,7 @@ class ConsumerGroup:
 
 class ClientTable:
     """All groups and their members. `on_consumer_group(group)` is called for each consumer group of
-    a heartbeat, whose configuration and retry topic may be missing."""
+    a heartbeat, because its configuration and retry topic may be missing."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class ClientTable:
     ) -> None:
         """`kept` is the shared budget of bytes kept for peers. `may_replace(before, connection)`
         returns whether the sender may replace or remove a client of the open connection `before`.
-        `must_agree()` rejects consumers whose subscriptions differ from their group's."""
+        `must_agree()` rejects consumers with subscriptions that differ from their group's."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[str, Member]] = {}
         self._clients_max = clients_max
@@ -401,7 +401,7 @@ class ClientTable:
                 self._notify(group)
 
     def expire(self, now_ms: int) -> None:
-        """Remove clients whose last heartbeat is too old."""
+        """Remove clients with a heartbeat that is too old."""
         oldest_ms = now_ms - self._expiry_ms
         tables: list[tuple[bool, str, dict[str, Member]]] = [
             (True, name, group.members) for name, group in self.consumers.items()

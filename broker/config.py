@@ -1,8 +1,8 @@
 """Configuration of a broker: Apache RocketMQ's broker.conf keys where they exist, and our own.
 
-`load` builds one frozen object per process. The declarations are the single source: files,
-environment and command line are parsed (ops.settings) and checked (ops.options) by them, and
-docs/configuration.md is generated from them.
+`load` builds one frozen object per process. Files, environment and command line are parsed
+(ops.settings) and checked (ops.options) by the declarations below, and docs/configuration.md is
+generated from them.
 
 Sections are TOML's tables; broker.conf in Apache's format has the same keys without sections. Live
 keys may change while the broker runs (`change_live`), so code reads them at each use. Files are not
@@ -426,7 +426,7 @@ class BrokerConfig(PeerTlsOptions):
 
     @property
     def inner_credentials(self) -> Credentials | None:
-        """This node's own credentials. Raises ValueError, whose text does not reveal them."""
+        """This node's own credentials. Raises ValueError; its text does not reveal them."""
         return credentials_of(self.inner_client_authentication_credentials)
 
     @property
@@ -458,7 +458,7 @@ class BrokerConfig(PeerTlsOptions):
 
     @property
     def address(self) -> str:
-        """The advertised client address: brokerIP1, and advertisedPort or listenPort."""
+        """The advertised client address, of brokerIP1 and of advertisedPort or listenPort."""
         return f"{self.broker_ip1}:{self.advertised_port or self.listen_port}"
 
     @property
@@ -475,7 +475,7 @@ class BrokerConfig(PeerTlsOptions):
 
     @property
     def group_name(self) -> str:
-        """The name of the Raft group and broker group: dLegerGroup, or else brokerName."""
+        """The name of the Raft group and broker group (dLegerGroup, or else brokerName)."""
         return self.dleger_group or self.broker_name
 
     @property
@@ -485,7 +485,7 @@ class BrokerConfig(PeerTlsOptions):
 
     @property
     def node_name(self) -> str:
-        """This broker's name within its broker name: brokerId or dLegerSelfId."""
+        """This broker's name within its broker name (brokerId or dLegerSelfId)."""
         return str(self.broker_id) if self.is_classic else self.dleger_self_id
 
     def registration_id(self, leader: bool) -> int:
@@ -634,7 +634,7 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
 
 
 def parse_founders(text: str) -> tuple[Peer, ...]:
-    """Parse the peers of a new group, whose addresses must differ. (A joining replica may replace a
+    """Parse the peers of a new group, with different addresses. (A joining replica may replace a
     lost member at its address.) Raises ValueError."""
     peers, ids = parse_peers(text), dict[tuple[str, int], str]()
     for peer in peers:

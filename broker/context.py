@@ -1,7 +1,7 @@
 """The context that all parts of a broker share.
 
-`Context` holds everything older than the first service: configuration, disk, replicated state,
-store, log, clocks. A part gets the context and the parts that it needs, and offers a `Service`
+`Context` holds configuration, disk, replicated state, store, log and clocks, which exist before the
+first service. A part gets the context and the parts that it needs, and offers a `Service`
 (broker.component).
 """
 

@@ -1,4 +1,4 @@
-"""Free space of the store's disk: full, short of room, and a forecast.
+"""Free space of the store's disk, and its forecast.
 
 A disk is *full* if the used share has reached diskSpaceWarningLevelRatio and fewer than
 diskSpaceWarningFreeBytes are free, since the share alone means little on a large disk. Sends are

@@ -2,10 +2,10 @@
 
 A deposed leader may still have old data. Its positive answers are committed and stay true. A
 negative answer (something is absent, or ends here) is given by a leader only behind a read barrier.
-The barrier comes first for queries whose every answer is of that kind. For the rest it follows the
-error, and proves that no other replica led when the handler ran.
+The barrier comes first for queries with only such answers. For the rest it follows the error, and
+proves that no other replica led when the handler ran.
 
-Clients are no group state: each broker knows its own (38, 203, 204, 328; broker.clients). Queue
+Clients are no group state, since each broker has its own (38, 203, 204, 328; broker.clients). Queue
 assignments depend on them (400, broker.pop.assignment). Neither waits for a barrier.
 """
 

@@ -1,4 +1,4 @@
-"""The gRPC endpoint of a small cluster: an `mqproxy` process next to the broker.
+"""The gRPC endpoint of a small cluster, an `mqproxy` process next to the broker.
 
 RocketMQ 5's gRPC clients connect to its port (`grpcPort`). In a process of its own, it keeps frames
 of gRPC clients away from the process that owns the log. It is restarted with growing delays. Its

@@ -1,7 +1,7 @@
-"""Fitness of this replica as leader: disk, slowness and clock.
+"""Fitness of this replica as leader, by disk, speed and clock.
 
-A Raft leader whose disk is full (broker.disk_space) transfers leadership to a replica with space.
-So does a leader with commits far slower than they would be elsewhere (dledger.raft.pace), or with a
+A Raft leader with a full disk (broker.disk_space) transfers leadership to a replica with space. So
+does a leader with commits far slower than they would be elsewhere (dledger.raft.pace), or with a
 wrong clock according to most replicas (dledger.node.peer_info) or to its log (broker.retention).
 Until then it accepts sends, because a disk counts as full while blocks are still free. dledger.raft
 decides which replicas are better and how long they are asked.

@@ -1,4 +1,4 @@
-"""Dispatch of frames: sends directly, all other requests by a table of request codes.
+"""Dispatch of frames, of sends directly, and of all other requests by a table of request codes.
 
 `on_raw` gets all frames of an arrival. A plain send may use the fast path (broker.send.fast_path).
 Every other frame is decoded once (`remoting.codec.decode_command`, the only check of headers) for

@@ -1,4 +1,4 @@
-"""The topics that a broker registers with name servers: the full table or the changes.
+"""The topics that a broker registers with name servers, all or the changed.
 
 Pure.
 """

@@ -1,4 +1,4 @@
-"""Registration with the name servers: identity, role, term and topics.
+"""Registration of identity, role, term and topics with the name servers.
 
 Each name server has its own task, so that a dead server delays no other. It registers at the start,
 every `registerNameServerPeriod`, after `trigger`, and soon after its connection was lost, because

@@ -1,4 +1,4 @@
-"""Retention: which segments have expired, and the count of messages deleted before that.
+"""Retention of segments, and the count of messages deleted before they expire.
 
 The wall clock is compared with the log's own time (store.retention) once per second. Messages do
 not age by a doubted clock. The log's own time is written to the checkpoint every NOTE_MS, so that
@@ -34,8 +34,8 @@ NOT_SETTLED = "what is not applied and durable yet"
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """The result of a retention pass in bytes of the CommitLog: deleted, and kept against the
-    policy for a reason."""
+    """The bytes of the CommitLog that a retention pass deleted, and kept against the policy for a
+    reason."""
 
     deleted: int
     kept: int = 0
@@ -181,7 +181,7 @@ TOPICS_NAMED = 20  # in a log line and event
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The start of an early deletion: its CommitLog offset and its queue offsets."""
+    """The CommitLog offset and the queue offsets at the start of an early deletion."""
 
     position: int
     offsets: dict[tuple[str, int], int]

@@ -1,4 +1,4 @@
-"""The scheduler of a broker's periodic work: quick chores in one task, slow chores in a second.
+"""The scheduler of a broker's quick and slow periodic work, with a task for each.
 
 Quick chores time out held pulls, propose offset commits, answer overdue sends and expire clients.
 Slow chores write snapshots and delete segments; their blocking work runs in a pool of one thread.
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 log = logging.getLogger("raftmq.broker.scheduler")
 
 TICK_MS = 25  # maximum delay of a held pull's time-out
-REST_MS_MAX = 1_000  # maximum delay of a chore whose estimate is wrong
+REST_MS_MAX = 1_000  # maximum delay of a chore after a wrong estimate
 IDLE_MS = float("inf")  # an unlimited rest, until the next event
 
 

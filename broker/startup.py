@@ -1,4 +1,4 @@
-"""Startup of a broker: every step that can fail before a service is built.
+"""The steps of a broker's start that can fail before a service is built.
 
 `Claim` takes the lock (store.store_lock), then checks the identity (store.identity), then binds the
 ports. A start that cannot succeed thus fails before recovery has changed a byte. A directory

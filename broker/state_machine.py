@@ -1,7 +1,7 @@
 """The application that the Raft member drives (dledger's `Application`).
 
 It builds frames, applies committed frames and gets role changes. Only `apply` changes this replica
-by committed frames: message frames go to the ConsumeQueues, command frames to the tables. Then
+by committed frames. Message frames go to the ConsumeQueues, command frames to the tables. Then
 senders are answered and held pulls woken, which cannot make `apply` fail (broker.error_isolation).
 Everything but the answers is deterministic on every replica.
 """
@@ -71,8 +71,8 @@ class BrokerApplication:
         """The index up to which tables and ConsumeQueues both reflect the log; applying starts
         behind it. The first call blocks, so the engine makes it in a thread.
 
-        Raises StateError if the tables are ahead of the log: its tail was lost, or config/ belongs
-        to a different log. Raises it also for damaged or missing tables that the log cannot
+        Raises StateError if the tables are ahead of the log, because its tail was lost, or config/
+        belongs to a different log. Raises it also for damaged or missing tables that the log cannot
         rebuild."""
         if self.recovered_index is None:
             self.recovered_index = self._recover(self._log_index())

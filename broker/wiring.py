@@ -1,4 +1,4 @@
-"""Construction of the larger parts of a broker: send path, registrar, engine, HTTP operations.
+"""Construction of a broker's send path, registrar, engine and HTTP operations.
 
 broker.broker lists all parts in order and calls these functions. Raft applies frames once they are
 committed (broker.state_machine); a classic master or slave writes records to a log without frames

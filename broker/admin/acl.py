@@ -1,4 +1,4 @@
-"""Account changes: the requests 50 to 54 of Apache 4.x, and the methods that HTTP shares.
+"""Account changes by the requests 50 to 54 of Apache 4.x, and the methods that HTTP shares.
 
     50 UPDATE_AND_CREATE_ACL_CONFIG    an account; fields missing in the request stay as they are
     51 DELETE_ACL_CONFIG               (both: the last administrator with lastAdministrator=true)

@@ -1,7 +1,7 @@
-"""Message queries: by key (12), the newest and the oldest of a topic, and a body as text.
+"""Message queries by key (12), of the newest and oldest in a topic, and bodies as text.
 
-The index follows the dispatched log at a distance (store.index.message_index). `IndexKeeper` drives
-it: a tick indexes in steps of STEP_BYTES, some tenth of a millisecond each, and the loop runs
+The index follows the dispatched log at a distance (store.index.message_index). `KeyQueries` drives
+it. A tick indexes in steps of STEP_BYTES, some tenth of a millisecond each, and the loop runs
 between them. Smaller rests wait up to STEP_INTERVAL_NS, because a small step costs nearly as much
 as a large one. A tick ends after BUSY_NS while messages arrive, after IDLE_NS otherwise, and after
 FORCED_NS once the index is BEHIND_BYTES_MAX behind. A lookup first catches up, for CATCH_UP_NS_MAX

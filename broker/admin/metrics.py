@@ -5,7 +5,7 @@ Families are named `rocketmq_…` (messages) and `raft_…` (consensus), with th
 events and two latencies are kept here, observed once per group commit and once per fdatasync.
 Nothing is done per message.
 
-The ready leader or master reports consumer lag: the `metricsSeriesMax` (group, topic) pairs
+The ready leader or master reports the consumer lag of the `metricsSeriesMax` (group, topic) pairs
 furthest behind, among the first LAG_QUEUES_MAX queues of the offset table. A metric counts the
 omitted pairs.
 """

@@ -10,7 +10,7 @@ is JSON:
      "outcome": "asked" | "done" | "failed" | "unknown", "error"}
 
 `by` is the initiator. `via` is the token used by a name server, or "remoting" for RocketMQ's
-protocol. A follower stores nothing: it rejects changes of the group, and its process log has the
+protocol. A follower stores nothing. It rejects changes of the group, and its process log has the
 rest. Classic mode does not wait for slaves, because a client's timeout may be short.
 """
 

@@ -1,4 +1,4 @@
-"""Progress of topics and groups: requests 202, 208, 300, 303, 317, 343, 345 and 321.
+"""Progress of topics and groups (requests 202, 208, 300, 303, 317, 343, 345 and 321).
 
 Any replica answers from its applied state. A leader answers behind a barrier
 (broker.error_responses), so that a deposed leader shows no old figures. Only the leader answers for

@@ -1,4 +1,4 @@
-"""Administration requests: topics (17, 18, 215, 21, 305, 351), groups (200, 225, 201, 207, 352),
+"""Administration requests for topics (17, 18, 215, 21, 305, 351), groups (200, 225, 201, 207, 352),
 clients (203, 204, 328), 26, 28, 907, leadership (30001, ours) and emptying a topic (30008, ours).
 
 Changes are answered once they are committed and applied, so they survive a failover. Reads are

@@ -1,6 +1,6 @@
-"""Message statistics: totals, recent rates, and VIEW_BROKER_STATS_DATA (315).
+"""Message statistics, with totals, recent rates, and VIEW_BROKER_STATS_DATA (315).
 
-`Rates` follows Apache's runtime info: totals count from the process's start, and from midnight.
+`Rates` follows Apache's runtime info, with totals since the process's start and since midnight.
 
 315 reports the messages stored in a topic, or consumed by a group, in a minute, an hour and a day.
 Stored messages are counted in the log by store time, so every replica has the same number.
@@ -99,7 +99,7 @@ SAMPLES = 6
 
 @dataclass(slots=True)
 class _Pair:
-    """The progress of a pair's offsets: per window (time in ms, distance), oldest first."""
+    """The progress of a pair's offsets, per window (time in ms, distance), oldest first."""
 
     windows: tuple[deque[tuple[int, int]], ...]
     offsets: dict[int, int]  # by queue id, at the last sample

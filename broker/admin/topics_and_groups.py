@@ -43,7 +43,7 @@ NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 
 
 class Emptied(NamedTuple):
-    """The content of an emptied topic: messages, and groups with offsets."""
+    """The messages of an emptied topic, and the groups with offsets in it."""
 
     messages: int
     groups: list[str]
@@ -215,7 +215,7 @@ class Catalog:
 
     def _retry_topics(self, topic: str) -> list[str]:
         """Return the retry topics of the groups that pop the topic, except those shared with a
-        different pair: group `a` of topic `b_c` shares its name with `a_b` of `c`."""
+        different pair. Group `a` of topic `b_c` shares its name with `a_b` of `c`."""
         offsets, found = self._state.offsets, []
         for group in offsets.groups_of(topic):
             name = pop_retry_topic(topic, group)

@@ -1,5 +1,5 @@
-"""Upkeep of a replica on request: live configuration (25), expired queues (306), queues of deleted
-topics (316), expired log (329). Each replica acts for itself, without the log."""
+"""Upkeep of a replica on request, by live configuration (25), expired queues (306), queues of
+deleted topics (316), expired log (329). Each replica acts for itself, without the log."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Upkeep:
 
     def clean_queues(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Delete the part of queues below the log (306). For deleted topics (316) the effect is the
-        same: their queues are removed with their last message, because a recreated topic continues
+        same. Their queues are removed with their last message, because a recreated topic continues
         them. Raises Refused."""
         try:
             self._store.derived.correct_min_offset()

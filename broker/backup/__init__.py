@@ -1,1 +1,1 @@
-"""Backups of a Raft group's log and tables: taken while it runs, verified, restored."""
+"""Creation, verification and restore of backups of a Raft group's log and tables."""

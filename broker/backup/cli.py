@@ -1,6 +1,6 @@
 """The command lines of `mqbroker backup`, `verify` and `restore` (docs/backup.md).
 
-What they do is in broker.backup.commands, imported when one of them runs.
+broker.backup.commands has the implementation, imported when needed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Does what `mqbroker backup`, `verify` and `restore` are asked for, and prints it.
+"""The commands `mqbroker backup`, `verify` and `restore`, and their output.
 
-Exit status: 0 done, or intact; 1 it failed, or damage was found; 2 the request makes no sense: no
-backup there, a store that is not empty, a wrong option or configuration; 75 (EX_TEMPFAIL) another
-process owns the store.
+Exit status: 0 done or intact; 1 failure or damage; 2 an invalid request, such as a missing backup,
+a store that is not empty, a wrong option or configuration; 75 (EX_TEMPFAIL) the store is in use by
+a different process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def backup(
     unconfirmed: bool,
     as_json: bool,
 ) -> None:
-    """Back up; the options are those of `mqbroker backup`."""
+    """Back up, with the options of `mqbroker backup`."""
     ways = (addresses, name_servers and broker_name, path or settings)
     if sum(map(bool, ways)) != 1:
         _end(WRONG, "backup: give one of --from, -n with --brokerName, and --config")
@@ -136,7 +136,7 @@ async def _of_stopped(place: BackupDirectory, config: BrokerConfig, whole_log: b
 
 
 def verify(directory: str, as_json: bool) -> None:
-    """Verify a backup; the options are those of `mqbroker verify`."""
+    """Verify a backup, with the options of `mqbroker verify`."""
     place = BackupDirectory(directory)
     manifest = _manifest(place)
     try:
@@ -163,7 +163,7 @@ def restore(
     to_time: str | None,
     incarnation: str | None,
 ) -> None:
-    """Restore a backup; the options are those of `mqbroker restore`."""
+    """Restore a backup, with the options of `mqbroker restore`."""
     config: StoreConfig | None = None
     if bool(path or settings) == bool(stores or peers) or bool(stores) != bool(peers):
         _end(WRONG, "restore: give either --into and --peers, or --config")
@@ -198,7 +198,7 @@ def restore(
         _end(FAILED if error.damaged else WRONG, f"restore: {error}")
     addresses = [(p.node_id, format_address(p.host, p.port)) for p in members]
     try:
-        set_level("raftmq.broker.installation", "ERROR")  # it logs replicas that are refilled
+        set_level("raftmq.broker.installation", "ERROR")  # it logs snapshot installs
         made = restore_stores(
             place, manifest, point, stores, addresses, named, config=config, say=_say
         )
@@ -294,7 +294,7 @@ def _raft_config(path: str | None, settings: tuple[str, ...]) -> BrokerConfig:
 
 
 def _incarnation(given: str | None) -> uuid.UUID:
-    """Return what names this restoration. Raises ValueError."""
+    """Return the name of this restoration. Raises ValueError."""
     if given is None or given == "new":
         return uuid.uuid4()
     try:

@@ -1,13 +1,13 @@
-"""Takes a backup: keeps what the directory has already, copies the rest, writes the manifest last.
+"""Creation of a backup. It reuses the directory's data, copies the rest, and writes the manifest
+last.
 
-If the directory has a part of a segment with a correct checksum, only the rest is copied, provided
-that the replica has the part's last frame, too (manifest.LastFrame says why that is enough). If the
-replica does not have the last frame of the backup that is there, the directory belongs to another
-log, and nothing in it is touched. If retention has removed that frame, the group ids tell.
-Everything that comes from the replica is checked frame by frame before it counts.
+A part of a segment with a correct checksum is reused if the replica also has the part's last frame
+(manifest.LastFrame explains why that suffices). If the replica does not have the last frame of the
+existing backup, the directory belongs to a different log and stays untouched. If retention has
+removed that frame, the group ids decide. Bytes from the replica are checked frame by frame.
 
-An attempt ends when the replica is gone, restarted, or retention overtook it; the next one goes on
-with what is there. A damaged frame is reported to the replica, and read again later.
+An attempt ends when the replica stops, restarts or is overtaken by retention; the next attempt
+continues. A damaged frame is reported to the replica, and read again later.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from .online_source import Offer, Overtaken, Source
 
 ATTEMPTS_MAX = 8
 PAUSE_S = 1.0  # between attempts
-STATES_KEPT = 32  # from earlier backups: points that a restore may begin from
+STATES_KEPT = 32  # of earlier backups, as starting points of a restore
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A finished backup. `copied_bytes` came from the replica; `kept_bytes` were there already."""
+    """A finished backup. `copied_bytes` came from the replica; `kept_bytes` were reused."""
 
     manifest: Manifest
     copied_bytes: int
@@ -58,8 +58,8 @@ async def take(
     states_kept: int = STATES_KEPT,
     pause_s: float = PAUSE_S,
 ) -> Taken:
-    """Take a backup into `directory`, or bring the one there up to date. Raises BackupError,
-    BackupDamaged (the manifest there cannot be read), OSError."""
+    """Create or update the backup in `directory`. Raises BackupError, BackupDamaged (unreadable
+    manifest), OSError."""
     with directory.locked():
         sound: dict[Part, bool] = {}
         for attempt in range(1, ATTEMPTS_MAX + 1):
@@ -77,7 +77,7 @@ async def take(
 
 
 class _Copying:
-    """One attempt to take a backup."""
+    """An attempt to create a backup."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class _Copying:
         states_kept: int,
         sound: dict[Part, bool],
     ) -> None:
-        """`sound`: for known parts, whether the directory has them intact; filled here."""
+        """`sound` records for known parts whether the directory has them intact."""
         self._sound = sound
         self._source = source
         self._directory = directory
@@ -122,8 +122,7 @@ class _Copying:
         return Taken(manifest, self._copied_bytes, self._kept_bytes)
 
     def _check_known(self) -> None:
-        """Read and check the known parts, before the replica has to keep anything for this
-        backup."""
+        """Check the known parts before the replica has to keep log for this backup."""
         for part in self._known:
             if part not in self._sound:
                 self._sound[part] = self._directory.has(part)
@@ -131,7 +130,7 @@ class _Copying:
                     self._say(f"the segment at {part.start} is damaged here: it is copied again")
 
     async def _check_same_log(self, offer: Offer) -> None:
-        """Raise BackupError if the backup that is there is not of this log, or of more of it."""
+        """Raise BackupError if the existing backup is not of this log, or has more of it."""
         old = self._old
         if old is None:
             return
@@ -163,7 +162,7 @@ class _Copying:
             before = group_id_in(self._directory.state(old.states[-1]))
             now = group_id_in(state)
         except (BackupDamaged, StateError):
-            return False  # damaged: it is not known
+            return False  # damaged, so not reusable
         return b"" not in (before, now) and before != now
 
     def _another_log(self, what: str) -> BackupError:
@@ -184,7 +183,7 @@ class _Copying:
         return await self._copy(start, limit, before, segment_size_bytes, have)
 
     async def _usable(self, start: int, limit: int, before: tuple[int, int]) -> Part | None:
-        """Return the part of the segment at `start` that need not be copied again."""
+        """Return the reusable part of the segment at `start`."""
         there = [p for p in self._known if p.start == start and p.end <= limit and self._sound[p]]
         for have in sorted(there, key=lambda part: part.length_bytes, reverse=True):
             if (have.before_index, have.before_term) == before:
@@ -201,7 +200,7 @@ class _Copying:
         segment_size_bytes: int,
         have: Part | None,
     ) -> Part:
-        """Copy [start, limit), except for what is there."""
+        """Copy [start, limit), except for existing bytes."""
         if have is None:
             chain = FrameChain(*before, start, segment_size_bytes)
             position, checksum, messages, last = start, 0, 0, None
@@ -270,7 +269,7 @@ class _Copying:
         )
 
     def _states(self, offer: Offer) -> tuple[StateFile, ...]:
-        """Return the new state and the latest earlier ones that the log still reaches back to."""
+        """Return the new state, and the latest earlier states that the log still covers."""
         snapshot = offer.snapshot
         old = self._old.states if self._old else ()
         new = self._directory.save_state(

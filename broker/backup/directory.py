@@ -1,4 +1,4 @@
-"""A backup's directory: its files, and the order in which they are written. Blocking.
+"""The files in a backup's directory, and the order of writes. Blocking.
 
     DIR/manifest.json       what this is; written last, put in place by a rename
     DIR/progress.json       while a backup is in progress; before the first, it is the first file
@@ -7,9 +7,9 @@
                             snapshots); the file's CRC-32C
     DIR/lock                held while a backup is taken
 
-A directory without manifest.json is no backup. Everything that a manifest names is durable before
-the manifest is. A directory with other things in it is refused before anything is written: a
-replica's store has a commitlog/ too, with files of the same names.
+A directory without manifest.json is no backup. Everything named in a manifest is durable before the
+manifest. A directory with foreign files is rejected before the first write, because a replica's
+store also has a commitlog/ with such file names.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from .manifest import (
 )
 
 READ_BYTES = 1 << 20
-OF_DISKS = frozenset({"lost+found"})  # what a file system has of its own
+OF_DISKS = frozenset({"lost+found"})  # file systems create these
 
 
 class SegmentFile:
-    """A segment's file, opened to append from `length_bytes` on; the rest is truncated."""
+    """A segment's file for appends from `length_bytes` on; the rest is truncated."""
 
     def __init__(self, path: Path, length_bytes: int) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -64,7 +64,7 @@ class SegmentFile:
 
 
 class BackupDirectory:
-    """The files of one backup. `path` need not exist before something is written."""
+    """The files of a backup. `path` need not exist before the first write."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -73,8 +73,8 @@ class BackupDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock. Raises BackupError if another process takes a backup here, or if this is a
-        directory of something else; BackupDamaged, OSError."""
+        """Hold the lock. Raises BackupError if a backup is in progress here, or for a foreign
+        directory; BackupDamaged, OSError."""
         self._check_own()
         make_directory(str(self.path))
         with open(self.path / "lock", "w", opener=_private) as file:
@@ -96,7 +96,7 @@ class BackupDirectory:
             return
         begun = {"progress.json.tmp"}
         lock = self.path / "lock"
-        if lock.is_file() and not lock.stat().st_size:  # a store's says who holds it
+        if lock.is_file() and not lock.stat().st_size:  # a store's lock file names its owner
             begun.add("lock")
         strange = sorted(names - begun - OF_DISKS)
         if strange:
@@ -116,7 +116,7 @@ class BackupDirectory:
         return decode(data)
 
     def required(self) -> Manifest:
-        """Return the manifest. Raises BackupError if there is none, BackupDamaged, OSError."""
+        """Return the manifest. Raises BackupError if it is missing, BackupDamaged, OSError."""
         found = self.manifest()
         if found is None:
             raise BackupError(
@@ -132,7 +132,8 @@ class BackupDirectory:
             return []
 
     def chunks(self, part: Part) -> Iterator[bytes]:
-        """Yield the bytes of a part, in order. Raises BackupDamaged if there are fewer, OSError."""
+        """Yield the bytes of a part in order. Raises BackupDamaged if bytes are missing,
+        OSError."""
         path = self._commitlog / segment_name(part.start)
         left = part.length_bytes
         try:
@@ -150,7 +151,7 @@ class BackupDirectory:
             raise BackupDamaged(f"{path}: the file is missing") from None
 
     def has(self, part: Part) -> bool:
-        """Return whether the part is there and matches its checksum."""
+        """Return whether the part exists and matches its checksum."""
         checksum = 0
         try:
             for data in self.chunks(part):
@@ -177,19 +178,19 @@ class BackupDirectory:
         return SegmentFile(self._commitlog / segment_name(start), length_bytes)
 
     def save_progress(self, parts: list[Part]) -> None:
-        """Note that the files of these parts are durable."""
+        """Record that the files of these parts are durable."""
         _sync_directory(self._commitlog)
         self._replace("progress.json", encode_progress(parts))
 
     def save_state(self, index: int, time_ms: int, data: bytes) -> StateFile:
-        """Write a state; durable on return. Raises OSError."""
+        """Write a state durably. Raises OSError."""
         state = StateFile(index, len(data), int(crc32c(data)), time_ms, checksum_in_name=True)
         self._replace(f"states/{state.name}", data)
         return state
 
     def save_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest, whose files must all be there; then delete files that no manifest
-        names any more. Raises OSError."""
+        """Write the manifest of existing files, then delete files that no manifest names. Raises
+        OSError."""
         _sync_directory(self._commitlog)
         self._replace("manifest.json", encode(manifest))
         (self.path / "progress.json").unlink(missing_ok=True)
@@ -212,7 +213,7 @@ class BackupDirectory:
 
 
 def _private(path: str, flags: int) -> int:
-    """Open like built-in open's opener; created files are not readable by everybody."""
+    """An opener that creates files not readable by everybody."""
     return os.open(path, flags, FILE_MODE)
 
 

@@ -1,8 +1,8 @@
-"""Checks a Raft log's bytes frame by frame as they come, in order. Pure.
+"""Verification of a Raft log's bytes, frame by frame and in order. Pure.
 
-It checks both checksums of every frame, that the frame stands at the position it names, that
-indexes rise by one and terms never fall, that nothing spans segments and that a blank record closes
-each segment that is not full. So it finds any damage to the bytes on their way, and its position.
+Checked are both checksums and the position of every frame, rising indexes, terms that never fall,
+segment limits, and the blank record of each partly filled segment. So any damage is found, with its
+position.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from raftmq.store.record import BLANK, BLANK_SIZE_BYTES, MAGIC_BLANK
 
 
 class ChainBroken(Exception):
-    """The bytes at CommitLog offset `position`, where frame `index` belongs, are not that frame."""
+    """The bytes at CommitLog offset `position` are not the expected frame `index`."""
 
     def __init__(self, position: int, index: int, reason: str) -> None:
         super().__init__(f"frame {index} at {position}: {reason}")
@@ -23,20 +23,20 @@ class ChainBroken(Exception):
 
 
 class FrameChain:
-    """A chain of frames: `feed` it bytes from a frame's first one on. Holds at most one frame."""
+    """A chain of frames, fed from the first byte of a frame on. Holds at most one frame."""
 
     def __init__(self, index: int, term: int, position: int, segment_size_bytes: int) -> None:
-        """`index`, `term`: of the frame before; `position`: where the next one begins."""
+        """`index` and `term` are of the previous frame; `position` is the start of the next."""
         self.index = index
         self.term = term
-        self.position = position  # behind the last complete frame, or its segment's blank
+        self.position = position  # behind the last complete frame or blank
         self._size = segment_size_bytes
         self._waiting = b""  # from `position` on
-        self._skip = 0  # bytes of a blank record that are still missing
+        self._skip = 0  # missing bytes of a blank record
 
     @property
     def next_position(self) -> int:
-        """The position that the bytes of the next `feed` must have."""
+        """The required position of the next `feed`."""
         return self.position - self._skip + len(self._waiting)
 
     @property
@@ -44,8 +44,7 @@ class FrameChain:
         return not self._waiting and not self._skip
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
-        """Return the frames that are complete now. Raises ChainBroken: nothing behind it can be
-        checked."""
+        """Return the complete frames. Raises ChainBroken, after which nothing can be checked."""
         begin = min(self._skip, len(data))
         self._skip -= begin
         data = b"".join((self._waiting, memoryview(data)[begin:]))
@@ -66,8 +65,8 @@ class FrameChain:
         return frames
 
     def _blank(self, data: bytes, at: int, remaining: int) -> int | None:
-        """Return how many bytes of `data` belong to the blank record that begins at `at`; None if
-        none does, or too few bytes are there to tell. Raises ChainBroken."""
+        """Return how many bytes of `data` belong to a blank record at `at`. Return None if there is
+        no blank record, or too few bytes to decide. Raises ChainBroken."""
         if len(data) - at < BLANK_SIZE_BYTES:
             return None
         size, magic = BLANK.unpack_from(data, at)
@@ -81,7 +80,7 @@ class FrameChain:
         return took
 
     def _frame(self, data: bytes, at: int, remaining: int) -> Frame | None:
-        """Return the frame at `at`; None if it is not complete yet. Raises ChainBroken."""
+        """Return the frame at `at`, or None while it is incomplete. Raises ChainBroken."""
         if len(data) - at < min(HEADER_SIZE_BYTES, remaining):
             return None
         try:

@@ -1,12 +1,12 @@
-"""The manifest: a backup's description of itself. Pure.
+"""The manifest of a backup. Pure.
 
 manifest.json is one JSON object; `checksum` is the CRC-32C of the rest, as JSON with sorted keys.
-It names the group, one commit index X with the term and the end of its frame, the parts of the
-segments that hold the frames up to X, and the states (tables, and where queues begin) as of X or
-earlier. A segment's file may be longer than its part: only the part counts. So a later backup
-appends to the same files, and until its own manifest is there the one before stays true.
+It names the group, a commit index X with the term and end of its frame, the parts of the segments
+with the frames up to X, and the states (tables and queue starts) as of X or earlier. Only the part
+of a segment's file counts, so a later backup appends to the same files while the earlier manifest
+stays valid.
 
-progress.json lists the parts that a backup in progress has finished; it promises nothing.
+progress.json lists the finished parts of a backup in progress, without a guarantee.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ CHECKSUM_KEY = "checksum"
 
 
 class BackupError(Exception):
-    """A backup cannot be taken, read or restored; the text says why. `damaged`: because of its
-    content."""
+    """A backup cannot be created, read or restored, for the reason in the text; `damaged` if its
+    content is the reason."""
 
     damaged = False
 
 
 class BackupDamaged(BackupError):
-    """Something in the directory is not what the backup wrote; the text names it."""
+    """A file in the directory differs from the backup; the text names it."""
 
     damaged = True
 
@@ -42,10 +42,10 @@ class BackupDamaged(BackupError):
 class LastFrame(msgspec.Struct, frozen=True, rename="camel"):
     """A frame's identity, which distinguishes the frames of different logs.
 
-    By log matching (Raft 5.3) two replicas of a group that have one such frame in common have
-    everything before it in common, too. In another group's log, or one that was made anew, the
-    frame of that index and term is another: its header has the leader's clock and the payload's
-    checksum in it, and `header_crc` is of all that."""
+    By log matching (Raft 5.3) two replicas of a group with a common frame also have everything
+    before it in common. In the log of a different or recreated group, the frame of that index and
+    term differs, because its header has the leader's clock and the payload's checksum, and
+    `header_crc` covers them."""
 
     index: int
     term: int
@@ -57,7 +57,7 @@ class LastFrame(msgspec.Struct, frozen=True, rename="camel"):
         return cls(frame.index, frame.term, frame.position, parse_header(frame.data)[-1])
 
     def is_that_of(self, header: bytes) -> bool:
-        """Return whether `data`, read at `position` of some log, is this frame's header."""
+        """Return whether `header`, read at `position` of some log, is this frame's."""
         try:
             fields = parse_header(header[:HEADER_SIZE_BYTES])
         except FrameError:
@@ -67,8 +67,8 @@ class LastFrame(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Part(msgspec.Struct, frozen=True, rename="camel"):
-    """The first `length_bytes` of the segment at `start`; it ends behind frame `last` (and, if that
-    is the whole segment, its blank record). `before_…` are of the frame before its first."""
+    """The first `length_bytes` of the segment at `start`, up to frame `last` and, for a complete
+    segment, its blank record. `before_…` are of the frame before its first."""
 
     start: int
     length_bytes: int
@@ -84,11 +84,11 @@ class Part(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class StateFile(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A file below states/: tables as of frame `index`.
+    """A file below states/ with the tables as of frame `index`.
 
-    Its name has the checksum in it, since two states of one frame can differ: retention moves where
-    queues begin. A backup in progress so never replaces a file that the manifest names. Older
-    versions named it by the index alone."""
+    Its name contains the checksum, since two states of a frame can differ when retention moves the
+    queue starts. So a backup in progress never replaces a file that the manifest names. Names
+    without a checksum are also read."""
 
     index: int
     size_bytes: int
@@ -103,7 +103,7 @@ class StateFile(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The manifest's content. Positions are of the CommitLog, in bytes; times in ms since 1970."""
+    """The manifest's content. Positions are CommitLog bytes; times are ms since 1970."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -142,7 +142,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Read a manifest. Raises BackupDamaged; BackupError for another version's."""
+    """Read a manifest. Raises BackupDamaged, and BackupError for a different version's."""
     try:
         value = orjson.loads(data)
         if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -156,7 +156,7 @@ def decode(data: bytes) -> Manifest:
         manifest = msgspec.convert(value, Manifest)
     except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
         raise BackupDamaged(f"manifest.json cannot be read: {error}") from error
-    # A restored group begins one term above the one of the backup.
+    # A restored group starts one term above the backup's.
     if not 0 <= manifest.term <= manifest.current_term < TERM_MAX:
         raise BackupDamaged(f"manifest.json: term {manifest.current_term} is out of range")
     complaint = _contradiction(manifest)
@@ -178,8 +178,7 @@ def decode_progress(data: bytes) -> list[Part]:
 
 
 def _contradiction(manifest: Manifest) -> str:
-    """Return in words why the parts do not follow each other from `begin` to `end`; "" if they
-    do."""
+    """Return why the parts do not cover `begin` to `end` in order, or ""."""
     position, before = manifest.begin, (manifest.first_index - 1, manifest.previous_term)
     size = manifest.segment_size_bytes
     if size <= 0 or position % size:

@@ -1,13 +1,12 @@
-"""The source of a backup: the store of a stopped replica, read on its own machine. Blocking.
+"""The store of a stopped replica as a backup's source. Blocking.
 
-Nothing of the replica is changed, and its store is locked meanwhile, so this is refused while a
-broker runs there. Only frames that this replica knew to be committed when it stopped are taken:
-after a clean stop all that it had applied; after a kill those up to the last flush of its
-ConsumeQueues. `whole_log` takes everything in the log. That includes messages acknowledged in the
-last moments before a kill, if this replica had them, and perhaps frames that were never committed.
-It is meant for the only replica that is left of a group.
+The store is locked and not changed, so a running broker is rejected. Only frames that this replica
+knew to be committed are included. After a clean stop these are all applied frames, after a kill
+those up to the last flush of its ConsumeQueues. `whole_log` includes everything in the log, also
+messages acknowledged just before a kill and perhaps frames that were never committed. It is meant
+for the only replica left of a group.
 
-The tables are those of the last snapshot, and may be of an earlier frame than the log's end: a
+The tables are those of the last snapshot, possibly of an earlier frame than the log's end; a
 restore brings them up to it (restore.py).
 """
 
@@ -43,12 +42,12 @@ from .settings import settings_of
 
 
 class UnwrittenFile:
-    """A file that is only read: it looks as if it had been extended or truncated, and stays as it
-    is. So what a kill leaves, a segment that is not allocated yet, say, is read as a start does."""
+    """A read-only file that appears extended or truncated, so that the state after a kill, such as
+    an unallocated segment, is read as by a start."""
 
     def __init__(self, file: OsFile, allocate_bytes: int | None) -> None:
         self._file = file
-        self._kept_bytes = file.size_bytes  # behind them everything reads as zeros
+        self._kept_bytes = file.size_bytes  # the rest reads as zeros
         self._size = max(file.size_bytes, allocate_bytes or 0)
 
     @property
@@ -67,7 +66,7 @@ class UnwrittenFile:
         """Do nothing."""
 
     def truncate(self, size: int) -> None:
-        """Look as if it had been done."""
+        """Appear truncated."""
         self._kept_bytes = min(self._kept_bytes, size)
         self._size = size
 
@@ -75,14 +74,14 @@ class UnwrittenFile:
         return self._file.may_have_data(offset)
 
     def sync(self) -> None:
-        """Do nothing: nothing was written."""
+        """Do nothing, because nothing was written."""
 
     def close(self) -> None:
         self._file.close()
 
 
 class UnwrittenDisk:
-    """A disk of which nothing is changed. Files that a reader removes look removed to it."""
+    """A read-only disk. Removed files appear removed to the reader."""
 
     def __init__(self, root: str) -> None:
         self._disk = OsDisk(root)
@@ -106,14 +105,14 @@ class UnwrittenDisk:
         """Do nothing."""
 
     def remove(self, path: str) -> None:
-        """Look as if it had been done."""
+        """Appear removed."""
         self._removed.add(path)
 
     def rename(self, source: str, target: str) -> None:
         """Do nothing."""
 
     def sync_tree(self, path: str) -> bool:
-        """Return True: nothing was written."""
+        """Return True, because nothing was written."""
         return True
 
     def sync_directory(self, path: str) -> None:
@@ -127,7 +126,7 @@ class UnwrittenDisk:
 
 
 class StoppedSource:
-    """The stopped replica with the configuration `config`."""
+    """The stopped replica with this configuration."""
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class StoppedSource:
         self._check()
         assert self._lock is None, "begun twice"
         self._lock = lock_store(self._config.store_path_root_dir, "mqbroker backup")
-        self._check()  # the state before the lock may have been changing
+        self._check()  # the earlier state may have been changing
         disk = UnwrittenDisk(self._config.store_path_root_dir)
         stores = store_config(self._config)
         first, previous_term, begin, term = _noted(disk)
@@ -200,7 +199,7 @@ class StoppedSource:
     # -- the store's content ------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Check that the store can be read. Raises BackupError."""
+        """Check that the store is readable. Raises BackupError."""
         root = Path(self._config.store_path_root_dir)
         if not (root / RAFT_DIRECTORY / "hardstate").exists():
             raise BackupError(f"{root} is not the store of a Raft replica")
@@ -212,8 +211,8 @@ class StoppedSource:
     def _end(
         self, before: tuple[int, int, int], applied: int, confirmed: int
     ) -> tuple[int, int, int]:
-        """Return index, term and end of the last frame to be taken. Only headers are read, except
-        where a torn tail may be."""
+        """Return index, term and end of the last included frame. Only headers are read, except in a
+        possibly torn tail."""
         assert self._log is not None
         walk = FrameWalk(self._log, before[2], None, confirmed, first_index=before[0] + 1)
         last: FrameHeader | None = None
@@ -246,7 +245,7 @@ class StoppedSource:
     def _queues(
         self, disk: UnwrittenDisk, confirmed: int, begin: int
     ) -> list[tuple[str, int, int]]:
-        """Return where queues begin. Raises BackupError, OSError."""
+        """Return the queue starts. Raises BackupError, OSError."""
         stores = store_config(self._config)
         queues = ConsumeQueueStore(
             disk,
@@ -272,7 +271,7 @@ class StoppedSource:
 
 
 def _noted(disk: UnwrittenDisk) -> tuple[int, int, int, int]:
-    """Return the log's first frame, the term of the one before it, where it begins, and the current
+    """Return the log's first frame, the term of the frame before it, its start, and the current
     term. Raises BackupError, OSError."""
     trim = SlotFile(disk, f"{RAFT_DIRECTORY}/trim")
     votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")

@@ -1,4 +1,4 @@
-"""The source of a backup: a running replica, asked over the wire (service.py)."""
+"""A running replica as a backup's source (broker.backup.service)."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from .protocol import (
 )
 
 TIMEOUT_MS = 20_000
-LEADER_WAIT_S = 30.0  # for a leader proven to lead, and for a replica to catch up with it
+LEADER_WAIT_S = 30.0  # for a proven leader, and for a replica to catch up with it
 RETRY_S = 0.2
 
 
 class Overtaken(Exception):
-    """The replica cannot go on with this backup; another attempt may succeed."""
+    """The replica cannot continue this backup; a new attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The data to copy: the log in [snapshot.position, end), and the group snapshot's state. The
-    state is that at the log's last frame, or at an earlier frame if the replica is stopped.
-    `confirmed`: a leader said that nothing acknowledged before is missing."""
+    """The log in [snapshot.position, end), and the group snapshot's state. The state is as of the
+    log's last frame, or of an earlier frame for a stopped replica. `confirmed` means that a leader
+    confirmed that no acknowledged message is missing."""
 
     snapshot: GroupSnapshot
     facts: Facts
@@ -55,19 +55,18 @@ class Offer:
 
 
 class Source(Protocol):
-    """The replica that a backup is taken from."""
+    """The replica to read from."""
 
     async def begin(self, at_least: int) -> Offer:
-        """Begin a copy as of frame `at_least` or a later one. Raises BackupError, Overtaken."""
+        """Start a copy as of frame `at_least` or later. Raises BackupError, Overtaken."""
         ...
 
     async def read(self, position: int, size: int) -> bytes:
-        """Return some of the bytes at `position`, at most `size`, at least one. Raises BackupError,
-        Overtaken."""
+        """Return between one and `size` bytes at `position`. Raises BackupError, Overtaken."""
         ...
 
     async def met_damage(self, position: int) -> None:
-        """Report damage there, which the replica may repair. Raises BackupError, Overtaken."""
+        """Report damage, which the replica may repair. Raises BackupError, Overtaken."""
         ...
 
     async def end(self) -> None: ...
@@ -85,13 +84,13 @@ class RemoteSource:
         confirm: bool = True,
         wait_s: float = LEADER_WAIT_S,
     ) -> None:
-        """`bytes_per_s` 0: no limit. Without `confirm` no leader is asked."""
+        """`bytes_per_s` is unlimited if 0. Without `confirm` no leader is asked."""
         self.address = address
         self._client = client
         self._confirm = confirm
         self._wait_s = wait_s
         self._throttle = AppendThrottle(bytes_per_s)
-        # Small enough that the rate holds within a second, too.
+        # Small enough to keep the rate also within a second.
         self._read_bytes = min(READ_BYTES_MAX, max(4096, bytes_per_s // 4 or READ_BYTES_MAX))
         self._session = ""
 
@@ -127,23 +126,23 @@ class RemoteSource:
         await self._ask("damaged", position=str(position))
 
     async def end(self) -> None:
-        """Let the replica forget this backup; it would also do so by itself."""
+        """Release this backup at the replica, which would also do so by itself."""
         if self._session:
             session, self._session = self._session, ""
             try:
                 await self._invoke(self.address, {"op": "end", "session": session})
             except RemotingError:
-                pass  # it forgets a silent one after a while
+                pass  # a silent backup expires there
 
     # -- asking -------------------------------------------------------------------------------
 
     async def _mark(self, deadline_s: float) -> int:
-        """Return a frame so that all that was acknowledged until now is at or below it."""
+        """Return a frame index that covers everything acknowledged before the call."""
         answer = await self._until(deadline_s, self.address, "mark")
         return int(loads_object(answer.body)["index"])
 
     async def _until(self, deadline_s: float, address: str, op: str, **ext: str) -> RemotingCommand:
-        """Ask until it succeeds; a non-leader names the leader. Raises BackupError."""
+        """Repeat the request until it succeeds; a follower names the leader. Raises BackupError."""
         while True:
             try:
                 answer = await self._invoke(address, {"op": op, **ext})
@@ -195,9 +194,9 @@ class RemoteSource:
 
 
 async def choose(client: RemotingClient, addresses: Sequence[str]) -> str:
-    """Return the replica to read from: a follower that is recovered and follows a leader, with its
-    disk and clock in order, preferring the one that has applied most; otherwise the leader, or
-    whoever answers. Raises BackupError."""
+    """Return the replica to read from. The choice is a recovered follower with disk and clock in
+    order, preferably with the most applied frames; otherwise the leader, or any replica that
+    answers. Raises BackupError."""
     found: list[tuple[tuple[bool, bool, int], str]] = []
     complaints: list[str] = []
     for address in addresses:
@@ -230,7 +229,7 @@ async def _runtime_info(client: RemotingClient, address: str) -> dict[str, Any]:
 async def replicas_of(
     client: RemotingClient, name_servers: Sequence[str], broker_name: str
 ) -> list[str]:
-    """Return the addresses of a broker group as a name server knows them. Raises BackupError."""
+    """Return a broker group's addresses from a name server. Raises BackupError."""
     complaints: list[str] = []
     for name_server in name_servers:
         try:

@@ -1,11 +1,10 @@
-"""Which frame was a log's last one at some moment. Pure.
+"""The last frame of a log at a given time. Pure.
 
-A frame is stamped by its leader's clock, and no stamp is below one before it. So while a clock was
-ahead, be it for a second, its stamp is that of all frames until the time has come that it said; and
-while a clock was behind, the last right stamp is that of all frames. A moment in between cannot be
-told by the stamps. What speaks against them then: frames stamped later than the backup was taken,
-tables that were there already, and the producers' clocks (`_Producers`): frames behind the moment's
-that were made before it, or frames up to it that were made after it.
+A frame has a time stamp of its leader's clock, never below an earlier stamp. If a clock was ahead,
+its stamp stays on all frames until that time arrives; if it was behind, the last right stamp stays.
+A time in between cannot be resolved by the stamps. Evidence against stamps are frames stamped later
+than the backup, tables older than their stamp, and the producers' clocks (`_Producers`), by frames
+behind the point that are older, or up to it that are newer.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ from raftmq.store.record import born_host_at, born_timestamp_at, walk_records
 
 from .manifest import BackupError, Manifest, iso
 
-APART_MS = 60_000  # clocks that differ by less count as one
-DOUBTED_MIN = 2  # frames; a single one may be of a producer whose clock was set
-SURE_MIN = 2  # frames in a row that are as they should be: what is behind them is, too
-RECORDS_MAX = 4  # looked at in one frame
+APART_MS = 60_000  # smaller differences of clocks are ignored
+DOUBTED_MIN = 2  # frames; a single frame may come from a producer with an adjusted clock
+SURE_MIN = 2  # successive good frames, after which the rest is trusted
+RECORDS_MAX = 4  # examined per frame
 PORT_SIZE_BYTES = 4  # of a born host
-SKEW_MS = 20_000  # producers' clocks are known as multiples of this
-SKEW_MIN = 3  # messages by which the skew of a machine's clock is known
-SKEWS_MAX = 100  # of one machine
-NAMED_MAX = 10_000  # connections, and machines, that are remembered
+SKEW_MS = 20_000  # resolution of producers' clocks
+SKEW_MIN = 3  # messages needed to determine a machine's skew
+SKEWS_MAX = 100  # per machine
+NAMED_MAX = 10_000  # connections and machines
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The frame that was the last one, and the stamp of the next one (None: there is none)."""
+    """The last frame, and the next frame's stamp or None."""
 
     index: int
     next_ms: int | None
 
 
 def last_by(frames: Iterable[Frame], manifest: Manifest, time_ms: int) -> Moment:
-    """Return the last frame stamped at or before `time_ms`. `frames`: all of the backup's. Raises
-    BackupError if the stamps around it are no times."""
+    """Return the last frame stamped at or before `time_ms`, given all `frames` of the backup.
+    Raises BackupError if the stamps around it are unreliable."""
     index, next_ms = manifest.first_index - 1, None
-    by_producers = index  # the last one before those that were made later
+    by_producers = index  # the last before the frames made later
     late, early, sure = _Late(), 0, 0
     producers = _Producers()
     for frame in frames:
@@ -92,9 +91,9 @@ def last_by(frames: Iterable[Frame], manifest: Manifest, time_ms: int) -> Moment
 
 @dataclass(slots=True)
 class _Late:
-    """The last frames, as far as they were made too late."""
+    """The last frames, while they were made too late."""
 
-    first: int = 0  # index of the first of them
+    first: int = 0  # index of the first
     count: int = 0
     _sure: int = 0
 
@@ -109,19 +108,19 @@ class _Late:
 
 
 class _Producers:
-    """When frames were made, as far as the clocks of the messages' producers tell.
+    """Frames' creation times by the clocks of their producers.
 
-    A message's birth tells it only if it is the latest of its connection: others were delayed,
-    retried or copied. A machine whose clock is wrong is known by how far its births are mostly from
-    stamps. Only stamps that move are compared: one that stands still is no time."""
+    A message's birth counts only if it is the latest of its connection; the rest were delayed,
+    retried or copied. A machine's skew is the most frequent difference of its births from the
+    stamps. Only moving stamps are compared."""
 
     def __init__(self) -> None:
-        self._latest: dict[bytes, int] = {}  # by born host: its last birth
-        self._skews: dict[bytes, Counter[int]] = {}  # by address: how often its clock was how wrong
+        self._latest: dict[bytes, int] = {}  # last birth by born host
+        self._skews: dict[bytes, Counter[int]] = {}  # frequencies of skews by address
         self._stamp_ms = 0
 
     def made_ms(self, frame: Frame) -> int | None:
-        """Return when the frame was made; None: its messages do not tell. Take frames in order."""
+        """Return the creation time of the frame, or None. Call it in order of frames."""
         moves, self._stamp_ms = frame.timestamp_ms > self._stamp_ms, frame.timestamp_ms
         found = []
         for born_host, born_ms in self._fresh(frame):
@@ -141,7 +140,7 @@ class _Producers:
                 self._latest.clear()
             if latest is None or born_ms > latest:
                 self._latest[born_host] = born_ms
-                if latest is not None:  # the first one of a connection may be a copy
+                if latest is not None:  # a connection's first message may be a copy
                     yield born_host, born_ms
 
     def _note(self, address: bytes, skew_ms: int) -> None:

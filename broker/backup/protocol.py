@@ -1,20 +1,21 @@
-"""The messages between a replica and a backup tool besides fields (service.py). Pure."""
+"""The messages between a replica and the backup tool besides fields (broker.backup.service).
+Pure."""
 
 from __future__ import annotations
 
 import msgspec
 import orjson
 
-OVERTAKEN = "OVERTAKEN"  # the bytes asked for are not in the log any more
-GONE = "GONE"  # the session is forgotten
-BEHIND = "BEHIND"  # this replica has not applied that much yet
+OVERTAKEN = "OVERTAKEN"  # the log no longer has the requested bytes
+GONE = "GONE"  # the session has expired
+BEHIND = "BEHIND"  # not yet applied on this replica
 CHUNK_BYTES = 256 << 10  # of a parcel
 READ_BYTES_MAX = 1 << 20  # of the log, in one answer
 
 
 class Facts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Facts about the replica and its group when the tables were copied, with frame `index`.
-    `settings`: the configuration that the store's files depend on (settings.py)."""
+    """Facts about the replica and its group at frame `index`, when the tables were copied.
+    `settings` are those that the store's files depend on (broker.backup.settings)."""
 
     group: str
     broker: str

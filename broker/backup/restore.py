@@ -1,26 +1,23 @@
-"""Stores of a new group, made from a backup. Blocking.
+"""Restore of a backup into the stores of a new group. Blocking.
 
-A store is made as a snapshot install is carried out (broker.tables.snapshot_install): the tables,
-where queues begin, where the log begins. Then the log's frames are written as a follower writes
-them, so their bytes stand where they stood. Up to the tables' frame they are dispatched at once;
-frames behind it are applied by the broker itself when it starts: there is one way to apply frames.
+A store is made like a snapshot install (broker.tables.snapshot_install): tables, queue starts,
+start of the log. Then the log's frames are written as by a follower, at their old positions. Frames
+up to the tables' frame are dispatched at once; later frames are applied by the broker at its start.
 
-The members: the log may hold configurations of the old group, and those are in force from their
-append on (dledger.raft.configuration). So one frame is added behind everything: a configuration
-with the new group's members, in a term that the old group did not reach when the backup was taken.
-The group id: another group has another id (dledger.transport.group_id). It stands in a command
-behind that, for replicas that receive the log, and in every store's file, so that no replica ever
-talks to one of the old group, nor to a store that is left of an earlier restoration: such a store
-may have other frames of the same indices and terms. Both frames are the same in every store of one
-restoration, byte for byte, whoever makes it and wherever: everything in them comes from the
-manifest, the given peers, and the incarnation, which names this restoration and no other. Every
-store's vote file says that promises may be lost: a replica may have promised more than the backup
-has, if one incarnation is restored again. So all recover first (dledger.raft.recovery), as those of
-a new group: once all are there, the best log leads, and the log's content is committed with the new
-leader's first frame.
+Configurations of the old group in the log would be in force (dledger.raft.configuration). So a
+configuration frame with the new members is appended, in a term above the old group's at the backup.
 
-Never do this to one replica of a working group. A store that is half made has the file `restoring`
-in it, and no broker starts with it.
+The new group has a new id (dledger.transport.group_id), in a command after that frame and in every
+store's file. So no replica ever connects to the old group, or to a store of an earlier restore with
+different frames at the same index and term. Both frames are equal in every store of a restore,
+since they depend only on the manifest, the peers and the incarnation, which names this restore.
+
+Every store's vote file marks promises as lost, because an incarnation restored again may have
+promised more than the backup has. So all replicas recover first (dledger.raft.recovery), as in a
+new group. The best log leads, and its first frame commits the content.
+
+Never do this to a single replica of a working group. An unfinished store has the file `restoring`,
+and no broker starts with it.
 """
 
 from __future__ import annotations
@@ -73,14 +70,14 @@ from .point_in_time import last_by
 from .settings import store_config_of
 from .table_snapshots import decode
 
-SYNC_BYTES = 64 << 20  # written between two fdatasyncs of the log
+SYNC_BYTES = 64 << 20  # between two fdatasyncs of the log
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The point to which a backup is restored: frames up to `index`, and the tables of `state`
-    (None: empty ones), which the broker brings up to that index from the log. `next_ms`: the stamp
-    of the frame behind it, if it was asked for by a time."""
+    """The point of a restore, with frames up to `index`, and the tables of `state` (None for
+    empty), which the broker brings up to that index from the log. `next_ms` is the stamp of the
+    following frame, if a time was requested."""
 
     index: int
     state: StateFile | None
@@ -89,8 +86,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The last frame from the backup, the new group's configuration frame, the end of the log, and
-    the new group's id."""
+    """The last frame from the backup, the new configuration frame, the end of the log, and the new
+    group id."""
 
     index: int
     configuration_index: int
@@ -107,9 +104,9 @@ def point_of(
     to_index: int | None = None,
     to_time_ms: int | None = None,
 ) -> Point:
-    """Return the point of frame `to_index`, or of the last frame sealed at or before `to_time_ms`
-    by the leader's clock; without either the whole backup. Raises BackupError (also if a clock was
-    wrong then), BackupDamaged, OSError."""
+    """Return the point of frame `to_index`, of the last frame stamped at or before `to_time_ms`, or
+    of the complete backup. Raises BackupError (also for unreliable clocks), BackupDamaged, OSError.
+    """
     index, next_ms = manifest.commit_index, None
     if to_index is not None:
         index = to_index
@@ -135,8 +132,8 @@ def point_of(
 
 
 def check_empty(store: str) -> None:
-    """Raise BackupError if anything but a lock file is in that directory, and what a file system
-    has of its own."""
+    """Raise BackupError unless the directory is empty, apart from a lock file and the file system's
+    own entries."""
     path = Path(store)
     if not path.exists():
         return
@@ -160,11 +157,10 @@ def restore(
     config: StoreConfig | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Restored:
-    """Make each of `stores` (directories: storePathRootDir) one replica's. `peers`: (id, host:port)
-    of all members of the new group, in the order of its dLegerPeers. `incarnation`: a new one for
-    each restoration, the same for all of its stores. `config`: of the brokers that will run there;
-    by default as where the backup was taken. Raises StoreInUse, BackupError, BackupDamaged,
-    ConfigError, OSError."""
+    """Make each directory in `stores` the storePathRootDir of a replica. `peers` are (id,
+    host:port) of all new members, in the order of dLegerPeers. `incarnation` is new for each
+    restore, and the same for all of its stores. `config` is the brokers' configuration, by default
+    the backup's. Raises StoreInUse, BackupError, BackupDamaged, ConfigError, OSError."""
     config = config or store_config_of(manifest.settings)
     if config.segment_size_bytes != manifest.segment_size_bytes:
         raise BackupError(
@@ -201,7 +197,7 @@ def restore_one(
     incarnation: UUID,
     config: StoreConfig,
 ) -> Restored:
-    """Make one store, on an empty disk. Raises BackupDamaged, BackupError, OSError."""
+    """Make a store on an empty disk. Raises BackupDamaged, BackupError, OSError."""
     disk.open(RESTORING).close()
     disk.sync_directory("")
     config = replace(config, index_enable=False)  # the broker builds the index later
@@ -246,8 +242,7 @@ def restore_one(
 def frames_of(
     directory: BackupDirectory, manifest: Manifest, last_index: int | None = None
 ) -> Iterator[Frame]:
-    """Yield the frames up to `last_index`, or all of them, each checked. Raises BackupDamaged,
-    OSError."""
+    """Yield the checked frames, up to `last_index` if given. Raises BackupDamaged, OSError."""
     for part in manifest.segments:
         if last_index is not None and part.before_index >= last_index:
             return
@@ -280,11 +275,11 @@ def _install(
     disk: Disk,
     config: StoreConfig,
 ) -> int:
-    """Write the tables, the queues' beginnings, and an empty log that begins where the backup's
-    does. Returns the frame that the tables are of."""
+    """Write the tables, the queue starts, and an empty log with the backup's start. Returns the
+    tables' frame."""
     latest = max(manifest.states, key=lambda state: state.index)
-    # The queues' beginnings belong to where this log begins, and only the latest state has those:
-    # an earlier one may be of a longer log.
+    # The queue starts depend on the log's start, and only the latest state has them, because an
+    # earlier state may be of a longer log.
     queues = decode(latest, directory.state(latest)).queues
     if point.state is None:
         tables = snapshot.capture(BrokerState())
@@ -301,22 +296,21 @@ def _install(
     )
     snapshotmarker.note(disk, RAFT_DIRECTORY, noted.encode())
     carry_out(disk, config, RAFT_DIRECTORY)
-    # The file says that tables may be ahead of the log: here they are not.
+    # The file marks tables ahead of the log, which is not the case here.
     disk.remove(f"{RAFT_DIRECTORY}/installed")
     disk.sync_directory(RAFT_DIRECTORY)
     return tables.applied_index
 
 
 def _found(raft_log: RaftLog, members: Configuration, term: int, time_ms: int) -> Frame:
-    """Add the new group's configuration."""
+    """Append the new group's configuration."""
     payload = encode_configuration(members)
     return _add(raft_log, term, time_ms, FrameKind.CONFIGURATION, payload)
 
 
 def _id_of(manifest: Manifest, founded: Frame, incarnation: UUID) -> bytes:
-    """Return a group id that differs for other members, another point, another backup or another
-    restoration, and for nothing else: the hosts that a group is restored on do not talk about
-    it."""
+    """Return a group id determined by members, point, backup and incarnation, because the hosts of
+    a restore do not communicate."""
     made_of = orjson.dumps([manifest.group, manifest.current_term, manifest.taken_ms, incarnation])
     return hashlib.sha256(made_of + founded.data).digest()[:GROUP_ID_SIZE_BYTES]
 
@@ -336,7 +330,7 @@ def _sync(raft_log: RaftLog) -> None:
 
 
 def _note_group(disk: Disk, founded: Frame, members: Configuration, identity: bytes) -> None:
-    """Write what a new group's replica knows of its group."""
+    """Write the group's files of a new replica."""
     group = file_of(disk, RAFT_DIRECTORY)
     file = ConfigurationFile(disk, RAFT_DIRECTORY)
     votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")

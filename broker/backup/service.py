@@ -1,4 +1,4 @@
-"""Serves backups of a running replica: request BACKUP (30003, ours).
+"""The BACKUP request (30003, ours) of a running replica.
 
 Ext `op`:
 
@@ -11,13 +11,12 @@ Ext `op`:
     damaged `session`, `position`: what was read there is no frame. If so it is fetched from a peer
     end     `session`: it is done
 
-The tables are copied on the loop as for a snapshot install; the log is read in a thread, by
-request, so the reader sets the rate. Retention spares what a session has not read yet, for a time:
-a session is forgotten when it was silent for SILENT_MS or is older than HOLD_MS; and when the disk
-is too full retention does not ask. Bytes that are gone then are answered [OVERTAKEN], and the
-backup begins anew.
+Tables are copied on the loop as for a snapshot install. The log is read in a thread per request, so
+the reader sets the rate. Retention spares the unread log of a session, until it is silent for
+SILENT_MS, older than HOLD_MS, or the disk is too full. Reads of removed bytes are answered
+[OVERTAKEN], and the backup starts again.
 
-Any member of a Raft group can be asked, whoever leads. Only `mark` needs the leader.
+Any member of a Raft group serves backups; only `mark` needs the leader.
 """
 
 from __future__ import annotations
@@ -57,16 +56,16 @@ from .settings import settings_of
 log = logging.getLogger("raftmq.broker.backup")
 
 SESSIONS_MAX = 2
-SILENT_MS = 120_000  # the tool may need that to write, or to limit its rate, between two reads
+SILENT_MS = 120_000  # between two reads, for the tool's writes and rate limit
 HOLD_MS = 24 * 3_600_000
 POLL_MS = 10
-WAIT_MS = 5_000  # for frames to be applied; then [BEHIND]
+WAIT_MS = 5_000  # for frames to be applied; [BEHIND] afterwards
 
 
 @dataclass(slots=True)
 class _Session:
-    """A backup that reads from this replica. `needed`: the log position at which it reads next;
-    retention may delete everything before."""
+    """A backup that reads from this replica. Retention may delete everything before `needed`, its
+    next log position."""
 
     parcel: bytes
     begin: int
@@ -77,7 +76,7 @@ class _Session:
 
 
 class Backups:
-    """The handler and the sessions of backups; one per broker."""
+    """The request handler and its sessions."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -88,7 +87,7 @@ class Backups:
         return Service(handlers={int(RequestCode.BACKUP): self.handle})
 
     def needed_from(self) -> int | None:
-        """Return the CommitLog offset from which on a backup still reads, or None."""
+        """Return the CommitLog offset from which a backup still reads, or None."""
         self._expire()
         return min((session.needed for session in self._sessions.values()), default=None)
 
@@ -131,7 +130,7 @@ class Backups:
             captured = await self._captured(engine, at_least)
         finally:
             self._beginning -= 1
-        # Nothing was awaited since the copying: the log still has the tables' frame.
+        # Without an await since the copy, so the log still has the tables' frame.
         index, settled = engine.log_index, engine.core.membership.configurations.settled
         facts = self._facts(engine, captured.applied_index)
         end = index.end_of(facts.index)
@@ -224,7 +223,7 @@ class Backups:
     # -- what is copied -----------------------------------------------------------------------
 
     async def _captured(self, engine: RaftMember, at_least: int) -> BrokerCapture:
-        """Return a copy of the tables, once they reflect frame `at_least`. Raises Refused."""
+        """Return a copy of the tables at frame `at_least` or later. Raises Refused."""
         context = self._context
         deadline_ms = context.clock_ms() + WAIT_MS
         while True:

@@ -1,4 +1,4 @@
-"""Settings that a store's files depend on: a backup names them, and a restore uses them."""
+"""The settings that a store's files depend on, named in a backup and used by a restore."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = tuple(
     )
     if key in OPTIONS
 )
-# These complete the configuration of a Raft replica; the store does not depend on them.
+# They complete a Raft replica's configuration, without effect on the store.
 _ANY_REPLICA = {
     "enableDLegerCommitLog": "true",
     "dLegerPeers": "n0-127.0.0.1:1",
@@ -39,7 +39,7 @@ def store_config_of(settings: Mapping[str, str]) -> StoreConfig:
 
 
 def notable(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that are not the defaults."""
+    """Return the settings that differ from the defaults."""
     return {
         key: value
         for key, value in settings.items()

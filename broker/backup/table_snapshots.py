@@ -1,9 +1,7 @@
-"""The states in a backup, in a group snapshot's form, whatever version wrote them
-(broker.tables.snapshot_install).
+"""The states in a backup, in the form of a group snapshot (broker.tables.snapshot_install).
 
-A table that the program which took the backup did not know begins empty, at frame 0. As after an
-upgrade of a broker, the commands for it that the log still holds are then applied. A table that
-*this* program does not know would be lost, so such a state is refused.
+A table missing in the backup starts empty at frame 0, and the commands in the log are applied to
+it. A state with an unknown table is rejected, because the table would be lost.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from .manifest import BackupDamaged, BackupError, StateFile
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A decoded state. `index`: the frame at which the tables were copied. `queues`: (topic, queue
-    id, offset)."""
+    """A decoded state as of frame `index`. `queues` are (topic, queue id, offset)."""
 
     index: int
     tables: Snapshot
@@ -31,7 +28,7 @@ class State:
 
 
 def decode(file: StateFile, data: bytes) -> State:
-    """Decode a state. Raises BackupDamaged; BackupError for one that a later version wrote."""
+    """Decode a state. Raises BackupDamaged, and BackupError for a later version's."""
     where = f"states/{file.name}"
     empty = snapshot.capture(BrokerState()).to_json()
     try:

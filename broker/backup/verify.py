@@ -1,4 +1,4 @@
-"""Verifies a backup: reads everything in it and names every damaged place. Blocking."""
+"""Verification of a complete backup. Blocking."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .table_snapshots import decode
 
 
 def complaints(directory: BackupDirectory, manifest: Manifest) -> Iterator[str]:
-    """Yield a text for each damaged file; nothing if the backup is intact.
+    """Yield a text for each damaged file.
 
-    For a segment it checks the file's checksum, the checksums of all frames, and that these follow
-    each other up to the one that the manifest names as the last. Raises OSError."""
+    Checked are the checksums of files and frames, and the order of frames up to the manifest's
+    last. Raises OSError."""
     for part in manifest.segments:
         complaint = _of_segment(directory, part, manifest.segment_size_bytes)
         if complaint:

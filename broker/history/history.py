@@ -27,7 +27,7 @@ from .samples import Sample, Span
 T = TypeVar("T")
 log = logging.getLogger("raftmq.broker.history")
 
-BYTES_MAX = 32 << 20  # of the ring: days, or some ten hours with hundreds of topics and groups
+BYTES_MAX = 32 << 20  # of the ring, for days, or some ten hours with hundreds of topics and groups
 QUEUES_MAX = 5_000  # read for a sample in two milliseconds of the loop
 SERIES_MAX = 200
 LATE_PERIODS = 3  # in periods; older samples do not count for a time
@@ -76,7 +76,7 @@ class History:
             self._failed = ""
 
     async def spans(self, since_ms: int, until_ms: int, count: int) -> list[Span]:
-        """Return two samples for each of `count` equal parts of a time: the last before it and its
+        """Return two samples for each of `count` equal parts of a time, the last before it and its
         last. Raises OSError."""
         return await self._in_pool(partial(self._read, since_ms, until_ms, count))
 

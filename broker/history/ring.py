@@ -1,8 +1,8 @@
 """A bounded ring of lines in two files.
 
 Lines are appended to a file until it has half of the bytes; then the second file is emptied and
-continues. So at least half of the bytes are kept. A line is a sample: a JSON object whose first
-member is the time, `{"t":<ms>,…}`. Nothing is synced, and unreadable lines are skipped.
+continues. So at least half of the bytes are kept. A line is a sample, a JSON object that starts
+with the time, `{"t":<ms>,…}`. Nothing is synced, and unreadable lines are skipped.
 
 Lines are ordered by time. A line that is not later than the last is skipped, because the clock was
 set back or is wrong briefly. If that persists, the clock was ahead before, and the lines from the

@@ -1,4 +1,4 @@
-"""The node API of one broker: its operations on one server, their errors, and their audit record.
+"""The node API of one broker, with its operations, their errors, and their audit record.
 
 The server starts before the engine, so that a start that waits for peers can be observed, and stops
 after it. Until the engine runs only health and metrics are answered, everything else is 503

@@ -36,9 +36,9 @@ class FaultDoor(Protocol):
 
 class FaultBody(Input, frozen=True, kw_only=True):
     """`clock` shifts the wall clock by `offsetMs`. Every further `kind` affects `calls` on files
-    below the store whose path matches `pattern`: error (EIO), full (ENOSPC), slow (`delayMs` more),
-    stall (until healed), lie (a sync without effect), short (half a write, then EIO). `skip` calls
-    pass first, then `times` are affected (0 for all)."""
+    below the store with a path that matches `pattern`: error (EIO), full (ENOSPC), slow (`delayMs`
+    more), stall (until healed), lie (a sync without effect), short (half a write, then EIO). `skip`
+    calls pass first, then `times` are affected (0 for all)."""
 
     kind: Literal["error", "full", "slow", "stall", "lie", "short", "clock"]
     calls: Annotated[

@@ -1,4 +1,5 @@
-"""HTTP operations on messages: search by id, key, time, offset; send; resend dead letters.
+"""HTTP operations that search messages by id, key, time or offset, send them, and resend dead
+letters.
 
 Answers are limited to MESSAGES_MAX messages, and their bodies by broker.http.messageviews.
 """

@@ -1,4 +1,4 @@
-"""HTTP operations on this node: its view, health, transfer, members, planned stop."""
+"""HTTP operations on this node (view, health, transfer, members, planned stop)."""
 
 from __future__ import annotations
 

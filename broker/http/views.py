@@ -1,4 +1,4 @@
-"""View types of a broker's node API alone: writers, configuration, figures.
+"""View types of writers, configuration and figures, used by a broker's node API alone.
 
 Pure.
 """

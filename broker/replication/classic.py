@@ -1,4 +1,4 @@
-"""Classic mode: a CommitLog without frames, written by a master and copied by its slaves.
+"""Classic mode, with a CommitLog without frames, written by a master and copied by its slaves.
 
 The master appends waiting sends (a batch is a group commit), dispatches them at once and sends them
 to its slaves. Senders are answered by the acknowledgement rule (broker.replication.ha.acks):
@@ -9,7 +9,7 @@ are not in the log. Changes apply to the tables at once, `broker.tables.config_f
 and slaves pull them (broker.replication.ha.metadata).
 
 A failed write or fdatasync ends the broker, because the page cache is then unreliable. A temporary
-shortage before a write (store.transient_errors) is retried: a master's sends wait, and a slave ends
+shortage before a write (store.transient_errors) is retried. A master's sends wait, and a slave ends
 its link.
 """
 

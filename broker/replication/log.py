@@ -1,7 +1,7 @@
-"""The replicated log for a broker's services: propose, prove leadership, transfer it.
+"""The replicated log for a broker's services, which propose, prove leadership and transfer it.
 
 The engine applies frames through the services (`broker.state_machine`), and the services propose
-through the engine. `ReplicatedLog` closes that circle: it is made first, every service gets it, and
+through the engine. `ReplicatedLog` closes that circle. It is made first, every service gets it, and
 the engine is attached before anything starts.
 """
 

@@ -1,7 +1,7 @@
 """Members of this broker's Raft group: CHANGE_MEMBERS (30002, ours).
 
-dledger.raft.configuration and dledger.raft.membership define changes and their rejection. This
-module also applies a change to this broker: a removed replica unregisters (broker.registration).
+dledger.raft.configuration and dledger.raft.membership define changes and their rejection. A removed
+replica also unregisters (broker.registration).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""`mqbroker rescue`: the histories of a group's stores side by side, and which of them goes on."""
+"""`mqbroker rescue`: comparison of a group's stores, and the choice of those to keep."""

@@ -1,6 +1,6 @@
 """The command line of `mqbroker rescue` (docs/runbooks/two-histories.md).
 
-What it does is in broker.rescue.commands, imported when it runs.
+broker.rescue.commands has the implementation, imported when needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Does what `mqbroker rescue` is asked for, and prints it.
+"""The command `mqbroker rescue`, and its output.
 
-Exit status: 0 done, or shown; 1 it failed; 2 the choice is refused; 75 (EX_TEMPFAIL) a broker or
-another process owns a store.
+Exit status: 0 done or shown; 1 failure; 2 rejected choice; 75 (EX_TEMPFAIL) a store is in use by a
+different process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def rescue(
     anyway: bool,
     as_json: bool,
 ) -> None:
-    """Rescue; the options are those of `mqbroker rescue`."""
+    """Rescue, with the options of `mqbroker rescue`."""
     unknown = [store for store in keep if store not in stores]
     if unknown:
         _end(WRONG, f"--keep {unknown[0]} is none of the stores that are named")

@@ -1,13 +1,13 @@
-"""The history of a stopped replica's store, and where the histories of two stores part. Blocking.
+"""The history of a stopped replica's store, and the fork of two histories. Blocking.
 
-A history has the terms of the log's frames, and marks: digests of frames at rising indexes. Two
-stores have the same frame where they have the same mark, and then all frames before it (Raft 5.3).
-Every frame has a mark in a log of up to MARKS_MAX frames; in a longer log every second, fourth and
-so on, so that two logs always share marks. Then a fork inside of one term is known to lie between
-two marks, and what is counted behind it is an upper bound.
+A history has the terms of the log's frames, and marks, which are digests of frames at rising
+indexes. Equal marks mean equal frames, and equal frames before them (Raft 5.3). A log of up to
+MARKS_MAX frames has a mark for every frame, a longer log for every second, fourth and so on, so
+that two logs always share marks. A fork within a term then lies between two marks, and counts
+behind it are upper bounds.
 
-Nothing in the store is changed by reading it, except the lock, which is held meanwhile. A history
-is plain data (`to_json`), so a store of another machine can be compared by a file of its history.
+Reading changes nothing in the store, and holds its lock. A history is plain data (`to_json`), for
+the comparison with a store on a different machine.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ MARKS_MAX = 65_536
 
 
 class Unreadable(Exception):
-    """A store whose history cannot be read; the text says why."""
+    """A store with an unreadable history, for the reason in the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The frames of one term."""
+    """The frames of a term."""
 
     term: int
     first: int
@@ -71,15 +71,15 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The history of one store. `committed`: the last frame that the store knows to be committed.
-    `noted`: by replica, the last frame that it held when a leader noted that, and the term.
-    `damage`: why the log ends before frames that were durable; "" if it does not."""
+    """A store's history. `committed` is the last frame known there to be committed. `noted` has for
+    each replica the last frame, with term, that a leader recorded for it. `damage` is the reason
+    for a log that ends before durable frames, or ""."""
 
     store: str
     node: str
     group: str
     group_id: str
-    owner: str  # of the vote file; "": not noted
+    owner: str  # of the vote file, or ""
     term: int
     recovered: bool
     first: int
@@ -111,9 +111,8 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """How one store's history parts from another's: up to frame `common` at least they are the
-    same, and from a frame up to `differs` on they are not, if both go on (None: one is the other's
-    beginning, as far as marks tell)."""
+    """The fork of two histories. They are equal at least up to frame `common`, and differ from some
+    frame up to `differs` on, unless one is a prefix of the other (None, as far as marks show)."""
 
     common: int
     differs: int | None
@@ -121,18 +120,18 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """The frames that only one store of two has."""
+    """The frames that only one of two stores has."""
 
     first: int
     last: int
-    messages: int  # at most
-    committed: int  # frames of them that the store knows to be committed
+    messages: int  # an upper bound
+    committed: int  # those known in the store to be committed
     from_ms: int
     to_ms: int
 
 
 def parting(one: History, other: History) -> Parting | None:
-    """Return where two histories part; None if they have no frame in common to tell by."""
+    """Return the fork of two histories, or None without a common frame."""
     low, high = max(one.first, other.first), min(one.last, other.last)
     if low > high:
         adjacent = low == high + 1
@@ -148,7 +147,7 @@ def parting(one: History, other: History) -> Parting | None:
 
 
 def only_in(one: History, other: History) -> Only | None:
-    """Return what `one` has and `other` does not; None if nothing."""
+    """Return the frames only in `one`, or None."""
     parted = parting(one, other)
     common = one.first - 1 if parted is None else parted.common
     if common >= one.last:
@@ -162,7 +161,7 @@ def only_in(one: History, other: History) -> Only | None:
 
 
 def _edges(one: History, other: History, low: int, high: int) -> list[int]:
-    """Return the frames where the term of one of the two may begin to differ."""
+    """Return the frames where the term of either history may start to differ."""
     firsts = {run.first for run in (*one.runs, *other.runs)}
     return sorted({low, *(index for index in firsts if low <= index <= high)})
 
@@ -175,8 +174,8 @@ def _apart(one: History, other: History, index: int) -> bool:
 
 
 def read(store: str, held: ExitStack) -> History:
-    """Read a store, or a file with the history of a store on another machine. The store's lock is
-    kept until `held` is closed. Raises StoreInUse, Unreadable."""
+    """Read a store, or a file with the history of a store. The store's lock is held until `held` is
+    closed. Raises StoreInUse, Unreadable."""
     try:
         if os.path.isfile(store):
             return from_json(orjson.loads(Path(store).read_bytes()))
@@ -193,7 +192,7 @@ def read(store: str, held: ExitStack) -> History:
 
 
 def from_json(value: dict[str, Any]) -> History:
-    """Return what `to_json` made. Raises KeyError, TypeError, ValueError."""
+    """Read `to_json`. Raises KeyError, TypeError, ValueError."""
     value["runs"] = tuple(Run(**run) for run in value["runs"])
     value["marks"] = tuple(Mark(**mark) for mark in value["marks"])
     value["noted"] = {name: (term, index) for name, (term, index) in value["noted"].items()}

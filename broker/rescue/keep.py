@@ -1,15 +1,15 @@
-"""Makes some stores the truth of their group, and keeps all others aside. Blocking.
+"""The choice of the stores to keep, with the rest set aside. Blocking.
 
-The group gets a new group id (dledger.transport.group_id), so that no store that was left out of
-the rescue can take part with its own history. In a kept store three small files of raft/ change,
-and no byte of the log: `group` has the new id, `hardstate` says that its promises are of that
-group, and `notes` is gone, because it tells of histories that end here. The old ones are in
-`before-rescue-TIME/`. The leader puts the id into the log (broker/replication/identity.py).
+The group gets a new id (dledger.transport.group_id), so that no store outside of the rescue can
+participate. In a kept store three small files of raft/ change, and no byte of the log: `group` has
+the new id, `hardstate` has promises of that group, and `notes` is removed, because its histories
+end here. The old files are in `before-rescue-TIME/`. The leader puts the id into the log
+(broker.replication.identity).
 
-Everything in any other store moves into a directory `aside-TIME/` of that store, by renames: so it
-works where the store is a file system of its own. What is left is an empty store that knows its
-group. A store that is half moved has the file `restoring` in it, with the name of that directory,
-and no broker starts with it; the same command completes it.
+Everything in the rest of the stores is renamed into a directory `aside-TIME/` of that store, which
+works also if the store is a file system of its own. An empty store with its group's id is left. A
+partly moved store has the file `restoring` with the name of that directory, and no broker starts
+with it; the same command completes it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ CHANGED = ("group", "hardstate", NOTES_FILE)
 
 
 class Refused(Exception):
-    """A choice that cannot be carried out; the text says why. Nothing was changed."""
+    """A choice that cannot be carried out, for the reason in the text. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The outcome: the directories where everything from before is, and how to undo it."""
+    """The directories with the previous content, and how to undo the rescue."""
 
     kept: dict[str, str]
     aside: dict[str, str]
@@ -60,9 +60,8 @@ class Done:
 def check(
     histories: Sequence[History], keep: Sequence[str], joins: bytes, *, damaged: bool = False
 ) -> None:
-    """Check that these stores can be kept, of all that were read. `joins`: the group id that an
-    earlier call may have given some of them. `damaged`: even if a log ends before frames that were
-    durable. Raises Refused."""
+    """Check that these of the read stores can be kept. `joins` is the group id from an earlier
+    call. `damaged` permits a log that ends before durable frames. Raises Refused."""
     for name in ("group", "group_id"):
         found = {str(getattr(history, name)) for history in histories} - {"", joins.hex()}
         if len(found) > 1:
@@ -88,9 +87,9 @@ def check(
 
 
 def carry_out(keep: Sequence[str], others: Sequence[str], group_id: bytes, stamp: str) -> Done:
-    """Keep these stores, and set the others aside. All of them are locked by the caller; their
-    group's id becomes `group_id`. `stamp` names the directories. Raises OSError; then the same
-    call completes it."""
+    """Keep these stores, and set the rest aside. The caller has locked all of them. Their group's
+    id becomes `group_id`, and `stamp` names the directories. After an OSError the same call
+    completes the rescue."""
     assert len(group_id) == GROUP_ID_SIZE_BYTES, group_id
     aside = {store: _set_aside(store, group_id, stamp) for store in others}
     return Done({store: _keep(store, group_id, stamp) for store in keep}, aside)

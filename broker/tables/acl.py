@@ -8,7 +8,7 @@ Commands (secrets are in them, and so in the log and its snapshots):
     {"op":"acl_delete","accessKey":key}
     {"op":"acl_white","addresses":[…]}                 replaces the existing ones
 
-An invalid command raises StateError, whose text does not contain it. Pure.
+An invalid command raises StateError; its text does not contain it. Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Subscription groups: their configuration and their replicated table.
+"""The configuration of subscription groups, and their replicated table.
 
 The snapshot is Apache's subscriptionGroup.json with its Raft index. Unknown fields of newer clients
 are kept, so that a group reads back as it was written.

@@ -47,7 +47,7 @@ class Sent(NamedTuple):
 
 
 class Once(NamedTuple):
-    """An idempotent send in a group commit: its message's index there, and its key."""
+    """An idempotent send in a group commit, with its message's index there and its key."""
 
     at: int
     key: Key
@@ -93,7 +93,7 @@ class SentOnce:
         return None if found is None or found.stamp_ms < since_ms else found
 
     def take(self, command: Mapping[str, Any], stamp_ms: int, records_at: int) -> None:
-        """Apply a command whose frame's first record is at `records_at`."""
+        """Apply a command. `records_at` is the position of the frame's first record."""
         window_ms, count_max = int(command["window_ms"]), int(command["max"])
         host = str(command["host"])
         sent = self.sent

@@ -1,4 +1,4 @@
-"""The replicated table of popped messages: each queue's cursor, and the messages in flight.
+"""The replicated table of popped messages, with each queue's cursor and the messages in flight.
 
 A *popped* message is invisible to the rest of its group until it is acknowledged, or redelivered
 after its time. Apache's broker keeps this in the master's memory and in messages to itself. Here
@@ -53,7 +53,7 @@ class Batch(NamedTuple):
     pending: int  # bit n means that offsets[n] is in flight
     visible_ms: int  # the time of the redelivery
     until_ms: int  # the latest such time in any handle of it
-    client: str = ""  # the client whose heartbeats renew it
+    client: str = ""  # this client's heartbeats renew it
     attempt: str = ""  # the receive attempt of an orderly pop
     order: bool = False
     hidden: tuple[tuple[int, int], ...] = ()  # orderly: (offset, visible ms) of single messages

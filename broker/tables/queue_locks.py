@@ -1,4 +1,4 @@
-"""Locks of ordered consumption: the owner of each (topic, group, queue).
+"""The owner of each (topic, group, queue) in ordered consumption.
 
 The table is replicated with the offsets in Raft mode, and kept in memory in classic mode.
 Replicated are the owners, `aged` and `term`. `aged` is a lower bound of the age of an owner's last

@@ -7,7 +7,7 @@ Each file has `raftAppliedIndex` (the Raft index of its table), `raftFiles` (the
 so that a missing file is noticed) and `raftChecksum`. Snapshots shorten the replay and let
 retention delete segments. Everything in them can be rebuilt from the log's frames.
 
-A file is replaced atomically: the new version is written and synced beside it, the old version
+A file is replaced atomically. The new version is written and synced beside it, the old version
 renamed to .bak, the new version renamed into place, the directory synced. The .bak is used if the
 file is missing or damaged; its older index only means a longer replay, for which retention keeps
 the log. If the .bak is also unreadable, the new version beside it is used. `put_right` then
@@ -113,7 +113,7 @@ Encoded = dict[str, tuple[dict[str, int], list[bytes]]]
 def write(disk: Disk, snapshot: Snapshot, encoded: Encoded | None = None) -> int:
     """Write all files; return the durably covered index. Raises OSError.
 
-    The JSON of a table whose version is in `encoded` is reused; new JSON is put there. The work is
+    The JSON of a table is reused if its version is in `encoded`; new JSON is put there. The work is
     done in pieces that release the interpreter's lock, since 100,000 topics would hold it for a
     tenth of a second."""
     disk.makedirs(DIRECTORY)
@@ -220,7 +220,7 @@ def put_right(disk: Disk, state: BrokerState) -> None:
 
 
 def behind(state: BrokerState, index: int) -> list[str]:
-    """Return the files whose tables are older than the Raft index."""
+    """Return the files of tables older than the Raft index."""
     return [name for name, table in _files(state) if table.applied_index < index]
 
 

@@ -1,4 +1,4 @@
-"""The broker's part of a snapshot install: tables and queue starts (dledger.raft.snapshot_install).
+"""Tables and queue starts in a snapshot install (dledger.raft.snapshot_install).
 
 The state of a group snapshot is one JSON object:
 
@@ -74,7 +74,7 @@ class Source:
 
 
 def capture(state: BrokerState, store: MessageStore) -> BrokerCapture | None:
-    """Copy the state on the loop, without disk reads. Return None while queue starts are unknown:
+    """Copy the state on the loop, without disk reads. Return None while queue starts are unknown,
     just after retention with a flush in progress, and while damaged queues wait for their log."""
     queues = store.queues
     if queues.corrected_to != store.commitlog.min_offset or queues.damaged or len(store.repairs):

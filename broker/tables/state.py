@@ -1,4 +1,4 @@
-"""The replicated state beside the log: topics, groups and offsets as command frames.
+"""The replicated state beside the log, changed by command frames.
 
 A command frame's payload is one JSON object. A message frame may begin with such a command, too;
 then it is applied when the frame's records become visible. `op` says which command it is:
@@ -188,7 +188,7 @@ class BrokerState:
     def apply(
         self, index: int, timestamp_ms: int, payload: bytes | memoryview, records_at: int = 0
     ) -> Change:
-        """Apply the command of frame `index`, whose records start at the CommitLog offset
+        """Apply the command of frame `index`. Its records start at the CommitLog offset
         `records_at`. Raises StateError."""
         command = decode_command_payload(payload)
         commands = command["commands"] if command.get("op") == "several" else [command]

@@ -1,4 +1,4 @@
-"""The timer wheel: waiting timer messages, in the order in which they are due.
+"""The timer wheel of waiting messages, in the order in which they are due.
 
 The wheel gets the entries of the timer topic's queue in order (`take`), returns due messages
 (`pop`) and gets the progress of deliveries (`settle`). `Progress` is replicated in the log. With
@@ -9,14 +9,14 @@ A delivery advances the key (TIMER_OUT_MS, queue offset) up to which everything 
 start, up to `end`, is delivered. A message committed afterwards with a lower key is *late*. Late
 messages are next, in the queue's order, before the key advances; then `end` advances. Before
 `floor` everything was delivered, or stored again further on (retention). The key records
-deliveries, not due times: after a leader whose clock was ahead, a late message may have to wait,
-and all messages behind it wait as well.
+deliveries, not due times. After a leader with a clock ahead, a late message may have to wait, and
+all messages behind it wait as well.
 
-Memory: far messages are in buckets of BUCKET_MS, with 8 bytes each for time and offset. At a
-bucket's time its messages become a heap of Python integers of 48 bytes. The waiting messages of
-each block of offsets are counted, which locates the first to within BLOCK offsets. Measured for a
-million messages: 10 MB spread over a day, 14 MB over three, 8 MB if all are due in the same second,
-and 50 MB in that second. Pure.
+Far messages are in buckets of BUCKET_MS, with 8 bytes each for time and offset. At a bucket's time
+its messages become a heap of Python integers of 48 bytes. The waiting messages of each block of
+offsets are counted, which locates the first to within BLOCK offsets. Measured for a million
+messages: 10 MB spread over a day, 14 MB over three, 8 MB if all are due in the same second, and 50
+MB in that second. Pure.
 """
 
 from __future__ import annotations

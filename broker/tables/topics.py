@@ -1,4 +1,4 @@
-"""Topics: their configuration, the rules for their names, and their replicated table.
+"""The configuration of topics, the rules for their names, and their replicated table.
 
 Only applied command frames change it (broker.tables.state). The snapshot is Apache's topics.json
 with its Raft index. The data version's time is the frame's.

@@ -33,7 +33,7 @@ WriterKey = tuple[str, str]  # topic, writer
 
 
 class Watermark(NamedTuple):
-    """The last request stored in a queue: its batch, and its index in the batch."""
+    """The batch of the last request stored in a queue, and its index in the batch."""
 
     batch: int
     sequence: int

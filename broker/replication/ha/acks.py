@@ -1,6 +1,6 @@
 """Stored batches of sends that wait for their acknowledgement conditions.
 
-A batch may have two conditions: a durable log up to its end (SYNC_FLUSH), and a slave with it
+A batch may need a log that is durable up to its end (SYNC_FLUSH), and a slave with it
 (SYNC_MASTER). Both are watermarks, so the batches of each condition wait in log order. A batch is
 answered once no condition is left, even before an earlier batch.
 

@@ -89,8 +89,8 @@ class Follower:
 
 
 def last_record_of(commitlog: CommitLog) -> int | None:
-    """Return the start of the last record of a classic log, or None. Blocking: reads its segment,
-    to which nothing may be appended during the call."""
+    """Return the start of the last record of a classic log, or None. Blocks while it reads its
+    segment, to which nothing may be appended during the call."""
     for segment in reversed(commitlog.segments()):
         position, last = segment.start, None
         while position < min(segment.end, commitlog.max_offset):

@@ -1,12 +1,13 @@
-"""The master's side of the HA stream: a listener, and a link for each slave.
+"""The master's side of the HA stream, with a link for each slave.
 
 A slave's first report is the offset to continue at. A report of 0 (an empty log) is served from the
 oldest byte, or with `syncFromLastFile` from the last segment, as by Apache's masters. A slave ahead
-of this log, or before its first byte, is rejected: its log is not a prefix, or bytes are missing.
+of this log, or before its first byte, is rejected, because its log is not a prefix, or bytes are
+missing.
 
 New bytes are sent from memory to slaves that are up to date, and from the files to the rest. A slow
-slave delays no other: some WRITE_BYTES_MAX wait in its connection, the rest in the log. The limit
-is SLAVES_MAX slaves.
+slave delays no other, since some WRITE_BYTES_MAX wait in its connection, the rest in the log. The
+limit is SLAVES_MAX slaves.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ consumers may have committed while the master was away. Pops (broker.tables.pop_
 and progress are applied once this log has the messages that they refer to, because the log arrives
 over a different connection.
 
-Tables are loaded only from the master whose log this slave follows, since a master that lost its
-log has different tables. So the link must be up during a whole round, and the master must first
-confirm that its log is no shorter.
+Tables are loaded only from the master that this slave follows, since a master that lost its log has
+different tables. So the link must be up during a whole round, and the master must first confirm
+that its log is no shorter.
 
 `LogComparison` asks the same master whether this slave's log is a prefix of its own.
 """
@@ -306,7 +306,7 @@ class LogComparison:
             )
         position = self._last_record()
         if position is None or position < self._master_begin:
-            return  # deleted by the master, whose next bytes decide
+            return  # deleted by the master; its next bytes decide
         mine = self._commitlog.record_at(position)
         try:
             answer = await self._master.ask(

@@ -36,8 +36,8 @@ from .protocol import (
 
 log = logging.getLogger("raftmq.broker.ha.slave")
 
-# Requested of Apache's master whose log starts at 0, since it answers a request of 0 with its last
-# segment. The first byte of a log is the highest byte of a size, which is 0 below 16 MiB.
+# Requested of Apache's master with a log that starts at 0, since it answers a request of 0 with its
+# last segment. The first byte of a log is the highest byte of a size, which is 0 below 16 MiB.
 SECOND_BYTE, FIRST_BYTE = 1, b"\0"
 RECONNECT_MS = 200  # doubled after each failure
 RECONNECT_MS_MAX = 1_000

@@ -87,340 +87,345 @@ class BrokerConfig(PeerTlsOptions):
 
     # [identity]
     broker_cluster_name: str = option("identity", "brokerClusterName", "DefaultCluster",
-        "The cluster this broker belongs to.", alike=True)
+        "Cluster of the broker.", alike=True)
     broker_name: str = option("identity", "brokerName", "broker-a",
-        "The broker group's name: what clients see of it.")
+        "Name of the broker group, as clients see it.")
     broker_id: int = option("identity", "brokerId", 0,
-        "Classic mode: 0 is the master, each slave has a number of its own.", low=0)
+        "Classic mode: 0 for the master, a unique positive number for each slave.", low=0)
     broker_role: str = option("identity", "brokerRole", "ASYNC_MASTER",
-        "Classic mode: master that does not wait for slaves, master that does, or slave.",
+        "Classic mode: master without or with waiting for a slave, or slave.",
         choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"))
     region_id: str = option("identity", "regionId", "DefaultRegion",
         "MSG_REGION in the answers to sends.", alike=True)
 
     # [network]
     listen_port: int = option("network", "listenPort", 10911,
-        "Where clients connect; 0 takes any free port.", low=0, high=65535)
+        "Port for clients; 0: any free port.", low=0, high=65535)
     bind_address: str = option("network", "bindAddress", LOOPBACK,
-        "The address listened on. `brokerIP1` is what clients are told. With `aclEnable` the"
-        " default is `0.0.0.0`.")
+        "Listening address. Clients get `brokerIP1`. With `aclEnable` the default is `0.0.0.0`.")
     broker_ip1: str = option("network", "brokerIP1", "127.0.0.1",
-        "The host that clients and name servers are told.")
+        "Host in the addresses for clients and name servers.")
     advertised_port: int = option("network", "advertisedPort", 0,
-        "The port that clients are told, where a proxy stands before `listenPort`; 0: "
-        "`listenPort`.", low=0, high=65535)
+        "Port for clients with a proxy before `listenPort`; 0: `listenPort`.", low=0, high=65535)
     grpc_port: int = option("network", "grpcPort", 0,
-        "Where RocketMQ 5's gRPC clients connect, to an `mqproxy` that this broker starts, watches"
-        " and ends ([mqproxy](proxy.md)); 0: nowhere. Larger clusters run proxies of their own.",
+        "Port of an `mqproxy` for RocketMQ 5's gRPC clients, which this broker starts, watches "
+        "and ends ([mqproxy](proxy.md)); 0: none. Larger clusters run separate proxies.",
         low=0, high=65535)
     namesrv_addr: str = option("network", "namesrvAddr", "",
-        "The name servers, `host:port;host:port` (in TOML a list, too). A proxy of `grpcPort` gets"
-        " a change with its next start.", alike=True, spread=True, live=True)
+        "Name servers, `host:port;host:port` (in TOML also a list). A proxy of `grpcPort` uses a "
+        "change after its next start.", alike=True, spread=True, live=True)
     register_name_server_period: int = option("network", "registerNameServerPeriod", 30_000,
-        "Between two registrations.", unit=MS, low=1_000, high=60_000)
+        "Interval of registrations.", unit=MS, low=1_000, high=60_000)
     register_broker_timeout_mills: int = option("network", "registerBrokerTimeoutMills", 3_000,
-        "A registration that takes longer has failed.", unit=MS, low=10)
+        "Time-out of a registration.", unit=MS, low=10)
     registration_key_file: str = option("network", "registrationKeyFile", "",
-        "File of the key that registrations are signed with, the name servers' (its first line;"
-        " nobody else may read it); empty: they are not signed ([Security](security.md)).")
+        "File with the key of the name servers for signed registrations (first line; private); "
+        "empty: registrations are not signed ([Security](security.md)).")
 
     # [store]
     store_path_root_dir: str = option("store", "storePathRootDir", "store",
-        "The directory of log, queues and tables.")
+        "Directory of log, queues and tables.")
     mapped_file_size_commit_log: int = option("store", "mappedFileSizeCommitLog", GIB,
-        "A CommitLog segment: alike in all replicas, and never changed.",
+        "Size of a CommitLog segment; equal on all replicas, and never changed.",
         unit=BYTES, low=64 * KIB, high=2 * GIB - 1, alike=True)
     mapped_file_size_consume_queue: int = option("store", "mappedFileSizeConsumeQueue", 6_000_000,
-        "A ConsumeQueue file; 20 bytes a message.", unit=BYTES, low=20, high=2 * GIB - 1)
+        "Size of a ConsumeQueue file; 20 bytes per message.", unit=BYTES, low=20, high=2 * GIB - 1)
     flush_disk_type: str = option("store", "flushDiskType", "SYNC_FLUSH",
-        "SYNC_FLUSH: a message is on disk (of a majority) before its sender is answered. In classic"
-        " mode the default is `ASYNC_FLUSH`, as Apache's.",
+        "SYNC_FLUSH: a message is on disk (of a majority) before the answer. In classic mode the "
+        "default is `ASYNC_FLUSH`, as Apache's.",
         choices=("SYNC_FLUSH", "ASYNC_FLUSH"), alike=True)
     flush_interval_commit_log: int = option("store", "flushIntervalCommitLog", 500,
-        "ASYNC_FLUSH: between two fdatasyncs.", unit=MS, low=1)
+        "ASYNC_FLUSH: interval of fdatasync.", unit=MS, low=1)
     delete_when: str = option("store", "deleteWhen", "04",
-        "Hours of the day at which expired segments go, separated by `;`.", spread=True)
+        "Hours of the day at which expired segments are deleted, separated by `;`.", spread=True)
     file_reserved_time: int = option("store", "fileReservedTime", 72,
         "Age at which a segment expires.", unit=HOURS, low=0, alike=True, live=True)
     clean_resource_interval: int = option("store", "cleanResourceInterval", 10_000,
-        "Between two looks for expired segments.", unit=MS, low=50)
+        "Interval of the check for expired segments.", unit=MS, low=50)
     disk_max_used_space_ratio: int = option("store", "diskMaxUsedSpaceRatio", 75,
-        "Disk use from which on expired segments go at any hour.", unit=PERCENT, low=10, high=95,
+        "Disk use above which expired segments are deleted at any hour.",
+        unit=PERCENT, low=10, high=95,
         live=True)
     disk_max_used_space_free_bytes: int = option("store", "diskMaxUsedSpaceFreeBytes", 64 * GIB,
-        "Expired segments go at any hour only if less than this is free, too. 0: the percentage"
-        " alone decides.", unit=BYTES, low=0, live=True)
+        "Free space below which diskMaxUsedSpaceRatio applies. 0: always.",
+        unit=BYTES, low=0, live=True)
     clean_file_forcibly_enable: bool = option("store", "cleanFileForciblyEnable", False,
-        "Delete the oldest segments although they have not expired, consumed or not, from"
-        " diskSpaceCleanForciblyRatio on. false: what has not expired is kept, and a full disk"
-        " refuses sends.", live=True)
+        "Delete the oldest segments above diskSpaceCleanForciblyRatio, expired or not, consumed "
+        "or not. false: keep unexpired segments; a full disk rejects sends.", live=True)
     disk_space_clean_forcibly_ratio: int = option("store", "diskSpaceCleanForciblyRatio", 85,
-        "Disk use from which on expired segments go although a replica or a backup still reads"
-        " them; with cleanFileForciblyEnable the oldest go whatever their age.", unit=PERCENT,
+        "Disk use above which expired segments are deleted even if a replica or a backup still "
+        "reads them; with cleanFileForciblyEnable the oldest of any age.", unit=PERCENT,
         low=10, high=100, live=True)
     disk_space_clean_forcibly_free_bytes: int = option(
         "store", "diskSpaceCleanForciblyFreeBytes", 24 * GIB,
-        "They go only if less than this is free, too. 0: the percentage alone decides.",
+        "Free space below which diskSpaceCleanForciblyRatio applies. 0: always.",
         unit=BYTES, low=0, live=True)
     disk_space_warning_level_ratio: int = option("store", "diskSpaceWarningLevelRatio", 90,
-        "Disk use from which on sends are refused (`[DISK_FULL]`).", unit=PERCENT,
+        "Disk use above which sends are rejected (`[DISK_FULL]`).", unit=PERCENT,
         low=10, high=100, live=True)
     disk_space_warning_free_bytes: int = option("store", "diskSpaceWarningFreeBytes", 16 * GIB,
-        "Sends are refused only if less than this is free, too, so that a large disk is not called"
-        " full while there is room for many segments. 0: the percentage alone decides.",
+        "Free space below which diskSpaceWarningLevelRatio applies, so that a large disk is not "
+        "full early. 0: always.",
         unit=BYTES, low=0, live=True)
     message_index_enable: bool = option("store", "messageIndexEnable", True,
-        "Keep the index for queries by key.")
+        "Maintain the index for queries by key.")
     max_hash_slot_num: int = option("store", "maxHashSlotNum", 5_000_000,
-        "Hash slots of an index file.", low=1, high=SLOTS_MAX)
+        "Hash slots per index file.", low=1, high=SLOTS_MAX)
     max_index_num: int = option("store", "maxIndexNum", 20_000_000,
-        "Entries of an index file.", low=2, high=ENTRIES_MAX)
+        "Entries per index file.", low=2, high=ENTRIES_MAX)
     access_message_in_memory_max_ratio: int = option("store", "accessMessageInMemoryMaxRatio", 40,
-        "Share of the memory that the log's tail may take to count as hot.",
+        "Share of the memory in which the log's tail counts as hot.",
         unit=PERCENT, low=0, high=100)
     snapshot_interval_ms: int = option("store", "snapshotIntervalMs", 10_000,
-        "Between two snapshots of the tables (Raft), or flushes of the queues (classic).",
+        "Interval of snapshots of the tables (Raft), or of flushes of the queues (classic).",
         unit=MS, low=50)
     flush_consumer_offset_interval: int = option("store", "flushConsumerOffsetInterval", 5_000,
-        "Classic mode: between two writings of the tables.", unit=MS, low=100)
+        "Classic mode: interval of writes of the tables.", unit=MS, low=100)
 
     # [topics]
     auto_create_topic_enable: bool = option("topics", "autoCreateTopicEnable", True,
         "A send to an unknown topic creates it.", alike=True)
     trace_topic_enable: bool = option("topics", "traceTopicEnable", False,
-        "The leader makes RMQ_SYS_TRACE_TOPIC, with one queue: where sends create no topics,"
-        " clients have no other place for their traces of messages.")
+        "The leader creates RMQ_SYS_TRACE_TOPIC, with a single queue, for clients' message traces "
+        "if sends create no topics.")
     enable_mixed_message_type: bool = option("topics", "enableMixedMessageType", False,
-        "Topics may be for all kinds of messages (`message.type` MIXED).", live=True, alike=True)
+        "Allow topics for all message types (`message.type` MIXED).", live=True, alike=True)
     enable_topic_message_type_check: bool = option("topics", "enableTopicMessageTypeCheck", False,
-        "Refuse a message whose kind is not its topic's `message.type`, as Apache's proxy does.",
+        "Reject a message whose type differs from its topic's `message.type`, as Apache's proxy "
+        "does.",
         alike=True)
     auto_create_subscription_group: bool = option("topics", "autoCreateSubscriptionGroup", True,
-        "An unknown consumer group is created when it is first used.", live=True, alike=True)
+        "The first use of an unknown consumer group creates it.", live=True, alike=True)
     default_topic_queue_nums: int = option("topics", "defaultTopicQueueNums", 8,
-        "Queues of a topic that a send creates, at most.", low=1, high=65536, alike=True)
+        "Maximum number of queues of a topic that a send creates.", low=1, high=65536, alike=True)
     broker_permission: int = option("topics", "brokerPermission", 6,
-        "4: may be read, 2: may be written.", low=0, high=7, alike=True)
+        "4: readable, 2: writable.", low=0, high=7, alike=True)
     topics_max: int = option("topics", "topicsMax", 200_000,
-        "Topics, besides one for each consumer group; above, none is created.", low=1, live=True,
+        "Topics, besides a retry topic per consumer group; above, none is created.",
+        low=1, live=True,
         alike=True)
     groups_max: int = option("topics", "groupsMax", 100_000,
-        "Consumer groups; above, none is created, and a heartbeat or pull of an unknown one is"
-        " refused (`[BUSY]`).", low=1, live=True, alike=True)
+        "Consumer groups; above, none is created, and a heartbeat or pull of an unknown group is "
+        "rejected (`[BUSY]`).", low=1, live=True, alike=True)
 
     # [messages]
     max_message_size: int = option("messages", "maxMessageSize", 4 * MIB,
-        "A message's body.", unit=BYTES, low=1 * KIB, high=12 * MIB, alike=True)
+        "Size of a message's body.", unit=BYTES, low=1 * KIB, high=12 * MIB, alike=True)
     waiting_bytes_max: int = option("messages", "waitingBytesMax", 64 * MIB,
-        "Sends waiting or under way; above, they are refused (`[BUSY]`).", unit=BYTES, low=16 * KIB)
+        "Waiting and running sends; above, they are rejected (`[BUSY]`).", unit=BYTES, low=16 * KIB)
     wait_time_mills_in_send_queue: int = option("messages", "waitTimeMillsInSendQueue", 1_000,
-        "A send that waited for so long for a place in a frame is refused (`[BUSY]`): the disk does"
-        " not keep up, and its sender would soon wait no more.", unit=MS, low=10, live=True)
+        "Time after which a waiting send is rejected (`[BUSY]`), because the disk is too slow and "
+        "its sender would soon time out.", unit=MS, low=10, live=True)
     outcome_timeout_ms: int = option("messages", "outcomeTimeoutMs", 3_000,
-        "A send whose fate is open for longer is answered `[OUTCOME_UNKNOWN]`.",
+        "Time after which an undecided send is answered `[OUTCOME_UNKNOWN]`.",
         unit=MS, low=50, live=True)
     message_delay_level: str = option("messages", "messageDelayLevel", STANDARD_LEVELS,
-        "How long the messages of delay levels 1, 2, … wait; units s, m, h, d and ms. The same on"
-        " all replicas: when a message is due is noted as it is stored. Each less than"
-        " `fileReservedTime`. With fewer levels than before what waits on the others stays there.",
+        "Delays of levels 1, 2, …; units s, m, h, d and ms. Equal on all replicas, because the "
+        "due time is stored with the message. Each below `fileReservedTime`. After a removal of "
+        "levels their waiting messages stay there.",
         alike=True, spread=True)
     timer_wheel_enable: bool = option("messages", "timerWheelEnable", True,
-        "Take timer messages (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS); else such a send"
-        " is refused.", alike=True)
+        "Accept timer messages (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS); otherwise "
+        "such sends are rejected.", alike=True)
     timer_precision_ms: int = option("messages", "timerPrecisionMs", 1,
-        "A timer message comes by so much late at most, and with all others of the same slot."
-        " Apache's has 1000.", unit=MS, low=1, high=1_000, alike=True)
+        "Width of a timer slot, the maximum lateness of a timer message. Apache's default is "
+        "1000.", unit=MS, low=1, high=1_000, alike=True)
     timer_max_delay_sec: int = option("messages", "timerMaxDelaySec", 259_200,
-        "How far away the time of a timer message may be. It may be more than `fileReservedTime`:"
-        " what has waited half of that is stored once more.", low=1, high=31_622_400, alike=True)
+        "Maximum delay of a timer message. It may exceed `fileReservedTime`: a message is stored "
+        "again after half of that.", low=1, high=31_622_400, alike=True)
     timer_messages_max: int = option("messages", "timerMessagesMax", 1_000_000,
-        "So many may wait; a further send is answered `[BUSY]`. Each takes 8 to 14 bytes of memory"
-        " on every replica, 48 in the seconds before its time.", low=1, high=100_000_000,
+        "Waiting timer messages; above, a send is answered `[BUSY]`. Each needs 8 to 14 bytes of "
+        "memory on every replica, 48 shortly before its time.", low=1, high=100_000_000,
         alike=True)
     recall_message_enable: bool = option("messages", "recallMessageEnable", True,
-        "Timer messages that wait can be recalled (370).", live=True, alike=True)
+        "Allow the recall of waiting timer messages (370).", live=True, alike=True)
     idempotent_window_ms: int = option("messages", "idempotentWindowMs", 600_000,
-        "For so long a send with IDEMPOTENT=true is known and not stored again.",
+        "Time in which a repeated send with IDEMPOTENT=true is detected.",
         unit=MS, low=1, high=86_400_000, live=True, alike=True)
     idempotent_window_max: int = option("messages", "idempotentWindowMax", 20_000,
-        "So many of them are known, the newest.", low=1, high=1_000_000, live=True, alike=True)
+        "Number of newest sends with IDEMPOTENT=true that are detected.",
+        low=1, high=1_000_000, live=True, alike=True)
     pop_inflight_message_threshold: int = option("messages", "popInflightMessageThreshold", 10_000,
-        "So many messages of a queue may be popped and not acknowledged by a group; above, it gets"
-        " no more of that queue.", low=1, high=1_000_000, live=True, alike=True)
+        "Unacknowledged popped messages of a queue per group; above, the queue delivers no more.",
+        low=1, high=1_000_000, live=True, alike=True)
     trace_on: bool = option("messages", "traceOn", True, "TRACE_ON in the answers to sends.")
     long_polling_enable: bool = option("messages", "longPollingEnable", True,
-        "Hold a pull that finds nothing for as long as it asks.", live=True)
+        "Hold an empty pull for the time that it requests.", live=True)
     short_polling_time_mills: int = option("messages", "shortPollingTimeMills", 1000,
-        "Without long polling: how long an empty pull is held.", unit=MS, low=1, live=True)
+        "Hold time of an empty pull without long polling.", unit=MS, low=1, live=True)
     max_transfer_count_on_message_in_memory: int = option(
         "messages", "maxTransferCountOnMessageInMemory", 32,
-        "Messages of one pull. A consumer that also says how many bytes it takes (`maxMsgBytes`)"
-        " gets up to 1,024.", low=1, high=4096, live=True)
+        "Messages per pull. A pull with a byte limit (`maxMsgBytes`) gets up to 1,024.",
+        low=1, high=4096, live=True)
     max_transfer_bytes_on_message_in_memory: int = option(
         "messages", "maxTransferBytesOnMessageInMemory", 256 * KIB,
-        "Bytes of one pull.", unit=BYTES, low=1 * KIB, high=8 * MIB, live=True)
+        "Bytes per pull.", unit=BYTES, low=1 * KIB, high=8 * MIB, live=True)
     max_transfer_count_on_message_in_disk: int = option(
         "messages", "maxTransferCountOnMessageInDisk", 8,
-        "Messages of one pull of cold data.", low=1, high=4096)
+        "Messages per pull of cold data.", low=1, high=4096)
     max_transfer_bytes_on_message_in_disk: int = option(
         "messages", "maxTransferBytesOnMessageInDisk", 64 * KIB,
-        "Bytes of one pull of cold data.", unit=BYTES, low=1 * KIB, high=8 * MIB)
+        "Bytes per pull of cold data.", unit=BYTES, low=1 * KIB, high=8 * MIB)
     max_msgs_num_batch: int = option("messages", "maxMsgsNumBatch", 64,
-        "Messages of one query by key.", low=1, high=64, live=True)
+        "Messages per query by key.", low=1, high=64, live=True)
     enable_property_filter: bool = option("messages", "enablePropertyFilter", False,
         "Filter by SQL92 expressions over properties.", live=True, alike=True)
     filter_support_retry: bool = option("messages", "filterSupportRetry", False,
         "Filter a group's retries by its expression for their original topic.", live=True,
         alike=True)
     lite_pull_message_enable: bool = option("messages", "litePullMessageEnable", True,
-        "Serve pulls of LitePullConsumers (code 361).", live=True, alike=True)
+        "Support pulls of LitePullConsumers (code 361).", live=True, alike=True)
     notify_consumer_ids_changed_enable: bool = option(
         "messages", "notifyConsumerIdsChangedEnable", True,
-        "Tell a consumer group's members of changes (code 40), unless the group's own"
-        " configuration says not to.", live=True, alike=True)
+        "Notify a consumer group's members of changes (code 40), unless the group's own "
+        "configuration disables it.", live=True, alike=True)
     store_reply_message_enable: bool = option("messages", "storeReplyMessageEnable", True,
-        "Store replies to requests in `<cluster>_REPLY_TOPIC` besides passing them on.", live=True,
+        "Store replies to requests in `<cluster>_REPLY_TOPIC` besides forwarding them.", live=True,
         alike=True)
     rebalance_lock_max_live_ms: int = option("messages", "rebalanceLockMaxLiveMs", 60_000,
-        "A queue's lock that its consumer does not renew ends after so long. Consumers renew every"
-        " 20 s and hold a lock for theirs for 30 s: less than twice that lets two in.",
+        "Time after which an unrenewed queue lock ends. Consumers renew every 20 s and keep a "
+        "lock for 30 s of their own; below twice that, two consumers may share a queue.",
         unit=MS, low=100, alike=True)
     default_query_max_num: int = option("messages", "defaultQueryMaxNum", 32,
-        "The same, where the query names no number.", low=1, high=64, live=True)
+        "The same for a query without a number.", low=1, high=64, live=True)
     reject_inconsistent_subscriptions: bool = option("messages", "rejectInconsistentSubscriptions",
-        False, "Refuse the heartbeat of a consumer whose subscriptions are not those of its group's"
-        " other consumers (`[INCONSISTENT_SUBSCRIPTIONS]`). They are logged in any case.",
+        False,
+        "Reject the heartbeat of a consumer with different subscriptions than its group "
+        "(`[INCONSISTENT_SUBSCRIPTIONS]`). They are logged in any case.",
         live=True)
 
     # [transactions]
     transaction_time_out: int = option("transactions", "transactionTimeOut", 6_000,
-        "A half message that has not ended is first checked after so long.", unit=MS, low=1,
+        "Age of a half message at its first check.", unit=MS, low=1,
         live=True, alike=True)
     transaction_check_interval: int = option("transactions", "transactionCheckInterval", 30_000,
-        "Between two checks of a half message.", unit=MS, low=1, live=True, alike=True)
+        "Interval of checks of a half message.", unit=MS, low=1, live=True, alike=True)
     transaction_check_max: int = option("transactions", "transactionCheckMax", 15,
-        "Checks, after which a half message goes to TRANS_CHECK_MAX_TIME_TOPIC.", low=1, live=True,
+        "Checks after which a half message is moved to TRANS_CHECK_MAX_TIME_TOPIC.",
+        low=1, live=True,
         alike=True)
     reject_transaction_message: bool = option("transactions", "rejectTransactionMessage", False,
-        "Take no transactional messages.", alike=True)
+        "Reject transactional messages.", alike=True)
 
     # [classic]
     slave_read_enable: bool = option("classic", "slaveReadEnable", False,
         "A master or Raft leader sends consumers of cold data to a slave or follower.")
     ha_listen_port: int = option("classic", "haListenPort", 0,
-        "Where a master listens for slaves; 0: `listenPort` + 1.", low=0, high=65535)
+        "A master's port for slaves; 0: `listenPort` + 1.", low=0, high=65535)
     ha_accept_unproven_peers: bool = option("classic", "haAcceptUnprovenPeers", False,
         "A master lets in slaves that give no proof, as Apache's cannot: whoever reaches"
         " `haListenPort` then gets every message. A slave asks its master for no proof: it then"
         " stores whatever it is sent from that address.")
     ha_master_address: str = option("classic", "haMasterAddress", "",
-        "The master, `host:port`; empty: what a name server says.")
+        "The master, `host:port`; empty: from a name server.")
     master_address: str = option("classic", "masterAddress", "",
-        "Where a slave asks its master for topics and offsets, and compares the logs before it"
-        " follows; empty: what a name server says, which is the way of clients.")
+        "The master's address for requests, by which a slave copies topics and offsets and "
+        "compares the logs; empty: from a name server.")
     ha_send_heartbeat_interval: int = option("classic", "haSendHeartbeatInterval", 5_000,
-        "Between two signs of life on a quiet link.", unit=MS, low=10)
+        "Interval of heartbeats on a quiet link.", unit=MS, low=10)
     ha_housekeeping_interval: int = option("classic", "haHousekeepingInterval", 20_000,
-        "A link silent for so long is closed.", unit=MS, low=50)
+        "Silence after which a link is closed.", unit=MS, low=50)
     ha_transfer_batch_size: int = option("classic", "haTransferBatchSize", 32 * KIB,
-        "Log sent to a slave at once.", unit=BYTES, low=1, high=1 * MIB)
+        "Bytes of the log per transfer to a slave.", unit=BYTES, low=1, high=1 * MIB)
     ha_slave_fallbehind_max: int = option("classic", "haSlaveFallbehindMax", 256 * MIB,
-        "A slave further behind is not waited for.", unit=BYTES, low=0)
+        "Lag above which a master does not wait for a slave.", unit=BYTES, low=0)
     slave_timeout: int = option("classic", "slaveTimeout", 3_000,
-        "SYNC_MASTER: how long a sender waits for a slave.", unit=MS, low=1)
+        "SYNC_MASTER: maximum wait of a send for a slave.", unit=MS, low=1)
     sync_flush_timeout: int = option("classic", "syncFlushTimeout", 5_000,
-        "SYNC_FLUSH: how long a sender waits for the disk.", unit=MS, low=1)
+        "SYNC_FLUSH: maximum wait of a send for the disk.", unit=MS, low=1)
     sync_from_last_file: bool = option("classic", "syncFromLastFile", False,
-        "A new slave begins with the last segment.")
+        "A new slave starts with the last segment.")
     slave_sync_metadata_interval_ms: int = option("classic", "slaveSyncMetadataIntervalMs", 60_000,
-        "Between two copies of the master's tables.", unit=MS, low=20)
+        "Interval of copies of the master's tables.", unit=MS, low=20)
 
     # [raft]
     enable_dleger_commit_log: bool = option("raft", "enableDLegerCommitLog", False,
-        "Raft mode: the broker group is a Raft group. Else classic master and slaves.")
-    dleger_group: str = option("raft", "dLegerGroup", "", "The Raft group; empty: `brokerName`.")
+        "Raft mode: the broker group is a Raft group. Otherwise classic master and slaves.")
+    dleger_group: str = option("raft", "dLegerGroup", "",
+        "Name of the Raft group; empty: `brokerName`.")
     dleger_peers: str = option("raft", "dLegerPeers", "",
-        "All replicas, `n0-host:port;n1-host:port` (in TOML a list, too).", spread=True)
-    dleger_self_id: str = option("raft", "dLegerSelfId", "n0", "Which of the peers this is.")
+        "All replicas, `n0-host:port;n1-host:port` (in TOML also a list).", spread=True)
+    dleger_self_id: str = option("raft", "dLegerSelfId", "n0",
+        "Id of this replica among the peers.")
     dleger_bind_address: str = option("raft", "dLegerBindAddress", "",
-        "The address listened on for peers; empty: the host of this replica's entry in"
-        " `dLegerPeers`. `0.0.0.0` where that host's address may change, as a container's does.")
+        "Listening address for peers; empty: the host of this replica in `dLegerPeers`. Use "
+        "`0.0.0.0` if that host's address may change, as a container's does.")
     raft_join: bool = option("raft", "raftJoin", False,
-        "This replica joins a group that is there (`dLegerPeers`: its members and this one): it"
-        " waits until it is added, and founds nothing.")
+        "This replica joins an existing group (`dLegerPeers` has its members and this replica): "
+        "it waits until it is added, and founds no group.")
     preferred_leader_id: str = option("raft", "preferredLeaderId", "",
-        "Which of the peers should lead when it can, in a group that was never told; from then on"
-        " the group itself knows (docs/http-api.md).")
+        "Initial preferred leader of a group without a recorded preference (docs/http-api.md).")
     heartbeat_interval_ms: int = option("raft", "heartbeatIntervalMs", 75,
-        "A leader's heartbeats.", unit=MS, low=5, alike=True)
+        "Interval of a leader's heartbeats.", unit=MS, low=5, alike=True)
     election_timeout_min_ms: int = option("raft", "electionTimeoutMinMs", 300,
-        "A follower that hears no leader for so long (up to the maximum, drawn) asks for votes.",
+        "Minimum of the random time without a leader after which a follower asks for votes.",
         unit=MS, low=20, alike=True)
     election_timeout_max_ms: int = option("raft", "electionTimeoutMaxMs", 600,
-        "See the minimum.", unit=MS, low=30, alike=True)
+        "Maximum of that time.", unit=MS, low=30, alike=True)
     frame_size_max: int = option("raft", "frameSizeMax", 1 * MIB,
-        "A frame; one larger message has a frame of its own.",
+        "Size of a frame; a larger message has a frame of its own.",
         unit=BYTES, low=4 * KIB, high=16 * MIB)
 
     raft_catch_up_bytes_per_s: int = option("raft", "raftCatchUpBytesPerS", 64 * MIB,
-        "What a leader sends, at most, of its old log to all replicas that are far behind together;"
-        " more than what is written, or they never catch up. 0: no limit.", unit=BYTES, low=0)
+        "Maximum rate of a leader's old log to all replicas that are far behind, which must "
+        "exceed the write rate. 0: no limit.", unit=BYTES, low=0)
 
     # [peers]
     peer_secret_file: str = option("peers", "peerSecretFile", "",
-        "The file that holds the secret by which the brokers of a group know each other, on the"
-        " Raft and the HA port; the same on all of them, for nobody else to read"
-        " ([Security](security.md)). Without, these ports listen on loopback only.")
+        "File with the secret of the group's brokers for the Raft and the HA port; equal on all "
+        "of them, and private ([Security](security.md)). Without a secret these ports listen on "
+        "loopback only.")
     peer_secret: str = option("peers", "peerSecret", "",
-        "The same secret, not in a file. Never shown.", secret=True)
+        "The same secret as a value. Never shown.", secret=True)
 
     # [acl]
     acl_enable: bool = option("acl", "aclEnable", False,
-        "Ask every request for an account that may do what it wants ([Security](security.md)).",
+        "Require an account with the necessary rights for every request "
+        "([Security](security.md)).",
         alike=True)
     acl_file: str = option("acl", "aclFile", "conf/plain_acl.yml",
-        "The accounts, in the form of Apache's plain_acl.yml. In a Raft group only the first: what"
-        " is changed from then on is the group's.")
+        "Accounts, in the format of Apache's plain_acl.yml. In a Raft group only the initial "
+        "accounts.")
     acl_file_wins: bool = option("acl", "aclFileWins", False,
-        "A replica of a Raft group that comes to lead puts its file in the place of the group's"
-        " accounts, once a start: for who has locked himself out.")
+        "At its first leadership after a start, a replica of a Raft group replaces the group's "
+        "accounts by its file. For lost administrators.")
     inner_client_authentication_credentials: str = option(
         "acl", "innerClientAuthenticationCredentials", "",
-        "What this node signs its own requests to name servers and brokers with:"
-        ' `{"accessKey":"…","secretKey":"…"}`, an admin\'s. Never shown.', secret=True, spread=True)
+        'Admin\'s account with which this node signs its own requests to name servers and brokers: '
+        '`{"accessKey":"…","secretKey":"…"}`. Never shown.', secret=True, spread=True)
 
     # [http]
     http_enable: bool = option("http", "httpEnable", True, "Serve the HTTP API and `/metrics`.")
     http_bind_address: str = option("http", "httpBindAddress", "127.0.0.1",
-        "The address listened on. One that is not loopback needs `httpTokensFile`.")
+        "Listening address. An address other than loopback requires `httpTokensFile`.")
     http_port: int = option("http", "httpPort", -1,
-        "The port; -1: `listenPort` + 4, 0: any free one.", low=-1, high=65535)
+        "Port; -1: `listenPort` + 4, 0: any free port.", low=-1, high=65535)
     http_advertised_address: str = option("http", "httpAdvertisedAddress", "",
-        "The `host:port` that others are told; empty: `brokerIP1` and the port listened on.")
+        "`host:port` for name servers and replicas; empty: `brokerIP1` and the port.")
     http_tokens_file: str = option("http", "httpTokensFile", "",
-        "JSON file of tokens and roles, read again within 10 s of a change; empty: every loopback"
-        " caller is admin.")
+        "JSON file of tokens and roles, read again within 10 s of a change; empty: every loopback "
+        "caller is admin.")
     http_health_port: int = option("http", "httpHealthPort", 0,
-        "Serve `/health/live` and `/health/ready` at this port of 127.0.0.1, too, without TLS: what"
-        " looks after the process on its own machine needs no certificate; 0: nowhere.",
+        "Port on 127.0.0.1 with `/health/live` and `/health/ready` without TLS, for local "
+        "supervisors; 0: none.",
         low=0, high=65535)
 
     # [log]
     log_format: str = option("log", "logFormat", "text",
-        "Events as text, or as JSON, one a line.", choices=("text", "json"))
+        "Events as text, or as JSON, each on a line.", choices=("text", "json"))
     log_level: str = option("log", "logLevel", "INFO",
-        "The least severe events written.",
+        "Lowest severity of logged events.",
         choices=("DEBUG", "INFO", "WARNING", "ERROR"), live=True)
 
     log_peer_lines_per_s: int = option("log", "logPeerLinesPerS", 2,
-        "Lines a second about what peers did wrong, on average; what is more is counted.", low=1)
+        "Average number of log lines per second about faults of peers; the rest is counted.", low=1)
 
     # [metrics]
     metrics_series_max: int = option("metrics", "metricsSeriesMax", 2_000,
-        "Series of consumer lag in `/metrics`: the (topic, group) pairs furthest behind; the rest"
-        " is counted.", low=0, high=100_000, live=True)
+        "Series of consumer lag in `/metrics`, for the (topic, group) pairs with the largest lag; "
+        "the rest is counted.", low=0, high=100_000, live=True)
     history_period_ms: int = option("metrics", "historyPeriodMs", 15_000,
-        "Between two samples of the figures over time (`/api/v1/history`). 0: none are kept.",
+        "Interval of samples of the figures over time (`/api/v1/history`). 0: no samples.",
         unit=MS, low=0)
     # fmt: on
 

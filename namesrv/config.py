@@ -44,97 +44,97 @@ class NameServerConfig(TlsOptions):
 
     # [network]
     bind: str = option("network", "bindAddress", LOOPBACK,
-        "The address listened on. With `aclEnable` the default is `0.0.0.0`.")
+        "Listening address. With `aclEnable` the default is `0.0.0.0`.")
     port: int = option("network", "listenPort", 9876,
-        "Where brokers and clients connect; 0 takes any free port.", low=0, high=65535)
+        "Port for brokers and clients; 0: any free port.", low=0, high=65535)
 
     # [store]
     store: str = option("store", "storePath", "",
-        "Directory of the key-value configuration; empty: that is lost at exit. "
-        "Routes never need a file, brokers bring them.")
+        "Directory of the key-value configuration; empty: not stored. Routes need no file, "
+        "because brokers register.")
 
     # [limits]
     registration_bytes_max: int = option("limits", "registrationBytesMax", BODY_BYTES_MAX,
-        "Bytes of one registration, as JSON or once it is unpacked; a registration beyond is"
-        " refused. 18 MiB are some 110,000 topics as JSON, which Apache's brokers send.",
+        "Bytes of a registration, as JSON or decompressed; a registration beyond is rejected. 18 "
+        "MiB are some 110,000 topics as JSON, as from Apache's brokers.",
         unit=BYTES, low=64 * 1024, high=1 << 30)
 
     # [registration]
     registration_key_file: str = option("registration", "registrationKeyFile", "",
-        "File of the key that brokers sign their registrations with, one key a line, which nobody"
-        " else may read. A name that a signed broker leads is then taken by signed ones alone"
-        " ([Security](security.md)); empty: signatures count for nothing.")
+        "File with the keys of brokers' signed registrations, each on a line, private. Only "
+        "signed brokers may register a name of a signed leader ([Security](security.md)); empty: "
+        "signatures are ignored.")
     registrations_must_be_signed: bool = option("registration", "registrationsMustBeSigned", True,
-        "With `registrationKeyFile`: take signed registrations only. `false` also takes unsigned"
-        " ones, of Apache's brokers for example, for names that no signed broker holds.")
+        "With `registrationKeyFile`: accept signed registrations only. `false` also accepts "
+        "unsigned registrations, of Apache's brokers for example, for names that no signed broker "
+        "holds.")
 
     # [acl]
     acl_enable: bool = option("acl", "aclEnable", False,
-        "Only admins of `aclFile` register brokers and change anything ([Security](security.md)).")
+        "Only admins of `aclFile` register brokers and make changes ([Security](security.md)).")
     acl_file: str = option("acl", "aclFile", "conf/plain_acl.yml",
-        "The accounts, in the form of Apache's plain_acl.yml. An edited file is taken over.")
+        "Accounts, in the format of Apache's plain_acl.yml. Edits are in force without a restart.")
     acl_reads_need_account: bool = option("acl", "aclReadsNeedAccount", False,
-        "Routes, too, are for accounts of `aclFile` alone. Accounts that were made at a broker's"
-        " run time are not known here: put them into the file.")
+        "Routes also require an account of `aclFile`. Accounts that were created at a broker's "
+        "run time must be in the file.")
 
     # [http]
     http_enable: bool = option("http", "httpEnable", True,
         "Serve the cluster's HTTP API, the dashboard and `/metrics`.")
     http_bind_address: str = option("http", "httpBindAddress", "127.0.0.1",
-        "The address listened on. One that is not loopback needs `httpTokensFile`.")
+        "Listening address. An address other than loopback requires `httpTokensFile`.")
     http_port: int = option("http", "httpPort", -1,
-        "The port; -1: `listenPort` + 4, 0: any free one.", low=-1, high=65535)
+        "Port; -1: `listenPort` + 4, 0: any free port.", low=-1, high=65535)
     http_advertised_address: str = option("http", "httpAdvertisedAddress", "",
-        "The `host:port` that others are told; empty: the address listened on.")
+        "`host:port` for brokers and browsers; empty: the listening address.")
     http_tokens_file: str = option("http", "httpTokensFile", "",
-        "JSON file of tokens and roles, read again within 10 s of a change; empty: every loopback"
-        " caller is admin.")
+        "JSON file of tokens and roles, read again within 10 s of a change; empty: every loopback "
+        "caller is admin.")
     http_health_port: int = option("http", "httpHealthPort", 0,
-        "Serve `/health/live` and `/health/ready` at this port of 127.0.0.1, too, without TLS: what"
-        " looks after the process on its own machine needs no certificate; 0: nowhere.",
+        "Port on 127.0.0.1 with `/health/live` and `/health/ready` without TLS, for local "
+        "supervisors; 0: none.",
         low=0, high=65535)
     http_broker_hosts: str = option("http", "httpBrokerHosts", "",
-        "Hosts whose HTTP APIs are asked although brokers there register unsigned: names, addresses"
-        " and networks (`10.1.0.0/16`), separated by semicolons. Without `registrationKeyFile` a"
-        " broker is asked at the host from which it registers ([Security](security.md)).",
+        "Hosts of unsigned brokers whose HTTP APIs are asked: names, addresses and networks "
+        "(`10.1.0.0/16`), separated by semicolons. Without `registrationKeyFile` a broker is "
+        "asked at the host of its registration ([Security](security.md)).",
         spread=True)
     http_cluster_token_file: str = option("http", "httpClusterTokenFile", "",
-        "File of the token by which brokers know this name server. Only brokers whose address is"
-        " proven see it ([Trust between processes](http-api.md#trust-between-processes)).")
+        "File with the token of this name server for brokers. Only brokers with a proven address "
+        "get it ([Trust between processes](http-api.md#trust-between-processes)).")
     http_cluster_token_in_the_clear: bool = option("http", "httpClusterTokenInTheClear", False,
-        "Show that token over plain HTTP to brokers on other machines, too: whoever listens there"
-        " has it.")
+        "Send that token over plain HTTP to brokers on remote machines; every listener there gets "
+        "it.")
 
     # [oidc]
     oidc_issuer: str = option("oidc", "oidcIssuer", "",
-        "The `https://` URL of an OpenID provider with whose accounts people log in to the"
-        " dashboard ([Logging in](dashboard.md#login)); empty: with tokens only.")
+        "`https://` URL of an OpenID provider for logins to the dashboard "
+        "([Login](dashboard.md#login)); empty: tokens only.")
     oidc_client_id: str = option("oidc", "oidcClientId", "",
-        "The name servers' client id at the provider.")
+        "Client id of the name servers at the provider.")
     oidc_client_secret_file: str = option("oidc", "oidcClientSecretFile", "",
-        "File of the client's secret, which signs sessions, too: alike at all name servers.")
+        "File with the client's secret, which also signs sessions; equal at all name servers.")
     oidc_roles: str = option("oidc", "oidcRoles", "",
-        "Who is what: `role=value of the claim`, separated by semicolons, as in"
-        " `admin=platform;operator=on call;viewer=*`. `*` is everybody whom the provider knows.",
+        "Roles: `role=value of the claim`, separated by semicolons, as in "
+        "`admin=platform;operator=on call;viewer=*`. `*` is every account of the provider.",
         spread=True)
     oidc_roles_claim: str = option("oidc", "oidcRolesClaim", "groups",
-        "The claim of the ID token that has these values, with dots into objects"
-        " (`realm_access.roles`).")
+        "Claim of the ID token with these values, with dots into objects (`realm_access.roles`).")
     oidc_name_claim: str = option("oidc", "oidcNameClaim", "preferred_username",
-        "The claim by which people are named; without it `sub`.")
+        "Claim with the person's name; without it `sub`.")
     oidc_scopes: str = option("oidc", "oidcScopes", "openid profile",
-        "What the provider is asked for.")
+        "Requested scopes.")
     oidc_redirect_uri: str = option("oidc", "oidcRedirectUri", "",
-        "Where the provider sends browsers back; empty: to the host they came from,"
-        " `/api/v1/session/oidc/callback`.")
+        "Address to which the provider redirects browsers; empty: their original host, "
+        "`/api/v1/session/oidc/callback`.")
     oidc_ca_file: str = option("oidc", "oidcCaFile", "",
-        "The CA of the provider's certificate; empty: those that the system trusts.")
+        "CA of the provider's certificate; empty: the system's.")
 
     # [log]
     log_format: str = option("log", "logFormat", "text",
-        "Events as text, or as JSON, one a line.", choices=("text", "json"))
+        "Events as text, or as JSON, each on a line.", choices=("text", "json"))
     log_level: str = option("log", "logLevel", "INFO",
-        "The least severe events written.", choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+        "Lowest severity of logged events.", choices=("DEBUG", "INFO", "WARNING", "ERROR"),
         live=True)
 
     # fmt: on

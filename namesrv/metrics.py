@@ -78,7 +78,7 @@ class NameServerMetrics:
         )
         families.counter(
             "rocketmq_namesrv_groups_founded_anew_total",
-            "Broker names that came back with another group id, after all their brokers had gone.",
+            "Broker names that returned with a new group id, after all their brokers had left.",
             table.founded_anew_count,
         )
 
@@ -87,7 +87,7 @@ class NameServerMetrics:
         table = self._table
         families.counters(
             "rocketmq_namesrv_requests_total",
-            "Requests answered, by request and response code; LATER: after much work or a write.",
+            "Requests answered, by request and response code; LATER: after long work or a write.",
             ("request", "code"),
             [
                 ((RequestCode(request).name, LATER if code is None else ResponseCode(code).name), n)
@@ -99,8 +99,8 @@ class NameServerMetrics:
         all_of_them = sum(n for (request, _), n in self.answers.items() if request == register)
         families.counters(
             "rocketmq_namesrv_registrations_total",
-            "Registrations of brokers; refused ones claim a stale term or another group's name, "
-            "pass a limit, are not signed where they have to be, or say what no broker can.",
+            "Registrations of brokers; rejected registrations claim a stale term or a foreign "
+            "group's name, exceed a limit, have no required signature, or are invalid.",
             ("result",),
             [(("accepted",), accepted), (("refused",), all_of_them - accepted)],
         )
@@ -110,13 +110,13 @@ class NameServerMetrics:
         led = [group for group in groups if LEADER_ID in group.addresses]
         families.gauges(
             "rocketmq_namesrv_brokers",
-            "Live broker addresses, by what they registered as.",
+            "Live broker addresses, by registered role.",
             ("role",),
             [(("leader",), len(led)), (("follower",), table.broker_count - len(led))],
         )
         families.gauges(
             "rocketmq_namesrv_groups",
-            "Broker groups with a live broker, by whether one of them takes writes.",
+            "Broker groups with a live broker, by whether a broker accepts writes.",
             ("state",),
             [(("led",), len(led)), (("leaderless",), len(groups) - len(led))],
         )
@@ -124,25 +124,25 @@ class NameServerMetrics:
         labels = ("cluster", "broker")
         families.gauges(
             "rocketmq_namesrv_group_led",
-            "1 if a broker of that group is registered as its leader.",
+            "1 if a broker of the group is registered as its leader.",
             labels,
             [((g.cluster, g.name), float(LEADER_ID in g.addresses)) for g in shown],
         )
         families.gauges(
             "rocketmq_namesrv_group_term",
-            "The highest term in which a broker of that group claimed to lead.",
+            "Highest term in which a broker of the group claimed to lead.",
             labels,
             [((g.cluster, g.name), g.term) for g in shown],
         )
         families.gauges(
             "rocketmq_namesrv_group_brokers",
-            "Live brokers of that group.",
+            "Live brokers of the group.",
             labels,
             [((g.cluster, g.name), len(g.addresses)) for g in shown],
         )
         families.gauge(
             "rocketmq_namesrv_groups_omitted",
-            "Groups beyond the limit, not told one by one.",
+            "Groups beyond the limit, without series of their own.",
             len(groups) - len(shown),
         )
         self._network(families)
@@ -159,7 +159,7 @@ class NameServerMetrics:
             )
             families.counter(
                 "rocketmq_namesrv_connections_refused_total",
-                "Connections closed for want of room.",
+                "Connections closed at the limit.",
                 server.refused_count,
             )
             add_limits(families, "rocketmq_namesrv", server.budgets, server.watch)
@@ -170,6 +170,6 @@ class NameServerMetrics:
         )
         families.histogram(
             "rocketmq_namesrv_event_loop_lag_seconds",
-            "By how much the event loop is late for its timers.",
+            "Lateness of the event loop's timers.",
             self._lag.timings,
         )

@@ -39,7 +39,7 @@ TEMPLATES_MAX = 1_000  # at the same time; ours are some 150
 TEMPLATE_CHARS_MAX = 500  # the prefix that distinguishes templates
 PEER_LIBRARIES = frozenset({"aiohttp", "asyncio", "grpc"})  # loggers of code that peers reach
 PEER_BURST_S = 10  # quiet seconds that allow a burst of their lines
-LINES_SUPPRESSED = "Lines about what peers did wrong that were not written: more than 2 per second."
+LINES_SUPPRESSED = "Suppressed log lines about faults of peers."
 # Variables of Apache's scripts, for the directory of their files and Java's options.
 APACHES_VARIABLES = {"ROCKETMQ_HOME", "JAVA_OPT", "JAVA_OPT_EXT"}
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

@@ -20,45 +20,44 @@ class TlsOptions:
 
     # fmt: off
     tls_server_mode: str = option("tls", "tlsServerMode", OFF,
-        "What the ports for clients take: plain connections, both, or TLS only.",
+        "Connections that the ports for clients accept: plain, both, or TLS only.",
         choices=MODES, also="tls.server.mode")
     tls_server_cert_path: str = option("tls", "tlsServerCertPath", "",
-        "The server's certificate, and behind it those between it and the CA.",
+        "Server certificate, followed by its intermediates.",
         also="tls.server.certPath")
     tls_server_key_path: str = option("tls", "tlsServerKeyPath", "",
         "Its key; empty: in the certificate's file.", also="tls.server.keyPath")
     tls_server_key_password: str = option("tls", "tlsServerKeyPassword", "",
-        "The key's password.", secret=True, also="tls.server.keyPassword")
+        "Password of the key.", secret=True, also="tls.server.keyPassword")
     tls_server_need_client_auth: str = option("tls", "tlsServerNeedClientAuth", "none",
-        "Whether clients show certificates: with `none` they are not asked for any, with `optional`"
-        " one that is shown is checked, with `require` each must show one.",
+        "`none`: no client certificates; `optional`: a client certificate is verified if there is "
+        "any; `require`: every client needs a certificate.",
         choices=("none", "optional", "require"), also="tls.server.need.client.auth")
     tls_server_trust_cert_path: str = option("tls", "tlsServerTrustCertPath", "",
-        "The CAs of clients' certificates.", also="tls.server.trustCertPath")
+        "CAs of client certificates.", also="tls.server.trustCertPath")
     tls_enable: bool = option("tls", "tlsEnable", False,
-        "Use TLS for this process's own connections: to name servers, brokers, masters.",
+        "Use TLS for outgoing connections to name servers, brokers and masters.",
         also="tls.enable")
     tls_client_trust_cert_path: str = option("tls", "tlsClientTrustCertPath", "",
-        "The CAs of the servers it connects to; empty: those that the system trusts.",
+        "CAs of the servers; empty: the system's.",
         also="tls.client.trustCertPath")
     tls_client_auth_server: bool = option("tls", "tlsClientAuthServer", True,
-        "Check the servers' certificates. Without, whoever is between can read and change"
-        " everything.", also="tls.client.authServer")
+        "Verify the servers' certificates. Otherwise an attacker in between can read and change "
+        "everything.", also="tls.client.authServer")
     tls_client_check_host_name: bool = option("tls", "tlsClientCheckHostName", True,
-        "A server's certificate must be for the host that was dialled; else any that the CA has"
-        " signed will do.")
+        "Verify that a server's certificate is for the dialled host.")
     tls_client_cert_path: str = option("tls", "tlsClientCertPath", "",
-        "The certificate that this process shows; empty: none.", also="tls.client.certPath")
+        "Certificate for outgoing connections; empty: none.", also="tls.client.certPath")
     tls_client_key_path: str = option("tls", "tlsClientKeyPath", "",
         "Its key; empty: in the certificate's file.", also="tls.client.keyPath")
     tls_client_key_password: str = option("tls", "tlsClientKeyPassword", "",
-        "The key's password.", secret=True, also="tls.client.keyPassword")
+        "Password of the key.", secret=True, also="tls.client.keyPassword")
     http_tls_mode: str = option("tls", "httpTlsMode", OFF,
-        "What the HTTP API's port takes: HTTP, both, or HTTPS only.", choices=MODES)
+        "Connections that the HTTP API's port accepts: HTTP, both, or HTTPS only.", choices=MODES)
     http_tls_cert_path: str = option("tls", "httpTlsCertPath", "",
-        "Its certificate; empty: `tlsServerCertPath` and what belongs to that.")
+        "Its certificate; empty: `tlsServerCertPath` with its key.")
     http_tls_key_path: str = option("tls", "httpTlsKeyPath", "",
-        "The key of `httpTlsCertPath`; `tlsServerKeyPassword` opens it, too.")
+        "Key of `httpTlsCertPath`.")
     # fmt: on
 
     def wrong_tls(self) -> tuple[str, str] | None:
@@ -78,18 +77,18 @@ class PeerTlsOptions(TlsOptions):
 
     # fmt: off
     raft_tls_mode: str = option("tls", "raftTlsMode", OFF,
-        "The links of a Raft group's replicas: plain, both, or TLS only, with certificates on both"
-        " sides. With `permissive` a replica dials with TLS, and plain where that fails: for the"
-        " way from one to the other, not to stay.", choices=MODES)
+        "Links between replicas of a Raft group: plain, both, or TLS only, with certificates on "
+        "both sides. With `permissive` a replica dials with TLS, and plain if that fails; use it "
+        "for a migration only.", choices=MODES)
     raft_tls_cert_path: str = option("tls", "raftTlsCertPath", "",
-        "This replica's certificate, for its host in `dLegerPeers`, to serve and to dial with;"
-        " empty: `tlsServerCertPath` and what belongs to that.")
-    raft_tls_key_path: str = option("tls", "raftTlsKeyPath", "", "The key of `raftTlsCertPath`.")
+        "This replica's certificate, for its host in `dLegerPeers`, for both directions; empty: "
+        "`tlsServerCertPath` with its key.")
+    raft_tls_key_path: str = option("tls", "raftTlsKeyPath", "", "Key of `raftTlsCertPath`.")
     raft_tls_key_password: str = option("tls", "raftTlsKeyPassword", "",
-        "The key's password.", secret=True)
+        "Password of the key.", secret=True)
     raft_tls_trust_cert_path: str = option("tls", "raftTlsTrustCertPath", "",
-        "The group's CA. Whoever has a certificate of it may speak as a replica: it must sign"
-        " nothing else, clients' certificates least of all.")
+        "CA of the group. Every certificate of it may speak as a replica, so it must sign nothing "
+        "else.")
     # fmt: on
 
     def wrong_tls(self) -> tuple[str, str] | None:

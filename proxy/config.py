@@ -42,75 +42,76 @@ class ProxyConfig(TlsOptions):
 
     # [network]
     namesrv: str = option("network", "namesrvAddr", "127.0.0.1:9876",
-        "The name servers of the cluster, as `host1:9876;host2:9876`.", spread=True)
+        "Name servers of the cluster, `host1:9876;host2:9876`.", spread=True)
     broker_address_map: str = option("network", "brokerAddressMap", "",
-        "Where brokers are reached from here if not at the addresses that they tell clients:"
-        " `127.0.0.1:10911=broker-a0:10911;…`.", spread=True)
+        "Reachable addresses of brokers, if they differ from the advertised ones: "
+        "`127.0.0.1:10911=broker-a0:10911;…`.", spread=True)
     bind: str = option("network", "bindAddress", LOOPBACK,
-        "The address listened on. With `aclEnable` the default is `0.0.0.0`.")
+        "Listening address. With `aclEnable` the default is `0.0.0.0`.")
     port: int = option("network", "grpcServerPort", 8081,
-        "Where clients connect by gRPC; 0 takes any free port.", low=0, high=65535)
+        "Port for gRPC clients; 0: any free port.", low=0, high=65535)
 
     # [limits]
     message_size_max: int = option("limits", "maxMessageSize", 4 << 20,
-        "Largest body of a message taken; a larger one is answered MESSAGE_BODY_TOO_LARGE.",
+        "Size of a message's body; a larger body is answered MESSAGE_BODY_TOO_LARGE.",
         unit=BYTES, low=1024, high=64 << 20)
     call_size_max: int = option("limits", "grpcMaxInboundMessageSize", 16 << 20,
-        "Largest call taken, with all its messages.", unit=BYTES, low=1024, high=256 << 20)
+        "Size of a call with all its messages.", unit=BYTES, low=1024, high=256 << 20)
     calls_max: int = option("limits", "concurrentCallsMax", 20_000,
-        "Calls in progress, those that wait for messages and open Telemetry streams included, but"
-        " not those of strangers; one beyond is answered RESOURCE_EXHAUSTED.", low=1)
+        "Calls in progress, with waiting receives and open Telemetry streams, without those of "
+        "strangers; a call beyond is answered RESOURCE_EXHAUSTED.", low=1)
     clients_max: int = option("limits", "clientsMax", 10_000,
-        "Clients known at a time; one beyond is answered TOO_MANY_REQUESTS.", low=1)
+        "Clients at a time; a client beyond is answered TOO_MANY_REQUESTS.", low=1)
 
     # [calls]
     idempotent_sends: bool = option("calls", "idempotentSends", False,
-        "Mark every message IDEMPOTENT: one that is sent again, by the proxy or by its client, is"
-        " stored once ([Idempotent sends](idempotent-sends.md)). Costs brokers CPU time.")
+        "Mark every message IDEMPOTENT: repeated sends, by the proxy or by its client, are stored "
+        "once ([Idempotent sends](idempotent-sends.md)). Costs brokers CPU time.")
     poll_ms_min: int = option("calls", "grpcClientConsumerMinLongPollingTimeoutMillis", 5_000,
-        "The least time for which a receive waits for messages.", unit=MS, low=0, high=60_000)
+        "Minimum wait of a receive for messages.", unit=MS, low=0, high=60_000)
     poll_ms_max: int = option("calls", "grpcClientConsumerMaxLongPollingTimeoutMillis", 20_000,
-        "The longest, also what consumers are told to ask for.", unit=MS, low=1_000, high=60_000)
+        "Maximum wait, also in the settings for consumers.", unit=MS, low=1_000, high=60_000)
     invisible_ms_min: int = option("calls", "minInvisibleTimeMillsForRecv", 10_000,
-        "The least time for which a received message may be hidden from others.",
+        "Minimum invisible time of a received message.",
         unit=MS, low=0, high=43_200_000)
     invisible_ms_max: int = option("calls", "maxInvisibleTimeMills", 43_200_000,
-        "The longest.", unit=MS, low=1_000, high=43_200_000)
+        "Maximum invisible time.", unit=MS, low=1_000, high=43_200_000)
     delay_ms_max: int = option("calls", "maxDelayTimeMills", 86_400_000,
-        "The longest time until a message is delivered; 0: as long as the brokers take it"
-        " (`timerMaxDelaySec`).", unit=MS, low=0)
+        "Maximum time until a message is delivered; 0: the brokers' limit (`timerMaxDelaySec`).",
+        unit=MS, low=0)
 
     # [acl]
     acl_enable: bool = option("acl", "aclEnable", False,
         "Clients need an account of `aclFile` ([Security](security.md)).")
     acl_file: str = option("acl", "aclFile", "conf/plain_acl.yml",
-        "The brokers' accounts, in the form of Apache's plain_acl.yml. An edited file is taken"
-        " over. Accounts that were made at a broker's run time are not known here.")
+        "The brokers' accounts, in the format of Apache's plain_acl.yml. Edits are in force "
+        "without a restart. Accounts that were created at a broker's run time must be in the "
+        "file.")
     inner_client_authentication_credentials: str = option(
         "acl", "innerClientAuthenticationCredentials", "",
-        'The account with which the proxy speaks to brokers and name servers:'
-        ' `{"accessKey":"…","secretKey":"…"}`, an admin\'s. Never shown.', secret=True, spread=True)
+        'Admin\'s account for requests to brokers and name servers: '
+        '`{"accessKey":"…","secretKey":"…"}`. Never shown.', secret=True, spread=True)
 
     # [http]
     http_enable: bool = option("http", "httpEnable", True,
         "Serve `/health/live`, `/health/ready`, `/metrics` and the log levels.")
     http_bind_address: str = option("http", "httpBindAddress", "127.0.0.1",
-        "The address listened on. One that is not loopback needs `httpTokensFile`.")
+        "Listening address. An address other than loopback requires `httpTokensFile`.")
     http_port: int = option("http", "httpPort", -1,
-        "The port; -1: `grpcServerPort` + 4, 0: any free one.", low=-1, high=65535)
+        "Port; -1: `grpcServerPort` + 4, 0: any free port.", low=-1, high=65535)
     http_tokens_file: str = option("http", "httpTokensFile", "",
-        "JSON file of tokens and roles, read again within 10 s of a change; empty: every loopback"
-        " caller is admin.")
+        "JSON file of tokens and roles, read again within 10 s of a change; empty: every loopback "
+        "caller is admin.")
     http_health_port: int = option("http", "httpHealthPort", 0,
-        "Serve `/health/live` and `/health/ready` at this port of 127.0.0.1, too, without TLS: what"
-        " looks after the process on its own machine needs no certificate; 0: nowhere.",
+        "Port on 127.0.0.1 with `/health/live` and `/health/ready` without TLS, for local "
+        "supervisors; 0: none.",
         low=0, high=65535)
 
     # [log]
     log_format: str = option("log", "logFormat", "text",
-        "Events as text, or as JSON, one a line.", choices=("text", "json"))
+        "Events as text, or as JSON, each on a line.", choices=("text", "json"))
     log_level: str = option("log", "logLevel", "INFO",
-        "The least severe events written.", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+        "Lowest severity of logged events.", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 
     # fmt: on
 

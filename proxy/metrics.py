@@ -80,23 +80,23 @@ class ProxyMetrics:
         counts, now = self._counts, self._figures()
         families.counters(
             "rocketmq_proxy_calls_total",
-            "Calls answered, by the code of the answer; Telemetry: streams that ended.",
+            "Calls answered, by the code of the answer; Telemetry: ended streams.",
             ("call", "code"),
             [
                 ((call, Code.Name(code) if code in Code.values() else str(code)), n)
                 for (call, code), n in sorted(counts.answers.items())
             ],
         )
-        families.gauge("rocketmq_proxy_calls", "Calls of known callers in progress.", now.calls)
+        families.gauge("rocketmq_proxy_calls", "Calls of clients in progress.", now.calls)
         families.counters(
             "rocketmq_proxy_calls_ended_total",
-            "Calls that were ended unread at a bound, by which it was; unfinished: by time.",
+            "Calls ended unread, by the limit; unfinished: by time.",
             ("bound",),
             [((bound,), n) for bound, n in now.refused.items()],
         )
         families.counter(
             "rocketmq_proxy_messages_received_total",
-            "Messages that consumers were told.",
+            "Messages delivered to consumers.",
             counts.received,
         )
         for call, timings in counts.timings.items():
@@ -108,14 +108,14 @@ class ProxyMetrics:
         families.gauge("rocketmq_proxy_connections", "Connections of clients.", now.connections)
         families.counter(
             "rocketmq_proxy_connections_refused_total",
-            "Connections of clients that were too many, of all or of one address.",
+            "Client connections rejected at the limit, of all or of an address.",
             now.connections_refused,
         )
-        families.gauge("rocketmq_proxy_clients", "Clients heard of lately.", now.clients)
+        families.gauge("rocketmq_proxy_clients", "Connected clients.", now.clients)
         families.gauge("rocketmq_proxy_telemetry_streams", "Open Telemetry streams.", now.streams)
         families.gauge(
             "rocketmq_proxy_kept_bytes",
-            "What clients said of themselves, and commands that wait for them.",
+            "Client data, and commands that wait for clients.",
             now.kept_bytes,
         )
         families.gauge("rocketmq_proxy_sends", "Messages being sent to brokers.", now.sends)
@@ -127,18 +127,18 @@ class ProxyMetrics:
         )
         families.counter(
             "rocketmq_proxy_messages_given_back_total",
-            "Messages that were received, could not be told to their client, and were given back.",
+            "Received messages that could not be delivered to their client, and were returned.",
             now.returned,
         )
         families.counters(
             "rocketmq_proxy_transaction_checks_total",
-            "What brokers asked about transactions, by whether a producer was there to be asked.",
+            "Transaction checks by brokers, by whether a producer was connected.",
             ("asked",),
             [(("true",), now.checks), (("false",), now.checks_dropped)],
         )
         families.counter(
             "rocketmq_proxy_unauthorized_total",
-            "Calls refused for want of an account, a right signature or a permission.",
+            "Calls rejected for a missing account, signature or right.",
             now.unauthorized,
         )
         add_tls(families, "rocketmq_proxy", self._tls)
@@ -147,7 +147,7 @@ class ProxyMetrics:
         )
         families.histogram(
             "rocketmq_proxy_event_loop_lag_seconds",
-            "By how much the event loop is late for its timers.",
+            "Lateness of the event loop's timers.",
             self._lag.timings,
         )
         return families.all

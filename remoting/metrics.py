@@ -20,7 +20,7 @@ def add_limits(families: Families, prefix: str, budgets: Budgets, watch: Watch) 
     allowances = (("slow_requests", budgets.work), ("kept", budgets.kept))
     families.gauges(
         f"{prefix}_budget_used_bytes",
-        "What connections make this process hold, over all of them.",
+        "Bytes that this process holds for all connections.",
         ("budget",),
         [
             *(((name,), h.held_bytes) for name, h in holdings),
@@ -29,7 +29,7 @@ def add_limits(families: Families, prefix: str, budgets: Budgets, watch: Watch) 
     )
     families.gauges(
         f"{prefix}_budget_limit_bytes",
-        "The bounds of that.",
+        "Limits of these budgets.",
         ("budget",),
         [
             *(((name,), h.bytes_max) for name, h in holdings),
@@ -38,8 +38,8 @@ def add_limits(families: Families, prefix: str, budgets: Budgets, watch: Watch) 
     )
     families.counters(
         f"{prefix}_budget_refusals_total",
-        "Connections closed (frames: at the bound, or not whole in time), and requests"
-        " answered BUSY.",
+        "Connections closed (frames: at the limit, or incomplete in time), and requests answered "
+        "BUSY.",
         ("budget",),
         [
             *(((name,), h.closed_count) for name, h in holdings),
@@ -48,13 +48,13 @@ def add_limits(families: Families, prefix: str, budgets: Budgets, watch: Watch) 
     )
     families.counter(
         f"{prefix}_unforeseen_total",
-        "Requests and callbacks of connections that raised what nobody foresaw; see the log.",
+        "Requests and callbacks of connections that raised an unforeseen error; see the log.",
         budgets.failures,
     )
     families.counters(
         f"{prefix}_long_turns_total",
-        "How often a request kept the event loop for more than 20 ms of processor time at once, by"
-        " request code; see the log.",
+        "Requests that kept the event loop for more than 20 ms of processor time at once, by "
+        "request code; see the log.",
         ("code",),
         [((str(code),), count) for code, count in sorted(watch.long_turns.items())],
     )
@@ -65,27 +65,27 @@ def add_tls(families: Families, prefix: str, tls: ProcessTls) -> None:
     contexts = tls.contexts()
     families.gauges(
         f"{prefix}_tls_certificate_not_after_seconds",
-        "When a certificate of this process ends, or the last CA of a trust file, in seconds since"
-        " the epoch.",
+        "Expiry of a certificate of this process, or of the last CA of a trust file, in seconds "
+        "since the epoch.",
         ("context",),
         [((name,), found.not_after_s) for c in contexts for name, found in c.watched],
     )
     families.gauges(
         f"{prefix}_tls_files_refused",
-        "1: the files of certificates as they are now cannot be used; those before still are.",
+        "1: the present certificate files are unusable; the previous ones are in use.",
         ("context",),
         [((c.name,), float(bool(c.error))) for c in contexts],
     )
     families.counters(
         f"{prefix}_tls_renewals_total",
-        "How often files of certificates that changed were taken over.",
+        "Renewals of certificates from changed files.",
         ("context",),
         [((c.name,), c.renewed_count) for c in contexts],
     )
     families.counters(
         f"{prefix}_tls_arrivals_total",
-        "Connections at ports that take TLS: tls, plain, plain_refused (enforcing), failed in the"
-        " handshake, silent (said nothing in time).",
+        "Connections at ports with TLS: tls, plain, plain_refused (enforcing), failed in the "
+        "handshake, silent (no data in time).",
         ("context", "result"),
         [
             ((name, one.name), getattr(counts, one.name))

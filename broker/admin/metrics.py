@@ -136,7 +136,7 @@ class BrokerMetrics:
         config = parts.context.config
         families.gauges(
             "rocketmq_broker_info",
-            "What this process runs; always 1.",
+            "Description of this process; always 1.",
             ("mode", "engine", "flush", "role"),
             [
                 (
@@ -151,14 +151,14 @@ class BrokerMetrics:
             ],
         )
         _tell(families, [
-            ("rocketmq_start_time_seconds", "When it started, Unix time.",
+            ("rocketmq_start_time_seconds", "Start of the process, Unix time.",
              parts.context.life.boot_ms / 1000),
-            ("rocketmq_leading", "1 if this replica takes sends: a ready leader, or a master.",
+            ("rocketmq_leading", "1 if this replica accepts sends: a ready leader, or a master.",
              float(parts.context.roles.leading)),
         ])  # fmt: skip
         families.histogram(
             "rocketmq_event_loop_lag_seconds",
-            "By how much the event loop is late for its timers.",
+            "Lateness of the event loop's timers.",
             self._lag.timings,
         )
 
@@ -167,7 +167,7 @@ class BrokerMetrics:
         add_limits(families, "rocketmq", self._server.budgets, self._server.watch)
         families.counters(
             "rocketmq_contained_failures_total",
-            "What was to be done for clients while frames were applied, and failed; see the log.",
+            "Failed work for clients during applies; see the log.",
             ("what",),
             [((what,), n) for what, n in sorted(self._parts.context.contained.counts.items())],
         )
@@ -179,13 +179,13 @@ class BrokerMetrics:
         gates = self._parts.gates.all
         _tell(families, [
             ("rocketmq_peers_prove_themselves",
-             "1 if no peer comes to the Raft or HA port, or is dialled, without a proof.",
+             "1 if every peer at the Raft or HA port, in both directions, needs a proof.",
              float(self._parts.gates.proof_required)),
             ("rocketmq_peer_proofs_refused_total",
-             "Connections of peers closed because they did not prove themselves.",
+             "Connections of peers closed without a valid proof.",
              sum(gate.admissions.refused_count for gate in gates)),
             ("rocketmq_peers_unproven_total",
-             "Connections of peers made without a proof, although there is a secret.",
+             "Connections of peers without a proof, despite a secret.",
              sum(gate.admissions.unproven_count for gate in gates)),
         ])  # fmt: skip
 
@@ -195,7 +195,7 @@ class BrokerMetrics:
         server = self._server
         families.counters(
             "rocketmq_sends_total",
-            "Sends answered, by response code and the reason its remark begins with.",
+            "Sends answered, by response code and the tag of the remark.",
             ("code", "reason"),
             [
                 ((name_of(code, ResponseCode), tag), n)
@@ -223,35 +223,35 @@ class BrokerMetrics:
              "Idempotent sends that were stored before: answered, not stored again.",
              sends.repeat_count),
             ("rocketmq_writer_repeats_total",
-             "Requests of exactly-once writers that were stored before and not stored again.",
+             "Repeated requests of exactly-once writers, not stored again.",
              sends.writers.repeat_count),
             ("rocketmq_messages_out_total", "Messages pulled.", pulls.get_count),
         ])  # fmt: skip
         families.histogram(
             "rocketmq_append_duration_seconds",
-            "From the cut of a group commit to its senders' answer: committed and applied (Raft), "
-            "or as durable as configured (classic).",
+            "Time from the building of a group commit to its senders' answer: committed and "
+            "applied (Raft), or as durable as configured (classic).",
             self.append,
         )
         received, sent = server.traffic_bytes
         _tell(families, [
-            ("rocketmq_sends_waiting_bytes", "Sends waiting or under way.", sends.held_bytes),
+            ("rocketmq_sends_waiting_bytes", "Waiting and running sends.", sends.held_bytes),
             ("rocketmq_sends_waiting_limit_bytes",
-             "Above, sends are refused: waitingBytesMax, or less while they wait for long.",
+             "Limit above which sends are rejected: waitingBytesMax, or less during long waits.",
              sends.held_bytes_max),
-            ("rocketmq_group_commits_inflight", "Group commits that are cut and not applied.",
+            ("rocketmq_group_commits_inflight", "Group commits built and not applied.",
              sends.pending_count),
-            ("rocketmq_pulls_held", "Pulls that wait for a message.", pulls.holds.count),
+            ("rocketmq_pulls_held", "Pulls waiting for a message.", pulls.holds.count),
             ("rocketmq_pulls_held_limit", "Above, pulls are answered at once.", HELD_PULLS_MAX),
             ("rocketmq_received_bytes_total", "Bytes from clients.", received),
             ("rocketmq_sent_bytes_total", "Bytes to clients.", sent),
             ("rocketmq_connections", "Open client connections.", len(server.connections)),
             ("rocketmq_connections_accepted_total", "Client connections accepted.",
              server.accepted_count),
-            ("rocketmq_connections_refused_total", "Client connections closed for want of room.",
+            ("rocketmq_connections_refused_total", "Client connections closed at the limit.",
              server.refused_count),
             ("rocketmq_connections_limit",
-             "Above, they are closed: 20,000, or less with few file descriptors.",
+             "Limit of client connections: 20,000, or less with few file descriptors.",
              server.connections_max),
         ])  # fmt: skip
         add_tls(families, "rocketmq", parts.context.tls)
@@ -266,21 +266,21 @@ class BrokerMetrics:
         log = store.commitlog
         families.histogram(
             "rocketmq_commitlog_fsync_duration_seconds",
-            "An fdatasync of the CommitLog, in its thread.",
+            "Duration of an fdatasync of the CommitLog, in its thread.",
             self.fsync,
         )
         _tell(families, [
-            ("rocketmq_commitlog_min_offset_bytes", "Where the CommitLog begins.", log.min_offset),
-            ("rocketmq_commitlog_max_offset_bytes", "Where the CommitLog ends.", log.max_offset),
+            ("rocketmq_commitlog_min_offset_bytes", "Start of the CommitLog.", log.min_offset),
+            ("rocketmq_commitlog_max_offset_bytes", "End of the CommitLog.", log.max_offset),
             ("rocketmq_commitlog_durable_offset_bytes",
-             "Up to where an fdatasync has proven it durable.", log.durable_offset),
-            ("rocketmq_dispatch_behind_bytes", "Log that the ConsumeQueues do not have yet.",
+             "Durable end of the CommitLog, by fdatasync.", log.durable_offset),
+            ("rocketmq_dispatch_behind_bytes", "Bytes of log missing in the ConsumeQueues.",
              max(0, log.max_offset - store.derived.dispatched_offset)),
-            ("rocketmq_index_behind_bytes", "Dispatched log that the index of keys lacks.",
+            ("rocketmq_index_behind_bytes", "Bytes of dispatched log missing in the index of keys.",
              max(0, store.derived.dispatched_offset - store.derived.indexed_offset)),
             ("rocketmq_queue_units_damaged",
-             "ConsumeQueue units known to point wrong and not put right yet.", len(store.repairs)),
-            ("rocketmq_queue_units_rewritten_total", "ConsumeQueue units put right from the log.",
+             "ConsumeQueue entries known to be wrong and not repaired yet.", len(store.repairs)),
+            ("rocketmq_queue_units_rewritten_total", "ConsumeQueue entries repaired from the log.",
              store.repairs.rewritten),
         ])  # fmt: skip
 
@@ -292,12 +292,12 @@ class BrokerMetrics:
             return
         _tell(families, [
             ("rocketmq_disk_size_bytes",
-             "The store's file system, without what is reserved for root.", usage.size_bytes),
-            ("rocketmq_disk_available_bytes", "Room left on it.", usage.available_bytes),
-            ("rocketmq_disk_full", "1 while this replica takes no sends for want of room.",
+             "Size of the store's file system, without the reserve of root.", usage.size_bytes),
+            ("rocketmq_disk_available_bytes", "Free space on it.", usage.available_bytes),
+            ("rocketmq_disk_full", "1 while this replica rejects sends for missing disk space.",
              float(bool(parts.sends.disk_full))),
             ("rocketmq_disk_full_in_seconds",
-             "When sends are refused, at the rate of the last half hour; +Inf: it does not fill.",
+             "Time until sends are rejected, at the rate of the last half hour; +Inf: never.",
              inf if (full_in_ms := parts.reliever.forecast.full_in_ms) is None
              else full_in_ms / 1000),
         ])  # fmt: skip
@@ -306,16 +306,16 @@ class BrokerMetrics:
         retention, unexpired = self._parts.retention, self._parts.unexpired
         _tell(families, [
             ("rocketmq_clock_ahead_of_log_seconds",
-             "The wall clock, less the time when this store was last open; 0 while they agree.",
+             "Wall clock minus the log's own time; 0 while they agree.",
              retention.clock_lead_ms / 1000),
             ("rocketmq_clock_contradicted",
-             "1 while the log contradicts the wall clock, so that it ages no older messages.",
+             "1 while the log contradicts the wall clock, which then ages no older messages.",
              float(bool(retention.contradiction))),
             ("rocketmq_unexpired_deleted_messages_total",
-             "Messages deleted before they had expired (cleanFileForciblyEnable).",
+             "Messages deleted before their expiry (cleanFileForciblyEnable).",
              unexpired.messages),
             ("rocketmq_unexpired_deleted_unconsumed_messages_total",
-             "Those that some consumer group, or every one, had not consumed.",
+             "Of these, messages that a consumer group, or every group, had not consumed.",
              unexpired.unconsumed),
             ("rocketmq_unexpired_deleted_bytes_total", "Their bytes in the CommitLog.",
              unexpired.size_bytes),
@@ -330,14 +330,14 @@ class BrokerMetrics:
         most = heapq.nlargest(parts.context.config.metrics_series_max, lags)
         families.gauges(
             "rocketmq_consumer_lag_messages",
-            "Messages between a group's offsets and the ends of a topic's queues; of no topic that "
-            "its connected consumers do not subscribe to.",
+            "Messages between a group's offsets and the ends of a topic's queues, for topics "
+            "that its connected consumers subscribe to.",
             ("group", "topic"),
             [((group, topic), lag) for lag, group, topic in most],
         )
         families.gauge(
             "rocketmq_consumer_lag_omitted",
-            "(group, topic) pairs beyond the limits, whose lag is not told.",
+            "(group, topic) pairs beyond the limits, without a lag.",
             pairs - len(most),
         )
         found = parts.clients.consumers.values()
@@ -345,18 +345,20 @@ class BrokerMetrics:
         series_max = parts.context.config.metrics_series_max
         families.gauges(
             "rocketmq_consumers_inconsistent",
-            "Clients of a group whose subscriptions are not those of most of its clients.",
+            "Clients with different subscriptions than most of their group.",
             ("group",),
             [((one.name,), len(one.differences())) for one in differing[:series_max]],
         )
 
     def _raft(self, families: Families, status: dict[str, object]) -> None:
         families.states(
-            "raft_role", "1 for the role this replica has.", "role", ROLES, str(status["role"])
+            "raft_role", "1 for the role of this replica.", "role", ROLES, str(status["role"])
         )
-        families.counter("raft_elections_total", "Elections this replica began.", self.elections)
         families.counter(
-            "raft_leader_changes_total", "Times another leader became known.", self.leader_changes
+            "raft_elections_total", "Elections started by this replica.", self.elections
+        )
+        families.counter(
+            "raft_leader_changes_total", "Changes of the known leader.", self.leader_changes
         )
         families.counters(
             "raft_leadership_lost_total",
@@ -377,16 +379,24 @@ class BrokerMetrics:
                 "raft_election_backoff",
                 "Factor on the election time-outs.",
             ),
-            ("election_halved", "raft_election_halved", "1 if they are halved: times are calm."),
+            (
+                "election_halved",
+                "raft_election_halved",
+                "1 if election time-outs are halved (calm times).",
+            ),
             ("recovered", "raft_recovered", "0 while this replica may have lost promises."),
             (
                 "set_back",
                 "raft_store_set_back",
-                "1 if it started on a store older than what it had promised.",
+                "1 if it started on a store older than its promises.",
             ),
-            ("commands_waiting", "raft_commands_waiting", "Commands that wait to be proposed."),
+            ("commands_waiting", "raft_commands_waiting", "Commands waiting for their proposal."),
             ("damaged_count", "raft_log_damaged_frames", "Frames known to be damaged."),
-            ("behind_bytes", "raft_behind_bytes", "Of a follower: log that its leader has more."),
+            (
+                "behind_bytes",
+                "raft_behind_bytes",
+                "Of a follower: bytes of log that it is behind its leader.",
+            ),
         )
         for key, name, doc in figures:
             value = status.get(key)
@@ -394,7 +404,7 @@ class BrokerMetrics:
                 families.gauge(name, doc, value)
         _tell(families, [
             ("raft_installing",
-             "1 while the leader's state is copied here because its log begins too late.",
+             "1 while a snapshot install from the leader runs.",
              float(bool(status.get("installing")))),
             ("raft_standstill",
              "1 if its group has no leader although all voters are there.",
@@ -416,7 +426,9 @@ class BrokerMetrics:
         if isinstance(scrub, dict):
             families.counter("raft_scrub_found_total", "Damage found by reading.", scrub["found"])
             families.counter(
-                "raft_scrub_checked_bytes_total", "Log read by it.", scrub["checked_bytes"]
+                "raft_scrub_checked_bytes_total",
+                "Bytes of log read by the scrubber.",
+                scrub["checked_bytes"],
             )
 
     def _peers(self, families: Families, status: dict[str, object]) -> None:
@@ -428,7 +440,7 @@ class BrokerMetrics:
             progress = engine.core.progress
             families.gauge(
                 "raft_voters",
-                "Members that count, as this one knows.",
+                "Voters in this replica's configuration.",
                 len(engine.core.membership.voters),
             )
             families.gauge(
@@ -438,45 +450,46 @@ class BrokerMetrics:
         if isinstance(foreign, list):
             families.gauge(
                 "raft_foreign_peers",
-                "Replicas of other groups or with other founders, and ids of two processes, met in"
-                " the last half minute.",
+                "Replicas of foreign groups or with different founders, and ids of two "
+                "processes, seen in the last half minute.",
                 len(foreign),
             )
         parted = status.get("parted")
         if isinstance(parted, list):
             families.gauge(
-                "raft_parted_peers", "Peers kept out because their history differs.", len(parted)
+                "raft_parted_peers", "Peers rejected because their history differs.", len(parted)
             )
         last = status.get("last_index")
         followers = [(name, p) for name, p in peers.items() if p.get("match") is not None]
         known = [(name, p) for name, p in peers.items() if p.get("ahead_ms") is not None]
         families.gauges(
             "raft_peer_connected",
-            "1 if messages to that peer go out.",
+            "1 if the peer is connected.",
             ("peer",),
             [((name,), float(peer["connected"])) for name, peer in peers.items()],
         )
         families.counters(
             "raft_peer_dropped_writes_total",
-            "Writes to that peer dropped because it does not read.",
+            "Writes to the peer dropped because it does not read.",
             ("peer",),
             [((name,), peer.get("dropped", 0)) for name, peer in peers.items()],
         )
         figures: tuple[tuple[str, str, dict[str, float]], ...] = (
-            ("raft_peer_match_index", "Of a leader: what that peer has acknowledged.",
+            ("raft_peer_match_index", "Of a leader: last frame that the peer has acknowledged.",
              {name: peer["match"] for name, peer in followers}),
             ("raft_peer_lag_frames",
-             "Of a leader: frames of its log that that peer has not acknowledged.",
+             "Of a leader: frames of its log that the peer has not acknowledged.",
              {name: last - p["match"] for name, p in followers if isinstance(last, int)}),
-            ("raft_peer_behind_bytes", "Of a leader: log that that peer has not acknowledged.",
+            ("raft_peer_behind_bytes",
+                "Of a leader: bytes of log that the peer has not acknowledged.",
              {name: p["behind_bytes"] for name, p in followers if "behind_bytes" in p}),
             ("raft_peer_inflight_bytes",
-             "Of a leader: bytes sent to that peer and not acknowledged.",
+             "Of a leader: bytes sent to the peer and not acknowledged.",
              {name: p.inflight_bytes for name, p in progress.items()}),
-            ("raft_peer_clock_ahead_seconds", "That peer's clock, less this replica's.",
+            ("raft_peer_clock_ahead_seconds", "Clock of the peer minus this replica's.",
              {name: p["ahead_ms"] / 1000 for name, p in known}),
             ("raft_peer_settings_differ",
-             "Settings that should be alike on all replicas, and are not on that peer.",
+             "Settings of the peer that should be equal on all replicas, and differ.",
              {name: len(p["settings_differ"]) for name, p in known}),
         )  # fmt: skip
         for family, doc, by_peer in figures:
@@ -490,13 +503,13 @@ class BrokerMetrics:
             levels = []  # the disk's state is a separate metric
         families.gauges(
             "rocketmq_delayed_messages",
-            "Messages that wait for their delivery, by delay level.",
+            "Waiting messages, by delay level.",
             ("level",),
             [((str(v.level),), v.max_offset - v.offset) for v in levels],
         )
         families.gauges(
             "rocketmq_delayed_late_seconds",
-            "By how much the next message of a delay level is overdue.",
+            "Lateness of the next message of a delay level.",
             ("level",),
             [((str(v.level),), v.late_ms / 1000) for v in levels],
         )
@@ -508,14 +521,14 @@ class BrokerMetrics:
             return
         _tell(families, [
             ("rocketmq_timer_messages",
-             "Timer messages that wait for their time, as far as this replica knows.",
+             "Waiting timer messages, in this replica's view.",
              view.waiting),
-            ("rocketmq_timer_late_seconds", "By how much the next timer message is overdue.",
+            ("rocketmq_timer_late_seconds", "Lateness of the next timer message.",
              view.late_ms / 1000),
         ])  # fmt: skip
         families.counters(
             "rocketmq_timer_messages_total",
-            "Timer messages that this process delivered, or stored once more for retention.",
+            "Timer messages that this process delivered, or stored again for retention.",
             ("result",),
             [
                 (("delivered",), self._parts.timers.delivered_count),
@@ -528,7 +541,7 @@ class BrokerMetrics:
         counts = transactions.counts
         families.gauge(
             "rocketmq_transactions_open",
-            "Half messages that have not ended; 0 on who does not lead.",
+            "Open half messages; 0 on followers.",
             self._parts.halves.open_count,
         )
         families.counters(
@@ -558,11 +571,11 @@ class BrokerMetrics:
             "rocketmq_pop_batches", "Pops with unacknowledged messages.", table.batch_count
         )
         families.gauge(
-            "rocketmq_pop_waiting", "Pops that wait for messages.", popping.pops.waiting.count
+            "rocketmq_pop_waiting", "Pops waiting for messages.", popping.pops.waiting.count
         )
         families.counters(
             "rocketmq_pop_messages_total",
-            "Messages popped, acknowledged, come again, and dead letters, by this process.",
+            "Messages popped, acknowledged, redelivered, and dead letters, by this process.",
             ("what",),
             [
                 (("popped",), popping.pops.popped_count),
@@ -589,13 +602,13 @@ class BrokerMetrics:
             links = list(engine.master.links)
             _tell(families, [
                 ("rocketmq_ha_slaves", "Of a master: slaves connected.", len(links)),
-                ("rocketmq_ha_slaves_in_sync", "Of a master: those within haSlaveFallbehindMax.",
+                ("rocketmq_ha_slaves_in_sync", "Of a master: slaves within haSlaveFallbehindMax.",
                  engine.master.in_sync),
-                ("rocketmq_ha_sends_waiting", "Batches that wait for a slave.", len(engine.acks)),
+                ("rocketmq_ha_sends_waiting", "Batches waiting for a slave.", len(engine.acks)),
             ])  # fmt: skip
             behind = max((end - link.acknowledged for link in links), default=0)
         families.gauge(
-            "rocketmq_ha_fall_behind_bytes", "What the (furthest) slave is behind.", behind
+            "rocketmq_ha_fall_behind_bytes", "Lag of the slave that is furthest behind.", behind
         )
 
 

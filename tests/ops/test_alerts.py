@@ -144,12 +144,11 @@ def known(scraped: list[str]) -> Known:
 
 HEAD = """# Metrics
 
-What brokers, name servers and proxies show at `GET /metrics` (a viewer's token, where there are
-tokens).
-This file is written from real expositions by `RAFTMQ_REWRITE=1 pytest tests/ops/test_alerts.py`.
-A broker's figures carry the labels `cluster`, `broker` (brokerName, the group) and `node`. Figures
-that a mode does not have (`raft_…` in classic mode, `rocketmq_ha_…` in Raft mode) are absent.
-Consumer lag is told by the leader or master only, for at most `metricsSeriesMax` pairs.
+Metrics of brokers, name servers and proxies at `GET /metrics` (with a viewer's token if there are
+tokens), generated from real expositions by `RAFTMQ_REWRITE=1 pytest tests/ops/test_alerts.py`.
+A broker's metrics have the labels `cluster`, `broker` (brokerName, the group) and `node`. Metrics
+without a meaning in a mode (`raft_…` in classic mode, `rocketmq_ha_…` in Raft mode) are absent.
+Only the leader or master exports consumer lag, for at most `metricsSeriesMax` pairs.
 
 | name | type | labels | meaning |
 |---|---|---|---|

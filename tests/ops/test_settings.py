@@ -281,31 +281,29 @@ def test_commands_show_and_check(tmp_path: Path) -> None:
 
 HEAD = """# Configuration
 
-Every key of the broker, of the name server and of the gRPC proxy. This file is written from the
-declarations (`broker/config.py`, `namesrv/config.py`, `proxy/config.py`) by
+Every key of the broker, of the name server and of the gRPC proxy, generated from the declarations
+(`broker/config.py`, `namesrv/config.py`, `proxy/config.py`) by
 `RAFTMQ_REWRITE=1 pytest tests/ops/test_settings.py`.
 
-Settings come, each over the ones before, from: the defaults; the file (`-c`); environment
-variables; `--set key=value` and other options of the command line. `mqbroker config show` (with the
-same options) prints what is in effect and where each value came from; `mqbroker config check FILE`
-refuses, with status 2, everything that a start would refuse before it opens its store.
-`mqbroker config convert FILE` prints a file of Apache's broker as one of ours
+Sources of settings, in ascending precedence: defaults; the file (`-c`); environment variables;
+`--set key=value` and further options of the command line. `mqbroker config show` (with the same
+options) prints the values in effect with their sources. `mqbroker config check FILE` rejects, with
+status 2, everything that a start would reject before it opens its store. `mqbroker config convert
+FILE` prints a file of Apache's broker as a file of ours
 ([Moving](moving.md#keys-of-brokerconf)). `mqnamesrv` and `mqproxy` have the same commands.
-`NAMESRV_ADDR` is read as `namesrvAddr`, below the file.
+`NAMESRV_ADDR` is the same as `namesrvAddr`, below the file.
 
-A file called `*.json` is one JSON object, as Apache's `rmq-proxy.json`. A file called `*.toml` is
-TOML, with the sections below as tables (a key may also stand above all tables). Any other file is
-Java properties without sections, as Apache RocketMQ's `broker.conf`. A number
-with a unit may be written as text: `"64MiB"` (B, KiB, MiB, GiB, TiB), `"5s"` (ms, s, min, h, d),
-`"75%"`; without one it is in the unit given here. A key's environment variable is its name in
-capitals with underscores: `listenPort` is `RAFTMQ_LISTEN_PORT`, `dLegerPeers` is
-`RAFTMQ_DLEGER_PEERS`. Keys marked "Live." may be changed while the process runs
-(`PATCH /api/v1/config`).
+A file `*.json` is a JSON object, as Apache's `rmq-proxy.json`. A file `*.toml` is TOML, with the
+sections below as tables (keys above all tables are allowed). Any further file is Java properties
+without sections, as Apache RocketMQ's `broker.conf`. A number with a unit may be text: `"64MiB"`
+(B, KiB, MiB, GiB, TiB), `"5s"` (ms, s, min, h, d), `"75%"`; without a unit it has the unit given
+here. A key's environment variable is its name in capitals with underscores: `listenPort` is
+`RAFTMQ_LISTEN_PORT`, `dLegerPeers` is `RAFTMQ_DLEGER_PEERS`. Keys marked "Live." may be changed
+while the process runs (`PATCH /api/v1/config`).
 
-No text can have a control character, a `#` behind a blank, or quotes around all of it: such values
-are refused, in either format, since they are mostly mistakes, and there is no way to write them.
-Lists, levels and JSON may be spread over several lines in TOML and in the environment. In
-properties a backslash is itself, not an escape as in Java's.
+Texts with a control character, a `#` after a blank, or quotes around the whole value are rejected
+in either format, because they are mostly mistakes. Lists, levels and JSON may span several lines in
+TOML and in the environment. In properties a backslash is no escape.
 
 ```toml
 [identity]

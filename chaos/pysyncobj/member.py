@@ -205,7 +205,7 @@ class PySyncMember:
     # SyncObj has nothing of this; the broker finds a Raft replica without it.
     recovering: str | None = None
     has_core = False
-    hopes_for_room = False
+    successor_expected = False
     clock_is_wrong = False
     clock_is_confirmed = False
     slow_reason = ""
@@ -223,16 +223,16 @@ class PySyncMember:
     def full_voters(self) -> list[NodeId]:
         return []
 
-    def objection(self, target: NodeId, *, anyhow: bool = False) -> str:
+    def transfer_blocker(self, target: NodeId, *, force: bool = False) -> str:
         return ""
 
     def preferred_successor(self) -> NodeId | None:
         return None
 
-    def willing_successor(self, wanted: bool, *, faster: bool = False) -> NodeId | None:
+    def willing_successor(self, needed: bool, *, faster: bool = False) -> NodeId | None:
         return None
 
-    def be_willing(self, is_willing: bool) -> None:
+    def set_willing(self, is_willing: bool) -> None:
         """Do nothing, because SyncObj has no condition for leading."""
 
     def doubt_clock(self, lead_ms: int) -> None:

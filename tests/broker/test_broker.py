@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from raftmq.broker.errors import StateError
-from raftmq.broker.tables.snapshot import FILES
+from raftmq.broker.tables.snapshot import FILES, _checksum
 from raftmq.dledger.node.node import RaftMember
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -410,8 +410,9 @@ async def test_tables_ahead_of_the_log_are_not_trusted(tmp_path):
         for name in FILES:
             path = tmp_path / "n0" / "config" / name
             saved = orjson.loads(path.read_bytes())
-            del saved["raftChecksum"]  # or it would count as damaged
-            path.write_bytes(orjson.dumps({**saved, "raftAppliedIndex": 1_000}))
+            del saved["raftChecksum"]
+            saved["raftAppliedIndex"] = 1_000
+            path.write_bytes(orjson.dumps({**saved, "raftChecksum": _checksum(saved)}))
         with pytest.raises(StateError, match="the log ends at"):
             await group.start("n0")
         await group.stop("n0")

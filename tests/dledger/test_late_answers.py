@@ -96,7 +96,7 @@ def test_the_old_answers_are_of_the_round_that_the_new_replica_answers() -> None
 
 
 def test_one_that_goes_by_what_it_noted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftmq.dledger.raft.core.Leading", GoesByItsNote)
+    monkeypatch.setattr("raftmq.dledger.raft.election.Leading", GoesByItsNote)
     with pytest.raises(AssertionError):
         for plan in plans(2):
             play(*begin(), plan)

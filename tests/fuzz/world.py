@@ -32,7 +32,7 @@ MIB = 1 << 20
 KILL_WAIT_S = 60.0
 # Smaller than by default, so that little is enough to be over them; more lines than by default, so
 # that those that say what happened are among them.
-BUDGETS = {"unsentBytesMax": 64 << 20, "logPeerLinesPerS": 50}
+BUDGETS = {"logPeerLinesPerS": 50}
 Route = Callable[[str, int], int]  # (what is spoken, port) → the port to be dialled for it
 
 

@@ -512,7 +512,7 @@ async def test_with_idempotent_sends_a_message_that_is_sent_again_is_stored_once
 async def test_a_deleted_topic_is_unknown_and_a_send_does_not_make_it_again(
     world, caller, monkeypatch
 ):
-    monkeypatch.setattr(directory, "GONE_S", 0.1)
+    monkeypatch.setattr(directory, "UNUSED_TOPIC_S", 0.1)
     await world.topic("T", queues=1)
     assert (await caller.send("T")).status.code == pb.Code.OK
     broker = await world.group.leading()

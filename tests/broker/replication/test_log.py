@@ -1,6 +1,7 @@
 """The replicated log as services see it, over an engine that is made up."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,6 +20,9 @@ FOLLOWS = RoleEvent(Role.FOLLOWER, 1, "n1", False, "the test")
 
 
 class Engine:
+    has_core = False
+    identity = SimpleNamespace(group_id=b"")
+
     def __init__(self) -> None:
         self.proposed: list[asyncio.Future[int]] = []
         self.targets: list[str] = []
@@ -33,6 +37,9 @@ class Engine:
 
     def successor(self) -> str | None:
         return self.able
+
+    def transfer_blocker(self, target: str, *, force: bool) -> str:
+        return ""
 
     def transfer(self, target: str) -> None:
         self.targets.append(target)

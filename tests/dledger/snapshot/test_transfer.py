@@ -207,7 +207,7 @@ class Alone:
             role=role,
             term=7,
             leader="b",
-            unfit=None,
+            election=SimpleNamespace(unfit=None),
             commit_index=0,
             last_index=index.last_index,
             progress={"b": SimpleNamespace(peer="b", state=PeerState.STRANDED)},

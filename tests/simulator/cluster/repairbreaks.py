@@ -179,7 +179,7 @@ def snapshots_taken_unchecked() -> Planted:
     """I. Whatever parses in a file of the tables' snapshot is taken."""
 
     class Anything(int):
-        def __eq__(self, other: object) -> bool:
-            return True
+        def __ne__(self, other: object) -> bool:
+            return False
 
     return instead(snapshot, "_checksum", lambda value: Anything())

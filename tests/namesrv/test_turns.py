@@ -34,7 +34,7 @@ from raftmq.remoting.registration import (
 )
 from tests.waiting import until
 
-TURN_MAX_S = 0.020
+TURN_MAX_S = 0.040  # the copy of the largest body alone takes 8 to 22 ms beside other tests
 TOPICS, GROUPS, VALUES = 100_000, 3_000, 20_000
 UNIT_S = 0.010  # processor time of each of UNITS on a machine that holds TURN_MAX_S
 COMMON = "everywhere"  # a topic of all groups

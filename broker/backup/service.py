@@ -30,7 +30,7 @@ from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.snapshot_install import (
     GROUP_SNAPSHOT_BYTES_MAX,
     GroupSnapshot,
-    configuration_part,
+    configuration_section,
 )
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -148,7 +148,7 @@ class Backups:
                 facts.begin,
                 facts.index,
                 segment_size_bytes,
-                configuration_part(*settled),
+                configuration_section(*settled),
                 captured.encode(),
             ).encode()
 

@@ -90,7 +90,7 @@ def place_of(member: RaftMember) -> Place | None:
     configurations, node_id = member.core.membership.configurations, member.config.node_id
     current = configurations.current
     links = member.links
-    if member.core.leader is None and (links.told_removed or links.parted):
+    if member.core.leader is None and (links.refused_as_removed or links.parted):
         return Place("none", None, len(current.members))
     found = current.get(node_id) or configurations.settled[1].get(node_id)
     if found is None:

@@ -106,14 +106,14 @@ def carry_out(disk: Disk, config: StoreConfig, raft_directory: str) -> None:
     except GroupSnapshotDamaged as damage:
         log.error("installation_lost reason=%s: this replica begins with nothing", damage)
         remove_derived(disk, config)
-        snapshotmarker.begin_nothing(
+        snapshotmarker.write_empty_store(
             disk, raft_directory, config.path("commitlog"), config.path("checkpoint")
         )
         snapshotmarker.done(disk, raft_directory)
         return
     tables, queues = decode_state(noted.state)
     remove_derived(disk, config)
-    snapshotmarker.begin_log(
+    snapshotmarker.write_empty_log(
         disk, raft_directory, noted, config.path("commitlog"), config.path("checkpoint")
     )
     begin_queues(disk, config, queues)

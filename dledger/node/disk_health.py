@@ -111,7 +111,7 @@ class DiskHealth:
 
     # -- flushes ------------------------------------------------------------------------------
 
-    def look(self, now_ms: float) -> None:
+    def poll(self, now_ms: float) -> None:
         """Give up leadership when an fdatasync hangs, until it returns. `now_ms` is the core's
         time, so that a stall of this process does not count as a hanging sync."""
         under_way_ms = max(self._flusher.stalled_ms(now_ms), self._saver.stalled_ms(now_ms))

@@ -32,19 +32,20 @@ class Inbox:
         *,
         opened: Callable[[NodeId], None],
         refuse: Callable[[NodeId, str], None],
-        part: Callable[[NodeId, str], None],
+        disconnect: Callable[[NodeId, str], None],
         fail: Callable[[str, BaseException], None],
         disk_failed: Callable[[str, BaseException], None],
     ) -> None:
         """`takers` handle their messages from now on. `opened(peer)` is called when a link starts,
-        `refuse(peer, reason)` for a message that breaks Raft's rules, `part` for a message that
-        shows another group's log, `fail` for a broken invariant, `disk_failed` for a disk error."""
+        `refuse(peer, reason)` for a message that breaks Raft's rules, `disconnect` for a message
+        that shows another group's log, `fail` for a broken invariant, `disk_failed` for a disk
+        error."""
         self._node_id = node_id
         self._life = life
         self._early = self._takers = dict(takers)
         self._opened = opened
         self._refuse = refuse
-        self._part = part
+        self._disconnect = disconnect
         self._fail = fail
         self._disk_failed = disk_failed
         self._pump: Pump | None = None
@@ -60,7 +61,7 @@ class Inbox:
         try:
             if pump is not None and self._life.running:
                 takers, step, now_ms = self._takers, pump.core.step, pump.core_ms()
-                if now_ms >= pump.core_ms.turn_wanted_ms:
+                if now_ms >= pump.core_ms.turn_due_ms:
                     pump.alarm.now()  # avoids a wake-up
                 for message in messages:
                     take = takers.get(type(message))
@@ -72,7 +73,7 @@ class Inbox:
                 for message in messages:
                     self._early.get(type(message), _ignore)(message)
         except OtherHistory as other:
-            self._part(other.sender, other.reason)
+            self._disconnect(other.sender, other.reason)
         except MessageRefused as refused:
             self._refuse(refused.sender, refused.reason)
         except OSError as error:

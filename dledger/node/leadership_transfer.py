@@ -154,7 +154,7 @@ class LeadershipTransfer:
         that happened in time."""
         core, roles = self.pump.core, self.pump.roles
         while self.pump.life.running and self._is_connected() and self.clock_ms() < deadline_ms:
-            known = core.leader not in (None, core.node_id) and roles.told_leader == core.leader
+            known = core.leader not in (None, core.node_id) and roles.reported_leader == core.leader
             if known and self.pump.applier.applied_index >= last_index:
                 return True
             await asyncio.sleep(POLL_S)

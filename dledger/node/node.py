@@ -157,7 +157,7 @@ class RaftMember:
             },
             opened=self._opened,
             refuse=self._refuse,
-            part=self._other_history,
+            disconnect=self._other_history,
             fail=self._fail,
             disk_failed=disk_failed,
         )
@@ -181,7 +181,7 @@ class RaftMember:
         cancellation."""
         loop = asyncio.get_running_loop()
         loads = (self._roster, self.identity, self.rollback)
-        for load in [part.load for part in loads]:
+        for load in [node_load.load for node_load in loads]:
             await loop.run_in_executor(self._pool, load)
         self.identity.start(self._pool)
         self._roster.before_the_core(self.links, self.healer)
@@ -200,9 +200,9 @@ class RaftMember:
                 f"the state ends at frame {applied}, the log begins at {index.first_index}"
             )
         self._parts = self._build(configurations, hard_state, applied)
-        await self._take_part(self._parts)
+        await self._participate(self._parts)
 
-    async def _take_part(self, parts: Parts) -> None:
+    async def _participate(self, parts: Parts) -> None:
         """Start the parts that need the core, and open it to the peers."""
         pump, take = parts.pump, parts.installer.on_message
         core, applier = pump.core, pump.applier
@@ -685,7 +685,7 @@ class RaftMember:
     def _other_history(self, peer: NodeId, reason: str) -> None:
         extents = self._extents()
         of_two = {node: extents[node] for node in (self.config.node_id, peer) if node in extents}
-        self.links.part(peer, f"{reason}; {compared(of_two)}")
+        self.links.disconnect(peer, f"{reason}; {compared(of_two)}")
 
     def _extents(self) -> dict[NodeId, Extent]:
         peer_info = self.parts.chores.peer_info

@@ -130,7 +130,7 @@ class Roster:
         )
         healer.set_members(frozenset(ids) | {core.node_id})
 
-    def look(self, core: RaftCore, links: PeerLinks) -> None:
+    def poll(self, core: RaftCore, links: PeerLinks) -> None:
         """Update the further addresses to dial. Called periodically."""
         links.set_spares(self._config.peers if core.leader is None else {})
 
@@ -197,8 +197,8 @@ def members_of(core: RaftCore) -> list[dict[str, object]]:
         match = core.durable_index if node_id == core.node_id else None
         recovered: bool | None = core.recovered if node_id == core.node_id else None
         if progress is not None:
-            match = progress.match_told
-            recovered = progress.recovered_told
+            match = progress.known_match
+            recovered = progress.known_recovered
         rows.append(
             {
                 "node_id": node_id,
@@ -214,7 +214,7 @@ def members_of(core: RaftCore) -> list[dict[str, object]]:
     return rows
 
 
-def standing_in_group(core: RaftCore) -> str:
+def membership_of(core: RaftCore) -> str:
     """Return `voter`, `learner`, or `none` for a replica that was removed or is not added yet."""
     member = core.membership.configurations.current.get(core.node_id)
     return "none" if member is None else member.role.name.lower()

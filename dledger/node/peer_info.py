@@ -24,10 +24,10 @@ continues. A replica that is to join has no founders, and addresses may differ. 
 frames also wait while the segment sizes differ, because a replica with a different size would
 refuse all frames behind the first segment.
 
-**Committed frames.** A leader's landmark (dledger.raft.follower) is compared where its frames join
-a follower's. Two followers would never compare, and yet one may repair the other's log. So each
-report has the last committed frame. If the receiver has committed a different frame of that index,
-the two have different histories and disconnect (dledger.transport.group_id).
+**Committed frames.** A leader's `PrevFrame` (dledger.raft.follower) is compared where its frames
+join a follower's. Two followers would never compare, and yet one may repair the other's log. So
+each report has the last committed frame. If the receiver has committed a different frame of that
+index, the two have different histories and disconnect (dledger.transport.group_id).
 """
 
 from __future__ import annotations
@@ -383,8 +383,8 @@ class Founders:
         text = f"dLegerPeers names {', '.join(theirs)} at {peer}, and {', '.join(own)} at {node_id}"
         if not self._core.last_index:
             return f"{text}: {node_id} founds no group until both are alike"
-        lacking = f" without {peer}" if peer not in own else ""
-        return f"{text}, which has founded its group{lacking}: correct the wrong one"
+        missing = f" without {peer}" if peer not in own else ""
+        return f"{text}, which has founded its group{missing}: correct the wrong one"
 
     def _sizes_differ(self, peer: NodeId, settings: Settings) -> str:
         node_id = self._core.node_id

@@ -30,7 +30,7 @@ class Proposer:
     """Proposes a member's frames, from its start on.
 
     A frame is sealed for its place in the log, so only when the core certainly accepts it.
-    `cut_wanted` is set while the application may have waiting messages. `_change` waits to be
+    `frame_due` is set while the application may have waiting messages. `_change` waits to be
     proposed."""
 
     _core: RaftCore
@@ -41,7 +41,7 @@ class Proposer:
     _wall_ms: Callable[[], int]
     _frames_in_flight_max: int
     _is_at: Callable[[NodeId, str], bool]  # a replica is reached at this address
-    cut_wanted: bool = field(default=False, init=False)
+    frame_due: bool = field(default=False, init=False)
     _command_last: bool = field(default=False, init=False)  # the last frame was a command
     _change: tuple[Change, asyncio.Future[int]] | None = field(default=None, init=False)
 
@@ -153,12 +153,12 @@ class Proposer:
         return self._seal(FrameKind.COMMAND, payload)
 
     def _cut_frame(self) -> Frame | None:
-        if not self.cut_wanted:
+        if not self.frame_due:
             return None
         index, term = self._core.last_index + 1, self._core.term
         frame = self._application.cut(term, index, self._log.commitlog.allocate)
         if frame is None:
-            self.cut_wanted = False
+            self.frame_due = False
             return None
         assert frame.index == index, (frame, index)
         assert frame.term == term, (frame, term)

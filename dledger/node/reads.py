@@ -23,7 +23,7 @@ class Reads:
         self._waiting = 0
         self._token = 0
         self._gathering: list[asyncio.Future[int]] = []
-        self._asked: dict[int, list[asyncio.Future[int]]] = {}
+        self._confirming: dict[int, list[asyncio.Future[int]]] = {}
         self._confirmed: deque[tuple[int, list[asyncio.Future[int]]]] = deque()
 
     def add(self, ask: Callable[[int], None]) -> asyncio.Future[int]:
@@ -41,12 +41,12 @@ class Reads:
 
     def confirmed(self, token: int, index: int, applied_index: int) -> None:
         """Serve the reads of a proven token once `index` is applied."""
-        self._confirmed.append((index, self._asked.pop(token)))
+        self._confirmed.append((index, self._confirming.pop(token)))
         self.applied(applied_index)
 
     def failed(self, token: int, leader: NodeId | None) -> None:
         """Fail the reads of `token`, because leadership was lost."""
-        self._fail(self._asked.pop(token), lambda: NotLeader(leader))
+        self._fail(self._confirming.pop(token), lambda: NotLeader(leader))
 
     def applied(self, index: int) -> None:
         """Serve the reads that waited for frames up to `index`."""
@@ -60,9 +60,9 @@ class Reads:
 
     def close(self) -> None:
         """Fail all reads, because the member ends."""
-        waiting = [self._gathering, *self._asked.values(), *(f for _, f in self._confirmed)]
+        waiting = [self._gathering, *self._confirming.values(), *(f for _, f in self._confirmed)]
         self._gathering = []
-        self._asked.clear()
+        self._confirming.clear()
         self._confirmed.clear()
         for futures in waiting:
             self._fail(futures, lambda: NotLeader(None))
@@ -72,12 +72,12 @@ class Reads:
         if not futures:
             return  # closed in the meantime
         self._token += 1
-        self._asked[self._token] = futures
+        self._confirming[self._token] = futures
         try:
             ask(self._token)
         except RaftError as error:
             kind, text, leader = type(error), str(error), getattr(error, "leader", None)
-            self._asked.pop(self._token)
+            self._confirming.pop(self._token)
             self._fail(futures, lambda: NotLeader(leader) if kind is NotLeader else kind(text))
 
     def _fail(self, futures: list[asyncio.Future[int]], error: Callable[[], RaftError]) -> None:

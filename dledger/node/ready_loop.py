@@ -18,7 +18,7 @@ from typing import ParamSpec
 from ..raft.clock import StallAwareClock
 from ..raft.core import RaftCore
 from ..raft.errors import FrameDamaged, NotLeader
-from ..raft.messages import AppendOrder, Landmark, NodeId, Outgoing, Ready, TimeoutNow
+from ..raft.messages import AppendOrder, NodeId, Outgoing, PrevFrame, Ready, TimeoutNow
 from ..storage.hard_state_writer import HardStateSaver
 from ..storage.log_storage import RaftLog
 from ..storage.log_writer import FrameWriter
@@ -109,7 +109,7 @@ class Pump:
         """Note that the application has something to propose (RaftMember.request_cut)."""
         if not self.life.running:
             return
-        self.proposer.cut_wanted = True
+        self.proposer.frame_due = True
         core = self.core
         idle = core.last_index - core.commit_index < FRAMES_KEEP_BUSY
         if at_once and idle and not self._busy:
@@ -172,9 +172,9 @@ class Pump:
                     unfinished, self._unfinished = self._unfinished, None
                     self._finish(unfinished)
                     continue
-                wanted = ready()
-                if wanted is not None:
-                    self._perform(wanted)
+                output = ready()
+                if output is not None:
+                    self._perform(output)
                 elif core.wants_noop:
                     proposer.propose_noop()
                 elif proposer.propose_change():
@@ -267,7 +267,7 @@ class Pump:
                     continue  # the same; sent again after the repair
                 buffers = frames.setdefault(m.to, [])
                 if self._sent.get(m.to) != (m.term, m.prev_index):
-                    buffers.extend(self._landmark(m))
+                    buffers.extend(self._prev_frame(m))
                 self._sent[m.to] = m.term, m.last_index
                 buffers += encode_append(m.term, m.prev_index, m.prev_term, m.commit_index, sent)
             else:
@@ -283,14 +283,14 @@ class Pump:
         self._sent.pop(peer, None)
         self.core.peer_opened(peer)
 
-    def _landmark(self, order: AppendOrder) -> list[bytes]:
+    def _prev_frame(self, order: AppendOrder) -> list[bytes]:
         """Return the message that names the frame before those of the order. There is none for a
         frame that retention deleted, or that is damaged."""
         crc = self.log.header_crc(order.prev_index)
         if crc is None:
             return []
         index, term = order.prev_index, order.prev_term
-        return encode_message(Landmark(self.core.node_id, order.to, order.term, index, term, crc))
+        return encode_message(PrevFrame(self.core.node_id, order.to, order.term, index, term, crc))
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
         """Report a failed read for a consumer or peer; `again` repeats it (disk_health.py)."""

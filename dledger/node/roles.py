@@ -20,7 +20,7 @@ class Roles:
 
     def __init__(self, node_id: NodeId, application: Application, proposer: Proposer) -> None:
         self.serving = False  # the application was informed that it leads
-        self.told_leader: NodeId | None = None  # the leader, as last reported
+        self.reported_leader: NodeId | None = None  # the leader, as last reported
         self._node_id = node_id
         self._application = application
         self._proposer = proposer
@@ -63,6 +63,6 @@ class Roles:
     def _deliver(self, event: RoleEvent) -> None:
         if event.leader_ready and not self.serving:
             self.serving = True
-            self._proposer.cut_wanted = True  # sends may have arrived before
-        self.told_leader = event.leader
+            self._proposer.frame_due = True  # sends may have arrived before
+        self.reported_leader = event.leader
         self._application.role_changed(event)

@@ -62,7 +62,7 @@ class Standstill:
         self._since_ms: float | None = None  # a leader is known
         self._steady_ms: float | None = None  # when a steady leader was known last
 
-    def look(self, now_ms: float) -> None:
+    def poll(self, now_ms: float) -> None:
         """Check for a leader, a few times per second. `now_ms` must not count time in which the
         process was stopped (dledger.raft.clock), since no leader was heard then."""
         core = self._core

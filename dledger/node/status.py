@@ -7,7 +7,7 @@ from ..raft.pace import Paces
 from ..settings import MemberConfig
 from ..storage.log_storage import RaftLog
 from ..transport.transport import PeerLinks
-from .peer_addresses import members_of, standing_in_group
+from .peer_addresses import members_of, membership_of
 from .peer_info import PeerInfoExchange
 from .ready_loop import Pump
 
@@ -62,7 +62,7 @@ def status_of(
         "disk_reason": reason,
         **healing,
         "commands_waiting": pump.proposer.waiting,
-        "membership": standing_in_group(core),
+        "membership": membership_of(core),
         "configuration_index": configurations.index,
         "configuration_committed": configurations.index <= core.commit_index,
         "members": members_of(core),
@@ -77,7 +77,7 @@ def status_of(
 def _peer_status(pump: Pump, peer: NodeId) -> dict[str, object]:
     core, links = pump.core, pump.links
     progress = core.progress.get(peer)
-    match = progress.match_told if progress else None
+    match = progress.known_match if progress else None
     return {
         "connected": links.is_open(peer),
         "error": links.last_error(peer),
@@ -85,7 +85,7 @@ def _peer_status(pump: Pump, peer: NodeId) -> dict[str, object]:
         "match": match,
         "next": progress.next_index if progress else None,
         "state": progress.state.value if progress else None,
-        "recovered": progress.recovered_told if progress else None,
+        "recovered": progress.known_recovered if progress else None,
         "room": None if match is None else not (progress and progress.no_room),
         "inflight": len(progress.inflight) if progress else 0,
         "inflight_bytes": progress.inflight_bytes if progress else 0,

@@ -32,7 +32,7 @@ log = logging.getLogger("raftmq.dledger.node.node")
 
 OVERDUE_MS = 10  # between checks of a core that cannot act on a passed deadline yet
 LATE = 1.2  # times a heartbeat's period, after which a heartbeat is late
-LOOKS = 0.8  # of a clock step between checks then, so that a late check loses no time
+CHECKS_PER_STEP = 0.8  # of a clock step between checks then, so that a late check loses no time
 SLOW_SYNC_MS = 20  # a longer fdatasync holds the scrubber back
 HOUSEKEEPING_MS = 500
 HEALING_MS = 50  # between ticks of a healer or installer with work
@@ -63,7 +63,7 @@ class Chores:
 
     def start(self) -> None:
         """Start to check the clock."""
-        self.pump.alarm.start(self._look)
+        self.pump.alarm.start(self._tick)
 
     def cancel(self) -> None:
         """Stop checking the clock."""
@@ -74,7 +74,7 @@ class Chores:
         if self._preparing is not None:
             await asyncio.wait([self._preparing])
 
-    def _look(self) -> None:
+    def _tick(self) -> None:
         if self.pump.life.running:
             self.pump.drive(self._do_what_is_due)
             self.pump.alarm.set(self._rest_ms())
@@ -88,7 +88,7 @@ class Chores:
         elif core_rest_ms > step_ms:
             silent_ms = core_ms() - self.pump.core.timer.contact_ms
             late_ms = step_ms * LATE - silent_ms
-            core_rest_ms = late_ms if late_ms > 0 else step_ms * LOOKS
+            core_rest_ms = late_ms if late_ms > 0 else step_ms * CHECKS_PER_STEP
         due_ms = self.flusher.due_ms
         if self.healer.has_work(now_ms) or self.installer.is_busy:
             self._healing_due_ms = min(self._healing_due_ms, now_ms + HEALING_MS)
@@ -99,7 +99,7 @@ class Chores:
         now_ms, core_ms = self.clock_ms(), self.pump.core_ms.turn()
         core = self.pump.core
         self.flusher.tick(now_ms)
-        self.pump.disk.look(core_ms)
+        self.pump.disk.poll(core_ms)
         if core_ms >= core.next_deadline_ms:
             core.tick(core_ms)
         if core.timer.back_off.factor != self._back_off:
@@ -114,13 +114,13 @@ class Chores:
             self._keep_house(self.pump)
             self.rollback.tick(now_ms, self.pool)
             self.peer_info.tick(now_ms)
-            self.paces.look(now_ms)
-            self.standstill.look(core_ms)
+            self.paces.poll(now_ms)
+            self.standstill.poll(core_ms)
 
     def _keep_house(self, pump: Pump) -> None:
         pump.proposer.expire()
         self.roster.save(pump.core, self.pool)
-        self.roster.look(pump.core, pump.links)
+        self.roster.poll(pump.core, pump.links)
         if pump.disk.is_full:
             pump.write_held()
         pump.disk.read_again()

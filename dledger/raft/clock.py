@@ -19,17 +19,17 @@ TURN_AFTER = 0.5  # of a step, so that a late turn loses no time
 
 class StallAwareClock:
     """The stall-aware clock. Call it for the time, and call `turn` at most once per turn of the
-    loop, several times per `step_ms_max`. From `turn_wanted_ms` on a turn is due before time is
+    loop, several times per `step_ms_max`. From `turn_due_ms` on a turn is due before time is
     lost."""
 
-    __slots__ = ("_at_turn_ms", "_clock_ms", "_turned_ms", "step_ms_max", "turn_wanted_ms")
+    __slots__ = ("_at_turn_ms", "_clock_ms", "_turned_ms", "step_ms_max", "turn_due_ms")
 
     def __init__(self, clock_ms: Callable[[], float], step_ms_max: float) -> None:
         assert step_ms_max > 0
         self._clock_ms = clock_ms
         self.step_ms_max = step_ms_max
         self._turned_ms = self._at_turn_ms = clock_ms()
-        self.turn_wanted_ms = self._at_turn_ms + step_ms_max * TURN_AFTER
+        self.turn_due_ms = self._at_turn_ms + step_ms_max * TURN_AFTER
 
     def __call__(self) -> float:
         passed_ms = self._clock_ms() - self._turned_ms
@@ -40,5 +40,5 @@ class StallAwareClock:
         now_ms = self._clock_ms()
         self._at_turn_ms += min(now_ms - self._turned_ms, self.step_ms_max)
         self._turned_ms = now_ms
-        self.turn_wanted_ms = self._at_turn_ms + self.step_ms_max * TURN_AFTER
+        self.turn_due_ms = self._at_turn_ms + self.step_ms_max * TURN_AFTER
         return self._at_turn_ms

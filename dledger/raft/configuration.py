@@ -129,7 +129,7 @@ class Configuration:
                 raise ChangeRefused(f"{change.node_id} is a voter already")
             after = self._replacing(replace(member, role=MemberRole.VOTER))
         elif change.kind is ChangeKind.MOVE:
-            self._check_place(change)
+            self._check_address_is_free(change)
             after = self._replacing(replace(member, address=change.address, founder=False))
         else:
             after = self._without(member)
@@ -144,7 +144,7 @@ class Configuration:
             raise ChangeRefused(f"{change.node_id!r} is no id")
         if len(self.members) >= MEMBERS_MAX:
             raise ChangeRefused(f"the group has {MEMBERS_MAX} members, and may not have more")
-        self._check_place(change)
+        self._check_address_is_free(change)
         learner = GroupMember(
             change.node_id, change.address, self.broker_id_next, MemberRole.LEARNER
         )
@@ -155,12 +155,12 @@ class Configuration:
             self.preferred,
         )
 
-    def _check_place(self, change: Change) -> None:
+    def _check_address_is_free(self, change: Change) -> None:
         """Check that no other member has the change's address."""
         _check_address(change.address)
-        place = place_of(change.address)
+        address = host_and_port(change.address)
         for other in self.members:
-            if other.node_id != change.node_id and place_of(other.address) == place:
+            if other.node_id != change.node_id and host_and_port(other.address) == address:
                 raise ChangeRefused(
                     f"{other.node_id} has the address {change.address}: move or remove it first"
                 )
@@ -196,7 +196,7 @@ def founding(peers: Iterable[tuple[NodeId, str]]) -> Configuration:
     return Configuration(members, (), 1 + len(members))
 
 
-def place_of(address: str) -> tuple[str, str]:
+def host_and_port(address: str) -> tuple[str, str]:
     """Return host and port of an address, normalized for comparison."""
     host, _, port = address.rpartition(":")
     return host.strip("[]").lower(), port.lstrip("0")

@@ -49,9 +49,9 @@ from .messages import (
     HardState,
     Heartbeat,
     HeartbeatResponse,
-    Landmark,
     Message,
     NodeId,
+    PrevFrame,
     Ready,
     Role,
     TimeoutNow,
@@ -122,7 +122,7 @@ class RaftCore:
         if message.term > self.ballot.term and kind is not VoteRequest:
             # A request of a higher term is from that term's leader. (A vote request must prove
             # itself first.)
-            leads = kind in (AppendRequest, Landmark, Heartbeat, TimeoutNow)
+            leads = kind in (AppendRequest, PrevFrame, Heartbeat, TimeoutNow)
             if self._leading is not None and self._leading.transfer.target is None:
                 timer.mistaken()  # the followers gave up a working leader
             leader = sender if leads else None
@@ -148,10 +148,10 @@ class RaftCore:
                 self._following.take_heartbeat(
                     message, self.election.is_willing, self._takes_frames
                 )
-        elif isinstance(message, Landmark):
+        elif isinstance(message, PrevFrame):
             if message.term == self.ballot.term:
                 self.election.accept_leader(sender, self._now_ms)
-                self._following.take_landmark(message)
+                self._following.handle_prev_frame(message)
         elif isinstance(message, VoteRequest):
             self.election.take_vote_request(message, self._now_ms)
         elif isinstance(message, VoteResponse):
@@ -166,8 +166,8 @@ class RaftCore:
         if response.request_term == self.ballot.term:
             progress = self.progress.get(response.sender)
             if progress is not None:
-                progress.no_room_told = True
-                progress.full_told = response.granted
+                progress.no_room_reported = True
+                progress.full_reported = response.granted
 
     def _end_if(self, reason: str) -> None:
         """End the leadership if there is a reason."""

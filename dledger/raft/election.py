@@ -124,7 +124,7 @@ class Election:
             self._outbox,
             candidacy.tally,
         )
-        self.leading.begin(now_ms)
+        self.leading.start(now_ms)
 
     # -- campaigning ------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ that are not contiguous. A correct leader sends none of these.
 
 In Raft index and term identify a frame, because a term has a single leader. That fails if two
 groups share an id, because a backup was restored twice under an incarnation, or an entire group was
-copied. So a leader sends the checksum of the frame before its frames (`Landmark`), and the last
+copied. So a leader sends the checksum of the frame before its frames (`PrevFrame`), and the last
 frame of a request that is already here is also compared. Two logs that agree in a frame agree in
 everything before it, since frames behind a difference have different positions, times and contents.
 """
@@ -31,8 +31,8 @@ from .messages import (
     AppendResponse,
     Heartbeat,
     HeartbeatResponse,
-    Landmark,
     NodeId,
+    PrevFrame,
     VoteResponse,
 )
 from .raft_log import CoreLog
@@ -90,13 +90,13 @@ class Following:
         else:
             self._ack_due = True
 
-    def take_landmark(self, landmark: Landmark) -> None:
+    def handle_prev_frame(self, prev_frame: PrevFrame) -> None:
         """Compare a frame of the current term's leader with the own frame of its index and term.
         Raises OtherHistory."""
-        log, index, term = self._log.index, landmark.index, landmark.index_term
+        log, index, term = self._log.index, prev_frame.index, prev_frame.index_term
         here = log.first_index <= index <= log.last_index
         if here and log.term_at(index) == term:
-            self._compare(landmark.sender, index, term, landmark.header_crc)
+            self._compare(prev_frame.sender, index, term, prev_frame.header_crc)
 
     def _compare(self, sender: NodeId, index: int, term: int, header_crc: int) -> None:
         if index > self._verified_index:

@@ -86,7 +86,7 @@ class Leading:
         self._reads = ReadIndex(config.reads_waiting_max)
         self.transfer = Transfer(config.transfer_ms)
 
-    def begin(self, now_ms: float) -> None:
+    def start(self, now_ms: float) -> None:
         """Assert leadership."""
         self.configure(now_ms)
         self._tell_role("elected")
@@ -117,7 +117,7 @@ class Leading:
         new = self.tracker.configure(
             membership.configurations.current, max(self._first_index, last_index), now_ms
         )
-        if self._first_index <= last_index:  # otherwise `begin` sends it
+        if self._first_index <= last_index:  # otherwise `start` sends it
             for progress in new:
                 self._send_heartbeat(progress)
         membership.speak_with(self.progress)
@@ -356,10 +356,10 @@ class Leading:
         if response.round > self.round:
             raise MessageRefused(response.sender, f"answers round {response.round}, not begun yet")
         progress.heard_ms = now_ms
-        progress.no_room, progress.no_room_told = progress.no_room_told, False
-        progress.full, progress.full_told = progress.full_told, False
+        progress.no_room, progress.no_room_reported = progress.no_room_reported, False
+        progress.full, progress.full_reported = progress.full_reported, False
         if response.round >= progress.round:
-            reason = self._note_standing(progress, response)
+            reason = self._update_recovery_state(progress, response)
             if reason:
                 return reason
         if not progress.believes(bool(response.recovering)):
@@ -382,7 +382,7 @@ class Leading:
         self._want_appends(progress)
         return ""
 
-    def _note_standing(self, progress: Progress, response: HeartbeatResponse) -> str:
+    def _update_recovery_state(self, progress: Progress, response: HeartbeatResponse) -> str:
         """Update a follower's state of recovery from its newest heartbeat response. Return a reason
         to step down, or ""."""
         recovering = response.recovering
@@ -500,7 +500,7 @@ class Leading:
             raise UnknownTarget(f"{target} is no other voter of this group")
         if progress.recovering:
             raise Busy(f"{target} is recovering")
-        self.transfer.begin(target, now_ms)
+        self.transfer.start(target, now_ms)
         self._hand_over_if_caught_up()
 
     def _hand_over_if_caught_up(self) -> None:
@@ -551,7 +551,7 @@ class Transfer:
     target: NodeId | None = None
     due_ms: float = NEVER_DUE_MS  # the transfer is given up then
 
-    def begin(self, target: NodeId, now_ms: float) -> None:
+    def start(self, target: NodeId, now_ms: float) -> None:
         """Start a transfer, or extend the current transfer to the same target. Raises Busy."""
         if target != self.target:
             self.check_none()

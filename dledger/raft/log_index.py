@@ -100,13 +100,13 @@ class LogIndex:
 
     def _widen_last(self, position: int) -> None:
         """Note that the next frame is at `position`, behind a gap."""
-        number, at = self._place(self.last_index)
+        number, at = self._slot(self.last_index)
         block = array(_WIDE, self._blocks[number])
         self._sizes[self.last_index] = block[at]
         block[at] += position - self.end_position
         self._blocks[number] = block
 
-    def _place(self, index: int) -> tuple[int, int]:
+    def _slot(self, index: int) -> tuple[int, int]:
         """Return the number of a frame's block, and the offset in the block."""
         return divmod(index - self._base, BLOCK)
 
@@ -123,7 +123,7 @@ class LogIndex:
     def position_of(self, index: int) -> int:
         """Return the byte offset of frame `index`, which must be present."""
         assert self.first_index <= index <= self.last_index, (index, self)
-        number, at = self._place(index)
+        number, at = self._slot(index)
         block = self._blocks[number]
         if number == len(self._blocks) - 1 and 2 * at > len(block):
             return self.end_position - sum(block[at:])
@@ -133,7 +133,7 @@ class LogIndex:
         """Return the size in bytes of frame `index`, which must be present, including its
         header."""
         assert self.first_index <= index <= self.last_index, (index, self)
-        number, at = self._place(index)
+        number, at = self._slot(index)
         return self._sizes.get(index) or self._blocks[number][at]
 
     def spans(self, first: int, last: int) -> tuple[tuple[int, int, int], ...]:
@@ -144,7 +144,7 @@ class LogIndex:
             terms = [term] * (last + 1 - first)
         else:
             terms = [self.term_at(index) for index in range(first, last + 1)]
-        (number, at), (last_number, last_at) = self._place(first), self._place(last)
+        (number, at), (last_number, last_at) = self._slot(first), self._slot(last)
         if number == last_number:
             strides = self._blocks[number][at : last_at + 1].tolist()
         else:
@@ -215,7 +215,7 @@ class LogIndex:
         assert self.first_index <= from_index <= self.last_index + 1, (from_index, self)
         self.end_position = self.end_of(from_index - 1)
         self.last_index = from_index - 1
-        number, at = self._place(from_index)
+        number, at = self._slot(from_index)
         kept = [self._blocks[number][:at]] if at else []
         self._blocks[number:] = [array(_WIDE, block) for block in kept]
         del self._starts[len(self._blocks) :]
@@ -231,7 +231,7 @@ class LogIndex:
             del self._sizes[index]
         size = self._sizes.pop(self.last_index, None)
         if size is not None and self._blocks:
-            number, at = self._place(self.last_index)
+            number, at = self._slot(self.last_index)
             self._blocks[number] = array(_WIDE, self._blocks[number])
             self._blocks[number][at] = size
 
@@ -243,7 +243,7 @@ class LogIndex:
             return
         previous_term = self.term_at(first - 1)
         start_position = self.end_of(first - 1)
-        gone = self._place(first)[0] if first <= self.last_index else len(self._blocks)
+        gone = self._slot(first)[0] if first <= self.last_index else len(self._blocks)
         del self._blocks[:gone]
         del self._starts[:gone]
         self._base = self._base + gone * BLOCK if self._blocks else first

@@ -93,7 +93,7 @@ class AppendOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Landmark:
+class PrevFrame:
     """Names the leader's frame at `index`, of `index_term`, which precedes the frames of its next
     AppendRequest. It is sent before the first request of a link, and wherever requests are not
     contiguous."""
@@ -188,7 +188,7 @@ class TimeoutNow:
 Message = (
     VoteRequest
     | VoteResponse
-    | Landmark
+    | PrevFrame
     | AppendRequest
     | AppendResponse
     | Heartbeat

@@ -96,7 +96,7 @@ class Paces:
         self._rest_ms = 0.0
         self._slow_until_ms = -math.inf
 
-    def look(self, now_ms: float) -> None:
+    def poll(self, now_ms: float) -> None:
         """Measure, compare and report once per period."""
         if now_ms < self._due_ms:
             return

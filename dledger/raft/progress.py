@@ -61,9 +61,9 @@ class Progress:
     reported_index: int = 0  # match_index of its newest heartbeat response
     barrier_index: int = 0  # the frame that completes its recovery (recovery.py)
     certified: int = 0  # the incarnation that is certified
-    no_room_told: bool = False  # reported ahead of its next heartbeat response
+    no_room_reported: bool = False  # reported ahead of its next heartbeat response
     no_room: bool = False  # unwilling to lead, by its last heartbeat response
-    full_told: bool = False
+    full_reported: bool = False
     full: bool = False  # accepts no frames, by the same
     regressions: int = 0  # losses of acknowledged frames (ASYNC_FLUSH only)
 
@@ -72,13 +72,13 @@ class Progress:
         self.resend_after_ms = self._resend_ms
 
     @property
-    def match_told(self) -> int | None:
+    def known_match(self) -> int | None:
         """`match_index`, or None until the follower has answered."""
         unheard = self.recovering is None and not self.match_index
         return None if unheard else self.match_index
 
     @property
-    def recovered_told(self) -> bool | None:
+    def known_recovered(self) -> bool | None:
         """True if the follower is recovered; None until it has answered."""
         return None if self.recovering is None else not self.recovering
 

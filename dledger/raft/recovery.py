@@ -143,8 +143,8 @@ class Recovery:
         """Return whether the follower has just acknowledged everything that its certificate needs.
         Only its heartbeat response names its incarnation, so it should get a heartbeat at once."""
         founds = self.provisional and progress.voter
-        wanted = self._first_index if founds else progress.barrier_index
-        return progress.reported_index < wanted <= match_index
+        target_index = self._first_index if founds else progress.barrier_index
+        return progress.reported_index < target_index <= match_index
 
     def forgetful(self) -> NodeId | None:
         """Return a voter that may have forgotten its vote for this provisional leader."""
@@ -160,7 +160,7 @@ class Recovery:
         """Certify the replicas that have caught up with their barrier. Return whether more copies
         count for commit now, and the followers to notify."""
         if self.provisional:
-            return self._found()
+            return self._certify_electors()
         if not self._ballot.recovered:
             first, durable_index = self._first_index, self._log.durable_index
             if not self._may_certify(first, durable_index, self._membership.is_voter):
@@ -201,7 +201,7 @@ class Recovery:
             progress.certified = progress.recovering
         return followers
 
-    def _found(self) -> tuple[bool, list[Progress]]:
+    def _certify_electors(self) -> tuple[bool, list[Progress]]:
         """Certify all electors of this provisional leader once all have its first no-op durable."""
         first, voting = self._first_index, self._tracker.voting
         if self._log.durable_index < first or any(

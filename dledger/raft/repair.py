@@ -58,7 +58,7 @@ from .messages import TERM_MAX, NodeId, Role
 from .quorum import majority
 
 RESPONSE_BYTES_MAX = 1 << 20
-FRAMES_WANTED_MAX = 4096  # max. known damage at run time; other frames are found again by reads
+DAMAGED_FRAMES_MAX = 4096  # max. known damage at run time; other frames are found again by reads
 
 
 class Outcome(IntEnum):
@@ -71,8 +71,8 @@ class Outcome(IntEnum):
     CONFLICT = 5  # the log has other frames there, which will stay
 
 
-class Standing(IntEnum):
-    """The standing of the answering replica."""
+class ResponderState(IntEnum):
+    """The state of the answering replica."""
 
     RECOVERED = 0
     LEADS = 1  # a ready leader, which has committed all committed frames
@@ -107,18 +107,18 @@ class RepairResponse:
     number: int
     index: int
     outcome: Outcome
-    standing: Standing
+    responder: ResponderState
     commit_index: int
     next_term: int
     data: bytes
     term: int
 
 
-def standing_of(role: Role, leader_ready: bool, recovered: bool) -> Standing:
-    """Return the standing of a replica with a running core."""
+def responder_state(role: Role, leader_ready: bool, recovered: bool) -> ResponderState:
+    """Return the state of a replica with a running core."""
     if role is Role.LEADER and leader_ready:
-        return Standing.LEADS
-    return Standing.RECOVERED if recovered else Standing.RECOVERING
+        return ResponderState.LEADS
+    return ResponderState.RECOVERED if recovered else ResponderState.RECOVERING
 
 
 # -- the answering side ----------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def answer(
     request: RepairRequest,
     log: LogIndex,
     commit_index: int,
-    standing: Standing,
+    responder: ResponderState,
     read: Callable[[int, int, int], Sequence[Frame]],
     term: int,
 ) -> RepairResponse:
@@ -138,11 +138,11 @@ def answer(
     outcome, frames = Outcome.LATER, tuple[Frame, ...]()
     try:
         # A leader truncates nothing of its log, committed or not.
-        settled_index = log.last_index if standing is Standing.LEADS else commit_index
+        settled_index = log.last_index if responder is ResponderState.LEADS else commit_index
         outcome, frames = _find(request, log, settled_index, read)
     except StoreDamaged:
         pass  # also damaged here; this replica repairs it itself
-    if standing is Standing.REPAIRS and outcome is not Outcome.FRAMES:
+    if responder is ResponderState.REPAIRS and outcome is not Outcome.FRAMES:
         outcome = Outcome.LATER  # the requested term is unknown
     data, next_term = b"", 0
     if frames:
@@ -156,7 +156,7 @@ def answer(
         request.number,
         request.index,
         outcome,
-        standing,
+        responder,
         commit_index,
         next_term,
         data,
@@ -191,7 +191,7 @@ def _find(
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DamagedFrame:
     """The known properties of a damaged frame at `position`.
 
     With `term` 0 it may also be at the next segment's first byte, behind a blank record at
@@ -249,11 +249,11 @@ class BadPatch(Exception):
 
 
 def checked_frames(
-    data: bytes, wanted: Wanted, segment_end: Callable[[int], int]
+    data: bytes, damaged: DamagedFrame, segment_end: Callable[[int], int]
 ) -> tuple[Frame, ...]:
     """Return the frames in `data`, each checked, and contiguous. Raises BadPatch."""
     frames: list[Frame] = []
-    at, position, index, term = 0, wanted.position, wanted.index, wanted.prev_term
+    at, position, index, term = 0, damaged.position, damaged.index, damaged.prev_term
     while at < len(data):
         try:
             frame = parse_frame(data, at)
@@ -273,11 +273,11 @@ def checked_frames(
         position, index, term = frame.end, index + 1, frame.term
     if not frames:
         raise BadPatch("no frame")
-    if wanted.term:
+    if damaged.term:
         first = frames[0]
-        fits = (first.term, first.position) == (wanted.term, wanted.position)
-        if not fits or wanted.size_bytes not in (0, first.size_bytes) or len(frames) > 1:
-            raise BadPatch(f"{first!r} is not the one of term {wanted.term} at {wanted.position}")
+        fits = (first.term, first.position) == (damaged.term, damaged.position)
+        if not fits or damaged.size_bytes not in (0, first.size_bytes) or len(frames) > 1:
+            raise BadPatch(f"{first!r} is not the one of term {damaged.term} at {damaged.position}")
     return tuple(frames)
 
 
@@ -296,13 +296,13 @@ class Asker:
     ) -> None:
         self.node_id = node_id
         self.peers = tuple(sorted(voters - {node_id}))
-        self.wanted: Wanted | None = None
+        self.damaged: DamagedFrame | None = None
         self.answers: dict[NodeId, RepairResponse] = {}  # of the round under way
         self.due_ms = 0.0  # when the round is over
         self._timing = timing
         self._retry_ms = timing.retry_ms
         self._number = first_number
-        self._asked: tuple[NodeId, ...] = ()
+        self._requested: tuple[NodeId, ...] = ()
         self._helper: NodeId | None = None  # the peer that had bytes last time
         self._have = b""  # bytes of a frame that arrives in parts
         self._out: list[RepairRequest] = []
@@ -311,15 +311,15 @@ class Asker:
         """Ask these members from the next round on."""
         self.peers = tuple(sorted(members - {self.node_id}))
 
-    def begin(self, wanted: Wanted, now_ms: float) -> None:
+    def start(self, damaged: DamagedFrame, now_ms: float) -> None:
         """Ask for this frame from now on."""
-        self.wanted = wanted
+        self.damaged = damaged
         self._retry_ms = self._timing.retry_ms
         self._ask(() if self._helper is None else (self._helper,), now_ms)
 
     def end(self) -> None:
         """Stop asking."""
-        self.wanted = None
+        self.damaged = None
         self._out.clear()
 
     def requests(self) -> list[RepairRequest]:
@@ -329,16 +329,16 @@ class Asker:
 
     def tick(self, now_ms: float) -> None:
         """Ask all peers again if the round is over."""
-        if self.wanted is not None and now_ms >= self.due_ms:
+        if self.damaged is not None and now_ms >= self.due_ms:
             self._retry_ms = min(2 * self._retry_ms, self._timing.retry_ms_max)
             self._ask((), now_ms)
 
     def take(self, response: RepairResponse, now_ms: float) -> bytes | None:
         """Handle an answer; return the bytes of complete frames if it completes them."""
-        wanted = self.wanted
-        if wanted is None or response.number != self._number:
+        damaged = self.damaged
+        if damaged is None or response.number != self._number:
             return None  # an answer to an earlier question
-        if response.sender not in self._asked or response.index != wanted.index:
+        if response.sender not in self._requested or response.index != damaged.index:
             return None
         if response.outcome is not Outcome.FRAMES:
             self.refuse(response, now_ms)
@@ -366,7 +366,7 @@ class Asker:
         self.answers[response.sender] = response
         if self._helper == response.sender:
             self._helper = None
-        if len(self._asked) < len(self.peers):
+        if len(self._requested) < len(self.peers):
             self._ask((), now_ms)
 
     @property
@@ -375,22 +375,22 @@ class Asker:
         return all(peer in self.answers for peer in self.peers)
 
     def _ask(self, whom: tuple[NodeId, ...], now_ms: float, have: bytes = b"") -> None:
-        assert self.wanted is not None
-        wanted = self.wanted
+        assert self.damaged is not None
+        damaged = self.damaged
         self._number += 1
         self._have = have
-        self._asked = whom or self.peers
+        self._requested = whom or self.peers
         self.answers = {}
         self.due_ms = now_ms + self._retry_ms
-        for peer in self._asked:
+        for peer in self._requested:
             self._out.append(
                 RepairRequest(
                     self.node_id,
                     peer,
                     self._number,
-                    wanted.index,
-                    wanted.prev_term,
-                    wanted.term,
+                    damaged.index,
+                    damaged.prev_term,
+                    damaged.term,
                     len(have),
                 )
             )
@@ -399,7 +399,7 @@ class Asker:
 class StartRepair:
     """Repairs a log before its replica participates.
 
-    Call `begin` at each damaged place, `step` for each answer, and `tick` over time. Send the
+    Call `start` at each damaged place, `step` for each answer, and `tick` over time. Send the
     `asker`'s requests after each of these."""
 
     def __init__(
@@ -414,10 +414,10 @@ class StartRepair:
         self._log = log
         self._hopeless_since_ms: float | None = None
 
-    def begin(self, wanted: Wanted, now_ms: float) -> None:
+    def start(self, damaged: DamagedFrame, now_ms: float) -> None:
         """Ask the peers for this frame from now on."""
         self._hopeless_since_ms = None
-        self.asker.begin(wanted, now_ms)
+        self.asker.start(damaged, now_ms)
 
     def tick(self, now_ms: float) -> None:
         """Ask again if it is time to."""
@@ -428,12 +428,12 @@ class StartRepair:
 
     def step(self, response: RepairResponse, now_ms: float) -> Patch | GiveUp | None:
         """Handle an answer; return a verdict or None. After a Patch or GiveUp nothing is asked
-        before the next `begin`."""
+        before the next `start`."""
         asker = self.asker
-        wanted = asker.wanted
+        damaged = asker.damaged
         data = asker.take(response, now_ms)
-        if data is not None and wanted is not None:
-            patch = self._patch(response, data, wanted)
+        if data is not None and damaged is not None:
+            patch = self._patch(response, data, damaged)
             if patch is not None:
                 self.patched_frames += len(patch.frames)
                 self.patched_bytes += sum(frame.size_bytes for frame in patch.frames)
@@ -445,13 +445,13 @@ class StartRepair:
             asker.end()
         return verdict
 
-    def _patch(self, response: RepairResponse, data: bytes, wanted: Wanted) -> Patch | None:
+    def _patch(self, response: RepairResponse, data: bytes, damaged: DamagedFrame) -> Patch | None:
         """Return a patch of the frames that are proven to belong here (see the module), or None."""
         try:
-            frames = checked_frames(data, wanted, self._log.segment_end)
+            frames = checked_frames(data, damaged, self._log.segment_end)
         except BadPatch:
             return None
-        if wanted.term:
+        if damaged.term:
             return Patch(frames, True, response.sender)
         terms = [frame.term for frame in frames[1:]] + [response.next_term]
         for count, (frame, next_term) in enumerate(zip(frames, terms, strict=True), 1):
@@ -470,7 +470,7 @@ class StartRepair:
     def _governs(self, response: RepairResponse) -> bool:
         """Return whether the peer's log may replace this log, because it leads in a term no lower
         than this replica's."""
-        return response.standing is Standing.LEADS and response.term >= self.term
+        return response.responder is ResponderState.LEADS and response.term >= self.term
 
     def _void(self) -> Patch | None:
         """Return a patch that only truncates, if the log of a governing leader does not have the
@@ -483,7 +483,7 @@ class StartRepair:
     def _hopeless(self, now_ms: float) -> GiveUp | None:
         answers = self.asker.answers
         for peer, response in answers.items():
-            if response.standing is Standing.LEADS and response.outcome in (
+            if response.responder is ResponderState.LEADS and response.outcome in (
                 Outcome.LACKS,
                 Outcome.TRIMMED,
                 Outcome.CONFLICT,
@@ -493,7 +493,9 @@ class StartRepair:
             return None
         # A leader of an earlier term than this replica's may be unable to commit.
         recovered = [
-            r for r in answers.values() if r.standing in (Standing.RECOVERED, Standing.LEADS)
+            r
+            for r in answers.values()
+            if r.responder in (ResponderState.RECOVERED, ResponderState.LEADS)
         ]
         voters = sum(response.sender in self._voters for response in recovered)
         if any(map(self._governs, recovered)) or voters >= majority(len(self._voters)):
@@ -513,60 +515,62 @@ class FrameRepair:
         self.asker = asker
         self.patched_frames = 0
         self.dropped = 0  # not noted at the limit
-        self._wanted: OrderedDict[int, Wanted] = OrderedDict()  # by index; the first one is asked
+        self._damaged: OrderedDict[int, DamagedFrame] = (
+            OrderedDict()
+        )  # by index; the first one is asked
         self._hopeless_since_ms: dict[int, float] = {}  # rounds in which no peer had it
         self._timing = timing
 
     def __len__(self) -> int:
-        return len(self._wanted)
+        return len(self._damaged)
 
     def __contains__(self, index: int) -> bool:
-        return index in self._wanted
+        return index in self._damaged
 
     def indexes(self) -> list[int]:
         """Return the damaged frames in the order of requests."""
-        return list(self._wanted)
+        return list(self._damaged)
 
-    def add(self, wanted: Wanted) -> bool:
+    def add(self, damaged: DamagedFrame) -> bool:
         """Add a damaged frame; return False if it is known already or there are too many."""
-        assert wanted.term > 0, wanted
-        if wanted.index in self._wanted:
+        assert damaged.term > 0, damaged
+        if damaged.index in self._damaged:
             return False
-        if len(self._wanted) >= FRAMES_WANTED_MAX:
+        if len(self._damaged) >= DAMAGED_FRAMES_MAX:
             self.dropped += 1
             return False
-        self._wanted[wanted.index] = wanted
+        self._damaged[damaged.index] = damaged
         return True
 
     def forget(self, index: int) -> None:
         """Forget a frame that is intact again, truncated, or deleted by retention."""
-        self._wanted.pop(index, None)
+        self._damaged.pop(index, None)
         self._hopeless_since_ms.pop(index, None)
-        current = self.asker.wanted
+        current = self.asker.damaged
         if current is not None and current.index == index:
             self.asker.end()
 
     def prune(self, is_there: Callable[[int, int], bool]) -> None:
         """Forget the frames (index, term) that are no longer in the log."""
-        gone = [w.index for w in self._wanted.values() if not is_there(w.index, w.term)]
+        gone = [w.index for w in self._damaged.values() if not is_there(w.index, w.term)]
         for index in gone:
             self.forget(index)
 
     def tick(self, now_ms: float) -> None:
         """Ask for the next frame; after a round without success, for another frame."""
-        asker, wanted = self.asker, self._wanted
-        if asker.wanted is not None and now_ms >= asker.due_ms:
+        asker, damaged = self.asker, self._damaged
+        if asker.damaged is not None and now_ms >= asker.due_ms:
             if not asker.unanimous:
-                self._hopeless_since_ms.pop(asker.wanted.index, None)
+                self._hopeless_since_ms.pop(asker.damaged.index, None)
             else:
-                self._hopeless_since_ms.setdefault(asker.wanted.index, now_ms)
-        if asker.wanted is None:
-            if wanted:
-                asker.begin(next(iter(wanted.values())), now_ms)
+                self._hopeless_since_ms.setdefault(asker.damaged.index, now_ms)
+        if asker.damaged is None:
+            if damaged:
+                asker.start(next(iter(damaged.values())), now_ms)
         elif now_ms >= asker.due_ms:
-            if len(wanted) > 1:
-                wanted.move_to_end(asker.wanted.index)
-                asker.begin(next(iter(wanted.values())), now_ms)
+            if len(damaged) > 1:
+                damaged.move_to_end(asker.damaged.index)
+                asker.start(next(iter(damaged.values())), now_ms)
             else:
                 asker.tick(now_ms)
 
@@ -582,12 +586,12 @@ class FrameRepair:
     ) -> Frame | None:
         """Handle an answer; return the frame to write, if the answer has it. Call `forget` after
         the write."""
-        wanted = self.asker.wanted
+        damaged = self.asker.damaged
         data = self.asker.take(response, now_ms)
-        if data is None or wanted is None:
+        if data is None or damaged is None:
             return None
         try:
-            frame = checked_frames(data, wanted, segment_end)[0]
+            frame = checked_frames(data, damaged, segment_end)[0]
         except BadPatch:
             self.asker.refuse(response, now_ms)
             return None

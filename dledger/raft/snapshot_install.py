@@ -123,7 +123,7 @@ def decode_group_snapshot(data: bytes) -> GroupSnapshot:
     )
 
 
-def configuration_part(index: int, configuration: Configuration) -> bytes:
+def configuration_section(index: int, configuration: Configuration) -> bytes:
     """Return the `configuration` part of a group snapshot, for the configuration in frame `index`;
     empty for the founding one (index 0)."""
     return _INDEX.pack(index) + encode_configuration(configuration) if index else b""
@@ -216,7 +216,7 @@ class Donor:
         self._number = first_number
         self._data = b""
         self._first_index = 0  # the parcel's number; 0: no parcel
-        self._asked_ms = 0.0
+        self._requested_ms = 0.0
         self._paused_until_ms = float("-inf")  # no parcel is made before
         self._waiting: dict[NodeId, int] = {}  # followers that asked for a parcel in this term
         self._offered_ms: dict[NodeId, float] = {}
@@ -234,15 +234,15 @@ class Donor:
         """Return the offers that are due, to stranded followers and to those with an install under
         way."""
         if self._first_index and (
-            self._first_index != log.first_index or now_ms - self._asked_ms > PARCEL_KEEP_MS
+            self._first_index != log.first_index or now_ms - self._requested_ms > PARCEL_KEEP_MS
         ):
             self._data, self._first_index = b"", 0
-        found = []
+        offers = []
         for peer in sorted({*stranded, *self._refills}):
             if now_ms - self._offered_ms.get(peer, float("-inf")) < self._timing.offer_ms:
                 continue
             self._offered_ms[peer] = now_ms
-            found.append(
+            offers.append(
                 InstallOffer(
                     self._node_id,
                     peer,
@@ -252,7 +252,7 @@ class Donor:
                     log.end_position,
                 )
             )
-        return found
+        return offers
 
     @property
     def is_busy(self) -> bool:
@@ -273,7 +273,7 @@ class Donor:
         if first_index != log.first_index:
             return []
         self._number += 1
-        self._data, self._first_index, self._asked_ms = data, first_index, now_ms
+        self._data, self._first_index, self._requested_ms = data, first_index, now_ms
         waiting, self._waiting = self._waiting, {}
         return [self._chunk(peer, term, 0) for peer, term in waiting.items()]
 
@@ -298,14 +298,14 @@ class Donor:
         self._refills[peer] = refill
         there = self._first_index == log.first_index
         if request.number == 0 and there:
-            self._asked_ms = now_ms
+            self._requested_ms = now_ms
             return self._chunk(peer, request.term, 0)
         if request.number == 0:
             self._waiting[peer] = request.term
             return None
         if not there or request.number != self._number or request.offset >= len(self._data):
             return InstallChunk(self._node_id, peer, request.term, request.number, 0, 0, b"")
-        self._asked_ms = now_ms
+        self._requested_ms = now_ms
         return self._chunk(peer, request.term, request.offset)
 
     def _chunk(self, peer: NodeId, term: int, offset: int) -> InstallChunk:
@@ -346,7 +346,7 @@ class Receiver:
         self.leader: NodeId | None = None  # the parcel's sender; None: no parcel
         self.term = 0
         self.size_bytes = 0
-        self.begun = 0  # parcels since the start
+        self.offered_count = 0  # parcels since the start
 
     @property
     def received_bytes(self) -> int:
@@ -368,7 +368,7 @@ class Receiver:
         """Accept the current leader's offer of frames that this replica `lacks`."""
         if self.leader is None:
             self.leader, self.term = offer.sender, offer.term
-            self.begun += 1
+            self.offered_count += 1
             self._retries = 0
             self._ask(now_ms)
 

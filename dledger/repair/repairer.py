@@ -35,16 +35,16 @@ from ..raft.log_index import LogIndex
 from ..raft.messages import NodeId
 from ..raft.repair import (
     Asker,
+    DamagedFrame,
     FrameRepair,
     GiveUp,
     Patch,
     RepairRequest,
     RepairResponse,
-    Standing,
+    ResponderState,
     StartRepair,
-    Wanted,
     answer,
-    standing_of,
+    responder_state,
 )
 from ..settings import MemberConfig
 from ..storage.log_storage import RaftLog
@@ -99,7 +99,7 @@ class Healer:
         self._on_mended: Callable[[], None] = lambda: None
         self._log_is_busy = False  # a thread uses the log before it is open
         self._verdict: asyncio.Future[Patch | GiveUp] | None = None
-        self._wanted: Wanted | None = None
+        self._repairing: DamagedFrame | None = None
         self._regions = 0
         self._syncing: set[asyncio.Future[None]] = set()
         self._stopping = False
@@ -124,32 +124,32 @@ class Healer:
 
         Raises StoreDamaged for damage in a group of one, OSError."""
         self._pool = pool
-        wanted = await self._in_pool(self._log.recover)
+        damaged = await self._in_pool(self._log.recover)
         voted = self._disk.exists(f"{self._config.directory}/hardstate")
         if self._log.may_lack_its_end and voted:  # otherwise it is blank, and recovers anyway
             await self._in_pool(partial(give_up, "how far the log was durable is not known"))
-        if wanted is None:
+        if damaged is None:
             return
-        position, reason = wanted.position, self._log.damage_reason
+        position, reason = damaged.position, self._log.damage_reason
         if not self._start.asker.peers:
             raise StoreDamaged(position, f"{reason}; and there is no peer to repair it from")
         self._start.term = await self._in_pool(last_term)
         await open_links()
         followed = 0  # the frame that continues the region under repair
-        while wanted is not None:
-            self._wanted = wanted
-            if wanted.index != followed:
-                self._note_region(wanted)
-            verdict = await self._ask(wanted)
+        while damaged is not None:
+            self._repairing = damaged
+            if damaged.index != followed:
+                self._note_region(damaged)
+            verdict = await self._ask(damaged)
             if isinstance(verdict, GiveUp):
-                await self._give_up(wanted, verdict.reason, give_up)
+                await self._give_up(damaged, verdict.reason, give_up)
                 break
-            followed = wanted.index + len(verdict.frames)
+            followed = damaged.index + len(verdict.frames)
             if verdict.last:
                 log.warning("log_ends node=%s index=%d", self._config.node_id, followed - 1)
-            mend = partial(self._log.mend, verdict.frames, verdict.proven, verdict.last)
-            wanted = await self._in_pool(mend)
-        self._wanted = None
+            repair = partial(self._log.repair, verdict.frames, verdict.proven, verdict.last)
+            damaged = await self._in_pool(repair)
+        self._repairing = None
         log.warning(
             "repair_done node=%s regions=%d frames=%d bytes=%d last=%d",
             self._config.node_id,
@@ -165,20 +165,20 @@ class Healer:
         if self._verdict is not None and not self._verdict.done():
             self._verdict.set_exception(error)
 
-    def _note_region(self, wanted: Wanted) -> None:
+    def _note_region(self, damaged: DamagedFrame) -> None:
         self._regions += 1
         log.warning(
             "log_damaged node=%s position=%d index=%d reason=%s",
             self._config.node_id,
-            wanted.position,
-            wanted.index,
+            damaged.position,
+            damaged.index,
             self._log.damage_reason,
         )
 
-    async def _ask(self, wanted: Wanted) -> Patch | GiveUp:
+    async def _ask(self, damaged: DamagedFrame) -> Patch | GiveUp:
         """Ask the peers until an answer decides the repair."""
         repair = self._start
-        repair.begin(wanted, self._clock_ms())
+        repair.start(damaged, self._clock_ms())
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -191,13 +191,15 @@ class Healer:
                 return verdict.result()
             repair.tick(self._clock_ms())
 
-    async def _give_up(self, wanted: Wanted, reason: str, give_up: Callable[[str], None]) -> None:
-        reason = f"damaged at {wanted.position} ({self._log.damage_reason}); {reason}"
+    async def _give_up(
+        self, damaged: DamagedFrame, reason: str, give_up: Callable[[str], None]
+    ) -> None:
+        reason = f"damaged at {damaged.position} ({self._log.damage_reason}); {reason}"
 
         def cut() -> str:
             give_up(reason)
             commitlog = self._log.commitlog
-            aside = set_aside(self._disk, self._config.directory, commitlog, wanted.position)
+            aside = set_aside(self._disk, self._config.directory, commitlog, damaged.position)
             self._log.cut_damaged()
             return aside
 
@@ -205,8 +207,8 @@ class Healer:
         log.error(
             "log_cut node=%s position=%d index=%d aside=%s reason=%s",
             self._config.node_id,
-            wanted.position,
-            wanted.index,
+            damaged.position,
+            damaged.index,
             aside,
             reason,
         )
@@ -279,10 +281,10 @@ class Healer:
             if frame is not None:
                 self._frames.forget(frame.index)
                 if self._is_there(frame.index, frame.term):
-                    self._mend(frame)
+                    self._repair(frame)
             self._send_requests(self._frames.asker)
 
-    def _mend(self, frame: Frame) -> None:
+    def _repair(self, frame: Frame) -> None:
         try:
             ticket = self._log.overwrite(frame)
         except OSError as error:
@@ -295,11 +297,11 @@ class Healer:
     def _answer(self, request: RepairRequest) -> RepairResponse:
         core, frames = self._core, self._log.frames
         if core is not None:
-            standing = standing_of(core.role, core.leader_ready, core.recovered)
+            responder = responder_state(core.role, core.leader_ready, core.recovered)
             settled = min(self._committed(), self._log.last_index)
-            return answer(request, self._log.index, settled, standing, frames, core.term)
+            return answer(request, self._log.index, settled, responder, frames, core.term)
         index = _NOTHING if self._log_is_busy else self._log.index
-        return answer(request, index, 0, Standing.REPAIRS, frames, 0)
+        return answer(request, index, 0, ResponderState.REPAIRS, frames, 0)
 
     def _is_there(self, index: int, term: int) -> bool:
         """Return whether the frame is still in the log."""
@@ -307,7 +309,7 @@ class Healer:
         return there.first_index <= index <= there.last_index and there.term_at(index) == term
 
     def _damaged(self, damage: FrameDamaged) -> None:
-        if not self._frames.add(self._log.wanted(damage.index)):
+        if not self._frames.add(self._log.damaged_frame(damage.index)):
             return
         log.error(
             "frame_damaged node=%s index=%d position=%d reason=%s",
@@ -354,18 +356,18 @@ class Healer:
     @property
     def repairing(self) -> dict[str, object] | None:
         """The repair that must finish before the core can start, for the status, or None."""
-        wanted = self._wanted
-        if wanted is None:
+        damaged = self._repairing
+        if damaged is None:
             return None
         return {
-            "index": wanted.index,
-            "position": wanted.position,
+            "index": damaged.index,
+            "position": damaged.position,
             "reason": self._log.damage_reason,
             "regions": self._regions,
             "patched_frames": self._start.patched_frames,
             "patched_bytes": self._start.patched_bytes,
             "answers": {
-                peer: f"{response.standing.name.lower()}: {response.outcome.name.lower()}"
+                peer: f"{response.responder.name.lower()}: {response.outcome.name.lower()}"
                 for peer, response in self._start.asker.answers.items()
             },
         }

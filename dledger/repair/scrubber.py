@@ -130,7 +130,7 @@ class Scrubber:
         self._passed = 0  # steps left out because the node was busy
         self.rounds = 0
         self.checked_bytes = 0
-        self.found = 0
+        self.found_damaged = 0
 
     def start(self, pool: Executor) -> None:
         """Read in this pool from now on."""
@@ -162,13 +162,13 @@ class Scrubber:
             self._owed_bytes = 0.0
             return
         self._passed = 0
-        self._begin(self._pool, now_ms)
+        self._start(self._pool, now_ms)
 
     def has_work(self, now_ms: float) -> bool:
         """Return whether a round is under way or may start."""
         return self._bytes_per_s > 0 and now_ms >= self._resume_ms
 
-    def _begin(self, pool: Executor, now_ms: float) -> None:
+    def _start(self, pool: Executor, now_ms: float) -> None:
         log = self._log
         first = max(self._next, log.index.first_index)
         if first > log.durable_index:
@@ -194,12 +194,12 @@ class Scrubber:
             self._on_failed(error)
             return
         self.checked_bytes += step.size_bytes
-        bad, blank_is_whole = done.result()
+        bad, blank_is_intact = done.result()
         for index in bad:
             # Check again, because it may have changed while the thread read it.
             if self._log.check(index) is not None:
-                self.found += 1
-        if not blank_is_whole and self._pool is not None:
+                self.found_damaged += 1
+        if not blank_is_intact and self._pool is not None:
             self._on_blank(step.first + len(step.frames) - 1)
 
     def status(self) -> dict[str, object]:
@@ -209,5 +209,5 @@ class Scrubber:
             "next_index": max(self._next, self._log.index.first_index),
             "rounds": self.rounds,
             "checked_bytes": self.checked_bytes,
-            "found": self.found,
+            "found": self.found_damaged,
         }

@@ -8,18 +8,18 @@
    synced. After a crash before the rename is durable, the next start finds the old log untouched.
    (The replica had stopped sending, so it promised nothing since.)
 2. From then on the old log is void. Before the store is opened, `pending` looks for the marker. If
-   it exists, the new state is made: `begin_log` here, the application's part elsewhere. Every step
-   starts by removing old data from its place, so after a crash the next start repeats all steps,
-   and no mixture is ever used.
+   it exists, the new state is made: `write_empty_log` here, the application's part elsewhere. Every
+   step starts by removing old data from its place, so after a crash the next start repeats all
+   steps, and no mixture is ever used.
 3. `done` removes the marker when all of that is durable.
 
-`begin_log` leaves a log without segments that starts at P. Retention's note has (F, the term of F -
-1, P), and the checkpoint marks the log as durable and dispatched up to P. Term and vote
+`write_empty_log` leaves a log without segments that starts at P. Retention's note has (F, the term
+of F - 1, P), and the checkpoint marks the log as durable and dispatched up to P. Term and vote
 (raft/hardstate) stay.
 
 If the marker is damaged, the state beside it may be incomplete, and all of it is removed
-(`begin_nothing`). The replica is then like a replica with a new disk, except for its vote file, and
-recovers.
+(`write_empty_store`). The replica is then like a replica with a new disk, except for its vote file,
+and recovers.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def read(disk: Disk, directory: str) -> GroupSnapshot:
     return decode_group_snapshot(data)
 
 
-def begin_log(
+def write_empty_log(
     disk: Disk, directory: str, snapshot: GroupSnapshot, commitlog: str, checkpoint: str
 ) -> None:
     """Make an empty log with the start of the group snapshot. Durable on return; may be repeated.
@@ -92,7 +92,7 @@ def begin_log(
     _save(disk, f"{directory}/installed", _INSTALLED.pack(snapshot.applied_index))
 
 
-def begin_nothing(disk: Disk, directory: str, commitlog: str, checkpoint: str) -> None:
+def write_empty_store(disk: Disk, directory: str, commitlog: str, checkpoint: str) -> None:
     """Make an empty log from byte 0, because the marker is damaged, after noting that this replica
     has lost promises. Blocking. Raises OSError."""
     distrust(disk, directory)

@@ -42,7 +42,7 @@ from ..raft.snapshot_install import (
     InstallOffer,
     InstallRequest,
     Receiver,
-    configuration_part,
+    configuration_section,
     decode_group_snapshot,
     lacks,
 )
@@ -179,13 +179,13 @@ class Installer:
         elif core.role is Role.FOLLOWER and message.sender == core.leader:
             if isinstance(message, InstallOffer):
                 self._leader_end = message.end_position
-                if self._is_wanted(message.first_index, message.previous_term):
+                if self._is_needed(message.first_index, message.previous_term):
                     self._receiver.offered(message, now_ms)
             else:
                 self._take(message, now_ms)
             self._send_requests()
 
-    def _is_wanted(self, first_index: int, previous_term: int) -> bool:
+    def _is_needed(self, first_index: int, previous_term: int) -> bool:
         core = self._core
         index = self._log.index
         written = index.last_index == core.last_index  # otherwise the disk is full
@@ -214,7 +214,7 @@ class Installer:
             position,
             captured.applied_index,
             commitlog.segment_size_bytes,
-            configuration_part(*self._core.membership.configurations.settled),
+            configuration_section(*self._core.membership.configurations.settled),
             b"",
         )
 
@@ -249,33 +249,33 @@ class Installer:
         if data is None:
             return
         try:
-            found = decode_group_snapshot(data)
+            snapshot = decode_group_snapshot(data)
         except GroupSnapshotDamaged as error:
             log.error("installation_damaged from=%s error=%s", chunk.sender, error)
             return
         size = self._log.commitlog.segment_size_bytes
-        if found.segment_size_bytes != size:
-            theirs = found.segment_size_bytes
+        if snapshot.segment_size_bytes != size:
+            theirs = snapshot.segment_size_bytes
             reason = f"segments of {theirs} bytes at {chunk.sender}, of {size} here"
             log.error("installation_refused: %s", reason)
             self._refuse(chunk.sender, reason)
             return
-        if self._is_wanted(found.first_index, found.previous_term) and self._work is None:
-            self._note(found, data)
+        if self._is_needed(snapshot.first_index, snapshot.previous_term) and self._work is None:
+            self._note(snapshot, data)
 
-    def _note(self, found: GroupSnapshot, data: bytes) -> None:
+    def _note(self, snapshot: GroupSnapshot, data: bytes) -> None:
         """Stop sending, so that nothing more is promised on this log; then note the snapshot, which
         makes the log void."""
         reason = (
-            f"a group snapshot takes its place: frames from {found.first_index} at "
-            f"{found.position}, state of frame {found.applied_index}"
+            f"a group snapshot takes its place: frames from {snapshot.first_index} at "
+            f"{snapshot.position}, state of frame {snapshot.applied_index}"
         )
         log.warning(
             "installing node=%s first=%d position=%d applied=%d had=%r commit=%d",
             self._config.node_id,
-            found.first_index,
-            found.position,
-            found.applied_index,
+            snapshot.first_index,
+            snapshot.position,
+            snapshot.applied_index,
             self._log.index,
             self._core.commit_index,
         )

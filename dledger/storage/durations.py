@@ -47,29 +47,29 @@ class Durations:
         counts."""
         self._clock_ms = clock_ms
         self._on_processor_ms = on_processor_ms
-        self._since_ms = self._begun_ms = clock_ms()
+        self._since_ms = self._started_ms = clock_ms()
         self._under_way = False
         self._busy_ms: float | None = None  # on_processor_ms at the beginning of the call
-        self._suspect_until_ms = self._asked_ms = 0.0  # the kernel
+        self._suspect_until_ms = self._requested_ms = 0.0  # the kernel
         self._count = 0
         self._sum_ms = self._squares = 0.0
         # Length, count, sum and sum of squares of the last periods.
         self._periods: deque[tuple[float, int, float, float]] = deque(maxlen=PERIODS)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Note the start of a call."""
-        self._begun_ms = now_ms = self._clock_ms()
+        self._started_ms = now_ms = self._clock_ms()
         self._under_way = True
         self._busy_ms = None
-        if now_ms < self._suspect_until_ms and now_ms - self._asked_ms >= ASK_MS:
-            self._asked_ms = now_ms
+        if now_ms < self._suspect_until_ms and now_ms - self._requested_ms >= ASK_MS:
+            self._requested_ms = now_ms
             self._busy_ms = self._on_processor_ms()
 
     def end(self) -> None:
         """Note the return of the call."""
         now_ms = self._clock_ms()
         self._under_way = False
-        slept_ms = now_ms - self._begun_ms
+        slept_ms = now_ms - self._started_ms
         if slept_ms >= SUSPECT_MS:
             self._suspect_until_ms = now_ms + SUSPECT_FOR_MS
             busy_ms = None if self._busy_ms is None else self._on_processor_ms()
@@ -88,7 +88,7 @@ class Durations:
         self._periods.append((now_ms - self._since_ms, self._count, self._sum_ms, self._squares))
         self._since_ms, self._count, self._sum_ms, self._squares = now_ms, 0, 0.0, 0.0
         passed_ms, count, total_ms, squares = map(sum, zip(*self._periods, strict=True))
-        under_way_ms = now_ms - self._begun_ms if self._under_way else 0.0
+        under_way_ms = now_ms - self._started_ms if self._under_way else 0.0
         if not count:
             return under_way_ms or None
         return max(under_way_ms, total_ms / count + squares / (2 * max(passed_ms, 1.0)))

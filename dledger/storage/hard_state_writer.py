@@ -31,7 +31,7 @@ class HardStateSaver:
         self._file = file
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-votes")
         self._saving: asyncio.Future[None] | None = None
-        self._begun_ms: float | None = None
+        self._started_ms: float | None = None
         self._again: asyncio.TimerHandle | None = None  # when a shortage is to be over
         self._stopped = False
 
@@ -40,9 +40,9 @@ class HardStateSaver:
         durable."""
         assert self._saving is None
         self.busy = True
-        self._begin(state, then)
+        self._start(state, then)
 
-    def _begin(self, state: HardState, then: Then) -> None:
+    def _start(self, state: HardState, then: Then) -> None:
         loop = asyncio.get_running_loop()
         self._saving = loop.run_in_executor(self._pool, self._file.save, state)
         self._saving.add_done_callback(partial(self._done, state, then))
@@ -52,9 +52,9 @@ class HardStateSaver:
         if passes(error) and not self._stopped:
             log.warning("vote_not_saved: %s", error)
             loop = asyncio.get_running_loop()
-            self._again = loop.call_later(RETRY_S, self._begin, state, then)
+            self._again = loop.call_later(RETRY_S, self._start, state, then)
             return
-        self._saving = self._begun_ms = None
+        self._saving = self._started_ms = None
         self.busy = False
         then(error)
 
@@ -63,9 +63,9 @@ class HardStateSaver:
         one."""
         if self._saving is None:
             return 0.0
-        if self._begun_ms is None:
-            self._begun_ms = now_ms
-        return now_ms - self._begun_ms
+        if self._started_ms is None:
+            self._started_ms = now_ms
+        return now_ms - self._started_ms
 
     async def stop(self) -> None:
         """Wait for the save in flight, without repetitions."""

@@ -48,7 +48,7 @@ class LogFlusher:
     _on_durable: Callable[[int], None] | None = field(default=None, init=False)
     _on_failed: Callable[[Exception], None] | None = field(default=None, init=False)
     _busy: asyncio.Future[None] | None = field(default=None, init=False)  # done with the sync
-    _begun_ms: float | None = field(default=None, init=False)
+    _started_ms: float | None = field(default=None, init=False)
     _due_ms: float = field(default=0.0, init=False)  # the next sync by the interval
     _failed: bool = field(default=False, init=False)
 
@@ -64,7 +64,7 @@ class LogFlusher:
         """Wait for the sync in flight, run a last sync, and end the thread."""
         if self._pool is None:
             return
-        while not self._failed and (self._busy is not None or self._begin()):
+        while not self._failed and (self._busy is not None or self._start()):
             assert self._busy is not None
             await asyncio.wait([self._busy])
         self._pool.shutdown()
@@ -73,13 +73,13 @@ class LogFlusher:
     def written(self) -> None:
         """Note that frames were appended; in SYNC mode, sync them."""
         if self.mode is FlushMode.SYNC and self._busy is None:
-            self._begin()
+            self._start()
 
     def tick(self, now_ms: float) -> None:
         """Start a sync if the interval is over (ASYNC mode)."""
         if self._busy is None and now_ms >= self._due_ms:
             self._due_ms = now_ms + self._interval_ms
-            self._begin()
+            self._start()
 
     @property
     def due_ms(self) -> float:
@@ -100,25 +100,25 @@ class LogFlusher:
         without one."""
         if self._busy is None:
             return 0.0
-        if self._begun_ms is None:
-            self._begun_ms = now_ms
-        return now_ms - self._begun_ms
+        if self._started_ms is None:
+            self._started_ms = now_ms
+        return now_ms - self._started_ms
 
-    def _begin(self) -> bool:
+    def _start(self) -> bool:
         """Start the next sync in the thread; return False if there is nothing to sync."""
         if self._failed or self._pool is None:
             return False
         ticket = self._log.start_sync()
         if ticket is None:
             return False
-        self._durations.begin()
+        self._durations.start()
         self._busy = asyncio.get_running_loop().run_in_executor(self._pool, ticket.run)
         self._busy.add_done_callback(partial(self._finished, ticket))
         return True
 
     def _finished(self, ticket: LogSyncTicket, done: asyncio.Future[None]) -> None:
         self._busy = None
-        self._begun_ms = None
+        self._started_ms = None
         self._durations.end()
         assert self._on_durable is not None
         assert self._on_failed is not None
@@ -133,7 +133,7 @@ class LogFlusher:
                 error = failure
         if error is None:
             if self.mode is FlushMode.SYNC:
-                self._begin()  # first, so that disk and loop work in parallel
+                self._start()  # first, so that disk and loop work in parallel
                 if durable is not None:
                     self._on_durable(durable)
         elif isinstance(error, Exception):

@@ -137,8 +137,8 @@ class FrameReads:
         the end of the budget. Raises FrameDamaged, OSError."""
         log, index = self._log, self._log.index
         offset = index.position_of(at)
-        begin, end = number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES
-        first = index.first_from(max(begin, log.segment_start(offset)))
+        block_start, end = number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES
+        first = index.first_from(max(block_start, log.segment_start(offset)))
         last = index.first_from(min(end, log.segment_end(offset))) - 1
         if index.size_of(last) > BLOCK_BYTES:
             last -= 1
@@ -185,33 +185,33 @@ class FrameReads:
             self._sums -= len(self._large.pop(next(iter(self._large))).sums)
         return data
 
-    def _sum_up(self, at: int, start: int, end: int, begin: int, stop: int) -> tuple[Large, bytes]:
+    def _sum_up(self, at: int, start: int, end: int, offset: int, stop: int) -> tuple[Large, bytes]:
         """Check a frame; return its checksums, and its bytes in [begin, stop). Raises FrameDamaged,
         OSError."""
         log = self._log
         head = log.commitlog.read(start, HEADER_SIZE_BYTES)
-        wanted = payload_checksum(head, end - start, (at, log.index.term_at(at), start))
-        pieces = [head[max(0, begin - start) : max(0, stop - start)]]
+        expected = payload_checksum(head, end - start, (at, log.index.term_at(at), start))
+        pieces = [head[max(0, offset - start) : max(0, stop - start)]]
         sums, checksum = array("I", [0]), 0
         for position in range(start + HEADER_SIZE_BYTES, end, PIECE_BYTES):
             piece = log.commitlog.read(position, min(PIECE_BYTES, end - position))
             for step in range(0, len(piece), STEP_BYTES):
                 checksum = extend(checksum, piece[step : step + STEP_BYTES])
                 sums.append(checksum)
-            if position < stop and begin < position + len(piece):
-                pieces.append(piece[max(0, begin - position) : stop - position])
+            if position < stop and offset < position + len(piece):
+                pieces.append(piece[max(0, offset - position) : stop - position])
         self.checked_bytes += end - start
-        if checksum != wanted:
+        if checksum != expected:
             raise log.damaged(at, DIFFERS)
         return Large(at, start, end, head, sums), b"".join(pieces)
 
-    def _steps(self, large: Large, begin: int, stop: int) -> bytes:
+    def _steps(self, large: Large, offset: int, stop: int) -> bytes:
         """Return the bytes [begin, stop) of a checked frame, after comparing the checksums of the
         steps around them. Raises FrameDamaged, OSError."""
         payload = large.start + HEADER_SIZE_BYTES
-        if begin < payload:
-            return large.head[begin - large.start : stop - large.start]
-        first, last = (begin - payload) // STEP_BYTES, (stop - 1 - payload) // STEP_BYTES
+        if offset < payload:
+            return large.head[offset - large.start : stop - large.start]
+        first, last = (offset - payload) // STEP_BYTES, (stop - 1 - payload) // STEP_BYTES
         start = payload + first * STEP_BYTES
         size = min(payload + (last + 1) * STEP_BYTES, large.end) - start
         data = self._log.commitlog.read(start, size)
@@ -219,4 +219,4 @@ class FrameReads:
         if len(data) < size or extend(large.sums[first], data) != large.sums[last + 1]:
             self._sums -= len(self._large.pop(large.number).sums)
             raise self._log.damaged(large.number, DIFFERS)
-        return data[begin - start : stop - start]
+        return data[offset - start : stop - start]

@@ -4,7 +4,7 @@ Keeps a `LogIndex` in step with the file, and the latest frames in memory, so th
 apply read the file only for replicas that are far behind. Frames read from the file are verified
 again (both checksums).
 
-**Damage.** At start `recover` stops at each damaged place. `mend` writes the frames that belong
+**Damage.** At start `recover` stops at each damaged place. `repair` writes the frames that belong
 there; `cut_damaged` truncates the log there. A later read of a bad frame calls the function given
 to `tell_damage` and raises FrameDamaged; `overwrite` writes the frame in its place again.
 
@@ -40,7 +40,7 @@ from raftmq.store.transient_errors import passes
 
 from ..raft.errors import FrameDamaged
 from ..raft.log_index import LogIndex
-from ..raft.repair import Wanted
+from ..raft.repair import DamagedFrame
 from .two_slot_file import SlotFile
 
 CACHE_BYTES_MAX = 8 << 20  # what the core keeps in flight to a peer
@@ -121,12 +121,12 @@ class RaftLog:
             assert self._recovery is not None and self._recovery.damage is not None
             raise StoreDamaged(damage.position, self._recovery.damage.reason)
 
-    def recover(self) -> Wanted | None:
+    def recover(self) -> DamagedFrame | None:
         """Build the index from the frames of an open CommitLog. Blocking. All frames are durable
         afterwards.
 
         A torn tail is truncated. Returns None if the log is open then, otherwise the first frame
-        that is damaged although it was durable; continue with `mend` or `cut_damaged`. Raises
+        that is damaged although it was durable; continue with `repair` or `cut_damaged`. Raises
         OSError, SlotsDamaged."""
         log = self.commitlog
         assert log.settled or log.segments(), "the CommitLog is not open"
@@ -147,7 +147,9 @@ class RaftLog:
         self._recovery.run()
         return self._recovered()
 
-    def mend(self, frames: Sequence[Frame], proven: bool, last: bool = False) -> Wanted | None:
+    def repair(
+        self, frames: Sequence[Frame], proven: bool, last: bool = False
+    ) -> DamagedFrame | None:
         """Write these frames durably where the damage starts, and continue to recover, as `recover`
         does.
 
@@ -187,7 +189,7 @@ class RaftLog:
         if header.kind == FrameKind.CONFIGURATION:
             self.configuration_indexes.append(header.index)
 
-    def _recovered(self) -> Wanted | None:
+    def _recovered(self) -> DamagedFrame | None:
         recovery = self._recovery
         assert recovery is not None
         index, damage = self.index, recovery.damage
@@ -197,7 +199,7 @@ class RaftLog:
                 term, position, size_bytes = header.term, header.position, header.size_bytes
             else:
                 term, position, size_bytes = 0, damage.end, 0
-            return Wanted(index.last_index + 1, index.last_term, term, position, size_bytes)
+            return DamagedFrame(index.last_index + 1, index.last_term, term, position, size_bytes)
         self._recovery = None
         self._cache_first = index.last_index + 1
         ticket = self.commitlog.start_sync()
@@ -253,18 +255,18 @@ class RaftLog:
         if first >= self._cache_first:
             cache = self._cache
             return tuple([cache[i] for i in range(first, last + 1)])
-        found: list[Frame] = []
+        frames: list[Frame] = []
         in_file = min(last, self._cache_first - 1)
         while first <= in_file:
             run, damage = self._read_run(first, in_file)
-            found += run
+            frames += run
             first += len(run)
             if damage is not None:
-                if found:
-                    return tuple(found)
+                if frames:
+                    return tuple(frames)
                 raise damage
-        found += [self._cache[i] for i in range(first, last + 1)]
-        return tuple(found)
+        frames += [self._cache[i] for i in range(first, last + 1)]
+        return tuple(frames)
 
     def header_crc(self, index: int) -> int | None:
         """Return the checksum of frame `index`'s header; None if the frame is absent or damaged."""
@@ -364,11 +366,11 @@ class RaftLog:
                 raise
             return b""
 
-    def wanted(self, index: int) -> Wanted:
+    def damaged_frame(self, index: int) -> DamagedFrame:
         """Return the known properties of frame `index`, which must be present, for a request to the
         peers."""
         log = self.index
-        return Wanted(
+        return DamagedFrame(
             index,
             log.term_at(index - 1),
             log.term_at(index),

@@ -32,7 +32,7 @@ class FrameWriter:
         if self.held:
             self.held += frames
             return None
-        self.durations.begin()
+        self.durations.start()
         try:
             self._log.append(frames)
         except OSError as error:

@@ -64,13 +64,13 @@ class SlotFile:
         slots = [
             _parse_slot(file.pread(slot * SLOT_SIZE_BYTES, SLOT_SIZE_BYTES)) for slot in (0, 1)
         ]
-        whole = [parsed for parsed in slots if not isinstance(parsed, str)]
-        if not whole:
+        valid = [parsed for parsed in slots if not isinstance(parsed, str)]
+        if not valid:
             self._replaceable = True
             self.close()
             reasons = [f"slot {slot} {parsed}" for slot, parsed in enumerate(slots)]
             raise SlotsDamaged(self._path, "; ".join(reasons))
-        self._sequence, newest = max(whole)
+        self._sequence, newest = max(valid)
         # If a save ended before its fdatasync, the content (and the name of a new file) may be in
         # the page cache only. Nothing may act on it, such as a repeated vote, while a power cut
         # could revert it. It is written again, because the kernel marks pages clean whose sync

@@ -136,7 +136,7 @@ class GroupIdentity:
         if not theirs:
             return ""
         if self.group_id:
-            return "" if theirs == self.group_id else self._part(meeting, now_ms)
+            return "" if theirs == self.group_id else self._refuse_foreign(meeting, now_ms)
         if not self._is_empty() or self._file is None:
             return ""
         if not self._taken:
@@ -149,7 +149,7 @@ class GroupIdentity:
             self._save()
         return f"{meeting.own} is empty, and first notes that it is of group id {self._taken.hex()}"
 
-    def part(self, peer: NodeId, reason: str, now_ms: float) -> None:
+    def disconnect(self, peer: NodeId, reason: str, now_ms: float) -> None:
         """Accept no connection with `peer` for PARTED_MS, because it has another history."""
         self._parted[peer] = now_ms + PARTED_MS, reason
         if self._note((peer, b"", True), reason, now_ms):
@@ -189,7 +189,7 @@ class GroupIdentity:
         """Return `group_id` in hex (None if unknown) and `foreign`, for the status."""
         return {"group_id": self.group_id.hex() or None, "foreign": self.foreign(now_ms)}
 
-    def _part(self, meeting: Meeting, now_ms: float) -> str:
+    def _refuse_foreign(self, meeting: Meeting, now_ms: float) -> str:
         text = (
             f"{meeting.peer} at {meeting.peer_address} is of group id {meeting.theirs.hex()},"
             f" {meeting.own} at {meeting.own_address} is of group id {self.group_id.hex()}: these"
@@ -215,14 +215,14 @@ class GroupIdentity:
             listener()
 
     def _save(self) -> None:
-        wanted = self.group_id or self._taken
+        group_id = self.group_id or self._taken
         if self._file is None or self._pool is None or self._saving is not None:
             return
-        if wanted == self._saved:
+        if group_id == self._saved:
             return
         loop = asyncio.get_running_loop()
-        self._saving = loop.run_in_executor(self._pool, self._file.save, wanted)
-        self._saving.add_done_callback(lambda done: self._saved_it(done, wanted))
+        self._saving = loop.run_in_executor(self._pool, self._file.save, group_id)
+        self._saving.add_done_callback(lambda done: self._saved_it(done, group_id))
 
     def _saved_it(self, done: asyncio.Future[None], content: bytes) -> None:
         self._saving = None

@@ -175,13 +175,13 @@ class Dialer:
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._ask_again_ms = 0.0  # not before
-        self._told: dict[PeerAddress, str] = {}  # why it was not reached, as logged
+        self._logged: dict[PeerAddress, str] = {}  # why it was not reached, as logged
 
     @property
     def hosts(self) -> list[str]:
         """The hosts at which the peer may be."""
-        places = (self.address, self.at, self.spare)
-        return list(dict.fromkeys(place.host for place in places if place is not None))
+        addresses = (self.address, self.at, self.spare)
+        return list(dict.fromkeys(address.host for address in addresses if address is not None))
 
     def start(self) -> None:
         """Start to dial."""
@@ -252,7 +252,7 @@ class Dialer:
     def _opened(self, connection: Dialled) -> None:
         self.transport = connection.line.transport
         self.error = ""
-        self._told.clear()
+        self._logged.clear()
         self.announce()
         self._handler.on_opened(self.address.node_id)
 
@@ -311,9 +311,9 @@ class Dialer:
         text = str(error) or type(error).__name__
         if self.at != self.address:
             text += f" (at {self.at.host}:{self.at.port}, as this replica's configuration says)"
-        if text != self._told.get(self.at):  # once per reason, not once per attempt
+        if text != self._logged.get(self.at):  # once per reason, not once per attempt
             log.warning("peer_unreachable peer=%s reason=%s", self.address.node_id, text)
-        self._told[self.at] = self.error = text
+        self._logged[self.at] = self.error = text
 
 
 async def _welcomed(local: Local, address: PeerAddress, make: Callable[[], Dialled]) -> Dialled:

@@ -340,7 +340,7 @@ class _Handshakes:
     def __len__(self) -> int:
         return len(self._timers)
 
-    def begin(self, connection: _Arriving) -> None:
+    def start(self, connection: _Arriving) -> None:
         """Add a connection. It is refused after its time-out, or when too many newer connections
         arrive."""
         loop = asyncio.get_running_loop()
@@ -375,7 +375,7 @@ class _Arriving(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._handshakes.begin(self)
+        self._handshakes.start(self)
 
     def data_received(self, data: bytes) -> None:
         side, transport = self._side, self._transport

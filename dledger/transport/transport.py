@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from raftmq.ops.listening import Listening
 
 from ..raft.config import Random
-from ..raft.configuration import place_of
+from ..raft.configuration import host_and_port
 from ..raft.errors import ONE_ID
 from ..raft.messages import NodeId
 from .group_id import GroupIdentity
@@ -181,11 +181,13 @@ class PeerLinks:
         known = [self.local.address, self._reached_itself]
         if node_id != self.local.node_id:
             known = [self._dialers[node_id].at] if self.is_open(node_id) else []
-        return place_of(address) in [place_of(f"{at.host}:{at.port}") for at in known if at]
+        return host_and_port(address) in [
+            host_and_port(f"{at.host}:{at.port}") for at in known if at
+        ]
 
     async def why_not_at(self, node_id: NodeId, address: str) -> str:
         """Return the reason why that replica is not reached at this address (host:port), or ""."""
-        host, port = place_of(address)
+        host, port = host_and_port(address)
         at = PeerAddress(node_id, host, int(port))
         if node_id != self.local.node_id:
             return "" if self.is_at(node_id, address) else await why_not_at(self.local, at)
@@ -212,14 +214,14 @@ class PeerLinks:
         self._incoming.refused()
         total = self.refused
         if total & (total - 1) == 0:  # 1, 2, 4, 8, ...: no flood
-            words = "peer_breaks_rules peer=%s total=%d %s"
-            log.error(words, peer, total, reason, extra=FROM_PEER)
+            template = "peer_breaks_rules peer=%s total=%d %s"
+            log.error(template, peer, total, reason, extra=FROM_PEER)
         self._incoming.abort(peer)
 
-    def part(self, peer: NodeId, reason: str) -> None:
+    def disconnect(self, peer: NodeId, reason: str) -> None:
         """Disconnect a peer of another history for a while (GroupIdentity.part)."""
-        self.local.identity.part(peer, reason, now_ms())
-        self._part(peer)
+        self.local.identity.disconnect(peer, reason, now_ms())
+        self._disconnect(peer)
 
     @property
     def refused(self) -> int:
@@ -227,7 +229,7 @@ class PeerLinks:
         return self._incoming.refusals
 
     @property
-    def told_removed(self) -> bool:
+    def refused_as_removed(self) -> bool:
         """True if a peer refuses this node because it was removed. For operators only, since the
         core relies on its log."""
         return any(WAS_REMOVED in dialer.error for dialer in self._dialers.values())
@@ -235,8 +237,8 @@ class PeerLinks:
     @property
     def parted(self) -> set[NodeId]:
         """The peers that are disconnected for their other history, on either side."""
-        told = {peer for peer, dialer in self._dialers.items() if ONE_ID in dialer.error}
-        return told | self.local.identity.parted(now_ms())
+        refused = {peer for peer, dialer in self._dialers.items() if ONE_ID in dialer.error}
+        return refused | self.local.identity.parted(now_ms())
 
     # -- the group's id (group_id.py) --
 
@@ -247,7 +249,7 @@ class PeerLinks:
             return
         line.group_id = group_id
         if self.local.identity.group_id and self.local.judge(line, peer, False):
-            self._part(peer)
+            self._disconnect(peer)
 
     def group_status(self) -> dict[str, object]:
         """Return the group's id and the disconnected peers, for the status."""
@@ -260,16 +262,16 @@ class PeerLinks:
             return
         for peer, line in self._incoming.by_peer():
             if self.local.judge(line, peer, False):
-                self._part(peer)
+                self._disconnect(peer)
         for peer, dialer in self._dialers.items():
             opened = dialer.connection if dialer.transport is not None else None
             if opened is not None and self.local.judge(opened.line, peer, True):
-                self._part(peer)
+                self._disconnect(peer)
             elif opened is not None:
                 dialer.announce()
             dialer.hurry()
 
-    def _part(self, peer: NodeId) -> None:
+    def _disconnect(self, peer: NodeId) -> None:
         dialer = self._dialers.get(peer)
         self._incoming.abort(peer)
         if dialer is not None and dialer.connection is not None:

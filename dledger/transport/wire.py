@@ -54,9 +54,9 @@ from ..raft.messages import (
     AppendResponse,
     Heartbeat,
     HeartbeatResponse,
-    Landmark,
     Message,
     NodeId,
+    PrevFrame,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
@@ -67,7 +67,7 @@ from ..raft.repair import (
     Outcome,
     RepairRequest,
     RepairResponse,
-    Standing,
+    ResponderState,
 )
 from ..raft.snapshot_install import (
     CHUNK_BYTES,
@@ -193,7 +193,7 @@ _KINDS: dict[int, _Kind] = {
     ),
     7: _Kind(TimeoutNow, "term:term"),
     8: _Kind(PeerInfo, "term:term", BODY_SIZE_BYTES_MAX),
-    9: _Kind(Landmark, "term:term index:number index_term:term header_crc:id"),
+    9: _Kind(PrevFrame, "term:term index:number index_term:term header_crc:id"),
     10: _Kind(
         Pace,
         "sent_us:number echo_us:number held_us:number write_us:number flush_us:number"
@@ -202,7 +202,7 @@ _KINDS: dict[int, _Kind] = {
     20: _Kind(RepairRequest, "number:number index:number prev_term:term term:term offset:offset"),
     21: _Kind(
         RepairResponse,
-        "number:number index:number outcome:choice standing:choice commit_index:number"
+        "number:number index:number outcome:choice responder:choice commit_index:number"
         " next_term:term term:term",
         RESPONSE_BYTES_MAX,
     ),
@@ -354,9 +354,9 @@ class MessageReader:
             return AppendResponse(
                 sender, to, f[0], f[1], success, f[3], f[4], f[5], f[6], f[7], recovering
             )
-        place, message = kind.flags_at, kind.message
-        if place is not None:
-            fields = (*fields[:place], *_two_flags(fields[place]), *fields[place + 1 :])
+        flags_at, message = kind.flags_at, kind.message
+        if flags_at is not None:
+            fields = (*fields[:flags_at], *_two_flags(fields[flags_at]), *fields[flags_at + 1 :])
         if kind.length_max:
             tail = data[at + kind.head.size + _CRC_SIZE : end]
             if message is RepairResponse:
@@ -371,9 +371,9 @@ class MessageReader:
         return message(sender, to, *fields)
 
     def _parse_repair_response(self, fields: tuple[int, ...], data: bytes) -> RepairResponse:
-        number, index, outcome, standing, commit_index, next_term, term = fields
+        number, index, outcome, responder, commit_index, next_term, term = fields
         try:
-            verdict = Outcome(outcome), Standing(standing)
+            verdict = Outcome(outcome), ResponderState(responder)
         except ValueError as error:
             raise WireError(f"a repair response: {error}") from error
         if (verdict[0] is Outcome.FRAMES) != bool(data):

@@ -36,8 +36,8 @@ from raftmq.dledger.raft.messages import (
     HardState,
     Heartbeat,
     HeartbeatResponse,
-    Landmark,
     Message,
+    PrevFrame,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
@@ -77,8 +77,8 @@ def describe(message: Message) -> str:
             return f"{link} alive {asked} round {message.round} {has}"
         case TimeoutNow():
             return f"{link} timeout-now term {message.term}"
-        case Landmark():
-            return f"{link} landmark term {message.term} {message.index}@{message.index_term}"
+        case PrevFrame():
+            return f"{link} prev_frame term {message.term} {message.index}@{message.index_term}"
         case VoteResponse(request_incarnation=0):
             what = "full" if message.granted else "no room"
             return f"{link} {what} term {message.term} for {message.request_term}"

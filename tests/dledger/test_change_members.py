@@ -97,7 +97,7 @@ async def test_a_replica_that_acknowledges_its_removal_late_is_still_told(
             silence.setattr(gone.member.links, "send", lambda *_, **__: True)
             await change(group, ChangeKind.REMOVE, gone.node_id)  # the other two commit it
         await group.until(lambda: bool(gone.member.status()["configuration_committed"]))
-        await group.until(lambda: gone.member.links.told_removed)
+        await group.until(lambda: gone.member.links.refused_as_removed)
 
 
 async def test_a_learner_that_has_everything_is_nobody_to_hand_over_to(tmp_path: Path) -> None:

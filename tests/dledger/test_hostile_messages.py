@@ -36,7 +36,7 @@ from raftmq.dledger.raft.messages import (
     VoteRequest,
     VoteResponse,
 )
-from raftmq.dledger.raft.repair import Outcome, RepairRequest, RepairResponse, Standing
+from raftmq.dledger.raft.repair import Outcome, RepairRequest, RepairResponse, ResponderState
 from raftmq.dledger.raft.snapshot_install import InstallChunk, InstallOffer, InstallRequest
 from raftmq.dledger.transport.wire import MessageReader, PeerMessage, WireError, encode_message
 from raftmq.store.frame import Frame, seal_frame
@@ -98,8 +98,8 @@ class Liar:
                 values[name] = self.rng.choice((0, 1, self.core.ballot.incarnation, 2**63))
             elif name == "outcome":
                 values[name] = self.rng.choice(list(Outcome))
-            elif name == "standing":
-                values[name] = self.rng.choice(list(Standing))
+            elif name == "responder":
+                values[name] = self.rng.choice(list(ResponderState))
             elif name == "data":
                 values[name] = b"".join(f.data for f in self._frames(self._index(), self._term()))
             elif "term" in name:

@@ -2,8 +2,8 @@
 in the same heartbeat round: all orders of them.
 
 A leader notes the standing that a response reports before it asks whether to believe it
-(dledger/raft/leader.py, `_note_standing`), and the round alone does not tell an old one: that is
-why."""
+(dledger/raft/leader.py, `_update_recovery_state`), and the round alone does not tell an old one:
+that is why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASKED = 8  # the step before which a is asked to confirm that it leads
 Plan = Sequence[tuple[int, int]]  # (before this step, this old answer)
 
 
-def begin() -> tuple[Group, list[Message]]:
+def start() -> tuple[Group, list[Message]]:
     """a leads, c is away. b has acknowledged frame 2 and answered a's round; both answers are still
     on their way when b loses its disk, and a has begun no other round."""
     group = led()
@@ -81,7 +81,7 @@ class GoesByItsNote(Leading):
 
 
 def test_the_old_answers_are_of_the_round_that_the_new_replica_answers() -> None:
-    group, old = begin()
+    group, old = start()
     assert [type(answer) for answer in old] == [AppendResponse, HeartbeatResponse]
     assert [m.round for m in old if isinstance(m, HeartbeatResponse)] == [group["a"].core.round]
     for _ in range(2):
@@ -99,15 +99,15 @@ def test_one_that_goes_by_what_it_noted_is_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("raftmq.dledger.raft.election.Leading", GoesByItsNote)
     with pytest.raises(AssertionError):
         for plan in plans(2):
-            play(*begin(), plan)
+            play(*start(), plan)
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_an_old_answer_makes_nothing_count(comes_back: bool) -> None:
-    group, old = begin()
+    group, old = start()
     played = 0
     for plan in plans(len(old)):
-        group, old = begin()
+        group, old = start()
         play(group, old, plan)
         played += 1
         if comes_back and played % 7 == 0:  # c's return is the same for most of them

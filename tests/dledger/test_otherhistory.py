@@ -13,7 +13,7 @@ from raftmq.dledger.raft.configuration import Configurations, founding
 from raftmq.dledger.raft.core import RaftCore
 from raftmq.dledger.raft.errors import OtherHistory
 from raftmq.dledger.raft.log_index import LogIndex
-from raftmq.dledger.raft.messages import AppendRequest, HardState, Landmark
+from raftmq.dledger.raft.messages import AppendRequest, HardState, PrevFrame
 from raftmq.dledger.transport.peer_info_message import CommittedFrame, PeerInfo
 from raftmq.store.frame import Frame
 from tests.dledger.group import Random, make_frame
@@ -50,7 +50,7 @@ def replica(log: list[Frame], commit_index: int = 0) -> RaftCore:
 def leads(core: RaftCore, log: list[Frame], first: int, last: int, term: int = 5) -> None:
     """b, whose log this is, sends frames first..last as its shell does."""
     prev = log[first - 2]
-    core.step(Landmark("b", "a", term, prev.index, prev.term, prev.header_crc), 0)
+    core.step(PrevFrame("b", "a", term, prev.index, prev.term, prev.header_crc), 0)
     sent = tuple(log[first - 1 : last])
     core.step(AppendRequest("b", "a", term, prev.index, prev.term, 0, sent), 0)
 
@@ -100,8 +100,8 @@ def test_the_same_frames_are_and_what_is_not_known_here_is_left_to_raft() -> Non
     leads(core, [*OURS, *THEIRS[4:]], 4, 6)
     assert core.last_index == 6
     core = replica(OURS)
-    core.step(Landmark("b", "a", 5, 6, 5, 1), 0)  # not here
-    core.step(Landmark("b", "a", 5, 3, 3, 1), 0)  # of another term
+    core.step(PrevFrame("b", "a", 5, 6, 5, 1), 0)  # not here
+    core.step(PrevFrame("b", "a", 5, 3, 3, 1), 0)  # of another term
     leads(core, frames([1, 1, 5, 5], b"y", 2), 3, 4)  # what nobody committed gives way
     assert (core.last_index, core.leader) == (4, "b")
 
@@ -109,8 +109,8 @@ def test_the_same_frames_are_and_what_is_not_known_here_is_left_to_raft() -> Non
 def test_what_is_proven_in_this_term_is_not_compared_again() -> None:
     core = replica(OURS)
     leads(core, [*OURS, *THEIRS[4:]], 5, 6)
-    core.step(Landmark("b", "a", 5, 4, 2, 1), 0)
-    core.step(Landmark("b", "a", 4, 4, 2, 1), 0)  # and one of an earlier term is not heard
+    core.step(PrevFrame("b", "a", 5, 4, 2, 1), 0)
+    core.step(PrevFrame("b", "a", 4, 4, 2, 1), 0)  # and one of an earlier term is not heard
     assert core.last_index == 6
 
 

@@ -24,7 +24,7 @@ async def looking(root: Path) -> AsyncIterator[Group]:
     """Every member looks, and does as it is told, as a broker has it."""
     async with Group(root, preference=SOON) as group:  # type: ignore[arg-type]
 
-        async def look() -> None:
+        async def poll() -> None:
             while True:
                 for node in group.nodes:
                     target = node.member.preferred_successor() if node.running else None
@@ -35,7 +35,7 @@ async def looking(root: Path) -> AsyncIterator[Group]:
                             pass  # it lost leadership just now, or the target did: looked at again
                 await asyncio.sleep(LOOK_S)
 
-        task = asyncio.create_task(look())
+        task = asyncio.create_task(poll())
         try:
             yield group
         finally:

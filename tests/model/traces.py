@@ -273,7 +273,7 @@ class TracedWorld(ClusterWorld):
 @contextmanager
 def listening(recorder: Recorder) -> Iterator[None]:
     """Tell the recorder what the members of all processes do."""
-    take_part, take = RaftMember._take_part, Inbox.on_messages
+    take_part, take = RaftMember._participate, Inbox.on_messages
     run, perform, send = Pump.run, Pump._perform, Pump._send
     put_back = FaultPlan._put_back
     nodes: dict[Process, Node] = {}
@@ -326,7 +326,7 @@ def listening(recorder: Recorder) -> Iterator[None]:
         then(None)
 
     with (
-        patch.object(RaftMember, "_take_part", on_start),
+        patch.object(RaftMember, "_participate", on_start),
         patch.object(Pump, "run", on_run),
         patch.object(Pump, "_perform", on_perform),
         patch.object(Pump, "_send", on_send),

@@ -46,15 +46,15 @@ class World:
 @pytest.mark.parametrize("which", ["flush_ms", "vote_ms"])
 def test_a_sync_that_hangs_ends_leadership_until_it_returns(which: str) -> None:
     world = World()
-    world.disk.look(1.0)
+    world.disk.poll(1.0)
     assert world.told == []
     setattr(world, which, 101.0)
-    world.disk.look(2.0)
-    world.disk.look(3.0)
+    world.disk.poll(2.0)
+    world.disk.poll(3.0)
     assert world.told == [True]
     assert world.disk.state is DiskState.STALLED
     setattr(world, which, 0.0)
-    world.disk.look(4.0)
+    world.disk.poll(4.0)
     assert world.told == [True, "works"]
 
 
@@ -82,7 +82,7 @@ def test_a_bad_disk_keeps_the_state_that_it_has() -> None:
     disk, unread = world.disk, lambda: None
     disk.full(OSError("no space"))
     world.flush_ms = 500.0
-    disk.look(1.0)
+    disk.poll(1.0)
     disk.read_failed(NOT_READ, unread)
     disk.read_again()
     assert (disk.state, disk.reason) == (DiskState.FULL, "no room for the next frame: no space")
@@ -93,7 +93,7 @@ def test_a_bad_disk_keeps_the_state_that_it_has() -> None:
     disk.read_failed(OSError("again"), unread)
     assert disk.reason == "reading the log failed: [Errno 5] cannot read, says the test"
     world.flush_ms = 500.0
-    disk.look(2.0)
+    disk.poll(2.0)
     assert disk.state is DiskState.UNREADABLE
     disk.read_again()
     assert (disk.state, disk.reason) == (DiskState.OK, "")
@@ -101,7 +101,7 @@ def test_a_bad_disk_keeps_the_state_that_it_has() -> None:
     disk.failed("gone")
     disk.full(OSError("no space"))
     disk.has_room()
-    disk.look(3.0)
+    disk.poll(3.0)
     disk.read_failed(NOT_READ, unread)
     assert (disk.state, disk.reason) == (DiskState.FAILED, "gone")
 

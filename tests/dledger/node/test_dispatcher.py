@@ -37,7 +37,7 @@ class World:
             {Repair: lambda _: note("repair")},
             opened=lambda peer: note(("introduce to", peer)),
             refuse=lambda peer, reason: note(("refuse", peer)),
-            part=lambda peer, reason: note(("part", peer)),
+            disconnect=lambda peer, reason: note(("part", peer)),
             fail=lambda reason, error: note(("fail", reason)),
             disk_failed=lambda reason, error: note(("disk failed", reason)),
         )
@@ -124,7 +124,7 @@ def test_the_clock_is_looked_at_with_a_message_when_it_is_time_to() -> None:
     world = World()
     world.open(lambda message, now_ms: world.seen.append("step"))
     assert world.receive(Vote()) == ["step", "run"]
-    world.clock.turn_wanted_ms = 5.0
+    world.clock.turn_due_ms = 5.0
     assert world.receive(Vote(), Vote()) == ["look at the clock now", "step", "step", "run"]
 
 

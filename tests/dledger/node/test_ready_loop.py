@@ -32,11 +32,11 @@ TRANSFER = TimeoutNow("n0", "n2", 1)
 
 
 class World:
-    """A pump whose core wants what is put into `wanted`; `trace` is what was done."""
+    """A pump whose core wants what is put into `damaged_frame`; `trace` is what was done."""
 
     def __init__(self) -> None:
         self.trace: list[Any] = []
-        self.wanted: list[Ready] = []
+        self.damaged_frame: list[Ready] = []
         self.then: Callable[[BaseException | None], None] | None = None
         self.write_error: OSError | None = None
         self.sent: list[list[str]] = []  # kinds of the messages that may be dropped, by write
@@ -44,7 +44,7 @@ class World:
         note = self.note
         core = SimpleNamespace(
             node_id="n0",
-            ready=lambda: self.wanted.pop(0) if self.wanted else None,
+            ready=lambda: self.damaged_frame.pop(0) if self.damaged_frame else None,
             wants_noop=False,
             recovered=True,
             leader="n0",
@@ -89,7 +89,7 @@ class World:
             proposer=cast(
                 Any,
                 SimpleNamespace(
-                    cut_wanted=False,
+                    frame_due=False,
                     propose_change=lambda: False,
                     propose_next=lambda: False,
                     close=note("close proposals"),
@@ -161,7 +161,7 @@ ACKNOWLEDGED = ["sync", "members", ("read", 7, 2, 1), ("no read", 8, "n0"), ("ro
 
 def test_it_persists_then_sends_then_acknowledges_and_applies_last() -> None:
     world = World()
-    world.wanted = [EVERYTHING, replace(NOTHING, messages=(TRANSFER,))]
+    world.damaged_frame = [EVERYTHING, replace(NOTHING, messages=(TRANSFER,))]
     world.pump.run()
     assert world.trace == PERSISTED  # nothing further while term and vote are being saved
     world.pump.run()
@@ -177,12 +177,12 @@ def test_it_says_behind_which_frame_its_frames_stand_where_that_is_not_clear() -
     def sent(prev: int, term: int = 1) -> list[str]:
         world.sent.clear()
         order = AppendOrder("n1", term, prev, prev and 1, prev + 1, prev + 1, 1)
-        world.wanted = [replace(NOTHING, messages=(order,))]
+        world.damaged_frame = [replace(NOTHING, messages=(order,))]
         world.pump.run()
         (kinds,) = world.sent
         return kinds
 
-    append, both = ["AppendRequest"], ["Landmark", "AppendRequest"]
+    append, both = ["AppendRequest"], ["PrevFrame", "AppendRequest"]
     assert (sent(0), sent(1)) == (append, append)  # behind nothing, and behind that
     assert (sent(1), sent(1, term=2)) == (both, both)
     sent(0)
@@ -195,7 +195,7 @@ def test_it_says_behind_which_frame_its_frames_stand_where_that_is_not_clear() -
 
 def test_what_retention_deleted_while_term_and_vote_were_saved_is_not_sent() -> None:
     world = World()
-    world.wanted = [EVERYTHING]
+    world.damaged_frame = [EVERYTHING]
     world.pump.run()
     world.log.index.first_index = 2
     world.saved()
@@ -204,7 +204,7 @@ def test_what_retention_deleted_while_term_and_vote_were_saved_is_not_sent() -> 
 
 def test_nothing_is_sent_when_term_and_vote_could_not_be_saved() -> None:
     world = World()
-    world.wanted = [EVERYTHING]
+    world.damaged_frame = [EVERYTHING]
     world.pump.run()
     world.saved(OSError("broken"))
     failure = world.pump.life.failure
@@ -220,15 +220,15 @@ def test_nothing_is_sent_when_term_and_vote_could_not_be_saved() -> None:
         "close reads",
         ("fatal", failure),
     ]
-    world.wanted = [EVERYTHING]
+    world.damaged_frame = [EVERYTHING]
     world.pump.run()
-    assert world.wanted == [EVERYTHING]
+    assert world.damaged_frame == [EVERYTHING]
 
 
 def test_a_replica_that_may_have_lost_promises_sends_nothing_of_what_waits_for_the_vote() -> None:
     world = World()
     vote = VoteResponse("n0", "n1", 1, 1, pre_vote=False, granted=True)
-    world.wanted = [replace(NOTHING, hard_state=HardState(1, "n1"), messages=(vote,))]
+    world.damaged_frame = [replace(NOTHING, hard_state=HardState(1, "n1"), messages=(vote,))]
     world.pump.run()
     world.pump.lose_promises(5, "the clock")
     world.saved()
@@ -238,7 +238,7 @@ def test_a_replica_that_may_have_lost_promises_sends_nothing_of_what_waits_for_t
 def test_a_failed_write_ends_the_member_and_what_was_ordered_with_it_is_not_sent() -> None:
     world = World()
     world.write_error = OSError("broken")
-    world.wanted = [EVERYTHING]
+    world.damaged_frame = [EVERYTHING]
     world.pump.run()
     assert not world.pump.life.running
     assert not [what for what in world.trace if what[0] in ("send", "save")]
@@ -280,12 +280,12 @@ def test_a_broken_invariant_is_told_to_the_client_who_met_it_and_ends_the_member
 
 def test_a_call_from_within_leaves_the_work_to_the_pump_that_runs() -> None:
     world = World()
-    world.wanted = [replace(NOTHING, role=EVENT), replace(NOTHING, messages=(TRANSFER,))]
+    world.damaged_frame = [replace(NOTHING, role=EVENT), replace(NOTHING, messages=(TRANSFER,))]
     depth: list[int] = []
 
     def changed(*_: object) -> None:
         world.pump.run()
-        depth.append(len(world.wanted))
+        depth.append(len(world.damaged_frame))
 
     world.pump.roles.changed = changed  # type: ignore[assignment, method-assign]
     world.pump.run()
@@ -298,11 +298,11 @@ async def test_a_change_of_role_has_the_clock_looked_at_because_the_deadline_cha
     rings: list[int] = []
     world.pump.alarm.start(lambda: rings.append(1))
     world.pump.alarm.set(10_000_000)
-    world.wanted = [replace(NOTHING, messages=(TRANSFER,))]
+    world.damaged_frame = [replace(NOTHING, messages=(TRANSFER,))]
     world.pump.run()
     await asyncio.sleep(0.01)
     assert not rings
-    world.wanted = [replace(NOTHING, role=EVENT)]
+    world.damaged_frame = [replace(NOTHING, role=EVENT)]
     world.pump.run()
     await until(lambda: rings)
     world.pump.alarm.stop()

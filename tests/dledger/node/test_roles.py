@@ -17,7 +17,7 @@ def made() -> tuple[Roles, list[object], SimpleNamespace]:
     told: list[object] = []
     application = SimpleNamespace(role_changed=told.append)
     proposer = SimpleNamespace(
-        cut_wanted=False, leadership_lost=lambda leader: told.append(("lost", leader))
+        frame_due=False, leadership_lost=lambda leader: told.append(("lost", leader))
     )
     return Roles("n0", cast(Any, application), cast(Any, proposer)), told, proposer
 
@@ -26,9 +26,9 @@ def test_a_leader_is_told_so_once_everything_committed_is_applied() -> None:
     roles, told, proposer = made()
     roles.changed(LEADS, commit_index=7, applied_index=5)
     roles.applied(6)
-    assert (told, roles.serving, proposer.cut_wanted) == ([], False, False)
+    assert (told, roles.serving, proposer.frame_due) == ([], False, False)
     roles.applied(7)
-    assert (told, roles.serving, proposer.cut_wanted) == ([LEADS], True, True)
+    assert (told, roles.serving, proposer.frame_due) == ([LEADS], True, True)
     roles.applied(8)
     assert told == [LEADS]
 
@@ -39,7 +39,7 @@ def test_an_event_that_waits_is_void_when_the_next_one_comes() -> None:
     roles.changed(FOLLOWS, commit_index=7, applied_index=5)
     roles.applied(7)
     assert told == [("lost", "n1"), FOLLOWS]
-    assert roles.told_leader == "n1"
+    assert roles.reported_leader == "n1"
     assert not roles.serving
 
 

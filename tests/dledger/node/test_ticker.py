@@ -13,10 +13,10 @@ import pytest
 
 from raftmq.dledger.node.ready_loop import Life
 from raftmq.dledger.node.ticker import (
+    CHECKS_PER_STEP,
     HEALING_MS,
     HOUSEKEEPING_MS,
     LATE,
-    LOOKS,
     OVERDUE_MS,
     Chores,
 )
@@ -83,7 +83,7 @@ class World:
             log=self.log,
             links=None,
             disk=SimpleNamespace(
-                look=note("disk"),
+                poll=note("disk"),
                 is_full=False,
                 read_again=note("trial"),
             ),
@@ -95,14 +95,14 @@ class World:
         )
         self.healer = SimpleNamespace(tick=note("heal"), has_work=lambda now_ms: self.damaged)
         self.installer = SimpleNamespace(tick=note("install"), is_busy=False)
-        roster = SimpleNamespace(save=note("roster"), look=note("look where peers are"))
+        roster = SimpleNamespace(save=note("roster"), poll=note("look where peers are"))
         self.pool = ThreadPoolExecutor(1)
         made = cast(Any, Chores)  # of parts that only look like the real ones
         rollback = SimpleNamespace(tick=note("notes"))
         parts = (pump, self.flusher, self.healer, self.installer, roster, rollback)
         peer_info = SimpleNamespace(tick=note("peer info"))
-        paces = SimpleNamespace(look=note("paces"))
-        standstill = SimpleNamespace(look=note("standstill"))
+        paces = SimpleNamespace(poll=note("paces"))
+        standstill = SimpleNamespace(poll=note("standstill"))
         later = (peer_info, paces, standstill)
         self.chores: Chores = made(*parts, *later, self.pool, lambda: self.now_ms)
         self.chores.start()
@@ -115,7 +115,7 @@ class World:
         if self.fails:
             raise OSError("no space")
 
-    def look(self, ms: float) -> list[str]:
+    def poll(self, ms: float) -> list[str]:
         """Return what is done this much later."""
         self.now_ms += ms
         self.done.clear()
@@ -143,24 +143,24 @@ def test_each_chore_is_done_when_it_is_due(world: World) -> None:
         "paces",
         "standstill",
     ]
-    assert world.look(0) == always + healing + keeping
-    assert world.look(HOUSEKEEPING_MS - 1) == always
-    assert world.look(1) == always + healing + keeping
+    assert world.poll(0) == always + healing + keeping
+    assert world.poll(HOUSEKEEPING_MS - 1) == always
+    assert world.poll(1) == always + healing + keeping
     world.damaged = True
-    assert world.look(0) == always
-    assert world.look(HEALING_MS - 1) == always
-    assert world.look(1) == always + healing
-    assert world.look(HEALING_MS - 1) == always
+    assert world.poll(0) == always
+    assert world.poll(HEALING_MS - 1) == always
+    assert world.poll(1) == always + healing
+    assert world.poll(HEALING_MS - 1) == always
     world.damaged = False
-    assert world.look(HOUSEKEEPING_MS) == always + healing + keeping
-    assert world.look(1_000) == [*always, "core", *healing, *keeping]
+    assert world.poll(HOUSEKEEPING_MS) == always + healing + keeping
+    assert world.poll(1_000) == [*always, "core", *healing, *keeping]
 
 
 @pytest.mark.parametrize(
     ("core_ms", "expected_ms"),
     [
-        (math.inf, STEP_MS * LOOKS),
-        (STEP_MS + 1, STEP_MS * LOOKS),  # the stall-aware clock would lose the rest
+        (math.inf, STEP_MS * CHECKS_PER_STEP),
+        (STEP_MS + 1, STEP_MS * CHECKS_PER_STEP),  # the stall-aware clock would lose the rest
         (STEP_MS, STEP_MS),
         (3.5, 3.5),
         (0, OVERDUE_MS),  # it can do nothing yet
@@ -171,7 +171,7 @@ def test_the_next_look_is_at_the_cores_deadline_and_once_in_a_step_of_its_clock(
     world: World, core_ms: float, expected_ms: float
 ) -> None:
     world.core.next_deadline_ms = world.now_ms + core_ms
-    world.look(0)
+    world.poll(0)
     assert world.alarm.set_ms == expected_ms
 
 
@@ -179,23 +179,23 @@ def test_a_follower_waits_for_the_next_heartbeat_and_looks_often_once_it_is_late
     world: World,
 ) -> None:
     world.core.timer.contact_ms = world.now_ms
-    world.look(0)
+    world.poll(0)
     assert world.alarm.set_ms == STEP_MS * LATE
-    world.look(50)
+    world.poll(50)
     assert world.alarm.set_ms == STEP_MS * LATE - 50
-    world.look(STEP_MS * LATE - 50)
-    assert world.alarm.set_ms == STEP_MS * LOOKS
+    world.poll(STEP_MS * LATE - 50)
+    assert world.alarm.set_ms == STEP_MS * CHECKS_PER_STEP
     world.core.next_deadline_ms = world.now_ms + 9
-    world.look(0)
+    world.poll(0)
     assert world.alarm.set_ms == 9
 
 
 def test_the_next_look_is_early_enough_for_everything_else(world: World) -> None:
     def rest_ms(later_ms: float) -> float:
-        world.look(later_ms)
+        world.poll(later_ms)
         return world.alarm.set_ms
 
-    at_rest_ms = STEP_MS * LOOKS
+    at_rest_ms = STEP_MS * CHECKS_PER_STEP
     assert rest_ms(0) == at_rest_ms
     assert rest_ms(HOUSEKEEPING_MS - 20) == at_rest_ms, "housekeeping has time"
     world.flusher.due_ms = world.now_ms + 7
@@ -214,7 +214,7 @@ def test_the_next_look_is_early_enough_for_everything_else(world: World) -> None
 async def test_a_segment_that_cannot_be_prepared_is_asked_for_again(world: World) -> None:
     world.log.wants_next_segment = world.fails = True
     for _ in range(2):
-        world.look(HOUSEKEEPING_MS)
+        world.poll(HOUSEKEEPING_MS)
         await world.chores.stop()
         assert world.done.count("prepare") == 1
         await asyncio.sleep(0)  # its callback
@@ -222,7 +222,7 @@ async def test_a_segment_that_cannot_be_prepared_is_asked_for_again(world: World
 
 def test_nothing_is_done_any_more_once_the_member_has_ended(world: World) -> None:
     world.life.running = False
-    assert world.look(1_000) == []
+    assert world.poll(1_000) == []
     assert world.alarm.set_ms == math.inf
     world.chores.cancel()
     assert world.alarm.ring is None

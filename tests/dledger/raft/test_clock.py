@@ -36,7 +36,7 @@ def test_it_says_when_it_needs_a_turn_to_lose_no_time() -> None:
     for passed_ms in (10, 60, 10_000):
         hands.now_ms += passed_ms
         turned_ms = clock.turn()
-        assert turned_ms < clock.turn_wanted_ms < turned_ms + STEP_MS
+        assert turned_ms < clock.turn_due_ms < turned_ms + STEP_MS
 
 
 def test_a_long_turn_counts_as_one_step_whoever_asks_how_often() -> None:

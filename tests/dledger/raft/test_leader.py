@@ -12,18 +12,18 @@ from raftmq.dledger.raft.leader import Transfer
 def test_one_at_a_time() -> None:
     transfer = Transfer(1_000)
     transfer.check_none()
-    transfer.begin("b", 50.0)
+    transfer.start("b", 50.0)
     assert (transfer.target, transfer.due_ms) == ("b", 1_050.0)
-    for other in (lambda: transfer.begin("c", 60.0), transfer.check_none):
+    for other in (lambda: transfer.start("c", 60.0), transfer.check_none):
         with pytest.raises(Busy, match="handed to b"):
             other()
-    transfer.begin("b", 60.0)
+    transfer.start("b", 60.0)
     assert transfer.due_ms == 1_060.0
 
 
 def test_one_that_is_given_up_never_comes_due() -> None:
     transfer = Transfer(1_000)
-    transfer.begin("b", 50.0)
+    transfer.start("b", 50.0)
     transfer.give_up()
     assert (transfer.target, transfer.due_ms) == (None, NEVER_DUE_MS)
-    transfer.begin("c", 60.0)
+    transfer.start("c", 60.0)

@@ -35,7 +35,7 @@ class Replica:
         self.preferred_leader = PreferredLeader(limits)
         self.now_ms = 1_000.0
 
-    def look(self, view: GroupView) -> str | None:
+    def poll(self, view: GroupView) -> str | None:
         self.now_ms += STEP_MS
         return self.preferred_leader.check(view, self.now_ms)
 
@@ -43,7 +43,7 @@ class Replica:
         """After how long it is told to hand over; None: not within `for_ms`."""
         begun_ms = self.now_ms
         while self.now_ms - begun_ms < for_ms:
-            if self.look(view) is not None:
+            if self.poll(view) is not None:
                 return self.now_ms - begun_ms
         return None
 
@@ -94,7 +94,7 @@ def test_a_moment_of_trouble_starts_the_wait_anew() -> None:
     replica = Replica()
     for _ in range(10):
         replica.passes(GOOD, LIMITS.steady_ms - 2 * STEP_MS)
-        assert replica.look(replace(GOOD, blocker="n1 is silent")) is None
+        assert replica.poll(replace(GOOD, blocker="n1 is silent")) is None
     assert about(replica.until_told(GOOD, 60_000), LIMITS.steady_ms)
 
 
@@ -125,7 +125,7 @@ def test_no_more_than_so_many_moves_in_a_minute_whoever_made_them() -> None:
         moves.append(replica.now_ms)
         replica.passes(led_by("n1", term + 1), 500)
         term += 2
-        replica.look(led_by("n0", term))
+        replica.poll(led_by("n0", term))
     for first, fourth in zip(moves, moves[3:], strict=False):
         assert fourth - first >= 60_000
     assert len(moves) >= 16  # but so many

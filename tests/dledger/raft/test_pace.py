@@ -63,7 +63,7 @@ class World:
             for name in sorted(self.voters - self.down):
                 self.now = second + 10 * "abcde".index(name)
                 self._deliver()
-                self.paces[name].look(self.now)
+                self.paces[name].poll(self.now)
             self.now = second + PERIOD_MS / 2
             self._deliver()
             self._relieve()

@@ -10,10 +10,11 @@ import pytest
 
 from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.dledger.raft.repair import (
-    FRAMES_WANTED_MAX,
+    DAMAGED_FRAMES_MAX,
     RESPONSE_BYTES_MAX,
     Asker,
     BadPatch,
+    DamagedFrame,
     FrameRepair,
     GiveUp,
     Outcome,
@@ -21,9 +22,8 @@ from raftmq.dledger.raft.repair import (
     RepairRequest,
     RepairResponse,
     RepairTiming,
-    Standing,
+    ResponderState,
     StartRepair,
-    Wanted,
     answer,
     checked_frames,
 )
@@ -67,10 +67,10 @@ class Log:
             raise StoreDamaged(0, "says the test")
         return tuple(self.frames[first - 1 : last])
 
-    def wanted(self, index: int, *, known: bool = False) -> Wanted:
+    def damaged(self, index: int, *, known: bool = False) -> DamagedFrame:
         frame = self.frames[index - 1]
         prev = self.frames[index - 2] if index > 1 else None
-        return Wanted(
+        return DamagedFrame(
             index,
             prev.term if prev else 0,
             frame.term if known else 0,
@@ -92,9 +92,10 @@ class Log:
 
 
 def ask(log: Log, index: int, prev_term: int = 1, term: int = 0, **more: object) -> RepairResponse:
-    settings = {"commit": len(log.frames), "standing": Standing.RECOVERED, "offset": 0} | more
+    recovered = ResponderState.RECOVERED
+    settings = {"commit": len(log.frames), "responder": recovered, "offset": 0} | more
     request = RepairRequest(A, B, 7, index, prev_term, term, int(settings["offset"]))  # type: ignore[call-overload]
-    return answer(request, log.index, settings["commit"], settings["standing"], log.read, 1)  # type: ignore[arg-type]
+    return answer(request, log.index, settings["commit"], settings["responder"], log.read, 1)  # type: ignore[arg-type]
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -146,9 +147,9 @@ def test_retention_and_damage_here() -> None:
 
 def test_one_that_repairs_itself_never_says_no() -> None:
     log = Log([1, 1])
-    assert ask(log, 3, standing=Standing.REPAIRS).outcome is Outcome.LATER
-    assert ask(log, 2, 9, standing=Standing.REPAIRS).outcome is Outcome.LATER
-    assert ask(log, 2, 1, standing=Standing.REPAIRS, commit=0).outcome is Outcome.FRAMES
+    assert ask(log, 3, responder=ResponderState.REPAIRS).outcome is Outcome.LATER
+    assert ask(log, 2, 9, responder=ResponderState.REPAIRS).outcome is Outcome.LATER
+    assert ask(log, 2, 1, responder=ResponderState.REPAIRS, commit=0).outcome is Outcome.FRAMES
 
 
 def test_a_response_is_bounded() -> None:
@@ -185,14 +186,14 @@ def altered(frame: Frame, **changes: int) -> bytes:
 @pytest.mark.parametrize("known", [True, False])
 def test_only_the_very_frame_is_taken(known: bool) -> None:
     log = Log([1, 2, 2])
-    wanted, frame = log.wanted(2, known=known), log.frames[1]
-    assert checked_frames(frame.data, wanted, segment_end) == (frame,)
+    damaged, frame = log.damaged(2, known=known), log.frames[1]
+    assert checked_frames(frame.data, damaged, segment_end) == (frame,)
     both = frame.data + log.frames[2].data
     if known:
         with pytest.raises(BadPatch):
-            checked_frames(both, wanted, segment_end)
+            checked_frames(both, damaged, segment_end)
     else:
-        assert checked_frames(both, wanted, segment_end) == tuple(log.frames[1:])
+        assert checked_frames(both, damaged, segment_end) == tuple(log.frames[1:])
     flipped = bytearray(frame.data)
     flipped[-1] ^= 1
     bad = [
@@ -213,25 +214,25 @@ def test_only_the_very_frame_is_taken(known: bool) -> None:
         bad += [altered(frame, term=3), log.frames[2].data]
     for data in bad:
         with pytest.raises(BadPatch):
-            checked_frames(data, wanted, segment_end)
+            checked_frames(data, damaged, segment_end)
 
 
 def test_a_frame_behind_a_blank_record() -> None:
     log = Log([1])
-    wanted = Wanted(2, 1, 0, log.frames[0].end)
+    damaged = DamagedFrame(2, 1, 0, log.frames[0].end)
     there = seal_frame(2, 1, SEGMENT, 5, FrameKind.COMMAND, 0, b"x")
-    assert checked_frames(there.data, wanted, segment_end) == (there,)
+    assert checked_frames(there.data, damaged, segment_end) == (there,)
     beyond = seal_frame(2, 1, 2 * SEGMENT, 5, FrameKind.COMMAND, 0, b"x")
     with pytest.raises(BadPatch):
-        checked_frames(beyond.data, wanted, segment_end)
+        checked_frames(beyond.data, damaged, segment_end)
     with pytest.raises(BadPatch):  # known to be there, it is there and nowhere else
-        checked_frames(there.data, replace(wanted, term=1), segment_end)
+        checked_frames(there.data, replace(damaged, term=1), segment_end)
     last = SEGMENT - 100
     near = seal_frame(2, 1, last, 5, FrameKind.COMMAND, 0, bytes(32))
-    assert checked_frames(near.data, replace(wanted, position=last), segment_end) == (near,)
+    assert checked_frames(near.data, replace(damaged, position=last), segment_end) == (near,)
     over = seal_frame(2, 1, last, 5, FrameKind.COMMAND, 0, bytes(33))
     with pytest.raises(BadPatch):  # no room for a blank record behind it
-        checked_frames(over.data, replace(wanted, position=last), segment_end)
+        checked_frames(over.data, replace(damaged, position=last), segment_end)
 
 
 # -- mending at start ------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ class Repairing:
         self.repair = StartRepair(Asker(A, VOTERS, TIMING, 0), VOTERS, TIMING, mine)
         self.repair.term = term
         self.now_ms = 0.0
-        self.repair.begin(mine.wanted(index, known=known), 0.0)
+        self.repair.start(mine.damaged(index, known=known), 0.0)
         self.requests = {r.to: r for r in self.repair.asker.requests()}
 
     def hears(
@@ -253,10 +254,10 @@ class Repairing:
         peer: str,
         log: Log,
         commit: int,
-        standing: Standing = Standing.RECOVERED,
+        responder: ResponderState = ResponderState.RECOVERED,
         term: int = 4,
     ) -> Patch | GiveUp | None:
-        response = answer(self.requests[peer], log.index, commit, standing, log.read, term)
+        response = answer(self.requests[peer], log.index, commit, responder, log.read, term)
         verdict = self.repair.step(response, self.now_ms)
         self._collect()
         return verdict
@@ -284,7 +285,7 @@ def test_everybody_is_asked_then_whoever_helped() -> None:
     patch = mending.hears(C, theirs, 4)
     assert patch == Patch((theirs.frames[1],), True, C)  # no more than what is damaged
     assert mending.hears(B, theirs, 4) is None  # nothing is asked any more
-    mending.repair.begin(mine.wanted(4), 0.0)
+    mending.repair.start(mine.damaged(4), 0.0)
     assert [r.to for r in mending.repair.asker.requests()] == [C]
     mending.waits(150)
     assert {r.number for r in mending.requests.values()} == {3}
@@ -329,7 +330,7 @@ def test_a_known_frame_needs_no_commit() -> None:
     mending = Repairing(Log([1, 2, 3]), 2, known=True)
     assert mending.hears(B, Log([1, 3, 3]), 1) is None
     log = Log([1, 2])
-    assert mending.hears(C, log, 0, Standing.REPAIRS) == Patch((log.frames[1],), True, C)
+    assert mending.hears(C, log, 0, ResponderState.REPAIRS) == Patch((log.frames[1],), True, C)
 
 
 def test_a_large_frame_comes_in_parts_from_one_peer() -> None:
@@ -365,7 +366,7 @@ def test_a_part_that_never_comes_starts_over() -> None:
 def test_garbage_is_refused_and_another_one_asked() -> None:
     mine, theirs = damaged([1, 1, 1], 2), Log([1, 1, 1])
     mending = Repairing(mine, 2)
-    good = answer(mending.requests[B], theirs.index, 3, Standing.RECOVERED, theirs.read, 1)
+    good = answer(mending.requests[B], theirs.index, 3, ResponderState.RECOVERED, theirs.read, 1)
     flipped = good.data[:-1] + bytes([good.data[-1] ^ 1])
     for data in (flipped, b"\0" * 100, good.data[:-1], b"x", theirs.frames[0].data):
         assert mending.repair.step(replace(good, data=data), 0.0) is None
@@ -376,7 +377,7 @@ def test_garbage_is_refused_and_another_one_asked() -> None:
 def test_answers_to_something_else_are_dropped(change: dict[str, object]) -> None:
     mine, theirs = damaged([1, 1, 1], 2), Log([1, 1, 1])
     mending = Repairing(mine, 2)
-    good = answer(mending.requests[B], theirs.index, 3, Standing.RECOVERED, theirs.read, 1)
+    good = answer(mending.requests[B], theirs.index, 3, ResponderState.RECOVERED, theirs.read, 1)
     assert mending.repair.step(replace(good, **change), 0.0) is None  # type: ignore[arg-type]
     assert mending.repair.step(good, 0.0) is not None
 
@@ -409,9 +410,9 @@ def test_a_leader_that_cannot_help(
 ) -> None:
     log = Log(theirs)
     log.index.trim(trim)
-    for standing in (Standing.RECOVERED, Standing.RECOVERING, Standing.REPAIRS):
-        assert Repairing(damaged([1, 1, 3], 2), 2).hears(B, log, commit, standing) is None
-    verdict = Repairing(damaged([1, 1, 3], 2), 2).hears(B, log, commit, Standing.LEADS)
+    for responder in (ResponderState.RECOVERED, ResponderState.RECOVERING, ResponderState.REPAIRS):
+        assert Repairing(damaged([1, 1, 3], 2), 2).hears(B, log, commit, responder) is None
+    verdict = Repairing(damaged([1, 1, 3], 2), 2).hears(B, log, commit, ResponderState.LEADS)
     assert isinstance(verdict, GiveUp) == gives_up
 
 
@@ -435,8 +436,10 @@ def test_a_leader_of_this_term_or_a_later_one_says_what_the_log_is(
     mine = damaged([1, 1, 3], 2)
     for term in (4, 3):
         mending = Repairing(mine, 2, known=known, term=term)
-        assert mending.hears(C, log, 0, Standing.RECOVERED, 9) == (None if last else ANY)
-        verdict = Repairing(mine, 2, known=known, term=term).hears(B, log, commit, Standing.LEADS)
+        assert mending.hears(C, log, 0, ResponderState.RECOVERED, 9) == (None if last else ANY)
+        verdict = Repairing(mine, 2, known=known, term=term).hears(
+            B, log, commit, ResponderState.LEADS
+        )
         frames = tuple(log.frames[1 : 1 + count])
         assert verdict == Patch(frames, last is None, B, last=bool(last))
 
@@ -445,7 +448,7 @@ def test_a_part_of_a_leaders_log_is_not_its_end() -> None:
     mine, theirs = damaged([1, 1, 3], 2), Log([1])
     for _ in range(3):
         theirs.add(4, RESPONSE_BYTES_MAX // 2 - 100)
-    verdict = Repairing(mine, 2, term=4).hears(B, theirs, 1, Standing.LEADS)
+    verdict = Repairing(mine, 2, term=4).hears(B, theirs, 1, ResponderState.LEADS)
     assert verdict == Patch(tuple(theirs.frames[1:3]), False, B, last=False)
 
 
@@ -453,28 +456,31 @@ def test_a_leader_whose_own_copy_is_damaged_says_nothing() -> None:
     log = Log([1, 4])
     log.unreadable = {2}
     mending = Repairing(damaged([1, 1, 3], 2), 2, term=4)
-    assert mending.hears(B, log, 1, Standing.LEADS) is None
+    assert mending.hears(B, log, 1, ResponderState.LEADS) is None
 
 
 @pytest.mark.parametrize(
     ("standings", "gives_up"),
     [
-        ((Standing.RECOVERED, Standing.RECOVERED), False),  # they will elect a leader
-        ((Standing.RECOVERED, Standing.LEADS), False),
-        ((Standing.LEADS, Standing.RECOVERING), True),  # in an earlier term: it may never commit
-        ((Standing.RECOVERED, Standing.REPAIRS), True),
-        ((Standing.RECOVERED, Standing.RECOVERING), True),
-        ((Standing.REPAIRS, Standing.REPAIRS), True),
-        ((Standing.REPAIRS, None), False),  # who does not answer may know more
+        ((ResponderState.RECOVERED, ResponderState.RECOVERED), False),  # they will elect a leader
+        ((ResponderState.RECOVERED, ResponderState.LEADS), False),
+        (
+            (ResponderState.LEADS, ResponderState.RECOVERING),
+            True,
+        ),  # in an earlier term: it may never commit
+        ((ResponderState.RECOVERED, ResponderState.REPAIRS), True),
+        ((ResponderState.RECOVERED, ResponderState.RECOVERING), True),
+        ((ResponderState.REPAIRS, ResponderState.REPAIRS), True),
+        ((ResponderState.REPAIRS, None), False),  # who does not answer may know more
     ],
 )
-def test_nobody_can_help(standings: tuple[Standing | None, ...], gives_up: bool) -> None:
+def test_nobody_can_help(standings: tuple[ResponderState | None, ...], gives_up: bool) -> None:
     mending = Repairing(damaged([1, 1, 3], 2), 2)
     log = Log([1, 4])  # neither committed nor the same
     given_up_at = None
     while mending.now_ms < 5_000 and given_up_at is None:
-        for peer, standing in zip((B, C), standings, strict=True):
-            if standing is not None and mending.hears(peer, log, 1, standing) is not None:
+        for peer, responder in zip((B, C), standings, strict=True):
+            if responder is not None and mending.hears(peer, log, 1, responder) is not None:
                 given_up_at = mending.now_ms
         mending.waits(50)
     assert (given_up_at is not None) == gives_up
@@ -488,7 +494,7 @@ def test_the_time_to_give_up_starts_again_when_somebody_falls_silent() -> None:
     for at in range(0, 6_000, 50):
         for peer in (B, C):
             if peer == B or at % 1500 < 500:  # C is away for more than a round now and then
-                assert mending.hears(peer, log, 1, Standing.REPAIRS) is None
+                assert mending.hears(peer, log, 1, ResponderState.REPAIRS) is None
         mending.waits(50)
 
 
@@ -498,20 +504,20 @@ def test_the_time_to_give_up_starts_again_when_somebody_falls_silent() -> None:
 def test_known_frames_are_mended_one_after_the_other() -> None:
     log = Log([1, 1, 2, 2])
     repair = FrameRepair(Asker(A, VOTERS, TIMING, 0), TIMING)
-    assert repair.add(log.wanted(2, known=True))
-    assert not repair.add(log.wanted(2, known=True))
-    assert repair.add(log.wanted(4, known=True))
+    assert repair.add(log.damaged(2, known=True))
+    assert not repair.add(log.damaged(2, known=True))
+    assert repair.add(log.damaged(4, known=True))
     assert repair.asker.requests() == []
     repair.tick(0.0)
     requests = repair.asker.requests()
     assert [(r.to, r.index, r.term) for r in requests] == [(B, 2, 1), (C, 2, 1)]
     log.unreadable = {2}
-    nothing = answer(requests[0], log.index, 4, Standing.LEADS, log.read, 1)
+    nothing = answer(requests[0], log.index, 4, ResponderState.LEADS, log.read, 1)
     assert repair.step(nothing, 0.0, segment_end) is None
     repair.tick(150.0)  # the next one's turn
     requests = repair.asker.requests()
     assert {r.index for r in requests} == {4}
-    response = answer(requests[1], log.index, 4, Standing.RECOVERED, log.read, 1)
+    response = answer(requests[1], log.index, 4, ResponderState.RECOVERED, log.read, 1)
     assert repair.step(replace(response, data=log.frames[2].data), 150.0, segment_end) is None
     assert repair.step(response, 150.0, segment_end) == log.frames[3]
     assert 4 in repair
@@ -527,14 +533,14 @@ def test_known_frames_are_mended_one_after_the_other() -> None:
 def test_what_nobody_has_is_told_after_a_while() -> None:
     log, others = Log([1, 1, 2, 2]), Log([1, 1])
     repair = FrameRepair(Asker(A, VOTERS, TIMING, 0), TIMING)
-    repair.add(log.wanted(2, known=True))
-    repair.add(log.wanted(4, known=True))
+    repair.add(log.damaged(2, known=True))
+    repair.add(log.damaged(4, known=True))
     now_ms, told_ms = 0.0, 0.0
     while now_ms < 5_000 and not told_ms:
         repair.tick(now_ms)
         for request in repair.asker.requests():
             if request.index == 4 or request.to == B:  # of the other one C says nothing
-                nothing = answer(request, others.index, 2, Standing.RECOVERED, others.read, 1)
+                nothing = answer(request, others.index, 2, ResponderState.RECOVERED, others.read, 1)
                 if nothing.outcome is not Outcome.FRAMES:
                     assert repair.step(nothing, now_ms, segment_end) is None
         if repair.hopeless(now_ms):
@@ -550,7 +556,7 @@ def test_what_is_gone_is_not_asked_for_any_more() -> None:
     log = Log([1, 1, 2, 2])
     repair = FrameRepair(Asker(A, VOTERS, TIMING, 0), TIMING)
     for index in (2, 3, 4):
-        repair.add(log.wanted(index, known=True))
+        repair.add(log.damaged(index, known=True))
     repair.tick(0.0)
     repair.prune(lambda index, term: index > 2 and term == 2)
     assert (repair.indexes(), repair.asker.requests()) == ([3, 4], [])
@@ -560,9 +566,9 @@ def test_what_is_gone_is_not_asked_for_any_more() -> None:
 
 def test_too_much_damage_is_found_again_later() -> None:
     repair = FrameRepair(Asker(A, VOTERS, TIMING, 0), TIMING)
-    for index in range(1, FRAMES_WANTED_MAX + 1):
-        assert repair.add(Wanted(index, 1, 1, 0, 60))
-    assert not repair.add(Wanted(FRAMES_WANTED_MAX + 1, 1, 1, 0, 60))
+    for index in range(1, DAMAGED_FRAMES_MAX + 1):
+        assert repair.add(DamagedFrame(index, 1, 1, 0, 60))
+    assert not repair.add(DamagedFrame(DAMAGED_FRAMES_MAX + 1, 1, 1, 0, 60))
     assert repair.dropped == 1
     repair.forget(5)
-    assert repair.add(Wanted(FRAMES_WANTED_MAX + 1, 1, 1, 0, 60))
+    assert repair.add(DamagedFrame(DAMAGED_FRAMES_MAX + 1, 1, 1, 0, 60))

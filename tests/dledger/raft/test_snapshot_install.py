@@ -135,7 +135,7 @@ def test_a_lost_answer_is_asked_for_again_and_in_the_end_all_begins_anew() -> No
     receiver.tick(200)
     assert receiver.leader is None and receiver.requests() == []
     offered(donor, receiver, 200)
-    assert receiver.begun == 2 and len(receiver.requests()) == 1
+    assert receiver.offered_count == 2 and len(receiver.requests()) == 1
 
 
 def halfway() -> tuple[Donor, Receiver]:

@@ -21,7 +21,7 @@ from raftmq.dledger.raft.snapshot_install import (
     InstallChunk,
     InstallOffer,
     InstallRequest,
-    configuration_part,
+    configuration_section,
     decode_group_snapshot,
 )
 from raftmq.dledger.settings import MemberConfig
@@ -110,7 +110,7 @@ async def test_it_falls_silent_notes_it_and_begins_anew(group: Group) -> None:
         await follower.start()
     noted = snapshotmarker.read(follower.disk, "raft")
     assert (noted.first_index, noted.state) == (first, b"%d" % noted.applied_index)
-    snapshotmarker.begin_log(
+    snapshotmarker.write_empty_log(
         follower.disk,
         "raft",
         noted,
@@ -238,7 +238,7 @@ async def test_a_parcel_holds_no_configuration_that_may_be_undone() -> None:
     await leader.installer.stop()
     (chunk,) = [message for message in leader.sent if isinstance(message, InstallChunk)]
     found = decode_group_snapshot(chunk.data).configuration
-    assert found == configuration_part(2, founding([("a", "h:1")]))
+    assert found == configuration_section(2, founding([("a", "h:1")]))
 
 
 @pytest.mark.parametrize(("commit_index", "wanted"), [(3, True), (4, False)])

@@ -28,7 +28,7 @@ class Thread:
 
     def write(self, slept: float = 0.0, busy: float = 0.0, times: int = 1) -> None:
         for _ in range(times):
-            self.calls.begin()
+            self.calls.start()
             self.now += slept + busy
             self.busy += busy
             self.calls.end()
@@ -81,7 +81,7 @@ def test_a_call_that_hangs_between_fast_ones_counts_for_some_periods() -> None:
 def test_a_call_under_way_counts() -> None:
     thread = Thread()
     thread.write(0.1)
-    thread.calls.begin()
+    thread.calls.start()
     thread.rest(700)
     assert thread.calls.period() == pytest.approx(700)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raftmq.dledger.raft.errors import FrameDamaged
-from raftmq.dledger.raft.repair import Wanted, checked_frames
+from raftmq.dledger.raft.repair import DamagedFrame, checked_frames
 from raftmq.dledger.storage.log_storage import RaftLog
 from raftmq.dledger.storage.two_slot_file import SlotFile
 from raftmq.store.checkpoint import Checkpoint
@@ -237,7 +237,7 @@ def test_rot_found_while_reading_is_an_error_not_a_frame(tmp_path: Path) -> None
     assert caught.value.position == frames[2].position
     assert [damage.index for damage in found] == [3, 3]
     assert log.frames(4, 8) == tuple(frames[3:])
-    assert checked_frames(frames[2].data, log.wanted(3), log.segment_end) == (frames[2],)
+    assert checked_frames(frames[2].data, log.damaged_frame(3), log.segment_end) == (frames[2],)
     ticket = log.overwrite(frames[2])
     assert log.frames(1, 8) == tuple(frames)
     ticket.run()
@@ -271,7 +271,7 @@ def test_a_mended_log_is_as_it_was(tmp_path: Path) -> None:
         if wanted.index < 199:
             following = frames[wanted.index]
             assert log.following(frame.end) == (following.index, following.term)
-        wanted = log.mend((frame,), proven=True)
+        wanted = log.repair((frame,), proven=True)
     assert [w.index for w in asked] == [1, 50, 100, 151, 199]
     assert log.is_open
     assert log.frames(1, 200) == tuple(frames)
@@ -315,14 +315,16 @@ def test_the_beginning_that_retention_left_is_mended_or_cut(tmp_path: Path, vict
     (tmp_path / "commitlog" / names[0]).unlink()
     again = Opened(tmp_path)
     wanted = again.log.recover()
-    assert wanted == Wanted(first, 2, 0, 2 * SEGMENT)
+    assert wanted == DamagedFrame(first, 2, 0, 2 * SEGMENT)
     if victim:
         count = sum(1 for f in frames if f.position // SEGMENT == 2)
         last = frames[first - 1 + count - 1]
         assert again.log.following(last.end) == (last.index + 1, 2)
-        wanted = again.log.mend(frames[first - 1 : first - 1 + count], proven=True)
-        assert wanted == Wanted(last.index + 1, 2, 0, last.end)  # the blank record is still gone
-        assert again.log.mend(frames[last.index : last.index + 1], proven=True) is None
+        wanted = again.log.repair(frames[first - 1 : first - 1 + count], proven=True)
+        assert wanted == DamagedFrame(
+            last.index + 1, 2, 0, last.end
+        )  # the blank record is still gone
+        assert again.log.repair(frames[last.index : last.index + 1], proven=True) is None
         assert again.log.frames(first, 240) == tuple(frames[first - 1 :])
     else:
         again.log.cut_damaged()

@@ -75,7 +75,7 @@ class World(Net):
         self.pool = ThreadPoolExecutor(1)
         self.root = root
 
-    async def begin(self, node: str, identity: GroupIdentity, *others: str) -> Member:
+    async def start_as(self, node: str, identity: GroupIdentity, *others: str) -> Member:
         seen = self.seen[node] = Member()
         sock, self.sockets[node] = self.sockets[node], None
         peers: dict[str, PeerAddress] = {name: self.peers[name] for name in (node, *others)}
@@ -117,8 +117,8 @@ async def test_replicas_of_two_groups_part_on_both_sides_and_say_so_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, "raftmq.dledger.transport.group_id")
-    await world.begin("n0", known(ONE), "n1")
-    await world.begin("n1", known(TWO), "n0")
+    await world.start_as("n0", known(ONE), "n1")
+    await world.start_as("n1", known(TWO), "n0")
     links = world.links
     await until(lambda: min(links[name].refused for name in links) >= 4)  # attempts go on
     for name, other in (("n0", "n1"), ("n1", "n0")):
@@ -133,17 +133,17 @@ async def test_replicas_of_two_groups_part_on_both_sides_and_say_so_once(
 
 
 async def test_one_group_talks_and_so_do_those_that_know_none_yet(world: World) -> None:
-    first = await world.begin("n0", known(ONE), "n1", "n2")
-    await world.begin("n1", known(ONE), "n0", "n2")
-    await world.begin("n2", GroupIdentity(), "n0", "n1")
+    first = await world.start_as("n0", known(ONE), "n1", "n2")
+    await world.start_as("n1", known(ONE), "n0", "n2")
+    await world.start_as("n2", GroupIdentity(), "n0", "n1")
     await first.until(lambda: sorted(first.opened) == ["n1", "n2"])
     assert foreign(world.links["n0"]) == []
 
 
 async def test_links_from_before_the_ids_are_parted_when_these_are_known(world: World) -> None:
-    first = await world.begin("n0", GroupIdentity(), "n1", "n2")
-    second = await world.begin("n1", GroupIdentity(), "n0", "n2")
-    third = await world.begin("n2", GroupIdentity(), "n0", "n1")
+    first = await world.start_as("n0", GroupIdentity(), "n1", "n2")
+    second = await world.start_as("n1", GroupIdentity(), "n0", "n2")
+    third = await world.start_as("n2", GroupIdentity(), "n0", "n1")
     for seen in (first, second, third):
         await seen.until(lambda seen=seen: len(seen.opened) == 2)  # type: ignore[misc]
     world.links["n0"].local.identity.applied(b"", ONE)
@@ -157,7 +157,7 @@ async def test_links_from_before_the_ids_are_parted_when_these_are_known(world: 
 
 
 async def test_an_announcement_of_another_group_parts_a_link(world: World) -> None:
-    first = await world.begin("n0", known(ONE), "n1")
+    first = await world.start_as("n0", known(ONE), "n1")
     reader, writer = await dial(world, "n0")
     writer.write(encode_hello(Hello("g", "n1", "n0")) + encode_identity(b""))
     writer.write(b"".join(encode_message(PeerInfo("n1", "n0", group_id=TWO))))
@@ -173,10 +173,10 @@ async def test_an_announcement_of_another_group_parts_a_link(world: World) -> No
 
 async def test_an_empty_one_is_of_the_group_it_dials_and_mixes_no_other_in(world: World) -> None:
     """n0 and n1 are of two groups; n2 is empty, and its peers list has both."""
-    await world.begin("n0", known(ONE), "n2")
-    await world.begin("n1", known(TWO), "n2")
+    await world.start_as("n0", known(ONE), "n2")
+    await world.start_as("n1", known(TWO), "n2")
     identity = world.empty("n2")
-    seen = await world.begin("n2", identity, "n0", "n1")
+    seen = await world.start_as("n2", identity, "n0", "n1")
     await seen.until(lambda: bool(seen.opened))
     chosen = identity.group_id
     assert chosen in (ONE, TWO)
@@ -193,10 +193,10 @@ async def test_an_empty_one_is_of_the_group_it_dials_and_mixes_no_other_in(world
 
 async def test_whoever_dials_an_empty_one_decides_nothing(world: World) -> None:
     """n1 of another group has the address of an empty founder whose own peer knows no id yet."""
-    await world.begin("n0", GroupIdentity(), "n2")
+    await world.start_as("n0", GroupIdentity(), "n2")
     identity = world.empty("n2")
-    seen = await world.begin("n2", identity, "n0")
-    await world.begin("n1", known(TWO), "n2")
+    seen = await world.start_as("n2", identity, "n0")
+    await world.start_as("n1", known(TWO), "n2")
     await until(lambda: "learns of which group" in world.links["n1"].last_error("n2"))
     assert seen.opened == ["n0"] and identity.group_id == b""
     world.links["n0"].local.identity.applied(b"", ONE)  # founded, with n2 in it
@@ -208,8 +208,8 @@ async def test_whoever_dials_an_empty_one_decides_nothing(world: World) -> None:
 async def test_an_empty_one_that_dialled_before_there_was_an_id_dials_again(world: World) -> None:
     """As a new replica does that was started before it was made a member: nobody dials it yet."""
     identity = world.empty("n2")
-    seen = await world.begin("n2", identity, "n0")
-    first = await world.begin("n0", GroupIdentity())
+    seen = await world.start_as("n2", identity, "n0")
+    first = await world.start_as("n0", GroupIdentity())
     await seen.until(lambda: seen.opened == ["n0"])
     world.links["n0"].local.identity.applied(b"", ONE)
     world.links["n0"].set_peers({name: world.peers[name] for name in ("n0", "n2")})
@@ -226,8 +226,8 @@ async def test_a_stranger_of_a_peer_s_name_does_not_have_it_dialled_on_and_on(
         raftmq.dledger.transport.outbound, "now_ms", lambda: 1.0
     )  # all of it within ASK_AGAIN_MS
     identity = world.empty("n2")
-    seen = await world.begin("n2", identity, "n0")
-    await world.begin("n0", GroupIdentity(), "n2")  # has no id yet, and gets none
+    seen = await world.start_as("n2", identity, "n0")
+    await world.start_as("n0", GroupIdentity(), "n2")  # has no id yet, and gets none
     await seen.until(lambda: seen.opened == ["n0"])
     refused = world.links["n2"].refused
     for number in range(20):
@@ -242,14 +242,14 @@ async def test_a_stranger_of_a_peer_s_name_does_not_have_it_dialled_on_and_on(
 
 async def test_one_that_dials_nobody_believes_whom_it_hears(world: World) -> None:
     identity = world.empty("n2")
-    await world.begin("n2", identity)
-    seen = await world.begin("n0", known(ONE), "n2")
+    await world.start_as("n2", identity)
+    seen = await world.start_as("n0", known(ONE), "n2")
     await seen.until(lambda: seen.opened == ["n2"])
     assert identity.group_id == ONE
 
 
 async def test_a_newer_replica_is_spoken_to_in_the_version_of_both(world: World) -> None:
-    seen = await world.begin("n0", known(ONE), "n1")
+    seen = await world.start_as("n0", known(ONE), "n1")
     reader, writer = await dial(world, "n0")
     writer.write(encode_hello(Hello("g", "n1", "n0", VERSION + 1)) + encode_identity(ONE))
     writer.write(b"".join(encode_message(beat("n1", "n0"))))

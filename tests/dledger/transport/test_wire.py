@@ -12,7 +12,7 @@ from raftmq.dledger.raft.messages import (
     AppendResponse,
     Heartbeat,
     HeartbeatResponse,
-    Landmark,
+    PrevFrame,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
@@ -23,7 +23,7 @@ from raftmq.dledger.raft.repair import (
     Outcome,
     RepairRequest,
     RepairResponse,
-    Standing,
+    ResponderState,
 )
 from raftmq.dledger.raft.snapshot_install import (
     CHUNK_BYTES,
@@ -65,7 +65,7 @@ MESSAGES: list[PeerMessage] = [
     VoteRequest(A, B, 5, 10, 4, False, False, 2**62),
     VoteResponse(A, B, 5, 6, False, True),
     VoteResponse(A, B, 5, 6, False, True, 7, 2**64 - 1),
-    Landmark(A, B, 7, 20, 6, 2**32 - 1),
+    PrevFrame(A, B, 7, 20, 6, 2**32 - 1),
     AppendRequest(A, B, 7, 20, 6, 18, ()),
     AppendRequest(A, B, 7, 20, 6, 18, (frame(21), frame(22, b""), frame(23, b"x" * 5000))),
     AppendResponse(A, B, 1, 2, True, 3, 4, 5, 6, 7),
@@ -82,10 +82,10 @@ MESSAGES: list[PeerMessage] = [
     Pace(A, B, 2**62 - 1, 0, 1, 2, 3, 4),
     RepairRequest(A, B, 1, 20, 3, 4, 1 << 20),
     RepairRequest(A, B, 2**62 - 1, 1, 0, 0, 0),
-    RepairResponse(A, B, 1, 20, Outcome.FRAMES, Standing.LEADS, 30, 4, frame(20).data[5:], 7),
-    RepairResponse(A, B, 1, 20, Outcome.TRIMMED, Standing.REPAIRS, 0, 0, b"", 0),
+    RepairResponse(A, B, 1, 20, Outcome.FRAMES, ResponderState.LEADS, 30, 4, frame(20).data[5:], 7),
+    RepairResponse(A, B, 1, 20, Outcome.TRIMMED, ResponderState.REPAIRS, 0, 0, b"", 0),
     RepairResponse(
-        A, B, 9, 2, Outcome.FRAMES, Standing.RECOVERED, 1, 2, bytes(RESPONSE_BYTES_MAX), 2
+        A, B, 9, 2, Outcome.FRAMES, ResponderState.RECOVERED, 1, 2, bytes(RESPONSE_BYTES_MAX), 2
     ),
     InstallOffer(A, B, 3, 20, 2, 2**62 - 1),
     InstallRequest(A, B, 3, 0, 0),
@@ -197,7 +197,7 @@ def append_with(tail: bytes, count: int, **more: int) -> bytes:
         (sealed(24, 1, 5, 0, (256 << 20) + 1), "of a parcel of"),
         (sealed(20, 1, 5, 0, 1, 0, tail=b"more"), "kind 20 of 50 bytes"),
         (sealed(21, 1, 5, 9, 0, 0, 0, 0), "9 is not a valid Outcome"),
-        (sealed(21, 1, 5, 2, 4, 0, 0, 0), "4 is not a valid Standing"),
+        (sealed(21, 1, 5, 2, 4, 0, 0, 0), "4 is not a valid ResponderState"),
         (sealed(21, 1, 5, 1, 0, 0, 0, 0), "0 bytes with outcome 1"),
         (sealed(21, 1, 5, 2, 0, 0, 0, 0, tail=b"more"), "4 bytes with outcome 2"),
         (sealed(21, 1, 5, 1, 0, 0, 0, 0, length=RESPONSE_BYTES_MAX + 68), "limit"),

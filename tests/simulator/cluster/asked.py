@@ -322,7 +322,7 @@ class AskedWorkload:
                 await admin.topic.delete(address, DELETED)
             return bool(leaders)
 
-        async def look() -> bool:
+        async def poll() -> bool:
             found = await admin.offset.committed(DELETED_GROUP, queue)
             if found == offset and not again:  # it is below the end of the empty queue
                 raise CheckFailed(f"{DELETED} was deleted, and its group still has {found}")
@@ -339,7 +339,7 @@ class AskedWorkload:
             self._gone |= once & set(self._kept.values())
             self._kept.clear()
             await insist(create, f"{DELETED} is not created again")
-            await insist(look, f"{DELETED} does not tell its group's offset")
+            await insist(poll, f"{DELETED} does not tell its group's offset")
             await asyncio.sleep(1.0)
 
     # ---- all

@@ -18,18 +18,18 @@ State = tuple[object, ...]
 
 
 class Coverage:
-    """See the module's docstring. `look` notes what is now, if anybody will ask for the states:
+    """See the module's docstring. `poll` notes what is now, if anybody will ask for the states:
     looking takes three hundredths of a world's time."""
 
     def __init__(self, world: ClusterWorld, wanted: bool) -> None:
         self._world = world
-        self._wanted = wanted
+        self._damaged = wanted
         self._seen: set[State] = set()
         self._before: dict[str, State] = {}
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Note the state of now."""
-        if not self._wanted:
+        if not self._damaged:
             return
         found = {name: self._standing(name) for name in self._world.brokers}
         if found == self._before:
@@ -54,10 +54,10 @@ class Coverage:
             return ("down",)
         if machine.disk_stalled or any(process.frozen for process in machine.processes):
             return ("stopped",)
-        return standing_of(broker.engine.status())
+        return responder_state(broker.engine.status())
 
 
-def standing_of(status: dict[str, Any]) -> State:
+def responder_state(status: dict[str, Any]) -> State:
     """Return what matters of a member's view (raftmq.dledger.node.status)."""
     if status["failure"] is not None:
         return ("failed",)

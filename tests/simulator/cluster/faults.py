@@ -151,7 +151,7 @@ class FaultPlan:
         self._rng = Random(one.seed)
         act: Callable[[], None] = getattr(self, f"_{name}")
         act()
-        self._world.coverage.look()
+        self._world.coverage.poll()
 
     def _soon_s(self) -> float:
         return self._rng.choice((0.02, 0.2, 0.8, 2.0)) * (0.5 + self._rng.random())

@@ -101,10 +101,10 @@ class Process:
             pool = self._pools[id(executor)] = _Pool(executor)
         future: asyncio.Future[Any] = self._loop.create_future()
         pool.waiting.append((future, func, args))
-        self._begin(pool)
+        self._start(pool)
         return future
 
-    def _begin(self, pool: _Pool) -> None:
+    def _start(self, pool: _Pool) -> None:
         while pool.waiting and pool.running < pool.threads:
             work = pool.waiting.popleft()
             if work[0].cancelled():
@@ -139,7 +139,7 @@ class Process:
                 future.set_result(result)
         finally:
             disk.sync_gap = None
-        self._begin(pool)
+        self._start(pool)
 
     def retire(self) -> None:
         """End what is left of a dead process, once the loop is closed: nothing can come of it."""

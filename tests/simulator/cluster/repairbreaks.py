@@ -9,7 +9,7 @@ from unittest.mock import patch
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables import snapshot_install as snapshotinstall
 from raftmq.broker.tables.snapshot import Snapshot
-from raftmq.dledger.raft.repair import Patch, RepairResponse, StartRepair, Wanted
+from raftmq.dledger.raft.repair import DamagedFrame, Patch, RepairResponse, StartRepair
 from raftmq.dledger.snapshot import marker as snapshotmarker
 from raftmq.dledger.snapshot.transfer import Installer
 from raftmq.dledger.storage.log_storage import RaftLog
@@ -33,7 +33,7 @@ def repaired_unchecked() -> Planted:
     """B. Neither checksum nor term of what a peer sends is looked at."""
 
     def takes(
-        self: StartRepair, response: RepairResponse, data: bytes, wanted: Wanted
+        self: StartRepair, response: RepairResponse, data: bytes, wanted: DamagedFrame
     ) -> Patch | None:
         try:
             _, _, index, term, position, stamp, length, count, kind, _, _ = parse_header(data)
@@ -72,7 +72,7 @@ def patches_unsynced() -> Planted:
 
         return mends
 
-    return replaced(RaftLog, "mend", broken)
+    return replaced(RaftLog, "repair", broken)
 
 
 def cut_without_a_note() -> Planted:
@@ -143,7 +143,7 @@ def applies_twice() -> Planted:
 
 def installs_over_more() -> Planted:
     """d. A log is thrown away that holds frames the group snapshot does not stand for."""
-    return instead(Installer, "_is_wanted", lambda self, first_index, previous_term: True)
+    return instead(Installer, "_is_needed", lambda self, first_index, previous_term: True)
 
 
 def marker_goes_first() -> Planted:
@@ -166,7 +166,7 @@ def carried_out(marker_behind: int) -> Planted:
         if marker_behind == 0:
             snapshotmarker.done(disk, directory)
         snapshotinstall.remove_derived(disk, config)
-        snapshotmarker.begin_log(disk, directory, noted, log, checkpoint)
+        snapshotmarker.write_empty_log(disk, directory, noted, log, checkpoint)
         if marker_behind == 1:
             snapshotmarker.done(disk, directory)
         snapshotinstall.begin_queues(disk, config, queues)

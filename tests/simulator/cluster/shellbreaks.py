@@ -88,7 +88,7 @@ def acknowledged_when_the_sync_begins() -> AbstractContextManager[Any]:
 
         return begins
 
-    return replaced(LogFlusher, "_begin", broken)
+    return replaced(LogFlusher, "_start", broken)
 
 
 def sync_skipped() -> AbstractContextManager[Any]:

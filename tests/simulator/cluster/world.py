@@ -490,7 +490,7 @@ class ClusterWorld:
     async def _until(self, holds: Callable[[], bool], seconds: float, complaint: str) -> None:
         deadline_s = self.loop.now_s + seconds
         while not holds():
-            self.coverage.look()
+            self.coverage.poll()
             if self.failure is not None:
                 raise self.failure
             if self.loop.now_s >= deadline_s:

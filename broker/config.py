@@ -41,7 +41,7 @@ from raftmq.ops.settings import gather, parse_properties, repeated
 from raftmq.ops.tls_options import OFF, PeerTlsOptions
 from raftmq.remoting.acl.signature import Credentials, credentials_of
 from raftmq.remoting.names import NAME_LENGTH_MAX, address_problem, name_problem
-from raftmq.store.index.index_file import ENTRIES_MAX, SLOTS_MAX
+from raftmq.store.index.index_limits import ENTRIES_MAX, SLOTS_MAX
 from raftmq.web.settings import is_loopback
 
 __all__ = [

@@ -12,7 +12,7 @@ from raftmq.remoting.tls import TlsMode
 from raftmq.store.config import StoreConfig, StoreMode, hot_span_bytes
 from raftmq.store.disk import DiskMark
 from raftmq.store.frame import HEADER_SIZE_BYTES
-from raftmq.store.index.index_file import IndexLimits
+from raftmq.store.index.index_limits import IndexLimits
 from raftmq.store.record import BLANK_SIZE_BYTES
 from raftmq.store.retention import RetentionPolicy
 from raftmq.web.settings import WebSettings

@@ -38,9 +38,8 @@ from raftmq.store.message_store import MessageStore
 from raftmq.store.record import pack_host
 from raftmq.store.store_lock import StoreLock, lock_store
 from raftmq.store.transient_errors import passes
-from raftmq.web.app import LOOPBACK
 from raftmq.web.auth import Access as WebAccess
-from raftmq.web.settings import WebConfigError, WebSettings
+from raftmq.web.settings import LOOPBACK, WebConfigError, WebSettings
 
 from .accountbook import load_account_file
 from .config import BrokerConfig

@@ -38,11 +38,13 @@ def description() -> str:
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Keep the garbage collector off during imports, which create much and release little."""
+    """Keep the garbage collector off during imports, which create much and release little (0.6 MB
+    of a broker's 30), and from all of it afterwards."""
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         gc.enable()
 
 

@@ -10,7 +10,7 @@ from .commitlog.commitlog import SEGMENT_SIZE_BYTES
 from .consumequeue.consumequeue import ENTRIES_PER_FILE, TAIL_ENTRIES_MAX, TAILS_BYTES_MAX
 from .dispatch import DELAY_LEVELS_MS
 from .file_cache import OPEN_FILES_MAX
-from .index.index_file import IndexLimits
+from .index.index_limits import IndexLimits
 
 HOT_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio: assumed share of the page cache
 

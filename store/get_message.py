@@ -6,6 +6,7 @@ when a filter has read enough entries. The first message always fits. Pure, with
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -14,14 +15,11 @@ from itertools import accumulate, compress, pairwise
 from operator import add
 from typing import NamedTuple
 
-import numpy as np
-
 from .dispatch import QUEUE_ENTRY_BYTES
 
 SCAN_BYTES_MIN = 16_000  # of the ConsumeQueue, read while filtering
 GAP_BYTES_MAX = 4096  # reading across such a gap costs less than a second read
 SPAN_BYTES_MAX = 1 << 20
-_ENTRIES = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 
 
 class GetStatus(Enum):
@@ -96,13 +94,16 @@ class Selected(NamedTuple):
 def select(entries: bytes, offset: int, limits: Limits, tag_codes: Set[int] | None) -> Selected:
     """Choose among entries from queue offset `offset` on. With `tag_codes` None every message is
     chosen."""
-    table = np.frombuffer(entries, _ENTRIES)
-    scanned = len(table)
+    scanned = len(entries) // QUEUE_ENTRY_BYTES
+    # A single call, since a call per entry takes three times as long. numpy is faster from 300
+    # entries on, and slower below.
+    fields = struct.unpack(f">{'qiq' * scanned}", entries)
+    positions, sizes = list(fields[::3]), list(fields[1::3])
     offsets: Sequence[int] = range(offset, offset + scanned)
     if tag_codes is not None:
-        matching = np.flatnonzero(np.isin(table["code"], list(tag_codes)))
-        table, offsets = table[matching], (matching + offset).tolist()
-    positions, sizes = table["position"].tolist(), table["size"].tolist()
+        matching = [code in tag_codes for code in fields[2::3]]
+        positions, sizes = list(compress(positions, matching)), list(compress(sizes, matching))
+        offsets = list(compress(offsets, matching))
     if positions:
         count_max, bytes_max = limits.count_max, limits.bytes_max
         if positions[0] < limits.hot_from:

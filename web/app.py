@@ -46,7 +46,7 @@ from .problem import (
     too_large,
 )
 from .schema import from_json, from_texts, invalid_repeats, to_json
-from .settings import WebSettings
+from .settings import LOOPBACK, WebSettings
 from .versions import condition_of, etag
 
 log = logging.getLogger("raftmq.web")
@@ -72,7 +72,6 @@ OPENAPI_PATH = "/api/v1/openapi.json"
 HEALTH_PATHS = ("/health/live", "/health/ready")
 METRICS_PATH = "/metrics"
 UNLIMITED_PATHS = frozenset((*HEALTH_PATHS, METRICS_PATH))
-LOOPBACK = "127.0.0.1"  # of httpHealthPort
 
 RawHandler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
 Render = Callable[[str], tuple[bytes, str]]
@@ -200,6 +199,8 @@ class WebServer:
     ) -> int:
         """Listen, on already bound sockets if they are given; return the port. Raises OSError."""
         await self._runner.setup()
+        if self._access.tokens_file is not None:  # this may be long after the access was made
+            await asyncio.to_thread(self._access.read_if_changed)
         loop = asyncio.get_running_loop()
         host, port = self._settings.bind_address.strip("[]"), self._settings.port
         self._listener = await self._listen(self._protocol, host, port, listen_socket)

@@ -15,14 +15,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from aiohttp import web
 from msgspec import Meta
 
 from .operation import EVENT_STREAM, Call, Operation
 from .problem import unavailable
 from .schema import Input, View, to_json
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 RING_SIZE = 1_000
 BEHIND_MAX = 256  # events, besides those in the socket's buffer
@@ -112,6 +114,8 @@ class EventHub:
 
     async def stream(self, call: Call) -> web.StreamResponse:
         """Serve a reader until it leaves, is disconnected, or the hub closes."""
+        from aiohttp import web  # here, since hubs also exist in brokers without HTTP
+
         if self._closed:
             raise unavailable("the server stops")
         request = call.request

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+LOOPBACK = "127.0.0.1"  # of httpHealthPort
+
 
 class WebConfigError(Exception):
     """The configured HTTP API is impossible; the text names the change to make."""

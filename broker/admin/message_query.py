@@ -33,7 +33,7 @@ from raftmq.remoting.connection import Connection
 from raftmq.remoting.fair_scheduling import StepTurns
 from raftmq.store.derived_files import DerivedFiles
 from raftmq.store.errors import StoreDamaged, StoreError
-from raftmq.store.index.message_index import STEP_BYTES, KeyQuery
+from raftmq.store.index.message_index import STEP_BYTES, KeyQuery, preload
 from raftmq.store.message_store import MessageStore
 from raftmq.store.properties import KEYS, TAGS, decode_properties
 from raftmq.store.record import SYS_COMPRESSED, MessageRecord, decode_record
@@ -91,6 +91,7 @@ class KeyQueries:
         self._resume_ns = 0
         self._damage_at = -1  # the last damage
         self._give_up_ns = 0
+        self._preloaded = False
 
     def service(self) -> Service:
         return Service(
@@ -99,6 +100,7 @@ class KeyQueries:
         )
 
     async def tick(self) -> None:
+        await self._preload()
         now_ns = self._clock_ns()
         if now_ns < self._resume_ns:
             return
@@ -113,6 +115,12 @@ class KeyQueries:
             if left < enough or self._clock_ns() >= now_ns + budget_ns:
                 break
             await asyncio.sleep(0)
+
+    async def _preload(self) -> None:
+        """Let a thread import numpy, once."""
+        if not self._preloaded:
+            await asyncio.to_thread(preload)
+            self._preloaded = True
 
     def _rest_ms(self) -> float:
         left = self._behind_bytes
@@ -155,6 +163,7 @@ class KeyQueries:
     async def catch_up(self) -> None:
         """Index the dispatched log within the time limit; the loop runs in between."""
         wanted, until_ns = self._store.dispatched_offset, self._clock_ns() + CATCH_UP_NS_MAX
+        await self._preload()
         while self._store.indexed_offset < wanted and self._clock_ns() >= self._resume_ns:
             if self._clock_ns() >= until_ns:
                 log.warning("index_behind bytes=%d: a lookup may miss some", self._behind_bytes)

@@ -1,7 +1,7 @@
 """The node API of one broker, with its operations, their errors, and their audit record.
 
-The server starts before the engine, so that a start that waits for peers can be observed, and stops
-after it. Until the engine runs only health and metrics are answered, everything else is 503
+The port listens before the engine starts, so that a start that waits for peers can be observed, and
+stops after it. Until the engine runs only health and metrics are answered, everything else is 503
 STARTING.
 """
 
@@ -11,11 +11,10 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import msgspec
-from aiohttp import web
 
 from raftmq import __version__
 from raftmq.dledger.raft.errors import Busy, ChangeRefused, NotLeader, RaftError, UnknownTarget
@@ -23,8 +22,8 @@ from raftmq.dledger.raft.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.tls_listener import listening_with
-from raftmq.web.app import WebServer
 from raftmq.web.auth import Access
+from raftmq.web.on_demand import OnDemandServer
 from raftmq.web.operation import OPERATOR_HEADER, Call, Handler, Operation, Role
 from raftmq.web.problem import (
     ApiProblem,
@@ -45,6 +44,11 @@ from ..config import shown_changes
 from ..context import Context
 from ..errors import ConditionUnmet, OutcomeUnknown, Refused, StateError
 from .node import STARTING
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from raftmq.web.app import WebServer
 
 ABSENT_CODES = (
     ResponseCode.TOPIC_NOT_EXIST,
@@ -170,7 +174,8 @@ class NodeApi:
         self._metrics = metrics
         self.address = context.http_address
         self._where = f"httpBindAddress={settings.bind_address} httpPort={settings.port}"
-        self._server: WebServer | None = None
+        self._port = settings.port
+        self._server: OnDemandServer | None = None
         if access is None:
             return
         config = context.config
@@ -178,27 +183,33 @@ class NodeApi:
         later = self._once_serving(
             recorded([one for one in operations if one.role is not None], operator_log)
         )
-        self._server = WebServer(
-            settings,
-            access,
-            [*always, *later, context.events.hub.operation()],
-            title=f"Broker {config.broker_name}/{config.node_name}: node API",
-            version=__version__,
-            translate=translator(leader_http),
-            closing=context.events.hub.close,
-            connections_max=connections_max,
-            listen=listening_with(context.tls.http),
-        )
+
+        def create() -> WebServer:
+            from raftmq.web.app import WebServer
+
+            return WebServer(
+                settings,
+                access,
+                [*always, *later, context.events.hub.operation()],
+                title=f"Broker {config.broker_name}/{config.node_name}: node API",
+                version=__version__,
+                translate=translator(leader_http),
+                closing=context.events.hub.close,
+                connections_max=connections_max,
+                listen=listening_with(context.tls.http),
+            )
+
+        self._server = OnDemandServer(create)
 
     async def start(self, bound: socket.socket | None, health: socket.socket | None) -> None:
         """Listen on `bound` and `health`, or on new sockets. Raises OSError."""
         if self._server is None:
             return
         try:
-            port = await self._server.start(bound, health)
+            await self._server.start(bound, health)
         except OSError as error:
             raise OSError(error.errno, f"{self._where}: {error.strerror}") from error
-        log.info("http_listening address=%s port=%d", self.address, port)
+        log.info("http_listening address=%s port=%d", self.address, self._port)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -225,6 +236,8 @@ class NodeApi:
                          self.metrics, media="text/plain", problems=(503,))  # fmt: skip
 
     async def metrics(self, call: Call) -> web.Response:
+        from aiohttp import web
+
         if not self._life.serving:
             raise unavailable("the broker is starting or stopping", STARTING)
         body, kind = self._metrics.render(call.request.headers.get("Accept", ""))

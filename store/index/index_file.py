@@ -30,16 +30,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..disk import Disk, File
-from .index_keys import Int32s, Int64s, Keys
+from .index_limits import (
+    ENTRIES_MAX,
+    ENTRY_SIZE_BYTES,
+    HEADER_SIZE_BYTES,
+    SLOT_SIZE_BYTES,
+    SLOTS_MAX,
+    IndexLimits,
+)
+from .key_walker import Int32s, Int64s, Keys
 
-HASH_SLOTS = 5_000_000  # maxHashSlotNum
-INDEX_ENTRIES = 20_000_000  # maxIndexNum
-SLOTS_MAX, ENTRIES_MAX = 100_000_000, 50_000_000
 HEADER = struct.Struct(">qqqqii")
-HEADER_SIZE_BYTES = HEADER.size
 ENTRY = struct.Struct(">iqii")
-ENTRY_SIZE_BYTES = ENTRY.size
-SLOT_SIZE_BYTES = 4
 _SLOT = struct.Struct(">i")
 _SLOTS = np.dtype(">i4")
 _ENTRIES = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("before", ">i4")])
@@ -51,20 +53,8 @@ _ENTRIES_AT_ONCE = 16_384
 _BLOCK_BYTES = 1 << 20
 _SECONDS_MAX = 0x7FFFFFFF
 
-assert HEADER_SIZE_BYTES == 40
-assert ENTRY_SIZE_BYTES == _ENTRIES.itemsize == 20
-
-
-@dataclass(frozen=True, slots=True)
-class IndexLimits:
-    """The size of a file. `entries` counts the unused entry 0."""
-
-    slots: int = HASH_SLOTS
-    entries: int = INDEX_ENTRIES
-
-    @property
-    def file_size_bytes(self) -> int:
-        return HEADER_SIZE_BYTES + self.slots * SLOT_SIZE_BYTES + self.entries * ENTRY_SIZE_BYTES
+assert HEADER_SIZE_BYTES == HEADER.size
+assert ENTRY_SIZE_BYTES == ENTRY.size == _ENTRIES.itemsize
 
 
 def limits_of(disk: Disk, path: str, configured: IndexLimits) -> IndexLimits:

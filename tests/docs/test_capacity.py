@@ -13,7 +13,7 @@ from raftmq.broker.config import OPTIONS
 from raftmq.chaos.cluster.topology import REPLICAS_MAX
 from raftmq.store.dispatch import QUEUE_ENTRY_BYTES
 from raftmq.store.frame import HEADER_SIZE_BYTES
-from raftmq.store.index.index_file import (
+from raftmq.store.index.index_limits import (
     ENTRY_SIZE_BYTES,
     HASH_SLOTS,
     INDEX_ENTRIES,

@@ -31,8 +31,8 @@ from raftmq.remoting.headers import PullHeader, QueueOffsetHeader
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import OsDisk
 from raftmq.store.get_message import GetStatus
-from raftmq.store.index.index_file import IndexLimits
 from raftmq.store.index.index_keys import keys_of
+from raftmq.store.index.index_limits import IndexLimits
 from raftmq.store.message_store import MessageStore
 from raftmq.store.properties import decode_properties, encode_properties
 from raftmq.store.record import MessageRecord, decode_record, offset_message_id, walk_records

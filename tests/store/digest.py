@@ -23,7 +23,7 @@ from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.dispatch import Dispatcher
 from raftmq.store.errors import StoreError
 from raftmq.store.frame import Frame, FrameKind
-from raftmq.store.index.index_file import IndexLimits
+from raftmq.store.index.index_limits import IndexLimits
 from raftmq.store.message_store import MessageStore
 from raftmq.store.properties import tags_code
 from raftmq.store.record import (

@@ -14,7 +14,7 @@ from raftmq.store.dispatch import Dispatcher, QueueEntries
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, parse_frame, seal_frame
 from raftmq.store.index.index_file import IndexFile
-from raftmq.store.index.index_keys import Keys
+from raftmq.store.index.key_walker import Keys
 from raftmq.store.index.message_index import KeyQuery
 from raftmq.store.message_store import MessageStore
 from raftmq.store.record import (

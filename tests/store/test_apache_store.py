@@ -13,8 +13,8 @@ from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import DELAY_LEVELS_MS, QUEUE_ENTRY, TIMER_TOPIC, Dispatcher, timer_code
 from raftmq.store.get_message import GetStatus
-from raftmq.store.index.index_file import IndexLimits
 from raftmq.store.index.index_keys import has_key, keys_of
+from raftmq.store.index.index_limits import IndexLimits
 from raftmq.store.message_store import MessageStore
 from raftmq.store.properties import decode_properties, tags_code
 from raftmq.store.record import (

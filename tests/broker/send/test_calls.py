@@ -11,7 +11,7 @@ from raftmq.broker.send.fast_path import PLAIN_START
 from raftmq.remoting.codec import FrameReader
 from raftmq.store.dispatch import Dispatcher
 from raftmq.store.frame import parse_frame
-from raftmq.store.index.index_keys import KeyWalker
+from raftmq.store.index.key_walker import KeyWalker
 from tests.broker.send.test_fast_path import Peer
 from tests.broker.send.test_service import Bench
 from tests.callcount import calls_of

@@ -16,7 +16,7 @@ from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.dispatch import Dispatcher
 from raftmq.store.frame import FrameError, FrameKind, parse_frame, parse_header, seal_frame
-from raftmq.store.index.index_keys import KeyWalker
+from raftmq.store.index.key_walker import KeyWalker
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.send.test_service import BORN, Bench
 

@@ -20,7 +20,8 @@ from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.consumequeue.consumequeue import ConsumeQueueStore
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import QUEUE_ENTRY
-from raftmq.store.index.index_file import HEADER, IndexLimits
+from raftmq.store.index.index_file import HEADER
+from raftmq.store.index.index_limits import IndexLimits
 from raftmq.store.record import encode_record
 from tests.store.make import FrameWriter, record, recover_frames
 

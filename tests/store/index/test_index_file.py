@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from raftmq.store.disk import File, OsDisk, OsFile
-from raftmq.store.index.index_file import ENTRY, HEADER, IndexFile, IndexLimits
+from raftmq.store.index.index_file import ENTRY, HEADER, IndexFile
+from raftmq.store.index.index_limits import IndexLimits
 from tests.store.make import Row, add_keys
 
 LIMITS = IndexLimits(slots=7, entries=20)

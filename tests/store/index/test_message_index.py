@@ -11,8 +11,9 @@ from raftmq.store.disk import Disk, File, OsDisk
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import Frame
 from raftmq.store.index import message_index as messageindex
-from raftmq.store.index.index_file import ENTRY, IndexFile, IndexLimits
+from raftmq.store.index.index_file import ENTRY, IndexFile
 from raftmq.store.index.index_keys import keys_of
+from raftmq.store.index.index_limits import IndexLimits
 from raftmq.store.index.message_index import CHAIN_ENTRIES_MAX, UNMARKED_BYTES
 from raftmq.store.message_store import MessageStore
 from raftmq.store.properties import decode_properties

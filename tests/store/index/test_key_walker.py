@@ -4,17 +4,15 @@ import struct
 import pytest
 
 from raftmq.store.frame import FrameKind, seal_frame
-from raftmq.store.index import index_keys as indexkeys
-from raftmq.store.index.index_keys import (
+from raftmq.store.index import key_walker
+from raftmq.store.index.index_keys import has_key, key_hash, keys_of
+from raftmq.store.index.key_walker import (
     _ENDING_MAX,
     _SHAPES_MAX,
     _SIZES_MAX,
     KeyWalker,
     Walk,
     _decoded,
-    has_key,
-    key_hash,
-    keys_of,
 )
 from raftmq.store.properties import decode_properties, java_string_hash
 from raftmq.store.record import BLANK, MAGIC_BLANK, MessageRecord, encode_record
@@ -259,7 +257,7 @@ def test_records_of_many_topics_are_decoded_no_more_often_than_of_one(
         decoded.append(at)
         return _decoded(data, at)
 
-    monkeypatch.setattr(indexkeys, "_decoded", counted)
+    monkeypatch.setattr(key_walker, "_decoded", counted)
     items = [
         record(topic=f"topic-{n % 700:03d}", properties=f"UNIQ_KEY\x01{n:032d}\x02".encode())
         for n in range(3000)

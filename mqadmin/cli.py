@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from raftmq import __version__
-from raftmq.ops.interpreter import version_option
+from raftmq.ops.interpreter import version_option, without_gc
 
 from .command import Command, Flag, Kind, Manner, Positional, parse_time
 from .commands import COMMANDS
@@ -116,7 +116,8 @@ def _clicked(command: Command) -> click.Command:
 
     def call(**values: Any) -> None:
         try:
-            from .runner import run
+            with without_gc():
+                from .runner import run
 
             sys.exit(run(command, values, click.get_current_context().obj or {}))
         except KeyboardInterrupt:  # during its import, or a second Ctrl-C

@@ -15,7 +15,8 @@ from raftmq.client.errors import ClientError
 from raftmq.ops.console import PipedConsole
 
 from .command import Arguments, CommandError, Fields, Section, Table
-from .output import as_json, make_console, rich_table, show
+from .output import as_json
+from .tables import make_console, rich_table, show
 from .terminal import Terminal
 from .top_data import Sample, Scope, broker_rows, group_rows, take_sample, topic_rows
 

@@ -57,11 +57,11 @@ def main(context: click.Context, /, **given: Any) -> None:
     """
     from raftmq.ops.permissions import keep_from_others
 
-    with without_gc():
-        from .process import serve
-
     keep_from_others()
     if context.invoked_subcommand is None:
+        with without_gc():
+            from .process import serve
+
         sys.exit(serve(**given))
 
 

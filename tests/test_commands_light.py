@@ -117,6 +117,27 @@ def test_a_start_imports_nothing_heavy_that_it_does_not_need(server: str, heavy:
     assert not heavy & printed_by(code)
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments", "heavy"),
+    [
+        ("mqbroker", ["health", "--address", "127.0.0.1:1"], HEAVY - {"logging", "ssl"}),
+        ("mqnamesrv", ["health", "--address", "127.0.0.1:1"], HEAVY - {"logging", "ssl"}),
+        ("mqproxy", ["health", "--address", "127.0.0.1:1"], HEAVY - {"logging", "ssl"}),
+        (
+            "mqadmin",
+            ["clusterList", "-n", "127.0.0.1:1", "-o", "json"],
+            {"aiohttp", "numpy", "prometheus_client", "rich", "yaml"},
+        ),
+    ],
+)
+def test_a_command_imports_nothing_heavy_that_it_does_not_need(
+    command: str, arguments: list[str], heavy: set[str]
+) -> None:
+    _, modules = imported(command, *arguments)
+    assert "raftmq.remoting.codes" in modules or command == "mqproxy"  # it has run
+    assert not modules & heavy
+
+
 def test_a_broker_imports_nothing_heavy_before_it_serves(tmp_path: Path) -> None:
     """aiohttp comes with the first HTTP connection, prometheus_client with the first scrape, and
     numpy with the first message to index."""

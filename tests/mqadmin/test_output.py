@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from raftmq.mqadmin.command import Done, Fields, Section, Table
-from raftmq.mqadmin.output import as_json, show
+from raftmq.mqadmin.output import as_json
+from raftmq.mqadmin.tables import show
 
 EVIL = "a\x1b[2J\x07b\x9bc\u202ed\r\ne\tf"
 SHOWN = "a\\x1b[2J\\x07b\\x9bc\\u202ed\\r"

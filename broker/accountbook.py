@@ -152,7 +152,8 @@ class AccountBook:
     @property
     def _needs_seed(self) -> bool:
         """True if this replica leads, no change is in progress and an import is due."""
-        if not self._context.roles.leading or self._changing.locked():
+        roles = self._context.roles
+        if not roles.leading or roles.joining or self._changing.locked():
             return False
         return self._wins or self._table.accounts is None
 

@@ -49,6 +49,8 @@ from .admin.upkeep import Upkeep
 from .admission import Admission
 from .backup.service import Backups
 from .clients import ClientTable
+from .cluster.other_groups import OtherGroups
+from .cluster.sharing import DefinitionSharing
 from .component import RoleChange, Service
 from .config import BrokerConfig
 from .connection_limit import ClientRoom
@@ -250,6 +252,14 @@ class Broker:
             self._on_fatal,
             self._begin_anew,
         )
+        self.sharing = DefinitionSharing(
+            context,
+            OtherGroups(
+                config, RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
+            ),
+            self.popping.assignments.change_mode,
+            self.registrar.trigger,
+        )
         self.engine, self.application = make_replication(
             opened, context, self.sends, self.pulls, self._activity, told
         )
@@ -332,6 +342,7 @@ class Broker:
             SendBack(context, self.sends, self.access).service(),
             Service(handlers=queries.handlers()),
             self.catalog.service(),
+            sharing := self.sharing.service(),
             Service(handlers=admin.handlers()),
             Service(handlers=progress.handlers()),
             Service(handlers=stats.handlers()),
@@ -366,8 +377,8 @@ class Broker:
         # In the order of role changes. Work of the former leadership ends before held sends
         # continue.
         self._by_role = [
-            marks, delays, timers, transactions, locks, *popping, reliever, sends, admission,
-            commits,
+            sharing, marks, delays, timers, transactions, locks, *popping, reliever, sends,
+            admission, commits,
         ]  # fmt: skip
         self.server = RemotingServer(
             handlers,

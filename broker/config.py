@@ -353,6 +353,9 @@ class BrokerConfig(PeerTlsOptions):
     raft_join: bool = option("raft", "raftJoin", False,
         "This replica joins an existing group (`dLegerPeers` has its members and this replica): "
         "it waits until it is added, and founds no group.")
+    join_cluster: bool = option("raft", "joinCluster", True,
+        "Adopt the topics and consumer groups of the other broker groups in `brokerClusterName`: "
+        "all of them before a new group registers, later those that are created.", alike=True)
     preferred_leader_id: str = option("raft", "preferredLeaderId", "",
         "Initial preferred leader of a group without a recorded preference (docs/http-api.md).")
     heartbeat_interval_ms: int = option("raft", "heartbeatIntervalMs", 75,

@@ -20,6 +20,7 @@ KINDS = (
     "answer",
     "clients_told",
     "cut",
+    "definitions",
     "group_created",
     "held_pop",
     "held_pull",

@@ -158,6 +158,7 @@ class RequestCode(IntEnum):
     WRITERS = 30_006
     SEND_WRITER_BATCH = 30_007
     EMPTY_TOPIC = 30_008
+    GET_DEFINITIONS = 30_009
 
 
 BODY_BYTES_MAX = 1 << 20  # of a request; Apache's brokers and name servers have no such limit

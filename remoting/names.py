@@ -32,6 +32,11 @@ NO_SEND_TOPICS = frozenset(
     }
 )
 SYSTEM_TOPICS = NO_SEND_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", TRACE_TOPIC}
+# Prefixes of topics and consumer groups that brokers create for themselves.
+BROKERS_OWN_PREFIXES = (
+    RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_", "RAFTMQ_SYS_", "CID_RMQ_SYS_", "CID_ONS",
+)  # fmt: skip
+REPLY_SUFFIX = "_REPLY_TOPIC"
 TOPIC_LENGTH_MAX = 127  # as in clients; retry and dead-letter topics may have 255
 DERIVED_TOPIC_LENGTH_MAX = 255
 NAME_LENGTH_MAX = 255  # of a broker, cluster or client; host names are not longer
@@ -50,6 +55,12 @@ def pop_retry_topic(topic: str, group: str) -> str:
 def popped_topic(topic: str, group: str) -> str:
     """Return the topic of a group's pop retry topic; otherwise the topic itself."""
     return topic.removeprefix(f"{RETRY_PREFIX}{group}_")
+
+
+def is_brokers_own(name: str) -> bool:
+    """Return whether brokers create the topic or consumer group themselves."""
+    own = name in SYSTEM_TOPICS or name.endswith(REPLY_SUFFIX)
+    return own or name.startswith(BROKERS_OWN_PREFIXES)
 
 
 def topic_name_problem(name: str) -> str:

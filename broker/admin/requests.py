@@ -33,6 +33,7 @@ from ..tables.groups import SubscriptionGroup, group_from_json
 from ..tables.snapshot import twin_of
 from ..tables.state import Table
 from ..tables.topics import DEFAULT_TOPIC, TopicConfig, topic_from_json
+from ..tables.versioned import CREATED_KEY, DELETED_KEY
 from .topics_and_groups import Catalog, check_count
 
 BEHIND_BYTES_MAX = 256 * 1024 * 1024  # Apache's haMaxGapNotInSync
@@ -225,6 +226,8 @@ class Admin:
 
         def made(twin: Table) -> bytes:
             value = twin.to_json()
+            value.pop(CREATED_KEY, None)
+            value.pop(DELETED_KEY, None)
             for key, entries in more.items():
                 value[key].update(entries)
             return orjson.dumps(value)

@@ -89,7 +89,8 @@ class Catalog:
         )
 
     def _trace_topic_is_missing(self) -> bool:
-        wanted = self._config.trace_topic_enable and self._roles.leading
+        roles = self._roles
+        wanted = self._config.trace_topic_enable and roles.leading and not roles.joining
         return wanted and self._state.topics.get(TRACE_TOPIC) is None
 
     def _create_trace_topic(self) -> None:

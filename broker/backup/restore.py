@@ -55,7 +55,7 @@ from raftmq.store.message_store import MessageStore
 from raftmq.store.store_lock import LOCK_FILE, lock_store
 
 from ..tables import snapshot
-from ..tables.group_id import group_id
+from ..tables.broker_group import group_id
 from ..tables.snapshot_install import (
     RAFT_DIRECTORY,
     RESTORING,

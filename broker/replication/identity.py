@@ -16,7 +16,7 @@ from raftmq.dledger.raft.errors import RaftError
 from raftmq.dledger.transport.peer_info_message import GROUP_ID_SIZE_BYTES
 
 from ..context import Context
-from ..tables.group_id import group_id
+from ..tables.broker_group import group_id
 
 log = logging.getLogger("raftmq.broker.members")
 

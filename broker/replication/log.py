@@ -86,9 +86,9 @@ class ReplicatedLog:
 
     @property
     def identity(self) -> Identity:
-        """The identity to register. A ready leader is brokerId 0; all other replicas have the id
-        from the group's configuration."""
-        leading = self._roles.leading
+        """The identity to register. A ready leader is brokerId 0 once its group has joined the
+        cluster; all other replicas have the id from the group's configuration."""
+        leading = self._roles.leading and not self._roles.joining
         if self._config.is_classic:
             return Identity(self._config.registration_id(leading), 0, "")
         own_id, place, member = self._config.registration_id(False), self.place, True

@@ -23,6 +23,7 @@ class RoleView:
         self.role = Role.FOLLOWER
         self.leader: str | None = None
         self.leading = False  # the ready leader
+        self.joining = False  # it does not register before its definitions (broker.cluster)
 
     def change(self, event: RoleEvent) -> None:
         if event.leader != self.leader:

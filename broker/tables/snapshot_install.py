@@ -29,7 +29,7 @@ from raftmq.store.message_store import MessageStore
 
 from ..errors import StateError
 from . import snapshot
-from .group_id import GroupIdTable
+from .broker_group import BrokerGroupTable
 from .snapshot import Snapshot
 from .state import BrokerState
 
@@ -146,7 +146,7 @@ def decode_state(data: bytes) -> tuple[Snapshot, list[tuple[str, int, int]]]:
 def group_id_in(data: bytes) -> bytes:
     """Return the group id in a group snapshot's state, or b"". Raises StateError."""
     tables, _ = decode_state(data)
-    return next(table.value for _, table in tables.tables if isinstance(table, GroupIdTable))
+    return next(table.value for _, table in tables.tables if isinstance(table, BrokerGroupTable))
 
 
 def remove_derived(disk: Disk, config: StoreConfig) -> None:

@@ -3,7 +3,12 @@
 A command frame's payload is one JSON object. A message frame may begin with such a command, too;
 then it is applied when the frame's records become visible. `op` says which command it is:
 
-    {"op":"group_id",…}                                see broker.tables.group_id
+    {"op":"group_id",…}                                see broker.tables.broker_group
+    {"op":"adopt","topics":[[TopicConfig,created_ms],…],"groups":[[config,created_ms],…],
+     "deletedTopics":{name:ms},"deletedGroups":{name:ms},"versions":{…},"more":bool}
+                                                       definitions of other broker groups (broker.
+                                                       cluster), each only where it does not exist
+                                                       and was not deleted after its creation
     {"op":"put_topic","topic":TopicConfig,"if_absent":bool,"keep_messages":bool}
                                                        `keep_messages`, which may be absent: show
                                                        those of a topic that was deleted, too
@@ -59,8 +64,8 @@ from raftmq.remoting.codes import ResponseCode
 from ..errors import Refused, StateError
 from .acl import PREFIX as ACL_PREFIX
 from .acl import AclTable
+from .broker_group import BrokerGroupTable
 from .delay_offsets import DelayOffsets
-from .group_id import GroupIdTable
 from .groups import GroupTable, SubscriptionGroup, group_problem
 from .idempotent_sends import SentOnce
 from .offsets import Commit, OffsetTable
@@ -74,7 +79,7 @@ from .writers import COMMANDS as WRITER_COMMANDS
 from .writers import WriterTable
 
 Table = (
-    GroupIdTable
+    BrokerGroupTable
     | TopicTable
     | GroupTable
     | OffsetTable
@@ -107,7 +112,7 @@ class BrokerState:
     """The tables, changed only by `apply`."""
 
     def __init__(self) -> None:
-        self.group = GroupIdTable()
+        self.group = BrokerGroupTable()
         self.topics = TopicTable()
         self.groups = GroupTable()
         self.offsets = OffsetTable()
@@ -227,6 +232,12 @@ class BrokerState:
             return Change(topics=changed)
         if op in ("put_group", "delete_group"):
             return Change(groups=self._change("group", self.groups, command, index, now_ms))
+        if op == "adopt":
+            topics = self._adopt(self.topics, command, "topics", "deletedTopics", index, now_ms)
+            groups = self._adopt(self.groups, command, "groups", "deletedGroups", index, now_ms)
+            if index > self.group.applied_index:
+                self.group.apply(command)
+            return Change(topics, groups)
         if op == "announce":
             node = str(command["node"])
             self.addresses[node] = str(command["address"])
@@ -312,6 +323,23 @@ class BrokerState:
             met = due and self._met(command, index, table.get(name))
             done = met and table.delete(name, now_ms)
         return (name,) if done else ()
+
+    def _adopt(
+        self,
+        table: AnyTable,
+        command: dict[str, Any],
+        entries_key: str,
+        deleted_key: str,
+        index: int,
+        now_ms: int,
+    ) -> tuple[str, ...]:
+        """Adopt another broker group's entries and deletions; return the created names."""
+        if index <= table.applied_index:
+            return ()
+        for name, at_ms in command[deleted_key].items():
+            table.record_deletion(str(name), int(at_ms))
+        entries = ((table.entry_from_json(bean), int(ms)) for bean, ms in command[entries_key])
+        return tuple(one.name for one, ms in entries if table.adopt(one, ms, now_ms))
 
     def _met(self, command: dict[str, Any], index: int, entry: Entry | None) -> bool:
         """Return whether the command's condition is met by the existing entry."""

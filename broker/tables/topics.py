@@ -168,7 +168,8 @@ class TopicTable(VersionedTable[TopicConfig]):
             del self.begins[next(one for one in self.begins if one not in self.entries)]
 
     def also(self) -> Mapping[str, Any]:
-        return {BEGINS_KEY: self.begins} if self.begins else {}
+        begins = {BEGINS_KEY: self.begins} if self.begins else {}
+        return {**super().also(), **begins}
 
     def own(self) -> None:
         super().own()

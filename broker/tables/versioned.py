@@ -28,6 +28,8 @@ ENTRY_ERRORS = (
 )  # fmt: skip
 
 CHANGES_MAX = 10_000  # for peers with an earlier version
+DELETED_MAX = 10_000  # deleted names, so that no other group's older definition returns
+CREATED_KEY, DELETED_KEY = "createdMs", "deletedMs"
 PIECE_ENTRIES = 500  # of a table's JSON; they hold the interpreter's lock for a millisecond
 
 
@@ -62,6 +64,8 @@ class VersionedTable(Generic[E]):
         """`json_key` is the key of the entries in Apache's JSON; `also` has its constant rest.
         `stored_from_json` also accepts entries that only an existing table may have."""
         self.entries: dict[str, E] = {}
+        self.created: dict[str, int] = {}  # name → time of its creation, in any broker group
+        self.deleted: dict[str, int] = {}  # name without an entry → time of its deletion
         self.applied_index = 0
         self.counter = 0
         self.timestamp_ms = 0
@@ -80,15 +84,39 @@ class VersionedTable(Generic[E]):
         before = self.entries.get(entry.name)
         if before == entry or (if_absent and before is not None):
             return False
+        if before is None:
+            self.created[entry.name] = max(now_ms, self.deleted.pop(entry.name, 0) + 1)
         self.entries[entry.name] = entry
         self._touch(entry.name, now_ms)
+        return True
+
+    def adopt(self, entry: E, created_ms: int, now_ms: int) -> bool:
+        """Create an entry of another broker group, unless it exists or was deleted since. Return
+        True after a change."""
+        name = entry.name
+        if name in self.entries or self.deleted.get(name, -1) >= created_ms:
+            return False
+        self.deleted.pop(name, None)
+        self.entries[name] = entry
+        self.created[name] = created_ms
+        self._touch(name, now_ms)
         return True
 
     def delete(self, name: str, now_ms: int) -> bool:
         if self.entries.pop(name, None) is None:
             return False
+        self.record_deletion(name, max(now_ms, self.created.pop(name, 0) + 1))
         self._touch(name, now_ms)
         return True
+
+    def record_deletion(self, name: str, at_ms: int) -> None:
+        """Record a deletion here or in another broker group. It has no effect on an entry. Above
+        DELETED_MAX the oldest are dropped."""
+        if name in self.entries:
+            return
+        self.deleted[name] = max(at_ms, self.deleted.pop(name, 0))
+        while len(self.deleted) > DELETED_MAX:
+            del self.deleted[next(iter(self.deleted))]
 
     def changed_since(self, counter: int, timestamp_ms: int) -> set[str] | None:
         """Return the names changed since this version, or None if that is no longer recorded."""
@@ -104,6 +132,8 @@ class VersionedTable(Generic[E]):
     def own(self) -> None:
         """Copy the entries shared with the original table."""
         self.entries = dict(self.entries)
+        self.created = dict(self.created)
+        self.deleted = dict(self.deleted)
 
     def _touch(self, name: str, now_ms: int) -> None:
         self._changes.append((self.counter, self.timestamp_ms, name))
@@ -122,7 +152,9 @@ class VersionedTable(Generic[E]):
 
     def also(self) -> Mapping[str, Any]:
         """Return the rest of the JSON."""
-        return self._also
+        created = {CREATED_KEY: self.created} if self.created else {}
+        deleted = {DELETED_KEY: self.deleted} if self.deleted else {}
+        return {**self._also, **created, **deleted}
 
     def json_parts(self) -> tuple[dict[str, Any], str, Iterator[dict[str, Any]]]:
         """Return `to_json` without the entries, their key, and the ordered entries, PIECE_ENTRIES
@@ -143,9 +175,13 @@ class VersionedTable(Generic[E]):
         loaded = entries_of(value[self._json_key], lambda _, entry: read(entry), refused)
         version = value["dataVersion"]
         counter = int(version["counter"])
+        created, deleted = (
+            {str(name): int(at_ms) for name, at_ms in (value.get(key) or {}).items()}
+            for key in (CREATED_KEY, DELETED_KEY)
+        )
         # Apache's brokers of 3.x used the second spelling.
         self.timestamp_ms = int(version.get("timestamp", version.get("timestatmp", 0)))
         self.counter = counter
-        self.entries = loaded
+        self.entries, self.created, self.deleted = loaded, created, deleted
         self._changes.clear()
         self.applied_index = applied_index

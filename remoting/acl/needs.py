@@ -286,6 +286,7 @@ BROKER: dict[int, Needs | None] = {
         _CODE.TRANSFER_LEADERSHIP: ADMIN,
         _CODE.CHANGE_MEMBERS: ADMIN,
         _CODE.BACKUP: ADMIN,
+        _CODE.GET_DEFINITIONS: ADMIN,
     }.items()
 }
 

@@ -20,7 +20,7 @@ import orjson
 from google_crc32c import value as crc32c
 
 from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.group_id import group_id
+from raftmq.broker.tables.broker_group import group_id
 from raftmq.broker.tables.state import (
     BrokerState,
     commit_offsets,

@@ -262,6 +262,14 @@ def filters(code):
     }  # fmt: skip
 
 
+def definitions(code):
+    full = {"since": None, "after": ""}
+    return {
+        "full": (None, orjson.dumps({"topics": full, "groups": full, "accounts": True})),
+        "long": (None, orjson.dumps({"topics": full, "groups": {"after": "x" * 900_000}})),
+    }
+
+
 def settings(code):
     lines = b"\n".join(b"key%d=1" % n for n in range(80_000))
     known = b"\n".join([b"brokerPermission=6"] * 50_000)
@@ -340,7 +348,7 @@ CASES = {
         {"topic": "T", "consumerGroup": "cg", "mode": "POP", "popShareQueueNum": 8}))},
     C.GET_ALL_MESSAGE_REQUEST_MODE: usual(), C.GET_BROKER_HA_STATUS: usual(),
     C.TRANSFER_LEADERSHIP: usual(), C.CHANGE_MEMBERS: usual(add="x;" * 20_000),
-    C.BACKUP: usual(), C.WRITERS: usual(), C.ACK_MESSAGE: usual(),
+    C.BACKUP: usual(), C.GET_DEFINITIONS: definitions, C.WRITERS: usual(), C.ACK_MESSAGE: usual(),
     C.CHANGE_MESSAGE_INVISIBLETIME: usual(), C.BATCH_ACK_MESSAGE: acks,
 }  # fmt: skip
 LAST = (C.DELETE_SUBSCRIPTIONGROUP, C.EMPTY_TOPIC, C.DELETE_TOPIC_IN_BROKER, C.CLEAN_UNUSED_TOPIC)

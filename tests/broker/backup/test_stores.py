@@ -25,7 +25,7 @@ from raftmq.broker.cli import main
 from raftmq.broker.config import Setting, build_config
 from raftmq.broker.construction import store_config
 from raftmq.broker.errors import StateError
-from raftmq.broker.tables.group_id import group_id
+from raftmq.broker.tables.broker_group import group_id
 from raftmq.broker.tables.state import commit_offsets, put_topic
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.dledger.raft.configuration import decode_configuration, founding

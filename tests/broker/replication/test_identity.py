@@ -9,7 +9,7 @@ from raftmq.broker.broker import Broker
 from raftmq.broker.errors import StateError
 from raftmq.broker.replication.identity import GroupId
 from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.group_id import group_id
+from raftmq.broker.tables.broker_group import group_id
 from raftmq.broker.tables.state import BrokerState, announce
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fast_json import loads_object

@@ -107,7 +107,8 @@ def test_changes_are_told_only_when_something_changed():
 @pytest.mark.parametrize("end", range(len(COMMANDS)))
 def test_commands_that_are_taken_back_may_come_again_or_others_in_their_places(end):
     def said(state):
-        return [{**table, "dataVersion": None} for table in picture(state)]
+        times = {"dataVersion": None, "createdMs": None, "deletedMs": None}
+        return [{**table, **times} for table in picture(state)]
 
     state = applied(COMMANDS)
     state.take_back(end)

@@ -5,7 +5,7 @@ import pytest
 
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.group_id import group_id
+from raftmq.broker.tables.broker_group import group_id
 from raftmq.broker.tables.state import BrokerState, announce, several
 from raftmq.broker.tables.writers import (
     Watermark,

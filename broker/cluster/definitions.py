@@ -1,0 +1,229 @@
+"""The topics and consumer groups of a broker group, as other groups of its cluster read them.
+
+GET_DEFINITIONS (30009, ours) returns a page of them. Request and response are JSON objects:
+
+    {"topics":{"since":[counter,ms]|null,"after":name},"groups":{the same},"accounts":bool}
+    {"topics":{"version":[counter,ms],"entries":[[bean,created_ms],…],"deleted":{name:ms},
+               "more":name|null},
+     "groups":{the same},"modes":[[topic,group,mode,share],…],"accounts":config|null}
+
+`since` is the version of the last read. The response has only later changes if the broker still
+records them, else the full table. `more` is the `after` of the next page, null on the last page. It
+is "" for a table's first page. The first page of a full read of the topics also has the modes. The
+beans are Apache's.
+
+A name has a time of creation, and a deleted name the time of its deletion. A definition is adopted
+where the name does not exist and was not deleted after its creation. So a broker group that returns
+does not restore a topic that was deleted meanwhile. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from typing import Any, NamedTuple
+
+import orjson
+
+from raftmq.remoting.errors import BodyError
+from raftmq.remoting.names import is_brokers_own
+
+from ..errors import StateError
+from ..tables.broker_group import Versions
+from ..tables.groups import SubscriptionGroup, group_from_json
+from ..tables.topics import TopicConfig, topic_from_json
+from ..tables.versioned import VersionedTable
+
+PAGE_ENTRIES = 500  # of each kind; about 5 ms of the processor
+DELETED_ENTRIES = 5_000  # per command
+Version = tuple[int, int]
+
+
+class Mode(NamedTuple):
+    """The pull or pop mode of a consumer group for a topic."""
+
+    topic: str
+    group: str
+    mode: str
+    share: int
+
+
+@dataclass(slots=True)
+class Entries:
+    """Definitions of one kind, as read from another group."""
+
+    version: Version = (0, 0)
+    beans: dict[str, tuple[Mapping[str, Any], int]] = field(default_factory=dict)  # with created_ms
+    deleted: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Definitions:
+    """All definitions of the broker group `source`, or the changes since the last read."""
+
+    source: str
+    topics: Entries = field(default_factory=Entries)
+    groups: Entries = field(default_factory=Entries)
+    modes: list[Mode] = field(default_factory=list)
+    accounts: Mapping[str, Any] | None = None
+
+    @property
+    def versions(self) -> Versions:
+        return *self.topics.version, *self.groups.version
+
+
+def page_of(
+    table: VersionedTable[Any], changed: Collection[str] | None, after: str
+) -> dict[str, Any]:
+    """Return a page of the names after `after` for the response: those `changed`, or all if it is
+    None."""
+    names: Iterable[str] = table.entries if changed is None else changed
+    selected = nsmallest(PAGE_ENTRIES + 1, (name for name in names if name > after))
+    more = len(selected) > PAGE_ENTRIES
+    entries = [
+        [table.entries[name].to_json(), table.created.get(name, 0)]
+        for name in selected[:PAGE_ENTRIES]
+        if name in table.entries
+    ]
+    deleted = table.deleted
+    if changed is not None:
+        deleted = {name: deleted[name] for name in changed if name in deleted}
+    return {
+        "version": [table.counter, table.timestamp_ms],
+        "entries": entries,
+        "deleted": {} if after else deleted,
+        "more": selected[PAGE_ENTRIES - 1] if more else None,
+    }
+
+
+def read_page(entries: Entries, name_key: str, page: Any) -> str | None:
+    """Add a page to `entries`; return the `after` of the next page, or None. The version is that of
+    the first page, since later pages may have later changes. Raises BodyError."""
+    try:
+        if entries.version == (0, 0):
+            counter, at_ms = map(int, page["version"])
+            entries.version = counter, at_ms
+        for bean, created_ms in page["entries"]:
+            entries.beans[str(bean[name_key])] = bean, int(created_ms)
+        for name, at_ms in page["deleted"].items():
+            entries.deleted[str(name)] = int(at_ms)
+        more = page["more"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BodyError(f"no page of definitions: {error!r}") from error
+    return None if more is None else str(more)
+
+
+@dataclass(slots=True)
+class Adoption:
+    """The definitions to adopt, and findings about the rest."""
+
+    topics: list[tuple[TopicConfig, int]] = field(default_factory=list)  # with created_ms
+    groups: list[tuple[SubscriptionGroup, int]] = field(default_factory=list)
+    deleted_topics: dict[str, int] = field(default_factory=dict)
+    deleted_groups: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # name → reason
+    differences: list[str] = field(default_factory=list)
+
+    def commands(self, versions: Mapping[str, Versions], *, joins: bool) -> list[bytes]:
+        """Return the commands to propose (broker.tables.state). The last records the `versions`."""
+        pieces = {
+            "topics": _pieces([(one.to_json(), ms) for one, ms in self.topics], PAGE_ENTRIES),
+            "groups": _pieces([(one.to_json(), ms) for one, ms in self.groups], PAGE_ENTRIES),
+            "deletedTopics": _pieces(list(self.deleted_topics.items()), DELETED_ENTRIES),
+            "deletedGroups": _pieces(list(self.deleted_groups.items()), DELETED_ENTRIES),
+        }
+        count = max(map(len, pieces.values()))
+        commands = []
+        for number in range(count):
+            last = number == count - 1
+            command: dict[str, Any] = {
+                key: parts[number] if number < len(parts) else [] for key, parts in pieces.items()
+            }
+            for key in ("deletedTopics", "deletedGroups"):
+                command[key] = dict(command[key])
+            command |= {"versions": versions if last else {}, "more": joins and not last}
+            commands.append(orjson.dumps({"op": "adopt", **command}))
+        return commands
+
+
+def _pieces(entries: list[Any], size: int) -> list[list[Any]]:
+    return [entries[at : at + size] for at in range(0, len(entries), size)]
+
+
+def adoption(
+    read: Sequence[Definitions],
+    topics: VersionedTable[TopicConfig],
+    groups: VersionedTable[SubscriptionGroup],
+    own_names: frozenset[str],
+) -> Adoption:
+    """Choose the definitions to adopt. `own_names` has the names of this group and its cluster.
+
+    Of several definitions of a topic the one with most queues is adopted, of a consumer group that
+    of the first broker group by name. Ordered topics are refused, because the queue of a key would
+    change; a name with another `message.type` than here is also refused."""
+    result = Adoption()
+    read = sorted(read, key=lambda one: one.source)
+    for one in read:
+        for table, entries, deleted in (
+            (topics, one.topics, result.deleted_topics),
+            (groups, one.groups, result.deleted_groups),
+        ):
+            for name, at_ms in entries.deleted.items():
+                if name not in table.entries and table.deleted.get(name, -1) < at_ms:
+                    deleted[name] = max(at_ms, deleted.get(name, 0))
+    chosen: dict[str, tuple[TopicConfig, int]] = {}
+    for one in read:
+        for name, (bean, created_ms) in one.topics.beans.items():
+            if is_brokers_own(name) or name in own_names:
+                continue
+            try:
+                topic = topic_from_json(bean)
+            except StateError as error:
+                result.refused[name] = f"{one.source}: {error}"
+                continue
+            known = topics.get(name)
+            before = chosen.get(name)
+            deleted_ms = max(topics.deleted.get(name, -1), result.deleted_topics.get(name, -1))
+            if known is not None:
+                if known.message_type != topic.message_type:
+                    result.refused[name] = _types(one.source, topic, known)
+            elif created_ms <= deleted_ms:
+                continue  # deleted since
+            elif topic.order or topic.message_type == "FIFO":
+                result.refused[name] = f"{one.source}: the topic is ordered"
+            elif before is None:
+                chosen[name] = topic, created_ms
+            elif before[0].message_type != topic.message_type:
+                result.refused[name] = _types(one.source, topic, before[0])
+            elif before[0] != topic:
+                result.differences.append(f"topic {name} of {one.source} differs")
+                larger = max(before[0], topic, key=lambda t: (t.write_queue_count, t.queue_count))
+                chosen[name] = larger, max(before[1], created_ms)
+    result.topics = [chosen[name] for name in sorted(chosen)]
+    _choose_groups(read, groups, result)
+    return result
+
+
+def _choose_groups(
+    read: Sequence[Definitions], groups: VersionedTable[SubscriptionGroup], result: Adoption
+) -> None:
+    chosen: dict[str, tuple[SubscriptionGroup, int]] = {}
+    for one in read:
+        for name, (bean, created_ms) in one.groups.beans.items():
+            deleted_ms = max(groups.deleted.get(name, -1), result.deleted_groups.get(name, -1))
+            if name in groups.entries or is_brokers_own(name) or created_ms <= deleted_ms:
+                continue
+            try:
+                group = group_from_json(bean)
+            except StateError as error:
+                result.refused[name] = f"{one.source}: {error}"
+                continue
+            before = chosen.setdefault(name, (group, created_ms))
+            if before[0] != group:
+                result.differences.append(f"consumer group {name} of {one.source} differs")
+    result.groups = [chosen[name] for name in sorted(chosen)]
+
+
+def _types(source: str, topic: TopicConfig, known: TopicConfig) -> str:
+    return f"{source}: message.type is {topic.message_type}, not {known.message_type}"

@@ -1,0 +1,143 @@
+"""Requests to the leaders of the other broker groups in this cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import BodyError, RemotingError
+from raftmq.remoting.fast_json import loads_object
+
+from ..config import BrokerConfig
+from ..tables.broker_group import Versions
+from .definitions import Definitions, Entries, Mode, read_page
+
+TIMEOUT_MS = 3_000
+PAGES_MAX = 1_000  # a million topics or consumer groups
+LEADER_ID = "0"
+log = logging.getLogger("raftmq.broker.cluster")
+
+
+class OtherGroups:
+    """The other broker groups, according to the name servers. All methods raise RemotingError."""
+
+    def __init__(self, config: BrokerConfig, client: RemotingClient) -> None:
+        self._config = config
+        self._client = client
+
+    async def leaders(self) -> dict[str, str] | None:
+        """Return broker name → leader's address, of the groups that any name server lists. Return
+        None if no name server answers."""
+        servers = self._config.name_servers
+        answers = await asyncio.gather(*(self._listed(server) for server in servers))
+        listed = [answer for answer in answers if answer is not None]
+        if servers and not listed:
+            return None
+        return {name: address for answer in listed for name, address in answer.items()}
+
+    async def _listed(self, server: str) -> dict[str, str] | None:
+        """Return the leaders that a name server lists, none if it refuses to, or None if it does
+        not answer."""
+        request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO, None)
+        try:
+            response = await self._client.invoke(server, request, TIMEOUT_MS)
+        except RemotingError as error:
+            log.info("cluster_not_listed namesrv=%s: %s", server, error)
+            return None
+        try:
+            info = _object(response)
+            names = (info.get("clusterAddrTable") or {}).get(self._config.broker_cluster_name) or ()
+            brokers = info.get("brokerAddrTable") or {}
+            return {
+                name: str(brokers[name]["brokerAddrs"][LEADER_ID])
+                for name in names
+                if name != self._config.broker_name
+                and LEADER_ID in brokers.get(name, {}).get("brokerAddrs", {})
+            }
+        except (RemotingError, KeyError, TypeError, AttributeError) as error:
+            log.info("cluster_not_listed namesrv=%s: %s", server, error)
+            return {}
+
+    async def definitions(
+        self, name: str, address: str, since: Versions | None, *, accounts: bool = False
+    ) -> Definitions:
+        """Return the definitions of a group, or their changes since `since`. Apache's brokers
+        return all of them, without times of creation."""
+        result = Definitions(name)
+        kinds: dict[str, tuple[Entries, str]] = {
+            "topics": (result.topics, "topicName"),
+            "groups": (result.groups, "groupName"),
+        }
+        known = (None, None) if since is None else (since[:2], since[2:])
+        after: dict[str, str | None] = dict.fromkeys(kinds, "")
+        for _ in range(PAGES_MAX):
+            question = {
+                kind: {"since": version, "after": after[kind]}
+                for kind, version in zip(kinds, known, strict=True)
+            }
+            body = orjson.dumps({**question, "accounts": accounts})
+            request = RemotingCommand.request(RequestCode.GET_DEFINITIONS, None, body)
+            response = await self._client.invoke(address, request, TIMEOUT_MS)
+            if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                return await self._apaches(name, address)
+            page = _object(response)
+            for kind, (entries, name_key) in kinds.items():
+                if after[kind] is not None:
+                    after[kind] = read_page(entries, name_key, page.get(kind))
+            if not any(after.values()):
+                result.modes = _modes(page.get("modes") or ())
+                result.accounts = page.get("accounts")
+                return result
+        raise BodyError(f"{address} has more than {PAGES_MAX} pages of definitions")
+
+    async def _apaches(self, name: str, address: str) -> Definitions:
+        """Ask a broker of Apache's for its topics (21), consumer groups (201) and modes (402)."""
+        topics = await self._json(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+        groups = await self._json(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        modes = await self._json(address, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+        try:
+            return Definitions(
+                name,
+                _apaches_entries(topics, "topicConfigTable"),
+                _apaches_entries(groups, "subscriptionGroupTable"),
+                _modes(
+                    (topic, group, one["mode"], one.get("popShareQueueNum", 0))
+                    for topic, by_group in (modes.get("messageRequestModeMap") or {}).items()
+                    for group, one in by_group.items()
+                ),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BodyError(f"{address}: no definitions: {error!r}") from error
+
+    async def _json(self, address: str, code: RequestCode) -> dict[str, Any]:
+        request = RemotingCommand.request(code, None)
+        return _object(await self._client.invoke(address, request, TIMEOUT_MS))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _object(response: RemotingCommand) -> dict[str, Any]:
+    if response.code != ResponseCode.SUCCESS:
+        raise RemotingError(f"code {response.code}: {response.remark}")
+    return loads_object(response.body)
+
+
+def _apaches_entries(body: Mapping[str, Any], key: str) -> Entries:
+    version = body["dataVersion"]
+    beans = {str(name): (bean, 0) for name, bean in body[key].items()}
+    return Entries((int(version["counter"]), int(version["timestamp"])), beans)
+
+
+def _modes(rows: Any) -> list[Mode]:
+    try:
+        return [Mode(str(t), str(g), str(mode), int(share)) for t, g, mode, share in rows]
+    except (TypeError, ValueError) as error:
+        raise BodyError(f"no modes: {error!r}") from error

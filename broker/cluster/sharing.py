@@ -1,0 +1,265 @@
+"""Adoption of definitions from the other broker groups of the cluster (joinCluster).
+
+A new group joins before its leader registers: it adopts the topics, consumer groups, modes and
+accounts of the groups that the name servers list, as commands of its own log. Afterwards each
+leader asks the other leaders for changes every PERIOD_S. So a topic or consumer group that is
+created in one group soon exists in all, also if a group was down then. Only creations spread.
+Changed settings and deletions do not, since a deletion would hide messages that an operator of this
+group may want; `mqadmin definitions` shows such differences.
+
+The group's table records which versions are adopted (broker.tables.broker_group), so that a new
+leader asks for later changes only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import orjson
+
+from raftmq.dledger.raft.errors import RaftError
+from raftmq.remoting.acl import AclError, accounts_from_config
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.errors import BodyError, RemotingError
+from raftmq.remoting.fast_json import loads_request
+
+from ..component import RoleChange, Service
+from ..context import Context
+from ..tables.acl import seed
+from ..tables.broker_group import Versions
+from ..tables.groups import GroupTable
+from ..tables.snapshot import twin_of
+from ..tables.topics import TopicTable
+from .definitions import Adoption, Definitions, Version, adoption, page_of
+from .other_groups import OtherGroups
+
+PERIOD_S = 5.0
+RETRY_S = 0.5  # while a new group joins
+JOIN_S = 10.0  # after which a new group registers without the groups that do not answer
+NAMES_LOGGED_MAX = 20
+log = logging.getLogger("raftmq.broker.cluster")
+
+
+class DefinitionSharing:
+    """Adopts definitions while this replica leads, and serves GET_DEFINITIONS (30009)."""
+
+    def __init__(
+        self,
+        context: Context,
+        others: OtherGroups,
+        change_mode: Callable[[str, str, str, int], Awaitable[None]],
+        on_joined: Callable[[], None],
+    ) -> None:
+        """`change_mode(topic, group, mode, share)` is as in broker.pop.assignment. `on_joined()`
+        registers this broker."""
+        self._context = context
+        self._config = context.config
+        self._state = context.state
+        self._others = others
+        self._change_mode = change_mode
+        self._on_joined = on_joined
+        self._task: asyncio.Task[None] | None = None
+        self._one_search = asyncio.Lock()
+        self._seen: dict[str, Versions] = {}  # by group, also without anything to adopt
+
+    def service(self) -> Service:
+        return Service(
+            handlers={int(RequestCode.GET_DEFINITIONS): self.answer},
+            role_changed=self._role_changed,
+            stop=self._stop,
+        )
+
+    def _role_changed(self, change: RoleChange) -> None:
+        if change.goes_on:
+            return
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        roles = self._context.roles
+        roles.joining = False
+        if change.leading and self._config.join_cluster and not self._config.is_classic:
+            table = self._state
+            is_new = not table.topics.entries and not table.groups.entries
+            roles.joining = table.group.joining or is_new
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._others.close()
+
+    async def _run(self) -> None:
+        self._seen = dict(self._state.group.versions)
+        if self._context.roles.joining:
+            await self._join()
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            await self._done(self._follow())
+
+    async def _done(self, work: Awaitable[None]) -> bool:
+        """Await `work`; return False after an error, since it is repeated."""
+        try:
+            await work
+        except (RemotingError, RaftError) as error:
+            log.info("definitions_not_adopted: %s", error)
+            return False
+        except Exception as error:  # log and tables are intact
+            self._context.contained.failed("definitions", error)
+            return False
+        return True
+
+    # ---- a new group ------------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        """Adopt everything, then register. A leader that loses its leadership meanwhile leaves the
+        rest to its successor."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + JOIN_S
+        read: dict[str, Definitions] = {}
+        missing: Sequence[str] = ()
+        while True:
+            leaders = await self._others.leaders()
+            if leaders is not None:
+                missing = await self._read(leaders, read)
+                if not missing or loop.time() > end_s:
+                    break
+            await asyncio.sleep(RETRY_S)
+        for name in missing:
+            log.warning("joined_without group=%s: it does not answer", name)
+        while not await self._done(self._adopt_all(list(read.values()))):  # noqa: ASYNC110 - an attempt each
+            await asyncio.sleep(RETRY_S)
+        self._context.roles.joining = False
+        self._on_joined()
+        if read:
+            detail = {
+                "from": sorted(read),
+                "topics": len(self._state.topics.entries),
+                "groups": len(self._state.groups.entries),
+            }
+            log.info("joined_cluster from=%s topics=%d groups=%d", *detail.values())
+            self._context.events.tell("joinedCluster", detail)
+
+    async def _read(self, leaders: dict[str, str], read: dict[str, Definitions]) -> Sequence[str]:
+        """Read the definitions of all groups into `read`; return those that do not answer."""
+        missing = []
+        with_accounts = self._config.acl_enable and not self._config.acl_file_wins
+        for name, address in leaders.items():
+            if name in read:
+                continue
+            try:
+                read[name] = await self._others.definitions(
+                    name, address, None, accounts=with_accounts
+                )
+            except RemotingError as error:
+                log.info("definitions_not_read group=%s address=%s: %s", name, address, error)
+                missing.append(name)
+        return missing
+
+    async def _adopt_all(self, read: list[Definitions]) -> None:
+        await self._adopt(read, joins=True)
+        for mode in [mode for source in read for mode in source.modes]:
+            if (mode.topic, mode.group) not in self._state.pops.modes:
+                await self._change_mode(*mode)
+        await self._adopt_accounts(read)
+
+    async def _adopt_accounts(self, read: list[Definitions]) -> None:
+        for source in sorted(read, key=lambda one: one.source):
+            if source.accounts is None or self._state.acl.accounts is not None:
+                continue
+            try:
+                accounts = accounts_from_config(source.accounts)
+            except AclError as error:
+                log.warning("accounts_not_adopted group=%s: %s", source.source, error)
+                continue
+            await self._context.log.propose(seed(accounts))
+
+    # ---- changes ----------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Ask each other leader for its changes, and adopt them."""
+        for name, address in (await self._others.leaders() or {}).items():
+            try:
+                read = await self._others.definitions(name, address, self._seen.get(name))
+            except RemotingError as error:
+                log.debug("definitions_not_read group=%s address=%s: %s", name, address, error)
+                continue
+            if read.versions != self._seen.get(name):
+                await self._adopt([read])
+                self._seen[name] = read.versions
+
+    async def _adopt(self, read: list[Definitions], *, joins: bool = False) -> None:
+        """Propose the definitions to adopt."""
+        own_names = frozenset({self._config.broker_name, self._config.broker_cluster_name})
+        state = self._state
+        chosen = adoption(read, state.topics, state.groups, own_names)
+        self._limit(chosen)
+        _report(chosen)
+        versions = {one.source: one.versions for one in read}
+        for command in chosen.commands(versions, joins=joins):
+            await self._context.log.propose(command)
+
+    def _limit(self, chosen: Adoption) -> None:
+        """Refuse definitions above `topicsMax` and `groupsMax`."""
+        config, state = self._config, self._state
+        topics_room = config.topics_max - len(state.topics.entries) + len(state.groups.entries)
+        groups_room = config.groups_max - len(state.groups.entries)
+        for entries, room in ((chosen.topics, topics_room), (chosen.groups, groups_room)):
+            for entry, _ in entries[max(0, room) :]:
+                chosen.refused[entry.name] = "topicsMax or groupsMax is reached"
+            del entries[max(0, room) :]
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    async def answer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Answer a page of the definitions (30009). Raises Refused, RaftError, BodyError."""
+        body = loads_request(request.body)
+        await self._context.log.barrier()
+        state = self._state
+        topics, groups = (_position(body.get(kind)) for kind in ("topics", "groups"))
+        modes = sorted(state.pops.modes.items()) if topics == (None, "") else ()
+        accounts = state.acl.accounts if body.get("accounts") else None
+        value = {
+            "topics": await self._page(state.topics, *topics),
+            "groups": await self._page(state.groups, *groups),
+            "modes": [(*names, *mode) for names, mode in modes],
+            "accounts": None if accounts is None else accounts.to_config(),
+        }
+        return RemotingCommand.response_to(request, body=orjson.dumps(value))
+
+    async def _page(
+        self, table: TopicTable | GroupTable, since: Version | None, after: str
+    ) -> dict[str, Any]:
+        """Return a page. A thread searches a full table, because 100,000 names need 20 ms."""
+        changed = None if since is None else table.changed_since(*since)
+        if changed is not None:
+            return page_of(table, changed, after)
+        async with self._one_search:
+            return await asyncio.to_thread(page_of, twin_of(table), None, after)
+
+
+def _position(question: object) -> tuple[Version | None, str]:
+    """Return `since` and `after` of a kind's question. Raises BodyError."""
+    try:
+        after = question["after"] or ""  # type: ignore[index]
+        since = question["since"]  # type: ignore[index]
+        if since is None:
+            return None, str(after)
+        counter, at_ms = map(int, since)
+        return (counter, at_ms), str(after)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BodyError(f"no question for definitions: {error!r}") from error
+
+
+def _report(chosen: Adoption) -> None:
+    for name, reason in list(chosen.refused.items())[:NAMES_LOGGED_MAX]:
+        log.warning("definition_refused name=%s: %s", name, reason)
+    for difference in chosen.differences[:NAMES_LOGGED_MAX]:
+        log.warning("definitions_differ: %s", difference)
+    if chosen.topics or chosen.groups:
+        log.info("definitions_adopted topics=%d groups=%d", len(chosen.topics), len(chosen.groups))

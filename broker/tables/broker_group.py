@@ -1,0 +1,80 @@
+"""The replicated table of this broker group, with its id and its place in the cluster.
+
+    {"op":"group_id","id":hex of 16 bytes,"if_absent":bool}
+    {"op":"adopt",…,"versions":{group:[counter,time,counter,time],…},"more":bool}
+                                             see broker.tables.state
+
+The leader of a group without an id (dledger.transport.group_id) proposes one. The first proposal
+applied takes effect. A command without `if_absent` comes from a restore, which made the log a
+different group's. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from raftmq.dledger.transport.peer_info_message import GROUP_ID_SIZE_BYTES
+
+Versions = tuple[int, int, int, int]  # counter and time of the topics, then of the consumer groups
+
+
+class BrokerGroupTable:
+    """`value` is the group id, empty without one. `versions` has the tables of other broker groups
+    (by name) whose definitions are adopted here. `joining` is true while a new group has adopted
+    only a part of its cluster's definitions."""
+
+    def __init__(self) -> None:
+        self.value = b""
+        self.versions: dict[str, Versions] = {}
+        self.joining = False
+        self.applied_index = 0
+
+    def apply(self, command: Mapping[str, Any]) -> None:
+        """Apply a command. Raises KeyError, TypeError, ValueError."""
+        if command["op"] == "adopt":
+            self.versions |= _versions(command["versions"])
+            self.joining = bool(command["more"])
+            return
+        value = _value(command["id"])
+        if not self.value or not command["if_absent"]:
+            self.value = value
+
+    def own(self) -> None:
+        self.versions = dict(self.versions)
+
+    def to_json(self) -> dict[str, Any]:
+        joining = {"joining": True} if self.joining else {}
+        versions = {"adopted": self.versions} if self.versions else {}
+        return {"groupId": self.value.hex(), **versions, **joining}
+
+    def load(self, value: Mapping[str, Any], applied_index: int) -> None:
+        """Load a snapshot, all or nothing."""
+        said = value["groupId"]
+        versions = _versions(value.get("adopted") or {})
+        self.value = _value(said) if said else b""
+        self.versions = versions
+        self.joining = bool(value.get("joining"))
+        self.applied_index = applied_index
+
+
+def _versions(value: Mapping[str, Any]) -> dict[str, Versions]:
+    found: dict[str, Versions] = {}
+    for name, numbers in value.items():
+        topics, topics_ms, groups, groups_ms = map(int, numbers)
+        found[str(name)] = topics, topics_ms, groups, groups_ms
+    return found
+
+
+def _value(said: str) -> bytes:
+    value = bytes.fromhex(said)
+    if len(value) != GROUP_ID_SIZE_BYTES:
+        raise ValueError(f"a group id of {len(value)} bytes")
+    return value
+
+
+def group_id(value: bytes, *, if_absent: bool = True) -> bytes:
+    assert len(value) == GROUP_ID_SIZE_BYTES, value
+    return orjson.dumps({"op": "group_id", "id": value.hex(), "if_absent": if_absent})

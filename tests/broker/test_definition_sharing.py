@@ -1,0 +1,223 @@
+"""Broker groups of one cluster share their definitions (joinCluster)."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import orjson
+import pytest
+
+from raftmq.broker.cluster import sharing
+from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fast_json import loads_object
+from raftmq.remoting.server import RemotingServer
+from tests.broker.cluster import Group
+from tests.waiting import until
+
+ACCOUNTS = """
+accounts:
+- accessKey: inner-node
+  secretKey: inner-secret
+  admin: true
+"""
+ADDED = "- {accessKey: added-key, secretKey: added-secret, admin: false}\n"
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    monkeypatch.setattr(sharing, "PERIOD_S", 0.1)
+
+
+@asynccontextmanager
+async def name_server():
+    async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
+        yield server
+
+
+def group(tmp_path, letter, server, count=1, **settings):
+    settings = {"brokerName": f"broker-{letter}", "namesrvAddr": server.address} | settings
+    return Group(tmp_path / letter, count, **settings)
+
+
+def has_master(server, name):
+    return any(broker.broker_id == 0 for broker in server.table.brokers(name))
+
+
+async def make_topic(group, name, queues=4, attributes=""):
+    broker = await group.leading()
+    header = TopicHeader(name, queues, queues, 6)._replace(attributes=attributes)
+    answer = await group.ask(broker, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
+async def make_consumer_group(group, name, **settings):
+    body = orjson.dumps({"groupName": name, **settings})
+    broker = await group.leading()
+    answer = await group.ask(broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
+async def test_a_new_group_registers_with_the_definitions_of_its_cluster(tmp_path):
+    async with name_server() as server, group(tmp_path, "a", server) as old:
+        await make_topic(old, "orders", 6)
+        await make_topic(old, "ordered", attributes="+message.type=FIFO")
+        await make_consumer_group(old, "billing", retryMaxTimes=3)
+        mode = {"topic": "orders", "consumerGroup": "billing", "mode": "POP"}
+        broker = await old.leading()
+        code = RequestCode.SET_MESSAGE_REQUEST_MODE
+        assert (await old.ask(broker, code, {}, orjson.dumps(mode))).code == 0
+        await until(lambda: has_master(server, "broker-a"))
+        async with group(tmp_path, "b", server, 3) as new:
+            leader = await new.leading()
+            await until(lambda: has_master(server, "broker-b"))
+            # Whoever finds the group in a route finds everything there.
+            state = leader.state
+            assert state.topics.get("orders").write_queue_count == 6
+            assert "ordered" not in state.topics.entries
+            assert state.groups.get("billing").retry_times_max == 3
+            assert state.pops.modes["orders", "billing"] == ("POP", 0)
+            for replica in new.brokers.values():
+                await until(lambda one=replica: "orders" in one.state.topics.entries)
+
+
+async def test_creations_spread_and_a_deleted_topic_does_not_return(tmp_path):
+    async with name_server() as server, group(tmp_path, "a", server) as one:
+        async with group(tmp_path, "b", server) as two:
+            topics = [(await each.leading()).state.topics for each in (one, two)]
+            await make_topic(one, "orders")
+            await make_topic(two, "payments")
+            await until(lambda: all({"orders", "payments"} <= t.entries.keys() for t in topics))
+            await two.stop("n0")  # it has the topic while the rest of the cluster deletes it
+            broker = await one.leading()
+            answer = await one.ask(broker, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "orders"})
+            assert answer.code == 0
+            await make_topic(one, "refunds")
+            returned = (await two.start("n0")).state.topics
+            await until(lambda: "refunds" in returned.entries)
+            await make_topic(two, "last")
+            await until(lambda: "last" in topics[0].entries)  # read after the return
+            assert "orders" in returned.entries  # deletions stay local
+            assert "orders" not in topics[0].entries
+            await make_topic(one, "orders", 2)
+            assert returned.get("orders").write_queue_count == 4
+
+
+async def test_a_group_that_is_not_to_join_stays_empty(tmp_path):
+    async with name_server() as server, group(tmp_path, "a", server) as old:
+        await make_topic(old, "orders")
+        async with group(tmp_path, "b", server, joinCluster="false") as new:
+            leader = await new.leading()
+            await until(lambda: has_master(server, "broker-b"))
+            await asyncio.sleep(0.3)
+            assert "orders" not in leader.state.topics.entries
+
+
+async def test_a_new_leader_completes_a_join_that_its_predecessor_started(tmp_path):
+    """Only a part was adopted: the group does not register before the rest."""
+    async with name_server() as server, group(tmp_path, "a", server) as old:
+        await make_topic(old, "orders")
+        async with group(tmp_path, "b", server, joinCluster="false") as new:
+            leader = await new.leading()
+            part = {"op": "adopt", "topics": [], "groups": [], "deletedTopics": {}}
+            part |= {"deletedGroups": {}, "versions": {}, "more": True}
+            await leader.log.propose(orjson.dumps(part))
+            await new.stop("n0")
+            new.settings["joinCluster"] = "true"
+            again = await new.start("n0")
+            await until(lambda: again.registrar.registered)
+            await until(lambda: has_master(server, "broker-b"))
+            assert "orders" in again.state.topics.entries
+            assert not again.state.group.joining
+
+
+async def test_accounts_are_adopted_before_the_own_file(tmp_path):
+    files = {letter: tmp_path / f"{letter}.yml" for letter in "ab"}
+    files["a"].write_text(ACCOUNTS + ADDED)
+    files["b"].write_text(ACCOUNTS)
+    inner = '{"accessKey":"inner-node","secretKey":"inner-secret"}'
+    settings = {
+        letter: {
+            "aclEnable": "true",
+            "aclFile": str(file),
+            "innerClientAuthenticationCredentials": inner,
+            "bindAddress": "127.0.0.1",
+        }
+        for letter, file in files.items()
+    }
+    async with name_server() as server, group(tmp_path, "a", server, **settings["a"]) as old:
+        first = await old.leading()
+        await until(lambda: first.state.acl.accounts is not None)
+        await until(lambda: has_master(server, "broker-a"))
+        async with group(tmp_path, "b", server, **settings["b"]) as new:
+            leader = await new.leading()
+            await until(lambda: leader.state.acl.accounts is not None)
+            assert leader.state.acl.accounts.by_key.keys() == {"inner-node", "added-key"}
+
+
+async def test_apaches_brokers_are_asked_by_their_own_requests(tmp_path):
+    """A broker without 30009 answers 21, 201 and 402."""
+    topic = {"topicName": "orders", "readQueueNums": 3, "writeQueueNums": 3, "perm": 6}
+    version = {"counter": 1, "stateVersion": 0, "timestamp": 7}
+    bodies = {
+        21: {"dataVersion": version, "topicConfigTable": {"orders": topic}},
+        201: {
+            "dataVersion": version,
+            "subscriptionGroupTable": {"billing": {"groupName": "billing", "retryMaxTimes": 2}},
+        },
+        402: {"messageRequestModeMap": {}},
+    }
+
+    def answer(_, request):
+        return RemotingCommand.response_to(request, body=orjson.dumps(bodies[request.code]))
+
+    apaches = RemotingServer(dict.fromkeys(bodies, answer))
+    await apaches.start("127.0.0.1", 0)
+    try:
+        info = {
+            "brokerAddrTable": {
+                "broker-a": {
+                    "brokerName": "broker-a",
+                    "cluster": "TestCluster",
+                    "brokerAddrs": {"0": f"127.0.0.1:{apaches.port}"},
+                }
+            },
+            "clusterAddrTable": {"TestCluster": ["broker-a"]},
+        }
+        registered = []
+
+        def register(_, request):
+            registered.append(request)
+            return RemotingCommand.response_to(request)
+
+        names = RemotingServer(
+            {
+                103: register,
+                104: lambda _, c: RemotingCommand.response_to(c),
+                106: lambda _, c: RemotingCommand.response_to(c, body=orjson.dumps(info)),
+            }
+        )
+        await names.start("127.0.0.1", 0)
+        try:
+            settings = {"brokerName": "broker-b", "namesrvAddr": f"127.0.0.1:{names.port}"}
+            async with Group(tmp_path, **settings) as new:
+                leader = await new.leading()
+                await until(lambda: leader.state.topics.get("orders") is not None)
+                assert leader.state.topics.get("orders").read_queue_count == 3
+                assert leader.state.groups.get("billing").retry_times_max == 2
+                await until(lambda: any(c.ext["brokerId"] == "0" for c in registered))
+        finally:
+            await names.stop()
+    finally:
+        await apaches.stop()
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"topics":1}', b'{"topics":{"after":""}}'])
+async def test_a_question_without_a_position_is_rejected(tmp_path, body):
+    async with Group(tmp_path) as one:
+        broker = await one.leading()
+        answer = await one.ask(broker, RequestCode.GET_DEFINITIONS, {}, body)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        table = await one.ask(broker, RequestCode.GET_ALL_TOPIC_CONFIG)
+        assert "createdMs" not in loads_object(table.body)  # Apache's answer stays Apache's

@@ -1,0 +1,183 @@
+"""Definitions of other broker groups: pages, and the choice of those to adopt."""
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftmq.broker.cluster.definitions import (
+    PAGE_ENTRIES,
+    Definitions,
+    Entries,
+    adoption,
+    page_of,
+    read_page,
+)
+from raftmq.broker.tables import versioned
+from raftmq.broker.tables.groups import GroupTable, SubscriptionGroup
+from raftmq.broker.tables.state import BrokerState, delete_topic, put_topic
+from raftmq.broker.tables.topics import TopicConfig, TopicTable
+
+OWN = frozenset({"broker-b", "DefaultCluster"})
+NAMES = ["orders", "payments", "audit", "refunds"]
+
+
+def read_of(source, table, *, since=None):
+    """Return a table's definitions as another group reads them, page by page."""
+    entries, after = Entries(), ""
+    while after is not None:
+        changed = None if since is None else table.changed_since(*since)
+        page = orjson.loads(orjson.dumps(page_of(table, changed, after)))
+        after = read_page(entries, "topicName", page)
+    return Definitions(source, entries)
+
+
+def chosen(read, topics):
+    return adoption(read, topics, GroupTable(), OWN)
+
+
+def names(result):
+    return [topic.name for topic, _ in result.topics]
+
+
+def test_a_table_of_several_pages_is_read_whole():
+    table = TopicTable()
+    count = 2 * PAGE_ENTRIES + 3
+    for number in range(count):
+        table.put(TopicConfig(f"t{number}"), number)
+    table.delete("t7", count)
+    read = read_of("broker-a", table)
+    assert read.topics.beans.keys() == table.entries.keys()
+    assert read.topics.deleted == {"t7": count}
+    assert read.topics.version == (table.counter, table.timestamp_ms)
+
+
+def test_only_changes_are_read_again():
+    table = TopicTable()
+    table.put(TopicConfig("orders"), 1)
+    version = (table.counter, table.timestamp_ms)
+    table.put(TopicConfig("payments"), 2)
+    table.delete("orders", 3)
+    read = read_of("broker-a", table, since=version)
+    assert (list(read.topics.beans), read.topics.deleted) == (["payments"], {"orders": 3})
+
+
+def test_most_queues_win_and_the_difference_is_named():
+    few, many = TopicTable(), TopicTable()
+    few.put(TopicConfig("orders", 4, 4), 5)
+    many.put(TopicConfig("orders", 8, 8), 9)
+    result = chosen([read_of("broker-a", few), read_of("broker-c", many)], TopicTable())
+    assert result.topics == [(TopicConfig("orders", 8, 8), 9)]
+    assert result.differences == ["topic orders of broker-c differs"]
+
+
+def test_ordered_topics_other_types_and_brokers_own_topics_stay_where_they_are():
+    there, here = TopicTable(), TopicTable()
+    fifo = (("message.type", "FIFO"),)
+    delay = (("message.type", "DELAY"),)
+    for topic in (
+        TopicConfig("ordered", order=True),
+        TopicConfig("fifo", attributes=fifo),
+        TopicConfig("orders", attributes=delay),
+        TopicConfig("%RETRY%group"),
+        TopicConfig("RMQ_SYS_TRACE_TOPIC"),
+        TopicConfig("DefaultCluster"),
+    ):
+        there.put(topic, 1)
+    here.put(TopicConfig("orders"), 1)
+    result = chosen([read_of("broker-a", there)], here)
+    assert not result.topics
+    assert set(result.refused) == {"ordered", "fifo", "orders"}
+    assert "message.type is DELAY, not NORMAL" in result.refused["orders"]
+
+
+def test_a_group_that_was_away_does_not_restore_a_deleted_topic():
+    """broker-c was down while the topic was deleted. A new group learns of the deletion from
+    broker-a, and keeps it for what it reads from broker-c later."""
+    deleted, away = TopicTable(), TopicTable()
+    for table in (deleted, away):
+        table.adopt(TopicConfig("orders"), 5, 5)
+    deleted.delete("orders", 8)
+    result = chosen([read_of("broker-a", deleted), read_of("broker-c", away)], TopicTable())
+    assert (result.topics, result.deleted_topics) == ([], {"orders": 8})
+    here = BrokerState()
+    for index, command in enumerate(result.commands({}, joins=True), 1):
+        here.apply(index, 9, command)
+    assert not chosen([read_of("broker-c", away)], here.topics).topics
+    away.put(TopicConfig("orders"), 9)  # exists already
+    assert not chosen([read_of("broker-c", away)], here.topics).topics
+    away.delete("orders", 10)
+    away.put(TopicConfig("orders"), 11)
+    assert names(chosen([read_of("broker-c", away)], here.topics)) == ["orders"]
+
+
+def test_deletions_are_limited(monkeypatch):
+    monkeypatch.setattr(versioned, "DELETED_MAX", 3)
+    table = TopicTable()
+    for number in range(5):
+        table.put(TopicConfig(f"t{number}"), number)
+        table.delete(f"t{number}", number)
+    assert list(table.deleted) == ["t2", "t3", "t4"]
+
+
+def test_a_consumer_group_is_adopted_with_its_settings():
+    there = GroupTable()
+    there.put(SubscriptionGroup("billing", retry_times_max=3), 1)
+    there.put(SubscriptionGroup("CID_RMQ_SYS_TRANS"), 1)
+    page = page_of(there, None, "")
+    read = Definitions("broker-a")
+    read_page(read.groups, "groupName", orjson.loads(orjson.dumps(page)))
+    result = adoption([read], TopicTable(), GroupTable(), OWN)
+    assert result.groups == [(SubscriptionGroup("billing", retry_times_max=3), 1)]
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "delete", "read"]),
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.sampled_from(NAMES),
+    ),
+    max_size=40,
+)
+
+
+@given(CHANGES)
+def test_groups_that_read_each_other_agree_but_for_what_was_deleted_locally(changes):
+    """Whatever the order of creations, deletions and reads: afterwards a topic is in every group,
+    or a group without it has recorded a deletion after its creation."""
+    groups = [BrokerState() for _ in range(3)]
+    index = 0
+
+    def read(reader, source):
+        nonlocal index
+        result = chosen([read_of(f"broker-{source}", groups[source].topics)], groups[reader].topics)
+        for command in result.commands({}, joins=False):
+            index += 1
+            groups[reader].apply(index, index, command)
+
+    for what, one, other, name in changes:
+        index += 1
+        if what == "put":
+            groups[one].apply(index, index, put_topic(TopicConfig(name)))
+        elif what == "delete":
+            groups[one].apply(index, index, delete_topic(name))
+        elif one != other:
+            read(one, other)
+    for _ in range(3):
+        for one in range(3):
+            for other in range(3):
+                if one != other:
+                    read(one, other)
+    for name in NAMES:
+        holders = [group.topics for group in groups if name in group.topics.entries]
+        for table in (group.topics for group in groups if holders):
+            created = max(holder.created[name] for holder in holders)
+            assert name in table.entries or table.deleted[name] >= created
+    for group in groups:  # a snapshot holds all of it
+        copy = TopicTable()
+        copy.load(orjson.loads(orjson.dumps(group.topics.to_json())), 1)
+        assert (copy.entries, copy.created, copy.deleted) == (
+            group.topics.entries,
+            group.topics.created,
+            group.topics.deleted,
+        )

@@ -31,6 +31,7 @@ FOUND = (
     741487,  # a frame that rotted was mended, and power might still be cut before that is durable
     14000198,  # of the judges here: the same, and the sync of what was mended failed
     15000560,  # and of a frame that rotted before power was cut
+    18001831,  # of the judges here: most clocks are off, and the leader started on an empty disk
     16000465,  # of the judges here: retention took a frame whose commit a frozen leader had to hear
     730419,  # a replica being filled said that a topic does not exist, and was believed
     747779,  # a stranger's store beside an empty one hid from the operator that it was empty

@@ -39,7 +39,7 @@ MANY = 1 << 40  # more requests than any load sends in its time
 CREATIONS = 64  # concurrent requests that create topics
 RETRY_S = 0.05
 READY_TIMEOUT_S = 600.0
-QUIET_S = 12.0  # longer than snapshotIntervalMs, so that a snapshot of the tables falls into it
+QUIET_S = 12.0  # longer than the interval of the tables' snapshots
 SETTINGS = PATIENT | {"defaultTopicQueueNums": str(QUEUES)}
 
 

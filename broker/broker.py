@@ -67,6 +67,7 @@ from .delayed.delay_levels import DelayService
 from .delayed.send_back import SendBack
 from .delayed.timer_recall import Recalls
 from .delayed.timers import TimerService
+from .durations import DURATIONS, Durations
 from .error_isolation import Contained
 from .error_responses import Guard
 from .events import NodeEvents
@@ -112,6 +113,7 @@ async def open_broker(
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     faults: FaultDoor | None = None,
     replication: Replication = RAFT,
+    durations: Durations = DURATIONS,
 ) -> Broker:
     """Open the store and build a broker over it, for one `start` and one `stop`.
 
@@ -128,13 +130,13 @@ async def open_broker(
         wall_ms=wall_ms,
         replication=replication,
     )
-    return Broker(opened, faults)
+    return Broker(opened, faults, durations)
 
 
 class Broker:
     """A broker; tests run several in one process."""
 
-    def __init__(self, opened: Opened, faults: FaultDoor | None = None) -> None:
+    def __init__(self, opened: Opened, faults: FaultDoor | None, durations: Durations) -> None:
         config, state, store = opened.config, opened.state, opened.store
         clock_ms, wall_ms = opened.clock_ms, opened.wall_ms
         self._opened = opened
@@ -167,6 +169,7 @@ class Broker:
             http_address=opened.http_address,
             clock_ms=clock_ms,
             wall_ms=wall_ms,
+            durations=durations,
         )
         self._activity = Activity()
 
@@ -196,7 +199,7 @@ class Broker:
         self.replies = ReplyService(context, self.clients, self.sends, replies)
         self.delays = DelayService(context, self.sends)
         self.timers = TimerService(context, self.sends, wheel)
-        keys = KeyQueries(config, store.derived, self.log.frame_is_damaged)
+        keys = KeyQueries(store.derived, self.log.frame_is_damaged)
         self.transactions = Transactions(
             context, self.halves, self.sends, self.clients, self.access, keys.newest
         )

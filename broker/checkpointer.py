@@ -73,7 +73,6 @@ class RaftKeeper:
         retention position for messages that still wait for delivery. `needed_from()` returns the
         lowest position that a backup reads, or None."""
         self._context = context
-        self._config = context.config
         self._disk = context.disk
         self._state = context.state
         self._store = context.store
@@ -90,8 +89,8 @@ class RaftKeeper:
 
     def chores(self) -> list[Chore]:
         return [
-            Chore("snapshot", self._config.snapshot_interval_ms, self.write_snapshot),
-            Chore("retention", self._config.clean_resource_interval, self.retain),
+            Chore("snapshot", self._context.durations.snapshot, self.write_snapshot),
+            Chore("retention", self._context.durations.retention, self.retain),
             Chore(
                 "queue_repair",
                 QUEUE_REPAIR_PERIOD_MS,
@@ -219,9 +218,9 @@ class ClassicKeeper:
 
     def chores(self) -> list[Chore]:
         return [
-            Chore("config_files", self._config.flush_consumer_offset_interval, self._files.save),
-            Chore("queues", self._config.snapshot_interval_ms, self._flush),
-            Chore("retention", self._config.clean_resource_interval, self.retain),
+            Chore("config_files", self._context.durations.config_files, self._files.save),
+            Chore("queues", self._context.durations.snapshot, self._flush),
+            Chore("retention", self._context.durations.retention, self.retain),
         ]
 
     async def _flush(self) -> None:

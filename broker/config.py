@@ -95,8 +95,6 @@ class BrokerConfig(PeerTlsOptions):
     broker_role: str = option("identity", "brokerRole", "ASYNC_MASTER",
         "Classic mode: master without or with waiting for a slave, or slave.",
         choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"))
-    region_id: str = option("identity", "regionId", "DefaultRegion",
-        "MSG_REGION in the answers to sends.", alike=True)
 
     # [network]
     listen_port: int = option("network", "listenPort", 10911,
@@ -116,8 +114,6 @@ class BrokerConfig(PeerTlsOptions):
         "change after its next start.", alike=True, spread=True, live=True)
     register_name_server_period: int = option("network", "registerNameServerPeriod", 30_000,
         "Interval of registrations.", unit=MS, low=1_000, high=60_000)
-    register_broker_timeout_mills: int = option("network", "registerBrokerTimeoutMills", 3_000,
-        "Time-out of a registration.", unit=MS, low=10)
     registration_key_file: str = option("network", "registrationKeyFile", "",
         "File with the key of the name servers for signed registrations (first line; private); "
         "empty: registrations are not signed ([Security](security.md)).")
@@ -140,15 +136,10 @@ class BrokerConfig(PeerTlsOptions):
         "Hours of the day at which expired segments are deleted, separated by `;`.", spread=True)
     file_reserved_time: int = option("store", "fileReservedTime", 72,
         "Age at which a segment expires.", unit=HOURS, low=0, alike=True, live=True)
-    clean_resource_interval: int = option("store", "cleanResourceInterval", 10_000,
-        "Interval of the check for expired segments.", unit=MS, low=50)
     disk_max_used_space_ratio: int = option("store", "diskMaxUsedSpaceRatio", 75,
         "Disk use above which expired segments are deleted at any hour.",
         unit=PERCENT, low=10, high=95,
         live=True)
-    disk_max_used_space_free_bytes: int = option("store", "diskMaxUsedSpaceFreeBytes", 64 * GIB,
-        "Free space below which diskMaxUsedSpaceRatio applies. 0: always.",
-        unit=BYTES, low=0, live=True)
     clean_file_forcibly_enable: bool = option("store", "cleanFileForciblyEnable", False,
         "Delete the oldest segments above diskSpaceCleanForciblyRatio, expired or not, consumed "
         "or not. false: keep unexpired segments; a full disk rejects sends.", live=True)
@@ -156,17 +147,9 @@ class BrokerConfig(PeerTlsOptions):
         "Disk use above which expired segments are deleted even if a replica or a backup still "
         "reads them; with cleanFileForciblyEnable the oldest of any age.", unit=PERCENT,
         low=10, high=100, live=True)
-    disk_space_clean_forcibly_free_bytes: int = option(
-        "store", "diskSpaceCleanForciblyFreeBytes", 24 * GIB,
-        "Free space below which diskSpaceCleanForciblyRatio applies. 0: always.",
-        unit=BYTES, low=0, live=True)
     disk_space_warning_level_ratio: int = option("store", "diskSpaceWarningLevelRatio", 90,
         "Disk use above which sends are rejected (`[DISK_FULL]`).", unit=PERCENT,
         low=10, high=100, live=True)
-    disk_space_warning_free_bytes: int = option("store", "diskSpaceWarningFreeBytes", 16 * GIB,
-        "Free space below which diskSpaceWarningLevelRatio applies, so that a large disk is not "
-        "full early. 0: always.",
-        unit=BYTES, low=0, live=True)
     message_index_enable: bool = option("store", "messageIndexEnable", True,
         "Maintain the index for queries by key.")
     max_hash_slot_num: int = option("store", "maxHashSlotNum", 5_000_000,
@@ -176,11 +159,6 @@ class BrokerConfig(PeerTlsOptions):
     access_message_in_memory_max_ratio: int = option("store", "accessMessageInMemoryMaxRatio", 40,
         "Share of the memory in which the log's tail counts as hot.",
         unit=PERCENT, low=0, high=100)
-    snapshot_interval_ms: int = option("store", "snapshotIntervalMs", 10_000,
-        "Interval of snapshots of the tables (Raft), or of flushes of the queues (classic).",
-        unit=MS, low=50)
-    flush_consumer_offset_interval: int = option("store", "flushConsumerOffsetInterval", 5_000,
-        "Classic mode: interval of writes of the tables.", unit=MS, low=100)
 
     # [topics]
     auto_create_topic_enable: bool = option("topics", "autoCreateTopicEnable", True,
@@ -216,9 +194,6 @@ class BrokerConfig(PeerTlsOptions):
     wait_time_mills_in_send_queue: int = option("messages", "waitTimeMillsInSendQueue", 1_000,
         "Time after which a waiting send is rejected (`[BUSY]`), because the disk is too slow and "
         "its sender would soon time out.", unit=MS, low=10, live=True)
-    outcome_timeout_ms: int = option("messages", "outcomeTimeoutMs", 3_000,
-        "Time after which an undecided send is answered `[OUTCOME_UNKNOWN]`.",
-        unit=MS, low=50, live=True)
     message_delay_level: str = option("messages", "messageDelayLevel", STANDARD_LEVELS,
         "Delays of levels 1, 2, …; units s, m, h, d and ms. Equal on all replicas, because the "
         "due time is stored with the message. Each below `fileReservedTime`. After a removal of "
@@ -227,9 +202,6 @@ class BrokerConfig(PeerTlsOptions):
     timer_wheel_enable: bool = option("messages", "timerWheelEnable", True,
         "Accept timer messages (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS); otherwise "
         "such sends are rejected.", alike=True)
-    timer_precision_ms: int = option("messages", "timerPrecisionMs", 1,
-        "Width of a timer slot, the maximum lateness of a timer message. Apache's default is "
-        "1000.", unit=MS, low=1, high=1_000, alike=True)
     timer_max_delay_sec: int = option("messages", "timerMaxDelaySec", 259_200,
         "Maximum delay of a timer message. It may exceed `fileReservedTime`: a message is stored "
         "again after half of that.", low=1, high=31_622_400, alike=True)
@@ -266,15 +238,11 @@ class BrokerConfig(PeerTlsOptions):
     max_transfer_bytes_on_message_in_disk: int = option(
         "messages", "maxTransferBytesOnMessageInDisk", 64 * KIB,
         "Bytes per pull of cold data.", unit=BYTES, low=1 * KIB, high=8 * MIB)
-    max_msgs_num_batch: int = option("messages", "maxMsgsNumBatch", 64,
-        "Messages per query by key.", low=1, high=64, live=True)
     enable_property_filter: bool = option("messages", "enablePropertyFilter", False,
         "Filter by SQL92 expressions over properties.", live=True, alike=True)
     filter_support_retry: bool = option("messages", "filterSupportRetry", False,
         "Filter a group's retries by its expression for their original topic.", live=True,
         alike=True)
-    lite_pull_message_enable: bool = option("messages", "litePullMessageEnable", True,
-        "Support pulls of LitePullConsumers (code 361).", live=True, alike=True)
     notify_consumer_ids_changed_enable: bool = option(
         "messages", "notifyConsumerIdsChangedEnable", True,
         "Notify a consumer group's members of changes (code 40), unless the group's own "
@@ -282,12 +250,6 @@ class BrokerConfig(PeerTlsOptions):
     store_reply_message_enable: bool = option("messages", "storeReplyMessageEnable", True,
         "Store replies to requests in `<cluster>_REPLY_TOPIC` besides forwarding them.", live=True,
         alike=True)
-    rebalance_lock_max_live_ms: int = option("messages", "rebalanceLockMaxLiveMs", 60_000,
-        "Time after which an unrenewed queue lock ends. Consumers renew every 20 s and keep a "
-        "lock for 30 s of their own; below twice that, two consumers may share a queue.",
-        unit=MS, low=100, alike=True)
-    default_query_max_num: int = option("messages", "defaultQueryMaxNum", 32,
-        "The same for a query without a number.", low=1, high=64, live=True)
     reject_inconsistent_subscriptions: bool = option("messages", "rejectInconsistentSubscriptions",
         False,
         "Reject the heartbeat of a consumer with different subscriptions than its group "
@@ -321,18 +283,10 @@ class BrokerConfig(PeerTlsOptions):
     master_address: str = option("classic", "masterAddress", "",
         "The master's address for requests, by which a slave copies topics and offsets and "
         "compares the logs; empty: from a name server.")
-    ha_send_heartbeat_interval: int = option("classic", "haSendHeartbeatInterval", 5_000,
-        "Interval of heartbeats on a quiet link.", unit=MS, low=10)
-    ha_housekeeping_interval: int = option("classic", "haHousekeepingInterval", 20_000,
-        "Silence after which a link is closed.", unit=MS, low=50)
-    ha_transfer_batch_size: int = option("classic", "haTransferBatchSize", 32 * KIB,
-        "Bytes of the log per transfer to a slave.", unit=BYTES, low=1, high=1 * MIB)
     ha_slave_fallbehind_max: int = option("classic", "haSlaveFallbehindMax", 256 * MIB,
         "Lag above which a master does not wait for a slave.", unit=BYTES, low=0)
     slave_timeout: int = option("classic", "slaveTimeout", 3_000,
         "SYNC_MASTER: maximum wait of a send for a slave.", unit=MS, low=1)
-    sync_flush_timeout: int = option("classic", "syncFlushTimeout", 5_000,
-        "SYNC_FLUSH: maximum wait of a send for the disk.", unit=MS, low=1)
     sync_from_last_file: bool = option("classic", "syncFromLastFile", False,
         "A new slave starts with the last segment.")
     slave_sync_metadata_interval_ms: int = option("classic", "slaveSyncMetadataIntervalMs", 60_000,
@@ -419,9 +373,6 @@ class BrokerConfig(PeerTlsOptions):
     log_level: str = option("log", "logLevel", "INFO",
         "Lowest severity of logged events.",
         choices=("DEBUG", "INFO", "WARNING", "ERROR"), live=True)
-
-    log_peer_lines_per_s: int = option("log", "logPeerLinesPerS", 2,
-        "Average number of log lines per second about faults of peers; the rest is counted.", low=1)
 
     # [metrics]
     metrics_series_max: int = option("metrics", "metricsSeriesMax", 2_000,
@@ -678,9 +629,8 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
     for name in ("broker_name", "broker_cluster_name"):
         if problem := name_problem("name", getattr(config, name)):
             fail(name, problem)
-    for name in ("region_id", "dleger_group"):
-        if (size := len(getattr(config, name).encode())) > NAME_LENGTH_MAX:
-            fail(name, f"is {size} bytes long, the longest is {NAME_LENGTH_MAX}")
+    if (size := len(config.dleger_group.encode())) > NAME_LENGTH_MAX:
+        fail("dleger_group", f"is {size} bytes long, the longest is {NAME_LENGTH_MAX}")
     if address_problem("address", f"{config.broker_ip1}:1"):
         fail("broker_ip1", "is no host")
     for name, addresses in (

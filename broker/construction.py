@@ -28,6 +28,11 @@ from .tables.topics import (
     TopicConfig,
 )
 
+# A percentage of disk use has an effect only if less than this is free, because ten percent of a
+# large disk last for days. The mark at which sends are rejected has its own (broker.disk_space).
+FILLING_FREE_BYTES = 64 << 30
+CROWDED_FREE_BYTES = 24 << 30
+
 
 def store_config(config: BrokerConfig) -> StoreConfig:
     return StoreConfig(
@@ -48,14 +53,8 @@ def retention_policy(config: BrokerConfig) -> RetentionPolicy:
     return RetentionPolicy(
         reserved_hours=config.file_reserved_time,
         delete_when=frozenset(int(hour) for hour in config.delete_when.split(";")),
-        filling=DiskMark(
-            config.disk_max_used_space_ratio,
-            config.disk_max_used_space_free_bytes,
-        ),
-        crowded=DiskMark(
-            config.disk_space_clean_forcibly_ratio,
-            config.disk_space_clean_forcibly_free_bytes,
-        ),
+        filling=DiskMark(config.disk_max_used_space_ratio, FILLING_FREE_BYTES),
+        crowded=DiskMark(config.disk_space_clean_forcibly_ratio, CROWDED_FREE_BYTES),
         forced=config.clean_file_forcibly_enable,
     )
 
@@ -73,7 +72,6 @@ def topics_of_names(config: BrokerConfig) -> list[TopicConfig]:
 def send_rules(config: BrokerConfig, store_host: bytes) -> SendRules:
     return SendRules(
         cluster=config.broker_cluster_name,
-        region=config.region_id,
         trace_on=config.trace_on,
         store_host=store_host,
         message_size_max=config.max_message_size,

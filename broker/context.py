@@ -17,6 +17,7 @@ from raftmq.store.disk import Disk
 from raftmq.store.message_store import MessageStore
 
 from .config import BrokerConfig
+from .durations import Durations
 from .error_isolation import Contained
 from .events import NodeEvents
 from .replication.log import ReplicatedLog
@@ -61,6 +62,7 @@ class Context:
     http_address: str
     clock_ms: Callable[[], int]
     wall_ms: Callable[[], int]
+    durations: Durations
 
     def leader_http(self) -> str:
         """Return the address of the leader's node API, or ""."""

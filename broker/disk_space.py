@@ -1,7 +1,7 @@
 """Free space of the store's disk, and its forecast.
 
 A disk is *full* if the used share has reached diskSpaceWarningLevelRatio and fewer than
-diskSpaceWarningFreeBytes are free, since the share alone means little on a large disk. Sends are
+FULL_FREE_BYTES are free, since the share alone means little on a large disk. Sends are
 then rejected or sent to a different replica (broker.leader_fitness). A disk that was full is *short
 of room* until its use is well below that mark. This hysteresis keeps leadership from moving back
 and forth.
@@ -15,6 +15,7 @@ from collections import deque
 
 from raftmq.store.disk import DiskMark, DiskUsage
 
+FULL_FREE_BYTES = 16 << 30
 MARGIN_PERCENT = 5  # more than retention removes in one pass of a small disk
 MARGIN_FREE = 1.25  # times the free bytes of a full disk
 SAMPLE_MS = 30_000

@@ -19,7 +19,7 @@ from raftmq.store.disk import DiskMark
 
 from .component import RoleChange, Service
 from .context import Context
-from .disk_space import DiskRoom, Forecast
+from .disk_space import FULL_FREE_BYTES, DiskRoom, Forecast
 from .errors import Refused
 from .retention import Retention
 from .scheduler import IDLE_MS, Chore
@@ -78,7 +78,7 @@ class Reliever:
         config, room = self._context.config, self.room
         was_full = room.full
         usage = self._context.disk.usage()
-        mark = DiskMark(config.disk_space_warning_level_ratio, config.disk_space_warning_free_bytes)
+        mark = DiskMark(config.disk_space_warning_level_ratio, FULL_FREE_BYTES)
         room.look(usage, mark)
         self.forecast.look(mark.capacity_bytes(usage), self._context.clock_ms())
         self._retention.look()

@@ -42,6 +42,7 @@ from raftmq.web.settings import WebConfigError
 
 from .broker import Broker, open_broker
 from .config import OPTIONS, BrokerConfig, Loaded, load
+from .durations import DURATIONS, Durations
 from .errors import ConfigError, EngineError, StateError
 from .grpcproxy import proxy_beside
 from .http.faults import FaultDoor
@@ -78,6 +79,7 @@ class Machine:
     wall_ms: Callable[[], int]
     faults: FaultDoor | None = None
     replication: Replication = RAFT
+    durations: Durations = DURATIONS
 
 
 def this_machine(root: str) -> Machine:
@@ -116,7 +118,7 @@ def serve(
         "node": config.node_name,
         "group": config.group_name,
     }
-    set_up(config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s)
+    set_up(config.log_format, config.log_level, where)
     return_large_blocks()
     raise_descriptor_limit()
     report_configuration(loaded, os.environ)
@@ -199,6 +201,7 @@ async def _run_one(
         wall_ms=machine.wall_ms,
         faults=machine.faults,
         replication=machine.replication,
+        durations=machine.durations,
     )
     broker = None
     try:

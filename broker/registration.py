@@ -47,6 +47,7 @@ log = logging.getLogger("raftmq.broker.registration")
 
 RETRY_MS = 1_000  # a restarted name server gets a registration a second later
 LOST_PAUSE_MS = 100  # limits dials to a name server that closes every connection
+TIMEOUT_MS = 3_000
 UNREGISTER_TIMEOUT_MS = 500
 REFUSALS_TOLD = 5  # in succession at one name server; a change of role passes sooner
 UNLISTED_S = 30.0  # without a route at any name server
@@ -84,7 +85,7 @@ class Registrar:
         on_route: Callable[[str, int | None, str], None] = lambda server, broker_id, why: None,
         needs_master: Callable[[], bool],
         period_ms: int,
-        timeout_ms: int,
+        timeout_ms: int = TIMEOUT_MS,
         credentials: Credentials | None = None,
         tls: Renewed | None = None,
         signing_keys: Sequence[bytes] = (),

@@ -87,6 +87,7 @@ def make_send_path(
             holds_locks=locks.are_held,
         ),
         contained=context.contained,
+        outcome_ms=context.durations.outcome,
     )
 
 
@@ -111,7 +112,6 @@ def make_registrar(opened: Opened, context: Context, template: TopicConfig | Non
         on_route=context.events.route_changed,
         needs_master=lambda: config.is_slave or context.roles.misses_address,
         period_ms=config.register_name_server_period,
-        timeout_ms=config.register_broker_timeout_mills,
         tls=context.tls.client,
         credentials=config.inner_credentials,
         signing_keys=opened.registration_keys,
@@ -218,6 +218,7 @@ def _classic(
         listen_socket=opened.replication_socket,
         tls=context.tls,
         gates=opened.gates,
+        durations=context.durations,
     )
     return engine, application
 

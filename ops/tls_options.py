@@ -83,9 +83,8 @@ class PeerTlsOptions(TlsOptions):
     raft_tls_cert_path: str = option("tls", "raftTlsCertPath", "",
         "This replica's certificate, for its host in `dLegerPeers`, for both directions; empty: "
         "`tlsServerCertPath` with its key.")
-    raft_tls_key_path: str = option("tls", "raftTlsKeyPath", "", "Key of `raftTlsCertPath`.")
-    raft_tls_key_password: str = option("tls", "raftTlsKeyPassword", "",
-        "Password of the key.", secret=True)
+    raft_tls_key_path: str = option("tls", "raftTlsKeyPath", "",
+        "Key of `raftTlsCertPath`, with the password `tlsServerKeyPassword`.")
     raft_tls_trust_cert_path: str = option("tls", "raftTlsTrustCertPath", "",
         "CA of the group. Every certificate of it may speak as a replica, so it must sign nothing "
         "else.")

@@ -32,6 +32,7 @@ from raftmq.web.settings import WebSettings
 __all__ = ["OPTIONS", "ConfigError", "Loaded", "ProxyConfig", "load"]
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+CALLS_PER_CLIENT = 2  # a waiting receive and a Telemetry stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +58,15 @@ class ProxyConfig(TlsOptions):
         unit=BYTES, low=1024, high=64 << 20)
     call_size_max: int = option("limits", "grpcMaxInboundMessageSize", 16 << 20,
         "Size of a call with all its messages.", unit=BYTES, low=1024, high=256 << 20)
-    calls_max: int = option("limits", "concurrentCallsMax", 20_000,
-        "Calls in progress, with waiting receives and open Telemetry streams, without those of "
-        "strangers; a call beyond is answered RESOURCE_EXHAUSTED.", low=1)
     clients_max: int = option("limits", "clientsMax", 10_000,
-        "Clients at a time; a client beyond is answered TOO_MANY_REQUESTS.", low=1)
+        "Clients at a time; a client beyond is answered TOO_MANY_REQUESTS. Twice as many "
+        "calls may be in progress, with waiting receives and open Telemetry streams; a call beyond "
+        "is answered RESOURCE_EXHAUSTED.", low=1)
 
     # [calls]
     idempotent_sends: bool = option("calls", "idempotentSends", False,
         "Mark every message IDEMPOTENT: repeated sends, by the proxy or by its client, are stored "
         "once ([Idempotent sends](idempotent-sends.md)). Costs brokers CPU time.")
-    poll_ms_min: int = option("calls", "grpcClientConsumerMinLongPollingTimeoutMillis", 5_000,
-        "Minimum wait of a receive for messages.", unit=MS, low=0, high=60_000)
-    poll_ms_max: int = option("calls", "grpcClientConsumerMaxLongPollingTimeoutMillis", 20_000,
-        "Maximum wait, also in the settings for consumers.", unit=MS, low=1_000, high=60_000)
-    invisible_ms_min: int = option("calls", "minInvisibleTimeMillsForRecv", 10_000,
-        "Minimum invisible time of a received message.",
-        unit=MS, low=0, high=43_200_000)
-    invisible_ms_max: int = option("calls", "maxInvisibleTimeMills", 43_200_000,
-        "Maximum invisible time.", unit=MS, low=1_000, high=43_200_000)
     delay_ms_max: int = option("calls", "maxDelayTimeMills", 86_400_000,
         "Maximum time until a message is delivered; 0: the brokers' limit (`timerMaxDelaySec`).",
         unit=MS, low=0)
@@ -115,6 +106,11 @@ class ProxyConfig(TlsOptions):
 
     # fmt: on
 
+    @property
+    def calls_max(self) -> int:
+        """Return the limit of calls in progress, without those of strangers."""
+        return CALLS_PER_CLIENT * self.clients_max
+
     def web(self, port: int) -> WebSettings:
         """Return the settings of the HTTP port; `port` is gRPC's."""
         return WebSettings(
@@ -147,8 +143,6 @@ class ProxyConfig(TlsOptions):
 
     def wrong(self) -> tuple[str, str] | None:
         """Return a field that contradicts the rest and the reason, or None."""
-        if self.poll_ms_min > self.poll_ms_max:
-            return "poll_ms_min", "is above grpcClientConsumerMaxLongPollingTimeoutMillis"
         name_servers = parse_address_list(self.namesrv)
         if not name_servers:
             return "namesrv", "names no name server"

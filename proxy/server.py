@@ -31,7 +31,7 @@ from .config import ProxyConfig
 from .forwarding import DESCRIPTORS, LOOPBACK, Forwarder
 from .metrics import Counts, Figures, ProxyMetrics
 from .protocol.messaging_pb2 import ReconnectEndpointsCommand, TelemetryCommand
-from .receive_message import ReceiveHandlers
+from .receive_message import WAITS, ReceiveHandlers, Waits
 from .routes import RouteHandlers
 from .send_message import SendHandlers
 from .service import Service
@@ -75,8 +75,9 @@ def start_reads(config: ProxyConfig) -> Iterator[Callable[[], object]]:
 class ProxyServer:
     """A proxy, as `async with ProxyServer(config) as proxy:` or with `start` and `stop`."""
 
-    def __init__(self, config: ProxyConfig) -> None:
+    def __init__(self, config: ProxyConfig, waits: Waits = WAITS) -> None:
         self._config = config
+        self._waits = waits
         self._instance = ClientInstance(config.namesrv, _instance_config(config))
         self._tls = ProcessTls(config, protocols=HTTP2)
         self._access = Access(enabled=config.acl_enable, path=config.acl_file)
@@ -125,7 +126,7 @@ class ProxyServer:
         sends = self._sends = SendHandlers(config, self._instance, brokers, clients, self._access)
         sends.engine.start()
         receives = self._receives = ReceiveHandlers(
-            config, brokers, clients, tasks.spawn, self._stopping
+            self._waits, brokers, clients, tasks.spawn, self._stopping
         )
         counts = Counts()
         service = self._service = Service(

@@ -39,6 +39,7 @@ from .protocol.messaging_pb2 import (
     Settings,
     TelemetryCommand,
 )
+from .receive_message import WAITS
 from .status_codes import StatusError, status_of
 from .validation import check_settings, expression_of
 
@@ -126,7 +127,7 @@ class TelemetryHandlers:
         subscription = answer.subscription
         subscription.fifo = group.orderly
         subscription.receive_batch_size = BATCH_MAX
-        subscription.long_polling_timeout.FromMilliseconds(self._config.poll_ms_max)
+        subscription.long_polling_timeout.FromMilliseconds(WAITS.poll_ms_max)
         backoff = answer.backoff_policy
         backoff.max_attempts = group.retry_times_max + 1
         waits = backoff.customized_backoff

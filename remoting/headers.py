@@ -43,6 +43,9 @@ _LONG_NAMED = frozenset(
 )
 
 
+REGION = "DefaultRegion"  # MSG_REGION of all brokers, which clients put into traces
+
+
 class SendHeader(NamedTuple):
     """Sends 10, 324 and 326 (long names), 310, 320 and 325 (one-letter names)."""
 
@@ -77,7 +80,7 @@ class SendResponseHeader(NamedTuple):
     message_id: Annotated[str, "msgId"]
     queue_id: Annotated[int, "queueId"]
     queue_offset: Annotated[int, "queueOffset"]
-    region: Annotated[str, "MSG_REGION"] = "DefaultRegion"
+    region: Annotated[str, "MSG_REGION"] = REGION
     trace_on: Annotated[bool, "TRACE_ON"] = True
     transaction_id: Annotated[str | None, "transactionId"] = None  # the UNIQ_KEY
 

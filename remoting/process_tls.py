@@ -83,23 +83,20 @@ class ProcessTls:
 
     def _load_peers(self, keys: PeerTlsOptions) -> None:
         """Make the contexts of Raft's links, with the same certificate for serving and dialling."""
-        cert, key, password = (
-            keys.raft_tls_cert_path,
-            keys.raft_tls_key_path,
-            keys.raft_tls_key_password,
-        )
+        cert, key = keys.raft_tls_cert_path, keys.raft_tls_key_path
         if not cert:
-            own = _server(keys)
-            cert, key, password = own.cert_path, own.key_path, own.key_password
+            cert, key = keys.tls_server_cert_path, keys.tls_server_key_path
         trust = keys.raft_tls_trust_cert_path
         auth = ClientAuth.REQUIRE if trust else ClientAuth.NONE
-        serving = ServerTls(cert, key, password, trust, auth)
+        serving = ServerTls(cert, key, keys.tls_server_key_password, trust, auth)
         policy = self._policy(keys.raft_tls_mode, "raft server", serving, LINK_LIMITS)
         if policy is None:
             return
         if not trust:
             raise TlsError("Raft's links need the CA of their group: no trust file is named")
-        dialling = self._renewed("raft client", ClientTls(trust, cert, key, password))
+        dialling = self._renewed(
+            "raft client", ClientTls(trust, cert, key, keys.tls_server_key_password)
+        )
         self.peers = PeerTls(policy, dialling)
 
     def start(self) -> None:

@@ -39,7 +39,7 @@ from raftmq.store.properties import KEYS, TAGS, decode_properties
 from raftmq.store.record import SYS_COMPRESSED, MessageRecord, decode_record
 
 from ..component import Service
-from ..config import MIB, BrokerConfig
+from ..config import MIB
 from ..errors import Refused
 from ..scheduler import IDLE_MS, Chore
 
@@ -52,6 +52,7 @@ BUSY_NS = 1 * MS  # of each housekeeping tick of 25 ms
 IDLE_NS = 10 * MS
 FORCED_NS = 8 * MS
 BEHIND_BYTES_MAX = 256 * MIB  # of log
+UNIQUE_KEY_COUNT = 32  # messages per query by UNIQ_KEY, as at Apache's
 CATCH_UP_NS_MAX = 2_000 * MS  # below the 3 s that clients wait
 RETRY_NS = 10_000 * MS
 REPAIR_POLL_NS = 1_000 * MS
@@ -76,12 +77,10 @@ class KeyQueries:
 
     def __init__(
         self,
-        config: BrokerConfig,
         store: DerivedFiles,
         frame_is_damaged: Callable[[int], bool],
         clock_ns: Callable[[], int] = lambda: time.monotonic_ns(),
     ) -> None:
-        self._config = config
         self._store = store
         self._frame_is_damaged = frame_is_damaged
         self._clock_ns = clock_ns
@@ -174,15 +173,14 @@ class KeyQueries:
     async def find(self, wanted: KeyWanted) -> KeyQuery:
         """Return the newest messages with a key, in the order of the log. A UNIQ_KEY has its own
         limit, as in Apache's broker. Raises Refused."""
-        config = self._config
-        count = config.default_query_max_num if wanted.unique_key else wanted.count_max
+        count = UNIQUE_KEY_COUNT if wanted.unique_key else wanted.count_max
         await self.catch_up()
         try:
             return await self._turns.run(
                 self._store.query(
                     wanted.topic,
                     wanted.key,
-                    min(count, config.max_msgs_num_batch),
+                    count,
                     wanted.begin_ms,
                     wanted.end_ms,
                 )

@@ -156,11 +156,6 @@ class PullService:
     def _handle(
         self, connection: PullConnection, request: RemotingCommand
     ) -> RemotingCommand | None:
-        lite = request.code == RequestCode.LITE_PULL_MESSAGE
-        if lite and not self._config.lite_pull_message_enable:
-            raise forbidden(
-                f"the broker[{self._config.broker_ip1}] for lite pull consumer is forbidden"
-            )
         header = PullHeader.parse(request.ext)
         pull = Pull(connection, request, header, self._check(header, connection))
         if header.sys_flag & PULL_COMMIT_OFFSET:

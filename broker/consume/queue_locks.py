@@ -461,5 +461,5 @@ def lock_service(context: Context, clients: ClientTable) -> LockService:
         present=is_here,
         exists=exists,
         clock_ms=context.clock_ms,
-        lifetime_ms=config.rebalance_lock_max_live_ms,
+        lifetime_ms=context.durations.queue_lock,
     )

@@ -14,6 +14,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.fields import text, text_or
+from raftmq.remoting.headers import REGION
 from raftmq.remoting.recall_handle import RecallHandle
 from raftmq.store.properties import decode_properties
 
@@ -52,7 +53,7 @@ class Recalls:
         self.context.state.topics.existing(topic)
         handle = _checked(text(request.ext, "recallHandle"), topic, config.broker_name)
         now_ms = self.context.wall_ms()
-        slot_ms = timers.timing.slot_of(handle.deliver_ms)
+        slot_ms = handle.deliver_ms - 1
         late = handle.deliver_ms <= now_ms or timers.is_delivered(slot_ms)
         if late or handle.deliver_ms - now_ms > timers.timing.delay_ms_max:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
@@ -72,7 +73,7 @@ class Recalls:
             raise
         sends.wake()
         await ended.stored()
-        ext = {"msgId": handle.unique_key, "MSG_REGION": config.region_id}  # for Java's traces
+        ext = {"msgId": handle.unique_key, "MSG_REGION": REGION}  # for Java's traces
         return RemotingCommand.response_to(request, ext=ext)
 
 

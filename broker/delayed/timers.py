@@ -164,9 +164,9 @@ class TimerService:
         due_ms = self.wheel.next_due_ms
         if due_ms is None or not self._is_free(queue):
             return IDLE_MS
-        if self.wheel.ahead_ms(self.timing.over_before_ms) > AHEAD_MS:
+        if self.wheel.ahead_ms(self.timing.wall_ms()) > AHEAD_MS:
             return pause_ms  # an earlier leader's clock was ahead
-        return max(pause_ms, due_ms + 1 - self.timing.over_before_ms)
+        return max(pause_ms, due_ms + 1 - self.timing.wall_ms())
 
     @property
     def _held_until_ms(self) -> int:
@@ -189,7 +189,7 @@ class TimerService:
             return TimerView(0, 0, 0, 0)
         due_ms, late_ms = self.wheel.next_due_ms, 0
         if due_ms is not None:
-            late_ms = max(0, self.timing.over_before_ms - 1 - due_ms)
+            late_ms = max(0, self.timing.wall_ms() - 1 - due_ms)
         return TimerView(self.wheel.count, late_ms, self.wheel.first_offset, queue.max_offset)
 
     def spare(self, position: int) -> int:
@@ -274,7 +274,7 @@ class TimerService:
 
     def _deliver(self, queue: ConsumeQueue) -> bool:
         """Start a delivery of due messages. Returns True if started."""
-        popped = self.wheel.pop(self.timing.over_before_ms, self._count_max)
+        popped = self.wheel.pop(self.timing.wall_ms(), self._count_max)
         if not popped:
             return False
         self._popped = popped
@@ -345,7 +345,7 @@ class TimerService:
             self._roll_offset = self._reads.offset_by_time(TIMER_TOPIC, 0, since_ms)
 
     def _check_ahead(self, now_ms: int) -> None:
-        ahead_ms = self.wheel.ahead_ms(self.timing.over_before_ms)
+        ahead_ms = self.wheel.ahead_ms(self.timing.wall_ms())
         if not self._reorder_offset and ahead_ms > AHEAD_MS and now_ms >= self._reorder_from_ms:
             self._reorder_offset = self.wheel.next_offset
             log.warning("timers_ahead seconds=%d waiting=%d", ahead_ms // 1000, self.wheel.count)
@@ -374,7 +374,7 @@ class TimerService:
             return False
         progress = progress._replace(floor=offset)
         if reordered:
-            progress = Progress(self.timing.over_before_ms - 1, -1, offset, offset)
+            progress = Progress(self.timing.wall_ms() - 1, -1, offset, offset)
         self._move(messages, progress, 0, len(messages))
         return True
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from raftmq.remoting.fields import parse_integer
+from raftmq.remoting.headers import REGION
 from raftmq.remoting.pop_headers import POP_CK
 from raftmq.remoting.topic_attributes import MIXED, type_of, type_problem
 from raftmq.store.properties import TAGS, decode_properties, java_string_hash, joined, tags_code
@@ -198,14 +199,13 @@ class SendRules:
         self,
         *,
         cluster: str,
-        region: str,
         trace_on: bool,
         store_host: bytes,
         message_size_max: int,
         record_bytes_max: int,
     ) -> None:
         trace = "true" if trace_on else "false"
-        self.region = f"MSG_REGION\x01{region}\x02".encode()
+        self.region = f"MSG_REGION\x01{REGION}\x02".encode()
         self.trace = f"TRACE_ON\x01{trace}\x02".encode()
         self.cluster = f"CLUSTER\x01{cluster}\x02".encode()
         self.standard = self.region + self.trace + self.cluster

@@ -8,8 +8,8 @@ delay level (DELAY) precedes them all:
     TIMER_DELIVER_MS  a time, in ms since the epoch
 
 The message waits in the only queue of rmq_sys_wheel_timer. REAL_TOPIC and REAL_QID name its target.
-TIMER_OUT_MS is its slot, the last multiple of `timerPrecisionMs` before its time; it is due when
-the slot is over, so never early. Its ConsumeQueue entry holds TIMER_OUT_MS instead of a tags code
+TIMER_OUT_MS is its slot, the millisecond before its time; it is due when the slot is over, so never
+early. Its ConsumeQueue entry holds TIMER_OUT_MS instead of a tags code
 (store.dispatch.timer_code).
 
 A message with TIMER_DEL_UNIQKEY recalls the message with that UNIQ_KEY, topic and slot. It waits in
@@ -46,7 +46,6 @@ class Timing:
     """Limits that decide on timer messages. `waiting()` counts those in broker.delayed.timers."""
 
     enabled: bool
-    precision_ms: int
     delay_ms_max: int
     count_max: int
     wall_ms: Callable[[], int]
@@ -80,14 +79,6 @@ class Timing:
             )
         return deliver_ms
 
-    def slot_of(self, deliver_ms: int) -> int:
-        return (deliver_ms - 1) // self.precision_ms * self.precision_ms
-
-    @property
-    def over_before_ms(self) -> int:
-        """Slots before this are over."""
-        return self.wall_ms() - self.precision_ms + 1
-
 
 def timed(message: Outgoing, properties: dict[str, str], timing: Timing) -> Outgoing:
     """Return the message as it waits, or unchanged if it is due now. Raises Refused."""
@@ -98,7 +89,7 @@ def timed(message: Outgoing, properties: dict[str, str], timing: Timing) -> Outg
     if waiting >= timing.count_max:
         raise busy(f"{waiting} timer messages wait already (timerMessagesMax)", retriable=True)
     fields = {
-        TIMER_OUT_MS: str(timing.slot_of(deliver_ms)),
+        TIMER_OUT_MS: str(deliver_ms - 1),
         REAL_TOPIC: message.topic,
         REAL_QUEUE_ID: str(message.queue_id),
     }

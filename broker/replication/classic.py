@@ -33,6 +33,7 @@ from raftmq.store.message_store import MessageStore
 from raftmq.store.transient_errors import RETRY_S, passes
 
 from ..config import BrokerConfig
+from ..durations import DURATIONS, Durations
 from ..error_isolation import Contained
 from ..errors import OutcomeUnknown, Refused
 from ..scheduler import Activity
@@ -169,6 +170,7 @@ class ClassicEngine:
         listen_socket: socket.socket | None = None,
         tls: ProcessTls | None = None,
         gates: Gates = NO_GATES,
+        durations: Durations = DURATIONS,
     ) -> None:
         """`master_address()` and `master_ha_address()` are the master's addresses from a name
         server, or "". Tests pass a bound `listen_socket`. `tls` is loaded. `gates` require proofs
@@ -184,7 +186,7 @@ class ClassicEngine:
         self._mode = FlushMode(config.flush_disk_type)
         self._waits_flush = self._mode is FlushMode.SYNC
         self._waits_slave = config.broker_role == "SYNC_MASTER"
-        self.acks: AckBook[Batch] = AckBook(config.sync_flush_timeout, config.slave_timeout)
+        self.acks: AckBook[Batch] = AckBook(durations.sync_flush, config.slave_timeout)
         self.own_from = 0  # the CommitLog offset from which this master stored the log
         self._soon: asyncio.Handle | None = None
         self._again: asyncio.TimerHandle | None = None  # retries after a shortage
@@ -204,6 +206,7 @@ class ClassicEngine:
         self.master = HaMaster(
             self._commitlog,
             config,
+            durations,
             clock_ms=clock_ms,
             on_acknowledged=self._replicated,
             tls=tls.server,
@@ -225,7 +228,7 @@ class ClassicEngine:
         )
         self.slave = HaSlave(
             self._commitlog,
-            config,
+            durations,
             master_address=lambda: config.ha_master_address or master_ha_address(),
             verify=self._verify,
             append=self._copy,

@@ -25,7 +25,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.headers import SendHeader, SendResponseHeader
+from raftmq.remoting.headers import REGION, SendHeader, SendResponseHeader
 from raftmq.store.properties import decode_properties
 
 from ..clients import ClientTable
@@ -78,7 +78,6 @@ class ReplyService:
             "0",
             max(0, header.queue_id),
             0,
-            region=self.context.config.region_id,
             trace_on=self.context.config.trace_on,
         )
         if self.context.config.store_reply_message_enable and not forwarded:
@@ -133,7 +132,7 @@ class ReplyService:
         now_ms = self.context.wall_ms()
         pushed_properties = {
             **properties,
-            "MSG_REGION": self.context.config.region_id,
+            "MSG_REGION": REGION,
             "TRACE_ON": "true" if self.context.config.trace_on else "false",
             PUSH_REPLY_TIME: str(now_ms),
         }

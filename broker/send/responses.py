@@ -16,6 +16,7 @@ import orjson
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import MQ_VERSION, NOT_STORED, ResponseCode
 from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
+from raftmq.remoting.headers import REGION
 
 from ..config import BrokerConfig
 from ..error_isolation import Contained
@@ -42,8 +43,7 @@ class Answers:
     ) -> None:
         """`leader_address()` is "" if the leader is unknown."""
         self._formats = {
-            int(code): AnswerFormat(config.region_id, config.trace_on, store_host, int(code))
-            for code in STORED_CODES
+            int(code): AnswerFormat(config.trace_on, store_host, int(code)) for code in STORED_CODES
         }
         self._leader_address = leader_address
         self._contained = contained
@@ -139,15 +139,14 @@ class Answers:
 
 
 class AnswerFormat:
-    """Formats SEND_OK, or the status `code`, for stored sends. Built once from address, region and
-    trace flag."""
+    """Formats SEND_OK, or the status `code`, for stored sends. Built once."""
 
     __slots__ = ("_code", "_end", "_ext", "_middle", "_plain", "_start", "host")
 
-    def __init__(self, region: str, trace_on: bool, store_host: bytes, code: int = 0) -> None:
-        fields = f'"MSG_REGION":{_quoted(region)},"TRACE_ON":"{"true" if trace_on else "false"}"'
+    def __init__(self, trace_on: bool, store_host: bytes, code: int = 0) -> None:
+        fields = f'"MSG_REGION":"{REGION}","TRACE_ON":"{"true" if trace_on else "false"}"'
         self._code = code
-        self._ext = {"MSG_REGION": region, "TRACE_ON": "true" if trace_on else "false"}
+        self._ext = {"MSG_REGION": REGION, "TRACE_ON": "true" if trace_on else "false"}
         self.host = store_host.hex().upper()  # an offsetMsgId is this and 16 hex digits of offset
         self._start = f'{{"code":{code},"extFields":{{{fields},"msgId":"'
         self._middle = '},"flag":1,"language":"PYTHON","opaque":'

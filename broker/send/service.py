@@ -10,7 +10,7 @@ Responses (docs/errors.md):
 - 14 [NOT_LEADER] if the send is not stored, because it was never proposed or its frame was
   truncated;
 - 14 [DISK_FULL] without disk space, also for waiting sends;
-- 1 [OUTCOME_UNKNOWN] if the outcome is not known within `outcomeTimeoutMs`;
+- 1 [OUTCOME_UNKNOWN] if the outcome is not known within `Durations.outcome`;
 - 2 [BUSY] if `waitingBytesMax` of sends wait or are in flight, or the send has waited for
   `waitTimeMillsInSendQueue`.
 
@@ -41,6 +41,7 @@ from raftmq.store.properties import UNIQ_KEY, decode_properties
 
 from ..component import Service
 from ..config import BrokerConfig
+from ..durations import DURATIONS
 from ..error_isolation import Contained
 from ..errors import OutcomeUnknown, Refused, busy, forbidden, illegal, not_leader, rejected
 from ..messages.half_message import HALF_TOPIC
@@ -145,8 +146,10 @@ class SendPath:
         wall_ms: Callable[[], int],
         hooks: SendHooks = SendHooks(),
         contained: Contained | None = None,
+        outcome_ms: int = DURATIONS.outcome,
     ) -> None:
         self._config = config
+        self._outcome_ms = outcome_ms
         self._contained = contained or Contained()
         self._state = state
         self._rules = rules
@@ -209,7 +212,7 @@ class SendPath:
             chores=[
                 Chore(
                     "outcomes",
-                    max(50, self._config.outcome_timeout_ms // 10),
+                    max(50, self._outcome_ms // 10),
                     self.sweep,
                     lambda: 0 if self._pending else IDLE_MS,
                 ),
@@ -776,7 +779,7 @@ class SendPath:
 
     def sweep(self) -> None:
         """Respond to sends after an outcome has been unknown too long. Called by a timer."""
-        oldest_ms = self._clock_ms() - self._config.outcome_timeout_ms
+        oldest_ms = self._clock_ms() - self._outcome_ms
         for pending in self._pending.values():
             if pending.built_ms <= oldest_ms and pending.group.replies:
                 log.warning(

@@ -57,7 +57,6 @@ class Redirects:
     ) -> Redirects:
         timing = Timing(
             config.timer_wheel_enable,
-            config.timer_precision_ms,
             config.timer_max_delay_sec * 1_000,
             config.timer_messages_max,
             wall_ms,

@@ -54,7 +54,7 @@ STEP_BYTES = 320 << 10  # of the log per step, some 1,000 small messages
 BATCHES_MAX = 16_384
 # of the log, for these batches, some 4 MB of entries of small messages
 BATCHES_BYTES_MAX = 64 << 20
-QUERY_COUNT_MAX = 64  # maxMsgsNumBatch
+QUERY_COUNT_MAX = 64
 QUERY_BYTES_MAX = 8 << 20  # half of the largest remoting frame
 CHAIN_ENTRIES_MAX = 20_000  # read per query; a key of every message is useless
 UNMARKED_BYTES = 1 << 20  # of log without any key, walked again after a restart

@@ -4,12 +4,14 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
 from raftmq.broker.consume import offset_commits
+from raftmq.broker.durations import Durations
 from raftmq.broker.http.faults import FaultDoor
 from raftmq.broker.replication.engine import RAFT
 from raftmq.dledger.node.node import RaftMember
@@ -40,9 +42,12 @@ class Group:
     faults: FaultDoor | None = None
     replication = RAFT
     commit_interval_ms = 20
+    durations = Durations(outcome=30_000)
 
-    def __init__(self, root, count=1, **settings):
+    def __init__(self, root, count=1, durations=None, **settings):
+        """`durations` has those that differ from the class's."""
         self.root = root
+        self.durations = replace(self.durations, **durations or {})
         self.settings = settings
         self.names = [f"n{number}" for number in range(count)]
         self.sockets = {name: bound() for name in self.names}
@@ -96,7 +101,6 @@ class Group:
             "electionTimeoutMinMs": "2000",
             "electionTimeoutMaxMs": "4000",
             "heartbeatIntervalMs": "40",
-            "outcomeTimeoutMs": "30000",
             "diskSpaceWarningLevelRatio": "100",
         }
         values |= {key: str(value) for key, value in self.settings.items()}
@@ -114,6 +118,7 @@ class Group:
                 wall_ms=partial(self.wall_ms, name),
                 faults=self.faults,
                 replication=self.replication,
+                durations=self.durations,
             )
         self.brokers[name] = broker
         await broker.start()

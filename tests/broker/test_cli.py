@@ -69,7 +69,6 @@ async def test_life_of_a_process(tmp_path, port):
         "enableDLegerCommitLog=true\nlistenPort=0\nflushDiskType=SYNC_FLUSH\n"
         f"dLegerPeers=n0-127.0.0.1:{port}\nstorePathRootDir={tmp_path / 'store'}\n"
         "mappedFileSizeCommitLog=8388608\ndiskSpaceWarningLevelRatio=100\n"
-        "outcomeTimeoutMs=60000\n"
     )
     client = RemotingClient()
     try:
@@ -78,7 +77,7 @@ async def test_life_of_a_process(tmp_path, port):
                 [
                     sys.executable,
                     "-m",
-                    "raftmq.broker.cli",
+                    "tests.broker.node",
                     "-c",
                     str(conf),
                     "--log-level",
@@ -107,7 +106,7 @@ async def test_life_of_a_process(tmp_path, port):
 def broker_process(conf):
     """A running mqbroker and the address it listens on; SIGTERM ends it, in order."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "raftmq.broker.cli", "-c", str(conf), "--log-level", "ERROR"],
+        [sys.executable, "-m", "tests.broker.node", "-c", str(conf), "--log-level", "ERROR"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -128,7 +127,7 @@ async def test_classic_roles_start_from_broker_conf(tmp_path, port):
     master, slave = tmp_path / "master.conf", tmp_path / "slave.conf"
     master.write_text(
         f"{common}brokerRole=SYNC_MASTER\nbrokerId=0\nflushDiskType=SYNC_FLUSH\n"
-        "syncFlushTimeout=60000\nslaveTimeout=60000\n"
+        "slaveTimeout=60000\n"
         f"haListenPort={port}\nstorePathRootDir={tmp_path / 'm'}\n"
     )
     slave.write_text(

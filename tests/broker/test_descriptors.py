@@ -51,7 +51,7 @@ class Processes:
                 f"listenPort={self.ports[name]}\nstorePathRootDir={root / name}\n"
                 f"httpPort={self.http[name]}\nmappedFileSizeCommitLog={SEGMENT_BYTES}\n"
                 f"maxMessageSize={64 << 10}\ndiskSpaceWarningLevelRatio=100\n"
-                "electionTimeoutMinMs=1000\nelectionTimeoutMaxMs=2000\noutcomeTimeoutMs=60000\n"
+                "electionTimeoutMinMs=1000\nelectionTimeoutMaxMs=2000\n"
             )
 
     async def __aenter__(self):

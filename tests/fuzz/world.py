@@ -30,9 +30,6 @@ GROUPS = {"raft3": ("n0", "n1", "n2"), "raft1": ("solo",), "raft0": ("lone",),
 GROUP_OF = {node: group for group, nodes in GROUPS.items() for node in nodes}
 MIB = 1 << 20
 KILL_WAIT_S = 60.0
-# Smaller than by default, so that little is enough to be over them; more lines than by default, so
-# that those that say what happened are among them.
-BUDGETS = {"logPeerLinesPerS": 50}
 Route = Callable[[str, int], int]  # (what is spoken, port) → the port to be dialled for it
 
 
@@ -186,7 +183,6 @@ class World:
             "maxHashSlotNum": 10_000,
             "maxIndexNum": 100_000,
             "waitingBytesMax": 16 * MIB,
-            **BUDGETS,
             "registrationKeyFile": self._key_file,
             "peerSecretFile": self._secret_file,
             "diskMaxUsedSpaceRatio": 95,
@@ -195,13 +191,12 @@ class World:
             "enablePropertyFilter": "true",
             "transactionTimeOut": 1_000,
             "transactionCheckInterval": 1_000,
-            "snapshotIntervalMs": 2_000,
         }
         settings |= self._classic(name) if group == "classic" else self._raft(name)
         conf = self.directory / f"{name}.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         return Node(
-            name, ports, "raftmq.broker.cli", ["-c", str(conf)], self.directory / f"{name}.log"
+            name, ports, "tests.fuzz.broker", ["-c", str(conf)], self.directory / f"{name}.log"
         )
 
     def _raft(self, name: str) -> dict[str, object]:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
+from raftmq.broker.durations import Durations
 from raftmq.mqadmin.cli import main
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.client import RemotingClient
@@ -67,13 +68,16 @@ class Mixed:
             "maxHashSlotNum": SETTINGS["maxHashSlotNum"],
             "maxIndexNum": SETTINGS["maxIndexNum"],
             "diskSpaceWarningLevelRatio": "100",
-            "haSendHeartbeatInterval": "500",
             "slaveSyncMetadataIntervalMs": "500",
             "slaveReadEnable": "true",
         } | settings
         self.settings_of_ours = values
         config = build_config([Setting(key, value, "test") for key, value in values.items()])
-        self.ours = await open_broker(config, OsDisk(str(root or self.directory / "ours")))
+        self.ours = await open_broker(
+            config,
+            OsDisk(str(root or self.directory / "ours")),
+            durations=Durations(ha_heartbeat=500),
+        )
         await self.ours.start()
 
     def forget_ours(self, name="old"):

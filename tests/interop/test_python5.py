@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from raftmq.proxy.receive_message import Waits
 from raftmq.remoting.acl.signature import credentials_of
 from tests.interop.python5.sdk import Sdk, SdkError
 from tests.proxy.test_server import ACCOUNTS, INNER
@@ -14,7 +15,7 @@ from tests.waiting import until
 
 @pytest.fixture
 async def world(tmp_path):
-    async with World(tmp_path / "brokers", proxy={"invisible_ms_min": 10_000}) as world:
+    async with World(tmp_path / "brokers", waits=Waits(0)) as world:
         yield world
 
 

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from raftmq.proxy.receive_message import Waits
 from tests.interop.python5.sdk import Sdk, SdkError
 from tests.interop.test_sdks5 import CHECKS, go_on, start_load
 from tests.interop.toolchain import rust5
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.long  # building the client takes minutes
 
 @pytest.fixture
 async def world(tmp_path):
-    async with World(tmp_path / "brokers", proxy={"invisible_ms_min": 10_000}, **CHECKS) as world:
+    async with World(tmp_path / "brokers", waits=Waits(0), **CHECKS) as world:
         yield world
 
 

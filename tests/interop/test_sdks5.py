@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from raftmq.proxy.receive_message import Waits
 from tests.interop.python5.sdk import Sdk
 from tests.interop.sdk_stories import push_consumers, simple_consumer
 from tests.interop.test_python5 import all_are_heard, enough
@@ -17,8 +18,7 @@ CHECKS = {"transactionTimeOut": 300, "transactionCheckInterval": 300}
 
 @pytest.fixture
 async def world(tmp_path):
-    proxy = {"invisible_ms_min": 10_000}
-    async with World(tmp_path / "brokers", proxy=proxy, **CHECKS) as world:
+    async with World(tmp_path / "brokers", waits=Waits(0), **CHECKS) as world:
         yield world
 
 

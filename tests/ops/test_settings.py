@@ -72,9 +72,9 @@ def test_the_environment_is_over_the_file_and_the_command_line_over_both(tmp_pat
 
 
 def test_units_are_understood_in_properties_too(tmp_path: Path) -> None:
-    path = written(tmp_path, "waitingBytesMax=1 MiB\noutcomeTimeoutMs=4s\n", "broker.conf")
+    path = written(tmp_path, "waitingBytesMax=1 MiB\nwaitTimeMillsInSendQueue=4s\n", "broker.conf")
     config = load(path).config
-    assert (config.waiting_bytes_max, config.outcome_timeout_ms) == (1 << 20, 4000)
+    assert (config.waiting_bytes_max, config.wait_time_mills_in_send_queue) == (1 << 20, 4000)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_what_has_parts_may_be_spread_over_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"regionId={'é' * 128}", "is 256 bytes long, the longest is 255"),
+        (f"dLegerGroup={'é' * 128}", "is 256 bytes long, the longest is 255"),
         (f"dLegerGroup={'g' * 256}", "is 256 bytes long, the longest is 255"),
         ("brokerIP1=a b", "is no host"),
         ("brokerIP1=a..b", "is no host"),

@@ -134,7 +134,7 @@ async def health(caller):
 
 async def test_calls_of_strangers_end_and_keep_nobody_out(tmp_path):
     """They come with headers only, and with beginnings of messages, and read no answer."""
-    async with World(tmp_path / "b", proxy=with_accounts(tmp_path) | {"calls_max": 20}) as world:
+    async with World(tmp_path / "b", proxy=with_accounts(tmp_path) | {"clients_max": 10}) as world:
         await world.topic("Own")
         (proxy,) = world.proxies
         async with (
@@ -200,7 +200,10 @@ async def test_a_call_ends_whose_message_does_not_come(tmp_path, monkeypatch, ca
 
 
 async def test_known_callers_at_the_bound_keep_no_health_check_out(tmp_path, caplog):
-    async with World(tmp_path, proxy={"calls_max": 2}) as world, Caller(world.proxies[0]) as caller:
+    async with (
+        World(tmp_path, proxy={"clients_max": 1}) as world,
+        Caller(world.proxies[0]) as caller,
+    ):
         telemetry = caller.channel.stream_stream(PREFIX + "Telemetry")
         streams = [telemetry(metadata=caller.metadata) for _ in range(2)]
         await until(lambda: world.proxies[0].figures().calls == 2)
@@ -243,7 +246,7 @@ async def test_a_bound_counts_by_key_until_the_task_ends():
 
 async def test_calls_of_one_client_leave_room_for_others(tmp_path):
     """It opens streams and receives as long as they are taken; another account is served."""
-    async with World(tmp_path / "b", proxy=with_accounts(tmp_path) | {"calls_max": 50}) as world:
+    async with World(tmp_path / "b", proxy=with_accounts(tmp_path) | {"clients_max": 25}) as world:
         await world.topic("Own")
         (proxy,) = world.proxies
         async with (

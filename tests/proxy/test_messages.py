@@ -19,7 +19,7 @@ from raftmq.proxy.server import ProxyServer
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.headers import SendHeader
 from tests.client.fakes import FakeCluster
-from tests.proxy.world import PROXY, Caller, World, consumer, message
+from tests.proxy.world import PROXY, WAITS, Caller, World, consumer, message
 from tests.waiting import until
 
 
@@ -134,7 +134,7 @@ async def test_messages_of_a_group_stay_in_order_and_keep_one_queue(world, calle
 
 async def test_a_message_of_a_group_waits_for_its_own_broker_group():
     async with FakeCluster({"g0": 1, "g1": 1}) as cluster:
-        proxy = ProxyServer(ProxyConfig(**(PROXY | {"namesrv": cluster.namesrv})))
+        proxy = ProxyServer(ProxyConfig(**(PROXY | {"namesrv": cluster.namesrv})), WAITS)
         await proxy.start()
         try:
             async with Caller(proxy) as caller:
@@ -227,7 +227,7 @@ async def test_a_change_whose_outcome_is_unknown_is_not_asked_for_again():
     async with FakeCluster({"g0": 1}) as cluster:
         (broker,) = cluster.brokers["g0"]
         broker.scripts[code] += [(1, "[OUTCOME_UNKNOWN] the leader changed"), (208, "no message")]
-        proxy = ProxyServer(ProxyConfig(**(PROXY | {"namesrv": cluster.namesrv})))
+        proxy = ProxyServer(ProxyConfig(**(PROXY | {"namesrv": cluster.namesrv})), WAITS)
         await proxy.start()
         try:
             async with Caller(proxy) as caller:
@@ -411,7 +411,7 @@ async def test_what_cannot_be_done_is_answered_with_its_code_and_why(world, call
         assert_told(sent.status, code, text, system)
     for name, fields, code, text in CALLS:
         assert_told((await caller.call(name, **fields)).status, code, text, (name, fields))
-    strict = await world.add_proxy(poll_ms_min=5000, invisible_ms_min=10_000)
+    strict = await world.add_proxy(receives.Waits())
     async with Caller(strict) as other:
         for fields, code, text in RECEIVES:
             assert_told(await other.receive("T", **fields), code, text, fields)

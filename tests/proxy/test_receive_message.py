@@ -10,13 +10,13 @@ from raftmq.proxy.caller import Caller as CallClient
 from raftmq.proxy.cluster import GroupSettings
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.protocol import messaging_pb2 as pb
-from raftmq.proxy.receive_message import ReceiveHandlers
+from raftmq.proxy.receive_message import ReceiveHandlers, Waits
 from raftmq.proxy.server import ProxyServer, Tasks
 from raftmq.remoting.codes import LanguageCode, RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.pop_headers import PopHeader, PopResponseHeader
 from tests.client.fakes import FakeCluster, SharedLog
-from tests.proxy.world import PROXY, Caller
+from tests.proxy.world import PROXY, WAITS, Caller
 from tests.waiting import until
 
 POP, CHANGE = RequestCode.POP_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME
@@ -72,7 +72,7 @@ async def cluster():
 @pytest.fixture
 async def caller(cluster, monkeypatch):
     monkeypatch.setattr(server, "ROUTE_MS", 1000)
-    proxy = ProxyServer(ProxyConfig(**(PROXY | {"namesrv": cluster.namesrv})))
+    proxy = ProxyServer(ProxyConfig(**(PROXY | {"namesrv": cluster.namesrv})), WAITS)
     await proxy.start()
     try:
         async with Caller(proxy) as caller:
@@ -86,7 +86,7 @@ async def test_a_cancel_near_the_answer_loses_no_message(tasks, turns):
     """Whichever turn of the loop it falls in: the message was written, or is given back."""
     brokers, written = OneBroker(), []
     clients = SimpleNamespace(add_topic=lambda *_: None)
-    receives = ReceiveHandlers(ProxyConfig(), brokers, clients, tasks.spawn, asyncio.Event())
+    receives = ReceiveHandlers(Waits(), brokers, clients, tasks.spawn, asyncio.Event())
     request = pb.ReceiveMessageRequest(group={"name": "cg"}, batch_size=1)
     request.message_queue.topic.name = "T"
     request.message_queue.broker.name = "g0"

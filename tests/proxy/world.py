@@ -14,6 +14,7 @@ from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.proxy.receive_message import Waits
 from raftmq.proxy.server import ProxyServer
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.client import RemotingClient
@@ -36,20 +37,20 @@ PROXY = {
     "bind": "127.0.0.1",
     "port": 0,
     "http_enable": False,
-    "poll_ms_min": 0,
-    "invisible_ms_min": 0,
 }
+WAITS = Waits(poll_ms_min=0, invisible_ms_min=0)
 
 
 class World:
     """`count` replicas; `async with World(tmp_path) as world:`."""
 
-    def __init__(self, root, count=1, proxy=None, credentials=None, **settings):
+    def __init__(self, root, count=1, proxy=None, credentials=None, waits=WAITS, **settings):
         """`credentials` sign what the test itself asks brokers."""
         self._credentials = credentials
         self._names = NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False))
         self._root, self._count, self._settings = root, count, settings
         self._proxy_settings = proxy or {}
+        self._waits = waits
         self.group = None
         self.proxies = []
 
@@ -80,11 +81,11 @@ class World:
     def namesrv(self):
         return self._names.address
 
-    async def add_proxy(self, **settings):
+    async def add_proxy(self, waits=None, **settings):
         config = ProxyConfig(
             **(PROXY | {"namesrv": self.namesrv} | self._proxy_settings | settings)
         )
-        proxy = ProxyServer(config)
+        proxy = ProxyServer(config, waits or self._waits)
         await proxy.start()
         self.proxies.append(proxy)
         return proxy
@@ -125,8 +126,8 @@ class ProxyProcess:
         self.port = 0
 
     async def __aenter__(self):
-        settings = ["httpEnable=false", "minInvisibleTimeMillsForRecv=0", *self._settings]
-        command = ["-m", "raftmq.proxy", "-n", self._namesrv]
+        settings = ["httpEnable=false", *self._settings]
+        command = ["-m", "tests.proxy.node", "-n", self._namesrv]
         command += ["-p", self._wanted, "--log-level", "ERROR"]
         command += [word for setting in settings for word in ("--set", setting)]
         self._process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE)

@@ -15,7 +15,6 @@ from tests.broker.send.test_frame_builder import fields
 HOST = pack_host(("10.0.0.7", 10911))
 RULES = SendRules(
     cluster="c" * 40,
-    region="r" * 40,
     trace_on=False,
     store_host=HOST,
     message_size_max=4 << 20,

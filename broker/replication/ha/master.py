@@ -26,6 +26,7 @@ from raftmq.remoting.tls_listener import TlsListener, TlsPolicy
 from raftmq.store.commitlog.commitlog import CommitLog
 
 from ...config import BrokerConfig
+from ...durations import Durations
 from .protocol import HaProtocolError, ReportReader, transfer
 
 log = logging.getLogger("raftmq.broker.ha.master")
@@ -33,6 +34,7 @@ log = logging.getLogger("raftmq.broker.ha.master")
 SLAVES_MAX = 16
 WRITE_BYTES_MAX = 1 << 20  # in a slave's connection
 READ_BYTES = 1 << 18  # of the log per read
+TRANSFER_BYTES = 32 << 10  # of the log per transfer, as at Apache's
 TURN_BYTES_MAX = 4 << 20  # to a slave that catches up, per turn
 
 
@@ -43,6 +45,7 @@ class HaMaster:
         self,
         commitlog: CommitLog,
         config: BrokerConfig,
+        durations: Durations,
         *,
         clock_ms: Callable[[], int],
         on_acknowledged: Callable[[int], None],
@@ -55,6 +58,7 @@ class HaMaster:
         self._tls = tls
         self.commitlog = commitlog
         self.config = config
+        self.durations = durations
         self.clock_ms = clock_ms
         self.links: set[SlaveLink] = set()
         self.acknowledged = 0  # the highest offset ever reported by a slave
@@ -273,10 +277,10 @@ class SlaveLink(asyncio.Protocol):
 
     def _send(self, data: bytes) -> None:
         assert self._transport is not None
-        size, view = self._master.config.ha_transfer_batch_size, memoryview(data)
+        view = memoryview(data)
         buffers: list[bytes | memoryview] = []
-        for at in range(0, len(data), size):
-            buffers += transfer(self.next_offset + at, view[at : at + size])
+        for at in range(0, len(data), TRANSFER_BYTES):
+            buffers += transfer(self.next_offset + at, view[at : at + TRANSFER_BYTES])
         self._transport.writelines(buffers)
         self.next_offset += len(data)
         self._written_ms = self._master.clock_ms()
@@ -284,10 +288,10 @@ class SlaveLink(asyncio.Protocol):
     # ---- time -------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        config = self._master.config
-        if now_ms - self._read_ms > config.ha_housekeeping_interval:
+        durations = self._master.durations
+        if now_ms - self._read_ms > durations.ha_silence:
             self.close(f"silent for {now_ms - self._read_ms} ms")
-        elif self.serving and now_ms - self._written_ms >= config.ha_send_heartbeat_interval:
+        elif self.serving and now_ms - self._written_ms >= durations.ha_heartbeat:
             assert self._transport is not None
             self._transport.writelines(transfer(self.next_offset, b""))
             self._written_ms = now_ms

@@ -24,7 +24,7 @@ from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.errors import Diverged, FlushUnderWay
 from raftmq.store.transient_errors import passes
 
-from ...config import BrokerConfig
+from ...durations import Durations
 from .master import no_delay
 from .protocol import (
     REPORT,
@@ -55,7 +55,7 @@ class HaSlave:
     def __init__(
         self,
         commitlog: CommitLog,
-        config: BrokerConfig,
+        durations: Durations,
         *,
         master_address: Callable[[], str],
         verify: Callable[[], Awaitable[int]],
@@ -74,7 +74,7 @@ class HaSlave:
         self._gate = gate
         self.commitlog = commitlog
         self._tls = tls
-        self.config = config
+        self.durations = durations
         self.append = append
         self.reported = reported
         self.clock_ms = clock_ms
@@ -287,10 +287,10 @@ class MasterLink(asyncio.Protocol):
             self._write(offset)
 
     def tick(self, now_ms: int) -> None:
-        config = self._slave.config
-        if now_ms - self.read_ms > config.ha_housekeeping_interval:
+        durations = self._slave.durations
+        if now_ms - self.read_ms > durations.ha_silence:
             self.close(f"the master is silent for {now_ms - self.read_ms} ms")
-        elif now_ms - self._written_ms >= config.ha_send_heartbeat_interval:
+        elif now_ms - self._written_ms >= durations.ha_heartbeat:
             self._write(max(self._reported, self._slave.reported()))
 
     def _write(self, offset: int) -> None:

@@ -29,7 +29,7 @@ async def write(group, broker, batch, sequence=0, *, epoch=1, queue=0, writer="w
 
 
 async def test_a_writer_goes_on_over_failovers_and_restarts(tmp_path):
-    async with Group(tmp_path, 3, snapshotIntervalMs=200, **PATIENT) as group:
+    async with Group(tmp_path, 3, {"snapshot": 200}, **PATIENT) as group:
         first = await group.leader()
         leader = group.brokers[first]
         await group.create_topic(leader, "T")

@@ -6,7 +6,6 @@ import pytest
 
 from raftmq.broker.admin import message_query
 from raftmq.broker.admin.message_query import KeyQueries
-from raftmq.broker.config import BrokerConfig
 from raftmq.broker.scheduler import IDLE_MS
 from raftmq.client import Admin, Message, MessageQueue, Producer
 from raftmq.namesrv.server import NameServer, NameServerConfig
@@ -54,7 +53,7 @@ class Store:
 
 
 def queries(store):
-    return KeyQueries(BrokerConfig(), store, store.damaged.__contains__, lambda: store.now_ns)
+    return KeyQueries(store, store.damaged.__contains__, lambda: store.now_ns)
 
 
 async def steps_of_a_tick(store, keeper):

@@ -121,7 +121,7 @@ async def test_a_topic_that_is_made_again_begins_empty_unless_asked(tmp_path, se
 
 async def test_every_replica_and_leader_shows_the_same_of_a_topic_made_again(tmp_path):
     """Also one that was down meanwhile, and one that begins with an empty directory."""
-    async with Group(tmp_path, 3, snapshotIntervalMs=200, **PATIENT) as group:
+    async with Group(tmp_path, 3, {"snapshot": 200}, **PATIENT) as group:
         broker = await group.leading()
         old, leader = "T", await group.leader()
         down, wiped = (name for name in group.names if name != leader)

@@ -40,7 +40,7 @@ SMALL = {
     "mappedFileSizeCommitLog": SEGMENT,
     "maxMessageSize": 256 << 10,
     "fileReservedTime": 1,
-    "snapshotIntervalMs": 50,
+    "durations": {"snapshot": 50},
 }
 
 

@@ -5,13 +5,14 @@ import re
 import signal
 import subprocess
 import sys
+from typing import ClassVar
 
 import orjson
 import pytest
 
 from raftmq.broker.consume.queue_locks import GONE
 from raftmq.remoting.codes import RequestCode
-from tests.broker.replication.test_refill_processes import NAMES, Processes
+from tests.broker.replication.test_refill_processes import Processes
 
 LIFETIME_MS = 6_000
 BODY = {
@@ -35,6 +36,10 @@ asyncio.run(main())
 """
 
 
+class LockingProcesses(Processes):
+    durations: ClassVar = Processes.durations | {"queue_lock": LIFETIME_MS}
+
+
 def started(*arguments):
     command = [sys.executable, "-c", CONSUMER, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -44,11 +49,7 @@ def started(*arguments):
 async def test_a_consumer_that_is_killed_with_the_leader_is_waited_for_as_one_killed_alone(
     tmp_path,
 ):
-    processes = Processes(tmp_path)
-    for name in NAMES:
-        with (tmp_path / f"{name}.conf").open("a") as conf:
-            conf.write(f"rebalanceLockMaxLiveMs={LIFETIME_MS}\n")
-    async with processes:
+    async with LockingProcesses(tmp_path) as processes:
         first = await processes.leader()
         await processes.send(first, "T", b"a topic to lock a queue of")
         address = f"127.0.0.1:{processes.ports[first]}"

@@ -238,7 +238,7 @@ async def test_a_new_leader_knows_the_owner(tmp_path):
 
 async def test_a_holder_that_dies_with_the_leader_is_not_waited_for_anew(tmp_path):
     gone_ms = int(4_000 * GONE)
-    async with Group(tmp_path, 3, **STEADY, rebalanceLockMaxLiveMs="4000") as group:
+    async with Group(tmp_path, 3, {"queue_lock": 4_000}, **STEADY) as group:
         first = await group.leader()
         await group.create_topic(group.brokers[first], "T")
         assert await granted(group, group.brokers[first], "A", 0) == [0]

@@ -2,7 +2,6 @@
 
 import pytest
 
-from raftmq.broker.config import change_live
 from raftmq.broker.consume.read_routing import ClassicReads, RaftReads
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.client import Message as ClientMessage
@@ -137,16 +136,10 @@ async def test_a_broker_that_may_not_be_read(tmp_path):
         assert "pulling message is forbidden" in refused.remark
 
 
-async def test_lite_pulls_may_be_switched_off(tmp_path):
+async def test_lite_pulls_are_served(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
         ext = PullHeader("cg", "T", 0, 0, 32, 0x14, 0, 1_000, "*", 0).to_ext()
         lite = RequestCode.LITE_PULL_MESSAGE
         assert (await group.ask(broker, lite, ext)).code == ResponseCode.PULL_NOT_FOUND
-        change_live(broker.config, {"litePullMessageEnable": False})
-        refused = await group.ask(broker, lite, ext)
-        assert refused.code == ResponseCode.NO_PERMISSION
-        assert "lite pull consumer is forbidden" in refused.remark
-        plain = await group.ask(broker, RequestCode.PULL_MESSAGE, ext)
-        assert plain.code == ResponseCode.PULL_NOT_FOUND

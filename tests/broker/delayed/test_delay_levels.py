@@ -10,6 +10,7 @@ from raftmq.broker.delayed.delay_levels import (
     DelayService,
     OffsetHistory,
 )
+from raftmq.broker.durations import DURATIONS
 from raftmq.broker.replication.classic import keep_within
 from raftmq.broker.scheduler import IDLE_MS
 from raftmq.broker.tables.delay_offsets import DelayOffsets
@@ -188,7 +189,7 @@ def test_an_unknown_outcome_is_waited_for():
     stage.send(1)
     stage.passes(1_000)
     frame = stage.bench.log.cut(stage.bench.sends)
-    stage.bench.clock_ms += stage.bench.config.outcome_timeout_ms
+    stage.bench.clock_ms += DURATIONS.outcome
     stage.bench.sends.sweep()
     stage.passes(60_000)
     assert stage.bench.log.cut(stage.bench.sends) is None

@@ -187,8 +187,7 @@ async def test_what_waits_is_not_lost_with_its_segment_nor_by_who_is_refilled(tm
     settings = {
         "mappedFileSizeCommitLog": 256 * KIB,
         "maxMessageSize": 64 * KIB,
-        "cleanResourceInterval": 100,
-        "snapshotIntervalMs": 100,
+        "durations": {"snapshot": 100, "retention": 100},
     }
     async with Group(tmp_path, 3, **(PATIENT | settings)) as group:
         leader = await group.leading()

@@ -12,6 +12,7 @@ from raftmq.broker.delayed.timers import (
     STEP_MS,
     TimerService,
 )
+from raftmq.broker.durations import DURATIONS
 from raftmq.broker.messages.timer_message import Key, recall_message, timed
 from raftmq.broker.scheduler import IDLE_MS
 from raftmq.broker.tables.timer_wheel import NOTHING, TimerWheel
@@ -93,7 +94,7 @@ class Stage(test_delay.Stage):
         handle = RecallHandle("T", "b", self.bench.now_ms + delay_ms, key)
         message = recall_message(handle, "pg", 1, BORN)
         message = timed(message, decode_properties(message.properties), timing)
-        over = self.service.recalling(timing.slot_of(handle.deliver_ms), Key("T", key))
+        over = self.service.recalling(handle.deliver_ms - 1, Key("T", key))
         sends.store([message], b"", lambda *_: over())
         return over
 
@@ -200,7 +201,7 @@ def test_an_unknown_outcome_is_waited_for():
     stage.send("K", 10)
     stage.passes(10)
     frame = stage.bench.log.cut(stage.bench.sends)
-    stage.bench.clock_ms += stage.bench.config.outcome_timeout_ms
+    stage.bench.clock_ms += DURATIONS.outcome
     stage.bench.sends.sweep()
     stage.passes(60_000)
     assert stage.bench.log.cut(stage.bench.sends) is None
@@ -265,7 +266,7 @@ def test_what_is_due_waits_for_a_recall_that_may_be_refused():
     for key in ("before", "doubtful", "behind"):
         stage.admit(key, 1_000)
     stage.commit()
-    handle_slot = stage.service.timing.slot_of(stage.bench.now_ms + 1_000)
+    handle_slot = stage.bench.now_ms + 999
     stage.passes(999)
     refused = stage.service.recalling(handle_slot, Key("T", "doubtful"))
     stage.passes(1)
@@ -560,7 +561,7 @@ def test_each_comes_once_and_not_early_whatever_happens_to_clocks(seed):
             if stage.send(f"K{number}", delay_ms):
                 break
             due[f"K{number}"] = stage.bench.now_ms + delay_ms
-            slot_ms = stage.service.timing.slot_of(due[f"K{number}"])
+            slot_ms = due[f"K{number}"] - 1
             if rng.random() < 0.2 and not stage.service.is_delivered(slot_ms):
                 stage.recall(f"K{number}", delay_ms)
                 stage.commit()

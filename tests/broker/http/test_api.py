@@ -233,20 +233,20 @@ async def test_live_configuration(client, broker):
     by_key = {item["key"]: item for item in read.json["items"]}
     assert by_key["topicsMax"]["live"] and not by_key["listenPort"]["live"]
     path, tag = "/api/v1/config", read.headers["ETag"]
-    changes = {"maxMsgsNumBatch": 7, "listenPort": 1, "shortPollingTimeMills": 2_000}
+    changes = {"metricsSeriesMax": 7, "listenPort": 1, "shortPollingTimeMills": 2_000}
     assert (await client.ask("PATCH", path, json=changes)).status == 428
     done = await client.ask("PATCH", path, json=changes, If_Match=tag)
     assert done.json == {
-        "applied": {"maxMsgsNumBatch": 7, "shortPollingTimeMills": 2_000},
+        "applied": {"metricsSeriesMax": 7, "shortPollingTimeMills": 2_000},
         "needsRestart": ["listenPort"],
     }
-    assert (broker.config.max_msgs_num_batch, broker.config.listen_port) == (7, 0)
+    assert (broker.config.metrics_series_max, broker.config.listen_port) == (7, 0)
     assert (await client.ask("PATCH", path, json=changes, If_Match=tag)).status == 412
     for wrong in (
-        {"maxMsgsNumBatch": 9_999},
+        {"metricsSeriesMax": 999_999},
         {"nope": 1},
         {"topicsMax": "5"},
-        {"topicsMax": 5, "maxMsgsNumBatch": 0},
+        {"topicsMax": 5, "metricsSeriesMax": -1},
     ):
         assert (await client.ask("PATCH", path, json=wrong, If_Match="*")).status == 422
     assert broker.config.topics_max != 5, "all of them or none"

@@ -588,8 +588,7 @@ async def test_what_retention_deleted_is_pending_no_more_in_order(tmp_path):
         "maxMessageSize": 64 * 1024,
         "fileReservedTime": 0,
         "deleteWhen": ";".join(map(str, range(24))),
-        "cleanResourceInterval": 50,
-        "snapshotIntervalMs": 50,
+        "durations": {"snapshot": 50, "retention": 50},
     }
     async with Group(tmp_path, 1, **settings) as group:
         broker, popper = await group.leading(), Popper(group)
@@ -788,7 +787,7 @@ async def test_modes_are_kept_and_queues_shared_out(one):
 
 
 async def test_nothing_acknowledged_comes_again_and_nothing_is_lost_over_failovers(tmp_path):
-    async with Group(tmp_path, 3, snapshotIntervalMs=200, **PATIENT) as group:
+    async with Group(tmp_path, 3, {"snapshot": 200}, **PATIENT) as group:
         popper = Popper(group)
         await filled(group, await group.leading(), 60)
         done, seen = set(), []

@@ -17,8 +17,7 @@ OFTEN = {
     "mappedFileSizeCommitLog": 1 << 18,
     "maxMessageSize": 32 << 10,
     "deleteWhen": HOURS,
-    "cleanResourceInterval": 50,
-    "snapshotIntervalMs": 50,
+    "durations": {"snapshot": 50, "retention": 50},
 }
 
 

@@ -132,8 +132,8 @@ async def test_clean_stop_hands_leadership_over(group):
 
 
 async def test_minority_leader_never_says_ok(tmp_path):
-    soon = {"electionTimeoutMinMs": 800, "electionTimeoutMaxMs": 1_200, "outcomeTimeoutMs": 500}
-    async with Group(tmp_path, 3, **soon) as group:
+    soon = {"electionTimeoutMinMs": 800, "electionTimeoutMaxMs": 1_200}
+    async with Group(tmp_path, 3, {"outcome": 500}, **soon) as group:
         name = await group.leader()
         broker = group.brokers[name]
         await group.create_topic(broker, "T")

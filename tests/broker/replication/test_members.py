@@ -252,7 +252,7 @@ async def test_a_follower_lists_and_does_not_change(tmp_path):
 
 async def test_a_change_whose_outcome_is_not_known_is_told_as_such(tmp_path):
     settings = {"electionTimeoutMinMs": 800, "electionTimeoutMaxMs": 1_200}
-    async with Group(tmp_path, count=3, outcomeTimeoutMs=3_000, **settings) as group:
+    async with Group(tmp_path, 3, {"outcome": 3_000}, **settings) as group:
         first = await group.leader()
         leader = group.brokers[first]
         others = [name for name in group.names if name != first]

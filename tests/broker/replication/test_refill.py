@@ -22,8 +22,7 @@ async def group(tmp_path):
         "maxMessageSize": 64 * KIB,
         "fileReservedTime": 0,
         "deleteWhen": ";".join(map(str, range(24))),
-        "cleanResourceInterval": 100,
-        "snapshotIntervalMs": 100,
+        "durations": {"snapshot": 100, "retention": 100},
         "flushDiskType": "SYNC_FLUSH",
     }
     async with Group(tmp_path, count=3, **settings) as three:

@@ -3,11 +3,14 @@ it comes back by itself, votes, leads, and serves the same messages at the same 
 
 import asyncio
 import contextlib
+import json
+import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+from typing import ClassVar
 
 import orjson
 
@@ -33,6 +36,8 @@ class Processes:
     """A group of three. Whoever leads stays, however slow the machine and its disk are, until it is
     killed: that is seen by the end of its connections."""
 
+    durations: ClassVar = {"snapshot": 100, "retention": 100}
+
     def __init__(self, root, names=NAMES):
         self.root = root
         self.names = names
@@ -50,9 +55,9 @@ class Processes:
                 f"listenPort={self.ports[name]}\nstorePathRootDir={root / name}\n"
                 f"flushDiskType=SYNC_FLUSH\nmappedFileSizeCommitLog={SEGMENT}\n"
                 f"mappedFileSizeConsumeQueue=20000\nmaxMessageSize={64 * KIB}\n"
-                f"fileReservedTime=0\ndeleteWhen={hours}\ncleanResourceInterval=100\n"
-                "snapshotIntervalMs=100\ndiskSpaceWarningLevelRatio=100\nhttpEnable=false\n"
-                "electionTimeoutMinMs=4000\nelectionTimeoutMaxMs=8000\noutcomeTimeoutMs=60000\n"
+                f"fileReservedTime=0\ndeleteWhen={hours}\n\n"
+                "diskSpaceWarningLevelRatio=100\nhttpEnable=false\n"
+                "electionTimeoutMinMs=4000\nelectionTimeoutMaxMs=8000\n"
             )
 
     async def __aenter__(self):
@@ -73,6 +78,7 @@ class Processes:
                 [sys.executable, "-m", "tests.broker.node", "-c", str(conf), "--log-level", "INFO"],
                 stdout=subprocess.DEVNULL,
                 stderr=err,
+                env=os.environ | {"NODE_DURATIONS": json.dumps(self.durations)},
             )
 
     def end(self, name, number):

@@ -3,6 +3,7 @@ acknowledged is lost, and the group goes on."""
 
 import asyncio
 import io
+import json
 import os
 import signal
 import subprocess
@@ -55,6 +56,7 @@ class Upgrading(Processes):
     def start(self, name):
         tree = ROOT if self.is_new else self.before
         environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONUNBUFFERED": "1"}
+        environment["NODE_DURATIONS"] = json.dumps(self.durations)
         command = [sys.executable, "-m", "tests.broker.node", "-c", str(self.root / f"{name}.conf")]
         with (self.root / f"{name}.log").open("ab") as err:
             self.running[name] = subprocess.Popen(

@@ -15,7 +15,7 @@ YEAR = 365 * 24 * HOUR_MS
 SETTINGS = {
     "mappedFileSizeCommitLog": 256 << 10,
     "maxMessageSize": 64 << 10,
-    "snapshotIntervalMs": 50,
+    "durations": {"snapshot": 50},
     "deleteWhen": ";".join(map(str, range(24))),
     "electionTimeoutMinMs": 600,
     "electionTimeoutMaxMs": 900,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from raftmq.broker.durations import DURATIONS
 from raftmq.broker.errors import Refused
 from raftmq.broker.send.exactly_once import checked_name
 from raftmq.broker.tables.writers import NAME_LENGTH_MAX, NUMBER_MAX, open_writer
@@ -139,7 +140,7 @@ def test_while_nobody_knows_nothing_else_of_it_begins():
     bench = Writing()
     bench.write(3)
     frame = bench.log.cut(bench.sends)
-    bench.clock_ms += bench.config.outcome_timeout_ms
+    bench.clock_ms += DURATIONS.outcome
     bench.sends.sweep()
     bench.write(3)
     bench.write(4)

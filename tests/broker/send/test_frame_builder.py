@@ -35,7 +35,6 @@ BORN = ("10.0.0.7", 50_000)
 def rules(store=STORE, size_max=4096, record_bytes_max=100_000):
     return SendRules(
         cluster="C",
-        region="DefaultRegion",
         trace_on=True,
         store_host=pack_host(store),
         message_size_max=size_max,

@@ -3,6 +3,7 @@
 import pytest
 
 from raftmq.audit.read.log_scanner import walk_range
+from raftmq.broker.durations import DURATIONS
 from raftmq.broker.errors import Refused
 from raftmq.broker.messages.send_request import Outgoing
 from raftmq.broker.tables.state import (
@@ -129,7 +130,7 @@ def test_who_asked_hears_what_became_of_it():
     bench, ends = Bench(), Ends()
     bench.sends.store([outgoing()], moved(1), ends)
     bench.log.cut(bench.sends)
-    bench.clock_ms += bench.config.outcome_timeout_ms
+    bench.clock_ms += DURATIONS.outcome
     bench.sends.sweep()
     bench.sends.truncated(1)
     assert [(code, remark[:17]) for code, remark in ends.told] == [(1, "[OUTCOME_UNKNOWN]")]

@@ -37,7 +37,6 @@ class Bench:
         self.unproven = None  # the error of the barrier
         rules = SendRules(
             cluster="C",
-            region="DefaultRegion",
             trace_on=True,
             store_host=pack_host(("127.0.0.1", 10911)),
             message_size_max=self.config.max_message_size,
@@ -350,7 +349,7 @@ def test_replaced_frame_is_not_answered_ok():
 
 
 def test_unknown_outcome_is_told_once_after_the_time_out():
-    bench = Bench(outcome_timeout_ms=3_000)
+    bench = Bench()
     bench.send()
     frame = bench.log.cut(bench.sends)
     bench.clock_ms += 2_999

@@ -5,6 +5,7 @@ import asyncio
 import orjson
 import pytest
 
+from raftmq.broker.durations import DURATIONS
 from raftmq.broker.send.idempotency import WAITING_MAX
 from raftmq.broker.tables.idempotent_sends import KEY_LENGTH_MAX, Sent, SentOnce
 from raftmq.broker.tables.state import BrokerState, commit_offsets
@@ -102,12 +103,12 @@ def test_while_nobody_knows_no_other_try_is_stored():
     bench.send(i=once())
     bench.send(i=once())
     frame = bench.log.cut(bench.sends)
-    bench.clock_ms += bench.config.outcome_timeout_ms
+    bench.clock_ms += DURATIONS.outcome
     bench.sends.sweep()
     assert answered(bench) == [ResponseCode.SYSTEM_ERROR] * 2
     bench.send(i=once())  # its fate is still open
     assert bench.log.cut(bench.sends) is None
-    bench.clock_ms += bench.config.outcome_timeout_ms - 1
+    bench.clock_ms += DURATIONS.outcome - 1
     bench.sends.sweep()
     assert answered(bench) == []
     bench.clock_ms += 1
@@ -231,7 +232,7 @@ def test_a_frame_that_is_applied_again_changes_nothing():
 
 async def test_tries_that_go_to_the_next_leader_are_not_stored_again(tmp_path):
     """The first tries are answered by a leader that dies then; all come again, some twice."""
-    async with Group(tmp_path, 3, snapshotIntervalMs=200, **PATIENT) as group:
+    async with Group(tmp_path, 3, {"snapshot": 200}, **PATIENT) as group:
         first = await group.leader()
         leader = group.brokers[first]
         await group.create_topic(leader, "T")

@@ -45,7 +45,6 @@ SETTINGS = {
     "flushDiskType": "ASYNC_FLUSH",
     "electionTimeoutMinMs": 500,
     "electionTimeoutMaxMs": 900,
-    "outcomeTimeoutMs": 30_000,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from raftmq.broker import process as broker_process
 from raftmq.broker.config import BrokerConfig, Setting, build_config
+from raftmq.broker.durations import Durations
 from raftmq.dledger.node.rollback_detection import NOTES_FILE
 from raftmq.dledger.transport.peer_info_message import Held
 from raftmq.namesrv.config import NameServerConfig
@@ -24,6 +25,7 @@ NAMESRV = f"{HOST}:{NAMESRV_PORT}"
 NO_NAMESRV_PORT = 42_002
 NO_NAMESRV = f"{HOST}:{NO_NAMESRV_PORT}"
 GROUP = "group-a"
+DURATIONS = Durations(snapshot=2_000, retention=1_000)
 STORE = "store"
 STRANGE_STORE = "strange"
 RAFT_PORTS = range(41_000, 42_000)
@@ -63,7 +65,7 @@ async def broker(process: Process, settings: Mapping[str, str]) -> int:
     machine = process.machine
     config = broker_config(settings)
     disk = DiskOfProcess(process, config.store_path_root_dir)
-    seen = broker_process.Machine(cast(OsDisk, disk), machine.wall_ms)
+    seen = broker_process.Machine(cast(OsDisk, disk), machine.wall_ms, durations=DURATIONS)
     lock: Any = None  # the broker takes it
     return await broker_process.run(config, seen, lock, {})
 

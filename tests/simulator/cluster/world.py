@@ -676,10 +676,7 @@ class ClusterWorld:
             "maxIndexNum": "400",
             "frameSizeMax": str(profile.frame_bytes_max),
             "maxMessageSize": "8192",
-            "diskSpaceWarningFreeBytes": "1",
             "cleanFileForciblyEnable": str(not profile.kept).lower(),
-            "cleanResourceInterval": "1000",
-            "snapshotIntervalMs": "2000",
             **({"peerSecret": SECRET} if profile.secret else {}),
             **SETTINGS,
         }

@@ -170,7 +170,7 @@ def test_the_newest_that_fit_oldest_first(disk: OsDisk) -> None:
     store.derived.index_all()
     assert numbers(store, "all", 3) == [97, 98, 99]
     assert numbers(store, "all", 64) == list(range(36, 100))
-    assert numbers(store, "all", 1000) == list(range(36, 100))  # maxMsgsNumBatch
+    assert numbers(store, "all", 1000) == list(range(36, 100))
     assert numbers(store, "all", 0) == numbers(store, "all", -5) == []
     size = len(encode_record(keyed(99)))
     assert store.index is not None

@@ -2,6 +2,7 @@
 
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
+from raftmq.broker.durations import Durations
 from tests.broker.cluster import Group
 from tests.ports import bound
 from tests.waiting import until
@@ -13,6 +14,14 @@ TIMEOUT_MS = 600_000
 class Classic(Group):
     """`master`, `slave1`, `slave2`, … The slaves know the master's HA port; `introduce` tells them
     where it takes requests, as a name server would."""
+
+    durations = Durations(
+        outcome=30_000,
+        sync_flush=TIMEOUT_MS,
+        ha_silence=2 * TIMEOUT_MS,
+        ha_heartbeat=50,
+        config_files=100,
+    )
 
     def __init__(self, root, slaves=1, role="SYNC_MASTER", names=None, **settings):
         super().__init__(root, 0, **settings)
@@ -40,11 +49,7 @@ class Classic(Group):
             # Who waits for a slave or a disk is answered by them, however slow the machine is;
             # tests of these time-outs skip the time.
             "slaveTimeout": str(TIMEOUT_MS),
-            "syncFlushTimeout": str(TIMEOUT_MS),
-            "haHousekeepingInterval": str(2 * TIMEOUT_MS),
             "slaveSyncMetadataIntervalMs": "100",
-            "haSendHeartbeatInterval": "50",
-            "flushConsumerOffsetInterval": "100",
         }
         values |= {key: str(value) for key, value in self.settings.items()}
         values |= {key: str(value) for key, value in self.own.get(name, {}).items()}
@@ -60,6 +65,7 @@ class Classic(Group):
             disk,
             replication_socket=listener,
             clock_ms=self.clock.whole_ms,
+            durations=self.durations,
         )
         self.brokers[name] = broker
         if name != "master":

@@ -273,7 +273,7 @@ async def test_a_new_slave_of_apaches_master_gets_every_segment(tmp_path, monkey
 
 async def test_slaves_are_bounded_and_silence_ends_a_link(tmp_path, monkeypatch):
     monkeypatch.setattr(master, "SLAVES_MAX", 1)
-    async with Classic(tmp_path, 0, haHousekeepingInterval=300) as pair:
+    async with Classic(tmp_path, 0, durations={"ha_silence": 300}) as pair:
         reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
         writer.write(bytes(8))
         await pair.master_serves(1)

@@ -159,7 +159,6 @@ async def _topics(connection: Connection, group: BrokerData) -> list[str]:
 
 
 async def _offsets_check(connection: Connection, leader: str) -> CheckResult:
-    """Check that no group has committed an offset behind its queue's end."""
     offenders: list[Offender] = []
     slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
     async with admin_of(connection) as admin:

@@ -127,7 +127,6 @@ class Cluster:
         return uvloop.run(load)
 
     def wire(self, count: int, in_flight: int, batch: int = 0) -> Figures:
-        """Measure such a load."""
         before, begun_s = self._brokers(), time.process_time()
         result = self.load(count, in_flight, batch)
         client = (time.process_time() - begun_s) * 1e6 / result.messages
@@ -153,7 +152,6 @@ class Cluster:
 
 
 def measure(root: Path, also: tuple[str, ...], scale: float) -> dict[str, Figures]:
-    """Measure a round of a checkout."""
     count = max(1_000, int(50_000 * scale))
     cluster = Cluster(root, also)
     try:

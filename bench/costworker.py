@@ -22,8 +22,6 @@ TIMEOUT_S = 600
 
 
 class Timer:
-    """CPU and wall time since it was made."""
-
     def __init__(self) -> None:
         self._cpu_s, self._wall_s = time.process_time(), time.perf_counter()
 

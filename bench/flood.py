@@ -153,8 +153,6 @@ def outcome_of(data: bytes, at: int, end: int) -> str:
 
 
 class Flood:
-    """The execution of a plan."""
-
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._outcomes: Counter[str] = Counter()

@@ -67,8 +67,6 @@ class Usage:
 
 
 class RaftGroup:
-    """A group, its name server, and where they are."""
-
     def __init__(self, cluster: Cluster, namesrv: str) -> None:
         self.cluster = cluster
         self.namesrv = namesrv
@@ -76,7 +74,6 @@ class RaftGroup:
         self.followers: list[Node] = []
 
     async def find_leader(self) -> None:
-        """Find the current leader."""
         self.leader = await self.cluster.find("leader")
         self.followers = [n for n in self.cluster.state().brokers if n.name != self.leader.name]
 
@@ -97,7 +94,6 @@ class RaftGroup:
         )
 
     async def leaders(self) -> list[Node]:
-        """Return the leader of each broker group."""
         return [await self.cluster.find(f"leader:{name}") for name in self.cluster.state().groups]
 
     def all_replicas(self) -> tuple[float, float]:

@@ -189,8 +189,6 @@ class Cluster:
 
 
 class Watch:
-    """Samples the resident memory of processes."""
-
     def __init__(self, pids: Sequence[int]) -> None:
         self.memory = {pid: Memory(resident_mib(pid), resident_mib(pid)) for pid in pids}
 
@@ -231,7 +229,6 @@ class NormalClient:
             await asyncio.wait(set(self._under_way))
 
     def span(self, begin: float, end: float) -> Latencies:
-        """Return the latencies of the sends that started in the span."""
         mine = [(ms, failure) for at, ms, failure in self.sends if begin <= at < end]
         good = sorted(ms for ms, failure in mine if not failure)
         return Latencies(
@@ -259,7 +256,6 @@ def share_of(ordered: Sequence[float], share: float) -> float:
 
 
 async def terms(cluster: Cluster) -> int:
-    """Return the highest term of all replicas."""
     client = RemotingClient()
     result = [0]
     try:
@@ -320,7 +316,6 @@ async def flooded(plan: Plan) -> tuple[float, dict[str, Any]]:
 
 
 async def measure(root: Path, row: Row, spans: Spans, connections_max: int) -> Result:
-    """Measure a row for a checkout."""
     cluster = Cluster(root, SETTINGS | (SLOW_DISK if row.slow_disk else {}))
     try:
         async with Producer("normal", cluster.namesrv) as producer:

@@ -124,7 +124,6 @@ async def queues(value: int, seconds: float) -> Figures:
 
 
 async def groups(value: int, seconds: float) -> Figures:
-    """The groups share IN_FLIGHT sends."""
     async with raft_group(SETTINGS, groups=value) as group:
         leaders = [leader.address for leader in await group.leaders()]
         await asyncio.gather(*(Load(0.5).run(leader) for leader in leaders))
@@ -229,7 +228,6 @@ async def consumers(value: int, seconds: float) -> Figures:
 
 
 async def create(group: RaftGroup, names: Sequence[str], queue_count: int) -> None:
-    """Create topics at the leader, CREATIONS at a time."""
     waiting = iter(names)
 
     async def creations(admin: Admin) -> None:

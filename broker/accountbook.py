@@ -56,8 +56,6 @@ def load_account_file(config: BrokerConfig, table: AclTable) -> AccountFile:
 
 
 class AccountBook:
-    """The accounts of a broker with aclEnable."""
-
     def __init__(self, context: Context, file: AccountFile) -> None:
         self._context = context
         self._config = context.config

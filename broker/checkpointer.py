@@ -56,8 +56,6 @@ class Keeper(Protocol):
 
 
 class RaftKeeper:
-    """Writes snapshots of the tables."""
-
     def __init__(
         self,
         context: Context,

@@ -80,7 +80,6 @@ class Member:
     wishes: Wishes = frozenset()  # a consumer's; equal sets are shared
 
     def to_json(self) -> dict[str, Any]:
-        """Return Apache's Connection bean."""
         language = LanguageCode(self.language).name
         return {
             "clientAddr": self.connection.peer_address,
@@ -156,7 +155,6 @@ class ConsumerGroup:
         return _kept_bytes(self.subscriptions) + sum(kept for _, kept in self._wishes.values())
 
     def wish(self, member: Member, wanted: Wishes, kept_bytes: int) -> None:
-        """Record a member's subscriptions."""
         if member.wishes == wanted:
             return
         self.forget_wishes(member)
@@ -165,7 +163,6 @@ class ConsumerGroup:
             self._wishes.setdefault(member.wishes, [0, kept_bytes])[0] += 1
 
     def forget_wishes(self, member: Member) -> None:
-        """Remove a member's subscriptions."""
         if member.wishes in self._wishes:
             self._wishes[member.wishes][0] -= 1
             if not self._wishes[member.wishes][0]:
@@ -393,7 +390,6 @@ class ClientTable:
                 self._notify(group)
 
     def closed(self, connection: ClientConnection) -> None:
-        """Remove all memberships of a closed connection."""
         for client_id in self._requesters_by.pop(connection, ()):
             del self._requesters[client_id]
         for consumer, group, client_id in sorted(self._by_connection.pop(connection, set())):
@@ -482,7 +478,6 @@ class ClientTable:
             self._notify(group_name)
 
     def consumer(self, connection: ClientConnection, group_name: str) -> Member | None:
-        """Return the group's member on this connection."""
         group = self.consumers.get(group_name)
         for consumer, name, client_id in self._by_connection.get(connection, ()):
             if group is not None and consumer and name == group_name:
@@ -507,7 +502,6 @@ class ClientTable:
             self._notify(name)
 
     def _members(self, consumer: bool, group: str) -> dict[str, Member]:
-        """Return the members of a consumer or producer group."""
         if not consumer:
             return self.producers.get(group, {})
         found = self.consumers.get(group)

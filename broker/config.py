@@ -605,7 +605,6 @@ def parse_founders(text: str) -> tuple[Peer, ...]:
 
 
 def _listeners(config: BrokerConfig) -> Iterator[Listener]:
-    """Yield the listeners of this broker and of its proxy."""
     bind, listen_port = config.bind_address, config.listen_port
     yield Listener("listen_port", bind, listen_port)
     if config.is_classic:

@@ -30,7 +30,6 @@ class ClientRoom:
         warn_if_limited(self._server.connections_max, self._wanted, self._shares.limit)
 
     def chore(self) -> Chore:
-        """Return the periodic work."""
         return Chore("client_room", LOOK_MS, self.look)
 
     def look(self) -> None:

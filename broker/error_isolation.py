@@ -47,7 +47,6 @@ class Contained:
         self.counts = dict.fromkeys(KINDS, 0)
 
     def failed(self, what: str, error: Exception, connection: Closable | None = None) -> None:
-        """Count and log the error, and close the connection."""
         self.counts[what] += 1
         log.error("contained what=%s error=%r", what, error, exc_info=error, extra=FROM_PEER)
         if connection is not None:

@@ -113,7 +113,6 @@ class Guard:
     async def _newest(
         self, handler: Handler, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand | None:
-        """Prove leadership, then answer."""
         try:
             await self._barrier()
             answer = handler(connection, request)

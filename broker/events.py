@@ -13,8 +13,6 @@ from .replication.roles import RoleView
 
 
 class NodeEvents:
-    """Publishes events with the common fields."""
-
     def __init__(self, config: BrokerConfig, roles: RoleView, wall_ms: Callable[[], int]) -> None:
         self._config = config
         self._roles = roles
@@ -22,7 +20,6 @@ class NodeEvents:
         self.hub = EventHub(wall_ms)
 
     def tell(self, kind: str, detail: dict[str, Any], term: int | None = None) -> None:
-        """Publish an event of this node."""
         self.hub.publish(
             kind,
             node=self._config.node_name,

@@ -103,7 +103,6 @@ class Reliever:
         self._tell()
 
     def _tell(self) -> None:
-        """Publish a change of the disk's state."""
         state, reason = disk_state(self._context.log.status(), self._sends.disk_full)
         if state != self._told[0]:
             detail = {"state": state, "was": self._told[0], "reason": reason}

@@ -63,8 +63,6 @@ class Limit:
 
 
 class Retention:
-    """Decides which segments have expired."""
-
     def __init__(
         self,
         store: MessageStore,
@@ -168,7 +166,6 @@ class Retention:
         return self._now.lead_ms
 
     def info(self) -> dict[str, str]:
-        """Return the entries of the runtime info."""
         return {
             "clockAheadOfLogMs": str(self.clock_lead_ms),
             "clockContradiction": self.contradiction,

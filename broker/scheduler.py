@@ -93,7 +93,6 @@ class Row:
         self._all_due_ms = 0  # when all due chores run regardless of estimates
 
     def start(self) -> None:
-        """Start the chores' periods."""
         now_ms = self._clock_ms()
         self._all_due_ms = now_ms + REST_MS_MAX
         for chore in self._chores:
@@ -110,7 +109,6 @@ class Row:
         return rest_ms
 
     async def run_due(self) -> None:
-        """Run the chores that are due and have work."""
         now_ms = self._clock_ms()
         everything = now_ms >= self._all_due_ms
         if everything:

@@ -128,7 +128,6 @@ class Claim:
 
     @property
     def lock(self) -> StoreLock:
-        """The store's lock, once it is held."""
         lock = self._lent or self._lock
         assert lock is not None
         return lock

@@ -141,7 +141,6 @@ def make_replication(
     activity: Activity,
     told: Told,
 ) -> tuple[Engine, BrokerApplication | LocalApplication]:
-    """Return the configured engine and its application."""
     if context.config.is_classic:
         return _classic(opened, context, sends, pulls, activity, told)
     return _raft(opened, context, sends, activity, told)

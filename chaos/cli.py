@@ -46,7 +46,6 @@ def list_scenarios() -> None:
 
 
 def load_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that set a run's load."""
     options = (
         click.option("--seed", default=1, help="The same seed gives the same schedule."),
         click.option(
@@ -96,7 +95,6 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def directory_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the option for the directory of a run's files."""
     return click.option(
         "--dir",
         "directory",

@@ -273,7 +273,6 @@ def operating() -> Iterator[None]:
 
 
 def print_result(result: RunResult, console: Console) -> None:
-    """Print the verdict for a person."""
     load = result.load
     console.print(check_table(result.checks))
     console.print(
@@ -333,7 +332,6 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def repeat_command() -> str:
-    """Return the command line that was typed."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 

@@ -324,7 +324,6 @@ def _queue_rows(old: Old) -> list[dict[str, Any]]:
 
 
 async def _progress(admin: Admin, name: str, address: str) -> list[Mapping[str, Any]]:
-    """Return the progress of each group in each topic."""
     result: dict[tuple[str, str], dict[str, Any]] = {}
     for group, sections in sorted((await admin.broker.consume_stats(address)).items()):
         for queue, progress in (pair for part in sections for pair in part.queues.items()):

@@ -18,8 +18,6 @@ from typing import Any
 
 
 class Kind(Enum):
-    """The kind of a flag's value."""
-
     SWITCH = "switch"  # no value
     TEXT = "text"
     INTEGER = "integer"
@@ -155,7 +153,6 @@ class Command:
     positionals: tuple[Positional, ...] = ()
 
     def load(self) -> Callable[..., Awaitable[Any]]:
-        """Import the command's function."""
         module, _, function = self.runs.partition(":")
         result = getattr(importlib.import_module(f"raftmq.mqadmin.{module}"), function)
         assert callable(result)

@@ -252,7 +252,6 @@ async def _shown(
 
 
 def _queue_rows(read: Sequence[Rows]) -> Iterator[dict[str, Any]]:
-    """Yield the number of messages that were read of each queue."""
     counts: dict[MessageQueue, dict[str, int]] = {}
     for name, rows in zip(("from", "to"), read, strict=True):
         for number, (_, queue) in enumerate(rows.queues):

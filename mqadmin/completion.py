@@ -47,7 +47,6 @@ def completion_command(shell: str, install: bool) -> None:
 
 
 def scripts(shell: str) -> dict[str, str]:
-    """Return the script of each command."""
     from click.shell_completion import get_completion_class
 
     from raftmq.commands import COMMANDS

@@ -184,7 +184,6 @@ class Cursor:
         return self.waiting.popleft() if self.waiting else None
 
     async def pull(self, wait_ms: int) -> list[MessageExt]:
-        """Pull messages at the offset, and advance it."""
         selection, offset = self._selection, self._offset
         result, following = await self._admin.message.pull(
             self.queue, offset, PULL_COUNT, selection.expression, selection.expression_type, wait_ms
@@ -254,8 +253,6 @@ async def _print_past(cursors: Sequence[Cursor], printer: Printer) -> None:
 
 
 class _Follower:
-    """Prints new messages of all queues."""
-
     def __init__(
         self, admin: Admin, selection: Selection, printer: Printer, terminal: Terminal
     ) -> None:

@@ -192,7 +192,6 @@ async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequen
 
 
 async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
-    """Return the current consumer's address by queue."""
     result = {}
     for address in (await admin.cluster.leaders()).values():
         connection = await _if_any(admin.group.connection(address, group))

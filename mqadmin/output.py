@@ -36,7 +36,6 @@ def as_json(sections: Sequence[Section], *, indent: bool = True) -> bytes:
 
 
 def as_yaml(sections: Sequence[Section]) -> bytes:
-    """Encode the same data as YAML."""
     import yaml
 
     value = orjson.loads(as_json(sections))  # as plain data, without tuples and with text keys

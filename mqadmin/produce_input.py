@@ -46,7 +46,6 @@ class Template:
     delay_ms: int = 0
 
     def message(self, body: bytes) -> Message:
-        """Return a message with that body."""
         return Message(
             self.topic,
             body,

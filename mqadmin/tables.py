@@ -23,7 +23,6 @@ PIPE_COLUMNS = 240  # for files and pipes; nothing is truncated there
 
 
 def show(sections: Sequence[Section], console: Console) -> None:
-    """Print an answer for people."""
     for number, section in enumerate(sections):
         if number:
             console.print()
@@ -56,7 +55,6 @@ def _show_section(section: Table | Fields, console: Console) -> None:
 
 
 def rich_table(section: Table) -> RichTable:
-    """Return a table for rich."""
     columns = list(section.rows[0]) if section.rows else list(section.columns)
     table = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:

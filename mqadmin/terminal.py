@@ -34,7 +34,6 @@ class Terminal:
         self._out.write(data)
 
     def flush(self) -> None:
-        """Flush standard output."""
         self._out.flush()
 
     def progress(self, text: str, *, now: bool = False) -> None:
@@ -53,7 +52,6 @@ class Terminal:
         self._err.flush()
 
     def end_progress(self) -> None:
-        """Clear the progress line."""
         if self._shown:
             self._err.write(_CLEAR_LINE)
             self._err.flush()

@@ -59,7 +59,6 @@ async def _print(
     arguments: Arguments,
     terminal: Terminal,
 ) -> Sample:
-    """Print a sample, and return it."""
     now = await take_sample(admin, scope)
     sections = sections_of(now, before, 0 if arguments.on("json") else rows_max)
     if arguments.on("json"):

@@ -160,7 +160,6 @@ def _add_progress(
 
 
 def broker_rows(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
-    """Return a row for each replica."""
     earlier = {} if before is None else {r.address: reported for r, reported in before.replicas}
     rows = []
     for replica, reported in now.replicas:

@@ -141,12 +141,10 @@ class NameServerConfig(TlsOptions):
 
     @property
     def frame_size_max(self) -> int:
-        """Return the size of the largest request, a registration with its header."""
         return self.registration_bytes_max + HEADER_BYTES_MAX
 
     @property
     def web(self) -> WebSettings:
-        """Return the settings of the HTTP port."""
         return WebSettings(
             self.http_enable,
             self.http_bind_address,

@@ -36,7 +36,6 @@ class KvConfig:
         self._values = 0
 
     def copy(self) -> KvConfig:
-        """Return an independent copy."""
         twin = KvConfig(self._size_bytes_max, self._values_max)
         twin._table = {namespace: dict(keys) for namespace, keys in self._table.items()}
         twin._size_bytes, twin._values = self._size_bytes, self._values

@@ -115,7 +115,6 @@ class NameServerProcessor:
         self._order_of: KvConfig | None = None
 
     def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
         return {
             RequestCode.REGISTRATION_NONCE: self.registration_nonce,
             RequestCode.REGISTER_BROKER: self.register_broker,
@@ -534,7 +533,6 @@ def _claim(
 
 
 def _peer(connection: Connection) -> str:
-    """Return the peer's host, or THIS_MACHINE."""
     if not connection.peer_address or not connection.local_address:
         return ""  # already disconnected
     host, _ = parse_address(connection.peer_address)
@@ -556,7 +554,6 @@ def _sums(body: bytes) -> tuple[int, bytes]:
 
 
 def _when_made(answer: RemotingCommand, change: TopicChange | None) -> Answer:
-    """Answer after a change of topics."""
     if change is None or change.done:
         return answer
 
@@ -568,7 +565,6 @@ def _when_made(answer: RemotingCommand, change: TopicChange | None) -> Answer:
 
 
 async def _made(change: TopicChange) -> None:
-    """Wait for a change of topics."""
     if not change.done:
         made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         change.whenever_done.append(lambda: None if made.done() else made.set_result(None))
@@ -588,7 +584,6 @@ def route_changed(changes: Changes) -> RemotingCommand:
 
 
 def log_gone(brokers: list[LiveBroker], reason: str) -> None:
-    """Log the dropped brokers."""
     for broker in brokers:
         LOG.warning(
             "broker_gone address=%s broker=%s id=%d reason=%s",

@@ -24,8 +24,6 @@ from .routes import RegistrationRefused
 
 
 class Proofs:
-    """The challenges and keys of a name server."""
-
     def __init__(self, keys: Sequence[bytes] = (), *, signed_only: bool = False) -> None:
         """`signed_only` rejects registrations without a signature."""
         self._keys = tuple(keys)

@@ -338,7 +338,6 @@ class RouteTable:
         return True
 
     def channel_closed(self, channel: Hashable, now_ms: int) -> list[LiveBroker]:
-        """Drop and return the brokers of a closed channel."""
         removed = [self._live[address] for address in self._channels.get(channel, ())]
         for live in removed:
             self._remove(live, now_ms)
@@ -416,7 +415,6 @@ class RouteTable:
         return {group.name: data for group, data in self.places(topic)} or None
 
     def places(self, topic: str) -> Iterator[tuple[BrokerGroup, QueueData]]:
-        """Yield the groups of a topic and its queues there."""
         by_group = self._queues.get(topic, {})
         return ((group, data) for group, data in by_group.items() if not group.gone)
 

@@ -51,7 +51,6 @@ START_READ_ERRORS = (AclError, KeyFileError, TlsError, WebConfigError)
 
 
 def start_reads(config: NameServerConfig) -> Iterator[Callable[[], object]]:
-    """Yield the reads of a start, which raise START_READ_ERRORS."""
     yield Access(config).prepare
     yield ProcessTls(config).load
     yield partial(load_registration_keys, config.registration_key_file)
@@ -179,7 +178,6 @@ class NameServer:
         self._in_turns(self._pushing())
 
     def _pushing(self) -> Steps[None]:
-        """Push pending changes to the watching clients."""
         changed = yield from self._watchers.taking()
         for connection, changes in changed:
             try:
@@ -189,7 +187,6 @@ class NameServer:
             yield
 
     def _in_turns(self, steps: Steps[None]) -> None:
-        """Run a generator of steps in turns."""
         task = asyncio.get_running_loop().create_task(self._turns.run(steps))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -21,7 +21,6 @@ class Settings:
         self._shown = shown
 
     def text(self) -> str:
-        """Return every key as properties."""
         values = {key: o.text(getattr(self._config, o.name)) for key, o in OPTIONS.items()}
         return "".join(f"{key}={value}\n" for key, value in sorted((values | self._shown).items()))
 

@@ -76,7 +76,6 @@ def member_body(table: RouteTable, cluster: str, broker_name: str) -> bytes:
 
 
 def all_topics_body(table: RouteTable) -> Steps[bytes]:
-    """Return TopicList of all topics."""
     names = table.names()
     result: list[str] = []
     for start in range(0, len(names), NAMES_PER_STEP):
@@ -86,7 +85,6 @@ def all_topics_body(table: RouteTable) -> Steps[bytes]:
 
 
 def topic_list_body(topics: Sequence[str], broker_address: str = "") -> Steps[bytes]:
-    """Return TopicList."""
     parts = []
     for start in range(0, len(topics), NAMES_PER_STEP):
         parts.append(orjson.dumps(topics[start : start + NAMES_PER_STEP])[1:-1])
@@ -107,7 +105,6 @@ def system_topics_body(table: RouteTable) -> Steps[bytes]:
 
 
 def cluster_topics_body(table: RouteTable, cluster: str) -> Steps[bytes]:
-    """Return TopicList of a cluster."""
     result: dict[str, None] = {}
     for group in [group for group in table.groups() if group.cluster == cluster]:
         topics = list(group.topics)

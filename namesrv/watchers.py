@@ -87,7 +87,6 @@ class RouteWatchers(Generic[C]):
         table.setdefault(name, {})[connection] = None
 
     def closed(self, connection: C) -> None:
-        """Drop a closed connection."""
         watcher = self._watchers.pop(connection, None)
         if watcher is None:
             return

@@ -123,7 +123,6 @@ def _discard(late: asyncio.Task[socket.socket]) -> None:
 
 
 def _together(failed: list[tuple[str, OSError]]) -> OSError:
-    """Return an error with the failures of all addresses."""
     addresses: dict[str, list[str]] = {}
     for at, error in failed:
         addresses.setdefault(os.strerror(error.errno or 0), []).append(at)

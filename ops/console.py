@@ -17,7 +17,6 @@ class PipedConsole(Console):
     """A console that raises BrokenPipeError once its pipe is closed."""
 
     def on_broken_pipe(self) -> None:
-        """Propagate that error."""
         raise
 
 

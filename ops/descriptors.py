@@ -64,7 +64,6 @@ class Shares:
 
     @property
     def http(self) -> int:
-        """The connections of each HTTP port."""
         return min(HTTP_MAX, self.limit // CONNECTIONS_PART)
 
     @property

@@ -77,8 +77,6 @@ C = TypeVar("C", bound=Held)
 
 
 class Evictor(Generic[C]):
-    """The connections of a server."""
-
     def __init__(self, *, with_accounts: bool) -> None:
         """`with_accounts` closes connections without an account by age; otherwise the connection
         with the longest silence is closed."""

@@ -32,7 +32,6 @@ class Keepalive:
     unacknowledged_ms_max: int
 
     def apply(self, raw: TcpSocket) -> None:
-        """Set the options that the system has."""
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         options = (
             ("TCP_USER_TIMEOUT", self.unacknowledged_ms_max),

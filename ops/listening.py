@@ -26,8 +26,6 @@ class Listening(Protocol):
 
 
 class PlainListening:
-    """An asyncio.Server, closed in two steps."""
-
     def __init__(self, server: asyncio.Server) -> None:
         self.sockets = server.sockets
         self._server = server

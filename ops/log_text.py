@@ -42,7 +42,6 @@ def message_of(template: object, args: object) -> str:
 
 
 def field_of(value: object) -> object:
-    """Return an argument as the value of a JSON field."""
     if isinstance(value, bool | float | None):
         return value
     if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:

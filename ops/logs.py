@@ -187,8 +187,6 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats each record as a line with a JSON object."""
-
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context

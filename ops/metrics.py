@@ -114,7 +114,6 @@ class Families:
         self.gauges(name, doc, (label,), [((state,), float(state == now)) for state in known])
 
     def histogram(self, name: str, doc: str, timings: Timings) -> None:
-        """Add the timings as a histogram, in seconds."""
         from prometheus_client.metrics_core import HistogramMetricFamily
 
         family = HistogramMetricFamily(name, doc, labels=self._names)

@@ -158,7 +158,6 @@ class Option:
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def toml(self, value: object) -> str:
-        """Write a value as TOML."""
         value = self.shown(value)
         if isinstance(value, bool | int):
             return self.text(value)

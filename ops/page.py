@@ -62,7 +62,6 @@ def document(title: str, body: str, own_style: str = "") -> str:
 
 
 def chart_sections(charts: Sequence[str]) -> str:
-    """Put each chart in a section."""
     return "".join(section(chart) for chart in charts)
 
 

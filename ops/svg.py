@@ -185,7 +185,6 @@ def _axis(x: Scale, ticks: Mapping[float, str], bottom: float) -> list[str]:
 
 
 def _picture(title: str, height: float, parts: Sequence[str]) -> str:
-    """Return an SVG element with its title."""
     words = html.escape(title)
     return (
         f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{words}">'

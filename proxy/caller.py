@@ -54,7 +54,6 @@ class Caller:
 
     @property
     def owner(self) -> str:
-        """Return the client's owner, an access key or ""."""
         return "" if self.account is None else self.account.access_key
 
 

@@ -59,7 +59,6 @@ class CommandQueue:
         return True
 
     def finish(self) -> None:
-        """End the stream and drop the waiting commands."""
         self._drop()
         self._waiting.put_nowait(None)
 
@@ -147,8 +146,6 @@ class Client:
 
 
 class Clients:
-    """A proxy's table of clients."""
-
     def __init__(
         self,
         clients_max: int,
@@ -206,7 +203,6 @@ class Clients:
             client.kept.end()
 
     def new_queue(self) -> CommandQueue:
-        """Return the queue of a new stream."""
         return CommandQueue(Share(self._kept, self._queue_bytes_max))
 
     def expire(self, is_owner: Callable[[str], bool]) -> None:

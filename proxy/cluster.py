@@ -52,8 +52,6 @@ class GroupSettings:
 
 
 class Brokers:
-    """Sends requests to name servers and brokers for callers."""
-
     def __init__(self, instance: ClientInstance, access: Access, spawn: Spawn) -> None:
         self._instance = instance
         self._access = access
@@ -101,7 +99,6 @@ class Brokers:
         return tuple(result)
 
     def broker_at(self, topic: str, address: str) -> str | None:
-        """Return the name of the topic's broker group that has a replica at this address."""
         directory = self._instance.directory
         route = directory.route_if_known(topic)
         for broker in () if route is None else route.brokers:

@@ -54,7 +54,6 @@ def wrapped(resource: Resource) -> str:
 
 
 def resource_of(name: str, space: str) -> Resource:
-    """Return the resource for a client of this namespace."""
     derived, own = _divided(name)
     shown = derived + own.removeprefix(f"{space}%") if space else name
     return Resource(resource_namespace=space, name=shown)

@@ -51,7 +51,6 @@ class Forwarder:
         return self._clients.get(peer, "")
 
     def new(self) -> asyncio.Protocol:
-        """Return the protocol of a client's connection."""
         return _Side(self._arrived)
 
     def stop(self) -> None:

@@ -279,5 +279,4 @@ def _text_of(host: Host) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether a text has no control characters."""
     return _CONTROL.search(text) is None

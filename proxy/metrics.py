@@ -20,8 +20,6 @@ TIMED = ("SendMessage", "AckMessage")  # calls that brokers answer at once
 
 
 class Counts:
-    """Counts answers by call and code, with their times."""
-
     def __init__(self) -> None:
         self.answers: dict[tuple[str, int], int] = {}
         self.received = 0  # messages sent to consumers

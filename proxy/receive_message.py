@@ -487,7 +487,6 @@ def popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
 
 
 def client_message(item: Popped, topic: str, namespace: str) -> Message:
-    """Return a popped message for its client."""
     return inbound(
         item.record,
         topic,

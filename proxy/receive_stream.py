@@ -76,7 +76,6 @@ class ResponseWriter(Generic[T]):
         return self._found[self._passed :]
 
     def end(self) -> None:
-        """Stop writing."""
         self._ended = True
 
     async def run(self) -> None:

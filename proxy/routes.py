@@ -47,8 +47,6 @@ _KINDS = {
 
 
 class RouteHandlers:
-    """The handlers of a proxy."""
-
     def __init__(self, brokers: Brokers, clients: Clients) -> None:
         self._brokers = brokers
         self._clients = clients

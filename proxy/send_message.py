@@ -59,8 +59,6 @@ SENDS_MAX, SEND_BYTES_MAX = 65_536, 256 << 20  # in progress to brokers
 
 
 class SendHandlers:
-    """The handlers of a proxy."""
-
     def __init__(
         self,
         config: ProxyConfig,
@@ -231,7 +229,6 @@ async def _entry(item: Outbound, sent: asyncio.Future[SendResult]) -> SendResult
 
 
 def _together(entries: list[SendResultEntry]) -> Status:
-    """Return the status of a call with these entries."""
     if len({entry.status.code for entry in entries}) == 1:
         return entries[0].status
     return status_of(Code.MULTIPLE_RESULTS)

@@ -65,7 +65,6 @@ START_READ_ERRORS = (AclError, TlsError, WebConfigError)
 
 
 def start_reads(config: ProxyConfig) -> Iterator[Callable[[], object]]:
-    """Yield the reads of a start, which raise START_READ_ERRORS."""
     yield Access(enabled=config.acl_enable, path=config.acl_file).prepare
     yield ProcessTls(config, protocols=HTTP2).load
     if config.http_enable:

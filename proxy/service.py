@@ -75,8 +75,6 @@ Act = Callable[[Caller, Any], Awaitable[Any]]
 
 
 class Service:
-    """Serves the calls with its handlers."""
-
     def __init__(
         self,
         *,
@@ -140,7 +138,6 @@ class Service:
         }
 
     def handlers(self) -> list[Any]:
-        """Return gRPC's handlers of the messaging service and of health checks."""
         methods = {
             name: grpc.stream_unary_rpc_method_handler(
                 self._answered(name, act, request, answer),

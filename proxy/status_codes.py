@@ -71,7 +71,6 @@ def status_error_for(response: RemotingCommand) -> StatusError:
 
 
 def status_error_of(error: ClientError) -> StatusError:
-    """Return the error for an error of our own client."""
     if isinstance(error, BrokerRefused):
         return _refused(error.code, error.remark)
     if isinstance(error, NoRoute):

@@ -63,8 +63,6 @@ CONSUMERS = (
 
 
 class TelemetryHandlers:
-    """The handlers of a proxy."""
-
     def __init__(
         self,
         config: ProxyConfig,
@@ -221,7 +219,6 @@ class TelemetryHandlers:
 
 
 def _heartbeat(client: Client) -> dict[str, Any]:
-    """Return Apache's HeartbeatData."""
     producers: list[dict[str, Any]] = []
     consumers: list[dict[str, Any]] = []
     if client.is_producer:

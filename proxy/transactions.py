@@ -48,8 +48,6 @@ _DECISIONS = {
 
 
 class TransactionHandlers:
-    """The handlers of a proxy."""
-
     def __init__(self, brokers: Brokers, clients: Clients, access: Access) -> None:
         self._brokers = brokers
         self._clients = clients

@@ -75,7 +75,6 @@ class FrameReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Return the size of the unfinished frame."""
         return len(self._rest)
 
     def receive_data(self, data: bytes) -> None:

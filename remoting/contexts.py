@@ -106,7 +106,6 @@ def changing(path: Path) -> Iterator[Contexts]:
 
 
 def check_name(name: str) -> None:
-    """Raise ContextError for an invalid context name."""
     if not _NAME.fullmatch(name):
         raise ContextError(
             f"{name!r} is no name of a context: letters, digits, '.', '_' and '-', at most 64"
@@ -142,7 +141,6 @@ def resolve(
 
 
 def _write(path: Path, contexts: Contexts) -> None:
-    """Write all contexts to a new file, and replace the old file."""
     content = {"current": contexts.current, "contexts": contexts.by_name}
     new = path.with_suffix(".new")
     with open(new, "w", encoding="utf-8", opener=_private) as file:

@@ -57,8 +57,6 @@ class Watch:
 
 
 class Turns:
-    """The turns of a server's loop."""
-
     def __init__(
         self, loop: asyncio.AbstractEventLoop, turn_s: float = TURN_S, watch: Watch | None = None
     ) -> None:

@@ -38,8 +38,6 @@ class PeerTls:
 
 
 class ProcessTls:
-    """Holds and renews the TLS contexts of a process."""
-
     def __init__(
         self,
         keys: TlsOptions,

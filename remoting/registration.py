@@ -255,7 +255,6 @@ class BodyLimits:
 
 
 def topic_problem(topic: TopicConfig) -> str:
-    """Return why this topic is impossible, or ''."""
     problem = name_problem("topic name", topic.topic)
     if problem:
         return problem

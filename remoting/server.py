@@ -94,7 +94,6 @@ class RemotingServer:
 
     @property
     def arrivals(self) -> ArrivalCounts | None:
-        """Return the counts of all ports with TLS."""
         return None if self._tls is None else self._tls.counts
 
     @property

@@ -89,8 +89,6 @@ class _Arrival:
 
 
 class TlsListener:
-    """A listener for TLS and plain connections, with an asyncio.Server's interface."""
-
     def __init__(self, factory: Factory, policy: TlsPolicy) -> None:
         self.counts = policy.counts
         self.sockets: list[socket.socket] = []

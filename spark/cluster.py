@@ -222,7 +222,6 @@ class _Pulls:
         return Block(self._range.queue, start, end, b"".join(parts), self._strict)
 
     async def stop(self) -> None:
-        """Cancel the pull in progress."""
         if self._ahead is not None:
             self._ahead.cancel()
             await asyncio.wait([self._ahead])

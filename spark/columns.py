@@ -165,11 +165,9 @@ class Records:
         return pairs_of(_ragged(self.data, bounds.properties, bounds.properties_end))
 
     def bodies(self) -> pa.Array:
-        """Return the bodies as stored."""
         return _ragged(self.data, self.bounds.body, self.bounds.body_end)
 
     def body_crcs(self) -> Array:
-        """Return the CRCs of the bodies as stored."""
         return _body_crcs(self.data, self.bounds.body, self.bounds.body_end)
 
 

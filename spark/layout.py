@@ -76,8 +76,6 @@ assert UNIT.itemsize == 20
 
 
 class ItemKind(IntEnum):
-    """The kinds of items in the log."""
-
     RECORD = 0
     FRAME = 1
     BLANK = 2

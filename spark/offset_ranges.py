@@ -47,7 +47,6 @@ def to_json(offsets: Offsets) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def of_json(table: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[Queue, int]:
-    """Read offsets from a checkpoint."""
     return {
         Queue(topic, broker, int(number)): offset
         for topic, brokers in table.items()

@@ -169,7 +169,6 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
 
 
 def options_of(connection: Connection) -> dict[str, str]:
-    """Return the connection settings as options."""
     given = {
         "namesrv": connection.namesrv,
         "timeoutMs": str(connection.timeout_ms),

@@ -73,7 +73,6 @@ def new_plan(
     rows: int,
     query: str,
 ) -> Plan:
-    """Plan a batch for these queues."""
     request_bytes = max(1, min(REQUEST_BYTES, REQUESTS_BYTES // len(queues)))
     places = tuple((queue.broker_name, queue.queue_id) for queue in queues)
     limits = REQUEST_MESSAGES, request_bytes

@@ -45,7 +45,6 @@ class Narrowing:
         return all(getattr(queue, name) in values for name, values in self.queues.items())
 
     def offsets(self, start: int, end: int) -> tuple[int, int]:
-        """Return the intersection with the offsets [start, end)."""
         if self.offset_end is not None:
             end = min(end, self.offset_end)
         return max(start, self.offset_min), end

@@ -38,7 +38,6 @@ def ship(spark: SparkSession) -> None:
 
 
 def write_archive(path: Path) -> None:
-    """Write the modules as an importable zip archive."""
     package = Path(raftmq.__path__[0])
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(package.glob("*.py")):

@@ -62,8 +62,6 @@ class Staged(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped h
 
 
 class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
-    """Writes a batch with the named or a new writer."""
-
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
         self.writer = options.writer or f"spark-{uuid.uuid4().hex}"
@@ -177,8 +175,6 @@ def _commit(
 
 
 class _Commit:
-    """Writes a batch."""
-
     def __init__(self, staging: Staging, options: WriteOptions, writer: str, batch: int) -> None:
         self._staging = staging
         self._batch = batch
@@ -205,7 +201,6 @@ class _Commit:
                 await self._writer.delete()
 
     def _plan(self, files: Sequence[Staged]) -> Plan:
-        """Return the batch's existing plan, or a new plan."""
         writer, batch = self._writer, self._batch
         found = self._staging.plan(batch)
         if found is not None:

@@ -130,7 +130,6 @@ def _properties(given: Mapping[str, str | None]) -> bytes:
 
 
 def _hashes(keys: Sequence[str | None] | None, count: int) -> pa.Array:
-    """Return Java's hash of each sharding key, or null."""
     if keys is None:
         return pa.nulls(count, pa.int32())
     known = {key: java_string_hash(key) for key in set(keys) if key}

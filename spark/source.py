@@ -266,7 +266,6 @@ def _offsets(
     low: Mapping[Queue, int],
     high: Mapping[Queue, int],
 ) -> dict[Queue, int]:
-    """Return the offsets of a position in these queues."""
     if place.timestamp_ms is not None:
         return cluster.at_time(queues, place.timestamp_ms)
     for queue, offset in place.named.items():

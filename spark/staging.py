@@ -29,8 +29,6 @@ _LOCAL = re.compile(r"file:/*(?=/)")
 
 
 class Staging:
-    """The files of a sink. Methods raise OSError."""
-
     def __init__(self, location: str) -> None:
         """`location` is a path, absolute or not, or a URI. Raises ValueError for an unknown
         scheme."""
@@ -60,7 +58,6 @@ class Staging:
                 yield reader
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Return the names of missing files."""
         there = set(self._names("rows"))
         return [name for name in names if name.removeprefix("rows/") not in there]
 
@@ -93,7 +90,6 @@ class Staging:
         return max((int(one[1]) for one in found if one is not None), default=-1)
 
     def done(self, batch: int) -> None:
-        """Mark a batch as written."""
         self._write(f"{batch}.done", b"")
 
     def clean(self, batch: int, rows: set[str]) -> None:

@@ -159,8 +159,6 @@ def _is_valid(data: bytes) -> bool:
 
 
 class AbortFile:
-    """The abort file, the mark of an open store."""
-
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self.path = path

@@ -49,5 +49,4 @@ class StoreConfig:
     index_limits: IndexLimits = field(default_factory=IndexLimits)  # maxHashSlotNum, maxIndexNum
 
     def path(self, name: str) -> str:
-        """Return the path of a file or directory of the store."""
         return f"{self.directory}/{name}" if self.directory else name

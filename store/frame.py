@@ -43,8 +43,6 @@ assert _HEADER_HEAD.size == 56
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame's payload."""
-
     MESSAGES = 1
     COMMAND = 2
     NOOP = 3

@@ -23,8 +23,6 @@ SPAN_BYTES_MAX = 1 << 20
 
 
 class GetStatus(Enum):
-    """Apache's GetMessageStatus."""
-
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"

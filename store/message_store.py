@@ -35,8 +35,6 @@ logger = logging.getLogger("raftmq.store.message_store")
 
 
 class MessageStore:
-    """The components of a store, and its lifecycle."""
-
     def __init__(
         self,
         disk: Disk,

@@ -112,7 +112,6 @@ class RetentionPolicy:
 
     @property
     def due_hour(self) -> int:
-        """An hour in which old segments are deleted."""
         return min(self.delete_when)
 
 

@@ -110,7 +110,6 @@ class StoreLock:
             self._descriptors.clear()
 
     def record_opened(self) -> None:
-        """Record that a broker of ours has opened the store."""
         self.foreign = False
         try:
             os.pwrite(self._descriptors[0], OUR_TEXT, 0)

@@ -52,7 +52,6 @@ class Check:
 
 
 def sent_checks(tables: Tables) -> Iterator[Check]:
-    """Yield the checks of the sends of a history."""
     yield from history_checks(tables)
     yield from ledger_checks(tables)
     yield failed_but_stored(tables)

@@ -48,7 +48,6 @@ class GroupFrames:
 
 
 def group_frames(tables: Tables) -> GroupFrames:
-    """Collect the group's frames from the staged items."""
     limits = tables.limits
     frames = tables.shared_items.where(F.col("kind") == int(ItemKind.FRAME))
     if tables.alike is not None and len(limits.voting) >= limits.needed:

@@ -174,7 +174,6 @@ class HistoryJudge:
             self._waiting(record, post, broker)
 
     def _waiting(self, record: Record, post: Post, broker: str) -> None:
-        """Take a record in a topic of the brokers' own."""
         held = Stored(
             *(AT_ANY_TIME_NS, post.work, record.id, broker),
             *(record.queue, record.offset, record.store_ms),

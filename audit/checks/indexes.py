@@ -365,7 +365,6 @@ def _missing(
 
 
 def _positions(files: Sequence[IndexFile], low: int, high: int) -> Array:
-    """Return the positions of the entries in [low, high)."""
     found = [
         file.entries()["position"][1:].astype(np.int64)
         for file in files

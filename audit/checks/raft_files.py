@@ -86,7 +86,6 @@ def _files(store: Path) -> dict[str, Slots]:
 def _faults(
     files: Mapping[str, Slots], term_held: int, facts: LogFacts, closed: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield (file, fault) of a store."""
     for name, slots in files.items():
         content = slots.content
         if content is None:

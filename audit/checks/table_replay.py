@@ -154,7 +154,6 @@ def _files(
 
 
 def _judgeable(files: Iterable[TableFile], held: GroupFrames, outcome: Replayed) -> list[TableFile]:
-    """Return the files with an index within the group's frames."""
     found = []
     for file in files:
         if file.index > held.last:

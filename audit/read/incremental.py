@@ -74,8 +74,6 @@ class Range:
 
 
 class Kept:
-    """The files of a group in a directory of results."""
-
     def __init__(self, directory: Path, group: str) -> None:
         self._directory = directory
         self._group = group
@@ -191,7 +189,6 @@ def tail_of(store: Store, position: int) -> str | None:
 
 
 def split(begin: int, end: int) -> list[tuple[int, int]]:
-    """Return the ranges to digest."""
     edges = [at for at in range(0, end, RANGE_BYTES) if begin < at < end]
     return [*zip([begin, *edges], [*edges, end], strict=True)] if begin < end else []
 

@@ -107,7 +107,6 @@ def indexed_positions(parts: Sequence[StagedPart], store: str, low: int, high: i
 
 
 def _records_of(path: str, store: str, names: Sequence[str]) -> pa.Table:
-    """Return columns of a store's records in a staged file."""
     is_record = pc.field("kind") == int(ItemKind.RECORD)
     system, file = opened(path)
     columns = ["store", *names]

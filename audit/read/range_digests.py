@@ -285,7 +285,6 @@ def total(parts: Iterable[Sums]) -> dict[int, tuple[int, int]]:
 def by_store(
     parts: Iterable[tuple[tuple[str, ...], Sums]],
 ) -> dict[str, dict[int, tuple[int, int]]]:
-    """Return the total of each store's sums."""
     found: dict[str, list[Sums]] = {}
     for stores, part in parts:
         for store in stores:
@@ -294,7 +293,6 @@ def by_store(
 
 
 def unlike(left: Sums, right: Sums) -> Iterator[int]:
-    """Yield the ranges with unequal sums."""
     for part in sorted({*left, *right}):
         if left.get(part) != right.get(part):
             yield part
@@ -315,7 +313,6 @@ def data_ends(digests: Iterable[LogDigest]) -> dict[str, tuple[int, int, int]]:
 
 
 def _runs(batch: pa.RecordBatch, topics: pa.DictionaryArray, counted: Array) -> pa.RecordBatch:
-    """Return the runs of the counted records, which are in order of position."""
     rows = np.flatnonzero(counted)
     codes = topics.indices.to_numpy()[rows].astype(np.int64)
     queues = codes << 32 | _numbers(batch, "queue_id")[rows]

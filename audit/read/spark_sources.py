@@ -200,8 +200,6 @@ class RecordReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untype
 
 
 class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
-    """Reads every item of the log."""
-
     def __init__(self, options: Mapping[str, str]) -> None:
         stores = Stores(options)
         shared = _flag(options, "shared", False)

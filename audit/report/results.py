@@ -96,7 +96,6 @@ def write_results(directory: Path, reports: Sequence[AuditReport], audited_at_ms
 
 
 def prometheus_lines(reports: Sequence[AuditReport], audited_at_ms: int) -> Iterator[str]:
-    """Yield the lines of a Prometheus text file."""
     families: list[tuple[str, str, list[tuple[dict[str, str], float]]]] = [
         ("ok", "1 if the last audit found nothing wrong.", []),
         ("time_seconds", "When the last audit was made, Unix time.", []),

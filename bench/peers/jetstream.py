@@ -50,8 +50,6 @@ RETRY_S = 0.25  # a publish that nobody answers is tried again after that
 
 
 class JetStream:
-    """JetStream with a Python or Go client."""
-
     def __init__(self, client: str) -> None:
         self.name = f"JetStream R3, {client} client"
         self._is_go = client == "Go"
@@ -129,8 +127,6 @@ async def _ignore(_: Exception) -> None:
 
 
 class _Stream:
-    """A stream and the loads on it."""
-
     def __init__(
         self, client: Any, servers: Sequence[asyncio.subprocess.Process], scale: float
     ) -> None:

@@ -104,7 +104,6 @@ def _processes(state: ClusterState) -> list[int]:
 
 
 async def _push(namesrv: str, scale: float) -> LoadResult:
-    """Consume the messages of the earlier rows."""
     expected = sends_of(MANY, scale) + sends_of(BATCHES, scale) * BATCH
     result = await consume(namesrv, expected)
     return replace(result, messages=expected, latencies_ns=array("q"))

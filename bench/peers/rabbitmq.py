@@ -182,8 +182,6 @@ def _prepared(home: Path, number: int, port: int, node_port: int) -> dict[str, s
 
 
 class _Queue:
-    """The queue and the loads on it."""
-
     def __init__(
         self, ports: Sequence[int], servers: Sequence[asyncio.subprocess.Process], scale: float
     ) -> None:

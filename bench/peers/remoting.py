@@ -36,8 +36,6 @@ SUBSCRIBED = 4  # sysFlag of requests with a subscription
 
 
 def send_loads(address: str, scale: float, *, batches: bool = True) -> dict[str, Load]:
-    """Return the rows of sends to a broker."""
-
     def load(row: str) -> Load:
         async def run() -> LoadResult:
             return await run_load(

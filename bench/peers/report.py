@@ -48,7 +48,6 @@ def reasons(found: Mapping[str, Measured]) -> list[str]:
 
 
 def markdown(found: Mapping[str, Measured]) -> str:
-    """Return table and reasons as Markdown."""
     sentences = "".join(f"\n- {reason}" for reason in reasons(found))
     rows = [HEAD, ("---",) * len(HEAD), *lines(found)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows) + f"{sentences}\n"

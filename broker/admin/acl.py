@@ -58,7 +58,6 @@ class AccountChanges:
 
     @property
     def accounts(self) -> Accounts:
-        """Return the accounts in force."""
         return self._book.current()
 
     async def put(
@@ -78,7 +77,6 @@ class AccountChanges:
         log.warning("acl_changed op=put access_key=%s by=%s", key, by)
 
     async def delete(self, key: str, by: str, *, last_administrator: bool = False) -> None:
-        """Delete an account."""
         now_ms = self._wall_ms()
 
         def changed(accounts: Accounts) -> Accounts:
@@ -126,8 +124,6 @@ Change = Callable[[Connection, RemotingCommand], Awaitable[RemotingCommand]]
 
 
 class AclAdmin:
-    """The request handlers for accounts."""
-
     def __init__(
         self, context: Context, book: AccountBook, changes: AccountChanges, access: Access
     ) -> None:

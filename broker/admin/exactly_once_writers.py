@@ -25,8 +25,6 @@ STALE_EPOCH = "STALE_EPOCH"
 
 
 class Writers:
-    """The methods, and their request handler."""
-
     def __init__(self, context: Context, requests: WriterRequests) -> None:
         self.context = context
         self._table = context.state.writers
@@ -114,7 +112,6 @@ class Writers:
 
 
 def writer_json(key: WriterKey, writer: Writer) -> dict[str, Any]:
-    """Return a writer's JSON for wire and HTTP."""
     topic, name = key
     return {
         "topic": topic,

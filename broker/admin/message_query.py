@@ -144,7 +144,6 @@ class KeyQueries:
         return left
 
     def _step_or_wait(self) -> int:
-        """Do a step. At damage wait for the repair, or skip it."""
         store, now_ns = self._store, self._clock_ns()
         try:
             return store.index_step()
@@ -234,7 +233,6 @@ class MessageFilter:
     text: str = ""
 
     def fits(self, record: MessageRecord) -> bool:
-        """Return whether the message matches."""
         if self.tag or self.key or self.property:
             properties = decode_properties(record.properties)
             if self.tag and properties.get(TAGS) != self.tag:
@@ -258,8 +256,6 @@ class Newest:
 
 
 class NewestMessages:
-    """Search for the newest messages."""
-
     def __init__(self, store: MessageStore) -> None:
         self._store = store
 
@@ -336,8 +332,6 @@ class Oldest:
 
 
 class OldestMessages:
-    """Search for the oldest messages of a time range."""
-
     def __init__(self, store: MessageStore) -> None:
         self._store = store
 

@@ -77,7 +77,6 @@ class BrokerMetrics:
         self._exposition = Exposition(self._collect)
 
     def start(self) -> None:
-        """Start to observe the loop."""
         self._lag.start()
 
     def stop(self) -> None:
@@ -88,7 +87,6 @@ class BrokerMetrics:
         return self._exposition.render(accept)
 
     def role_changed(self, event: RoleEvent) -> None:
-        """Count a role event."""
         if event.role is Role.CANDIDATE and (self._was, self._term) != (event.role, event.term):
             self.elections += 1
         if self._was is Role.LEADER and event.role is not Role.LEADER:
@@ -626,7 +624,6 @@ def reason_of(text: str) -> str:
 
 
 def name_of(code: int, codes: type[RequestCode] | type[ResponseCode]) -> str:
-    """Return a code's name, or its number."""
     try:
         return codes(code).name
     except ValueError:

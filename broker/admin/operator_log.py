@@ -78,8 +78,6 @@ class Stores(Protocol):
 
 
 class OperatorLog:
-    """Records deeds."""
-
     def __init__(self, sends: Stores, wall_ms: Callable[[], int]) -> None:
         self._sends = sends
         self._wall_ms = wall_ms

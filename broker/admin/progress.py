@@ -46,7 +46,6 @@ class ProgressQueries:
     rates: GroupRates
 
     def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
         code = RequestCode
         return {
             int(code.GET_TOPIC_STATS_INFO): self.topic_stats,

@@ -38,7 +38,6 @@ class Relay:
     access: Access
 
     def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
         code = RequestCode
         return {
             int(code.GET_CONSUMER_RUNNING_INFO): self.running_info,
@@ -103,7 +102,6 @@ class Relay:
     async def _relay(
         self, member: Member, request: RemotingCommand, body: bytes
     ) -> RemotingCommand:
-        """Forward the request to a member, and return its answer."""
         # Without the signature, with which the client could send the request again.
         ext = {k: v for k, v in (request.ext or {}).items() if k not in SIGNED_FIELDS}
         ask = RemotingCommand.request(request.code, ext, body)

@@ -148,7 +148,6 @@ class RequestRecord:
 
 
 def _target(kind: Kind, request: RemotingCommand) -> list[str]:
-    """Return the names in the kind's fields, of the request or of its body."""
     ext = request.ext or {}
     if found := [ext[field] for field in kind.target if ext.get(field)]:
         return found
@@ -164,7 +163,6 @@ def _target(kind: Kind, request: RemotingCommand) -> list[str]:
 
 
 def _detail(request: RemotingCommand) -> str:
-    """Return the request's fields and its body."""
     ext = request.ext or {}
     value = {key: text for key, text in ext.items() if key not in SIGNED_FIELDS}
     if request.code == RequestCode.UPDATE_BROKER_CONFIG:

@@ -52,7 +52,6 @@ class Admin:
     one_whole: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
         code = RequestCode
         return {
             int(code.UPDATE_AND_CREATE_TOPIC): self.put_topic,

@@ -135,7 +135,6 @@ def _installing(state: object) -> str:
 
 
 def _from_disk(parts: Parts) -> dict[str, str]:
-    """Return the figures that are read from the disk."""
     bad: list[str] = []
 
     def read(what: str, figure: Callable[[], str]) -> str:

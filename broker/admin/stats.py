@@ -114,8 +114,6 @@ class _Pair:
 
 
 class GroupRates:
-    """The consumption rates of groups."""
-
     def __init__(self, state: BrokerState, clock_ms: Callable[[], int]) -> None:
         self._state = state
         self._clock_ms = clock_ms
@@ -170,7 +168,6 @@ class StatsQueries:
     rates: GroupRates
 
     def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
         return {int(RequestCode.VIEW_BROKER_STATS_DATA): self.view}
 
     def view(self, _: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -241,12 +241,10 @@ class Catalog:
     async def change_group(
         self, group: SubscriptionGroup, condition: Condition | None = None
     ) -> None:
-        """Create or change a group."""
         self._check_room([group])
         await self._propose_if(put_group(group, condition=condition))
 
     async def change_groups(self, groups: Sequence[SubscriptionGroup]) -> None:
-        """Create or change several groups, all or none."""
         check_count(len(groups), "groups")
         if groups:
             self._check_room(groups)

@@ -36,8 +36,6 @@ def change(config: BrokerConfig, live: Mapping[str, object], registrar: Registra
 
 
 class Upkeep:
-    """The request handlers."""
-
     def __init__(
         self, context: Context, keeper: Keeper, retention: Retention, registrar: Registrar
     ) -> None:

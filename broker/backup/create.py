@@ -77,8 +77,6 @@ async def take(
 
 
 class _Copying:
-    """An attempt to create a backup."""
-
     def __init__(
         self,
         source: Source,

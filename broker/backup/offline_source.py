@@ -66,7 +66,6 @@ class UnwrittenFile:
         """Do nothing."""
 
     def truncate(self, size: int) -> None:
-        """Appear truncated."""
         self._kept_bytes = min(self._kept_bytes, size)
         self._size = size
 
@@ -105,7 +104,6 @@ class UnwrittenDisk:
         """Do nothing."""
 
     def remove(self, path: str) -> None:
-        """Appear removed."""
         self._removed.add(path)
 
     def rename(self, source: str, target: str) -> None:
@@ -126,8 +124,6 @@ class UnwrittenDisk:
 
 
 class StoppedSource:
-    """The stopped replica with this configuration."""
-
     def __init__(
         self,
         config: BrokerConfig,

@@ -76,8 +76,6 @@ class _Session:
 
 
 class Backups:
-    """The request handler and its sessions."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
         self._sessions: dict[str, _Session] = {}

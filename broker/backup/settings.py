@@ -39,7 +39,6 @@ def store_config_of(settings: Mapping[str, str]) -> StoreConfig:
 
 
 def notable(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that differ from the defaults."""
     return {
         key: value
         for key, value in settings.items()

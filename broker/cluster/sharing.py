@@ -194,7 +194,6 @@ class DefinitionSharing:
                 self._seen[name] = read.versions
 
     async def _adopt(self, read: list[Definitions], *, joins: bool = False) -> None:
-        """Propose the definitions to adopt."""
         own_names = frozenset({self._config.broker_name, self._config.broker_cluster_name})
         state = self._state
         chosen = adoption(read, state.topics, state.groups, own_names)

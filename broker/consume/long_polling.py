@@ -57,8 +57,6 @@ def kept_bytes(request: RemotingCommand, message_filter: Filter) -> int:
 
 
 class Waits(Generic[W]):
-    """All waits of a kind, by deadline and owner."""
-
     def __init__(self, count_max: Callable[[], int], kept: Allowance) -> None:
         """`kept` is shared with all other memory kept for peers."""
         self._count_max = count_max
@@ -90,7 +88,6 @@ class Waits(Generic[W]):
             heapq.heapify(self._deadlines)
 
     def make_due(self, wait: W) -> None:
-        """Make a wait due now."""
         if wait.deadline_ms:
             wait.deadline_ms = 0
             self._push(wait)
@@ -119,7 +116,6 @@ class Waits(Generic[W]):
         return list(self._by_owner.get(owner, ()))
 
     def all(self) -> list[W]:
-        """Return all waits, grouped by owner."""
         return [wait for owned in self._by_owner.values() for wait in owned]
 
     def _push(self, wait: W) -> None:
@@ -141,8 +137,6 @@ class Held(Generic[T]):
 
 
 class HoldTable(Generic[T]):
-    """Held pulls by (topic, queue id)."""
-
     def __init__(
         self,
         count_max: int,
@@ -232,7 +226,6 @@ class HoldTable(Generic[T]):
         return not held.message_filter.evaluates or self.work.left > 0
 
     def _release_these(self, pulls: Sequence[Held[T]]) -> None:
-        """Release the first pulls now and the rest as due."""
         for number, held in enumerate(pulls):
             if held.done:
                 continue

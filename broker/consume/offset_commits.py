@@ -37,8 +37,6 @@ COMMIT_BYTES = 60  # of a commit's JSON besides its names, which are ASCII
 
 
 class CommitService:
-    """Gathers and proposes offset commits."""
-
     def __init__(
         self,
         propose: Callable[[bytes], asyncio.Future[int]],

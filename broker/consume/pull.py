@@ -93,8 +93,6 @@ class Pull:
 
 
 class PullService:
-    """Serves all pulls of a broker."""
-
     def __init__(
         self,
         context: Context,
@@ -204,7 +202,6 @@ class PullService:
         return filter_of(header.expression_type, header.subscription, sql_enabled=enabled)
 
     def _subscribed(self, header: PullHeader, connection: PullConnection) -> Filter:
-        """Return the filter of the group's heartbeats."""
         name, enabled = header.consumer_group, self._config.enable_property_filter
         group = self._clients.consumers.get(name)
         if group is None:
@@ -313,7 +310,6 @@ class PullService:
         return limit if header.bytes_max is None else max(1, min(header.bytes_max, limit))
 
     def _decide(self, header: PullHeader, result: GetResult) -> tuple[int, int]:
-        """Return the response code and nextBeginOffset of a result."""
         name = result.status.name
         if name in EMPTY_QUEUE:
             moved = header.queue_offset != 0

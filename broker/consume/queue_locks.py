@@ -111,8 +111,6 @@ class _Request:
 
 
 class LockService:
-    """Grants, renews and ends queue locks."""
-
     def __init__(
         self,
         table: Callable[[], LockTable],
@@ -244,7 +242,6 @@ class LockService:
             raise request.error
 
     def _start_round(self) -> asyncio.Task[None]:
-        """Return the current round, or start a round."""
         if self._round is None or self._round.done():
             self._round = asyncio.get_running_loop().create_task(self._decide_all())
         return self._round

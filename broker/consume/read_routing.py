@@ -108,8 +108,6 @@ def read_policy(context: Context) -> ReadPolicy:
 
 
 class Followers:
-    """The connected followers of this leader, cached for CACHE_MS."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
         self._seen: list[int] = []

@@ -31,14 +31,11 @@ AGAIN_S = 3.0  # after a failure
 
 
 class SubscriptionRefresh:
-    """Requests subscriptions from consumers."""
-
     def __init__(self, clients: ClientTable) -> None:
         self._clients = clients
         self._requests: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def ask(self, connection: ClientConnection, group: str) -> None:
-        """Request the subscriptions of this connection's consumer."""
         member = self._clients.consumer(connection, group)
         if member is None or len(self._requests) >= REQUESTS_MAX:
             return

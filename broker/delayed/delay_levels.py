@@ -82,8 +82,6 @@ class OffsetHistory:
 
 
 class Level:
-    """A delay level in this leadership."""
-
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
         self.delay_ms = delay_ms
@@ -191,7 +189,6 @@ class DelayService:
         return min(max(self._table.get(level.number), queue.min_offset), queue.max_offset)
 
     def _deliver(self, level: Level, queue: ConsumeQueue, count_max: int, now_ms: int) -> int:
-        """Start a delivery. Returns its number of messages."""
         self._log_lost(level, queue)
         offset = self._next(level, queue)
         count_max = min(count_max, level.count_max)

@@ -39,7 +39,6 @@ class Half:
         self.end += len(line)
 
     def load(self) -> None:
-        """Read the existing lines."""
         at = 0
         for line in self.file.pread(0, self.file.size_bytes).splitlines(keepends=True):
             time_ms = _time_of(line)
@@ -54,7 +53,6 @@ class Half:
         self.end, self.times_ms, self.starts = 0, [], []
 
     def cut(self, time_ms: int) -> None:
-        """Drop the lines from this time on."""
         number = bisect_left(self.times_ms, time_ms)
         if number < len(self.starts):
             self.file.truncate(self.starts[number])
@@ -69,8 +67,6 @@ class Half:
 
 
 class Ring:
-    """The lines, for a single thread at a time."""
-
     def __init__(self, disk: Disk, bytes_max: int) -> None:
         """Raises OSError."""
         disk.makedirs(DIRECTORY)

@@ -80,7 +80,6 @@ class Series(NamedTuple):
 
 
 def of_broker(spans: Sequence[Span]) -> list[Series]:
-    """Return the series of the broker."""
     return [
         Series("messagesInPerS", [s.rate(lambda x: x["in"], of_process=True) for s in spans]),
         Series("messagesOutPerS", [s.rate(lambda x: x["out"], of_process=True) for s in spans]),
@@ -91,8 +90,6 @@ def of_broker(spans: Sequence[Span]) -> list[Series]:
 
 
 def of_topic(spans: Sequence[Span], topic: str) -> list[Series]:
-    """Return the series of a topic."""
-
     def part(number: int) -> Callable[[Sample], Any]:
         return lambda sample: (sample["topics"].get(topic) or (None, None))[number]
 

@@ -49,8 +49,6 @@ from .tables import group_named, in_turns, paged, store_time_ms, topic_named
 
 
 class ModeOperations:
-    """The operations on consume modes."""
-
     def __init__(self, context: Context, assignments: Assignments) -> None:
         self._context = context
         self._assignments = assignments
@@ -99,8 +97,6 @@ PAUSE_TRIES = 4  # against concurrent changes of the group
 
 
 class ConsumerOperations:
-    """The operations on consumer groups."""
-
     def __init__(
         self, context: Context, catalog: Catalog, clients: ClientTable, resets: Resets
     ) -> None:
@@ -280,7 +276,6 @@ class ConsumerOperations:
     def _reset_queue(
         self, group: str, topic: str, queue_id: int, target: Callable[[Context, str, int], int]
     ) -> ResetQueueView:
-        """Return the effect of a reset on a queue."""
         context = self._context
         queue = context.store.queues.queue(topic, queue_id)
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)

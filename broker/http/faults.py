@@ -65,8 +65,6 @@ class HealedView(View, frozen=True, kw_only=True):
 
 
 class FaultOperations:
-    """The operations on injected faults."""
-
     def __init__(self, context: Context, door: FaultDoor | None) -> None:
         """`door` is None without the fault layer."""
         self._context = context

@@ -14,8 +14,6 @@ PERIODS_PER_POINT = 2  # otherwise a point might have no sample
 
 
 class HistoryOperations:
-    """The operation on the history."""
-
     def __init__(self, context: Context, history: History) -> None:
         self._context = context
         self._history = history

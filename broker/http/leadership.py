@@ -26,8 +26,6 @@ log = logging.getLogger("raftmq.broker.http")
 
 
 class LeadershipOperations:
-    """The operations on the preferred leader."""
-
     def __init__(self, context: Context, members: Members) -> None:
         self._context = context
         self._members = members

@@ -96,8 +96,6 @@ OWN_PROPERTIES = frozenset(
 
 
 class MessageOperations:
-    """The operations on messages."""
-
     def __init__(self, context: Context, sends: SendPath, keys: KeyQueries) -> None:
         self._context = context
         self._sends = sends
@@ -176,7 +174,6 @@ class MessageOperations:
         return records
 
     async def _by_time(self, topic: TopicConfig, query: MessagesQuery) -> MessagePage:
-        """Find the oldest messages of all queues stored in this time."""
         if topic.queue_count > QUEUES_BY_TIME_MAX:
             raise invalid([("topic", f"has more than {QUEUES_BY_TIME_MAX} queues: look in one")])
         found = await self._oldest.find(

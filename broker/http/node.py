@@ -44,8 +44,6 @@ log = logging.getLogger("raftmq.broker.http")
 
 
 class NodeOperations:
-    """The operations on this node and its group."""
-
     def __init__(self, parts: Parts, members: Members, leader_http: Callable[[], str]) -> None:
         self._parts = parts
         self._members = members
@@ -262,7 +260,6 @@ def _peers(parts: Parts, status: dict[str, object]) -> list[PeerView]:
 
 
 def _slaves(parts: Parts) -> list[PeerView]:
-    """Return a classic master's slaves, from their links."""
     engine = parts.context.log.classic
     if engine.is_slave:
         return []

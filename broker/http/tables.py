@@ -46,8 +46,6 @@ T = TypeVar("T")
 
 
 class TableOperations:
-    """The operations on topics and subscription groups."""
-
     def __init__(self, context: Context, catalog: Catalog) -> None:
         self._context = context
         self._catalog = catalog

@@ -124,7 +124,6 @@ def key_of(message: Outgoing) -> Key:
 
 
 def handle_of(redirected: Outgoing, broker_name: str) -> str:
-    """Return the recall handle of a timer message, or ""."""
     if redirected.topic != TIMER_TOPIC:
         return ""
     properties = decode_properties(redirected.properties)

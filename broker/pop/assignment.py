@@ -58,8 +58,6 @@ STRATEGIES: Mapping[str, AllocationStrategy] = {
 
 
 class TopicQueues:
-    """The readable queues of topics in all broker groups."""
-
     def __init__(self, context: Context, client: RemotingClient) -> None:
         self._context = context
         self._client = client
@@ -157,7 +155,6 @@ class Assignments:
         return RemotingCommand.response_to(request, body=answer)
 
     def mode_of(self, topic: str, group: str) -> tuple[str, int]:
-        """Return the mode of a group for a topic, and popShareQueueNum."""
         if topic.startswith(RETRY_PREFIX):
             return PULL, 0
         return self.context.state.pops.modes.get((topic, group), (PULL, 0))

@@ -58,8 +58,6 @@ def _bytes_max(value: object) -> int:
 
 
 class StepLog:
-    """Gathers and proposes steps."""
-
     def __init__(
         self,
         propose_then: Callable[[bytes, Done], None],

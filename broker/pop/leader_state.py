@@ -54,8 +54,6 @@ class LiveQueue:
 
 
 class LiveQueues:
-    """The queues with changes in flight."""
-
     def __init__(self) -> None:
         self.leadership = 0  # its number, to ignore callbacks of earlier leaderships
         self._queues: dict[QueueKey, LiveQueue] = {}

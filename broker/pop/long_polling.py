@@ -44,8 +44,6 @@ class Waiter(Generic[T]):
 
 
 class WaitingPops(Generic[T]):
-    """Waiting pops by topic, in order of arrival."""
-
     def __init__(
         self,
         count_max: Callable[[], int],

@@ -83,8 +83,6 @@ class PopRequest:
 
 
 class PopRequests:
-    """Handlers of pops and notifications."""
-
     def __init__(
         self,
         context: Context,
@@ -211,7 +209,6 @@ class PopRequests:
     # ---- pops -----------------------------------------------------------------------------
 
     def _run(self, pop_request: PopRequest) -> int:
-        """Return the work of the pop's filter."""
         attempt = self._attempt(pop_request.pop)
         if not pop_request.is_pop:
             if attempt.has_messages or not self._hold(pop_request):
@@ -234,7 +231,6 @@ class PopRequests:
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, remark, retriable=True) from error
 
     def _log_and_answer(self, pop_request: PopRequest, attempt: Attempt) -> None:
-        """Log that the messages are in flight, then respond."""
         header, selected = pop_request.pop.header, attempt.selected
         room = self._gate.has_room
         for one in selected:
@@ -318,7 +314,6 @@ class PopRequests:
         return self._continue(waiter.pop)
 
     def _continue(self, pop_request: PopRequest) -> int:
-        """Return the work of the pop's filter."""
         if not pop_request.connection.is_open:
             return 0
         try:

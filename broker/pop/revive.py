@@ -62,8 +62,6 @@ Due = tuple[int, QueueKey, BatchKey]
 
 
 class Deadlines:
-    """Times at which the batches in flight are checked."""
-
     def __init__(self, context: Context) -> None:
         self._table = context.state.pops
         self._due: list[Due] = []
@@ -74,12 +72,10 @@ class Deadlines:
         self._unseen.clear()
 
     def reload(self) -> None:
-        """Start loading the deadlines of all batches."""
         self._due.clear()
         self._unseen = [queue_key for queue_key, queue in self._table.all_queues() if queue.batches]
 
     def load_some(self) -> None:
-        """Load some of the remaining deadlines."""
         count = 0
         while self._unseen and count < CHECKS_MAX:
             queue_key = self._unseen.pop()
@@ -128,8 +124,6 @@ class Deadlines:
 
 
 class Reviver:
-    """Revives expired messages."""
-
     def __init__(
         self,
         context: Context,

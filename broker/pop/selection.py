@@ -112,8 +112,6 @@ class Selection(NamedTuple):
 
 
 class Attempt:
-    """A pop in progress."""
-
     def __init__(self, count: int, size_bytes: int) -> None:
         self.selected: list[Selection] = []
         self.count = count  # remaining messages
@@ -134,8 +132,6 @@ class Attempt:
 
 
 class PopSelector:
-    """Selects messages for pops."""
-
     def __init__(self, context: Context, live: LiveQueues) -> None:
         self._config = context.config
         self._state = context.state
@@ -204,7 +200,6 @@ class PopSelector:
         return pop_ms
 
     def _sources(self, pop: Pop) -> Iterator[tuple[str, int, Filter]]:
-        """Yield the queues of a pop in this turn's order, with their filters."""
         header = pop.header
         self._turn += 1
         retries: list[tuple[str, int, Filter]] = []
@@ -386,8 +381,6 @@ class PopSelector:
 
 
 class RepeatedAttempts:
-    """Finds the messages of a repeated attempt."""
-
     def __init__(self, context: Context) -> None:
         self._config = context.config
         self._table = context.state.pops
@@ -435,7 +428,6 @@ class RepeatedAttempts:
 
 
 def _offsets(result: GetResult, start: int) -> tuple[Sequence[int], int]:
-    """Return the offsets of the messages, and the next offset of the queue."""
     if result.status is not GetStatus.FOUND:
         return (), result.next_offset if result.status in SKIPPED else start
     if result.next_offset - start == result.message_count:

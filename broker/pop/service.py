@@ -26,8 +26,6 @@ from .revive import Deadlines, Reviver
 
 
 class PopService:
-    """All services of a broker for popping consumers."""
-
     def __init__(
         self,
         context: Context,

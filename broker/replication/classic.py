@@ -121,7 +121,6 @@ class LocalApplication:
                 self._contained.failed("units_told", error)
 
     def answer(self, answered: Sequence[Answered[Batch]]) -> None:
-        """Answer complete batches, grouped by code."""
         at = 0
         while at < len(answered):
             code = answered[at][1]
@@ -155,8 +154,6 @@ class LocalApplication:
 
 
 class ClassicEngine:
-    """The engine of a master or slave (broker.replication.engine.Engine)."""
-
     def __init__(
         self,
         config: BrokerConfig,
@@ -401,7 +398,6 @@ class ClassicEngine:
         self._flusher.request()
 
     def reported(self) -> int:
-        """Return the offset that this slave guarantees."""
         log = self._commitlog
         return log.durable_offset if self._waits_flush else log.max_offset
 
@@ -503,7 +499,6 @@ class ClassicEngine:
         return info
 
     def status(self) -> dict[str, object]:
-        """Return the status fields common to all engines."""
         return {"role": self.config.broker_role}
 
 

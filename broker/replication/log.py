@@ -28,8 +28,6 @@ from .roles import RoleView
 
 
 class ReplicatedLog:
-    """A broker's access to its engine."""
-
     def __init__(self, config: BrokerConfig, roles: RoleView, contained: Contained) -> None:
         self._config = config
         self._roles = roles
@@ -40,7 +38,6 @@ class ReplicatedLog:
     # ---- the engine -------------------------------------------------------------------------
 
     def attach(self, engine: Engine) -> None:
-        """Set the engine, once."""
         assert self._engine is None
         self._engine = engine
 
@@ -62,7 +59,6 @@ class ReplicatedLog:
 
     @property
     def classic(self) -> ClassicEngine:
-        """The engine of classic mode."""
         assert self._config.is_classic
         return cast(ClassicEngine, self.engine)
 

@@ -45,7 +45,6 @@ class RoleView:
 
     @property
     def leader_address(self) -> str:
-        """The leader's client address, or ""."""
         if self._config.is_classic:
             return self._master_hint
         if self.leader is None:

@@ -27,8 +27,6 @@ class SendReceiver(Protocol):
 
 
 class InternalSend:
-    """Receives the response to an internal send."""
-
     def __init__(self) -> None:
         self.stored: asyncio.Future[tuple[int, SendResponseHeader]] = (
             asyncio.get_running_loop().create_future()

@@ -51,7 +51,6 @@ class BrokerGroupTable:
         return {"groupId": self.value.hex(), **versions, **joining}
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Load a snapshot, all or nothing."""
         said = value["groupId"]
         versions = _versions(value.get("adopted") or {})
         self.value = _value(said) if said else b""

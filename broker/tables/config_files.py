@@ -189,7 +189,6 @@ class Rounds:
         return future
 
     async def ended(self) -> None:
-        """Return once there is no waiter."""
         if self._task is not None:
             await asyncio.wait([self._task])
 

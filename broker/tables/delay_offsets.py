@@ -15,8 +15,6 @@ from .versioned import entries_of
 
 
 class DelayOffsets:
-    """The offsets by level."""
-
     def __init__(self) -> None:
         self.offsets: dict[int, int] = {}
         self.timer = Progress()

@@ -117,7 +117,6 @@ class SentOnce:
         return {"sends": [[*key, *sent] for key, sent in self.sent.items()]}
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Load a snapshot, all or nothing."""
         loaded: dict[Key, Sent] = {}
         for topic, key, stamp, position, queue_id, offset, host in value["sends"]:
             loaded[str(topic), str(key)] = Sent(

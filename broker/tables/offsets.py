@@ -43,7 +43,6 @@ class OffsetTable:
             self._set(topic, group, queue_id, offset)
 
     def reset(self, resets: Iterable[Commit]) -> None:
-        """Set offsets, and mark them."""
         self.counter += 1
         for topic, group, queue_id, offset in resets:
             self._set(topic, group, queue_id, offset)

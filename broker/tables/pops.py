@@ -128,8 +128,6 @@ class PopQueue:
 
 
 class PopTable:
-    """The queues by (topic, group) and queue id, and the groups' modes."""
-
     def __init__(self) -> None:
         self.queues: dict[tuple[str, str], dict[int, PopQueue]] = {}
         self.modes: dict[tuple[str, str], tuple[str, int]] = {}
@@ -322,7 +320,6 @@ class PopTable:
                 queue.next = int(offset)
 
     def delete(self, *, topic: str = "", group: str = "") -> None:
-        """Remove a topic's queues and modes, or a group's."""
         keys = [key for key in {**self.queues, **self.modes} if topic == key[0] or group == key[1]]
         for key in keys:
             self.batch_count -= sum(
@@ -375,7 +372,6 @@ class PopTable:
         }
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Load a snapshot, all or nothing."""
         queues: dict[tuple[str, str], dict[int, PopQueue]] = {}
         batch_count = 0
         for topic, group, queue_id, *numbers, left, void, batches in value["queues"]:

@@ -133,7 +133,6 @@ class LockTable:
                     del self.owners[place]
 
     def copy(self) -> LockTable:
-        """Copy the replicated part."""
         owners = {place: dict(queues) for place, queues in self.owners.items()}
         return LockTable(owners, dict(self.aged), self.term)
 

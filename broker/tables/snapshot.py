@@ -75,7 +75,6 @@ class Snapshot:
         return min(table.applied_index for _, table in self.tables)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of each file by its name."""
         return {
             name: {**table.to_json(), INDEX_KEY: table.applied_index} for name, table in self.tables
         }
@@ -100,7 +99,6 @@ def capture(state: BrokerState) -> Snapshot:
 
 
 def twin_of(table: T) -> T:
-    """Return a copy for a thread."""
     twin = copy.copy(table)
     twin.own()
     return twin

@@ -178,7 +178,6 @@ class BrokerState:
         return len(self.topics.entries) - len(self.groups.entries) + count <= topics_max
 
     def clear(self) -> None:
-        """Empty all tables."""
         empty = BrokerState()
         for table, new in zip(self.tables, empty.tables, strict=True):
             table.load(new.to_json(), 0)
@@ -285,7 +284,6 @@ class BrokerState:
             offsets.delete_group(str(command["group"]))
 
     def _apply_to_pops(self, command: dict[str, Any]) -> None:
-        """Apply the effect of an offset command on pops."""
         if command["op"] == "reset_offsets":
             self.pops.reset(command["resets"])
         elif command["op"] == "forget_offsets":
@@ -418,7 +416,6 @@ def delete_group(name: str, *, offsets: bool, condition: Condition | None = None
 
 
 def forget_offsets(*, topic: str = "", group: str = "") -> bytes:
-    """Build the command for a topic or for a group."""
     assert bool(topic) != bool(group), (topic, group)
     return orjson.dumps(
         {"op": "forget_offsets"} | ({"topic": topic} if topic else {"group": group})

@@ -132,7 +132,6 @@ class TimerWheel:
 
     @property
     def waits_late(self) -> bool:
-        """Whether late messages wait."""
         return bool(self._late)
 
     def ahead_ms(self, before_ms: int) -> int:
@@ -171,7 +170,6 @@ class TimerWheel:
             self._put(*waiting)
 
     def settle(self, progress: Progress) -> None:
-        """Apply the progress of deliveries."""
         if progress == self.progress:
             return
         if progress.floor > self.progress.floor:

@@ -49,7 +49,6 @@ class TopicConfig:
 
     @property
     def message_type(self) -> str:
-        """The message type of the topic."""
         return dict(self.attributes).get(MESSAGE_TYPE, NORMAL)
 
     @property

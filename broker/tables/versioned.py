@@ -151,7 +151,6 @@ class VersionedTable(Generic[E]):
         }
 
     def also(self) -> Mapping[str, Any]:
-        """Return the rest of the JSON."""
         created = {CREATED_KEY: self.created} if self.created else {}
         deleted = {DELETED_KEY: self.deleted} if self.deleted else {}
         return {**self._also, **created, **deleted}

@@ -49,8 +49,6 @@ class Writer:
 
 
 class WriterTable:
-    """The writers by topic and name."""
-
     def __init__(self) -> None:
         self.writers: dict[WriterKey, Writer] = {}
         self.applied_index = 0
@@ -93,7 +91,6 @@ class WriterTable:
         }
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Load a snapshot, all or nothing."""
         loaded: dict[WriterKey, Writer] = {}
         for topic, name, epoch, stamp_ms, marks in value["writers"]:
             watermarks = {

@@ -108,8 +108,6 @@ class Halves:
 
 
 class Transactions:
-    """Ends and checks half messages."""
-
     def __init__(
         self,
         context: Context,
@@ -171,7 +169,6 @@ class Transactions:
         self._targets = end(HALF_TOPIC, 0), end(OP_TOPIC, 0)
 
     def tick(self) -> None:
-        """Read new records, check due halves, and record the progress."""
         book = self._halves.book
         if book is None:
             return

@@ -144,7 +144,6 @@ class Entry:
         return result
 
     def first(self) -> Position:
-        """Return the lowest of its positions."""
         assert self.queue is not None
         return self.copies()[0] if self.more else self.queue.place(self.offset)
 

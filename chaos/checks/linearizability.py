@@ -215,7 +215,6 @@ def until(operations: Iterable[Operation], end_ns: int) -> list[Operation]:
 
 
 def since(operations: Iterable[Operation], begin_ns: int) -> list[Operation]:
-    """Return the operations called from then on, and all unanswered operations."""
     return [one for one in operations if one.returned_ns is None or one.called_ns >= begin_ns]
 
 

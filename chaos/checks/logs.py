@@ -88,7 +88,6 @@ def write_findings(
 
 
 def search(lines: Iterable[str]) -> Iterator[Finding]:
-    """Yield the findings of a log."""
     before, timeless = "", list[Finding]()
     numbered = iter(enumerate(lines, 1))
     for number, line in numbered:

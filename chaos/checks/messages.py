@@ -34,7 +34,6 @@ SETTLE_NS = 5_000_000_000  # a consumer may hold a message while a later message
 
 
 def lost(ledger: Ledger, settle_ns: int) -> Iterator[LostMessage]:
-    """Yield every lost message, by queue and offset."""
     settled_ns = ledger.now_ns - settle_ns
     for _, queue in sorted(ledger.queues.items()):
         if not queue.outstanding:
@@ -58,7 +57,6 @@ def lost(ledger: Ledger, settle_ns: int) -> Iterator[LostMessage]:
 
 
 def acknowledged_and_lost(ledger: Ledger, name: str, *, settle_ns: int = SETTLE_NS) -> Check:
-    """Find messages acknowledged and lost."""
     acknowledged = ledger.acknowledged
     result = tuple(lost(ledger, settle_ns))
     detail = f"{acknowledged} acknowledged, {len(result)} of them lost"

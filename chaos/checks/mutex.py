@@ -60,8 +60,6 @@ def step(state: Any, action: Any) -> Any:
 
 
 class LockRequests:
-    """The check that queue locks are linearizable."""
-
     def __init__(self) -> None:
         self._locks = Objects(step, _words, _title)
         self._begun: dict[int, LockAsked] = {}  # by operation; no answer yet

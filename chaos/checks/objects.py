@@ -81,7 +81,6 @@ class Objects:
         result.verdict = None
 
     def forget(self, name: Hashable) -> None:
-        """Judge an object no more."""
         self._objects.pop(name, None)
 
     def check(self, name: str, detail: str, evidence: int) -> Check:

@@ -27,7 +27,6 @@ class _Queue:
     unanswered: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def answer(self, commit: Commit) -> None:
-        """Record the answer to a commit."""
         key = commit.process, _offset(commit)
         if self.unanswered[key] > 1:
             self.unanswered[key] -= 1

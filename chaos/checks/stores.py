@@ -92,7 +92,6 @@ def write_replicas(
     stores: Mapping[str, Path],
     commit_index: int | None = None,
 ) -> Comparison:
-    """Compare the stores and write the record."""
     result = compare_replicas(stores, commit_index)
     parts = {
         node: {str(position): digest for position, digest in digests.items()}

@@ -96,7 +96,6 @@ class Suite:
                 handler(result)
 
     def take(self, kind: Kind, event: Any) -> None:
-        """Process an assembled event."""
         for handler in self._table[kind]:
             handler(event)
 
@@ -202,7 +201,6 @@ def check_all(history: History, settle_ns: int = SETTLE_NS) -> tuple[Check, ...]
 
 
 def suite_of(history: History, settle_ns: int = SETTLE_NS) -> Suite:
-    """Return a suite that was fed a whole history."""
     suite = Suite(settle_ns=settle_ns)
     for kind, event in history.timeline():
         suite.take(kind, event)

@@ -119,7 +119,6 @@ class TransactionBook:
 
 
 def committed_lost(book: TransactionBook, name: str) -> Check:
-    """Find transactions committed and lost."""
     committed = [(name, t) for name, t in book.found.items() if t.commit_ns]
     missing = [(name, t) for name, t in committed if not t.places]
     lost = [

@@ -100,7 +100,6 @@ class Checker(Generic[B]):
         return self.only_if(self.book) if self.only_if else self.book.applies
 
     def result(self) -> Check:
-        """Return the answer as of now."""
         return self.judge(self.book, self.name)
 
 

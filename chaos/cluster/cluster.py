@@ -131,11 +131,9 @@ class Cluster:
         return self.process_state(self.state().node(name)) != "dead"
 
     def store_of(self, node: Node) -> Path:
-        """Return the broker's store directory."""
         return launch.node_directory(self.directory, node) / "store"
 
     def collect_logs(self) -> dict[str, Path]:
-        """Return every node's log."""
         return {node.name: launch.log_path(self.directory, node) for node in self.state().nodes}
 
     async def up(

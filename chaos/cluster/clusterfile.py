@@ -90,7 +90,6 @@ class ClusterState:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The broker groups' names, in order."""
         return tuple(dict.fromkeys(node.group for node in self.brokers))
 
     @property

@@ -248,7 +248,6 @@ def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
 
 
 def show(found: list[NodeStatus]) -> None:
-    """Print the table that a person reads."""
     table = Table(box=SIMPLE_HEAD)
     for heading in ("name", "pid", "state", "address", "role"):
         table.add_column(heading, overflow="fold")  # on a narrow terminal in lines, but whole

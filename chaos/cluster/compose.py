@@ -148,12 +148,10 @@ class ComposeCluster(Cluster):
         return "\n".join(parts)
 
     def networks_of(self, name: str) -> list[tuple[str, list[str]]]:
-        """Return a container's networks, each with the names it has there."""
         networks = self.docker.inspect(self._container(name))["NetworkSettings"]["Networks"]
         return [(network, list(entry["Aliases"] or ())) for network, entry in networks.items()]
 
     def cut_off(self, name: str, networks: Sequence[tuple[str, list[str]]]) -> None:
-        """Disconnect a container from these networks."""
         container = self._container(name)
         for network, _ in networks:
             self.docker.disconnect(network, container)

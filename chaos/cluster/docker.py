@@ -27,7 +27,6 @@ class Docker:
         self.host = host or DEFAULT_HOST
 
     def containers(self, label: str) -> list[dict[str, Any]]:
-        """Return all containers that have the label, running or not."""
         filters = orjson.dumps({"label": [label]}).decode()
         result = self._json("GET", "/containers/json", all="1", filters=filters)
         return list(result)
@@ -81,8 +80,6 @@ class Docker:
 
 
 class _Unix(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=TIMEOUT_S)
         self._path = path

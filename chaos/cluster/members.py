@@ -129,7 +129,6 @@ def _planned(cluster: Cluster, group: str | None) -> Node:
 
 
 def _free_name(cluster: Cluster, found: ClusterState) -> str:
-    """Return a name that no node has or had."""
     number = len(found.brokers)
     while f"n{number}" in {node.name for node in found.nodes} or (
         (cluster.directory / f"n{number}").exists()

@@ -57,7 +57,6 @@ class HeldPorts:
             self._hold([port])
 
     def close(self) -> None:
-        """Release all ports."""
         for each in self._sockets:
             each.close()
         self._sockets.clear()

@@ -148,7 +148,6 @@ def on_hosts(state: ClusterState, name: str, address_of: Callable[[int], str]) -
 
 
 def _nodes(shape: Shape, host: str, free: Iterator[int]) -> tuple[Node, ...]:
-    """Return the name servers, the brokers, then the gRPC proxies."""
     mode, groups, replicas, servers = _sizes(shape)
     brokers = []
     for group in range(groups):

@@ -85,7 +85,6 @@ class Flow:
             self._add(piece, passed_s + self._delay_s())
 
     def take(self, now_s: float) -> list[Item]:
-        """Return the bytes and marks that have arrived by now."""
         result: list[Item] = []
         if self.way.cut:
             return result
@@ -120,7 +119,6 @@ class Flow:
             self.push(item, now_s)
 
     def clear(self) -> None:
-        """Drop everything."""
         self._queue.clear()
         self.held_bytes = 0
 

@@ -233,7 +233,6 @@ def flip_vote_slot(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def lost_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Remove the vote file."""
     return _lose(store, store / "raft" / "hardstate")
 
 
@@ -275,7 +274,6 @@ def lost_segment(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def lost_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Remove a file of a ConsumeQueue."""
     files = _files(store, "consumequeue")
     if not files:
         raise ClusterError("there is no ConsumeQueue")

@@ -59,7 +59,6 @@ RulesOf = Callable[[Planned], Sequence[Rule]]
 
 
 def store_of(context: Context, node: Node) -> Path:
-    """Return the node's store directory."""
     return node_directory(context.cluster.directory, node) / "store"
 
 

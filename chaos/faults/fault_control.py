@@ -98,7 +98,6 @@ class Steering:
             result.pop(key, None)
 
     def rules(self) -> dict[str, list[Rule]]:
-        """Return the rules in force, by key."""
         with self._locked() as (result, _):
             return {key: [rule for rule, _ in rules] for key, rules in result.items()}
 
@@ -163,7 +162,6 @@ class Control:
         return _CLOCK.unpack_from(self._map, _CLOCK_AT)
 
     def rules(self) -> list[tuple[Rule, int]]:
-        """Return the rules in force, each with its slot."""
         if self._map[0:8] != self._version:
             with self._lock:
                 version = self._map[0:8]

@@ -125,8 +125,6 @@ class Inode:
 
 
 class FaultFile(OsFile):
-    """An open file of a FaultDisk."""
-
     def __init__(self, disk: FaultDisk, name: str, path: str, allocate_bytes: int | None) -> None:
         self._disk = disk
         self._name = name
@@ -279,7 +277,6 @@ class FaultDisk(OsDisk):
             return result
 
     def created(self, name: str, inode: int) -> None:
-        """Note that a file was created."""
         with self._lock:
             self._name_record(RecordKind.CREATE, inode, 0, name)
 

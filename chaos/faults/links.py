@@ -71,7 +71,6 @@ class Links:
         await self._ask({"do": "set", "owner": owner, "rules": [to_json(rule) for rule in rules]})
 
     async def lift(self, owner: str) -> None:
-        """Lift all rules of the owner."""
         await self._ask({"do": "clear", "owner": owner})
 
     async def reset(self, links: Collection[Link]) -> int:
@@ -89,7 +88,6 @@ class Links:
     # ---- which links ------------------------------------------------------------------------
 
     def touching(self, node: str) -> list[Link]:
-        """Return all links that start or end at this node."""
         return [link for link in self.all if link.touches(node)]
 
     def between(self, some: Collection[str], others: Collection[str]) -> list[Link]:
@@ -102,11 +100,9 @@ class Links:
         ]
 
     def replication(self) -> list[Link]:
-        """Return the links between brokers."""
         return [link for link in self.all if link.kind not in (CLIENT, NAMES)]
 
     def to_clients(self, nodes: Collection[str]) -> list[Link]:
-        """Return the links from the clients to these nodes."""
         return [link for link in self.all if link.kind == CLIENT and link.target in nodes]
 
     async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,6 @@ class Listener:
         self._socket.shutdown(socket.SHUT_RD)  # ends LISTEN for every copy of it; bound it stays
 
     def close(self) -> None:
-        """Release the port."""
         self.shut()
         if self._socket is not None:
             self._socket.close()

@@ -65,7 +65,6 @@ def plan(
 def _slot(
     rng: random.Random, parts: Sequence[Want], slot: int, slot_s: float, before: int
 ) -> list[Planned]:
-    """Plan the faults of a slot."""
     most_s = slot_s * LASTS_MAX
     first_at_s = slot_s * slot + slot_s * rng.uniform(*BEGINS)
     result: list[Planned] = []

@@ -270,7 +270,6 @@ def file_fate(file: FileChanges, size: int, temper: Temper, rng: Random) -> File
 
 
 def by_page(file: FileChanges) -> dict[int, list[Record]]:
-    """Return the pending changes of bytes, page by page."""
     result: dict[int, list[Record]] = {}
     for change in file.changes:
         if change.kind is RecordKind.BYTES:

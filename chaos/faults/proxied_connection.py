@@ -67,13 +67,11 @@ class Pair:
         return self.dialler.flow.held_bytes + self.target.flow.held_bytes
 
     def dialled_in(self) -> None:
-        """Note that the dialler is connected."""
         self.side.opened(self)
         self._live()
         self._connect()
 
     def rules_changed(self) -> None:
-        """Apply the link's changed effect."""
         effect, now_s = self.side.effect, asyncio.get_running_loop().time()
         self.dialler.flow.change(effect.forward, now_s)
         self.target.flow.change(effect.back, now_s)

@@ -146,7 +146,6 @@ class TargetWatch:
         self._wake.set()
 
     async def run(self, links: Sequence[ProxiedLink]) -> None:
-        """Watch for ever."""
         while True:
             self._wake.clear()
             result = listening_ports()
@@ -165,8 +164,6 @@ class TargetWatch:
 
 
 class Proxy:
-    """All links of a process, and the rules of all owners."""
-
     def __init__(self, links: Sequence[Mapping[str, Any]]) -> None:
         self._looking = TargetWatch()
         self.links = {
@@ -246,7 +243,6 @@ class Control:
         self._count = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection until it closes."""
         task = asyncio.current_task()
         assert task is not None
         if len(self._serving) >= CONTROLS_MAX:

@@ -71,7 +71,6 @@ class Effect:
 
 
 def combine(rules: Iterable[Rule]) -> Effect:
-    """Return the combined effect of all rules of a link."""
     result = list(rules)
     lives = [rule.lives_s for rule in result if rule.lives_s]
     return Effect(

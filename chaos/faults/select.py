@@ -91,7 +91,6 @@ def leaders(statuses: Sequence[NodeStatus]) -> list[Node]:
 
 
 def pick(nodes: Sequence[Node], choice: float) -> Node:
-    """Pick a node."""
     assert 0 <= choice < 1, choice
     return nodes[int(choice * len(nodes))]
 

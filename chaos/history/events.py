@@ -23,8 +23,6 @@ class HistoryError(Exception):
 
 
 class Outcome(Enum):
-    """The outcome of an operation at its caller."""
-
     OK = "ok"
     FAIL = "fail"  # certainly not done
     UNKNOWN = "unknown"  # may be done; a send at most as often as it was attempted
@@ -98,7 +96,6 @@ class Send:
 
     @property
     def position(self) -> Position:
-        """The position at which it was acknowledged."""
         return (self.broker, self.topic, self.queue, self.offset)
 
 
@@ -287,7 +284,6 @@ class History:
         return int(self.meta["t_ns"])
 
     def kills(self) -> list[Fault]:
-        """Return the faults that killed a process."""
         return [fault for fault in self.faults if fault.kind == "kill"]
 
     def timeline(self) -> Iterator[tuple[Kind, Any]]:

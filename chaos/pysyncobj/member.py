@@ -136,8 +136,6 @@ class NotSupported(RaftError):
 
 
 class NoIdentity:
-    """The identity of a group that has no id."""
-
     group_id = b""
 
     def tell(self, changed: Callable[[], None]) -> None:
@@ -246,7 +244,6 @@ class PySyncMember:
 
     @property
     def refilled(self) -> list[NodeId]:
-        """Always empty."""
         return []
 
     def frame_is_damaged(self, position: int) -> bool:
@@ -377,7 +374,6 @@ class PySyncMember:
 
     @property
     def leader(self) -> NodeId | None:
-        """The leader in this node's view."""
         return self._told.leader if self._running else None
 
     @property

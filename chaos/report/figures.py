@@ -55,7 +55,6 @@ class Load:
 
 
 def load_of(history: History) -> Load:
-    """Compute the load of a history."""
     sends = all_sends(history)
     counts = {outcome: 0 for outcome in Outcome}
     for send in sends:

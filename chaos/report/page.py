@@ -59,13 +59,11 @@ class Page:
 
 
 def write_report(history: History, checks: Sequence[Check], path: Path) -> None:
-    """Write the page of a chaos run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(render(chaos_page(history, checks), history), encoding="utf-8")
 
 
 def chaos_page(history: History, checks: Sequence[Check]) -> Page:
-    """Return the words and tables of a chaos run's page."""
     result = recoveries(history)
     meta = history.meta
     scenario = str(meta.get("scenario", "history"))
@@ -86,7 +84,6 @@ def chaos_page(history: History, checks: Sequence[Check]) -> Page:
 
 
 def send_tiles(history: History) -> tuple[tuple[str, str], ...]:
-    """Return the number of sends by outcome."""
     counts = {outcome: 0 for outcome in Outcome}
     sends = all_sends(history)
     for send in sends:
@@ -194,7 +191,6 @@ def _spread_cells(times: Spread | None) -> tuple[str, str, str]:
 
 
 def render(page: Page, history: History) -> str:
-    """Return the whole file."""
     charts = [figure(series_of(history))]
     result = recoveries(history)
     if any(r.everybody_ms is not None for r in result):
@@ -314,12 +310,10 @@ def _faults(panel: Panel, series: Series, *, worded: bool) -> None:
 
 
 def again(command: str) -> str:
-    """Return the section with the page's command."""
     return section(f"<h2>Do it again</h2><pre>{html.escape(command)}</pre>")
 
 
 def table(part: PageTable) -> str:
-    """Return a table in a section of its own."""
     head = "".join(f"<th>{html.escape(text)}</th>" for text in part.head)
     if part.marked:
         head += "<th>verdict</th>"

@@ -84,7 +84,6 @@ class Series:
 
 
 def series_of(history: History) -> Series:
-    """Compute every series of a history."""
     zero = history.start_ns
     end_s = (_last_ns(history) - zero) / NS_PER_S
     bucket_s = bucket_size(end_s)

@@ -119,7 +119,6 @@ def verdict_data(
     load: Load,
     lost: Sequence[LostMessage],
 ) -> dict[str, Any]:
-    """Return the content of verdict.json."""
     counts = {check.name: check.count for check in checks}
     return {
         "verdict": merge(checks).value,

@@ -93,7 +93,6 @@ class Scene:
         return {type_: count / seconds for type_, count in counts.items()}, took
 
     def render(self) -> Group:
-        """Return the screen."""
         rates, took = self.rates()
         meta = self.suite.meta
         head = Table.grid(padding=(0, 3))
@@ -135,7 +134,6 @@ class Scene:
 
 
 def check_table(checks: tuple[Check, ...] | list[Check]) -> Table:
-    """Return a table of all checks, with examples of violations."""
     table = Table()
     table.add_column("check")
     table.add_column("count", justify="right")

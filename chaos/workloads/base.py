@@ -38,7 +38,6 @@ class Tally:
 
 
 def sum_tallies(tallies: Iterable[Tally]) -> Tally:
-    """Add up all tallies."""
     total = Tally()
     for tally in tallies:
         for part in fields(Tally):

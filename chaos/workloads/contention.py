@@ -91,7 +91,6 @@ class Contender:
         self._group = group
 
     async def ask(self, queue: MessageQueue, *, unlock: bool) -> None:
-        """Send a request, and record it."""
         op = self._history.next_op()
         place = {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id}
         fields = {"group": self._group, **place, "unlock": unlock}

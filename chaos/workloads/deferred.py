@@ -205,7 +205,6 @@ class Posting:
         return self.env.history
 
     async def prepare(self, env: Environment, admin: Admin) -> None:
-        """Create the topic in every broker group."""
         self._env = env
         config = self.config
         await admin.topic.create(config.topic, config.queues)
@@ -410,7 +409,6 @@ class PostedWorkload:
             await self._work.prepare(admin)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Let consumers join, then start the load."""
         config, posting = self.config, self.posting
         env = posting.env
         await self._work.begin(stack)

@@ -34,14 +34,11 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def delayed_workload(config: PostedConfig = DELAYED) -> PostedWorkload:
-    """Return the workload of delayed messages."""
     posting = Posting(config)
     return PostedWorkload(posting, Delayed(posting))
 
 
 class Delayed:
-    """Sends messages with a delay level, or for a time."""
-
     def __init__(self, posting: Posting) -> None:
         self._posting = posting
         self.consumers = posting.consumers
@@ -49,7 +46,6 @@ class Delayed:
         self._known: dict[str, int] = {}  # key → delay in ms
 
     async def prepare(self, admin: Admin) -> None:
-        """Find out which levels the brokers have."""
         for broker in (await admin.cluster.info()).brokers.values():
             for address in broker.addresses.values():
                 text = (await admin.broker.config(address))["messageDelayLevel"]

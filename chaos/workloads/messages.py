@@ -158,7 +158,6 @@ class MessagesWorkload:
         return self._admin
 
     async def prepare(self, env: Environment) -> None:
-        """Create the topic in every broker group."""
         self._env = env
         async with Admin(env.namesrv, instance_config=signing()) as admin:
             await admin.topic.create(self.config.topic, self.config.queues)
@@ -167,7 +166,6 @@ class MessagesWorkload:
             )
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Let consumers join, then start the load."""
         config, env = self.config, self.env
         self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
         self.consumers = group = await stack.enter_async_context(self.make_consumers())

@@ -56,14 +56,11 @@ FATES = (
 
 
 def pop_workload(config: PostedConfig = POP) -> PostedWorkload:
-    """Return the workload of popped messages."""
     posting = Posting(config)
     return PostedWorkload(posting, Pops(posting))
 
 
 class Pops:
-    """Sends messages that its consumers pop."""
-
     def __init__(self, posting: Posting) -> None:
         self._posting = posting
         self.fates: dict[str, str] = {}
@@ -137,7 +134,6 @@ class Poppers:
         await self._stack.aclose()
 
     async def join(self, name: str) -> None:
-        """Let a consumer with that new name pop."""
         consumer = SimpleConsumer(
             self.group,
             self._posting.env.namesrv,

@@ -81,14 +81,11 @@ class RecordedSendBack(SendBack):
 
 
 def retries_workload(config: PostedConfig = RETRIES) -> PostedWorkload:
-    """Return the workload of retries and dead letters."""
     posting = Posting(config)
     return PostedWorkload(posting, Retries(posting))
 
 
 class Retries:
-    """Sends messages that their consumers fail."""
-
     def __init__(self, posting: Posting) -> None:
         self._posting = posting
         self._failures: dict[str, int] = {}

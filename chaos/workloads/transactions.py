@@ -71,7 +71,6 @@ PLANS = (
 
 
 def transactions_workload(config: PostedConfig = TRANSACTIONS) -> PostedWorkload:
-    """Return the workload of transactions."""
     posting = Posting(config)
     return PostedWorkload(posting, Transacted(posting))
 
@@ -210,5 +209,4 @@ class Halves:
                 self.records += 1
 
     def open(self) -> list[MessageExt]:
-        """Return half messages that nobody has ended."""
         return [half for place, half in self._halves.items() if place not in self._ended]

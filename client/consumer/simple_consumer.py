@@ -531,5 +531,4 @@ def _handle(message: MessageExt) -> Handle:
 
 
 def _stored_topic(message: MessageExt, handle: Handle, group: str) -> str:
-    """Return the topic in which the message is stored, its own or its retry topic."""
     return pop_retry_topic(message.topic, group) if handle.retry else message.topic

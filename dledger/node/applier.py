@@ -96,7 +96,6 @@ class Applier:
             self._later = asyncio.get_running_loop().call_soon(self._continue)
 
     def stop(self) -> None:
-        """Apply nothing more."""
         self._stopped = True
         self._do_nothing_later()
 

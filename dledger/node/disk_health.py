@@ -35,8 +35,6 @@ log = logging.getLogger("raftmq.dledger.node.node")
 
 
 class DiskState(Enum):
-    """The states of a disk, in the module's order."""
-
     OK = "ok"
     STALLED = "stalled"
     FULL = "full"
@@ -85,7 +83,6 @@ class DiskHealth:
         return self.state, self.reason
 
     def failed(self, reason: str) -> None:
-        """Set the final state of a failed disk."""
         self.state, self.reason = DiskState.FAILED, reason
 
     # -- writes -------------------------------------------------------------------------------

@@ -200,7 +200,6 @@ def blocker_of(
 
 
 def unwilling_reason(peer: NodeId) -> str:
-    """Return the reason text for an unwilling peer."""
     return f"{peer} should not lead: its disk is short of room or slow, or its clock is wrong"
 
 

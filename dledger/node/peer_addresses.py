@@ -180,7 +180,6 @@ class Roster:
         return index if settled <= self._file.saved_index else min(index, settled - 1)
 
     async def stop(self) -> None:
-        """Wait for the save in flight, and close the file."""
         if self._saving is not None:
             await asyncio.wait([self._saving])
         self._file.close()

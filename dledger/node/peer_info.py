@@ -135,7 +135,6 @@ class PeerInfoExchange:
 
     @property
     def own_extent(self) -> Extent:
-        """The end of this replica's log."""
         core = self._core
         return Extent(core.last_term, core.last_index, core.recovered)
 
@@ -343,7 +342,6 @@ class Founders:
         return list(self._reports)
 
     def take(self, sender: NodeId, state: ReplicaState, now_ms: float) -> None:
-        """Handle a peer's report."""
         text = self._difference(sender, state)
         if not text:
             self._forget(sender)
@@ -367,7 +365,6 @@ class Founders:
         self._core.election.founders_differ = bool(self._reports)
 
     def _difference(self, peer: NodeId, state: ReplicaState) -> str:
-        """Return the difference from a peer and its consequence, or ""."""
         own, theirs = self.sent, state.founders
         concerned = bool(own and theirs) and (peer in own or self._core.node_id in theirs)
         if concerned and theirs != own:

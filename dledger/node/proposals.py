@@ -48,8 +48,6 @@ class _Command:
 
 
 class Proposals:
-    """Commands waiting to be proposed, and proposals waiting for their outcome."""
-
     def __init__(
         self,
         waiting_max: int,
@@ -156,7 +154,6 @@ class Proposals:
                 self._refute(frame)
 
     def expire(self, now_ms: float) -> None:
-        """Fail the commands that have waited for too long."""
         while self._waiting and self._waiting[0].deadline_ms <= now_ms:
             command = self._waiting.popleft()
             self._waiting_bytes -= len(command.payload)

@@ -128,7 +128,6 @@ class Proposer:
         self._proposals.close(reason)
 
     def _drop(self) -> None:
-        """Fail the waiting change."""
         if self._change is not None:
             (_, future), self._change = self._change, None
             if not future.done():

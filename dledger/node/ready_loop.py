@@ -128,7 +128,6 @@ class Pump:
         self.run()
 
     def applied(self) -> None:
-        """Note that the applier has applied a batch."""
         applied = self.applier.applied_index
         self.reads.applied(applied)
         self.roles.applied(applied)

@@ -14,8 +14,6 @@ STANDS_MS = 30_000  # a leader reconnects within a second
 
 
 class Refusals:
-    """The last refusal of one member."""
-
     def __init__(self, core: RaftCore) -> None:
         self._core = core
         self._sender: NodeId | None = None

@@ -53,8 +53,6 @@ NOTE_INTERVAL_MS = 5_000  # between a leader's notes
 
 
 class Memory:
-    """One replica's notes."""
-
     __slots__ = ("notes",)
 
     def __init__(self) -> None:
@@ -203,7 +201,6 @@ class RollbackDetection:
             self._on_failed("saving the notes failed", error)
 
     async def stop(self) -> None:
-        """Wait for the save in flight, and close the file."""
         if self._saving is not None:
             await asyncio.wait([self._saving])
         self._file.close()

@@ -62,11 +62,9 @@ class Chores:
     _housekeeping_due_ms: float = field(default=0.0, init=False)
 
     def start(self) -> None:
-        """Start to check the clock."""
         self.pump.alarm.start(self._tick)
 
     def cancel(self) -> None:
-        """Stop checking the clock."""
         self.pump.alarm.stop()
 
     async def stop(self) -> None:

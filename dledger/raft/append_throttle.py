@@ -45,5 +45,4 @@ class AppendThrottle:
         return False
 
     def sent(self, size_bytes: int) -> None:
-        """Record a throttled request of that size."""
         self._allowance -= size_bytes

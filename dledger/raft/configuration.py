@@ -103,12 +103,10 @@ class Configuration:
 
     @property
     def voters(self) -> frozenset[NodeId]:
-        """The members that count for majorities."""
         return frozenset(m.node_id for m in self.members if m.role is MemberRole.VOTER)
 
     @property
     def ids(self) -> frozenset[NodeId]:
-        """All members, including learners."""
         return frozenset(m.node_id for m in self.members)
 
     def get(self, node_id: NodeId) -> GroupMember | None:
@@ -156,7 +154,6 @@ class Configuration:
         )
 
     def _check_address_is_free(self, change: Change) -> None:
-        """Check that no other member has the change's address."""
         _check_address(change.address)
         address = host_and_port(change.address)
         for other in self.members:
@@ -214,7 +211,6 @@ def _check_address(address: str) -> None:
 
 
 def encode_configuration(configuration: Configuration) -> bytes:
-    """Return the payload of a CONFIGURATION frame."""
     members, removed = configuration.members, configuration.removed
     version = _VERSION if configuration.preferred is None else _VERSION_PREFERRING
     parts = [_HEAD.pack(version, len(members), len(removed), configuration.broker_id_next)]
@@ -307,14 +303,12 @@ class Configurations:
         self._entries = [(index, configuration)]
 
     def copy(self) -> Configurations:
-        """Return an independent copy."""
         other = Configurations(*self._entries[0])
         other._entries = self._entries[:]
         return other
 
     @property
     def current(self) -> Configuration:
-        """The configuration in force."""
         return self._entries[-1][1]
 
     @property

@@ -260,7 +260,6 @@ class RaftCore:
             self.election.stop_leading(reason, self._now_ms)
 
     def disk_works(self) -> None:
-        """Note that the disk works again."""
         self.election.unfit = None
         self._takes_frames = True
 
@@ -329,7 +328,6 @@ class RaftCore:
 
     @property
     def role(self) -> Role:
-        """The role of this replica."""
         return self.election.role
 
     @property
@@ -339,7 +337,6 @@ class RaftCore:
 
     @property
     def term(self) -> int:
-        """The current term."""
         return self.ballot.term
 
     @property
@@ -364,7 +361,6 @@ class RaftCore:
 
     @property
     def last_term(self) -> int:
-        """The term of that frame."""
         return self._log.index.last_term
 
     @property

@@ -92,7 +92,6 @@ class Election:
             self._report_role(reason)
 
     def stop_leading(self, reason: str, now_ms: float) -> None:
-        """Return to the role of a follower, from any other role."""
         if self.role is not Role.FOLLOWER:
             self.become_follower(self._ballot.term, None, reason, now_ms)
 
@@ -208,7 +207,6 @@ class Election:
         candidacy.due_ms = now_ms + self._config.heartbeat_ms
 
     def count_votes(self, now_ms: float) -> None:
-        """Start the election, lead, or end the candidacy, as its votes decide."""
         candidacy = self.candidacy
         assert candidacy is not None
         if candidacy.pre_vote:
@@ -223,7 +221,6 @@ class Election:
             self.timer.lost_election(candidacy.began_ms, now_ms)
 
     def take_vote_response(self, response: VoteResponse, now_ms: float) -> None:
-        """Count a vote of the present candidacy."""
         candidacy = self.candidacy
         if candidacy is None or not candidacy.is_answered_by(response):
             if not response.pre_vote and 0 < self._missed_term == response.request_term:

@@ -87,13 +87,11 @@ class Leading:
         self.transfer = Transfer(config.transfer_ms)
 
     def start(self, now_ms: float) -> None:
-        """Assert leadership."""
         self.configure(now_ms)
         self._tell_role("elected")
         self._send_heartbeats(now_ms)
 
     def end(self) -> None:
-        """Fail the waiting reads."""
         self._outbox.failed_reads.extend(self._reads.fail())
 
     def held(self) -> dict[NodeId, int]:
@@ -112,7 +110,6 @@ class Leading:
         self._outbox.tell_role(RoleEvent(Role.LEADER, term, leader, self.ready, reason))
 
     def configure(self, now_ms: float) -> None:
-        """Follow the configuration in force."""
         membership, last_index = self._membership, self._log.index.last_index
         new = self.tracker.configure(
             membership.configurations.current, max(self._first_index, last_index), now_ms
@@ -399,7 +396,6 @@ class Leading:
         return ""
 
     def _note_round(self, progress: Progress, response: HeartbeatResponse) -> None:
-        """Note the first answer to a round."""
         progress.round = response.round
         if not response.recovering:
             progress.recovered_round = response.round
@@ -559,7 +555,6 @@ class Transfer:
         self.due_ms = now_ms + self._timeout_ms
 
     def give_up(self) -> None:
-        """End the transfer."""
         self.target, self.due_ms = None, NEVER_DUE_MS
 
     def check_none(self) -> None:

@@ -72,7 +72,6 @@ class LogIndex:
         return other
 
     def append(self, frame: Frame) -> None:
-        """Add the next frame."""
         self.add(frame.index, frame.term, frame.position, len(frame.data))
 
     def add(self, index: int, term: int, position: int, size_bytes: int) -> None:

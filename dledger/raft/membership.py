@@ -68,7 +68,6 @@ class Membership:
         self.speak_with_all()
 
     def speak_with(self, ids: Iterable[NodeId]) -> None:
-        """Set the peers of a leader."""
         self.peers = tuple(sorted(ids))
 
     def speak_with_all(self) -> None:

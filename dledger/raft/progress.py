@@ -91,7 +91,6 @@ class Progress:
         return self.state is PROBE and not self.paused
 
     def window_bytes(self) -> int:
-        """Return the free bytes of the append window."""
         return max(0, self._bytes_max - self.inflight_bytes)
 
     def sent(self, last: int, size_bytes: int, now_ms: float) -> None:

@@ -39,8 +39,6 @@ def reached_by_majority(values: list[Number]) -> Number:
 
 
 class Outcome(Enum):
-    """The state of an election."""
-
     PENDING = "pending"
     WON = "won"
     LOST = "lost"
@@ -71,7 +69,6 @@ class Tally:
 
     @property
     def recovered(self) -> int:
-        """The number of recovered voters that have granted."""
         return sum(not recovering for recovering in self.granted.values())
 
     @property

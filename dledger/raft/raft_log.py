@@ -67,7 +67,6 @@ class CoreLog:
         self._outbox.dirty = True
 
     def truncate(self, from_index: int) -> None:
-        """Truncate at a proven conflict."""
         assert from_index > self.commit_index, (from_index, self.commit_index)
         self.index.truncate(from_index)
         self._outbox.truncate(from_index)

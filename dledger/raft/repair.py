@@ -72,8 +72,6 @@ class Outcome(IntEnum):
 
 
 class ResponderState(IntEnum):
-    """The state of the answering replica."""
-
     RECOVERED = 0
     LEADS = 1  # a ready leader, which has committed all committed frames
     RECOVERING = 2  # recovering, without a vote that counts
@@ -312,13 +310,11 @@ class Asker:
         self.peers = tuple(sorted(members - {self.node_id}))
 
     def start(self, damaged: DamagedFrame, now_ms: float) -> None:
-        """Ask for this frame from now on."""
         self.damaged = damaged
         self._retry_ms = self._timing.retry_ms
         self._ask(() if self._helper is None else (self._helper,), now_ms)
 
     def end(self) -> None:
-        """Stop asking."""
         self.damaged = None
         self._out.clear()
 
@@ -415,7 +411,6 @@ class StartRepair:
         self._hopeless_since_ms: float | None = None
 
     def start(self, damaged: DamagedFrame, now_ms: float) -> None:
-        """Ask the peers for this frame from now on."""
         self._hopeless_since_ms = None
         self.asker.start(damaged, now_ms)
 

@@ -350,7 +350,6 @@ class Receiver:
 
     @property
     def received_bytes(self) -> int:
-        """The received bytes of the current parcel."""
         return len(self._data)
 
     def follow(self, leader: NodeId | None, term: int) -> None:

@@ -106,7 +106,6 @@ class Healer:
         self._failure: BaseException | None = None
 
     def set_members(self, members: frozenset[NodeId]) -> None:
-        """Set the members to ask from now on."""
         self._start.asker.set_members(members)
         self._frames.asker.set_members(members)
 

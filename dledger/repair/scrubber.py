@@ -48,12 +48,10 @@ class ScrubStep:
 
     @property
     def start(self) -> int:
-        """The offset of the first frame."""
         return self.frames[0][1]
 
     @property
     def size_bytes(self) -> int:
-        """The bytes to read."""
         return self.end - self.start
 
     @property
@@ -133,7 +131,6 @@ class Scrubber:
         self.found_damaged = 0
 
     def start(self, pool: Executor) -> None:
-        """Read in this pool from now on."""
         self._pool = pool
 
     async def stop(self) -> None:

@@ -118,7 +118,6 @@ class Installer:
         self._installing = False
 
     async def stop(self) -> None:
-        """Wait for the work in flight in a thread."""
         if self._again is not None:
             self._again.cancel()
         if self._work is not None:

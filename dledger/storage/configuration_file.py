@@ -78,7 +78,6 @@ class ConfigurationFile:
         self.saved_index = index
 
     def close(self) -> None:
-        """Close the file."""
         self._slots.close()
 
 

@@ -57,7 +57,6 @@ class Durations:
         self._periods: deque[tuple[float, int, float, float]] = deque(maxlen=PERIODS)
 
     def start(self) -> None:
-        """Note the start of a call."""
         self._started_ms = now_ms = self._clock_ms()
         self._under_way = True
         self._busy_ms = None
@@ -66,7 +65,6 @@ class Durations:
             self._busy_ms = self._on_processor_ms()
 
     def end(self) -> None:
-        """Note the return of the call."""
         now_ms = self._clock_ms()
         self._under_way = False
         slept_ms = now_ms - self._started_ms

@@ -98,7 +98,6 @@ class HardStateFile:
         self._slots.save(head + _OWNER.pack(noted.group_id, len(owner)) + owner + vote)
 
     def close(self) -> None:
-        """Close the file."""
         self._slots.close()
 
     def _decode(self, content: bytes) -> tuple[HardState, Owner]:

@@ -328,7 +328,6 @@ class RaftLog:
 
     @property
     def memory_start(self) -> int:
-        """The position from which on all frames are also in memory."""
         frame = self._cache.get(self._cache_first)
         return self.index.end_position if frame is None else frame.position
 

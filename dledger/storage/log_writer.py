@@ -20,8 +20,6 @@ from .log_storage import RaftLog
 
 
 class FrameWriter:
-    """Writes a member's frames into its log."""
-
     def __init__(self, log: RaftLog, durations: Durations) -> None:
         self.held: list[Frame] = []
         self.durations = durations

@@ -102,11 +102,9 @@ class GroupIdentity:
         self._listeners.append(listener)
 
     def start(self, pool: Executor) -> None:
-        """Save in this pool from now on."""
         self._pool = pool
 
     async def stop(self) -> None:
-        """Wait for the saves in flight, and close the file."""
         while self._saving is not None:
             await asyncio.wait([self._saving])
         self._pool = None
@@ -202,7 +200,6 @@ class GroupIdentity:
         return text
 
     def _note(self, key: tuple[NodeId, bytes, bool], text: str, now_ms: float) -> bool:
-        """Return whether this is new."""
         self.foreign(now_ms)
         new = key not in self._foreign
         if new and len(self._foreign) >= FOREIGN_MAX:

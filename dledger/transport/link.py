@@ -71,11 +71,9 @@ class Line:
 
     @property
     def where(self) -> str:
-        """The other end's address."""
         return other_end(self.transport)
 
     def made(self, transport: asyncio.BaseTransport, config: LinkConfig) -> asyncio.Transport:
-        """Set the transport, and return it."""
         self.transport = cast(asyncio.Transport, transport)
         tune(self.transport, config.unacknowledged_ms_max)
         return self.transport

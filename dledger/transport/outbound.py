@@ -179,12 +179,10 @@ class Dialer:
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts at which the peer may be."""
         addresses = (self.address, self.at, self.spare)
         return list(dict.fromkeys(address.host for address in addresses if address is not None))
 
     def start(self) -> None:
-        """Start to dial."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -204,7 +202,6 @@ class Dialer:
             self._task = None
 
     def cut(self) -> None:
-        """Abort the connection and stop dialling."""
         self.transport = None
         if self._task is not None:
             self._task.cancel()
@@ -297,7 +294,6 @@ class Dialer:
             raise
 
     def _turn(self) -> PeerAddress:
-        """Choose the address to dial now."""
         failed = bool(self.error) and self.at == self.address
         self.at = self.spare if failed and self.spare is not None else self.address
         return self.at

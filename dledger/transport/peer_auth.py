@@ -66,8 +66,6 @@ class ProofError(Exception):
 
 
 class Purpose(IntEnum):
-    """The use of a connection."""
-
     RAFT = 1
     HA = 2
 
@@ -314,8 +312,6 @@ class GuardedNetwork:
 
 
 class GuardedListening:
-    """A listener that closes its gate with itself."""
-
     def __init__(self, listening: Listening, gate: Gate) -> None:
         self.sockets = listening.sockets
         self._listening = listening
@@ -356,7 +352,6 @@ class _Handshakes:
             timer.cancel()
 
     def abort(self) -> None:
-        """Abort them all."""
         for connection in list(self._timers):
             connection.abort()
 

@@ -113,7 +113,6 @@ class PeerInfo:
 
 
 def encode_body(info: PeerInfo) -> bytes:
-    """Encode the sections of a message."""
     sections: list[tuple[int, bytes]] = []
     if info.group_id:
         assert len(info.group_id) == GROUP_ID_SIZE_BYTES, info.group_id

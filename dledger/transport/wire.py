@@ -136,7 +136,6 @@ class _Kind:
         self._attributes = attrgetter("to", *[name for name, _ in pairs])
 
     def fields(self, message: PeerMessage) -> list[int]:
-        """Return the fields of a message's head."""
         _, *fields = self._attributes(message)
         at = self.flags_at
         if at is not None:
@@ -242,7 +241,6 @@ def encode_append(
 
 
 def encode_message(message: PeerMessage) -> list[bytes]:
-    """Encode any message as contiguous buffers."""
     if isinstance(message, AppendRequest):
         return encode_append(
             message.term,
@@ -465,7 +463,6 @@ def spoken(hello: Hello) -> int:
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """Return the bytes of a hello, with their checksum."""
     names = [name.encode() for name in (hello.group, hello.sender, hello.receiver)]
     for name in names:
         assert 0 < len(name) <= 255, name

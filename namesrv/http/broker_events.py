@@ -122,8 +122,6 @@ class _Kept:
 
 
 class RememberedEvents:
-    """The events by group."""
-
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.size_bytes = 0
         self._bytes_max = bytes_max
@@ -133,12 +131,10 @@ class RememberedEvents:
         return group in self._groups
 
     def of(self, group: str) -> Iterator[Event]:
-        """Yield a group's events in order."""
         retained = self._groups.get(group)
         return iter(()) if retained is None else (event for event, _ in retained.events)
 
     def add(self, group: str, event: Event) -> None:
-        """Store an event."""
         size = len(orjson.dumps(event))
         retained = self._groups.setdefault(group, _Kept())
         retained.events.append((event, size))
@@ -150,7 +146,6 @@ class RememberedEvents:
             self._drop_oldest(max(self._groups.values(), key=lambda item: item.size_bytes))
 
     def keep_only(self, groups: Set[str]) -> None:
-        """Drop the events of all further groups."""
         for name in self._groups.keys() - groups:
             self.size_bytes -= self._groups.pop(name).size_bytes
 

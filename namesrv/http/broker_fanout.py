@@ -31,7 +31,6 @@ Query = Mapping[str, str]
 
 
 def acting_for(call: Call) -> dict[str, str]:
-    """Return the header with the caller that this name server acts for."""
     return {OPERATOR_HEADER: quote(call.caller.name)}
 
 
@@ -199,7 +198,6 @@ def relayed(answer: Answer, group: str) -> ApiProblem:
 
 
 def _named_leader(answer: Answer) -> str:
-    """Return the leader that a follower's answer names, or ""."""
     if answer.status != 503 or _code(answer) != NOT_LEADER:
         return ""
     return answer.headers.get("x-leader-http", "")

@@ -94,7 +94,6 @@ class Answer:
         return fields if isinstance(fields, dict) else None
 
     def words(self) -> str:
-        """Describe a problem."""
         problem = self.problem()
         reported = self.body[:200].decode("utf-8", "replace")
         if problem is not None:

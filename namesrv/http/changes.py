@@ -243,7 +243,6 @@ class Changes:
 
 
 def _queried(call: Call) -> dict[str, str] | None:
-    """Return the query parameters for brokers."""
     names = {"offsets": "offsets", "last_administrator": "lastAdministrator"}
     reported = {key: "true" for name, key in names.items() if getattr(call.query, name, False)}
     return reported or None

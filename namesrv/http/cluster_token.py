@@ -39,7 +39,6 @@ class ClusterToken:
     in_the_clear: bool = False
 
     def headers(self, url: URL, http_address: str) -> dict[str, str]:
-        """Return the header with the token, or none."""
         if not self.token or self.withheld(url, http_address):
             return {}
         return {"Authorization": f"Bearer {self.token}"}

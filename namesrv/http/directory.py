@@ -105,7 +105,6 @@ class Directory:
 
 
 def by_group(known: Iterable[Known]) -> dict[str, list[Known]]:
-    """Return the brokers of each group."""
     result: dict[str, list[Known]] = {}
     for item in known:
         result.setdefault(item.group, []).append(item)

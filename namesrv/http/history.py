@@ -46,8 +46,6 @@ class HistoryOfGroups(View, frozen=True, kw_only=True):
 
 
 class Histories:
-    """The operation for the histories of all groups."""
-
     def __init__(self, cluster: ClusterView, leaders: Leaders) -> None:
         self._cluster = cluster
         self._leaders = leaders

@@ -21,8 +21,6 @@ class LoginBody(Input, frozen=True):
 
 
 class SessionView(View, frozen=True, kw_only=True):
-    """The caller of a session, and its end."""
-
     name: str
     role: str
     until_ms: int

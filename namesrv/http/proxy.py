@@ -128,7 +128,6 @@ def role_of(request: web.Request) -> Role:
 
 
 def _has_secret(method: str, tail: str, body: bytes | None) -> bool:
-    """Return whether a request sets an account's secret."""
     is_account = method == "PUT" and unquote(tail).startswith("accounts/")
     return is_account and b"secretKey" in (body or b"")
 

@@ -283,7 +283,6 @@ class Reads:
             after = behind  # without a match on this page, continue within the time limit
 
     async def _resource(self, subject: str, path: str) -> Reply:
-        """Return a resource of all groups, with a joined version."""
         result, errors = await self._leaders.answers(path)
         if not result:
             raise none_has(subject, errors)

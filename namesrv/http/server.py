@@ -114,7 +114,6 @@ class ClusterApi:
 
     @property
     def address(self) -> str:
-        """Return the advertised host:port."""
         return self._settings.advertised_address(self._host, self.port)
 
     @property

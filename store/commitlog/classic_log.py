@@ -44,8 +44,6 @@ def contradicting(entries: Sequence[EntryBatch]) -> Iterator[None]:
 
 
 class ClassicLog:
-    """Writes records and dispatches them."""
-
     def __init__(self, commitlog: CommitLog, derived: DerivedFiles) -> None:
         self._commitlog = commitlog
         self._derived = derived

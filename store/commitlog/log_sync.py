@@ -137,7 +137,6 @@ class LogSyncs:
         self.durable_offset = min(self.durable_offset, offset)
 
     def fail(self, error: OSError) -> None:
-        """Let every later sync fail."""
         self._failed = error
 
     def hold(self, segment: Segment) -> SegmentHold:

@@ -43,8 +43,6 @@ class Segment:
 
 
 class SegmentFiles:
-    """The directory of segments."""
-
     def __init__(self, disk: Disk, directory: str, size_bytes: int) -> None:
         self.disk = disk
         self.directory = directory

@@ -26,8 +26,6 @@ TOPIC_EVERY = 64  # < 204, the entries of a page
 
 
 class CheckedReads:
-    """Reads and checks the records of a store."""
-
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueStore, repairs: QueueRepairs | None
     ) -> None:

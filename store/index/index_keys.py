@@ -21,7 +21,6 @@ _POSITION_AT = tuple(
 
 
 def key_hash(topic: str, key: str) -> int:
-    """Return the hash under which a key is indexed."""
     value = abs(java_string_hash(f"{topic}#{key}"))
     return value if value <= 0x7FFFFFFF else 0  # Java's abs of the smallest int is negative
 

@@ -111,8 +111,6 @@ class WalkError(Exception):
 
 
 class KeyWalker:
-    """Finds the keys of records, with the shapes of earlier records."""
-
     def __init__(self) -> None:
         self._shapes: dict[int, list[_Shape]] = {}  # by the ending's size in bytes
 
@@ -189,8 +187,6 @@ class KeyWalker:
 
 
 class _Hashes:
-    """Hashes by the row of their record."""
-
     def __init__(self) -> None:
         self._rows: list[Int64s] = []
         self._hashes: list[Int32s] = []

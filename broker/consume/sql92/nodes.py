@@ -66,8 +66,6 @@ class Node:
 
 
 class Expression:
-    """A compiled expression."""
-
     __slots__ = ("_names", "_operands", "_truth", "text")
     evaluates = True
 

@@ -26,8 +26,6 @@ FLUSH_SLAVE_TIMEOUT = int(ResponseCode.FLUSH_SLAVE_TIMEOUT)
 
 
 class SlaveWish(Enum):
-    """A batch's condition on slaves."""
-
     NOTHING = "nothing"
     WAIT = "wait"
     UNAVAILABLE = "wanted, but there is none that could"

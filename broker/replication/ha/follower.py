@@ -23,8 +23,6 @@ _WINDOW_BYTES = 4 << 20
 
 
 class Follower:
-    """Metadata and log comparison of a slave."""
-
     def __init__(
         self,
         commitlog: CommitLog,

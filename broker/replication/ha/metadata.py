@@ -206,8 +206,6 @@ class MetadataSync:
 
 
 class LogComparison:
-    """Compares the end of this log with the master's log."""
-
     def __init__(
         self,
         master: MasterClient,
@@ -262,7 +260,6 @@ class LogComparison:
             raise MetadataError(text) from None
 
     def grew(self) -> None:
-        """Report that this log has grown."""
         self._grew.set()
 
     async def first_request(self) -> int:

@@ -118,7 +118,6 @@ class Run:
 
     @property
     def newest_ms(self) -> int:
-        """Store time of the last record."""
         return store_timestamp_at(self.data, self.last_record - self.position)
 
 

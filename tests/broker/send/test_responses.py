@@ -12,7 +12,7 @@ STORE = ("127.0.0.1", 10911)
 
 @pytest.mark.parametrize("key", ["ABC123", "", 'quo"te\\', "键"])
 def test_answers_decode(key):
-    answers = AnswerFormat("R1", True, pack_host(STORE))
+    answers = AnswerFormat(True, pack_host(STORE))
     data = answers.success(-5, f"{answers.host}{1024:016X},{answers.host}{2048:016X}", 3, 99, key)
     reader = FrameReader()
     reader.receive_data(data)
@@ -22,7 +22,7 @@ def test_answers_decode(key):
     header = SendResponseHeader.parse(command.ext)
     assert (header.queue_id, header.queue_offset) == (3, 99)
     assert header.transaction_id == (key or None)
-    assert (header.region, header.trace_on) == ("R1", True)
+    assert (header.region, header.trace_on) == ("DefaultRegion", True)
     first, second = header.message_id.split(",")
     assert first == "7F00000100002A9F0000000000000400"
     assert decode_offset_message_id(second) == (STORE, 2048)
@@ -30,9 +30,8 @@ def test_answers_decode(key):
 
 @pytest.mark.parametrize("key", ["ABC123", "", 'quo"te\\', "键", "k" * 3000])
 @pytest.mark.parametrize("code", [0, 11])
-@pytest.mark.parametrize("region", ["R1", "100%d %"])
-def test_the_answer_to_one_message_is_made_as_every_other(key, code, region):
-    answers = AnswerFormat(region, False, pack_host(STORE), code)
+def test_the_answer_to_one_message_is_made_as_every_other(key, code):
+    answers = AnswerFormat(False, pack_host(STORE), code)
     for opaque, position, queue_id, offset in ((-5, 0, 0, 0), (1 << 30, 1 << 40, 1023, 1 << 50)):
         ids = f"{answers.host}{position:016X}"
         usual = answers.success(opaque, ids, queue_id, offset, key)

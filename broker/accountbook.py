@@ -91,8 +91,6 @@ class AccountBook:
             return [Chore("acl_file", WATCH_MS, self._look_at_file)]
         return [Chore("acl_seed", SEED_MS, self.seed_if_needed)]
 
-    # ---- changes --------------------------------------------------------------------------
-
     async def change(self, changed: Callable[[Accounts], Accounts]) -> None:
         """Apply `changed(accounts)` durably. Raises AclError, Refused, RaftError."""
         if self._config.is_classic:

@@ -58,8 +58,6 @@ class Admission:
         self._unsettled = False
         self._taken()
 
-    # ---- frames ---------------------------------------------------------------------------
-
     def _arrived(self, connection: Connection, frames: list[RawFrame]) -> None:
         if not self._unsettled:
             self._judge(connection, frames)
@@ -114,8 +112,6 @@ class Admission:
             elif not command.is_oneway:
                 self._access.count_refused(command)
                 _answer(connection, command, not_leader())
-
-    # ---- waiting --------------------------------------------------------------------------
 
     def _release(self) -> None:
         held = self._taken()

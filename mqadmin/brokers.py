@@ -184,9 +184,6 @@ async def _upkeep(
     return [Done(f"{done} at {', '.join(addresses)}")]
 
 
-# ---- Raft groups
-
-
 async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     rows = []
     everybody = replicas(await admin.cluster.info(), arguments.text("clusterName"))

@@ -154,9 +154,6 @@ def parse_start(text: str, now_ms: int) -> Start:
             raise ValueError(f"first, last, -N, how long ago (15m), or a time; {error}") from None
 
 
-# ---- without a group
-
-
 class Cursor:
     """Reads a queue from `offset` on; `end` is the queue's end at the start."""
 
@@ -314,9 +311,6 @@ class _Follower:
                     known.add(queue)
             except ClientError:  # the next check repeats it
                 continue
-
-
-# ---- with a group
 
 
 async def _consume_in(group: str, admin: Admin, selection: Selection, printer: Printer) -> None:

@@ -100,9 +100,6 @@ async def set_mode(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     return [Done(done, {"group": group, "topic": topic, "mode": mode, "popShareQueueNum": share})]
 
 
-# ---- progress
-
-
 async def progress(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     group = arguments.text("groupName")
     if group:
@@ -201,9 +198,6 @@ async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
                 if isinstance(queue, MessageQueue):
                     result[queue] = str(member.get("clientAddr", "")).rpartition(":")[0]
     return result
-
-
-# ---- clients
 
 
 async def _if_any(connections: Awaitable[dict[str, Any]]) -> dict[str, Any]:

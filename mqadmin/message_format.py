@@ -116,8 +116,6 @@ def _rows(body: bytes) -> Iterator[str]:
         yield f"{start:08x}  {part.hex(' '):<{HEX_COLUMNS * 3}} {text}"
 
 
-# ---- templates
-
 _VALUES: dict[str, Callable[[MessageExt], bytes]] = {
     "topic": lambda m: m.topic.encode(),
     "broker": lambda m: m.broker_name.encode(),

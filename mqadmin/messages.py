@@ -34,9 +34,6 @@ PRINTED_MAX = 10_000  # per answer of printMsg and consumeMessage
 PULL_COUNT = 32
 
 
-# ---- single messages
-
-
 async def by_id(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     sections: list[Section] = []
     several = "," in arguments.text("msgId")
@@ -184,9 +181,6 @@ async def queue_units(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     return [Fields(about, "queue"), Table(rows, "units", ("index", "commitLogOffset", "size"))]
 
 
-# ---- ranges of messages
-
-
 async def print_all(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topic = arguments.text("topic")
     queues = (await admin.cluster.route(topic)).read_queues(topic)
@@ -284,9 +278,6 @@ def producer_of(admin: Admin, config: SendConfig | None = None) -> Producer:
     """Return a producer with the admin client's connection and signing settings."""
     servers, how = list(admin.name_servers), admin.instance_config
     return Producer(PRODUCER_GROUP, servers, config=config, instance_config=how)
-
-
-# ---- formats
 
 
 def _named(queue: MessageQueue) -> str:

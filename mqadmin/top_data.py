@@ -156,9 +156,6 @@ def _add_progress(
                 total.in_flight += max(0, progress.pull_offset - progress.consumer_offset)
 
 
-# ---- rows
-
-
 def broker_rows(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
     earlier = {} if before is None else {r.address: reported for r, reported in before.replicas}
     rows = []

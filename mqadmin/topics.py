@@ -221,9 +221,6 @@ async def delete_writer(admin: Admin, arguments: Arguments) -> Sequence[Section]
     return [Done(f"writer {writer} of topic {topic} deleted", values)]
 
 
-# ---- rates
-
-
 async def stats_all(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     only, active = arguments.text("topic"), arguments.on("activeTopic")
     rows, complete = [], True

@@ -58,8 +58,6 @@ class Brokers:
         self._types = AnswerCache(spawn, NORMAL)
         self._groups = AnswerCache(spawn, GroupSettings())
 
-    # ---- routes
-
     async def route(self, caller: Caller, topic: str) -> TopicRouteData:
         """Return the topic's route. Raises StatusError."""
         known = self._instance.directory.route_if_known(topic)
@@ -105,8 +103,6 @@ class Brokers:
             if address in directory.group(broker.broker_name).addresses:
                 return broker.broker_name
         return None
-
-    # ---- requests
 
     def permit(
         self, caller: Caller, code: RequestCode, ext: Mapping[str, str], body: bytes = b""
@@ -243,8 +239,6 @@ class Brokers:
         except RemotingError:
             return False  # a dead replica, or the next heartbeat reaches it
         return response.code == ResponseCode.SUCCESS
-
-    # ---- metadata of brokers
 
     async def message_type(self, caller: Caller, topic: str) -> str:
         """Return a topic's message type (remoting.topic_attributes). Raises StatusError."""

@@ -78,8 +78,6 @@ class TelemetryHandlers:
         self._spawn = spawn
         self._late: set[asyncio.Task[bool]] = set()
 
-    # ---- settings
-
     async def settings(self, caller: Caller, requested: Settings) -> TelemetryCommand:
         """Store a client's settings; return the effective settings. Raises StatusError."""
         check_settings(requested)
@@ -141,8 +139,6 @@ class TelemetryHandlers:
                 if refusal.code != Code.TOPIC_NOT_FOUND:
                     raise
         return GroupSettings()  # without subscriptions
-
-    # ---- calls
 
     async def heartbeat(self, caller: Caller, request: HeartbeatRequest) -> HeartbeatResponse:
         """Register a client at the brokers. Raises StatusError."""

@@ -161,8 +161,6 @@ class TlsListener:
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # ---- accepting --------------------------------------------------------------------------
-
     def _accept_again(self) -> None:
         self._resume = None
         if not self._closed and not self._accepting:
@@ -223,8 +221,6 @@ class TlsListener:
             self._resume.cancel()
         self._accept_again()
 
-    # ---- the first byte ---------------------------------------------------------------------
-
     def _arrive(self, arrived: _Arrival) -> None:
         if self._distinguish(arrived):
             return
@@ -274,8 +270,6 @@ class TlsListener:
     def _forget(self, silent: _Arrival) -> None:
         self._silent.pop(silent).cancel()
         self._loop.remove_reader(silent.socket)
-
-    # ---- handing over -----------------------------------------------------------------------
 
     def _start_some(self) -> None:
         assert self._policy.source is not None

@@ -99,8 +99,6 @@ class Cluster:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(work)
 
-    # -- what there is ------------------------------------------------------------------------
-
     def topics(self, pattern: str) -> tuple[str, ...]:
         """Return the topics with a matching name, without system, retry and dead-letter topics."""
         listed = (
@@ -159,8 +157,6 @@ class Cluster:
             return await asyncio.gather(*map(one, queues))
 
         return dict(zip(queues, self._run(every()), strict=True))
-
-    # -- messages -----------------------------------------------------------------------------
 
     def blocks(self, queue_range: QueueRange, fail_on_data_loss: bool) -> Iterator[Block]:
         """Yield the blocks of a range, of some megabytes each. Raises DataLost if

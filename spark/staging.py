@@ -39,8 +39,6 @@ class Staging:
         self._root = f"{root.rstrip('/')}/{_DIRECTORY}"
         self._is_local = isinstance(self._fs, fs.LocalFileSystem)
 
-    # -- rows -----------------------------------------------------------------------------------
-
     @contextmanager
     def new_rows(self, schema: pa.Schema) -> Iterator[tuple[str, pa.RecordBatchWriter]]:
         """Open a file for a task's rows; yield its name and its writer."""
@@ -63,8 +61,6 @@ class Staging:
 
     def remove_rows(self, name: str) -> None:
         self._remove(name)
-
-    # -- plans ----------------------------------------------------------------------------------
 
     def plan(self, batch: int) -> bytes | None:
         """Return the batch's plan with the highest epoch. Plans of lower epochs were written by
@@ -109,8 +105,6 @@ class Staging:
         if name not in self._names():
             self._write(name, f"spark-{uuid.uuid4().hex}".encode())
         return self._read(name).decode()
-
-    # -- files ----------------------------------------------------------------------------------
 
     def _names(self, directory: str = "") -> list[str]:
         path = f"{self._root}/{directory}".rstrip("/")

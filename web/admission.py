@@ -69,8 +69,6 @@ class Admission:
         self._tracked: dict[RequestHandler, Tracked] = {}
         self._evictor: Evictor[Tracked] = Evictor(with_accounts=True)
 
-    # ---- connections ------------------------------------------------------------------------
-
     def opened(self, handler: RequestHandler, now_s: float) -> None:
         """Add a new connection."""
         tracked = self._tracked[handler] = Tracked(handler, now_s)
@@ -93,8 +91,6 @@ class Admission:
             for handler, one in self._tracked.items()
             if not one.has_account and not one.is_busy and one.last_active_s <= now_s - idle_s
         ]
-
-    # ---- requests ---------------------------------------------------------------------------
 
     def asked(self, request: web.BaseRequest, now_s: float) -> None:
         """Register the start of a request."""

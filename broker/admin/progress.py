@@ -58,8 +58,6 @@ class ProgressQueries:
             int(code.QUERY_CONSUME_QUEUE): self.queue_units,
         }
 
-    # ---- topics ---------------------------------------------------------------------------
-
     async def topic_stats(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer GET_TOPIC_STATS_INFO (202)."""
         name = text(request.ext, "topic")
@@ -109,8 +107,6 @@ class ProgressQueries:
             await steps.done()
         body = await _written({"consumeTimeSpanSet": spans})
         return RemotingCommand.response_to(request, body=body)
-
-    # ---- groups ---------------------------------------------------------------------------
 
     async def consume_stats(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer GET_CONSUME_STATS (208) for a group in one topic, or in all that it still
@@ -217,8 +213,6 @@ class ProgressQueries:
             value["subscriptionData"] = found.fields
         return RemotingCommand.response_to(request, body=dumps(value))
 
-    # ---- entries ----------------------------------------------------------------------------
-
     def queue_units(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer QUERY_CONSUME_QUEUE (321) with entries of a ConsumeQueue, and whether a group's
         subscription matches their tags."""
@@ -251,8 +245,6 @@ class ProgressQueries:
             }
             value["queueData"].append(entry)
         return RemotingCommand.response_to(request, body=dumps(value))
-
-    # ---- inside ---------------------------------------------------------------------------
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self.context.config.broker_name, queue_id)

@@ -77,8 +77,6 @@ class Admin:
             int(code.TRANSFER_LEADERSHIP): self.transfer,
         }
 
-    # ---- topics ---------------------------------------------------------------------------
-
     async def put_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Create or change a topic (17); answered once committed."""
         header = TopicHeader.parse(request.ext)
@@ -150,8 +148,6 @@ class Admin:
         """Answer the names of the system topics (305)."""
         body = orjson.dumps({"topicList": self.catalog.system_topics()})
         return RemotingCommand.response_to(request, body=body)
-
-    # ---- groups ---------------------------------------------------------------------------
 
     async def put_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Create or change a subscription group (200); answered once committed."""
@@ -234,8 +230,6 @@ class Admin:
         async with self.one_whole:
             body = await asyncio.to_thread(made, twin_of(table))
         return RemotingCommand.response_to(request, body=body)
-
-    # ---- clients and the broker itself -----------------------------------------------------
 
     def consumer_connections(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer the connected members of a consumer group (203)."""

@@ -213,9 +213,6 @@ def restore(
         click.echo(f"incarnation {named}: the other stores need --incarnation {named}")
 
 
-# ---- what is printed ------------------------------------------------------------------------
-
-
 def _facts(manifest: Manifest) -> dict[str, Any]:
     return {
         "group": manifest.group,

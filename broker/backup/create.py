@@ -168,8 +168,6 @@ class _Copying:
             f"{self._directory.path} holds {what}: give another directory, or remove that one"
         )
 
-    # -- one segment --------------------------------------------------------------------------
-
     async def _segment(
         self, start: int, limit: int, before: tuple[int, int], segment_size_bytes: int
     ) -> Part:
@@ -235,8 +233,6 @@ class _Copying:
         except ChainBroken as broken:
             await self._source.met_damage(broken.position)
             raise Overtaken(f"the replica's log is damaged: {broken}") from broken
-
-    # -- the manifest -------------------------------------------------------------------------
 
     def _manifest(self, offer: Offer, parts: list[Part]) -> Manifest:
         facts, snapshot = offer.facts, offer.snapshot

@@ -105,8 +105,6 @@ class BackupDirectory:
                 " that is new, empty, or a backup's"
             )
 
-    # -- reading ------------------------------------------------------------------------------
-
     def manifest(self) -> Manifest | None:
         """Return the manifest or None. Raises BackupDamaged, BackupError, OSError."""
         try:
@@ -170,8 +168,6 @@ class BackupDirectory:
         if len(data) != state.size_bytes or crc32c(data) != state.crc32c:
             raise BackupDamaged(f"{path}: the checksum does not match")
         return data
-
-    # -- writing ------------------------------------------------------------------------------
 
     def segment(self, start: int, length_bytes: int) -> SegmentFile:
         """Open a segment's file to append to. Raises OSError."""

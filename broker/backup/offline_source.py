@@ -192,8 +192,6 @@ class StoppedSource:
             self._lock.release()
             self._lock = None
 
-    # -- the store's content ------------------------------------------------------------------
-
     def _check(self) -> None:
         """Check that the store is readable. Raises BackupError."""
         root = Path(self._config.store_path_root_dir)

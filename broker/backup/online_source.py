@@ -134,8 +134,6 @@ class RemoteSource:
             except RemotingError:
                 pass  # a silent backup expires there
 
-    # -- asking -------------------------------------------------------------------------------
-
     async def _mark(self, deadline_s: float) -> int:
         """Return a frame index that covers everything acknowledged before the call."""
         answer = await self._until(deadline_s, self.address, "mark")

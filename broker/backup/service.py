@@ -108,8 +108,6 @@ class Backups:
             )
         return await operation(request, ext)
 
-    # -- operations ---------------------------------------------------------------------------
-
     async def _mark(self, request: RemotingCommand, _: dict[str, str]) -> RemotingCommand:
         engine = self._engine()
         if not self._context.roles.leading:
@@ -218,8 +216,6 @@ class Backups:
         log.info("backup_ended session=%s", ext["session"])
         return RemotingCommand.response_to(request)
 
-    # -- what is copied -----------------------------------------------------------------------
-
     async def _captured(self, engine: RaftMember, at_least: int) -> BrokerCapture:
         """Return a copy of the tables at frame `at_least` or later. Raises Refused."""
         context = self._context
@@ -267,8 +263,6 @@ class Backups:
                 " classic master, and copy its storePathRootDir instead",
             )
         return self._context.log.raft
-
-    # -- sessions -----------------------------------------------------------------------------
 
     def _session(self, ext: dict[str, str]) -> _Session:
         self._expire()

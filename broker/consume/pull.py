@@ -162,8 +162,6 @@ class PullService:
             )
         return self._run(pull, bool(header.sys_flag & PULL_SUSPEND), Work(WORK_MAX))
 
-    # ---- checks ---------------------------------------------------------------------------
-
     def _check(self, header: PullHeader, connection: PullConnection) -> Filter:
         """Check a pull in the order of Apache's PullMessageProcessor. Returns its filter."""
         if not self._config.broker_permission & PERM_READ:
@@ -237,8 +235,6 @@ class PullService:
                 f"the consumer's filter data is not exist: {subscription.problem}",
             )
         return Filter(matcher=subscription.matcher)
-
-    # ---- answers --------------------------------------------------------------------------
 
     def _run(
         self, pull: Pull, may_hold: bool, work: Work, proven: bool = False
@@ -329,8 +325,6 @@ class PullService:
         frames += result.buffers
         self.get_count += result.message_count
         pull.connection.write_many(frames)
-
-    # ---- long polling ---------------------------------------------------------------------
 
     def _hold(self, pull: Pull) -> bool:
         header = pull.header

@@ -129,8 +129,6 @@ class ConsumerOperations:
                       self.connections, answer=ConnectionsView),
         ]  # fmt: skip
 
-    # ---- reading --------------------------------------------------------------------------
-
     async def groups(self, call: Call) -> dict[str, Any]:
         topics: dict[str, list[str]] = {}
         for topic, group in self._context.state.offsets.offsets:
@@ -235,8 +233,6 @@ class ConsumerOperations:
             consumers=[_connected(name, clients.consumers[name].members) for name in consumers],
             left_out=len(clients.producers) + len(clients.consumers) - shown,
         )
-
-    # ---- changing -------------------------------------------------------------------------
 
     async def reset(self, call: Call) -> ResetView:
         """Reset offsets as INVOKE_BROKER_TO_RESET_OFFSET (222) does

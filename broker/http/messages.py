@@ -131,8 +131,6 @@ class MessageOperations:
                       problems=(503,)),
         ]  # fmt: skip
 
-    # ---- looking up -----------------------------------------------------------------------
-
     async def get(self, call: Call) -> MessageView:
         return view_of(self._found(call.parameters.message_id), Budget(None))
 
@@ -243,8 +241,6 @@ class MessageOperations:
             size += found.size_bytes
             offset = found.next_offset
         return records, offset
-
-    # ---- sending --------------------------------------------------------------------------
 
     async def send(self, call: Call) -> Reply:
         wanted: SendBody = call.body

@@ -80,8 +80,6 @@ class TableOperations:
                       query=GroupDeleteQuery, status=204, conditional=True, problems=_WRITE),
         ]  # fmt: skip
 
-    # ---- topics ---------------------------------------------------------------------------
-
     async def topics(self, call: Call) -> dict[str, Any]:
         table = self._context.state.topics.entries
         return await paged(table.values(), lambda t: t.name, topic_view, call.query)
@@ -118,8 +116,6 @@ class TableOperations:
             max_offset=high,
             last_store_time_ms=store_time_ms(self._context, topic, queue_id, high - 1),
         )
-
-    # ---- subscription groups --------------------------------------------------------------
 
     async def groups(self, call: Call) -> dict[str, Any]:
         table = self._context.state.groups.entries

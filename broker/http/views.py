@@ -16,8 +16,6 @@ from raftmq.web.schema import INTEGER_MAX, Input, View
 from ..config import OPTIONS
 from ..tables.writers import NAME_LENGTH_MAX
 
-# ---- writers ------------------------------------------------------------------------------------
-
 
 class WriterPath(Input, frozen=True, kw_only=True):
     topic: Name
@@ -45,9 +43,6 @@ class WriterView(View, frozen=True, kw_only=True):
 class WriterPage(View, frozen=True, kw_only=True):
     items: list[WriterView]
     next: str | None
-
-
-# ---- configuration and figures ------------------------------------------------------------------
 
 
 class SettingView(View, frozen=True, kw_only=True):

@@ -91,9 +91,6 @@ def rescue(
             click.echo(f"group id    {group_id.hex()}")
 
 
-# ---- what is printed ------------------------------------------------------------------------
-
-
 def _show(histories: list[History], unreadable: list[str]) -> None:
     for history in histories:
         first, last = (history.marks[0], history.marks[-1]) if history.marks else (None, None)

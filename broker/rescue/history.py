@@ -170,9 +170,6 @@ def _apart(one: History, other: History, index: int) -> bool:
     return one.term_at(index) != other.term_at(index)
 
 
-# ---- reading --------------------------------------------------------------------------------
-
-
 def read(store: str, held: ExitStack) -> History:
     """Read a store, or a file with the history of a store. The store's lock is held until `held` is
     closed. Raises StoreInUse, Unreadable."""

@@ -199,8 +199,6 @@ class Ledger:
             result = self.queues[key] = Queue(broker, topic, queue)
         return result
 
-    # ---- events
-
     def invoked(self, send: Send) -> None:
         if send.id in self.entries:
             raise HistoryError(f"two sends have the id {send.id}")
@@ -317,8 +315,6 @@ class Ledger:
         self.now_ns = max(self.now_ns, drain.t_ns)
         if drain.complete:
             self.drains[drain.topic] = drain.t_ns
-
-    # ---- suspicious messages
 
     def _first_delivery(self, name: str, entry: Entry, queue: Queue, offset: int) -> None:
         send = entry.send

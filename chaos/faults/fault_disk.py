@@ -259,8 +259,6 @@ class FaultDisk(OsDisk):
         for number in set(self.journal.pending.files) - set(known):
             self.journal.add(Record(RecordKind.FORGET, self.journal.number(), number))
 
-    # -- for files ----------------------------------------------------------------------------
-
     def fail_if_told(self, call: str, name: str) -> str:
         """Return the effect steered for this call. Raises OSError if it is to fail."""
         effect = self.control.effect(call, name)
@@ -279,8 +277,6 @@ class FaultDisk(OsDisk):
     def created(self, name: str, inode: int) -> None:
         with self._lock:
             self._name_record(RecordKind.CREATE, inode, 0, name)
-
-    # -- Disk ---------------------------------------------------------------------------------
 
     def open(self, path: str, *, allocate_bytes: int | None = None) -> FaultFile:
         return FaultFile(self, path, self._path(path), allocate_bytes)

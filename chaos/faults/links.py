@@ -85,8 +85,6 @@ class Links:
         result: Mapping[str, Mapping[str, Any]] = answer["links"]
         return result
 
-    # ---- which links ------------------------------------------------------------------------
-
     def touching(self, node: str) -> list[Link]:
         return [link for link in self.all if link.touches(node)]
 

@@ -72,9 +72,6 @@ class WireCut:
             await in_thread(namespaces.ip, commands, f"{state.netns}-{source}")
 
 
-# ---- choice of pairs ----------------------------------------------------------------------
-
-
 def both_ways(some: Collection[str], others: Collection[str]) -> list[Pair]:
     return [*one_direction(some, others), *one_direction(others, some)]
 
@@ -122,9 +119,6 @@ def _needs_netns(state: ClusterState | None) -> str | None:
     if state is None or state.netns:
         return None
     return "its processes have no network namespaces: start it with netns"
-
-
-# ---- the catalogue's entries --------------------------------------------------------------------
 
 
 def _entry(

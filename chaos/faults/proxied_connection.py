@@ -148,8 +148,6 @@ class End(asyncio.Protocol):
         self._gone = False
         self._timer: asyncio.TimerHandle | None = None
 
-    # ---- asyncio's side ---------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         if self._gone:
@@ -202,8 +200,6 @@ class End(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._full = False
         self.other.mind_reading()
-
-    # ---- the pair's side --------------------------------------------------------------------
 
     def move(self) -> None:
         """Deliver due bytes, and schedule the next call."""

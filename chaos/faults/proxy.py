@@ -112,8 +112,6 @@ class ProxiedLink:
             "listens": self._listener.is_open,
         }
 
-    # -- for its pairs --
-
     def opened(self, pair: Pair) -> None:
         self.taken += 1
         self.pairs.add(pair)

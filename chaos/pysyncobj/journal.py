@@ -118,8 +118,6 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
     def voted_for(self) -> str | None:
         return self._meta.voted_for
 
-    # -- entries ------------------------------------------------------------------------------
-
     def add(self, command: bytes, idx: int, term: int) -> None:
         """Write an entry. Raises JournalError, OSError."""
         if command[0] == REGULAR:
@@ -189,8 +187,6 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
     def _destroy(self) -> None:
         """Save the commit index at a clean end of SyncObj, as the FileJournal does."""
         self.onOneSecondTimer()
-
-    # -- term, vote, commit index -------------------------------------------------------------
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
         meta = self._meta

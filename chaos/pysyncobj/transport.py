@@ -119,8 +119,6 @@ class LinkTransport(Transport):  # type: ignore[misc]  # the package has no type
             PickleReader,
         )
 
-    # -- for SyncObj --------------------------------------------------------------------------
-
     def send(self, node: Any, message: dict[str, Any]) -> bool:
         """Send a message; return False if it was dropped."""
         data = dumps(message)
@@ -135,8 +133,6 @@ class LinkTransport(Transport):  # type: ignore[misc]  # the package has no type
         self.setOnMessageReceivedCallback(None)
         self.setOnNodeConnectedCallback(None)
         self.setOnNodeDisconnectedCallback(None)
-
-    # -- events of the links ------------------------------------------------------------------
 
     def on_messages(self, messages: list[Any]) -> None:
         received: list[Received] = messages

@@ -165,8 +165,6 @@ class Poppers:
             behind += sum(part.behind for part in stats.queues.values())
         return behind
 
-    # ---- one consumer
-
     async def _pop(self, process: str, consumer: SimpleConsumer) -> None:
         history, name = self._posting.history, self._posting.name
         rng = random.Random(process)

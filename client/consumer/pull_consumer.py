@@ -214,8 +214,6 @@ class PullConsumer:
         await self._know(queue)
         return await offset_for(self._instance, queue, timestamp_ms)
 
-    # ---- inside
-
     async def _know(self, queue: MessageQueue) -> None:
         """Refresh the route if the queue's group is unknown."""
         if not self._instance.directory.group(queue.broker_name).addresses:

@@ -165,8 +165,6 @@ class ExactlyOnceWriter:
         """The highest epoch at which it was opened; 0 without exactly-once."""
         return max(self._epochs.values(), default=0)
 
-    # -- opening ------------------------------------------------------------------------------
-
     async def _open(self, brokers: Sequence[str]) -> None:
         """Open the writer in these groups, at an epoch that is new to all of them."""
         for attempt in range(OPENINGS_MAX):

@@ -162,8 +162,6 @@ class TransactionProducer(Producer):
     def _handlers(self) -> Mapping[int, Handler]:
         return {**super()._handlers(), RequestCode.CHECK_TRANSACTION_STATE: self._answer_check}
 
-    # ---- the end of a transaction
-
     async def _end(self, half: SendResult, topic: str, state: TransactionState) -> bool:
         """Send the decision to the leader; return whether it confirmed. Repeated only while no
         earlier request can have arrived."""
@@ -204,8 +202,6 @@ class TransactionProducer(Producer):
             if error.outcome_unknown:
                 error.retriable = False  # it may have taken effect, as the check-back will find out
             raise
-
-    # ---- check-backs
 
     def _answer_check(self, connection: Connection, request: RemotingCommand) -> None:
         """Handle 39 (one-way), with a one-way 37 to the broker."""

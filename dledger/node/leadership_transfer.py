@@ -60,8 +60,6 @@ class LeadershipTransfer:
         """Return the able follower with most of the log, preferably willing, or None."""
         return best_successor(self.pump.core, self.pump.links.is_open, self.pump.core_ms())
 
-    # -- while this member works ----------------------------------------------------------------
-
     def preferred_successor(self) -> NodeId | None:
         """Return the preferred leader if this leader should transfer to it now, else None."""
         core = self.pump.core
@@ -119,8 +117,6 @@ class LeadershipTransfer:
         if refilled:
             return f"{', '.join(refilled)} is being refilled"
         return f"{core.node_id} is leaving" if self._leaving else ""
-
-    # -- before a planned stop ------------------------------------------------------------------
 
     async def hand_over(self, timeout_ms: float) -> NodeId | None:
         """Transfer leadership to the able follower with most of the log, preferably willing. Return

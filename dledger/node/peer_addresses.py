@@ -155,8 +155,6 @@ class Roster:
         host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         return PeerAddress(member.node_id, host, int(port))
 
-    # -- the configuration file ---------------------------------------------------------------
-
     def save(self, core: RaftCore, pool: Executor) -> None:
         """Save the newest committed configuration if it is not saved yet. Called periodically."""
         index, configuration = core.membership.configurations.settled

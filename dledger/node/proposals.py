@@ -77,8 +77,6 @@ class Proposals:
         """The number of commands with an open outcome."""
         return len(self._proposed)
 
-    # -- in -----------------------------------------------------------------------------------
-
     def submit(self, payload: bytes, now_ms: float) -> asyncio.Future[int]:
         """Queue a command. Raises Busy at the limits, CommandTooLarge."""
         if len(payload) > self._size_bytes_max:
@@ -113,8 +111,6 @@ class Proposals:
     def note(self, index: int, term: int) -> None:
         """Note that frame (index, term), of any kind, is proposed here."""
         self._term, self._last_index = term, index
-
-    # -- outcomes -----------------------------------------------------------------------------
 
     def leadership_lost(self, leader: NodeId | None) -> None:
         """Fail the commands that were never proposed; proposals wait for their outcome."""

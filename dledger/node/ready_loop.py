@@ -77,8 +77,6 @@ class Pump:
     # The term and the last frame of the last request over each open link.
     _sent: dict[NodeId, tuple[int, int]] = field(default_factory=dict, init=False)
 
-    # -- what makes the core want something ---------------------------------------------------
-
     def drive(self, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call `act`, which changes the core, then perform the core's output."""
         if not self.life.running:
@@ -153,8 +151,6 @@ class Pump:
 
     def _ask_read(self, token: int) -> None:
         self.ask(self.core.read_index, token)
-
-    # -- performing ---------------------------------------------------------------------------
 
     def run(self) -> None:
         """Perform the core's output and propose waiting work, until neither is left. A nested call
@@ -305,8 +301,6 @@ class Pump:
         self.promises.recovering = reason
         self.promises.set_back = True
         self.core.lose_promises(incarnation, reason)
-
-    # -- the end ------------------------------------------------------------------------------
 
     def fail(self, reason: str, error: BaseException, disk: bool = False) -> None:
         """End the member, which cannot keep Raft's guarantees. If only its `disk` fails, a leader's

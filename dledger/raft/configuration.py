@@ -207,9 +207,6 @@ def _check_address(address: str) -> None:
         raise ChangeRefused("the address is too long")
 
 
-# -- codec ----------------------------------------------------------------------------------------
-
-
 def encode_configuration(configuration: Configuration) -> bytes:
     members, removed = configuration.members, configuration.removed
     version = _VERSION if configuration.preferred is None else _VERSION_PREFERRING
@@ -286,9 +283,6 @@ def _text(data: bytes, at: int, size: int) -> tuple[str, int]:
     if at + size > len(data):
         raise ValueError("cut short")
     return data[at : at + size].decode(), at + size
-
-
-# -- the configurations of a log ------------------------------------------------------------------
 
 
 class Configurations:

@@ -63,8 +63,6 @@ class Election:
     founders_differ: bool = False
     _missed_term: int = 0  # the term of the last candidacy that ended without votes; 0: none
 
-    # -- changes of role --------------------------------------------------------------------
-
     def _report_role(self, reason: str) -> None:
         """Report a role other than the leader's, which a leadership reports itself."""
         self._outbox.tell_role(RoleEvent(self.role, self._ballot.term, self.leader, False, reason))
@@ -124,8 +122,6 @@ class Election:
             candidacy.tally,
         )
         self.leading.start(now_ms)
-
-    # -- campaigning ------------------------------------------------------------------------
 
     @property
     def must_not_bootstrap(self) -> bool:
@@ -236,8 +232,6 @@ class Election:
         may_lead = self.leading is None and self.unfit is None and self._may_campaign
         if order.term == self._ballot.term and may_lead:
             self._start_election(f"{order.sender} hands leadership over", now_ms, transfer=True)
-
-    # -- voting -----------------------------------------------------------------------------
 
     def take_vote_request(self, request: VoteRequest, now_ms: float) -> None:
         """Vote, if this replica may, and answer (Raft 5.2, 5.4.1)."""

@@ -91,8 +91,6 @@ class ElectionTimer:
         """Draw a short delay, so that followers that see the same close do not ask at once."""
         return self._rng.random() * self._config.close_jitter_ms
 
-    # -- the leader -------------------------------------------------------------------------
-
     def hears(self, leader: NodeId | None, now_ms: float) -> bool:
         """Return whether `leader` probably still leads. Uses the configured time-out, perhaps
         halved, without the back-off, so that this replica does not delay the replacement of a dead
@@ -116,8 +114,6 @@ class ElectionTimer:
         self.back_off.mistaken()
         self.halving.mistaken()
 
-    # -- peers ------------------------------------------------------------------------------
-
     def heard(self, peer: NodeId, now_ms: float) -> None:
         """Note a message of any peer, which is therefore connected. Needs to be called only while
         `closed` or `given_up` has entries."""
@@ -138,8 +134,6 @@ class ElectionTimer:
         """Note that the peer's connection is closed, so that its silence means nothing."""
         self.closed.add(peer)
         self.given_up.discard(peer)
-
-    # -- changes of the time-out ------------------------------------------------------------
 
     def leader_closed(self, now_ms: float) -> None:
         """Shorten the time-out, because the leader's connection closed."""

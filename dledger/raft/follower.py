@@ -69,8 +69,6 @@ class Following:
         not be the promised frames."""
         self._held_index = 0
 
-    # -- appends ----------------------------------------------------------------------------
-
     def take_append(self, request: AppendRequest) -> None:
         """Append the frames of the current term's leader, or refuse them. Raises MessageRefused."""
         if not self._fits(request):
@@ -239,8 +237,6 @@ class Following:
         """Send the acknowledgement that waited for durable frames."""
         if self._ack_due and leader is not None:
             self._acknowledge(leader, self._verified_index)
-
-    # -- heartbeats -------------------------------------------------------------------------
 
     def take_heartbeat(self, heartbeat: Heartbeat, is_willing: bool, takes_frames: bool) -> None:
         """Follow the current term's leader. `is_willing` is false on an unwilling replica,

@@ -163,8 +163,6 @@ class FrameReads:
         while self._kept_bytes > KEPT_BYTES_MAX and len(kept) > 1:
             self._kept_bytes -= len(kept.pop(next(iter(kept))).data)
 
-    # -- large frames -------------------------------------------------------------------------
-
     def _in_large(self, at: int, offset: int, size: int, budget: ReadBudget) -> bytes:
         """Return up to `size` bytes of frame `at`; none at the end of the budget. Raises
         FrameDamaged, OSError."""

@@ -84,8 +84,6 @@ class Incoming:
         for peer in self._removed:
             self.abort(peer)
 
-    # -- for the connections --
-
     def refusal(self, hello: Hello, transport: asyncio.BaseTransport) -> str:
         """Return the reason to refuse a dialler, or "". A stranger is admitted with `strangers`,
         because it may be a new member (RaftCore.step)."""

@@ -240,8 +240,6 @@ class PeerLinks:
         refused = {peer for peer, dialer in self._dialers.items() if ONE_ID in dialer.error}
         return refused | self.local.identity.parted(now_ms())
 
-    # -- the group's id (group_id.py) --
-
     def take_group_id(self, peer: NodeId, group_id: bytes) -> None:
         """Note the group id of a peer that learned it after it had connected."""
         line = self._incoming.line(peer)

@@ -184,8 +184,6 @@ class Changes:
                status=204),
         ]  # fmt: skip
 
-    # --- single groups
-
     def relay(self, path: str) -> Handler:
         """Return the handler that forwards a change to the group's leader at `path`."""
 
@@ -200,8 +198,6 @@ class Changes:
 
         return handle
 
-    # --- all groups
-
     async def delete_topic(self, call: Call) -> Reply:
         having = self._cluster.groups_with(call.parameters.topic)
         return await self._everywhere.change(call, TOPIC, having)
@@ -212,8 +208,6 @@ class Changes:
             raise invalid([("topic", "which topic's offsets?")])
         having = self._cluster.groups_with(topic)
         return await self._everywhere.change(call, RESET, having)
-
-    # --- messages
 
     async def send(self, call: Call) -> Any:
         group, topic = call.query.group, call.body.get("topic")

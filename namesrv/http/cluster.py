@@ -64,8 +64,6 @@ class ClusterView:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._streams.stop()
 
-    # --- brokers and leaders
-
     def known(self) -> list[Known]:
         return self._directory.look(_wall_ms())
 
@@ -100,8 +98,6 @@ class ClusterView:
             return []
         removed = [name for name in self.leaders() if self.table.group(name) is None]
         return [*having, *removed]
-
-    # --- refresh
 
     async def look(self) -> Item:
         """Request the views of all brokers, or join the current refresh. Return {nameServer, at,
@@ -182,8 +178,6 @@ class ClusterView:
         }
         result = differences.findings(name, brokers, routed.address if routed else "")
         return group, result
-
-    # --- events
 
     def failovers(self, group: str) -> list[failovers.Failover]:
         return failovers.failovers(group, self._events.of(group))

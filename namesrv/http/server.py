@@ -134,8 +134,6 @@ class ClusterApi:
         if self._oidc is not None:
             await self._oidc.close()
 
-    # --- this process
-
     def _own(self) -> list[Operation]:
         def get(path: str, name: str, summary: str, handler: Any, **more: Any) -> Operation:
             return Operation("GET", path, name, summary, handler, **more)

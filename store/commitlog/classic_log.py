@@ -152,8 +152,6 @@ class ClassicLog:
         except UnicodeDecodeError as error:
             raise StoreDamaged(position, f"behind it a topic is no text: {error}") from error
 
-    # ---- queues that restart ----------------------------------------------------------------
-
     def _batches(
         self, data: bytes, position: int, size: int
     ) -> Iterator[tuple[list[EntryBatch], int]]:

@@ -103,8 +103,6 @@ class GroupFlusher:
         self.request()
         await waiter
 
-    # -- one sync after the other --------------------------------------------------------------
-
     def _set_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)
 

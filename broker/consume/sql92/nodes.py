@@ -97,9 +97,6 @@ class Expression:
             return False
 
 
-# ---- leaves -----------------------------------------------------------------------------------
-
-
 def constant(value: Value, text: str) -> Node:
     truth: Truth | None = None
     if value is None or isinstance(value, bool):
@@ -127,9 +124,6 @@ def decimal(text: str) -> Node:
 
 def variable(name: str) -> Node:
     return Node(lambda properties: properties.get(name), name, property_name=name)
-
-
-# ---- operators --------------------------------------------------------------------------------
 
 
 def truth_of(node: Node) -> Truth:

@@ -47,8 +47,6 @@ class _Parser:
             names = frozenset(token.text for token in identifiers)
             return Expression(self._text, node, names)
 
-    # ---- rules ----------------------------------------------------------------------------
-
     def _or(self) -> Node:
         return self._chain("OR", self._and, nodes.any_of)
 
@@ -153,8 +151,6 @@ class _Parser:
             return nodes.constant(_CONSTANTS[token.text], token.text)
         self._at -= 1
         raise self._error(f"expected a property, a value or '(', found {token}")
-
-    # ---- tokens ---------------------------------------------------------------------------
 
     @property
     def _token(self) -> Token:

@@ -101,8 +101,6 @@ class HaMaster:
         for link in list(self.links):
             link.close(reason)
 
-    # ---- calls of the engine ----------------------------------------------------------------
-
     def written(self, position: int, data: bytes) -> None:
         """Forward `data`, which was appended at `position`."""
         for link in self.links:
@@ -140,8 +138,6 @@ class HaMaster:
             for link in self.links
         ]
 
-    # ---- reports of links -------------------------------------------------------------------
-
     def reported(self, offset: int) -> None:
         if offset > self.acknowledged:
             self.acknowledged = offset
@@ -162,8 +158,6 @@ class SlaveLink(asyncio.Protocol):
         self.acknowledged = 0
         self.next_offset = 0
         self.peer_address = ""
-
-    # ---- asyncio.Protocol -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -201,8 +195,6 @@ class SlaveLink(asyncio.Protocol):
                 self._take(offset)
         except HaProtocolError as error:
             self.close(str(error))
-
-    # ---- reports ----------------------------------------------------------------------------
 
     def _take(self, offset: int) -> None:
         commitlog = self._master.commitlog
@@ -243,8 +235,6 @@ class SlaveLink(asyncio.Protocol):
         )
         self._pump()
 
-    # ---- sending ----------------------------------------------------------------------------
-
     def offer(self, position: int, data: bytes) -> None:
         """Forward `data`, just written at `position`."""
         if not self.serving or self._paused or self._later is not None:
@@ -284,8 +274,6 @@ class SlaveLink(asyncio.Protocol):
         self._transport.writelines(buffers)
         self.next_offset += len(data)
         self._written_ms = self._master.clock_ms()
-
-    # ---- time -------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
         durations = self._master.durations

@@ -204,8 +204,6 @@ class MasterLink(asyncio.Protocol):
         self.differs = ""  # the master's bytes do not continue this log
         self.failure: Exception | None = None  # this log cannot be written any more
 
-    # ---- asyncio.Protocol -------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         no_delay(transport)
@@ -229,8 +227,6 @@ class MasterLink(asyncio.Protocol):
         except (AssertionError, OSError) as error:
             self.failure = error
             self.close(f"cannot append: {error!r}")
-
-    # ---- the stream -------------------------------------------------------------------------
 
     def _receive(self, data: bytes) -> None:
         bodies: list[bytes] = []

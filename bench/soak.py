@@ -121,8 +121,7 @@ KINDS: dict[str, Callable[[RaftGroup, int], Awaitable[int]]] = {
 
 
 async def soak(seconds: float, names: int = 0) -> Watch:
-    """Run the soak; return its samples. `names` is the number of rounds after which names repeat; 0
-    for never."""
+    """Run the soak; return its samples. Names repeat after `names` rounds (0: never)."""
     watch = Watch()
     async with warm_group() as group:
         started = time.monotonic()

@@ -25,8 +25,7 @@ _ITEM = struct.Struct(">iiiii")
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """The result of a run with `messages` acknowledged in `seconds`, and a latency in ns per
-    request."""
+    """A run's result: `messages` acknowledged in `seconds`, a latency in ns per request."""
 
     messages: int
     seconds: float

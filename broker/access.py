@@ -58,8 +58,7 @@ class Access:
         return Service(chores=[*self.book.chores(), changes])
 
     def check(self, connection: Connection, request: RemotingCommand) -> None:
-        """Check that the request is signed by an account with the needed rights. Raises and counts
-        AclError."""
+        """Check that an account with the needed rights signed it. Raises and counts AclError."""
         try:
             self._speakers[connection] = self._gate.check(connection.peer_address, request)
             connection.has_account = True
@@ -70,8 +69,7 @@ class Access:
     # ---- rights known only in the handler ---------------------------------------------------
 
     def permit(self, connection: object, request: RemotingCommand, needs: list[Need]) -> None:
-        """Check that the request's account also has these rights. Raises AclError; its text does
-        not reveal the record."""
+        """Check that the account also has these rights. Raises AclError without the record."""
         if not self.enabled:
             return
         assert isinstance(connection, Connection), connection

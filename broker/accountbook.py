@@ -39,8 +39,7 @@ SEED_MS = 500  # between two attempts of a leader to import the file
 
 
 def load_account_file(config: BrokerConfig, table: AclTable) -> AccountFile:
-    """Read the account file at the start, when the tables are loaded. Blocking. Raises
-    EngineError."""
+    """Read the account file, once tables are loaded. Blocking. Raises EngineError."""
     file = AccountFile(config.acl_file)
     if not config.acl_enable:
         return file

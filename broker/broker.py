@@ -495,8 +495,7 @@ class Broker:
         self._opened.close(clean=clean)
 
     def abandon(self, reason: str) -> None:
-        """Stop answering at once, as in a crash, without transfer or flush. Call `stop`
-        afterwards."""
+        """Stop answering at once, as in a crash. Call `stop` afterwards."""
         self.engine.abandon(reason)
         for connection in list(self.server.connections):
             connection.abort(reason)

@@ -552,8 +552,7 @@ def parse_live(changes: Mapping[str, object]) -> Wanted:
 
 
 def shown_changes(changes: Mapping[str, object]) -> dict[str, object]:
-    """Return changes of keys for display, without values of secrets or of unknown keys, which may
-    be misspelt secrets."""
+    """Return changes for display, without secrets or unknown keys, perhaps misspelt secrets."""
     shown: dict[str, object] = {}
     for key, value in changes.items():
         declared = find(OPTIONS, Setting(key, value, "change"))

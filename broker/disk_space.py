@@ -59,8 +59,7 @@ class Forecast:
 
     @property
     def full_in_ms(self) -> int | None:
-        """Milliseconds until the disk is full at the sampled rate; None if it does not fill, or
-        with too few samples."""
+        """Milliseconds until the disk is full; None if it does not fill, or with few samples."""
         if len(self._samples) < SAMPLES_MIN:
             return None
         (first_ms, first), (last_ms, last) = self._samples[0], self._samples[-1]

@@ -49,8 +49,7 @@ NEWEST = frozenset(
 
 
 class Guard:
-    """Wraps handlers. An error names the leader, if known, when this replica does not lead or
-    something is absent."""
+    """Wraps handlers. Without leadership or object an error names the leader, if known."""
 
     def __init__(
         self,
@@ -130,8 +129,7 @@ class Guard:
         return is_absent and self._leads() and not request.is_oneway
 
     async def _proven_refusal(self, request: RemotingCommand, error: Exception) -> RemotingCommand:
-        """Return the response for an error. Leadership is proven first if the error reports an
-        absence."""
+        """Return an error's response. An absence is reported only after proof of leadership."""
         if self._is_doubtful(request, error):
             try:
                 await self._barrier()

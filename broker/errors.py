@@ -46,8 +46,7 @@ class Refused(RemotingError):
 
 
 class ConditionUnmet(Refused):
-    """A conditional change that was not made. The resource has a different `version`, or None if it
-    does not exist."""
+    """A conditional change was not made: the `version` differs, or None without a resource."""
 
     def __init__(self, version: str | None) -> None:
         has = "there is no such resource" if version is None else f"its version is {version}"

@@ -48,8 +48,7 @@ def environment_of(config: BrokerConfig, own: Mapping[str, str]) -> dict[str, st
 
 @asynccontextmanager
 async def proxy_beside(config: BrokerConfig, own: Mapping[str, str]) -> AsyncIterator[None]:
-    """Keep a proxy running during the block, if the configuration asks for it. `own` is this
-    process's environment."""
+    """Keep a configured proxy running during the block. `own` is this process's environment."""
     if not config.grpc_port:
         yield
         return

@@ -37,8 +37,7 @@ BY_CLOCK = "wrong clock"
 
 
 class Reliever:
-    """Checks disk and clock periodically, and sets `sends.disk_full` to the reason for rejecting
-    sends."""
+    """Checks disk and clock; sets `sends.disk_full` to the reason for rejecting sends."""
 
     def __init__(self, context: Context, sends: SendPath, retention: Retention) -> None:
         self._context = context
@@ -160,7 +159,6 @@ class Reliever:
 
 
 def disk_state(status: dict[str, object], disk_full: str) -> tuple[str, str]:
-    """Return the disk's state (dledger.node.disk_health, or "full" while sends are rejected) and
-    the reason."""
+    """Return the disk's state ("full" while sends are rejected) and the reason."""
     state, reason = str(status.get("disk_state") or "ok"), str(status.get("disk_reason") or "")
     return ("full", disk_full) if disk_full and state == "ok" else (state, reason)

@@ -72,8 +72,7 @@ WRONG = EngineError | KeyFileError | TlsError | WebConfigError | WrongIdentity  
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A broker's disk, rooted at storePathRootDir, and its time of day in ms. `faults` injects
-    errors into both."""
+    """A broker's disk and wall clock in ms. `faults` injects errors into both."""
 
     disk: OsDisk
     wall_ms: Callable[[], int]
@@ -191,8 +190,7 @@ async def _run_one(
     stopping: asyncio.Future[Any],
     where: dict[str, object],
 ) -> int | None:
-    """Run until the broker ends. Return the exit status, or None if a new broker is to replace
-    it."""
+    """Run until the broker ends. Return the exit status; None to start a new broker."""
     loop = asyncio.get_running_loop()
     opening = open_broker(
         config,

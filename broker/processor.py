@@ -84,8 +84,7 @@ class Processor:
         sends.wake()
 
     def _send(self, connection: Connection, command: RemotingCommand) -> Steps[None] | None:
-        """Handle a send that did not use the fast path; `on_raw` proposes it. A batch runs in
-        steps."""
+        """Handle a send that did not use the fast path. A batch runs in steps."""
         ext = command.ext
         if ext is None:
             raise HeaderError("a send without extFields")

@@ -67,8 +67,7 @@ class Identity:
 
 
 class Registrar:
-    """Registers with the name servers over its own `RemotingClient`, between one `start` and one
-    `stop`."""
+    """Registers with the name servers, between one `start` and one `stop`."""
 
     def __init__(
         self,

@@ -34,8 +34,7 @@ NOT_SETTLED = "what is not applied and durable yet"
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """The bytes of the CommitLog that a retention pass deleted, and kept against the policy for a
-    reason."""
+    """The bytes that a retention pass deleted, and kept against the policy for a reason."""
 
     deleted: int
     kept: int = 0
@@ -44,8 +43,7 @@ class Retained:
 
 @dataclass(slots=True)
 class Limit:
-    """The CommitLog offset up to which a pass deletes, and the reason for it, "" for the policy
-    alone."""
+    """The offset up to which a pass deletes, and its reason, "" for the policy alone."""
 
     position: int
     reason: str = ""
@@ -80,8 +78,7 @@ class Retention:
         self._doubted_bytes = 0
 
     def look(self) -> LogNow:
-        """Compare the wall clock with the log's time, and write that down periodically. The first
-        call raises OSError."""
+        """Compare the wall clock with the log's time, saved regularly. The first raises OSError."""
         return self._look(-1)
 
     def _look(self, log_start_ms: int) -> LogNow:
@@ -161,8 +158,7 @@ class Retention:
 
     @property
     def clock_lead_ms(self) -> int:
-        """Milliseconds by which the wall clock is ahead of the log's time at the last check; 0 if
-        they agree."""
+        """Milliseconds by which the wall clock led the log's time at the last check, or 0."""
         return self._now.lead_ms
 
     def info(self) -> dict[str, str]:
@@ -196,13 +192,11 @@ class Unexpired:
     size_bytes: int = field(default=0, init=False)
 
     def begin(self, position: int) -> Extent:
-        """Record the queues' offsets before unexpired messages are deleted from `position` on.
-        Raises OSError."""
+        """Record the queues' offsets before unexpired messages are deleted. Raises OSError."""
         return Extent(position, {_key(q): _first_at(q, position) for q in self._queues.queues()})
 
     def end(self, extent: Extent, log_begins: int) -> None:
-        """Count and report the deleted messages; the log now starts at `log_begins`. Raises
-        OSError."""
+        """Count and report the deleted messages before `log_begins`. Raises OSError."""
         size_bytes = log_begins - extent.position
         if size_bytes <= 0:
             return

@@ -83,8 +83,7 @@ class Claim:
     def __init__(
         self, config: BrokerConfig, disk: OsDisk, lock: StoreLock | None, *, replicates: bool
     ) -> None:
-        """`lock` is the store's lock if the caller holds it. `replicates` also claims the
-        replication port."""
+        """`lock` is the store's lock if the caller has it. `replicates` also claims that port."""
         self._config = config
         self._disk = disk
         self._lent = lock
@@ -133,8 +132,7 @@ class Claim:
         return lock
 
     def socket_of(self, name: str) -> socket.socket | None:
-        """Return the socket for `client`, `http`, `health` or `replication`; None to bind the
-        address."""
+        """Return the socket for `client`, `http`, `health` or `replication`; None to bind it."""
         port = self._ports.pop(name, None)
         return None if port is None else port.take()
 
@@ -367,8 +365,7 @@ def start_reads(config: BrokerConfig) -> Iterator[Callable[[], object]]:
 
 
 def _store_host(host: str, port: int) -> bytes:
-    """Return STOREHOST for our address; a brokerIP1 that is a host name is resolved. Raises
-    OSError."""
+    """Return STOREHOST; a brokerIP1 that is a host name is resolved. Raises OSError."""
     try:
         return pack_host((host, port))
     except ValueError:

@@ -31,8 +31,7 @@ log = logging.getLogger("raftmq.broker.state_machine")
 
 
 class BrokerApplication:
-    """The broker's side of the Raft member, built before the member. `log_index` is called after
-    its recovery."""
+    """The broker's side of the Raft member. `log_index` is called after its recovery."""
 
     def __init__(
         self,

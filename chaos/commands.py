@@ -336,8 +336,7 @@ def repeat_command() -> str:
 
 
 def operating_words(error: BaseException) -> str | None:
-    """Return a message for the user if this is an operating error, also in groups; None for a
-    bug."""
+    """Return the message of an operating error, also in groups; None for a bug."""
     if isinstance(error, BaseExceptionGroup):
         messages = [operating_words(inner) for inner in error.exceptions]
         known = [text for text in messages if text is not None]

@@ -40,8 +40,7 @@ class Compression:
     level: int = 5
 
     def apply(self, body: bytes) -> tuple[bytes, int]:
-        """Return (body to send, its sysFlag bits), or (body, 0) if compression does not shrink
-        it."""
+        """Return (body to send, its sysFlag bits), or (body, 0) if it would not shrink."""
         if not self.from_bytes or len(body) < self.from_bytes:
             return body, 0
         packed = _compress(body, self.type, self.level)

@@ -107,8 +107,7 @@ def decode_messages(
 
 
 def _damage(body: bytes, offset: int, detail: str) -> RecordError:
-    """Return the error for a record with wrong sizes or CRC, or raise the more exact error of
-    `check_record`."""
+    """Return the error for wrong sizes or CRC, or raise `check_record`'s exacter error."""
     check_record(body, offset)
     return RecordError(StopReason.BAD_SIZE, detail)
 

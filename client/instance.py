@@ -322,8 +322,7 @@ class ClientInstance:
             self._start_beat(address)
 
     def _start_beat(self, address: str) -> asyncio.Task[bool]:
-        """Send a heartbeat in its own task, so that its answer is awaited even if the caller stops
-        waiting."""
+        """Send a heartbeat in its own task, awaited even if the caller stops waiting."""
         work = self.beat(address, self.config.heartbeat_timeout_ms)
         task = self.spawn(work, f"heartbeat {address}")
         self._beats.add(task)

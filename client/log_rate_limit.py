@@ -70,8 +70,7 @@ class ListenerLog:
         self._log(logging.ERROR, event, kind, messages)
 
     def timed_out(self, messages: Sequence[MessageExt], kept: int) -> None:
-        """Log that the listener held messages beyond the consume time-out; `kept` of them no broker
-        accepted."""
+        """Log that the listener overran the consume time-out; brokers took back all but `kept`."""
         kind = ("timed_out", "kept" if kept else "")
         self._log(logging.WARNING, f"consume_timed_out kept={kept}", kind, messages)
 

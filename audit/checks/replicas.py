@@ -115,8 +115,7 @@ def segment_check(stores: Mapping[str, Store], limits: Limits) -> CheckResult:
 
 
 def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:
-    """Return by store the log positions [from, to) behind blank records, where the bytes are
-    undefined."""
+    """Return by store the positions [from, to) behind blank records, with undefined bytes."""
     skipped: dict[str, list[tuple[int, int]]] = {}
     blanks = tables.items.where(F.col("kind") == int(ItemKind.BLANK)).orderBy("position")
     for row in blanks.select("store", "position", "size").limit(BLANKS_MAX).collect():
@@ -126,8 +125,7 @@ def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:
 
 
 def _different_blocks(tables: Tables, ranges: Sequence[tuple[int, int]]) -> DataFrame:
-    """Return the different blocks of these ranges, as block_start, copies (array of store,
-    block_end, digest)."""
+    """Return the different blocks: block_start, copies (array of store, block_end, digest)."""
     reach = {store.store: store.limit for store in tables.limits.stores}
     return (
         tables.spark.read.format("rocketmq_blocks")

@@ -43,8 +43,7 @@ _SORTED = orjson.OPT_SORT_KEYS
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A table in a store's file; `number` is its index in FILES, `index` the last frame that it
-    reflects."""
+    """A table in a store's file; `number` is its index in FILES, `index` its last frame."""
 
     store: str
     path: str
@@ -171,8 +170,7 @@ def _start(
     outcome: Replayed,
     since: Ended | None,
 ) -> None:
-    """Load the tables as they were before the first frame, from the audit before or from the oldest
-    file."""
+    """Load the tables before the first frame, of the audit before or from the oldest file."""
     if held.first <= 1:
         return
     if since is not None and since.tables is not None:

@@ -184,8 +184,7 @@ def _members(
     nodes: Mapping[str, str],
     saved: Sequence[tuple[int, bytes]],
 ) -> Members:
-    """Return the group's members. `nodes` has the stores' nodes, `saved` the configurations from
-    files of their own."""
+    """Return the group's members by the stores' `nodes` and the configurations in files."""
     frames = []
     for group in held:
         holder = min(group.holders)
@@ -248,8 +247,7 @@ def _earlier_end(store: Store, since: Ended | None) -> int:
 def _of_no_other_frame(
     saved: Sequence[tuple[int, bytes]], items: DataFrame
 ) -> list[tuple[int, bytes]]:
-    """Return the saved configurations, except those at an index where a log has a different
-    frame."""
+    """Return the saved configurations that no log contradicts at their index."""
     indexes = [index for index, _ in saved]
     there = items.where((F.col("kind") == int(ItemKind.FRAME)) & F.col("intact"))
     other = F.col("frame_kind") != int(FrameKind.CONFIGURATION)
@@ -276,8 +274,7 @@ def _commit(store: Store, mode: str, data_end: int) -> int:
 
 
 def _commit_of_dledger(items: DataFrame, store: Store) -> int:
-    """Return the commit position of a replica of Apache's DLedger, which saves an index; 0 for any
-    other store."""
+    """Return the commit position that a replica of Apache's DLedger saved, else 0."""
     index = store.committed_index()
     if index is None:
         return 0

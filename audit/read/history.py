@@ -121,8 +121,7 @@ def binary_id(name: str) -> Column:
 
 
 def _position_in_message_id(name: str) -> Column:
-    """Return the log position at the end of an offsetMsgId; null for ids of other shapes, such as a
-    batch's list."""
+    """Return the position at the end of an offsetMsgId; null for other ids, such as lists."""
     column = F.col(name)
     digits = F.conv(F.substring(column, -16, 16), 16, 10).cast("long")
     return F.when(column.rlike("^([0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$"), digits)

@@ -79,8 +79,7 @@ class Kept:
         self._group = group
 
     def ended(self) -> Ended | None:
-        """Return the end of the audit before; None if it or its queues are missing. Raises
-        StoreError, OSError."""
+        """Return the end of the audit before; None without it. Raises StoreError, OSError."""
         rows = self._rows("ended", ENDED)
         if not rows:
             return None

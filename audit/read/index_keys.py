@@ -146,8 +146,7 @@ def _of_part(part: StagedPart, store: str, positions: Array, number: int) -> tup
 
 
 def _joined(prefixes: Array, keys: pa.Array) -> Array:
-    """Return the hashes of index keys. `prefixes` are hashes of `topic#` before the last
-    multiplication."""
+    """Return hashes of index keys. `prefixes` hash `topic#`, before the last multiplication."""
     sizes = pc.utf8_length(keys).to_numpy(False).astype(np.int64)
     if not len(keys):
         return np.empty(0, np.int64)

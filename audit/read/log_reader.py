@@ -183,8 +183,7 @@ def record_batches(
 def _frame_batch(
     data: memoryview, base: int, store: str, frames: Sequence[FrameItem], records: Sequence[int]
 ) -> pa.RecordBatch:
-    """Build a batch of frames from all `records` of the range; those of its last frame may be in
-    the next range."""
+    """Build a batch of frames; the last frame's `records` may be in the next range."""
     intact, found = [], []
     for frame in frames:
         start = frame.at + frame.header_size

@@ -148,8 +148,7 @@ def find_item(data: memoryview, base: int, start: int, end: int) -> int | None:
 
 
 def _hop(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | None:
-    """Add the items from `at` on to the walk. Return the end of the last, or None after the blank
-    record."""
+    """Add the items from `at` on. Return the end of the last; None after the blank record."""
     first = len(walk.records)
     ended = _hop_by_sizes(data, base, at, end, walk)
     positions = np.asarray(walk.records[first:], np.int64)
@@ -296,8 +295,7 @@ def _frame_at(data: memoryview, base: int, at: int) -> FrameItem | None:
 
 
 def _entry_at(data: memoryview, base: int, at: int) -> FrameItem | None:
-    """Return the header of the DLedger entry at `at`; None unless its sizes and position are
-    right."""
+    """Return the header of the DLedger entry at `at`; None unless sizes and position fit."""
     if at + DLEDGER_ENTRY.size > len(data):
         return None
     magic, size, index, term, position, _, _, _, length = DLEDGER_ENTRY.unpack_from(data, at)

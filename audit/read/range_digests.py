@@ -97,8 +97,7 @@ class LogDigest:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """A log that all stores have alike, with consecutive frames. `frames` is None if it has
-    none."""
+    """A log that all stores have alike, with consecutive frames; None for none."""
 
     frames: FrameRun | None
 
@@ -127,8 +126,7 @@ def all_alike(
 
 @dataclass(frozen=True, slots=True)
 class UnitDigest:
-    """Sums of equal ConsumeQueue units of `stores`, by the range of the log that they point
-    into."""
+    """Sums of equal ConsumeQueue units of `stores`, by the range of the log they point into."""
 
     stores: tuple[str, ...]
     units: Sums

@@ -19,8 +19,7 @@ def is_uri(store: str) -> bool:
 
 
 def files_in(uri: str) -> list[tuple[str, int]] | None:
-    """Return URI and size in bytes of each file of a directory; None if it is none. Raises
-    OSError."""
+    """Return URI and size of each file of a directory; None if it is none. Raises OSError."""
     system, path = _opened(uri)
     if system.get_file_info(path).type != fs.FileType.Directory:
         return None

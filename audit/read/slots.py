@@ -21,8 +21,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The newest intact content of such a file (None without an intact slot), and the bad slots as
-    (number, problem)."""
+    """A file's newest intact content, or None, and its bad slots as (number, problem)."""
 
     content: bytes | None
     bad: tuple[tuple[int, str], ...]

@@ -74,8 +74,7 @@ def staged_log(spark: SparkSession, reader: LogReader, directory: str) -> Staged
 def staged_units(
     spark: SparkSession, reader: QueueReader, directory: str
 ) -> tuple[DataFrame, list[UnitDigest]]:
-    """Decode the ConsumeQueues (audit.read.spark_sources.UNIT_SCHEMA) into files in the new
-    `directory`."""
+    """Decode the ConsumeQueues (UNIT_SCHEMA) into files in the new `directory`."""
     _make(directory)
     parts = list(enumerate(reader.partitions()))
     digests: list[UnitDigest] = []

@@ -43,8 +43,7 @@ class StoreError(Exception):
 
 
 def refuse_running(stores: Mapping[str, str]) -> None:
-    """Raise StoreError if a store's broker runs on this machine, because its files would have no
-    consistent state."""
+    """Raise StoreError if a store's broker runs here: its files have no consistent state."""
     for name, directory in stores.items():
         try:
             owner = None if is_uri(directory) else owner_of(directory)
@@ -203,8 +202,7 @@ def opened_stores(directories: Mapping[str, str]) -> dict[str, Store]:
 
 
 def map_file(path: str) -> memoryview:
-    """Map a file read-only; it is unmapped after the last view of it. A file at a URI is read
-    instead."""
+    """Map a file read-only until its last view is gone. A file at a URI is read instead."""
     if is_uri(path):
         content = read(path)
         if content is None:
@@ -267,8 +265,7 @@ def _first_unit(content: npt.NDArray[np.void], begin: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """A store's copy of a segment up to `limit`, without the `skipped` ranges (garbage behind blank
-    records)."""
+    """A store's copy of a segment up to `limit`, without the `skipped` ranges of garbage."""
 
     store: str
     segment: Segment
@@ -309,14 +306,12 @@ def different_blocks(
 
 
 def _same(parts: Sequence[Bytes], others: Sequence[Bytes]) -> bool:
-    """Return whether two lists of byte ranges are equal; copies with different ranges are compared
-    by hash."""
+    """Return whether byte ranges are equal; copies with different ranges need hashes."""
     return len(parts) == len(others) and all(map(np.array_equal, parts, others))
 
 
 def same_bytes(left: Bytes, right: Bytes, start: int, end: int) -> bool:
-    """Return whether bytes [start, end) of two mapped files are equal, compared in 8-byte words if
-    possible."""
+    """Return whether bytes [start, end) of two mapped files are equal."""
     first, last = -(-start // 8), end // 8
     if first >= last:
         return np.array_equal(left[start:end], right[start:end])

@@ -107,8 +107,7 @@ class Tables:
 
     @property
     def queues_ended(self) -> DataFrame:
-        """The queue ends of the audit before, if this audit starts there: topic, queue_id,
-        ended."""
+        """The queue ends of the audit before, if this audit starts there."""
         queues = self.since.queues if self.since else {}
         ends = [(*queue, offset) for queue, offset in queues.items()]
         return self.spark.createDataFrame(ends, "topic string, queue_id int, ended long")
@@ -120,8 +119,7 @@ class Tables:
 
 @contextmanager
 def enough_partitions(spark: SparkSession, stores: Mapping[str, Store]) -> Iterator[None]:
-    """Give shuffles as many partitions as the logs need, because a partition must fit into a task's
-    memory."""
+    """Give shuffles enough partitions that each fits into a task's memory."""
     name = "spark.sql.shuffle.partitions"
     before = int(spark.conf.get(name) or 0)
     files = (Path(segment.path) for store in stores.values() for segment in store.segments)
@@ -212,8 +210,7 @@ def _topics(sends: DataFrame) -> tuple[str, ...]:
 
 
 def records(items: DataFrame) -> DataFrame:
-    """Return the records among the staged items, with `visible` for those that consumers can
-    receive."""
+    """Return the staged records, with `visible` for those that consumers can receive."""
     bits = F.col("sysflag").bitwiseAND(SYSFLAG_TRANSACTION)
     rows = items.where(F.col("kind") == int(ItemKind.RECORD))
     return rows.withColumn("visible", bits.isin(0, 8))

@@ -18,8 +18,7 @@ OFFENDERS_SHOWN = 5
 
 @contextmanager
 def progress_shown() -> Iterator[Callable[[str], None]]:
-    """Show the current step and its duration on a terminal's stderr. Yield the function to call
-    with the next step."""
+    """Show the current step on a terminal's stderr. Yield the function to call with the next."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda what: None

@@ -26,8 +26,7 @@ ROUNDS_MAX = 100
 
 
 def chosen(words: str) -> list[System]:
-    """Return the systems with a word in their name. Raises BadParameter for a word without
-    match."""
+    """Return the systems with a word in their name. Raises BadParameter without a match."""
     desired = [word.strip().lower() for word in words.split(",") if word.strip()]
     for word in desired:
         if not any(word in system.name.lower() for system in SYSTEMS):

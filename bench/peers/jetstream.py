@@ -270,8 +270,7 @@ INPUTS = [MODULE / name for name in ("go.mod", "go.sum", "tools.go", "load/main.
 
 
 def build(name: str, package: str) -> Path:
-    """Return the path of the command `name`, which `package` is built to on first use. Raises
-    Missing."""
+    """Return the path of the command `name`, built from `package` once. Raises Missing."""
 
     def make(directory: Path) -> None:
         build_go(directory / name, package, MODULE)

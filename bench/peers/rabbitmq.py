@@ -157,8 +157,7 @@ def _kill(sessions: Sequence[int]) -> None:
 
 
 def _prepared(home: Path, number: int, port: int, node_port: int) -> dict[str, str]:
-    """Create the directory of a node; return its environment variables. Blocking. `node_port` is
-    for other nodes."""
+    """Create a node's directory; return its environment. Blocking. `node_port` is for nodes."""
     home.mkdir()
     members = [
         f"cluster_formation.classic_config.nodes.{n + 1} = n{n}@localhost" for n in range(REPLICAS)
@@ -266,8 +265,7 @@ class _Queue:
         return result
 
     async def _killed(self) -> LoadResult:
-        """Kill the queue's leader, the node of the declaration; return the time until a node
-        confirms a publish."""
+        """Kill the queue's leader; return the time until a node confirms a publish."""
         channel = await self._channel(self._ports[1])
         await channel.basic_publish(BODY, routing_key=QUEUE)
         begun_ns = time.perf_counter_ns()

@@ -345,8 +345,7 @@ class OldestMessages:
         limit: int,
         start: int = 0,
     ) -> Oldest:
-        """Return up to `limit` messages stored from `begin_ms` to `end_ms`, from the CommitLog
-        offset `start` on."""
+        """Return up to `limit` messages stored in the time range, from CommitLog offset `start`."""
         starts = await self._starts(topic, queue_count, begin_ms, start)
         found: list[tuple[MessageRecord, int]] = []
         size_bytes = 0

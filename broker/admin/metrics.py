@@ -611,8 +611,7 @@ class BrokerMetrics:
 
 
 def _tell(families: Families, figures: Iterable[tuple[str, str, float]]) -> None:
-    """Add families of a single series, (name, documentation, value); names with _total are
-    counters."""
+    """Add families of one series, (name, documentation, value); names with _total count."""
     for name, doc, value in figures:
         add = families.counter if name.endswith("_total") else families.gauge
         add(name, doc, value)

@@ -75,8 +75,7 @@ class ProgressQueries:
         return RemotingCommand.response_to(request, body=await _written({"offsetTable": table}))
 
     def groups_of_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer QUERY_TOPIC_CONSUME_BY_WHO (300), the groups that subscribe to the topic or have
-        offsets in it."""
+        """Answer 300, the groups that subscribe to the topic or have offsets in it."""
         name = text(request.ext, "topic")
         found = set(self.context.state.offsets.groups_of(name))
         found |= {g for g, group in self.clients.consumers.items() if name in group.subscriptions}
@@ -109,8 +108,7 @@ class ProgressQueries:
         return RemotingCommand.response_to(request, body=body)
 
     async def consume_stats(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer GET_CONSUME_STATS (208) for a group in one topic, or in all that it still
-        consumes."""
+        """Answer GET_CONSUME_STATS (208) for a group in one topic, or all that it consumes."""
         group, name = text(request.ext, "consumerGroup"), text_or(request.ext, "topic")
         await self.context.log.barrier()
         names = [name] if name else self._topics_of(group)
@@ -204,8 +202,7 @@ class ProgressQueries:
         return RemotingCommand.response_to(request, body=dumps(value))
 
     def subscription(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer QUERY_SUBSCRIPTION_BY_CONSUMER (345), without data if the group has no connected
-        member."""
+        """Answer QUERY_SUBSCRIPTION_BY_CONSUMER (345), without data if no member is connected."""
         group, topic = text(request.ext, "group"), text(request.ext, "topic")
         found = self.clients.subscription(group, topic)
         value: dict[str, Any] = {"group": group, "topic": topic}

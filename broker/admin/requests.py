@@ -99,8 +99,7 @@ class Admin:
         return RemotingCommand.response_to(request)
 
     async def put_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Create or change several topics (18), all or none, with changes of attributes by signed
-        name."""
+        """Create or change several topics (18), all or none; attributes by signed name."""
         defaults = {"readQueueNums": QUEUE_COUNT, "writeQueueNums": QUEUE_COUNT}
         wanted = []
         for bean in _beans(request, "topicConfigList"):
@@ -183,8 +182,7 @@ class Admin:
         return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
 
     async def all_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer the consumer offsets of all groups (43). A classic broker adds its pops and queue
-        ends."""
+        """Answer all groups' offsets (43). A classic broker adds its pops and queue ends."""
         state, store = self.context.state, self.context.store
         if not self.context.config.is_classic:
             return await self._answer_whole(request, state.offsets)
@@ -201,8 +199,7 @@ class Admin:
         return RemotingCommand.response_to(request, body=body)
 
     def broker_ha_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer the progress of the log's copies (907); in a Raft group peers appear as HA
-        connections."""
+        """Answer the progress of the log's copies (907); Raft's peers appear as HA connections."""
         context = self.context
         if context.config.is_classic:
             info = context.log.classic.ha_status()
@@ -276,8 +273,7 @@ class Admin:
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
     def _told_to_tools(self) -> str:
-        """Return keys of Apache's that are no settings here but required by its tools
-        (exportConfigs)."""
+        """Return keys that are no settings here but required by Apache's exportConfigs."""
         told = {
             "filterServerNums": "0",
             "msgTraceTopicName": TRACE_TOPIC,

@@ -157,8 +157,7 @@ def _from_disk(parts: Parts) -> dict[str, str]:
 
 
 def _delayed(parts: Parts) -> dict[str, str]:
-    """Return Apache's `scheduleMessageOffset_LEVEL`, the next offset to deliver and the queue's
-    end."""
+    """Return `scheduleMessageOffset_LEVEL`: the next offset to deliver, the queue's end."""
     try:
         levels = parts.delays.view()
     except (OSError, StoreError):

@@ -130,8 +130,7 @@ class Catalog:
         await self._spread()
 
     def _wanted(self, topic: TopicConfig, changes: Mapping[str, str], count: int) -> TopicConfig:
-        """Return the topic with its changed attributes, if `count` topics may be created together.
-        Raises Refused."""
+        """Return the topic with changed attributes, if `count` may be created. Raises Refused."""
         problem = topic_problem(topic)
         if problem or topic.name in self._reserved():
             raise Refused(
@@ -182,8 +181,7 @@ class Catalog:
             )
 
     async def remove_topic(self, name: str, condition: Condition | None = None) -> None:
-        """Delete a topic, its consumer offsets, and the retry topics of its pops, as Apache's
-        brokers do."""
+        """Delete a topic, its offsets, and its pops' retry topics, as Apache's brokers do."""
         self._refuse_reserved(name)
         retries = self._retry_topics(name)
         async with self._nothing_behind(name, *retries):
@@ -271,8 +269,7 @@ class Catalog:
                 await self._log.propose(forget_offsets(group=name))
 
     async def _propose_if(self, command: bytes) -> None:
-        """Propose a possibly conditional command. Raises ConditionUnmet if its condition failed at
-        the apply."""
+        """Propose a command. Raises ConditionUnmet if its condition failed at the apply."""
         index = await self._log.propose(command)
         if index in self._state.unmet:
             raise ConditionUnmet(self._state.unmet.pop(index))

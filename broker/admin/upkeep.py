@@ -25,8 +25,7 @@ log = logging.getLogger("raftmq.broker.config")
 
 
 def change(config: BrokerConfig, live: Mapping[str, object], registrar: Registrar) -> None:
-    """Change live keys, and inform the parts that do not read them at each use. Raises ConfigError
-    without any change."""
+    """Change live keys, and inform the parts that cache them. Raises ConfigError, unchanged."""
     change_live(config, live)
     if "namesrvAddr" in live:
         registrar.use(config.name_servers)

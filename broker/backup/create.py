@@ -58,8 +58,7 @@ async def take(
     states_kept: int = STATES_KEPT,
     pause_s: float = PAUSE_S,
 ) -> Taken:
-    """Create or update the backup in `directory`. Raises BackupError, BackupDamaged (unreadable
-    manifest), OSError."""
+    """Create or update the backup in `directory`. Raises BackupError, BackupDamaged, OSError."""
     with directory.locked():
         sound: dict[Part, bool] = {}
         for attempt in range(1, ATTEMPTS_MAX + 1):

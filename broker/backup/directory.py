@@ -130,8 +130,7 @@ class BackupDirectory:
             return []
 
     def chunks(self, part: Part) -> Iterator[bytes]:
-        """Yield the bytes of a part in order. Raises BackupDamaged if bytes are missing,
-        OSError."""
+        """Yield a part's bytes in order. Raises BackupDamaged if some are missing, OSError."""
         path = self._commitlog / segment_name(part.start)
         left = part.length_bytes
         try:
@@ -185,8 +184,7 @@ class BackupDirectory:
         return state
 
     def save_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest of existing files, then delete files that no manifest names. Raises
-        OSError."""
+        """Write the manifest, then delete files that no manifest names. Raises OSError."""
         _sync_directory(self._commitlog)
         self._replace("manifest.json", encode(manifest))
         (self.path / "progress.json").unlink(missing_ok=True)

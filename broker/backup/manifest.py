@@ -27,8 +27,7 @@ CHECKSUM_KEY = "checksum"
 
 
 class BackupError(Exception):
-    """A backup cannot be created, read or restored, for the reason in the text; `damaged` if its
-    content is the reason."""
+    """A backup cannot be created, read or restored; `damaged` if its content is why."""
 
     damaged = False
 

@@ -205,8 +205,7 @@ class StoppedSource:
     def _end(
         self, before: tuple[int, int, int], applied: int, confirmed: int
     ) -> tuple[int, int, int]:
-        """Return index, term and end of the last included frame. Only headers are read, except in a
-        possibly torn tail."""
+        """Return index, term and end of the last frame, from headers except in a torn tail."""
         assert self._log is not None
         walk = FrameWalk(self._log, before[2], None, confirmed, first_index=before[0] + 1)
         last: FrameHeader | None = None

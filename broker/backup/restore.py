@@ -86,8 +86,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The last frame from the backup, the new configuration frame, the end of the log, and the new
-    group id."""
+    """The backup's last frame, the new configuration frame, the log's end, the new group id."""
 
     index: int
     configuration_index: int
@@ -132,8 +131,7 @@ def point_of(
 
 
 def check_empty(store: str) -> None:
-    """Raise BackupError unless the directory is empty, apart from a lock file and the file system's
-    own entries."""
+    """Raise BackupError unless the directory is empty, but for a lock and `lost+found`."""
     path = Path(store)
     if not path.exists():
         return
@@ -275,8 +273,7 @@ def _install(
     disk: Disk,
     config: StoreConfig,
 ) -> int:
-    """Write the tables, the queue starts, and an empty log with the backup's start. Returns the
-    tables' frame."""
+    """Write tables, queue starts and an empty log. Returns the tables' frame."""
     latest = max(manifest.states, key=lambda state: state.index)
     # The queue starts depend on the log's start, and only the latest state has them, because an
     # earlier state may be of a longer log.

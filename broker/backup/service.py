@@ -64,8 +64,7 @@ WAIT_MS = 5_000  # for frames to be applied; [BEHIND] afterwards
 
 @dataclass(slots=True)
 class _Session:
-    """A backup that reads from this replica. Retention may delete everything before `needed`, its
-    next log position."""
+    """A backup reading from this replica. Retention may delete the log before `needed`."""
 
     parcel: bytes
     begin: int

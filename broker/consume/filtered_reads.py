@@ -87,8 +87,7 @@ class FilteredReads:
         work: Work,
         budget: ReadBudget | None = None,
     ) -> GetResult:
-        """Read the matching messages, as far as `work` and `budget` allow. Raises StoreDamaged,
-        OSError."""
+        """Read matches, as far as `work` and `budget` allow. Raises StoreDamaged, OSError."""
         entries_left, bytes_left = scan_count(count_max), SCAN_BYTES_MAX
         kept = _Kept(count_max, bytes_max, [], work)
         at, result, cold = offset, None, False

@@ -50,8 +50,7 @@ NOTED_BYTES_MAX = 600  # properties added to a pop retry: group, topic and a tim
 
 @dataclass(slots=True)
 class Work:
-    """The evaluation that filters may still do, in units of Matcher.work, in this turn of the event
-    loop."""
+    """The evaluation left for filters in this turn of the loop, in units of Matcher.work."""
 
     left: int
 

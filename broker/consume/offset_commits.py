@@ -92,8 +92,7 @@ class CommitService:
         return True
 
     async def commit_and_wait(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Return once the commit is applied. Raises Refused and the member's errors, such as
-        OutcomeUnknown."""
+        """Return once the commit is applied. Raises Refused, OutcomeUnknown, RaftError."""
         self.check(topic, group, (queue_id,))
         if not self._gather(topic, group, queue_id, offset):
             raise busy("too many offset commits wait")

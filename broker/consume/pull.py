@@ -275,8 +275,7 @@ class PullService:
         return None
 
     def _read(self, pull: Pull, work: Work) -> GetResult:
-        """Read for the pull, within `work` for its filter. Raises Refused, retriable, if disk or
-        data are bad."""
+        """Read within `work` for the filter. Raises Refused, retriable, for bad disk or data."""
         header, matcher = pull.header, pull.message_filter.matcher
         where = (header.topic, header.queue_id, header.queue_offset)
         limits = (self._count_max(header), self._bytes_max(header))

@@ -300,8 +300,7 @@ class LockService:
     def _decisions(
         self, batch: Sequence[_Request], now_ms: int
     ) -> tuple[list[OwnerChange], dict[Key, bool]]:
-        """Decide the requests in order. Returns the changes to log, and the confirmed locks (True
-        if logged)."""
+        """Decide in order. Returns the changes to log, and the confirmed locks (True if logged)."""
         table = self._table()
         owners: dict[Key, str | None] = {}  # as logged by this round
         confirmed: dict[Key, bool] = {}

@@ -114,8 +114,7 @@ class Followers:
         self._seen_ms = -CACHE_MS
 
     def within_reach(self) -> list[int]:
-        """Return the brokerIds of connected members. A member without the data sends consumers
-        back."""
+        """Return connected members' ids. A member without the data sends consumers back."""
         now_ms = self._context.clock_ms()
         if now_ms - self._seen_ms >= CACHE_MS:
             self._seen_ms, self._seen = now_ms, self._connected()

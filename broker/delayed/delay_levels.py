@@ -57,8 +57,7 @@ class LevelView(NamedTuple):
 
 
 class OffsetHistory:
-    """Times at which a queue had reached an offset, to find the messages that have been there for
-    `delay_ms`."""
+    """Times at which a queue reached an offset, to find messages older than `delay_ms`."""
 
     def __init__(self, delay_ms: int) -> None:
         self._delay_ms = delay_ms

@@ -45,8 +45,7 @@ class SendBack:
         return Service(handlers={int(RequestCode.CONSUMER_SEND_MSG_BACK): self.send_back})
 
     async def send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Store the retry or dead letter. Raises Refused, AclError, OutcomeUnknown, HeaderError,
-        RaftError."""
+        """Store the retry or dead letter. Raises Refused, AclError, OutcomeUnknown, HeaderError."""
         header = SendBackHeader.parse(request.ext)
         name, level = header.group, header.delay_level
         if not self.context.roles.leading:

@@ -289,8 +289,7 @@ class TimerService:
         return True
 
     def _read(self, queue: ConsumeQueue, waiting: Sequence[Waiting]) -> tuple[list[Outgoing], int]:
-        """Return the messages to deliver, and the number of entries handled, within the limits of a
-        delivery."""
+        """Return the messages to deliver, and the entries handled, within a delivery's limits."""
         messages: list[Outgoing] = []
         size, budget = 0, ReadBudget()
         for count, (due_ms, offset) in enumerate(waiting):

@@ -88,8 +88,7 @@ class Ring:
         self._new.add(time_ms, line)
 
     def _is_in_order(self, time_ms: int) -> bool:
-        """Return whether a line of this time is next. After too many misfits, drop the lines that
-        block it."""
+        """Return whether a line of this time is next; too many misfits drop the blocking lines."""
         last = (self._new.times_ms or self._old.times_ms)[-1:]
         if last and time_ms <= last[0]:
             self._left_out += 1

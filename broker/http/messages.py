@@ -289,8 +289,7 @@ class MessageOperations:
         return ResentPage(items=items)
 
     async def _resent(self, message_id: str) -> SentView:
-        """Send a dead letter to its group's retry topic. Raises ApiProblem, Refused,
-        OutcomeUnknown."""
+        """Send a dead letter to its retry topic. Raises ApiProblem, Refused, OutcomeUnknown."""
         record = self._found(message_id).record
         if not record.topic.startswith(DLQ_PREFIX):
             raise conflict(f"{record.topic} is no dead-letter topic", "NO_DEAD_LETTER")

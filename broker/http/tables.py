@@ -173,8 +173,7 @@ async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 def _pinned(condition: Condition, before: SubscriptionGroup | None) -> Condition:
-    """Return a condition that the group is still `before`, if it has fields that this API does not
-    show and keeps."""
+    """Return the condition that the group is still `before`, if it has fields unknown here."""
     if before is None or not before.extra or not condition.met_by(entry_version(before)):
         return condition
     return Condition((entry_version(before),))

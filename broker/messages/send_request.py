@@ -93,8 +93,7 @@ class Special(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message that the broker stores itself. `queue_id` -1 is any; `properties` are in stored
-    form."""
+    """A message of the broker's own. `queue_id` -1 is any; `properties` are as stored."""
 
     topic: str
     queue_id: int
@@ -365,8 +364,7 @@ def parse_single(
 def parse_special(
     ext: Mapping[str, str], body: bytes, queue: SendQueue, born_host: bytes, rules: SendRules
 ) -> tuple[Outgoing, str, bool]:
-    """Return the message of a special send to `queue`, with standard properties, before any
-    redirect."""
+    """Return a special send's message to `queue`, with standard properties, unredirected."""
     if not 0 < len(body) <= rules.message_size_max:
         raise _body_refused(body, rules)
     sys_flag, flag, reconsume = _checked_numbers(ext["f"], ext["h"], ext.get("j"))
@@ -458,8 +456,7 @@ def _checked_numbers(sys_flag_text: str, flag_text: str, reconsume_text: str | N
 
 
 def born_ms_of(text: str, rules: SendRules) -> int:
-    """Return the bornTimestamp, cached because sends of a millisecond share it. Raises Refused,
-    HeaderError."""
+    """Return the bornTimestamp, cached for sends of a millisecond. Raises Refused, HeaderError."""
     born_ms = rules.born_times.get(text)
     if born_ms is None:
         born_ms = parse_integer(text, "bornTimestamp")

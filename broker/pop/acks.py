@@ -38,8 +38,7 @@ GONE = "the message came again, or never was popped"
 
 
 class Ack(NamedTuple):
-    """The messages of an acknowledgement; bit n is offset `start` + n. `until_ms` is the handle's
-    expiry."""
+    """The acknowledged messages; bit n is offset `start` + n. `until_ms`: handle's expiry."""
 
     queue_key: QueueKey
     key: BatchKey
@@ -135,8 +134,7 @@ class Acks:
         run()
 
     def _prove(self, request: RemotingCommand, error: RemotingError, answer: Answer) -> None:
-        """Return NO_MESSAGE after a read barrier, because a deposed leader's table misses recent
-        pops."""
+        """Return NO_MESSAGE after a read barrier: a deposed leader's table misses recent pops."""
 
         def proven(unproven: Exception | None) -> None:
             answer(self.refusal(request, unproven or error))

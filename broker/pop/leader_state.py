@@ -72,8 +72,7 @@ class LiveQueues:
         return queue.next if queue is not None and queue.takes else None
 
     def mark_of(self, queue_key: QueueKey) -> int | None:
-        """Return the mark of the reset that the pops in flight apply. Later resets do not affect
-        the pops behind them."""
+        """Return the mark of the reset that pops in flight apply; later resets do not matter."""
         return self._queues[queue_key].mark
 
     def start_take(self, queue_key: QueueKey, after: int, mark: int | None) -> None:

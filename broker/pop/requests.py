@@ -126,8 +126,7 @@ class PopRequests:
         self._run(PopRequest(connection, request, pop, deadline_ms))
 
     def notify(self, connection: PopConnection, request: RemotingCommand) -> None:
-        """200054: return, now or later, whether a pop would get messages. Raises Refused,
-        HeaderError."""
+        """200054: return whether a pop would get messages. Raises Refused, HeaderError."""
         poll = QueuePollHeader.parse(request.ext)
         header = _as_pop(poll)
         pop = Pop(header, self._check(header))

@@ -139,8 +139,7 @@ class LocalApplication:
         return change
 
     async def begin_as_master(self) -> None:
-        """Lower, and save, progress that is ahead of the log, before anything is appended. Raises
-        OSError."""
+        """Lower and save progress that is ahead of the log, before appends. Raises OSError."""
         if keep_within(self.state, self.store.queues.end_of):
             log.info("progress_taken_back: it was ahead of the log")
             await self.files.save()

@@ -66,8 +66,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """This replica's position in the group's configuration. `broker_id` is None until one is
-    assigned."""
+    """This replica's position in the group's configuration; `broker_id` None: unassigned."""
 
     standing: str  # voter, learner, or none after a removal or before the addition
     broker_id: int | None

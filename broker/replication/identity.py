@@ -40,8 +40,7 @@ class GroupId:
         return not applied or applied != self._told
 
     def look(self) -> None:
-        """Pass a new id to the links, and propose one if needed; called several times per
-        second."""
+        """Pass a new id to the links, and propose one if needed; a chore."""
         engine = self._context.log.raft
         applied = self._context.state.group.value
         if applied != self._told:

@@ -53,8 +53,7 @@ class ReplicatedLog:
         return cast(RaftMember, self.engine)
 
     def frame_is_damaged(self, position: int) -> bool:
-        """Return whether the frame at this CommitLog offset is damaged and requested from a peer.
-        Raises OSError."""
+        """Return whether the frame at this offset is damaged and requested. Raises OSError."""
         return not self._config.is_classic and self.raft.frame_is_damaged(position)
 
     @property
@@ -100,8 +99,7 @@ class ReplicatedLog:
     # ---- what only the leader can do ----------------------------------------------------------
 
     async def propose(self, payload: bytes) -> int:
-        """Propose a command; return its frame's index once it is applied. Raises Refused,
-        RaftError."""
+        """Propose a command; return its index once applied. Raises Refused, RaftError."""
         if not self._roles.leading:
             raise not_leader()
         return await self.engine.propose_command(payload)
@@ -111,8 +109,7 @@ class ReplicatedLog:
         self._then("told_of_command", lambda: self.engine.propose_command(payload), done)
 
     async def barrier(self) -> None:
-        """Return once this replica is proven to lead; classic mode needs no proof. Raises Refused,
-        RaftError."""
+        """Return once this replica is proven to lead, if in a group. Raises Refused, RaftError."""
         await self._barrier()
 
     def barrier_then(self, done: Callable[[Exception | None], None]) -> None:
@@ -130,8 +127,7 @@ class ReplicatedLog:
         begin: Callable[[], asyncio.Future[int]],
         done: Callable[[Exception | None], None],
     ) -> None:
-        """Start it, and call `done` with the error or None at its end, never before this
-        returns."""
+        """Start it, and later call `done` with the error or None, never before this returns."""
         try:
             future = begin()
         except (RaftError, Refused) as error:
@@ -175,8 +171,7 @@ class ReplicatedLog:
         return await self.raft.hand_over()
 
     def leader_is_awaited(self, event: RoleEvent) -> bool:
-        """Return whether this replica or its transfer target is about to lead; called for each role
-        event, in order."""
+        """Return whether this replica or its target is about to lead; called per role event."""
         if event.role is Role.LEADER:
             self._handing_over = False
             return not event.leader_ready

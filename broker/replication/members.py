@@ -108,13 +108,11 @@ class Members:
         raise ChangeRefused(text)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return every member (dledger.node.peer_addresses.members_of); none if members do not
-        change."""
+        """Return every member (peer_addresses.members_of); none if members do not change."""
         return [] if self._context.config.is_classic else self._log.raft.members
 
     def look(self) -> None:
-        """Check for a changed configuration, here or committed, and for a preferred leader; a
-        chore."""
+        """Check for a changed configuration, and for a preferred leader; a chore."""
         if self._context.config.is_classic:
             return
         self.group_id.look()

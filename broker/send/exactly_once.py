@@ -42,8 +42,7 @@ class WriterRequests:
         self.repeat_count = 0  # requests that were already stored
 
     def check(self, ext: Mapping[str, str], topic: str, queue_id: int) -> Written | None:
-        """Return the request to store, or None if it is already stored. Raises Refused, KeyError,
-        HeaderError."""
+        """Return the request; None if it is stored. Raises Refused, KeyError, HeaderError."""
         if queue_id < 0:
             raise invalid("a writer's request names its queue")
         key = topic, ext["writer"]

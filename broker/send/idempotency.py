@@ -46,8 +46,7 @@ class Repeats:
         return waiters
 
     def overdue(self, before_ms: int) -> Sequence[Sender]:
-        """Remove and return the senders that have waited since `before_ms`; their outcome is
-        unknown."""
+        """Remove and return the senders waiting since `before_ms`; their outcome is unknown."""
         if not self._count:
             return ()
         senders: list[Sender] = []

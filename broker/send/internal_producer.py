@@ -57,8 +57,7 @@ class InternalSend:
 async def send(
     sends: SendReceiver, header: SendHeader, body: bytes, born_host: bytes
 ) -> tuple[int, SendResponseHeader]:
-    """Store a message. Returns a code of STORED_CODES and the response header. Raises Refused,
-    OutcomeUnknown."""
+    """Store it; return a code of STORED_CODES and the header. Raises Refused, OutcomeUnknown."""
     internal = InternalSend()
     sender = (internal, 0, 0, JSON)
     sends.receive(sender, header.to_ext(SEND_CODE), body, born_host, SEND_CODE)

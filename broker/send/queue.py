@@ -144,8 +144,7 @@ class Group:
     def add_redirected(
         self, record: Record, sender: Sender, unique_key: str, queue_id: int, handle: str
     ) -> None:
-        """Add a send that is stored in another topic. The response names the queue its sender
-        chose."""
+        """Add a send stored in another topic. The response names the queue its sender chose."""
         if self.answered_queues is None:
             self.answered_queues = {}
         self.answered_queues[len(self.records)] = queue_id, handle

@@ -327,8 +327,7 @@ class SendPath:
     def _topic_for(
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
     ) -> SendTopic | None:
-        """Return the topic of a send, or None if the send waits for the topic or for a leader.
-        Raises Refused."""
+        """Return a send's topic; None if it waits for topic or leader. Raises Refused."""
         name = ext["b"]
         topic = self._topics.get(name)
         if topic is None or not self._leading or self.disk_full:
@@ -346,8 +345,7 @@ class SendPath:
     def _admit_batch(
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
     ) -> Steps[None]:
-        """Admit a batch or a writer's request in steps. A writer's request that is already stored
-        is answered."""
+        """Admit a batch or a writer's request in steps; answer a stored writer's request."""
         topic = self._topic_for(sender, ext, body, born_host, code)
         if topic is None:
             return
@@ -381,8 +379,7 @@ class SendPath:
     def _written(
         self, sender: Sender, ext: Mapping[str, str], queue: SendQueue, topic: SendTopic
     ) -> Written | None:
-        """Return a writer's request to store. Returns None after responding if it is already
-        stored."""
+        """Return a writer's request to store; None after answering a stored request."""
         written = self.writers.check(ext, topic.name, parse_integer(ext["e"], "queueId"))
         if written is None:
             self._answers.repeated(sender, ResponseCode.SUCCESS, "", queue.queue_id, -1, "")
@@ -425,8 +422,7 @@ class SendPath:
         group.add_redirected(record, sender, unique_key, queue.queue_id, handle)
 
     def _is_repeated(self, key: Key, sender: Sender, unique_key: str) -> bool:
-        """Return True if an idempotent send repeats an earlier send. It gets the response of that
-        send."""
+        """Return True for an idempotent send that repeats a send, whose response it gets."""
         since_ms = max(self.stamp_ms, self._wall_ms()) - self._config.idempotent_window_ms
         sent = self._state.once.get(key, since_ms)
         if sent is None:
@@ -490,8 +486,7 @@ class SendPath:
         return record_of(message, queue, topic, entry_code(message), self._rules)
 
     def _reserve(self, size: int, command_size: int = 0, reserve_bytes: int = 0) -> Group:
-        """Return the group for `size` bytes of records and a command, and count them as waiting.
-        Raises Refused."""
+        """Return the group for `size` bytes, and count them as waiting. Raises Refused."""
         held = size + WAITING_OVERHEAD_BYTES
         if self._held_bytes + held > self.held_bytes_max + reserve_bytes:
             raise self._busy()
@@ -663,8 +658,7 @@ class SendPath:
         return Batch(group, positions, offsets, entries, position, data, stamp_ms)
 
     def applied(self, frame: Frame) -> Pending | None:
-        """Handle the commit of a frame. Returns the pending batch if this replica proposed the
-        frame."""
+        """Handle a frame's commit. Returns the pending batch if this replica proposed it."""
         pending = self._pending.pop(frame.index, None)
         if pending is None:
             return None
@@ -754,8 +748,7 @@ class SendPath:
         self.wake()
 
     def release_overdue(self) -> None:
-        """Reject sends that have waited too long, and all waiting sends while the disk is full.
-        Called by a timer."""
+        """Reject sends that waited too long, and all while the disk is full. A chore."""
         if self._held.overdue:
             self._release()
         now_ms, wait_ms = self._attended.advance(), self._config.wait_time_mills_in_send_queue

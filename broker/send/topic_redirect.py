@@ -77,8 +77,7 @@ def internal_topics(levels_ms: Sequence[int]) -> list[TopicConfig]:
 
 
 def entry_code(message: Outgoing) -> int:
-    """Return the tags code of a message's ConsumeQueue entry. For a delay level, it is replaced
-    later."""
+    """Return the tags code of the ConsumeQueue entry; a delay level's is replaced later."""
     properties = decode_properties(message.properties)
     if message.topic == TIMER_TOPIC:
         return timer_code(properties)
@@ -86,8 +85,7 @@ def entry_code(message: Outgoing) -> int:
 
 
 def redirect(message: Outgoing, redirects: Redirects) -> Outgoing:
-    """Return the message to store for a client's message, mostly the same. Its topic and queue
-    exist. Raises Refused."""
+    """Return the message to store; its topic and queue exist. Raises Refused."""
     properties = decode_properties(message.properties)
     if properties.get(TRAN_MSG, "").lower() == "true":
         if message.reconsume > 0 and _level(properties) != 0:  # a retry of a client before 4.6.1
@@ -109,8 +107,7 @@ def redirect(message: Outgoing, redirects: Redirects) -> Outgoing:
 def delayed_or_timed(
     message: Outgoing, properties: dict[str, str], redirects: Redirects
 ) -> Outgoing:
-    """Return the message as it waits for a delay level or else a time, if its properties name any.
-    Raises Refused."""
+    """Return the message as it waits for its level or time, if any. Raises Refused."""
     redirected = delayed(message, properties, redirects.levels_ms)
     return redirected if redirected is not message else timed(message, properties, redirects.timing)
 

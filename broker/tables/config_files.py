@@ -179,8 +179,7 @@ class Rounds:
         self._task: asyncio.Task[None] | None = None
 
     def next(self) -> asyncio.Future[None]:
-        """Return a future that is done at the end of the next call; it fails with that call's
-        OSError."""
+        """Return a future for the end of the next call; it fails with the call's OSError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append(future)

@@ -50,8 +50,7 @@ class DelayOffsets:
         applied_index: int,
         refused: dict[str, str] | None = None,
     ) -> None:
-        """Load a snapshot's or an Apache broker's file, all or nothing. `refused` is as in
-        `entries_of`."""
+        """Load a snapshot's or an Apache file, all or nothing. `refused` is as in `entries_of`."""
         table = value.get("offsetTable") or {}
         read = entries_of(table, lambda level, offset: (int(level), int(offset)), refused)
         loaded = dict(read.values())

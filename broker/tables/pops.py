@@ -237,8 +237,7 @@ class PopTable:
         return times
 
     def _end_order(self, queue: PopQueue, now_ms: int) -> None:
-        """Redeliver messages popped in order like all others, because the group no longer consumes
-        in order."""
+        """Redeliver messages popped in order like all others: the order ended."""
         batch = queue.order_batch
         if batch is not None and queue.order is not None:
             queue.batches[queue.order] = batch._replace(order=False, hidden=(), times=())

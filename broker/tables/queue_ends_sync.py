@@ -30,8 +30,7 @@ def tell(queues: ConsumeQueueStore, last_segment: int) -> list[QueueEnd]:
 
 
 def told(value: Mapping[str, Any]) -> list[QueueEnd]:
-    """Check and return the master's ends, none from an Apache broker. Raises TypeError,
-    ValueError."""
+    """Check and return the master's ends; none of Apache's. Raises TypeError, ValueError."""
     ends = []
     for topic, queue_id, end in value.get(KEY) or []:
         check_name(topic, queue_id)

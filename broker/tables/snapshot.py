@@ -160,8 +160,7 @@ def _pieces_of(name: str, table: VersionedTable[Any], encoded: Encoded) -> Itera
 def write_changed(
     disk: Disk, snapshot: Snapshot, written: dict[str, bytes], names: Sequence[str]
 ) -> None:
-    """Write the classic files `names` that differ from `written`, without an index. Raises
-    OSError."""
+    """Write the changed classic files of `names`, without an index. Raises OSError."""
     disk.makedirs(DIRECTORY)
     for name, table in snapshot.tables:
         if name not in names or name in RAFT_ONLY:
@@ -251,8 +250,7 @@ def _load_table(
 
 
 def _checksum(value: dict[str, Any]) -> int:
-    """Return the CRC-32C of the table as JSON with sorted keys, because JSON with a flipped bit may
-    still parse."""
+    """Return the CRC-32C of the table as sorted JSON; JSON with a flipped bit may parse."""
     return int(crc32c(orjson.dumps(value, option=_SORTED)))
 
 

@@ -163,8 +163,7 @@ class BrokerState:
         return max(queue.next, offset or 0)
 
     def progress(self, topic: str, group: str, queue_id: int) -> tuple[int | None, int]:
-        """Return a group's offset in a queue, or None, and the number of unacknowledged pops before
-        it."""
+        """Return a group's offset in a queue, or None, and the number of pops before it."""
         position = self.position(topic, group, queue_id)
         queue = self.pops.get((topic, group, queue_id))
         if queue is None:

@@ -114,8 +114,7 @@ class TimerWheel:
         return (bucket << BUCKET_BITS) + (min(self._far[bucket]) >> _OFFSET_BITS)
 
     def take(self, offset: int, due_ms: int) -> bool:
-        """Add the queue's entry at `offset`, once and in ascending order. Return True if it
-        waits."""
+        """Add the entry at `offset`, once and in ascending order. Return True if it waits."""
         assert offset >= self.next_offset, (offset, self.next_offset)
         self.next_offset = offset + 1
         if not self.progress.lets_wait(due_ms, offset):
@@ -135,8 +134,7 @@ class TimerWheel:
         return bool(self._late)
 
     def ahead_ms(self, before_ms: int) -> int:
-        """Return how long the late messages wait for one that is not due before `before_ms`, or
-        0."""
+        """Return how long late messages wait for one not due before `before_ms`, or 0."""
         return max(0, self._late[0][1] + 1 - before_ms) if self._late else 0
 
     def pop(self, before_ms: int, count_max: int) -> list[Waiting]:

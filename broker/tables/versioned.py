@@ -156,8 +156,7 @@ class VersionedTable(Generic[E]):
         return {**self._also, **created, **deleted}
 
     def json_parts(self) -> tuple[dict[str, Any], str, Iterator[dict[str, Any]]]:
-        """Return `to_json` without the entries, their key, and the ordered entries, PIECE_ENTRIES
-        per piece."""
+        """Return `to_json` without entries, their key, and the entries, PIECE_ENTRIES per piece."""
         names = sorted(self.entries)
         pieces = (names[at : at + PIECE_ENTRIES] for at in range(0, len(names), PIECE_ENTRIES))
         entries = ({name: self.entries[name].to_json() for name in piece} for piece in pieces)

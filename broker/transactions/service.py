@@ -234,8 +234,7 @@ class Transactions:
     def _records(
         self, topic: str, offset: int, on_gone: Callable[[int], None]
     ) -> Sequence[MessageRecord]:
-        """Return some records from `offset` on. Calls `on_gone(offset)` if earlier ones are
-        deleted."""
+        """Return records from `offset` on. Calls `on_gone(offset)` if earlier are deleted."""
         if offset >= self._context.store.queues.end_of(topic, 0):
             return ()
         result = self._store.reads.get_messages(topic, 0, offset, TURN_MAX, TURN_BYTES)
@@ -247,8 +246,7 @@ class Transactions:
         return [decode_record(data, at, check_body=False) for at, _ in walk_records(data)]
 
     def _record_progress(self, book: HalfBook) -> None:
-        """Commit both offsets in a single command. Skipping an op without its half would reopen an
-        ended half."""
+        """Commit both offsets at once; an op skipped alone would reopen an ended half."""
         now_ms = self._context.clock_ms()
         progress = book.progress()
         if self._recording or now_ms < self._record_due_ms or progress == self._recorded:
@@ -532,8 +530,7 @@ class Transactions:
         self._store_end(book, half, [conversion.given_up(record), op], None, done)
 
     def _producer_of(self, group: str, needs: list[Need]) -> ClientConnection | None:
-        """Return a connected producer of the group with the rights `needs`, in rotation. It will
-        see the message."""
+        """Return a connected producer of the group with the rights `needs`, in rotation."""
         members = self._clients.producers.get(group, {}).values()
         open_ones = (m.connection for m in members if m.connection.is_open)
         connections = [one for one in open_ones if self._access.may_hear(one, needs)]

@@ -117,8 +117,7 @@ class DelayBook:
         self.clocks_moved = self.clocks_moved or fault.kind.startswith("clock")
 
     def lateness_ms(self) -> list[int]:
-        """Return the store times for consumers minus the due times, ascending. Negative means
-        early."""
+        """Return store times minus due times, ascending. Negative means early."""
         return sorted(
             min(entry.places.values()) - entry.waits_ms - entry.delay_ms
             for entry in self.found.values()

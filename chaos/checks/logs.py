@@ -123,8 +123,7 @@ def _exception(lines: Iterator[tuple[int, str]]) -> str:
 
 
 def _logged_ns(text: str, zone: tzinfo | None, zero_ns: int) -> int:
-    """Return a log line's time on the history's clock, which was 0 at `zero_ns` since 1970; 0 for a
-    text that is no time."""
+    """Return a log line's time on the history's clock, 0 at `zero_ns`; 0 without a time."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

@@ -48,8 +48,7 @@ class _Queue:
         )
 
     def replace(self, commit: Commit) -> None:
-        """Record an answered commit or reset as the last. Concurrent commits may also be the
-        last."""
+        """Record a commit or reset as the last. Concurrent commits may also be the last."""
         later = {p: one for p, one in self.last.items() if one.t_ns > commit.invoked_ns}
         self.last = later | {commit.process: commit}
 

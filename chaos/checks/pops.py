@@ -131,8 +131,7 @@ def pops_lost(book: PopBook, name: str) -> Check:
 
 
 def _missing(book: PopBook) -> Iterator[tuple[str, int, int]]:
-    """Yield the description of each missing message, its due time, and the time of its topic's
-    drain (both in ns)."""
+    """Yield each missing message's description, due time and topic's drain, in ns."""
     for name, message in book.found.items():
         done = message.done_ns is not None or bool(message.maybe_done) or message.dead
         if message.outcome is Outcome.OK and not done:

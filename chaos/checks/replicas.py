@@ -87,8 +87,7 @@ class ReplicasDiffer:
 
 
 def differences(found: Replicas) -> list[str]:
-    """Describe each node that differs from the majority, or from the first node without a
-    majority."""
+    """Describe each node that differs from the majority, or else from the first."""
     votes: dict[tuple[tuple[int, str], ...], list[str]] = defaultdict(list)
     for node, parts in sorted(found.parts.items()):
         votes[tuple(sorted(parts.items()))].append(node)

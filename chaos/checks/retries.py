@@ -148,8 +148,7 @@ def retries_lost(book: RetryBook, name: str) -> Check:
 
 
 def _missing(book: RetryBook) -> Iterator[tuple[str, int, int]]:
-    """Yield the description of each missing message, its due time, and the time of its topic's
-    drain (both in ns)."""
+    """Yield each missing message's description, due time and topic's drain, in ns."""
     for name, entry in book.found.items():
         drained_ns = book.drains.get(entry.topic, -1)
         if entry.outcome is Outcome.OK and not entry.accepted and not entry.dead:

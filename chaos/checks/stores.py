@@ -189,8 +189,7 @@ def _end_of(shape: LogShape, store: Path, commit_index: int | None) -> int:
 
 
 def confirmed_position(store: Path) -> int:
-    """Return confirmPhyOffset of the checkpoint; 0 if there is none (killed before its first
-    write)."""
+    """Return confirmPhyOffset of the checkpoint; 0 without any."""
     try:
         content = (store / "checkpoint").read_bytes()
     except FileNotFoundError:

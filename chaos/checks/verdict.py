@@ -67,8 +67,7 @@ def merge(checks: Iterable[Check]) -> Verdict:
 
 
 class Book(Protocol):
-    """The state by which checks judge. It is fed with events as they happen, and may be asked at
-    any time."""
+    """The state by which checks judge. It is fed with events, and may be asked any time."""
 
     @property
     def applies(self) -> bool:

@@ -74,8 +74,7 @@ CommandOf = Callable[[Path, Node], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """The state of a process. `view` is None if a replica does not answer, or rejects the request
-    with `refusal`."""
+    """A process's state. `view` is None without an answer or after `refusal`."""
 
     node: Node
     state: str  # "running", "stopped" (SIGSTOP) or "dead"
@@ -491,8 +490,7 @@ async def _is_within(process: ProcessId, wanted: str, timeout_s: float) -> bool:
 
 
 def slaves_missing(found: ClusterState, views: Sequence[ReplicaView | None]) -> str | None:
-    """Return the classic master with slaves that are not in sync, or None. A SYNC_MASTER reports
-    that to its senders."""
+    """Return the classic master with slaves out of sync, as SYNC_MASTER reports; or None."""
     for view in views if MODES[found.mode].engine == CLASSIC else ():
         if view is not None and view.leads:
             missing = len(found.members(view.group)) - 1 - view.slaves_in_sync

@@ -32,14 +32,12 @@ class ClusterError(Exception):
 
 
 class SettingsError(ClusterError):
-    """The servers would refuse these settings, or there is half an account. Nothing was made or
-    started."""
+    """Servers would refuse these settings, or half an account is given. Nothing was made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A process of the cluster. `process` is the last started process, dead or alive; None if never
-    started."""
+    """A process. `process` is the last started, dead or alive; None if never started."""
 
     name: str
     kind: str  # NAMESRV, "broker", PROXY or GRPC_PROXY
@@ -193,8 +191,7 @@ def make_directory(path: Path) -> list[Path]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the cluster's lock. Raises ClusterError if a running command holds it, or the directory
-    does not exist."""
+    """Hold the cluster's lock. Raises ClusterError if it is held or without a directory."""
     if not directory.is_dir():
         raise _no_cluster(directory)
     with open(directory / LOCK_FILE, "a", opener=_private) as lock:

@@ -275,8 +275,7 @@ def show(found: list[NodeStatus]) -> None:
 
 
 def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:
-    """Return a JSON object of the cluster, and each process with its own view (null without an
-    answer)."""
+    """Return a JSON object of the cluster, each process with its view (null: silent)."""
     state = cluster.state()
     nodes = []
     for status in found:

@@ -123,8 +123,7 @@ class ComposeCluster(Cluster):
         await self._wait(process, "stopped", GONE_TIMEOUT_S)
 
     def store_of(self, node: Node) -> Path:
-        """Return the broker's store in the engine's volume; only root on the engine's machine can
-        read it."""
+        """Return the store in the engine's volume, which only root of the machine reads."""
         self.state()
         for mount in self.docker.inspect(self._ids[node.name])["Mounts"]:
             if mount["Destination"] == DATA:

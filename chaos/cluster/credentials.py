@@ -19,8 +19,7 @@ def who_refuses(name: str, refusal: str) -> str:
 
 
 def own_credentials() -> Credentials | None:
-    """Return the credentials; None without any. Raises SettingsError if only half of them is
-    set."""
+    """Return the credentials, or None. Raises SettingsError if only half is set."""
     try:
         return credentials_of_environment(os.environ)
     except ValueError as error:

@@ -52,8 +52,7 @@ def node_directory(directory: Path, node: Node) -> Path:
 
 
 def log_path(directory: Path, node: Node) -> Path:
-    """Return the log's path, for standard output and error of every start of this node,
-    appended."""
+    """Return the path of the log of every start of this node, appended."""
     return node_directory(directory, node) / "log.txt"
 
 

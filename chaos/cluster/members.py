@@ -93,8 +93,7 @@ async def remove(
 
 
 def start_new(cluster: Cluster, group: str | None) -> tuple[Node, ProcessId]:
-    """Plan a node of `group`, by default the first, save it and start its process. Raises
-    ClusterError."""
+    """Plan a node of `group` (the first), save it and start it. Raises ClusterError."""
     with locked(cluster.directory):
         node = _planned(cluster, group)
         return node, cluster.start_locked(node.name)

@@ -117,8 +117,7 @@ class RemotingProbe:
         return str(result) if result else None
 
     async def consumer_offset(self, address: str, group: str, topic: str, queue: int) -> int | None:
-        """Return the broker's offset for a group's queue (14); None without an answer or an
-        offset."""
+        """Return the group's offset in a queue (14); None without an answer or offset."""
         fields = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}
         fields["setZeroIfNotFound"] = "false"  # a 0 that nobody has committed may become none again
         return await self._ask_offset(address, RequestCode.QUERY_CONSUMER_OFFSET, fields)

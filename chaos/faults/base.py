@@ -90,8 +90,7 @@ class Fault(Protocol):
         ...
 
     async def heal(self) -> None:
-        """Heal it; does nothing if it was not injected or is healed. After a ClusterError it may be
-        called again."""
+        """Heal it, if injected and not healed. Repeatable after a ClusterError."""
         ...
 
     def describe(self) -> str:

@@ -254,8 +254,7 @@ def needs_restoring(state: ClusterState, node: Node) -> bool:
 
 
 def copy_store(context: Context, source: Node, target: Node) -> None:
-    """Copy the store of a stopped node to another node's disk. Blocking. Raises ClusterError,
-    OSError."""
+    """Copy a stopped node's store to another disk. Blocking. Raises ClusterError, OSError."""
     copy_files(store_of(context, source), store_of(context, target))
 
 

@@ -244,8 +244,7 @@ class FaultFile(OsFile):
 
 
 class FaultDisk(OsDisk):
-    """The disk below a broker under test. Names in a directory have a single writer, as Disk
-    requires."""
+    """The disk below a broker under test. A directory has a single writer, as in Disk."""
 
     def __init__(self, root: str, home: Path, control: Control) -> None:
         """`home`: the node's directory of faults, beside `root` and in the same file system."""
@@ -298,8 +297,7 @@ class FaultDisk(OsDisk):
             super().rename(source, target)
 
     def sync_tree(self, path: str) -> bool:
-        """Return False, because each file and directory must be synced by itself for its rules and
-        the journal."""
+        """Return False: each file must be synced by itself, for its rules and the journal."""
         return False
 
     def sync_directory(self, path: str) -> None:

@@ -79,8 +79,7 @@ class Links:
         return int(answer["connections"])
 
     async def state(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return link name → connections, taken, bytes_forward, bytes_back, held_bytes, listens,
-        rules."""
+        """Return by link connections, taken, bytes_forward, bytes_back, held_bytes, listens, rules."""
         answer = await self._ask({"do": "state"})
         result: Mapping[str, Mapping[str, Any]] = answer["links"]
         return result
@@ -121,8 +120,7 @@ class Links:
 
 
 async def _answer(reader: asyncio.StreamReader, number: int) -> dict[str, Any]:
-    """Return the response to this request, skipping responses to earlier requests that timed
-    out."""
+    """Return this request's response, skipping responses to requests that timed out."""
     while line := await reader.readline():
         answer: dict[str, Any] = orjson.loads(line)
         if answer["id"] == number:

@@ -52,8 +52,7 @@ class LinkFault:
         return self._context.links
 
     async def choose(self) -> Hit:
-        """Choose nodes and rules. Raises ClusterError without rules, because that would prove
-        nothing."""
+        """Choose nodes and rules. Raises ClusterError without rules: nothing would be proved."""
         links, hit = self.links, await choose_nodes(self.planned, self._context)
         state = self._context.cluster.state()
         self.rules = tuple(self._rules_of(links, hit, self.planned, state))

@@ -78,8 +78,7 @@ def cut(home: Path, store: Path, rng: random.Random, temper: Temper | None = Non
 
 @contextmanager
 def owned(store: Path) -> Iterator[None]:
-    """Own a dead node's store while its files are changed. Raises ClusterError while a process has
-    it open, OSError."""
+    """Own a dead node's store for changes. Raises ClusterError if it is open, OSError."""
     try:
         lock = lock_store(str(store), "mqchaos")
     except StoreInUse as error:
@@ -113,8 +112,7 @@ def _cut(home: Path, store: Path, rng: random.Random, temper: Temper) -> Cut:
 
 
 def forget(home: Path) -> None:
-    """Empty the journal, because everything on disk is durable now. No process may use the
-    store."""
+    """Empty the journal: everything is durable now. No process may use the store."""
     (home / JOURNAL).unlink(missing_ok=True)
     shutil.rmtree(home / GRAVE, ignore_errors=True)
 
@@ -145,8 +143,7 @@ def _inode(path: Path) -> int | None:
 def _undo_contents(
     path: Path, changes: FileChanges, temper: Temper, rng: random.Random
 ) -> tuple[int, int, bool]:
-    """Undo a file's contents; return pages that lost something, pages that could have, and whether
-    the size changed."""
+    """Undo a file; return pages that lost, pages that could lose, whether the size changed."""
     with path.open("r+b", buffering=0) as file:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size

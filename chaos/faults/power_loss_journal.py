@@ -208,8 +208,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class PageFate:
-    """The number of a page's changes that survive: `below` the byte `split`, and `above` from there
-    on."""
+    """How many changes of a page survive: `below` the byte `split`, `above` from there."""
 
     page: int
     split: int

@@ -48,8 +48,7 @@ class Side(Protocol):
 
 
 class Pair:
-    """Both ends of a connection, made when a client dials; `opening` until the target is
-    connected."""
+    """Both ends of a dialled connection; `opening` until the target is connected."""
 
     def __init__(self, side: Side) -> None:
         self.side = side

@@ -253,8 +253,7 @@ class PySyncMember:
     # -- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Recover, listen, dial, and take part. Raises StoreDamaged, ForeignLog, OSError; call
-        `stop` in any case."""
+        """Recover, listen, dial, take part. Raises StoreDamaged, ForeignLog, OSError."""
         config = self.config
         if self._disk.exists(f"{config.directory}/hardstate"):
             raise ForeignLog(f"{config.directory}/hardstate: this store is a Raft replica's")
@@ -350,8 +349,7 @@ class PySyncMember:
         self.pump()
 
     def successor(self) -> NodeId | None:
-        """Return the connected follower with the longest log, or None. SyncObj has no further
-        conditions."""
+        """Return the connected follower with the longest log, SyncObj's only condition."""
         status, links = self.sync.getStatus(), self._transport.links
         near = [peer for peer in self.config.peers if links.is_open(peer)]
         return max(near, key=lambda peer: status.get(f"match_idx_server_{peer}") or 0, default=None)
@@ -361,8 +359,7 @@ class PySyncMember:
         return position
 
     async def delete_before(self, position: int) -> int:
-        """Delete nothing, because SyncObj needs the beginning of its log; return the first
-        offset."""
+        """Delete nothing: SyncObj needs its log's beginning; return the first offset."""
         return self._commitlog.min_offset
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
@@ -544,8 +541,7 @@ class PySyncMember:
         self._fail("committed frames could not be applied", error)
 
     def _confirm_read(self, token: int) -> None:
-        """Confirm a read with the commit index of this node, without proof, but at most the log's
-        end."""
+        """Confirm a read with this node's commit index, without proof, up to the log's end."""
         known = min(self.sync.raftCommitIndex, self.log.last_index)
         self._reads.confirmed(token, known, self._applier.applied_index)
 

@@ -62,8 +62,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles (nearest rank) of many values, in ms; p99 is None if there are too few
-    (`carried`)."""
+    """Nearest-rank percentiles in ms; p99 is None with too few values (`carried`)."""
 
     count: int
     p50: float

@@ -60,8 +60,7 @@ def judge(
     say: Callable[[str], None],
     page: Path | None = None,
 ) -> RunResult:
-    """Check the history at `path`; write verdict.json and report.html into `directory`. Raises
-    HistoryError, OSError."""
+    """Judge `path`; write verdict.json and report.html. Raises HistoryError, OSError."""
     say("checking the history")
     history = read_history(path)
     if history.stuck is None:

@@ -175,8 +175,7 @@ async def _torment(
 
 
 async def _flows(workloads: Sequence[Workload]) -> None:
-    """Wait for the first acknowledged send, at most FLOW_TIMEOUT_S: an earlier fault would disturb
-    nothing."""
+    """Await the first acknowledged send, at most FLOW_TIMEOUT_S, so faults disturb something."""
     deadline = time.monotonic() + FLOW_TIMEOUT_S
     while not any(workload.tally.ok for workload in workloads) and time.monotonic() < deadline:
         _raise_failure(workloads)

@@ -34,8 +34,7 @@ LAG_AT_ONCE = 8  # queues asked for at the same time
 
 
 def consumer_config(*, orderly: bool = False) -> ConsumerConfig:
-    """Return a configuration that reads from the first offset, commits often and awaits
-    responses."""
+    """Return a configuration from the first offset on, with frequent, awaited commits."""
     return ConsumerConfig(
         orderly=orderly,
         consume_from=ConsumeFrom.FIRST_OFFSET,
@@ -107,8 +106,7 @@ class ConsumerGroup:
         self._note("leave", name)
 
     async def lag(self, admin: Admin, queues: Sequence[MessageQueue]) -> int | None:
-        """Return the messages that the group has not committed yet; None while somebody does not
-        answer."""
+        """Return the messages not committed by the group; None if somebody is silent."""
         return await group_lag(admin, self.group, queues)
 
     async def wait_shared_out(self, queues: Sequence[MessageQueue], timeout_s: float) -> None:
@@ -130,8 +128,7 @@ class ConsumerGroup:
 
 
 def fairly_shared(held: Sequence[Sequence[MessageQueue]], queues: Sequence[MessageQueue]) -> bool:
-    """Return whether every queue has exactly one consumer, and no consumer has fewer than its
-    share."""
+    """Return whether every queue has one consumer, and every consumer its share."""
     everything = sorted(queue for queues in held for queue in queues)
     fewest = min(map(len, held), default=0)
     return everything == sorted(queues) and fewest >= len(queues) // len(held)

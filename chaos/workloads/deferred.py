@@ -172,8 +172,7 @@ class Deliveries:
 
 
 def real_queue(message: MessageExt, group: str) -> MessageQueue:
-    """Return the queue that stores the message, because clients show a retried message's original
-    topic."""
+    """Return the storing queue, because clients show a retry's original topic."""
     topic = message.topic
     if "RETRY_TOPIC" in message.properties and not topic.startswith(DLQ_PREFIX):
         topic = RETRY_PREFIX + group

@@ -147,8 +147,7 @@ class KeyedSender:
             self._fill()
 
     def hold(self) -> None:
-        """Read no more items until `go_on`; items already read are sent. An open loop's clock
-        stops."""
+        """Read no items until `go_on`; read items are sent. An open loop's clock stops."""
         self._held = True
 
     def go_on(self) -> None:

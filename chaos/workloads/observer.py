@@ -23,8 +23,7 @@ OFFSETS_EVERY_S = 0.5
 
 @dataclass(slots=True)
 class Watched:
-    """A consumer group's consumption of a topic, which has `queue_count` queues in each broker
-    group."""
+    """A group's consumption of a topic, of `queue_count` queues per broker group."""
 
     topic: str
     group: str

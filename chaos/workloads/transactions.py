@@ -51,8 +51,7 @@ STATES = {
 
 @dataclass(slots=True)
 class Plan:
-    """A producer's plan with the decision `first` by itself, and `final` at the check-back number
-    `asks`."""
+    """A plan: decide `first` at once, and `final` at check-back number `asks`."""
 
     first: str
     final: str

@@ -114,8 +114,7 @@ class LocalOffsetStore:
     async def commit_confirmed(
         self, queues: Iterable[MessageQueue] | None = None
     ) -> dict[MessageQueue, int]:
-        """Save the changed offsets; return them, or {} on failure, which is logged and retried at
-        the next commit."""
+        """Save and return the changed offsets; {} on a logged failure, retried later."""
         dirty = self.table.dirty(queues)
         if not dirty:
             return {}

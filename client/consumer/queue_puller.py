@@ -166,8 +166,7 @@ class QueueWorker:
         return idle
 
     def leader_changed(self) -> None:
-        """Pull from the new leader, because a pull held by the old leader (perhaps frozen) is
-        useless."""
+        """Pull from the new leader: the old leader's held pull is useless, perhaps frozen."""
         leader = self._replicas.leader
         self._read_from = LEADER_ID
         if self._pull is not None and leader is not None and leader != self._pull_address:

@@ -125,8 +125,7 @@ class Rebalancer:
         return False
 
     def _without_route(self, topic: str, error: NoRoute) -> None:
-        """Log a lasting failure once per minute. The topic may be misspelt, or forbidden for this
-        account."""
+        """Log a lasting failure once per minute: a misspelt or forbidden topic, perhaps."""
         now = asyncio.get_running_loop().time()
         lasts = now - self._unrouted.setdefault(topic, now) >= UNROUTED_S
         if lasts and self._instance.log_limit.due((topic, error.message)) is not None:

@@ -93,8 +93,7 @@ class ServerRequestHandlers:
     async def _consume_directly(
         self, _connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """Handle 309, pass the message in the body to the listener now, regardless of held
-        queues."""
+        """Handle 309: pass the body's message to the listener now, whatever is held."""
         started_s = time.monotonic()
         try:
             name = (request.ext or {}).get("brokerName", "")

@@ -71,8 +71,7 @@ class Liveness:
         self._answered_at: dict[str, float] = {}
 
     def probe(self, address: str, timeout_s: float) -> asyncio.Task[bool]:
-        """Return the running heartbeat, or start it; its result is True if the broker answers in
-        time."""
+        """Return the running or a new heartbeat; True if the broker answers in time."""
         task = self._running.get(address)
         if task is None:
             self._probed_at[address] = self._now()

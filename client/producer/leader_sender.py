@@ -114,8 +114,7 @@ class LeaderSender:
             self._search_if_needed()
 
     def drop_expired(self, now: float) -> None:
-        """End overdue waiting sends. Sends from their callbacks are queued behind the waiting
-        sends."""
+        """End overdue waiting sends; their callbacks' sends queue behind."""
         if any(pending.done or pending.deadline <= now for pending in self.waiting):
             waiting, self.waiting = self.waiting, deque()
             kept = [pending for pending in waiting if not self._owner.expire(pending, now)]

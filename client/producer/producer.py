@@ -580,8 +580,7 @@ class Producer:
 
 
 def _check_target(topic: str, queue: MessageQueue | None) -> None:
-    """Reject a send that no broker would store, or only under a different topic. Raises
-    InvalidMessage."""
+    """Reject a send that no broker would store as such. Raises InvalidMessage."""
     if queue is not None and queue.topic != topic:
         raise InvalidMessage(f"the message is of topic {topic!r}, its queue of {queue.topic!r}")
     if queue is not None and not isinstance(queue.queue_id, int):

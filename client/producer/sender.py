@@ -385,8 +385,7 @@ class SendEngine:
         )
 
     def _queue_of_late_answer(self, pending: Pending, channel: Channel) -> MessageQueue:
-        """Return the queue of an abandoned attempt that succeeded after all, perhaps in a different
-        group."""
+        """Return the queue of an abandoned attempt that succeeded after all."""
         for name, sender in self._senders.items():
             if channel.address in sender.group.addresses:
                 return pending.queue._replace(broker_name=name)

@@ -76,8 +76,7 @@ class DiskHealth:
         return self.state is DiskState.FULL
 
     def reported(self, slow: str) -> tuple[DiskState, str]:
-        """Return state and reason, for the member's status; `slow` is the reason why the disk is
-        slow, or ""."""
+        """Return state and reason for the status; `slow` is why the disk is slow, or ""."""
         if slow and self.state is DiskState.OK:
             return DiskState.SLOW, slow
         return self.state, self.reason
@@ -125,8 +124,7 @@ class DiskHealth:
     # -- reads --------------------------------------------------------------------------------
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Make a leader step down after a failed read for a peer or a consumer; `again` repeats
-        that read."""
+        """Make a leader step down after a failed read; `again` repeats that read."""
         core = self._core
         if self._alone or error.errno in NO_RESOURCE or core.role is not Role.LEADER:
             return
@@ -137,8 +135,7 @@ class DiskHealth:
             core.disk_fails(self.reason)
 
     def read_again(self) -> None:
-        """Repeat the failed read of an unreadable disk, and restore the state if it works.
-        Blocking."""
+        """Repeat an unreadable disk's failed read; success restores the state. Blocking."""
         if self.state is not DiskState.UNREADABLE:
             return
         node_id = self._core.node_id

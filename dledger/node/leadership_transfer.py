@@ -200,8 +200,7 @@ def unwilling_reason(peer: NodeId) -> str:
 
 
 def willing_voters(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[NodeId]:
-    """Return a leader's connected voters that may be willing to lead, including those not heard
-    yet."""
+    """Return the connected voters that may be willing to lead, or are not heard yet."""
     return [
         progress.peer
         for progress in core.progress.values()

@@ -469,8 +469,7 @@ class RaftMember:
         return "" if force else self.parts.leadership.blocker(target)
 
     def successor(self) -> NodeId | None:
-        """Return the best follower for a `transfer` without a named target; None if no follower is
-        able."""
+        """Return the best follower for an unnamed `transfer`; None if none is able."""
         return self.parts.leadership.successor() if self.life.running else None
 
     def preferred_successor(self) -> NodeId | None:

@@ -91,8 +91,7 @@ class Proposals:
         return future
 
     def take(self, index: int, term: int) -> bytes | None:
-        """Return the next command's payload, which the caller must propose as frame (index, term),
-        or None."""
+        """Return the next command, which the caller must propose as (index, term), or None."""
         while self._waiting:
             command = self._waiting.popleft()
             self._waiting_bytes -= len(command.payload)

@@ -73,8 +73,7 @@ class Proposer:
         return self._proposals.waiting
 
     def submit(self, payload: bytes) -> asyncio.Future[int]:
-        """Queue a command; the future gives its frame's index once it is applied here. Raises Busy,
-        CommandTooLarge."""
+        """Queue a command; the future gives its applied index. Raises Busy, CommandTooLarge."""
         return self._proposals.submit(payload, self._clock_ms())
 
     def expire(self) -> None:
@@ -117,8 +116,7 @@ class Proposer:
         return True
 
     def leadership_lost(self, leader: NodeId | None) -> None:
-        """Fail everything that was never proposed; `leader` leads now. Proposals wait for their
-        outcome."""
+        """Fail all that was never proposed; `leader` leads. Proposals await their outcome."""
         self._drop()
         self._proposals.leadership_lost(leader)
 

@@ -211,8 +211,7 @@ class Pump:
             self._finish(ready)
 
     def _saved(self, error: BaseException | None) -> None:
-        """Continue with `_finish` once term and vote are durable; fail if they could not be
-        saved."""
+        """Continue with `_finish` once term and vote are durable; fail if unsaved."""
         if not self.life.running:
             return
         if error is not None:
@@ -293,8 +292,7 @@ class Pump:
         asyncio.get_running_loop().call_soon(self.drive, self.disk.read_failed, error, again)
 
     def lose_promises(self, incarnation: int, reason: str) -> None:
-        """Recover from now on (RaftCore.lose_promises), and discard messages that wait for the vote
-        file."""
+        """Recover (RaftCore.lose_promises); discard messages that wait for the vote file."""
         log.error("promises_lost node=%s reason=%s", self.core.node_id, reason)
         if self._unfinished is not None:
             self._unfinished = replace(self._unfinished, messages=())

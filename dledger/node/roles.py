@@ -28,8 +28,7 @@ class Roles:
         self._due: tuple[RoleEvent, int] | None = None  # to deliver once this frame is applied
 
     def changed(self, event: RoleEvent, commit_index: int, applied_index: int) -> None:
-        """Note the core's new role, and report it now or after the applied frames have caught
-        up."""
+        """Note the new role; report it now, or once applied frames have caught up."""
         log.info(
             "role_changed node=%s role=%s term=%s leader=%s ready=%s reason=%s",
             self._node_id,

@@ -17,8 +17,7 @@ NEVER_DUE_MS = float("inf")
 
 
 class AppendThrottle:
-    """The leader's append throttle, for all its followers. Times are the core's, in
-    milliseconds."""
+    """The leader's append throttle for all followers. Times are the core's, in ms."""
 
     __slots__ = ("_allowance", "_bytes_per_s", "_filled_ms", "due_ms")
 
@@ -30,8 +29,7 @@ class AppendThrottle:
         self.due_ms = NEVER_DUE_MS  # when a throttled follower may get more
 
     def may_send(self, now_ms: float) -> bool:
-        """Return whether a request may be sent now; if not, `due_ms` is the time of the next
-        try."""
+        """Return whether a request may be sent; if not, `due_ms` is the next try."""
         rate = self._bytes_per_s
         if not rate:
             return True

@@ -325,8 +325,7 @@ class Configurations:
         return any(node_id in configuration.voters for _, configuration in self._entries)
 
     def append(self, index: int, configuration: Configuration) -> bool:
-        """Add the configuration of frame `index`. Return False if a newer configuration is
-        committed."""
+        """Add frame `index`'s configuration. Return False if a newer one is committed."""
         if index <= self._entries[0][0]:
             return False
         assert index > self.index, (index, self.index)

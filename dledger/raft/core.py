@@ -264,8 +264,7 @@ class RaftCore:
         self._takes_frames = True
 
     def trim(self, first_index: int) -> None:
-        """Note that retention deleted the frames before `first_index`, which is at most
-        commit_index + 1."""
+        """Note that retention deleted the frames before `first_index` (≤ commit_index + 1)."""
         self._log.trim(first_index)
 
     # -- a leader's work --------------------------------------------------------------------
@@ -404,8 +403,7 @@ class RaftCore:
         return self._log.lag_bytes(progress.match_index)
 
     def full_voters(self, now_ms: float) -> list[NodeId]:
-        """Return the followers with full disks if a leader cannot commit because of them
-        (tracker.py)."""
+        """Return the followers with full disks that keep a leader from committing."""
         return [] if self._leading is None else self._leading.full_voters(now_ms)
 
     def silent_ms(self, peer: NodeId, now_ms: float | None = None) -> float | None:

@@ -148,8 +148,7 @@ class ElectionTimer:
             self.due_ms = max(self.due_ms, now_ms + decided_ms + self.jitter_ms())
 
     def stands_back(self, now_ms: float) -> bool:
-        """Let a further time-out pass, once; return whether that was not done yet. Willing replicas
-        campaign first."""
+        """Let a further time-out pass, once, so that willing replicas campaign first."""
         if self._stood_back:
             return False
         self._stood_back = True
@@ -157,8 +156,7 @@ class ElectionTimer:
         return True
 
     def stepped_down(self) -> None:
-        """Lengthen the time-out of a leader that stepped down by itself, so that all other replicas
-        campaign first."""
+        """Lengthen the time-out after stepping down, so that others campaign first."""
         self.due_ms += self._config.election_ms_max
 
     def lost_election(self, began_ms: float, now_ms: float) -> None:
@@ -216,8 +214,7 @@ class ElectionBackOff:
             self._steady = _Led(now_ms)
 
     def _outlasts(self, silent_ms: float, mistakes: int) -> bool:
-        """Return whether the time-outs after only that many mistakes would have outlasted this
-        silence."""
+        """Return whether time-outs after that many mistakes outlast this silence."""
         return silent_ms * MARGIN < self._min_ms * _factor(mistakes)
 
     def _set(self, mistakes: int) -> None:

@@ -111,8 +111,7 @@ def other_history(sender: NodeId, own: NodeId, index: int, theirs: int, ours: in
 
 
 class FrameDamaged(StoreDamaged):
-    """Frame `index`, of known term and position, is damaged. It is fetched again from a peer;
-    readers have to wait."""
+    """Frame `index` is damaged and fetched again from a peer; readers wait."""
 
     code = "FRAME_DAMAGED"
     retriable = True

@@ -344,8 +344,7 @@ class Leading:
         )
 
     def take_heartbeat_response(self, response: HeartbeatResponse, now_ms: float) -> str:
-        """Handle a follower's answer of this term. Return a reason to step down, or "". Raises
-        MessageRefused."""
+        """Handle an answer. Return a reason to step down, or "". Raises MessageRefused."""
         progress = self.progress.get(response.sender)
         if progress is None:
             return ""

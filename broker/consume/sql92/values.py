@@ -83,8 +83,7 @@ def order(left: Value, right: Value) -> int | None:
 
 
 def compare(left: bool | int | float | str, right: bool | int | float | str) -> int:
-    """Return Java's compareTo after conversion to a common type, or -1 without any. Raises
-    Incomparable."""
+    """Return Java's compareTo in a common type, or -1 without any. Raises Incomparable."""
     if isinstance(left, bool) or isinstance(right, bool):
         return _with_boolean(left, right)
     if isinstance(left, str):

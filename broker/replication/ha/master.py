@@ -107,8 +107,7 @@ class HaMaster:
             link.offer(position, data)
 
     def available(self, end: int) -> bool:
-        """Return whether some slave is close enough to be waited for with a record that ends at
-        `end`."""
+        """Return whether some slave is close enough to wait for a record that ends at `end`."""
         nearest = max((link.acknowledged for link in self.links if link.serving), default=None)
         return nearest is not None and end - nearest < self.config.ha_slave_fallbehind_max
 

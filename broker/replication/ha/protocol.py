@@ -45,8 +45,7 @@ assert _HEAD.size == HEAD_SIZE_BYTES
 
 
 class HaProtocolError(Exception):
-    """A protocol violation, or a log that does not continue ours. The connection ends, and its last
-    bytes are dropped."""
+    """A protocol violation, or a log that does not continue ours; the connection ends."""
 
 
 class Transfer(NamedTuple):

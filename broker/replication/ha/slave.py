@@ -272,8 +272,7 @@ class MasterLink(asyncio.Protocol):
         return RecordRuns(commitlog.max_offset, commitlog.segment_size_bytes)
 
     def request(self, offset: int) -> None:
-        """Request the master's log from this offset on, which is the end of this log, or
-        SECOND_BYTE."""
+        """Request the log from this offset on, the end of this log, or SECOND_BYTE."""
         self._write(offset)
 
     def report(self) -> None:

@@ -137,8 +137,7 @@ async def _groups(connection: Connection, group: str | None) -> dict[str, Broker
 
 
 async def _raft_groups(connection: Connection, groups: Mapping[str, BrokerData]) -> set[str]:
-    """Return the names of the Raft groups, and of unreachable groups, which are refused
-    individually later. Raises ClientError."""
+    """Return the names of Raft groups and unreachable groups. Raises ClientError."""
     async with admin_of(connection) as admin:
 
         async def may_be(replicas: BrokerData) -> bool:

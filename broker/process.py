@@ -255,8 +255,7 @@ async def _started(broker: Broker) -> bool:
 
 
 async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of `work`, or None if a signal cancelled it. A start with a damaged log may
-    wait for its peers for a long time."""
+    """Return the result of `work`, perhaps after a long wait for peers; None on a signal."""
     task = asyncio.ensure_future(work)
     await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
     if not task.done():

@@ -54,8 +54,7 @@ class Limit:
             self.position, self.reason = position, reason
 
     def retained(self, expired: int, before: int, after: int) -> Retained:
-        """Return the result of a pass that was to delete up to `expired`. The log started at
-        `before` and starts at `after`."""
+        """Return the result of a pass up to `expired`, with the log's starts before and after."""
         kept = max(0, expired - after)
         return Retained(after - before, kept, (self.reason or NOT_SETTLED) if kept else "")
 

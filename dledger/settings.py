@@ -19,8 +19,7 @@ SCRUB_BYTES_PER_S = 8 << 20  # in a first round; later rounds need six days for 
 
 @dataclass(frozen=True, slots=True)
 class MemberConfig:
-    """A member's configuration: time-outs in milliseconds, limits in bytes or pieces. `peers`
-    includes this node."""
+    """A member's configuration, in ms, bytes or pieces. `peers` includes this node."""
 
     node_id: NodeId
     group: str

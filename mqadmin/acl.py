@@ -96,8 +96,7 @@ def _row(account: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _change(admin: Admin, arguments: Arguments, code: int, ext: dict[str, str]) -> None:
-    """Make the change at every target broker. The error of an incomplete change lists the brokers
-    that made it."""
+    """Make the change at every broker. An incomplete change's error lists the changed brokers."""
     addresses = await _asked(admin, arguments)
     if arguments.on("force"):
         ext["lastAdministrator"] = "true"
@@ -153,8 +152,7 @@ async def _check_not_last(admin: Admin, address: str, key: str) -> None:
 
 
 async def _administrators(admin: Admin, address: str) -> tuple[int, set[str]]:
-    """Return the broker's language and its administrators; none if the broker rejects the
-    request."""
+    """Return the broker's language and administrators; none if it rejects the request."""
     try:
         response = await admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
     except BrokerRefused:

@@ -148,8 +148,7 @@ async def _version(admin: Admin, old: Old) -> list[Finding]:
 
 
 async def _configuration(admin: Admin, old: Old) -> list[Finding]:
-    """Check the broker's keys as `mqbroker config check` does. A move side by side uses a new
-    file."""
+    """Check the keys as `mqbroker config check` does. A move side by side uses a new file."""
     settings = [Setting(key, value, "") for key, value in old.config.items()]
     parted = separate(OPTIONS, settings, APACHE_KEYS)
     wrong = [(setting.key, why) for setting, kind, why in parted.foreign if kind == REFUSED]

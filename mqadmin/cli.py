@@ -129,8 +129,7 @@ def _clicked(command: Command) -> click.Command:
 
 
 def _common(command: Command) -> list[click.Option]:
-    """Return the options of all commands, and the options for answers if the command returns an
-    answer."""
+    """Return the options of all commands, and of answers if the command has an answer."""
     result = [
         click.Option(
             ["--context", "context"],

@@ -134,8 +134,7 @@ class Manner(Enum):
 
     @property
     def only_reads(self) -> bool:
-        """Return whether the command changes nothing, so that a missing answer leaves no unknown
-        outcome."""
+        """Return whether the command changes nothing, so that silence leaves nothing unknown."""
         return self in (Manner.READS, Manner.STREAMS)
 
 

@@ -128,8 +128,7 @@ async def compare(admin: Admin, arguments: Arguments) -> Sequence[Section]:
 
 
 def differences(first: np.ndarray, second: np.ndarray) -> Iterator[tuple[str, int, Row]]:
-    """Yield the differences of two sorted sides, each as its kind, its side (0 or 1), and its
-    row."""
+    """Yield the differences of two sorted sides as kind, side (0 or 1) and row."""
     if len(first) == len(second) and all(
         np.array_equal(first[name], second[name]) for name in ("identity", "content")
     ):
@@ -149,8 +148,7 @@ def differences(first: np.ndarray, second: np.ndarray) -> Iterator[tuple[str, in
 
 
 def _side(info: ClusterInfo, name: str) -> Side:
-    """Find brokers by a cluster's name, a broker group's name, or an address. Raises
-    CommandError."""
+    """Find brokers by cluster, broker group or address. Raises CommandError."""
     leaders = info.leaders
     groups = info.clusters.get(name) or ((name,) if name in info.brokers else ())
     if without := sorted(group for group in groups if group not in leaders):

@@ -323,8 +323,7 @@ def _running(client_id: str, info: Mapping[str, Any], *, alone: bool) -> list[Se
 
 
 def _wishes(info: Mapping[str, Any]) -> Wishes:
-    """Return a client's subscriptions in comparable form. Different subscriptions within a group
-    lose messages."""
+    """Return subscriptions in comparable form; different ones in a group lose messages."""
     return wishes(
         (str(item.get("topic")), str(item.get("expressionType") or ""), str(item.get("subString")))
         for item in info.get("subscriptionSet") or []

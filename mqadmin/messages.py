@@ -60,8 +60,7 @@ async def by_unique_key(admin: Admin, arguments: Arguments) -> Sequence[Section]
 
 
 async def _find(admin: Admin, topic: str, msg_id: str) -> MessageExt | None:
-    """Find a message by its offset message id, which holds the broker's address, or by its
-    UNIQ_KEY."""
+    """Find a message by its offset message id (with the broker's address) or UNIQ_KEY."""
     try:
         message = await admin.message.view(msg_id)
         if message.topic == topic:
@@ -219,8 +218,7 @@ async def _read(
     start: int | None = None,
     expression: str = "*",
 ) -> list[dict[str, Any]]:
-    """Return the queues' first messages as `shown` formats them, from offset `start` or the flags'
-    time on."""
+    """Return the queues' first messages from `start` or the flags' time, formatted."""
     requested = {tag.strip() for tag in expression.split("||")} - {"*", ""}
     rows: list[dict[str, Any]] = []
     for queue in queues:

@@ -113,8 +113,7 @@ class Sending:
         self._room = asyncio.Event()
 
     async def send_all(self, source: AsyncIterator[tuple[str, bytes]], make: Make) -> None:
-        """Send all messages of the source, and wait for the outcomes. Raises CommandError and
-        OSError after that."""
+        """Send the source's messages, await outcomes. Raises CommandError, OSError after that."""
         try:
             async for position, body in source:
                 await self._wait(lambda: self._has_room)

@@ -216,8 +216,7 @@ class CredentialFlags:
 
 
 def find_credentials(given: CredentialFlags, environment: Mapping[str, str]) -> Credentials | None:
-    """Return the first credentials found, or None. Blocking. Raises ValueError without a secret in
-    its text."""
+    """Return the first credentials, or None. Blocking. Raises ValueError without a secret."""
     if given.access_key or given.secret_key:
         token = given.security_token or None
         return Credentials(given.access_key, given.secret_key, token)

@@ -26,8 +26,7 @@ class Replica:
 
 
 def replicas(info: ClusterInfo, cluster: str = "") -> list[Replica]:
-    """Return all replicas of a cluster, or of all clusters. Raises CommandError for an unknown
-    cluster."""
+    """Return all replicas of a cluster, or of all. Raises CommandError for an unknown one."""
     if cluster and cluster not in info.clusters:
         known = ", ".join(sorted(info.clusters)) or "none"
         raise CommandError(f"there is no cluster {cluster!r}; known: {known}")
@@ -66,8 +65,7 @@ def no_leader(names: Sequence[str]) -> str:
 
 
 async def writable(admin: Admin, arguments: Arguments) -> list[str]:
-    """Return the target addresses of a change, from `-b`, or the leaders of `-c`. Raises
-    CommandError."""
+    """Return a change's addresses, `-b`, or the leaders of `-c`. Raises CommandError."""
     address, cluster = _named(arguments)
     if address:
         return [address]
@@ -80,8 +78,7 @@ async def named(admin: Admin, arguments: Arguments) -> list[str]:
 
 
 async def everywhere(admin: Admin, address: str, cluster: str) -> list[str]:
-    """Return `address` if it is given, else the addresses of all replicas of a cluster or of all
-    clusters."""
+    """Return `address` if given, else all replicas' addresses of one or all clusters."""
     if address:
         return [address]
     return [replica.address for replica in replicas(await admin.cluster.info(), cluster)]

@@ -76,8 +76,7 @@ class Sample:
 
 
 async def take_sample(admin: Admin, scope: Scope) -> Sample:
-    """Take a sample. Raises ClientError if no name server or no broker answers; silent brokers are
-    shown as such."""
+    """Take a sample, showing silent brokers as such. Raises ClientError if all are silent."""
     result = Sample(time.monotonic(), time.time_ns() // 1_000_000)
     info = await admin.cluster.info()
     everybody = replicas(info)
@@ -237,8 +236,7 @@ def _behind(progress: Mapping[str, GroupProgress]) -> int:
 def _rate_of_both(
     now: Sample, before: Sample | None, counts: Mapping[str, int], then: Mapping[str, int]
 ) -> float | None:
-    """Return the rate over the broker groups in both samples. None without common groups, or after
-    a reset of a count."""
+    """Return the rate over groups in both samples; None without any, or after a reset."""
     both = counts.keys() & then.keys()
     if not both or any(counts[name] < then[name] for name in both):
         return None

@@ -421,8 +421,7 @@ class NameServerProcessor:
         return self._set_writable(connection, request, True, "addTopicCount")
 
     def _may_change(self, connection: Connection, request: RemotingCommand) -> bool:
-        """Return whether the sender may change signed brokers' routes, with the key or as an
-        admin."""
+        """Return whether the sender may change signed routes, with the key or as an admin."""
         return self.proofs.is_proven(connection, request) or self._admins_only
 
     def _set_writable(
@@ -451,8 +450,7 @@ class NameServerProcessor:
     async def _change_kv(
         self, request: RemotingCommand, change: Callable[[KvConfig, str, str], None]
     ) -> RemotingCommand:
-        """Change a copy, write it, and then activate it. After a failed write the change is not
-        visible."""
+        """Change a copy, write it, then activate it. A failed write is not visible."""
         namespace, key = _name(request, "namespace"), _name(request, "key")
         async with self._kv_changes:
             changed = self.kv.copy()

@@ -229,8 +229,7 @@ class RouteTable:
         self.topics_version = 0  # increases with each added or removed topic, for caches
 
     def run_with(self, run: Callable[[Steps[None]], None]) -> None:
-        """Run large changes of topics by `run(steps)`, which returns at once. By default they are
-        made synchronously."""
+        """Run large changes of topics by `run(steps)`, which returns at once, if given."""
         self._run = run
 
     # --- from brokers
@@ -256,8 +255,7 @@ class RouteTable:
         return broker_id == LEADER_ID and (group.version != version or not is_same_author)
 
     def check(self, claim: Registration, now_ms: int) -> None:
-        """Raise RegistrationRefused if `register` would reject the claim, as far as that is known
-        without the topics."""
+        """Raise RegistrationRefused if `register` would, as far as known without the topics."""
         group = self._groups.get(claim.broker_name)
         if group is not None:
             self._forget_claim(group, now_ms)
@@ -327,8 +325,7 @@ class RouteTable:
         return group.version if broker_id == LEADER_ID else live.version
 
     def unregister(self, address: str, broker_name: str, now_ms: int, signed: bool = False) -> bool:
-        """Remove a broker that unregisters (104). Raises RegistrationRefused if it is signed and
-        this request is not."""
+        """Remove a broker (104). Raises RegistrationRefused if it is signed and this is not."""
         live = self._live.get(address)
         if live is None or live.broker_name != broker_name:
             return False

@@ -40,8 +40,7 @@ def read(uri: str) -> memoryview | None:
 def fetched(
     stores: Mapping[str, str], directory: Path, progress: Callable[[str], None]
 ) -> dict[str, str]:
-    """Return the stores as directories. Stores at URIs are copied below `directory`, with their
-    cluster.json. Raises OSError."""
+    """Return the stores as directories, those at URIs copied below `directory`. Raises OSError."""
     found = {}
     for name, store in stores.items():
         found[name] = store

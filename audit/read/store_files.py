@@ -105,8 +105,7 @@ class Store:
         return found
 
     def _log_files(self) -> list[tuple[str, int]]:
-        """Return path and size of the log's files by name, from commitlog or from data of Apache's
-        DLedger. Raises StoreError."""
+        """Return path and size of the log's files by name. Raises StoreError."""
         if is_uri(self.path):
             listed = files_in(below(self.path, "commitlog"))
             if listed is None:

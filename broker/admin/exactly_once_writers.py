@@ -67,8 +67,7 @@ class Writers:
         )
 
     async def open(self, topic: str, name: str, epoch: int) -> Writer:
-        """Open a writer at an epoch above its last, which fences its previous owner; return it.
-        Raises Refused, RaftError."""
+        """Open a writer at a new epoch, which fences its owner. Raises Refused, RaftError."""
         self._check_possible()
         key = topic, name
         writer = self._table.writers.get(key)

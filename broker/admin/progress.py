@@ -179,8 +179,7 @@ class ProgressQueries:
         return {"consumeTps": tps, "offsetTable": table}
 
     def _topics_of(self, group: str) -> list[str]:
-        """Return the topics in which the group has offsets or subscriptions. Broadcasting groups
-        keep their offsets to themselves."""
+        """Return the topics with offsets or subscriptions; broadcasters keep theirs."""
         pairs = self.context.state.offsets.offsets
         return self._topics_beside(group, {topic for topic, name in pairs if name == group})
 
@@ -211,8 +210,7 @@ class ProgressQueries:
         return RemotingCommand.response_to(request, body=dumps(value))
 
     def queue_units(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer QUERY_CONSUME_QUEUE (321) with entries of a ConsumeQueue, and whether a group's
-        subscription matches their tags."""
+        """Answer 321 with entries of a ConsumeQueue, and whether a subscription matches."""
         topic, queue_id = text(request.ext, "topic"), integer(request.ext, "queueId")
         index, count = integer(request.ext, "index"), integer_or(request.ext, "count", 10)
         queue = self.context.store.queues.queue(topic, queue_id)

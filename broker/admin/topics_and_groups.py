@@ -94,8 +94,7 @@ class Catalog:
         return wanted and self._state.topics.get(TRACE_TOPIC) is None
 
     def _create_trace_topic(self) -> None:
-        """Create the topic of message traces, because clients cannot create a system topic and send
-        traces only once it exists."""
+        """Create the topic of traces: clients cannot, and send traces only if it exists."""
         if self._trace_topic_is_missing():
             topic = TopicConfig(TRACE_TOPIC, 1, 1)
             self._log.propose_then(put_topic(topic, if_absent=True), _trace_topic_created)

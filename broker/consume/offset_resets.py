@@ -143,8 +143,7 @@ class Resets:
         return RemotingCommand.response_to(request, body=dumps({"offsetTable": table}))
 
     def targets(self, header: ResetOffsetHeader) -> dict[int, int]:
-        """Return the new offset by queue id. Raises Refused, also for an offset outside of its
-        queue, like Apache's brokers."""
+        """Return the new offset by queue id. Raises Refused, also for one outside its queue."""
         topic = self.context.state.topics.existing(header.topic)
         self._check_group(header.group)
         queue_ids = range(topic.read_queue_count)
@@ -184,8 +183,7 @@ class Resets:
             )
 
     async def reset(self, group: str, topic: str, targets: dict[int, int]) -> None:
-        """Move the group in these queues. Returns once the move is applied. Raises Refused,
-        RaftError such as OutcomeUnknown."""
+        """Move the group in these queues; return once applied. Raises Refused, RaftError."""
         if not self.context.roles.leading:
             raise not_leader()
         online = self.clients.consumers.get(group)

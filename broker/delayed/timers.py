@@ -80,8 +80,7 @@ class TimerService:
         wheel: TimerWheel,
         soon: Callable[[Callable[[], None]], object] = next_turn,
     ) -> None:
-        """`wheel` is empty, and its count limits the send path. `soon(function)` calls it in
-        another turn of the loop."""
+        """`wheel` is empty; its count limits sends. `soon(function)` calls in another turn."""
         self.timing = sends.redirects.timing
         self._context = context
         self._table = context.state.delays
@@ -193,8 +192,7 @@ class TimerService:
         return TimerView(self.wheel.count, late_ms, self.wheel.first_offset, queue.max_offset)
 
     def spare(self, position: int) -> int:
-        """Return the CommitLog offset up to which retention may delete, before the first waiting
-        message. Raises OSError, StoreError."""
+        """Return the offset before which retention may delete. Raises OSError, StoreError."""
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
             return position

@@ -83,8 +83,7 @@ def _version(name: str | None) -> str:
 
 
 def _expected(condition: Condition, name: str | None) -> tuple[str | None, ...] | None:
-    """Return the names that a change may replace, None for any. `name` is the preferred leader on
-    this replica. Raises ApiProblem (412)."""
+    """Return the names that a change may replace, None for any. Raises ApiProblem (412)."""
     if ANY in condition.versions:
         return None
     version = _version(name)

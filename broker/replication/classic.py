@@ -401,8 +401,7 @@ class ClassicEngine:
         return log.durable_offset if self._waits_flush else log.max_offset
 
     async def _verify(self) -> int:
-        """Prepare a link; return its first report. That is the end of this log, made durable, or
-        for an empty log the offset to request."""
+        """Prepare a link; return this log's durable end, or an empty log's offset to request."""
         if self._waits_flush:
             await self._flusher.wait(self._commitlog.max_offset)
         request = await self.follower.verify()

@@ -48,8 +48,7 @@ class PreferredLeader:
         return preferred_of(engine) not in (None, "", engine.core.node_id)
 
     def look(self) -> None:
-        """Transfer leadership if it is time, or set broker.conf's preference in a group without
-        any. Called several times per second."""
+        """Transfer leadership if due, or record broker.conf's preference. A chore."""
         engine = self._log.raft
         target = engine.preferred_successor()
         if target is not None:

@@ -53,12 +53,10 @@ class RoleView:
 
     @property
     def address_elsewhere(self) -> str:
-        """The leader's client address for clients rejected here, or "". A rejection by a leader
-        means that it was just deposed."""
+        """The leader's client address for rejected clients, or "", perhaps just deposed."""
         return "" if self.leading else self.leader_address
 
     @property
     def misses_address(self) -> bool:
-        """True if the address of a Raft group's leader is missing, because its announcement
-        precedes this replica's snapshot."""
+        """True if a leader's address is missing: its announcement precedes the snapshot."""
         return not self._config.is_classic and self.leader is not None and not self.leader_address

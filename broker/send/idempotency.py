@@ -23,8 +23,7 @@ class Repeats:
         self._count = 0
 
     def join(self, key: Key, sender: Sender, now_ms: int) -> bool:
-        """Add an attempt to the first with its key, if that is in flight. Returns True if so.
-        Raises Refused at the limit."""
+        """Add an attempt to one of its key in flight; True if there is one. Raises Refused."""
         waiting = self._waiting.get(key)
         if waiting is None:
             return False

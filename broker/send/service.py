@@ -265,8 +265,7 @@ class SendPath:
     def admit_plain(
         self, connection: Connection, send: PlainSend, body: bytes, born_host: bytes
     ) -> bool:
-        """Queue a send by the fast path, or reject it if too many wait. Returns False, without
-        effect, if it needs `receive`."""
+        """Queue a send by the fast path, or reject it. Returns False if it needs `receive`."""
         topic = self._topics.get(send.fields.b)
         if topic is None or not topic.plain or not self._leading or self.disk_full:
             return False

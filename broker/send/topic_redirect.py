@@ -124,8 +124,7 @@ def half_message(message: Outgoing, properties: dict[str, str]) -> Outgoing:
 
 
 def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[int]) -> Outgoing:
-    """Return the message as it waits for the level in DELAY, if any. Levels above the last count as
-    the last. Raises Refused."""
+    """Return the message as it waits for DELAY's level, capped, if any. Raises Refused."""
     level = min(_level(properties), len(levels_ms))
     if level <= 0:
         return message

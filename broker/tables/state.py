@@ -191,8 +191,7 @@ class BrokerState:
     def apply(
         self, index: int, timestamp_ms: int, payload: bytes | memoryview, records_at: int = 0
     ) -> Change:
-        """Apply the command of frame `index`. Its records start at the CommitLog offset
-        `records_at`. Raises StateError."""
+        """Apply frame `index`, whose records start at `records_at`. Raises StateError."""
         command = decode_command_payload(payload)
         commands = command["commands"] if command.get("op") == "several" else [command]
         topics: list[str] = []

@@ -209,8 +209,7 @@ class Transactions:
             log.warning("transactions_unreadable: %s", error)  # retried in the next turn
 
     def _close_gone(self, book: HalfBook) -> None:
-        """Close open halves that retention deleted, since nothing can end them and the progress
-        stops at the first open half."""
+        """Close open halves that retention deleted: nothing can end them, all else waits."""
         queue = self._store.queues.queue(HALF_TOPIC, 0)
         minimum = 0 if queue is None else queue.min_offset
         below = takewhile(lambda offset: offset < minimum, book.open)

@@ -79,7 +79,8 @@ class Links:
         return int(answer["connections"])
 
     async def state(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return by link connections, taken, bytes_forward, bytes_back, held_bytes, listens, rules."""
+        """Return link name → connections, taken, bytes_forward, bytes_back, held_bytes,
+        listens, rules."""
         answer = await self._ask({"do": "state"})
         result: Mapping[str, Mapping[str, Any]] = answer["links"]
         return result

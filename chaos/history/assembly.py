@@ -119,8 +119,7 @@ class Assembler:
         }
 
     def take(self, record: Record) -> Event | None:
-        """Process a record. Raises HistoryError if it violates the format, is an outcome without
-        invoke, or reuses an operation number."""
+        """Process a record. Raises HistoryError if it violates the format."""
         if self.meta is None:
             self._meta(record)
             return None

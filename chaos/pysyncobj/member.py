@@ -289,8 +289,7 @@ class PySyncMember:
         self.log.close()
 
     async def hand_over(self) -> NodeId | None:
-        """Transfer leadership to the follower with the longest log, and wait for a bounded time.
-        Return the new leader, or None."""
+        """Transfer leadership to the longest log, and wait a while; return the new leader."""
         links = self._transport.links
         others = [peer for peer in self.config.peers if peer != self.config.node_id]
         if not self.sync._isLeader() or not any(links.is_open(peer) for peer in others):
@@ -316,8 +315,7 @@ class PySyncMember:
             self._schedule_pump()
 
     def propose_command(self, payload: bytes) -> asyncio.Future[int]:
-        """Replicate a command like RaftMember. Raises, or the future fails with, NotLeader, Busy,
-        CommandTooLarge, OutcomeUnknown."""
+        """Replicate a command. Raises or gives NotLeader, Busy, CommandTooLarge, OutcomeUnknown."""
         if not self._running or not self.sync._isLeader():
             raise NotLeader(self.leader)
         future = self._proposals.submit(payload, self._clock_ms())

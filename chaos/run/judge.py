@@ -104,8 +104,7 @@ def whole_check(history: History, stuck: Sequence[str]) -> Check:
 
 
 def after_last_heal(history: History) -> dict[str, int]:
-    """Return the number of sends after the last heal, and of acknowledged sends among them. A
-    wedged cluster accepts none."""
+    """Return the sends after the last heal, and the acknowledged. A wedged cluster has none."""
     healed_ns = max((fault.healed_ns for fault in inflicted(history)), default=0)
     later = [send for send in all_sends(history) if send.invoked_ns > healed_ns and not send.shed]
     return {"sent": len(later), "ok": sum(send.outcome is Outcome.OK for send in later)}

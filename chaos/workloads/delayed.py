@@ -101,8 +101,7 @@ class Delayed:
 
 
 def began_to_wait_ms(message: MessageExt, delay_ms: int) -> int:
-    """Return the time at which the message started to wait, by the clock of the storing broker; for
-    a timer message to within 1 ms."""
+    """Return when the message started to wait, by the storing broker's clock."""
     slot = message.properties.get("TIMER_OUT_MS")
     return message.store_timestamp_ms if slot is None else int(slot) + 1 - delay_ms
 

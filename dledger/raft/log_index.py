@@ -129,8 +129,7 @@ class LogIndex:
         return self._starts[number] + sum(block[:at])
 
     def size_of(self, index: int) -> int:
-        """Return the size in bytes of frame `index`, which must be present, including its
-        header."""
+        """Return the bytes of frame `index`, which must be present, with its header."""
         assert self.first_index <= index <= self.last_index, (index, self)
         number, at = self._slot(index)
         return self._sizes.get(index) or self._blocks[number][at]
@@ -166,8 +165,7 @@ class LogIndex:
         return self.position_of(index) + self.size_of(index)
 
     def last_within(self, first: int, bytes_max: int) -> int:
-        """Return the last index of a run from `first` on of at most `bytes_max`; at least
-        `first`."""
+        """Return the last index of a run from `first` of at most `bytes_max`, at least `first`."""
         return max(first, self.last_ending_by(self.position_of(first) + bytes_max))
 
     def last_ending_by(self, position: int) -> int:
@@ -235,8 +233,7 @@ class LogIndex:
             self._blocks[number][at] = size
 
     def trim(self, first: int) -> None:
-        """Forget all frames before `first` (at most last_index + 1), because retention deleted
-        them."""
+        """Forget the frames before `first` (≤ last_index + 1), which retention deleted."""
         assert self.first_index <= first <= self.last_index + 1, (first, self)
         if first == self.first_index:
             return

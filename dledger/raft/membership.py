@@ -39,8 +39,7 @@ from .ready import Outbox
 
 
 class Membership:
-    """A replica's view of its group. `peers` are the receivers of its messages; a leader sets
-    them."""
+    """A replica's view of its group; a leader sets `peers`, the receivers of its messages."""
 
     def __init__(
         self, node_id: NodeId, configurations: Configurations, commit_index: int, outbox: Outbox

@@ -36,8 +36,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """The state that must be durable before any message of the same Ready is sent (Raft
-    figure 2)."""
+    """The state that must be durable before a message of the same Ready (Raft figure 2)."""
 
     term: int
     voted_for: NodeId | None
@@ -177,8 +176,7 @@ class HeartbeatResponse:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutNow:
-    """The leader's request to start an election at once, for a leadership transfer (thesis
-    3.10)."""
+    """The leader's request to campaign at once, for a transfer (thesis 3.10)."""
 
     sender: NodeId
     to: NodeId

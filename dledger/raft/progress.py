@@ -156,8 +156,7 @@ class Progress:
         return waiting and now_ms - self.moved_ms >= self.resend_after_ms
 
     def back_off_resend(self, after_ms_max: float) -> None:
-        """Double the wait before the next resend, so that a dead pipeline does not receive data
-        forever."""
+        """Double the wait before the next resend, so that a dead peer does not get data forever."""
         self.resend_after_ms = min(self.resend_after_ms * 2, after_ms_max)
 
     def regressed(self, last_index: int) -> None:
@@ -169,8 +168,7 @@ class Progress:
         self.probe_from(last_index + 1)
 
     def forget(self, last_index: int) -> None:
-        """Forget all acknowledgements, and probe at the follower's end, because it has lost its
-        memory."""
+        """Forget all acknowledgements, and probe the end of a follower without memory."""
         self.match_index = 0
         self.recovered_index = 0
         self.verified_index = 0

@@ -57,8 +57,7 @@ class Tally:
         self.refused: set[NodeId] = set()
 
     def record(self, voter: NodeId, granted: bool, recovering: int = 0) -> None:
-        """Record a vote. A grant is final, since a later refusal is an older answer, or does not
-        revoke it."""
+        """Record a vote. A grant is final; a later refusal is older, or does not revoke it."""
         if voter not in self.voters:
             return
         if granted:
@@ -77,8 +76,7 @@ class Tally:
         return self.recovered >= majority(len(self.voters))
 
     def outcome(self, unreachable: Set[NodeId] = frozenset()) -> Outcome:
-        """Return the state of the election. `unreachable` voters without a grant count as
-        refusals."""
+        """Return the election's state. `unreachable` voters without a grant count as refusals."""
         if self.by_majority or len(self.granted) == len(self.voters):
             return Outcome.WON
         hopeless = (self.refused | (unreachable & self.voters)) - self.granted.keys()

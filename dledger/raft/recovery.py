@@ -177,8 +177,7 @@ class Recovery:
         return False, self._certified(followers)
 
     def _may_certify(self, barrier_index: int, reached_index: int, votes: bool) -> bool:
-        """Return whether a replica with all frames up to `reached_index` has caught up. `votes` is
-        true for a voter."""
+        """Return whether a replica with the frames up to `reached_index` has caught up."""
         return reached_index >= barrier_index and (
             self._holders(barrier_index) >= self._witnesses(votes)
         )

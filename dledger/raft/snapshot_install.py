@@ -156,8 +156,7 @@ class InstallOffer:
 
 @dataclass(frozen=True, slots=True)
 class InstallRequest:
-    """Asks for the bytes of parcel `number` from `offset` on; number 0 means any parcel, from its
-    start."""
+    """Asks for parcel `number` from `offset` on; number 0 means any, from its start."""
 
     sender: NodeId
     to: NodeId
@@ -231,8 +230,7 @@ class Donor:
     def offers(
         self, stranded: Iterable[NodeId], term: int, log: LogIndex, now_ms: float
     ) -> list[InstallOffer]:
-        """Return the offers that are due, to stranded followers and to those with an install under
-        way."""
+        """Return the due offers, to stranded followers and those with an install under way."""
         if self._first_index and (
             self._first_index != log.first_index or now_ms - self._requested_ms > PARCEL_KEEP_MS
         ):
@@ -287,8 +285,7 @@ class Donor:
         self._paused_until_ms = now_ms + self._timing.pause_ms
 
     def step(self, request: InstallRequest, log: LogIndex, now_ms: float) -> InstallChunk | None:
-        """Return the answer; None if it follows with a parcel (`wants_parcel`), or the follower
-        must retry."""
+        """Return the answer; None if a parcel follows (`wants_parcel`), or for a retry."""
         if now_ms < self._paused_until_ms:
             return None
         peer = request.sender

@@ -53,8 +53,7 @@ class Tracker:
         return new
 
     def let_go(self, commit_index: int, configuration_index: int, now_ms: float) -> bool:
-        """Forget removed members that were notified, or had time to learn of their removal. Return
-        whether there were any."""
+        """Forget removed members that know, or had the time; return whether there were any."""
         gone = [
             p.peer
             for p in self.progress.values()

@@ -249,8 +249,7 @@ class Healer:
             await asyncio.wait(self._syncing)
 
     def tick(self, now_ms: float, busy: bool) -> None:
-        """Ask for damaged frames, repeatedly if needed, and scrub; `busy` slows the scrubber
-        down."""
+        """Ask for damaged frames, repeatedly, and scrub; `busy` slows the scrubber down."""
         self._frames.prune(self._is_there)
         self._frames.tick(now_ms)
         self._send_requests(self._frames.asker)

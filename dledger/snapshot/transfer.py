@@ -77,8 +77,7 @@ class SnapshotSource(Protocol):
 
 
 class Installer:
-    """Offers and receives snapshot installs for a member. All methods run on the loop; encoding and
-    noting run in a thread."""
+    """Offers and receives snapshot installs on the loop; encoding and noting are in a thread."""
 
     def __init__(
         self,
@@ -153,8 +152,7 @@ class Installer:
         return stranded or self._donor.is_busy or self._receiver.leader is not None
 
     def refilled(self) -> list[NodeId]:
-        """Return the followers with an install under way, for which retention should delete
-        nothing."""
+        """Return the followers with an install under way, for retention to spare."""
         core, now_ms = self._core, self._clock_ms()
         peers = {
             p.peer: (p.match_index, now_ms - (core.silent_ms(p.peer) or 0.0))

@@ -58,8 +58,7 @@ class ConfigurationFile:
         self.damaged = False  # found so by `load`
 
     def load(self) -> tuple[int, Configuration] | None:
-        """Return the last saved (index, configuration), or None; also for a damaged file. Blocking.
-        Raises OSError."""
+        """Return the last (index, configuration), or None if damaged. Blocking. Raises OSError."""
         try:
             content = self._slots.load()
             if content is None:

@@ -24,8 +24,7 @@ _own = threading.local()  # this thread's descriptor of SCHEDSTAT; opening it ta
 
 
 def on_processor_ms() -> float | None:
-    """Return the time that this thread has computed or waited for a processor, or None if
-    unknown."""
+    """Return this thread's time of computing or waiting for a processor; None if unknown."""
     try:
         if not hasattr(_own, "file"):
             _own.file = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
@@ -43,8 +42,7 @@ class Durations:
         clock_ms: Callable[[], float],
         on_processor_ms: Callable[[], float | None] = on_processor_ms,
     ) -> None:
-        """`clock_ms` never goes back. With a constant `on_processor_ms`, all time in a call
-        counts."""
+        """`clock_ms` never goes back. With a constant `on_processor_ms`, all call time counts."""
         self._clock_ms = clock_ms
         self._on_processor_ms = on_processor_ms
         self._since_ms = self._started_ms = clock_ms()

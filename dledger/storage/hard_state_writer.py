@@ -36,8 +36,7 @@ class HardStateSaver:
         self._stopped = False
 
     def save(self, state: HardState, then: Then) -> None:
-        """Call `then(error or None)` on the loop when `state` is durable, or cannot be made
-        durable."""
+        """Call `then(error or None)` on the loop once `state` is durable or has failed."""
         assert self._saving is None
         self.busy = True
         self._start(state, then)
@@ -59,8 +58,7 @@ class HardStateSaver:
         then(error)
 
     def stalled_ms(self, now_ms: float) -> float:
-        """Return the duration of the save in flight since the first call that saw it; 0 without
-        one."""
+        """Return the time of the save in flight since a call first saw it; 0 without one."""
         if self._saving is None:
             return 0.0
         if self._started_ms is None:

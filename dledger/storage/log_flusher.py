@@ -36,8 +36,7 @@ class FlushMode(Enum):
 
 @dataclass(slots=True, eq=False)
 class LogFlusher:
-    """Makes a member's log durable. All methods run on the loop; only `ticket.run` runs in the
-    thread."""
+    """Makes a member's log durable, on the loop; only `ticket.run` is in the thread."""
 
     _log: RaftLog
     mode: FlushMode
@@ -96,8 +95,7 @@ class LogFlusher:
         )
 
     def stalled_ms(self, now_ms: float) -> float:
-        """Return the duration of the fdatasync in flight since the first call that saw it; 0
-        without one."""
+        """Return the time of the fdatasync in flight since a call first saw it; 0 without one."""
         if self._busy is None:
             return 0.0
         if self._started_ms is None:

@@ -46,8 +46,7 @@ class Frames(NamedTuple):
 
 
 class Large(NamedTuple):
-    """A large checked frame. `sums` has the running checksum of its payload before each step, and
-    at its end."""
+    """A large checked frame. `sums` has its payload's checksum before each step and at its end."""
 
     number: int  # of the frame in the log
     start: int

@@ -45,8 +45,7 @@ BOOT_ID_SIZE_BYTES_MAX = 128
 
 
 class Promises:
-    """The promises of a replica. Call `open` once the log is open (and durable), `close` in the
-    end."""
+    """A replica's promises. Call `open` once the log is open and durable, `close` in the end."""
 
     def __init__(
         self, disk: Disk, directory: str, unsynced: bool, owner: Callable[[], Owner] = Owner
@@ -116,8 +115,7 @@ class Promises:
         return None
 
     def close(self, clean: bool) -> None:
-        """Close the files. `clean` notes that everything acknowledged is durable. Raises
-        OSError."""
+        """Close the files; `clean` if all acknowledged is durable. Raises OSError."""
         if clean and self._opened:
             self._note((_UNSYNCED if self._unsynced else 0) | _CLEAN)
         self.hard_state.close()

@@ -81,8 +81,7 @@ class SlotFile:
         return newest
 
     def save(self, content: bytes) -> None:
-        """Save `content`; durable on return. After an OSError nothing is promised, and the call may
-        be repeated."""
+        """Save `content` durably. After an OSError nothing is promised; it may be repeated."""
         assert len(content) <= CONTENT_SIZE_BYTES_MAX, len(content)
         if self._file is None:
             assert self._replaceable or not self._disk.exists(self._path), (

@@ -71,8 +71,7 @@ class GroupIdentity:
         is_empty: Callable[[], bool] = lambda: False,
         on_failed: Callable[[str, BaseException], None] = lambda reason, error: None,
     ) -> None:
-        """`is_empty` returns whether the log certainly has no frame. `on_failed` is called if the
-        file cannot be saved."""
+        """`is_empty`: the log certainly has no frame. `on_failed`: the file cannot be saved."""
         self.group_id = b""  # empty: unknown
         self._file = file
         self._is_empty = is_empty
@@ -125,8 +124,7 @@ class GroupIdentity:
             )
 
     def judge(self, meeting: Meeting, now_ms: float) -> str:
-        """Return the reason why the two must disconnect, or "". May start to adopt the peer's
-        id."""
+        """Return why the two must disconnect, or "". May start to adopt the peer's id."""
         until_ms, reason = self._parted.get(meeting.peer, (0.0, ""))
         if now_ms < until_ms:
             return reason

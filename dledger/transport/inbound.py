@@ -223,8 +223,7 @@ class Accepted(asyncio.Protocol):
         self._door.lost(self)
 
     def _receive_hello(self, data: bytes) -> bytes:
-        """Consume the hello and the dialler's group id; return the bytes behind them. Raises
-        WireError."""
+        """Consume hello and dialler's group id; return the bytes behind. Raises WireError."""
         self._opening += data
         transport = self.line.transport
         assert transport is not None
@@ -250,8 +249,7 @@ class Accepted(asyncio.Protocol):
         return self._welcome(self._hello)
 
     def _answer(self, hello: Hello, reason: str) -> bool:
-        """Answer the hello, with a refusal if there is a `reason`. Return whether the dialler is
-        admitted."""
+        """Answer the hello, refused for a `reason`. Return whether the dialler is admitted."""
         transport = self.line.transport
         assert transport is not None
         transport.write(encode_answer(HelloAnswer(reason, spoken(hello))))

@@ -14,8 +14,7 @@ from .wire import PeerMessage
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """The address at which a replica listens for its peers. `host` is a name or an address, not
-    resolved."""
+    """The address at which a replica listens. `host` is a name or address, unresolved."""
 
     node_id: NodeId
     host: str

@@ -35,13 +35,11 @@ class Network(Protocol):
     async def dial(
         self, factory: Factory, host: str, port: int, peer: NodeId
     ) -> asyncio.BaseProtocol:
-        """Connect to `peer`, and return the connected protocol. Raises OSError; may be
-        cancelled."""
+        """Connect to `peer`; return the connected protocol. Raises OSError; cancellable."""
         ...
 
     def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
-        """Return the reason why the other end of an accepted connection cannot be the replica at
-        `host`, or ""."""
+        """Return why the other end of a connection cannot be the replica at `host`, or ""."""
         ...
 
 

@@ -67,8 +67,7 @@ class Local:
 
 
 class Dialled(asyncio.Protocol):
-    """The connection to a peer. It sends a hello, receives the answer, exchanges group ids, and
-    then only sends."""
+    """The connection to a peer: hello, answer, group ids, and then only sends."""
 
     def __init__(
         self,
@@ -324,8 +323,7 @@ async def _welcomed(local: Local, address: PeerAddress, make: Callable[[], Diall
 
 
 async def why_not_at(local: Local, address: PeerAddress) -> str:
-    """Return the reason why a replica is not reached at this address, or "". Makes a connection,
-    and closes it at once."""
+    """Return why a replica is not reached here, or "", by a connection closed at once."""
     made: list[Dialled] = []
 
     def dialled() -> Dialled:

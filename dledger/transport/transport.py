@@ -142,8 +142,7 @@ class PeerLinks:
             self._server = None
 
     def abort(self) -> None:
-        """Abort every connection now, so that the peers notice at once that this node is gone.
-        `stop` has to follow."""
+        """Abort every connection, so that peers notice at once. `stop` has to follow."""
         self._incoming.is_shut = True
         if self._server is not None:
             self._server.close()
@@ -209,8 +208,7 @@ class PeerLinks:
         return "" if dialer is None else dialer.error
 
     def refuse(self, peer: NodeId, reason: str) -> None:
-        """Close the connection over which `peer` sent a message that breaks Raft's rules. It may
-        dial again."""
+        """Close the connection of a `peer` whose message breaks Raft's rules. It may redial."""
         self._incoming.refused()
         total = self.refused
         if total & (total - 1) == 0:  # 1, 2, 4, 8, ...: no flood

@@ -450,8 +450,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class HelloAnswer:
-    """The answer to a hello. `reason` is empty if the dialler is admitted; then `version` is
-    used."""
+    """The answer to a hello: `reason` is empty if admitted; then `version` is used."""
 
     reason: str
     version: int = VERSION
@@ -504,8 +503,7 @@ def encode_answer(answer: HelloAnswer) -> bytes:
 
 
 def decode_answer(data: bytes) -> tuple[HelloAnswer, int] | None:
-    """Return the answer at the start of `data` and its size; None while it is incomplete. Raises
-    WireError."""
+    """Return the answer at the start of `data` and its size, or None. Raises WireError."""
     _check_opening(data, _ANSWER_MAGIC, VERSION)
     if len(data) < _ANSWER.size:
         return None

@@ -33,8 +33,7 @@ Item = dict[str, Any]
 
 
 class ClusterView:
-    """The cluster's state. Call `start` and `stop` once each, on the loop that owns the route
-    table."""
+    """The cluster's state. Call `start` and `stop` once, on the route table's loop."""
 
     def __init__(
         self, table: RouteTable, directory: Directory, nodes: Nodes, hub: EventHub, name: str

@@ -44,8 +44,7 @@ class ClusterToken:
         return {"Authorization": f"Bearer {self.token}"}
 
     def distrusted(self, url: URL, http_address: str) -> str:
-        """Return the reason not to send a broker secrets, or "". Without a token only this machine
-        is trusted."""
+        """Return why a broker gets no secrets, or "". Without a token only this machine does."""
         if self.token or is_loopback(url.host or ""):
             return self.withheld(url, http_address)
         return "this name server has no token for brokers: httpClusterTokenFile"

@@ -65,8 +65,7 @@ class Directory:
         return sorted(self._seen.values(), key=lambda known: known.key)
 
     def contact(self, http_address: str) -> Contact:
-        """Return the target of requests to an HTTP address, as far as any broker that registered it
-        permits."""
+        """Return the target of requests to an address, as its registered brokers permit."""
         contact = NOT_REGISTERED
         for known in self._seen.values():
             if known.http_address == http_address:
@@ -120,8 +119,7 @@ def leader_of(known: list[Known], group: str) -> Known | None:
 
 
 def find(known: list[Known], group: str, reference: str) -> Known | None:
-    """Return the broker of `group` by its id or its address. A registered broker wins over a broker
-    that left."""
+    """Return `group`'s broker by id or address. A registered one wins over one that left."""
     mine = [item for item in known if item.group == group]
     mine.sort(key=lambda item: item.gone_since_ms is not None)
     for item in mine:

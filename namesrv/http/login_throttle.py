@@ -21,8 +21,7 @@ USED_MAX = 10_000  # the oldest are evicted; the provider rejects a repeated exc
 
 
 class NoExchange(Exception):
-    """The login gets no exchange, because it has had its exchange or, with `for_now`, because of
-    the limits."""
+    """The login had its exchange, or, with `for_now`, the limits deny it."""
 
     def __init__(self, reason: str, *, for_now: bool) -> None:
         super().__init__(reason)

@@ -39,8 +39,7 @@ class Contact:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The rule. `has_key` is that of registrations; `allowed` has hosts and networks
-    (httpBrokerHosts)."""
+    """`has_key` is of registrations; `allowed` has hosts and networks (httpBrokerHosts)."""
 
     has_key: bool = False
     allowed: Sequence[str] = ()

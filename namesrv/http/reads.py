@@ -401,8 +401,7 @@ def none_has(subject: str, errors: list[dict[str, str]]) -> ApiProblem:
 
 
 def kind_of(topic: str, reserved: Set[str] = frozenset()) -> str:
-    """Return a topic's kind. `reserved` has the names of brokers and clusters, which are topics at
-    Apache's brokers."""
+    """Return a topic's kind. `reserved` names brokers and clusters, topics at Apache's."""
     if topic.startswith(RETRY_PREFIX):
         return "retry"
     if topic.startswith(DLQ_PREFIX):

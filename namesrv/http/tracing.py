@@ -61,8 +61,7 @@ def on_replica(broker: Mapping[str, Any], end: int | None) -> Item:
 
 
 def progress_of(name: str, view: Mapping[str, Any], message: Mapping[str, Any]) -> Item | None:
-    """Return a consumer group's progress in the message's queue; None if it does not read the
-    queue."""
+    """Return a group's progress in the message's queue; None if it does not read it."""
     offset = message.get("queueOffset")
     for queue in view.get("queues") or ():
         same = queue.get("topic") == message.get("topic")

@@ -245,8 +245,7 @@ class LogComparison:
             raise MetadataError(f"{text}: its tables are not taken")
 
     async def reach(self) -> None:
-        """Return once this log has the master's current log. Raises RemotingError, also after
-        REACH_S or if the master has less."""
+        """Return once this log has the master's. Raises RemotingError, also after REACH_S."""
         await self.covered()
         end = self.master_end
         try:

@@ -63,7 +63,6 @@ DEFAULT_SETTINGS = {
 
 
 def list_scenarios() -> None:
-    """Do `mqchaos list`."""
     console = make_console()
     table = Table(box=SIMPLE_HEAD, title="scenarios", title_justify="left")
     for heading in ("name", "what it does", "faults"):
@@ -103,7 +102,6 @@ def run(
     settings: tuple[str, ...],
     **log: float,
 ) -> None:
-    """Do `mqchaos run`."""
     fresh(directory)
     config = RunConfig(
         scenario,
@@ -125,7 +123,6 @@ def run(
 
 
 def report(history: Path, output: Path) -> None:
-    """Do `mqchaos report`."""
     console = make_console()
     with operating():
         result = judge(history, output.absolute().parent, lambda words: None, page=output)
@@ -143,7 +140,6 @@ def _end(result: RunResult, console: Console) -> NoReturn:
 
 
 def watch_run(path: Path) -> None:
-    """Do `mqchaos watch`."""
     history = path if path.suffix == ".jsonl" else path / "history.jsonl"
     if not history.exists():
         click.echo(f"waiting {WAIT_FOR_FILE_S:g} s for {history} to be begun", err=True)
@@ -174,7 +170,6 @@ def compare(
     settings: tuple[str, ...],
     **log: float,
 ) -> None:
-    """Do `mqchaos compare`."""
     fresh(directory)
     config = CompareConfig(
         directory,

@@ -83,8 +83,7 @@ def _compress(body: bytes, kind: CompressionType, level: int) -> bytes:
 
 
 def _from_zstd(body: bytes) -> tuple[bytes, bool]:
-    """Decompress in steps, because Java's writer streams and the frame may not state its content
-    size."""
+    """Decompress in steps: Java's writer streams, perhaps without a content size."""
     stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
     parts: list[bytes] = []
     size = 0

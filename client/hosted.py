@@ -134,8 +134,7 @@ class Hosted(Generic[C_co]):
             raise
 
     def _ask(self, function: Callable[[], object]) -> bool:
-        """Schedule `function` on the loop, before its end; return False if it is not running or
-        ending."""
+        """Schedule `function` on the loop; return False if it is not running or is ending."""
         if self._pid != os.getpid():
             return False
         with self._lock:

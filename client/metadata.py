@@ -73,8 +73,7 @@ class NameServers:
         self.addresses = list(addresses)
 
     async def invoke(self, command: RemotingCommand) -> RemotingCommand:
-        """Send `command`; return the first response with any code. Raises NameServerUnreachable
-        without an answer."""
+        """Send `command`; return the first response. Raises NameServerUnreachable."""
         reasons: dict[str, str] = {}
         left = list(self.addresses)
         for timeout_ms in NAME_SERVER_TIMEOUTS_MS:
@@ -171,8 +170,7 @@ class Directory:
         self.refresh_groups_soon()
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Return the topic's route, requested if unknown. Raises NoRoute, NameServerUnreachable,
-        ClientClosed."""
+        """Return the topic's route. Raises NoRoute, NameServerUnreachable, ClientClosed."""
         return self.route_if_known(topic) or await self.refresh(topic)
 
     async def refresh(self, topic: str) -> TopicRouteData:

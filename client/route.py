@@ -37,8 +37,7 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
-    """A broker group; `addresses` maps brokerId to host:port. `raft` is the name server's mark of a
-    Raft group."""
+    """A broker group; `addresses` maps brokerId to host:port. `raft` marks a Raft group."""
 
     cluster: str
     broker_name: str

@@ -531,8 +531,7 @@ class RouteTable:
         group.signed = any(live.signed for live in group.live.values())
 
     def _hold(self, group: BrokerGroup, now_ms: int) -> bool:
-        """Reserve the name after its first signed claim, and drop its unsigned brokers. Return True
-        if the route changed."""
+        """Reserve the name at its first signed claim, drop unsigned brokers; True if changed."""
         group.signed = True
         strangers = [live for live in group.live.values() if not live.signed]
         for live in strangers:
@@ -622,8 +621,7 @@ class RouteTable:
             raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
 
     def _check_topics(self, claim: Registration) -> list[TopicConfig] | None:
-        """Check the limits of topics and return them. Unsigned claims do not count against signed
-        claims."""
+        """Check the limits of topics, return them. Unsigned claims do not count against signed."""
         if claim.topics is None:
             return None
         limits, group = self._limits, self._groups.get(claim.broker_name)

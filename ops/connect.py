@@ -45,8 +45,7 @@ async def dial(
 
 @contextlib.asynccontextmanager
 async def within(timeout_ms: float) -> AsyncIterator[None]:
-    """Limit the time of a dial. Raises TimeoutError, with the silent addresses if the name has
-    several."""
+    """Limit a dial's time. Raises TimeoutError, with the silent addresses if several."""
     silent = ""
     try:
         async with asyncio.timeout(timeout_ms / 1000):

@@ -33,8 +33,7 @@ def descriptor_limit() -> int:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit to the hard limit, or to LIMIT_MAX; return it. Call once at the start of
-    a server process."""
+    """Raise the soft limit to the hard limit, or LIMIT_MAX; return it. For a start only."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, LIMIT_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:

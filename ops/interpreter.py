@@ -49,8 +49,7 @@ def without_gc() -> Iterator[None]:
 
 
 def version_option(program: str, version: str) -> Callable[[Any], Any]:
-    """Return click's decorator for `--version`, with the program's and the interpreter's
-    version."""
+    """Return click's decorator for `--version`, with program and interpreter."""
     import click
 
     def show(context: click.Context, _: click.Parameter, asked: bool) -> None:

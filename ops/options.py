@@ -46,14 +46,12 @@ MISTAKES_SHOWN_MAX = 50  # per source
 
 
 class ConfigError(Exception):
-    """A wrong configuration key or value; the text has the key, its source, and the expected
-    value."""
+    """A wrong key or value; the text has the key, its source, and the expected value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A configuration key. `name` is the dataclass's field; `low` and `high` are in the key's
-    unit."""
+    """A configuration key. `name` is the field; `low` and `high` are in the key's unit."""
 
     section: str
     key: str
@@ -197,8 +195,7 @@ def option(
     alike: bool = False,
     spread: bool = False,
 ) -> Any:
-    """Declare a field of a configuration's dataclass. `doc` is Markdown, for
-    docs/configuration.md."""
+    """Declare a configuration's field. `doc` is Markdown, for docs/configuration.md."""
     declared = Option(
         section,
         key,

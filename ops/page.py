@@ -66,8 +66,7 @@ def chart_sections(charts: Sequence[str]) -> str:
 
 
 def section(content: str) -> str:
-    """Put HTML in a section. The keyboard reaches it, because it scrolls sideways on a narrow
-    screen."""
+    """Put HTML in a section, which the keyboard reaches, since it may scroll sideways."""
     return f'<section tabindex="0">{content}</section>'
 
 

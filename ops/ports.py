@@ -30,8 +30,7 @@ def check_ports(
     places: Mapping[str, str],
     listeners: Iterable[Listener],
 ) -> None:
-    """Raise ConfigError if one of `listeners` has an invalid address, or the port of an earlier
-    listener."""
+    """Raise ConfigError for an invalid address, or the port of an earlier listener."""
     before: list[Listener] = []
     for one in listeners:
         try:

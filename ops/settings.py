@@ -59,8 +59,7 @@ def read_file(path: str, options: Mapping[str, Option]) -> list[Setting]:
 
 
 def repeated(options: Mapping[str, Option], settings: Iterable[Setting]) -> dict[str, str]:
-    """Return the keys that a file has twice, with the source of the last value, which counts as in
-    Java's properties."""
+    """Return the keys that a file has twice, with the source of the last, which counts."""
     seen: set[str] = set()
     found: dict[str, str] = {}
     for setting in settings:
@@ -123,8 +122,7 @@ def parse_toml(text: str, source: str, sections: Iterable[str]) -> list[Setting]
 
 
 def parse_json(text: str, source: str) -> list[Setting]:
-    """Parse the settings of a JSON object, the form of Apache's rmq-proxy.json. Raises
-    ConfigError."""
+    """Parse a JSON object, the form of Apache's rmq-proxy.json. Raises ConfigError."""
     try:
         table = loads(text)
     except ValueError as error:
@@ -165,8 +163,7 @@ def _lines_of_keys(text: str) -> dict[tuple[str, str], int]:
 def from_apaches_environment(
     options: Mapping[str, Option], environment: Mapping[str, str]
 ) -> list[Setting]:
-    """Return the name servers of NAMESRV_ADDR, which Apache's images set. All other sources
-    override them."""
+    """Return NAMESRV_ADDR, which Apache's images set, overridden by all other sources."""
     addresses = environment.get(NAME_SERVERS_VARIABLE, "").strip()
     if not addresses or NAME_SERVERS not in options:
         return []

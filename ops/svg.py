@@ -21,8 +21,7 @@ LABEL_MAX = 40  # characters of a row's label; its tooltip has all
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values in [low, high] to pixels, on a logarithmic scale if `log`; then `low` is above
-    0."""
+    """Maps [low, high] to pixels, logarithmically if `log`; then `low` is above 0."""
 
     low: float
     high: float
@@ -68,8 +67,7 @@ class Lanes:
     _ends: list[float] = field(default_factory=list)
 
     def place(self, x: float, words: str) -> tuple[int, float] | None:
-        """Return row and x for a label that starts at `x`, or ends at the right edge; None if there
-        is no room."""
+        """Return row and x for a label at `x` or at the right edge; None without room."""
         width = CHARACTER * (len(words) + 1)
         x = max(LEFT, min(x, WIDTH - RIGHT - width))
         for lane, end in enumerate(self._ends):
@@ -215,8 +213,7 @@ def by_kind(title: str, kinds: Sequence[str], rows: Sequence[tuple[str, str, lis
 
 
 def bars(title: str, unit: str, rows: Sequence[tuple[str, float | None, Sequence[float]]]) -> str:
-    """Draw a bar for each row of (label, median, values), with a dot for each value, or no bar for
-    None."""
+    """Draw a bar for each row of (label, median, values), with a dot for each value."""
     most = max((v for _, value, found in rows for v in (value or 0.0, *found)), default=0.0)
     longest = min(max((len(label) for label, _, _ in rows), default=0), LABEL_MAX)
     begin = max(LEFT, CHARACTER * longest + 16)

@@ -25,8 +25,7 @@ class Condition:
     absent: bool = False
 
     def met_by(self, version: str | None) -> bool:
-        """Return whether the resource's present version meets this (None if there is no
-        resource)."""
+        """Return whether the resource's version meets this (None: no resource)."""
         if self.absent or version is None:
             return self.absent and version is None
         return ANY in self.versions or version in self.versions

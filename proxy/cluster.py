@@ -120,8 +120,7 @@ class Brokers:
         *,
         unknown_again: bool = True,
     ) -> RemotingCommand:
-        """Return the leader's answer, whatever its code. Raises StatusError after the caller's
-        deadline."""
+        """Return the leader's answer, any code. Raises StatusError after the deadline."""
         self.permit(caller, code, ext, body)
         end_s = caller.deadline_s - MARGIN_S
 
@@ -189,8 +188,7 @@ class Brokers:
         end_s: float,
         limit_s: float,
     ) -> RemotingCommand:
-        """Repeat `once` until `end_s` while its error is retriable. The last attempt ends at
-        `limit_s`. Raises StatusError."""
+        """Repeat `once` until `end_s` while retriable, at most to `limit_s`. Raises StatusError."""
         loop = asyncio.get_running_loop()
         refusal = StatusError(Code.PROXY_TIMEOUT, f"{broker_name} did not answer in time")
         try:
@@ -254,8 +252,7 @@ class Brokers:
     async def group_settings(
         self, caller: Caller, topic: str, group: str, broker_name: str = ""
     ) -> GroupSettings:
-        """Return a group's settings from a broker that has the topic, `broker_name` first. Raises
-        StatusError."""
+        """Return a group's settings from a broker with the topic. Raises StatusError."""
         code, ext = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": group}
         self.permit(caller, code, ext)
 

@@ -210,8 +210,7 @@ def inbound(
     times: int,
     invisible_ms: int = 0,
 ) -> Message:
-    """Convert a stored message. `topic` is the client's name of the topic; `times` counts earlier
-    deliveries."""
+    """Convert a stored message. `topic` is the client's; `times` counts deliveries."""
     properties = decode_properties(record.properties)
     body, encoding = _client_body(record)
     digest = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()

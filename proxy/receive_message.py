@@ -125,8 +125,7 @@ class ReceiveHandlers:
     # ---- receives
 
     async def receive(self, caller: Caller, request: ReceiveMessageRequest, write: Write) -> int:
-        """Pop messages and write them; return their count. Raises StatusError if nothing was
-        written; Unread."""
+        """Pop and write messages; return their count. Raises StatusError if none; Unread."""
         topic, group = topic_of(request.message_queue.topic), group_of(request.group)
         needs = {"topic": topic, "consumerGroup": group}
         self._brokers.permit(caller, RequestCode.POP_MESSAGE, needs)

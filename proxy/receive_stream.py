@@ -57,8 +57,7 @@ class ByteLimit:
 
 
 class ResponseWriter(Generic[T]):
-    """Writes an answer. `convert` converts a popped message, or returns None to skip it. `written`
-    counts messages."""
+    """Writes an answer. `convert` converts a message, or skips it (None)."""
 
     def __init__(
         self, result: Sequence[T], convert: Callable[[T], Message | None], write: Write

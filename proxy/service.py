@@ -399,8 +399,7 @@ class CallLimit:
     not read its answer keeps counting."""
 
     def __init__(self, kind: str, limit: int, share: float) -> None:
-        """`kind` is a label for the log and the metrics. `share` limits each holder's share of the
-        free calls."""
+        """`kind` labels log and metrics. `share` limits a holder's share of the free calls."""
         self.kind = kind
         self.refused_count = 0
         self._shared = SharedLimit(limit, share)

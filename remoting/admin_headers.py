@@ -69,8 +69,7 @@ class QueryMessageHeader(NamedTuple):
 
 
 class ResetOffsetHeader(NamedTuple):
-    """222 INVOKE_BROKER_TO_RESET_OFFSET and its echo to clients, 220. Timestamp -1 means the
-    end."""
+    """222 INVOKE_BROKER_TO_RESET_OFFSET and its echo, 220. Timestamp -1 is the end."""
 
     topic: Annotated[str, "topic"]
     group: Annotated[str, "group"]

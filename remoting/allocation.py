@@ -37,8 +37,7 @@ def allocate_averagely(
 def allocate_averagely_by_circle(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
 ) -> Queues:
-    """Allocate by AVG_BY_CIRCLE: deal out the queues in turn, so that each consumer has queues of
-    every broker group."""
+    """Allocate by AVG_BY_CIRCLE, in turn, so each consumer has queues of every group."""
     ordered, clients, position = _places(queues, client_ids, client_id)
     return () if position is None else tuple(ordered[position :: len(clients)])
 
@@ -123,8 +122,7 @@ class AllocateMachineRoomNearby:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConfig:
-    """The CONFIG strategy gives this consumer exactly `queues`, except queues that the topic does
-    not have."""
+    """The CONFIG strategy gives this consumer exactly `queues`, as far as they exist."""
 
     queues: tuple[MessageQueue, ...]
 

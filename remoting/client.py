@@ -68,8 +68,7 @@ class RemotingClient:
         self._handlers[int(code)] = handler
 
     def on_close(self, callback: CloseCallback) -> None:
-        """Call `callback(connection, reason)` for every connection that ends from now on; see the
-        connection's `address`."""
+        """Call `callback(connection, reason)` for every connection that ends from now on."""
         self._close_callbacks.append(callback)
 
     def connection(self, address: str) -> Connection | None:
@@ -78,8 +77,7 @@ class RemotingClient:
         return connection if connection is not None and connection.is_open else None
 
     async def connect(self, address: str) -> Connection:
-        """Return the open connection to `address`, dialled if needed. Raises ConnectError,
-        TooManyRequests."""
+        """Return the connection to `address`, or dial. Raises ConnectError, TooManyRequests."""
         connection = self.connection(address)
         if connection is not None:
             return connection

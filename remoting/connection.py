@@ -253,8 +253,7 @@ class Connection(asyncio.Protocol):
             raise ConnectionLost(f"connection to {self.peer_address} is closed")
 
     def close(self, reason: str = "closed by us") -> None:
-        """Send the queued data, then close, and ignore further arrivals. Data unsent after
-        `close_timeout_s` is lost."""
+        """Send the queue, then close, within `close_timeout_s`, and ignore arrivals."""
         if not self._open:
             return
         self._flush()
@@ -277,8 +276,7 @@ class Connection(asyncio.Protocol):
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def dispatch(self, frame: RawFrame) -> bool:
-        """Handle a frame as usual, for raw handlers. Returns False if it is malformed; the
-        connection is closed then."""
+        """Handle a frame as usual, for raw handlers. False if malformed, and closed."""
         try:
             command = decode_command(frame)
         except RemotingProtocolError as error:
@@ -389,8 +387,7 @@ class Connection(asyncio.Protocol):
             self._record_unfinished(anew=True)
 
     def _settle_reading(self) -> None:
-        """Pause reading while data waits, or (a server) while the peer does not read; otherwise
-        resume."""
+        """Pause reading while data waits, or while a server's peer does not read."""
         if self._transport is None or not self._open:
             return
         pauses = self._waits_turn or self._is_blocked

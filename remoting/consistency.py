@@ -19,8 +19,7 @@ Wishes = frozenset[tuple[str, str]]  # topic, normalized expression
 
 
 class Difference(NamedTuple):
-    """A topic for which a client's expression differs from the majority's. None means no
-    subscription."""
+    """A topic in which a client's expression differs from the majority's (None: none)."""
 
     topic: str
     expression: str | None
@@ -37,8 +36,7 @@ def wishes(subscriptions: Iterable[tuple[str, str, str]]) -> Wishes:
 
 
 def spelled(kind: str, expression: str) -> str:
-    """Return an expression's normalized form; with more than TAGS_MAX tags, the expression
-    itself."""
+    """Return an expression's normalized form; beyond TAGS_MAX tags, itself."""
     if kind not in ("", TAG):
         return f"{kind} {expression.strip()}"
     if expression == "*" or expression.count("||") > TAGS_MAX:

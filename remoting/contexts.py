@@ -92,8 +92,7 @@ def read(path: Path) -> Contexts:
 
 @contextmanager
 def changing(path: Path) -> Iterator[Contexts]:
-    """Read the contexts, and write them back atomically unless an error is raised, under a lock.
-    Raises ContextError."""
+    """Read the contexts, and write them back without an error, locked. Raises ContextError."""
     try:
         path.parent.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
         with open(path.with_suffix(".lock"), "a", opener=_private) as lock:

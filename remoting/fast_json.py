@@ -37,8 +37,7 @@ VALUES_MAX, DIALECT_VALUES_MAX = 32_768, 2_048
 
 
 class MessageQueue(NamedTuple):
-    """A queue of a topic in a broker group; the key of many Java maps. Sorts as in RocketMQ's
-    clients."""
+    """A queue of a topic in a group; the key of Java maps. Sorts as in Java clients."""
 
     topic: str
     broker_name: str
@@ -90,8 +89,7 @@ def _with_queues(value: Any, queues: dict[str, MessageQueue]) -> Any:
 
 
 def loads_request(data: bytes) -> dict[str, Any]:
-    """Do as `loads_object` for bodies of unknown origin. Slow bodies are rejected unread. Raises
-    BodyError."""
+    """Do as `loads_object` for foreign bodies; rejects slow ones. Raises BodyError."""
     count = 1 + data.count(b",") + data.count(b"{") + data.count(b"[")
     if count > VALUES_MAX:
         raise BodyError(f"a body of some {count} values; at most {VALUES_MAX}")

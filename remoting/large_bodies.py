@@ -28,8 +28,7 @@ PIECE_BYTES = 256 * 1024
 
 
 def inflating(packed: bytes, bytes_max: int, what: str) -> Steps[bytearray | None]:
-    """Decompress a zlib stream; None if it exceeds `bytes_max`. Raises BodyError, which contains
-    `what`, for damage."""
+    """Decompress a zlib stream; None above `bytes_max`. Raises BodyError with `what`."""
     size = 0
     for piece in _inflate(packed, what):
         size += len(piece)
@@ -101,8 +100,7 @@ class JsonWalk:
         return self._at
 
     def names(self) -> Iterator[str]:
-        """Yield the names of the object at this position. The caller reads or skips each value
-        before the next name."""
+        """Yield this object's names. The caller reads or skips each value in between."""
         self._take("{")
         if self._is_next("}"):
             self._at += 1
@@ -141,8 +139,7 @@ class JsonWalk:
         raise self._damaged(f"not a value of at most {VALUE_BYTES_MAX} characters: {problem}")
 
     def skipping(self) -> Steps[None]:
-        """Skip the value at this position in steps. It may have any size, but not its
-        components."""
+        """Skip the value at this position in steps; its components have limited sizes."""
         start = self._skip_space()
         closing: list[str] = []
         count = 0

@@ -279,8 +279,7 @@ def order_info(topic: str, queue_id: int, times: Mapping[int, int]) -> str:
 
 
 def by_queue(info: str) -> dict[tuple[str, int], list[int]]:
-    """Parse `startOffsetInfo` or `msgOffsetInfo` into (kind, queue id) → offsets. Raises
-    HeaderError."""
+    """Parse offset infos into (kind, queue id) → offsets. Raises HeaderError."""
     found: dict[tuple[str, int], list[int]] = {}
     for part in info.split(";") if info else ():
         fields = part.split(" ")

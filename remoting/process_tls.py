@@ -125,8 +125,7 @@ class ProcessTls:
 
     @property
     def http_scheme(self) -> str:
-        """Return the scheme to announce: `http` also for `permissive`, since clients may not have
-        the CA yet."""
+        """Return the announced scheme: `http` also for `permissive`, as clients may lack the CA."""
         enforcing = self.http is not None and self.http.mode is TlsMode.ENFORCING
         return "https" if enforcing else "http"
 

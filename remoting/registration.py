@@ -185,8 +185,7 @@ class RegisterBrokerHeader(NamedTuple):
 
 
 class BrokerHeader(NamedTuple):
-    """A broker's identity, for 104 UNREGISTER_BROKER, 322 QUERY_DATA_VERSION, 904
-    BROKER_HEARTBEAT."""
+    """A broker's identity, for 104 (unregister), 322 (data version), 904 (heartbeat)."""
 
     broker_name: Annotated[str, "brokerName"]
     broker_address: Annotated[str, "brokerAddr"]

@@ -63,7 +63,6 @@ def up(
     proxies: int | None,
     proxy_settings: tuple[str, ...],
 ) -> None:
-    """Do `mqcluster up`."""
     desired, of_proxies = parse_settings(settings), parse_settings(proxy_settings, "--set-proxy")
 
     async def work(cluster: Cluster) -> None:
@@ -94,13 +93,11 @@ def up(
 
 
 def list_modes() -> None:
-    """Do `mqcluster modes`."""
     for mode in MODES.values():
         say(f"{mode.name:12}{mode.description}")
 
 
 def status(directory: Path, as_json: bool) -> None:
-    """Do `mqcluster status`."""
 
     async def work(cluster: Cluster) -> None:
         result = await cluster.status()
@@ -113,7 +110,6 @@ def status(directory: Path, as_json: bool) -> None:
 
 
 def kill(directory: Path, target: str, signal_name: str) -> None:
-    """Do `mqcluster kill`."""
 
     async def work(cluster: Cluster) -> None:
         node = await cluster.find(target)
@@ -128,7 +124,6 @@ def kill(directory: Path, target: str, signal_name: str) -> None:
 
 
 def transfer_leadership(directory: Path, target: str, group: str | None) -> None:
-    """Do `mqcluster transfer`."""
 
     async def work(cluster: Cluster) -> None:
         old, new = await transfer(cluster, group, target)
@@ -138,7 +133,6 @@ def transfer_leadership(directory: Path, target: str, group: str | None) -> None
 
 
 def add_member(directory: Path, group: str | None, timeout: float) -> None:
-    """Do `mqcluster add`."""
 
     async def work(cluster: Cluster) -> None:
         node = await members.add(cluster, group, say, timeout)
@@ -148,7 +142,6 @@ def add_member(directory: Path, group: str | None, timeout: float) -> None:
 
 
 def remove_member(directory: Path, name: str, timeout: float) -> None:
-    """Do `mqcluster remove`."""
 
     async def work(cluster: Cluster) -> None:
         progress(f"taking {name} out of its group")
@@ -159,7 +152,6 @@ def remove_member(directory: Path, name: str, timeout: float) -> None:
 
 
 def start(directory: Path, name: str) -> None:
-    """Do `mqcluster start`."""
 
     async def work(cluster: Cluster) -> None:
         process = cluster.start(name)
@@ -169,7 +161,6 @@ def start(directory: Path, name: str) -> None:
 
 
 def restart(directory: Path, rolling: bool) -> None:
-    """Do `mqcluster restart`."""
 
     async def work(cluster: Cluster) -> None:
         if rolling:
@@ -183,7 +174,6 @@ def restart(directory: Path, rolling: bool) -> None:
 
 
 def down(directory: Path, timeout: float) -> None:
-    """Do `mqcluster down`."""
 
     async def work(cluster: Cluster) -> None:
         progress("stopping brokers in order, then name servers")

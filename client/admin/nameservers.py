@@ -87,8 +87,7 @@ class NameServerAdmin:
         await self._change(RequestCode.UPDATE_NAMESRV_CONFIG, body=f"{key}={value}\n".encode())
 
     async def _ask_one(self, address: str, command: RemotingCommand) -> RemotingCommand:
-        """Send a request, signed if its code requires it and there is a key. Raises
-        RemotingError."""
+        """Send a request, signed if its code needs it and there is a key. Raises RemotingError."""
         remoting, key = self._instance.remoting, self._instance.config.registration_key
         if key and command.code in SIGNED_CODES:
             connection = await remoting.connect(address)

@@ -70,8 +70,7 @@ class TopicAdmin:
         await self._requests.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
 
     async def delete(self, address: str, topic: str) -> None:
-        """Delete a topic on a broker (215); `name_server.forget_topic` removes it from name
-        servers."""
+        """Delete a topic on a broker (215); `name_server.forget_topic` covers name servers."""
         await self._requests.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
 
     async def empty(self, address: str, topic: str) -> dict[str, Any]:

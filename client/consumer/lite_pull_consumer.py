@@ -156,8 +156,7 @@ class LitePullConsumer:
             await self.membership.stop()
 
     async def poll(self, timeout_ms: int = 5_000, count_max: int = 0) -> list[MessageExt]:
-        """Return the next messages of a queue, with queues in turn; [] on time-out. Raises
-        ClientClosed."""
+        """Return a queue's next messages, in turn; [] on time-out. Raises ClientClosed."""
         if not self._instance.running:
             raise ClientClosed
         deadline = self._now() + timeout_ms / 1000
@@ -204,8 +203,7 @@ class LitePullConsumer:
         return await self.membership.offsets.committed(queue)
 
     def position(self, queue: MessageQueue) -> int:
-        """Return the offset below which everything was handed out. Raises KeyError for a queue that
-        is not held."""
+        """Return the offset below which all was handed out. Raises KeyError if not held."""
         return self._polled[queue]
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:

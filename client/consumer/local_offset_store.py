@@ -146,8 +146,7 @@ def offsets_of(
     on_commit: OnCommit | None = None,
     on_committing: OnCommit | None = None,
 ) -> Offsets:
-    """Make a consumer's offset store, on the brokers, or for broadcasting in `storage` (None for a
-    file)."""
+    """Make an offset store, on the brokers, or for broadcasting in `storage` (None: file)."""
     if model is not MessageModel.BROADCASTING:
         return OffsetStore(group, instance, on_commit, on_committing)
     if storage is None:

@@ -134,8 +134,7 @@ class Membership:
             task.result()
 
     def start_stop(self) -> asyncio.Task[None]:
-        """Start the work of `stop` in a separate task, which `stop` does not end. The listener gets
-        no further messages."""
+        """Start `stop` in a separate task, which it does not end. The listener gets no more."""
         for worker in self.workers.values():
             worker.hand_out_no_more()
         if self._stop is None or self._stop.done():

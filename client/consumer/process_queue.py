@@ -40,8 +40,7 @@ class CacheLimits:
 
 
 class CacheBudget:
-    """The messages and bytes in all queues of a consumer, and the callbacks that wait for
-    capacity."""
+    """The messages and bytes in a consumer's queues, and callbacks awaiting capacity."""
 
     def __init__(self, limits: CacheLimits) -> None:
         self._limits = limits
@@ -95,8 +94,7 @@ class ProcessQueue:
 
     @property
     def taken_count(self) -> int:
-        """Return the number of batches that hold back the commit, finished batches behind an
-        unfinished batch included."""
+        """Return the number of batches that hold back the commit."""
         return len(self._taken)
 
     @property
@@ -149,8 +147,7 @@ class ProcessQueue:
         return self.committable
 
     def discard(self) -> None:
-        """Release the queue, and remove its messages from the budget. Taken batches may still
-        finish."""
+        """Release the queue, its messages from the budget. Taken batches may still finish."""
         if not self._discarded:
             self._budget.change(-self.cached_count, -self.cached_bytes)
             self._discarded = True

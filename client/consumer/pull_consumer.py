@@ -66,8 +66,7 @@ class PullResult(NamedTuple):
 
 
 class PullConsumer:
-    """A pull consumer. Every method raises ClientError: NoRoute, BrokerUnreachable,
-    BrokerRefused."""
+    """A pull consumer. Methods raise NoRoute, BrokerUnreachable, BrokerRefused."""
 
     def __init__(
         self,
@@ -209,8 +208,7 @@ class PullConsumer:
         return await max_offset(self._instance, queue)
 
     async def offset_for(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the offset of the first message stored at or after that time; the end offset if
-        there is none."""
+        """Return the offset of the first message stored at or after that time, or the end."""
         await self._know(queue)
         return await offset_for(self._instance, queue, timestamp_ms)
 

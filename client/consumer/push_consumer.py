@@ -204,8 +204,7 @@ class PushConsumer:
         self.membership.offsets.table.start(queue, offset)
 
     def pause(self, queues: Sequence[MessageQueue] | None = None) -> None:
-        """Pause pulling from these queues (None for all held); cached messages are still
-        delivered."""
+        """Pause pulling these queues (None: all held); cached messages are still delivered."""
         for queue in self.membership.workers if queues is None else queues:
             self.membership.workers[queue].pause()
 
@@ -260,8 +259,7 @@ class PushConsumer:
         )
 
     async def _check_expressions(self) -> None:
-        """Let a broker check (46) expressions that only brokers can parse. A missing cluster is no
-        error."""
+        """Let a broker check (46) expressions that only brokers can parse, if there is one."""
         for subscription in list(self.membership.subscriptions.values()):
             if subscription.expression_type == "TAG":
                 continue

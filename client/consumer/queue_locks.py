@@ -143,8 +143,7 @@ class QueueLocks:
         await self.release(sorted(self._perhaps - self._at_work))
 
     def leader_changed(self, broker_name: str) -> None:
-        """Invalidate the group's locks until they are granted again, because the new leader may not
-        have them."""
+        """Invalidate the group's locks until granted again: a new leader may not have them."""
         for queue in [queue for queue in self._requested_at if queue.broker_name == broker_name]:
             del self._requested_at[queue]
         self._changed.set()

@@ -392,8 +392,7 @@ class QueueWorker:
         self._moved.clear()
 
     def _back_off(self, pause_ms_max: float = PAUSE_MS_MAX) -> None:
-        """Pause before the next pull, from 10 ms, doubling up to the bound, which is low during a
-        fail-over."""
+        """Pause before the next pull, from 10 ms, doubling up to the bound."""
         self._pause_ms = min(max(PAUSE_MS_FIRST, self._pause_ms * 2), pause_ms_max)
 
     # ---- consuming

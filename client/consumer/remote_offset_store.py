@@ -119,8 +119,7 @@ class OffsetStore:
     async def _commit_one(
         self, queue: MessageQueue, offset: int, lost: dict[str, ClientError]
     ) -> bool:
-        """Write an offset after running commits of its queue, since a repeated older commit must
-        not overtake a newer."""
+        """Write an offset after the queue's running commits, which must not overtake it."""
         while (before := self._under_way.get(queue)) is not None:
             await before.wait()
         ended = self._under_way[queue] = asyncio.Event()

@@ -170,8 +170,7 @@ NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode
 
 
 class SimpleConsumer:
-    """A simple consumer on an event loop. Methods raise ClientError; several may run
-    concurrently."""
+    """A simple consumer. Methods raise ClientError; several may run concurrently."""
 
     def __init__(
         self,
@@ -271,8 +270,7 @@ class SimpleConsumer:
                 return []
 
     async def _targets(self) -> list[Target]:
-        """Return the broker groups of all topics, with a rotating start. Raises NoRoute if no topic
-        has any."""
+        """Return the topics' broker groups, with a rotating start. Raises NoRoute without any."""
         found: list[Target] = []
         absent: NoRoute | None = None
         for topic in sorted(self._subscriptions):

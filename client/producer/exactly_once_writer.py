@@ -82,8 +82,7 @@ class ExactlyOnceWriter:
     __aenter__, __aexit__ = entered, left
 
     async def start(self) -> None:
-        """Connect, and open the writer in every broker group with any of its queues. Raises
-        ClientError."""
+        """Connect, and open the writer in the broker groups of its queues. Raises ClientError."""
         await self._instance.start()
         try:
             async for attempt in self._policy.while_retriable():

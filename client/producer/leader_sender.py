@@ -59,8 +59,7 @@ class LeaderSenderCallbacks(Protocol):
 
 
 class LeaderSender:
-    """The sends to a broker group. `scout_timeout_ms` is the wait for an answer to the probe or to
-    a heartbeat."""
+    """The sends to a broker group. `scout_timeout_ms` limits an answer to probe or heartbeat."""
 
     def __init__(
         self,

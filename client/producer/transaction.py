@@ -58,8 +58,7 @@ _checking: ContextVar[asyncio.Task[None] | None] = ContextVar("checking", defaul
 
 
 class TransactionState(IntEnum):
-    """The local transaction's outcome; values as in END_TRANSACTION. UNKNOWN lets the broker ask
-    later."""
+    """The local transaction's outcome; UNKNOWN lets the broker ask later."""
 
     UNKNOWN = 0
     COMMIT = 8

@@ -27,8 +27,7 @@ class Reads:
         self._confirmed: deque[tuple[int, list[asyncio.Future[int]]]] = deque()
 
     def add(self, ask: Callable[[int], None]) -> asyncio.Future[int]:
-        """Add a read. `ask(token)` starts a confirmation; a RaftError from it fails the reads.
-        Raises Busy at the limit."""
+        """Add a read. `ask(token)` confirms it; its RaftError fails the reads. Raises Busy."""
         if self._waiting >= self._waiting_max:
             raise Busy(f"{self._waiting} reads wait already")
         loop = asyncio.get_running_loop()

@@ -364,8 +364,7 @@ class RaftCore:
 
     @property
     def takes_frames(self) -> bool:
-        """False while this replica drops all new frames, because its disk is full, or it must not
-        found a group."""
+        """False while this replica drops new frames: a full disk, or it must not found a group."""
         return self._takes_frames and not self.election.must_not_bootstrap
 
     @property

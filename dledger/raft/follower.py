@@ -89,8 +89,7 @@ class Following:
             self._ack_due = True
 
     def handle_prev_frame(self, prev_frame: PrevFrame) -> None:
-        """Compare a frame of the current term's leader with the own frame of its index and term.
-        Raises OtherHistory."""
+        """Compare a leader's frame with the own frame of index and term. Raises OtherHistory."""
         log, index, term = self._log.index, prev_frame.index, prev_frame.index_term
         here = log.first_index <= index <= log.last_index
         if here and log.term_at(index) == term:

@@ -273,8 +273,7 @@ class Leading:
             self._appends_due = self._outbox.dirty = True
 
     def _back_off(self, progress: Progress, response: AppendResponse) -> None:
-        """Probe from the last frame here that may equal the follower's. Both sides skip entire
-        terms (Raft 5.3)."""
+        """Probe from the last frame that may equal the follower's, by terms (Raft 5.3)."""
         assert response.conflict_index <= response.prev_index, response
         log = self._log.index
         at = log.last_at_most(response.conflict_index - 1, response.conflict_term)
@@ -297,8 +296,7 @@ class Leading:
                 self._advance_commit()
 
     def _advance_commit(self) -> None:
-        """Commit the frames that are durable on a majority, by frames of the leader's own term
-        (Raft 5.4.2)."""
+        """Commit what is durable on a majority, by frames of the own term (Raft 5.4.2)."""
         log, membership = self._log, self._membership
         own = log.durable_index if self._ballot.recovered else 0
         candidate = self.tracker.committed(own if membership.is_voter else None)
@@ -465,8 +463,7 @@ class Leading:
             self._reads.hold(token)
 
     def _start_read_round(self, now_ms: float) -> None:
-        """Send a heartbeat round for new reads, or let them share the next round if a round is in
-        flight."""
+        """Send a heartbeat round for new reads, or let them share the next round."""
         if self._reads.newest_round > self.round:
             if not self.tracker.voting:
                 self.round += 1  # a group of one confirms itself

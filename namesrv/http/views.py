@@ -77,8 +77,7 @@ class FailoverPage(View, frozen=True, kw_only=True):
 
 
 class BrokerView(View, frozen=True, kw_only=True):
-    """A broker with its own unchanged view. `node` is null for a broker that did not answer, with
-    the reason in `error`."""
+    """A broker with its own view; `node` is null without an answer, for the reason `error`."""
 
     address: str
     broker_id: int

@@ -54,8 +54,7 @@ class AccountFile:
             LOG.error("acl_file_not_read: %s", error)
 
     def replace(self, accounts: Accounts) -> None:
-        """Write the accounts to a temporary file, sync and rename it, then use them. Raises
-        AclError."""
+        """Write the accounts to a file, sync, rename, then use them. Raises AclError."""
         temporary = self.path.with_name(self.path.name + ".tmp")
         try:
             number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)

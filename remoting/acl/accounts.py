@@ -160,8 +160,7 @@ class Account:
 
 
 def account_from_config(value: Mapping[str, Any], before: Account | None = None) -> Account:
-    """Make an account from plain_acl.yml's keys, with missing keys from `before`. Raises
-    AclError."""
+    """Make an account of plain_acl.yml's keys, others from `before`. Raises AclError."""
     if not isinstance(value, Mapping):
         raise AclError("an account is not a mapping of keys")
     secret = value.get("secretKey")

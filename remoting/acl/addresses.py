@@ -48,8 +48,7 @@ class AddressPattern:
     alternatives: tuple[Ranges, ...]
 
     def matches(self, host: str) -> bool:
-        """Return whether `host` matches, an address without port or brackets. Any other text
-        matches only `*`."""
+        """Return whether `host` matches, a bare address. Other text matches only `*`."""
         if self.everybody:
             return True
         numbers = _numbers(host)

@@ -68,8 +68,7 @@ class Gate:
         return self.permits(peer_address, access_key, [nothing_fulfils])
 
     def _account(self, peer_address: str, access_key: str) -> Account | None:
-        """Return the sender's account; None if its address suffices. Raises AclError for an unknown
-        account."""
+        """Return the sender's account, None if its address suffices. Raises AclError."""
         accounts = self._accounts()
         host = host_of(peer_address)
         if accounts.trusts(host):

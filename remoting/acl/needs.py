@@ -97,8 +97,7 @@ def _pull(command: RemotingCommand) -> list[Need]:
 
 
 def _pop(command: RemotingCommand) -> list[Need]:
-    """Return the needs of a request about popped messages; its topic may be a retry topic of the
-    group."""
+    """Return the needs of a request about popped messages, of a retry topic perhaps."""
     return _popped(text(command.ext, "consumerGroup"), text(command.ext, "topic"))
 
 

@@ -44,8 +44,7 @@ class DataLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The records of a queue's offsets [start, end), as brokers store them. A missing record is
-    lost data if `strict`."""
+    """A queue's records [start, end). A missing record is lost data if `strict`."""
 
     queue: Queue
     start: int
@@ -159,8 +158,7 @@ class Cluster:
         return dict(zip(queues, self._run(every()), strict=True))
 
     def blocks(self, queue_range: QueueRange, fail_on_data_loss: bool) -> Iterator[Block]:
-        """Yield the blocks of a range, of some megabytes each. Raises DataLost if
-        `fail_on_data_loss`."""
+        """Yield a range's blocks, of some megabytes. Raises DataLost if `fail_on_data_loss`."""
         self.queues([queue_range.queue.topic])  # finds its brokers
         pulls = _Pulls(
             self._instance, self._connection, queue_range, self._policy, fail_on_data_loss

@@ -13,8 +13,7 @@ _ALIASES = {"s3a://": "s3://", "s3n://": "s3://"}  # Hadoop's names
 
 
 def opened(uri: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system and the path in it. Raises ValueError (pyarrow's) for an unknown
-    scheme, OSError."""
+    """Return the file system and the path in it. Raises ValueError (a scheme), OSError."""
     for alias, name in _ALIASES.items():
         if uri.startswith(alias):
             uri = name + uri.removeprefix(alias)
@@ -23,8 +22,7 @@ def opened(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def for_spark(uri: str) -> str:
-    """Return the URI or path for Spark, without options (Spark has its own settings), and with
-    Hadoop's name of S3."""
+    """Return the URI or path for Spark, without options, with Hadoop's name of S3."""
     head = uri.partition("?")[0] if "://" in uri else uri
     return "s3a://" + head.removeprefix("s3://") if head.startswith("s3://") else head
 

@@ -66,8 +66,7 @@ def ranges_between(start: Offsets, end: Offsets) -> list[QueueRange]:
 
 
 def split(ranges: Sequence[QueueRange], partitions_min: int) -> list[QueueRange]:
-    """Split ranges into at least `partitions_min` ranges of similar size, if they have that many
-    messages."""
+    """Split ranges into at least `partitions_min` similar ranges, if there are messages."""
     total = sum(each.size for each in ranges)
     parts: list[QueueRange] = []
     for each in ranges:

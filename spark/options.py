@@ -61,8 +61,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The connection settings. A request is retried for `timeout_ms`, through a failover, before
-    its task fails."""
+    """The connection settings. A request is retried for `timeout_ms` before its task fails."""
 
     namesrv: str
     timeout_ms: int

@@ -189,8 +189,7 @@ class _Commit:
         )
 
     async def run(self, files: Sequence[Staged], *, once: bool) -> None:
-        """Write the batch; with `once` it is the writer's only batch. Raises NotWritten, PlanError,
-        ClientError, OSError."""
+        """Write the batch, with `once` the only one. Raises NotWritten, PlanError, ClientError."""
         async with self._writer:
             plan = self._plan(files)
             await self._writer.open_at(plan.message_queues)

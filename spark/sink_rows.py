@@ -104,8 +104,7 @@ def _encoded_texts(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Arra
 
 
 def _encoded(columns: Mapping[str, pa.Array], given: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the properties of rows, and the hashes of their sharding keys. A column overrides a
-    property of its name."""
+    """Return rows' properties and their sharding keys' hashes. A column overrides a property."""
     texts = {_TEXTS[name]: column.to_pylist() for name, column in columns.items()}
     encoded, keys = [], []
     for number, pairs in enumerate(given.to_pylist()):

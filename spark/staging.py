@@ -30,8 +30,7 @@ _LOCAL = re.compile(r"file:/*(?=/)")
 
 class Staging:
     def __init__(self, location: str) -> None:
-        """`location` is a path, absolute or not, or a URI. Raises ValueError for an unknown
-        scheme."""
+        """`location` is a path or a URI. Raises ValueError for an unknown scheme."""
         location = _LOCAL.sub("", location)
         if "://" not in location:
             location = os.path.abspath(location)
@@ -117,8 +116,7 @@ class Staging:
         return data
 
     def _write(self, name: str, data: bytes) -> None:
-        """Write a file atomically, by a rename, except in object stores, which show complete files
-        only."""
+        """Write a file atomically, renamed except in object stores, which show whole files."""
         beside = f"{name}.{uuid.uuid4().hex}.tmp"
         self._fs.create_dir(self._root, recursive=True)
         with self._fs.open_output_stream(f"{self._root}/{beside}") as sink:

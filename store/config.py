@@ -30,8 +30,7 @@ def hot_span_bytes(ratio: float = HOT_MEMORY_RATIO) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """The configuration of a store. Names in comments are Apache's; paths are relative to the
-    disk's root."""
+    """A store's configuration, with Apache's names in comments. Paths are below the root."""
 
     mode: StoreMode = StoreMode.RAFT
     directory: str = ""  # below the disk's root; "" is the root itself

@@ -137,8 +137,7 @@ class DerivedFiles:
         return True
 
     def correct_min_offset(self) -> None:
-        """Move the queues' min_offset up to the log's after segments were removed, and remove index
-        files below it."""
+        """Move min_offset up to the log's after a removal, and remove index files below."""
         self.queues.correct_min_offset(self._commitlog.min_offset)
         if self.index is not None:
             self.index.delete_before(self._commitlog.min_offset)

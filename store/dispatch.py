@@ -212,8 +212,7 @@ def _skip(size: int, magic: int, offset: int, shift: int, end: int) -> int:
 def _unusual_topic(
     data: bytes, offset: int, magic: int, sys_flag: int, shift: int
 ) -> tuple[int, int]:
-    """Return (start, length) of the topic of a record with IPv6 hosts or a two-byte topic
-    length."""
+    """Return (start, length) of a topic, with IPv6 hosts or a two-byte topic length."""
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise DispatchError(offset + shift, f"no record but {magic & 0xFFFFFFFF:#010x}")
     body_start = offset + 88 + hosts_extra(sys_flag)

@@ -78,8 +78,7 @@ class FlushUnderWay(StoreError):
 
 
 class EntryDamaged(StoreDamaged):
-    """A ConsumeQueue entry points at no record of its queue. Its readers wait until it is rebuilt
-    from the log."""
+    """A ConsumeQueue entry points at no record. Readers wait for its rebuild."""
 
     code = "ENTRY_DAMAGED"
     retriable = True

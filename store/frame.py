@@ -183,8 +183,7 @@ def parse_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> tup
 
 
 def is_valid_frame(data: bytes, at: int, size: int, expected: tuple[int, int, int]) -> bool:
-    """Return whether the `size` bytes at data[at] are the frame of that index, term and position,
-    by both checksums."""
+    """Return whether data[at:] has the frame of that index, term and position, by checksums."""
     if len(data) < at + size:
         return False
     checksum = payload_checksum(data[at : at + HEADER_SIZE_BYTES], size, expected)

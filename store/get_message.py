@@ -47,8 +47,7 @@ class Limits:
 
 
 def offset_status(offset: int, minimum: int, maximum: int) -> tuple[GetStatus, int] | None:
-    """Return (status, next offset) for an offset without a message; None if it may have a
-    message."""
+    """Return (status, next offset) for an offset without a message; None if unsure."""
     if maximum == 0:
         return GetStatus.NO_MESSAGE_IN_QUEUE, 0
     if offset < minimum:
@@ -90,8 +89,7 @@ class Selected(NamedTuple):
 
 
 def select(entries: bytes, offset: int, limits: Limits, tag_codes: Set[int] | None) -> Selected:
-    """Choose among entries from queue offset `offset` on. With `tag_codes` None every message is
-    chosen."""
+    """Choose among entries from queue offset `offset`; all with `tag_codes` None."""
     scanned = len(entries) // QUEUE_ENTRY_BYTES
     # A single call, since a call per entry takes three times as long. numpy is faster from 300
     # entries on, and slower below.

@@ -146,8 +146,7 @@ class MessageStore:
         self.abort_file.remove()
 
     def _complete_index(self) -> None:
-        """Index everything except damaged parts, since a classic log is never repaired. Raises
-        OSError."""
+        """Index all but damaged parts: a classic log is never repaired. Raises OSError."""
         while True:
             try:
                 self.derived.index_all()

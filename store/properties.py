@@ -67,8 +67,7 @@ def fields_sum(flag: int, properties: Mapping[str, str]) -> int:
 
 
 def joined(properties: Mapping[str, str]) -> bytes:
-    """Return the stored form of properties from `decode_properties` after a change, without
-    checks."""
+    """Return the stored form of changed properties, without checks."""
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
 
 
@@ -84,8 +83,7 @@ def decode_properties(data: bytes | bytearray | memoryview | str) -> dict[str, s
 
 
 def java_string_hash(text: str) -> int:
-    """Return Java's String.hashCode: s[0]*31^(n-1) + ... + s[n-1] over UTF-16 units, a signed
-    int32."""
+    """Return Java's String.hashCode: s[0]*31^(n-1) + ... + s[n-1], a signed int32."""
     if len(text) > LONG_TEXT:
         with contextlib.suppress(ModuleNotFoundError):  # clients without numpy
             return _long_hash(text)

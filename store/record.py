@@ -118,8 +118,7 @@ def unpack_host(data: bytes) -> Host:
 
 
 def offset_message_id(store_host: Host, physical_offset: int) -> str:
-    """Return the offsetMsgId, store host and CommitLog offset as 32 (IPv6: 56) upper-case hex
-    digits."""
+    """Return the offsetMsgId: store host and CommitLog offset in upper-case hex digits."""
     return (pack_host(store_host) + _LONG.pack(physical_offset)).hex().upper()
 
 
@@ -192,8 +191,7 @@ def store_timestamp_at(buffer: Buffer, offset: int) -> int:
 
 
 def _tail(buffer: Buffer, offset: int) -> tuple[int, int, int, int, int]:
-    """Return (size, body start, body length, topic start, topic length), with every length checked.
-    Raises RecordError."""
+    """Return (size, body start, length, topic start, length), checked. Raises RecordError."""
     available = len(buffer) - offset
     if available < BLANK_SIZE_BYTES:
         raise RecordError(StopReason.TRUNCATED, f"{available} bytes left")
@@ -234,8 +232,7 @@ def _tail(buffer: Buffer, offset: int) -> tuple[int, int, int, int, int]:
 def check_record(
     buffer: Buffer, offset: int = 0, position: int | None = None, *, check_body: bool = True
 ) -> int:
-    """Verify lengths, body CRC and (if `position` is given) PHYSICALOFFSET; return the size. Raises
-    RecordError."""
+    """Verify lengths, body CRC, PHYSICALOFFSET if given; return the size. Raises RecordError."""
     size, body_start, body_length, _, _ = _tail(buffer, offset)
     if position is not None:
         told = _LONG.unpack_from(buffer, offset + 28)[0]

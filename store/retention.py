@@ -62,8 +62,7 @@ class LogNow:
 
     @property
     def lead_ms(self) -> int:
-        """The lead of the wall clock over the log's own time (negative: behind); 0 while they
-        agree."""
+        """The wall clock's lead over the log's time (negative: behind); 0 while they agree."""
         return self.wall_ms - self.own_ms
 
 
@@ -175,8 +174,7 @@ class Expiry:
         usage: DiskUsage,
         hour: int | None = None,
     ) -> Expired:
-        """Return the segments that `policy` deletes. `hour` defaults to the current local hour.
-        Raises OSError."""
+        """Return the segments to delete; `hour` defaults to the local hour. Raises OSError."""
         log, ages = self._commitlog, self._ages(now, policy.segments_at_once_max + 2)
         limit = min(self._derived.dispatched_offset, log.durable_offset)
         if self._confirmed is not None:

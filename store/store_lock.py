@@ -68,8 +68,7 @@ class Owner:
 
 
 class StoreInUse(StoreError):
-    """A different process, or a different part of this process, owns the directory. Nothing was
-    changed."""
+    """A different process, or part of this process, owns the directory. Nothing changed."""
 
     code = "STORE_IN_USE"
     retriable = True

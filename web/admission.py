@@ -75,8 +75,7 @@ class Admission:
         self._evictor.added(tracked)
 
     def evict(self) -> RequestHandler | None:
-        """Return the connection to close for a new connection; None if each has a request in
-        progress."""
+        """Return the connection to close for a new one; None if all have requests in progress."""
         chosen = self._evictor.choose(self._connections_max)
         return None if chosen is None else chosen.handler
 

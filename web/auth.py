@@ -53,8 +53,7 @@ class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Access:
-    """Identifies callers by the tokens in `tokens_file` (None for no tokens), or by `sessions` of
-    browsers."""
+    """Identifies callers by tokens in `tokens_file` (or None), or browsers' `sessions`."""
 
     def __init__(
         self,
@@ -136,8 +135,7 @@ class Access:
         return found
 
     def caller_of(self, headers: Mapping[str, str], cookie: str, method: str) -> Caller:
-        """Return the caller of a token in these headers, or of a session's cookie. Raises
-        ApiProblem (401, 403)."""
+        """Return the caller by token or session cookie. Raises ApiProblem (401, 403)."""
         authorization = headers.get("Authorization")
         if self.sessions is None or authorization or not cookie:
             return self.caller(authorization)

@@ -46,8 +46,7 @@ class PageQuery(Input, frozen=True):
 def page(
     items: Iterable[T], key: Callable[[T], str], view: Callable[[T], Any], query: PageQuery
 ) -> dict[str, Any]:
-    """Return the requested page of `items`, in the order of their distinct keys. Raises ApiProblem
-    for an invalid cursor."""
+    """Return a page of `items`, by their keys. Raises ApiProblem for an invalid cursor."""
     after = decode_cursor(query.cursor) if query.cursor else None
     behind = (item for item in items if after is None or key(item) > after)
     chosen = heapq.nsmallest(query.limit + 1, behind, key=key)

@@ -34,8 +34,7 @@ _REDISPATCH_BYTES = 4 << 20  # per read
 
 @contextmanager
 def contradicting(entries: Sequence[EntryBatch]) -> Iterator[None]:
-    """Raise StoreDamaged if the entries do not continue their queues. Only for use at start; later
-    this is a bug."""
+    """Raise StoreDamaged if the entries do not continue their queues; for starts only."""
     try:
         yield
     except (AssertionError, ValueError) as error:

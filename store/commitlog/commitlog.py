@@ -82,8 +82,7 @@ class ServedReads(Protocol):
     """Reads for clients."""
 
     def read(self, offset: int, size: int, budget: ReadBudget | None = None) -> bytes:
-        """Return up to `size` bytes at `offset`; fewer if the budget is used up. Raises StoreError,
-        OSError."""
+        """Return up to `size` bytes at `offset`, within the budget. Raises StoreError, OSError."""
 
     def record_at(self, offset: int, budget: ReadBudget | None = None) -> bytes | None:
         """Return the message record at `offset`; None if there is none or the budget is used up.
@@ -206,8 +205,7 @@ class CommitLog:
         self.raise_hint(end)
 
     def _restorable(self, start: int, end: int) -> list[int]:
-        """Return the starts of the segments that cover [start, end). Raises StoreError if too many
-        are missing."""
+        """Return the starts of segments that cover [start, end). Raises StoreError if too many."""
         covered = range(start, end, self.segment_size_bytes)
         missing = len(covered) - len(self._disk.listdir(self.directory))
         if missing > RESTORED_SEGMENTS_MAX:
@@ -472,8 +470,7 @@ class CommitLog:
     # -- durability ---------------------------------------------------------------------------
 
     def start_sync(self) -> SyncTicket | None:
-        """Return a ticket for everything written; None if all of it is durable. Raises SyncFailed
-        after any failed sync."""
+        """Return a ticket for what is not durable, or None. Raises SyncFailed after a failure."""
         assert self._settled, "its end is not known"
         return self.syncs.start(self.max_offset)
 

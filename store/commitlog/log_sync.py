@@ -97,8 +97,7 @@ class LogSyncs:
         self._directory_dirty = True
 
     def start(self, end: int) -> SyncTicket | None:
-        """Return a ticket for everything written up to `end`; None if all of it is durable. Raises
-        SyncFailed after any failed sync."""
+        """Return a ticket for what is not durable up to `end`, or None. Raises SyncFailed."""
         self._check_failed()
         if self.durable_offset == end and not self._directory_dirty:
             self._dirty.clear()
@@ -113,8 +112,7 @@ class LogSyncs:
         return ticket
 
     def finish(self, ticket: SyncTicket, last_start: int) -> None:
-        """Finish a ticket that has run; the last segment starts at `last_start`. Raises
-        SyncFailed."""
+        """Finish a ticket that ran; the last segment is at `last_start`. Raises SyncFailed."""
         self._check_failed()
         assert ticket.ran
         self._tickets.remove(ticket)

@@ -133,8 +133,7 @@ class FrameWalk:
         last: FrameHeader | None = None,
         first_index: int | None = None,
     ) -> None:
-        """`last` is the frame before `from_offset`. Without it, `first_index` is the required first
-        index (None: any)."""
+        """`last` is the frame before `from_offset`; else `first_index` is required (None: any)."""
         self._commitlog = commitlog
         self._to = commitlog.max_offset if to_offset is None else to_offset
         self._verify_from = verify_from  # payload CRCs from here on; None for no payload
@@ -168,8 +167,7 @@ class FrameWalk:
             yield header
 
     def _parse(self, position: int, verify: bool) -> FrameHeader | None:
-        """Return the frame at `position`; None for a blank record or zeros, which are valid. Raises
-        FrameError."""
+        """Return the frame at `position`; None for a valid blank or zeros. Raises FrameError."""
         head = self._window.get(position, HEADER_SIZE_BYTES)
         if len(head) < HEADER_SIZE_BYTES or int.from_bytes(head[4:8], "big", signed=True) != (
             FRAME_MAGIC
@@ -246,8 +244,7 @@ class FrameRecovery:
         self._verify_from = min(verify_from, default=0)
 
     def run(self) -> FrameDamage | None:
-        """Continue from the last good frame; return the damage, or None at the end. Raises
-        OSError."""
+        """Continue from the last good frame; return damage, or None. Raises OSError."""
         log = self._log
         walk = FrameWalk(log, self.end, None, self._verify_from, self.last, self._first_index)
         for header in walk:
@@ -392,8 +389,7 @@ def recover_records(commitlog: CommitLog, checkpoint: CheckpointFields, *, clean
 
 
 def _durable_start(commitlog: CommitLog, checkpoint: CheckpointFields) -> int:
-    """Return the start of the last segment with a first record old enough to be durable; otherwise
-    the start of the log."""
+    """Return the last segment whose first record is old enough to be durable, or the first."""
     newest = min(checkpoint.physic_timestamp_ms, checkpoint.logics_timestamp_ms) - CLOCK_SLACK_MS
     for segment in reversed(commitlog.segments()):
         head = commitlog.read(segment.start, 88)

@@ -29,8 +29,7 @@ class CheckedReads:
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueStore, repairs: QueueRepairs | None
     ) -> None:
-        """With `repairs` None (classic mode), wrong entries are not repaired, but never
-        returned."""
+        """With `repairs` None (classic mode), wrong entries are only never returned."""
         self._commitlog = commitlog
         self._queues = queues
         self._repairs = repairs

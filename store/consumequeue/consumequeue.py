@@ -139,8 +139,7 @@ class ConsumeQueue:
         return QUEUE_ENTRY.unpack(self.entries(offset, 1))
 
     def append(self, first: int, entries: bytes) -> None:
-        """Append entries, the first of which has queue offset `first`. Existing entries are
-        skipped."""
+        """Append entries from queue offset `first` on. Existing entries are skipped."""
         assert len(entries) % QUEUE_ENTRY_BYTES == 0
         if first != self.max_offset:
             if first < self.max_offset:
@@ -186,8 +185,7 @@ class ConsumeQueue:
             self._tail = _Tail(saved.stop, rest)
 
     def extent(self, saved: range) -> QueueExtent | None:
-        """Return the queue's manifest line after `saved` was written; None if it has no file. For
-        the pool."""
+        """Return the manifest line once `saved` was written; None without a file. In the pool."""
         end, last_position = self.max_offset, self.last_position  # in this order
         starts = [*self.file_starts, *self._new_starts(saved)]
         starts = [start for start in starts if start < end]  # the rest is to be dropped
@@ -299,8 +297,7 @@ class ConsumeQueue:
         return first, entries[: count * QUEUE_ENTRY_BYTES]
 
     def _set_probed(self, first: int, entries: bytes) -> None:
-        """Keep data of the last entries, so that a start with 100,000 queues opens each file
-        once."""
+        """Keep the last entries, so that a start opens each file of 100,000 queues once."""
         self._last_loaded = entries[-QUEUE_ENTRY_BYTES:]
         self.last_position = QUEUE_ENTRY.unpack(self._last_loaded)[0]
         if first == self.first_offset:
@@ -314,8 +311,7 @@ class ConsumeQueue:
         return last
 
     def _check_end(self, end: int, confirmed: int, recorded: QueueExtent | None) -> None:
-        """Check the end found by bisection, which trusts every entry it reads. Raises
-        QueueDamaged."""
+        """Check the end found by bisection, which trusts entries. Raises QueueDamaged."""
         if recorded is not None and end < recorded.end and recorded.last_position < confirmed:
             raise QueueDamaged(f"it ends at {end}, and had {recorded.end} entries once")
         probes = [(end, PROBED_ENTRIES)]
@@ -398,8 +394,7 @@ class ConsumeQueue:
 
 @dataclass(frozen=True, slots=True)
 class FlushTicket:
-    """A flush of ConsumeQueue tails, files and directories: `run` it in the pool, then call
-    `finish_flush`."""
+    """A flush of ConsumeQueues: `run` it in the pool, then call `finish_flush`."""
 
     files: FlushFiles
     tails: list[ConsumeQueue]  # those with a tail at the start of the flush
@@ -409,8 +404,7 @@ class FlushTicket:
     saved: dict[ConsumeQueue, range] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Write the tails and sync the files. Blocking. Raises OSError; the files stay dirty then,
-        and the flush is void."""
+        """Write tails, sync files. Blocking. Raises OSError: void then, and files stay dirty."""
         for queue in self.tails:
             self.saved[queue] = queue.save_tail(self.files)
         dirty = self.files.all_dirty()
@@ -655,8 +649,7 @@ class ConsumeQueueStore:
         return bool(ticket.saved)
 
     def finish_flush(self, ticket: FlushTicket, *, synced: bool) -> None:
-        """Finish a flush after `run` returned (`synced`) or raised; its files are dirty again
-        then."""
+        """Finish a flush after `run` returned (`synced`) or raised, with dirty files again."""
         assert self._flushing
         self._flushing = False
         if not synced:
@@ -729,7 +722,6 @@ class ConsumeQueueStore:
 
 
 def check_name(topic: str, queue_id: int) -> None:
-    """Check that a topic is a valid directory name and does not lead elsewhere. Raises
-    ValueError."""
+    """Check that a topic is a directory name that leads nowhere else. Raises ValueError."""
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic or queue_id < 0:
         raise ValueError(f"not a queue: {topic!r}/{queue_id}")

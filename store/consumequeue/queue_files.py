@@ -186,8 +186,7 @@ class QueueFiles:
         self.fill_up(queue, start)
 
     def fill_up(self, queue: str, start: int) -> None:
-        """Extend a sparse file to its size. It may be new, or the process was killed between
-        creation and sizing."""
+        """Extend a sparse file to its size; it may be new, or left half made by a kill."""
         file = self._open.get(path_of(queue, start))
         if file.size_bytes < self._size_bytes:
             file.truncate(self._size_bytes)
@@ -235,8 +234,7 @@ def path_of(queue: str, start: int) -> str:
 def within_files(
     offset: int, entries: bytes, entries_per_file: int
 ) -> Iterator[tuple[int, memoryview]]:
-    """Split entries from `offset` on at file boundaries; yield each part with the offset of its
-    first entry."""
+    """Split entries from `offset` on at file boundaries; yield offset and part."""
     data = memoryview(entries)
     while data:
         take = (entries_per_file - offset % entries_per_file) * QUEUE_ENTRY_BYTES
@@ -277,8 +275,7 @@ def write_manifest(disk: Disk, path: str, extents: Iterable[QueueExtent]) -> Non
 
 
 def read_manifest(disk: Disk, path: str) -> dict[tuple[str, int], QueueExtent]:
-    """Return the extents by topic and queue id; empty if the manifest is missing or damaged. Raises
-    OSError."""
+    """Return the extents by topic and queue id, {} without a manifest. Raises OSError."""
     if not disk.exists(path):
         return {}
     file = disk.open(path)

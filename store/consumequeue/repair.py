@@ -164,8 +164,7 @@ class QueueRepairs:
         return step.bad_position
 
     def _bounds(self, queue: ConsumeQueue, offset: int, dispatched_offset: int) -> tuple[int, int]:
-        """Return the range of log offsets that contains the records of the wrong entries near
-        `offset`."""
+        """Return the log range with the records of the wrong entries near `offset`."""
         below, above = (self._nearest_right(queue, offset, step) for step in (-1, 1))
         return (
             below if below >= 0 else self.commitlog.min_offset,
@@ -173,8 +172,7 @@ class QueueRepairs:
         )
 
     def _nearest_right(self, queue: ConsumeQueue, offset: int, step: int) -> int:
-        """Search in doubling steps for the nearest correct entry on that side; return its log
-        offset, or -1."""
+        """Search in doubling steps for the nearest right entry there; its log offset, or -1."""
         while queue.first_offset <= offset + step < queue.max_offset:
             position = self.position_if_right(queue, offset + step)
             if position >= 0:

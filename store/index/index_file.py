@@ -183,8 +183,7 @@ class IndexFile:
         self.changed = True
 
     def load(self) -> bool:
-        """Read more slots into memory if needed; return whether all are loaded. Raises OSError;
-        then call again."""
+        """Read more slots if needed; return whether all are there. Raises OSError; repeat then."""
         if self.slots is not None:
             return True
         if self._loading is None:
@@ -385,8 +384,7 @@ def _seconds(store_ms: Int64s, begin_ms: int) -> Int64s | int:
 
 
 def _set_last(slots: Int32s, which: Int32s, numbers: Int32s) -> bool:
-    """Set each slot to the highest of its entries' numbers, which rise. Return whether a slot has
-    several entries."""
+    """Set each slot to the highest of its entries. Return whether a slot has several."""
     slots[which] = numbers
     shared = bool((slots[which] != numbers).any())
     # With several entries per slot, the last written is undefined, so repeat for higher numbers.

@@ -136,8 +136,7 @@ class KeyWalker:
         return Walk(keys, base + end, last, last_ms, error)
 
     def _find(self, data: bytes, base: int, starts: Int64s) -> tuple[Keys, Int64s]:
-        """Return the keys of the records at `starts` in `data`, in that order, and the records'
-        store times. Raises WalkError."""
+        """Return keys and store times of the records at `starts` in `data`. Raises WalkError."""
         heads = _windows(data, HEAD_SIZE_BYTES)[starts].view(_HEAD)
         stamps = heads["store_ms"].astype(np.int64)
         stops = starts + heads["size"]
@@ -162,8 +161,7 @@ class KeyWalker:
     def _by_shape(
         self, data: bytes, size: int, stops: Int64s, rows: Int64s, found: _Hashes
     ) -> Int64s:
-        """Find the keys of records with endings of `size` bytes; return the rows that fit no
-        shape."""
+        """Find the keys of records with endings of `size` bytes; return rows without shape."""
         width = -(-size // 8) * 8  # whole words; bytes before the ending are masked
         endings = _windows(data, width)[stops[rows] - width].view(np.uint8).reshape(-1, width)
         if len(self._shapes) >= _SIZES_MAX and size not in self._shapes:
@@ -216,8 +214,7 @@ class _Shape:
     like the example's."""
 
     def __init__(self, ending: bytes, width: int) -> None:
-        """`ending` is from the topic's length to the record's end, right-aligned in lines of
-        `width` bytes."""
+        """`ending`: topic's length to record's end, right-aligned in lines of `width`."""
         shift = width - len(ending)
         fixed = np.full(width, 0xFF, np.uint8)
         fixed[:shift] = 0

@@ -300,8 +300,7 @@ class MessageIndex:
         return end if begin + len(data) >= end else begin + budget_bytes
 
     def _read(self, end: int, limit: int, queue_entries: bytes = b"") -> Walk:
-        """Walk the log from `position` to `end`, or further for a larger record, but not beyond
-        `limit`."""
+        """Walk the log from `position` to `end`, or a larger record's end, within `limit`."""
         if self._walker is None:
             from .key_walker import KeyWalker
 

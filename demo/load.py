@@ -25,8 +25,8 @@ from raftmq.chaos.faults.base import Context, Planned
 from raftmq.chaos.faults.process import kill
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.workloads.consumers import drain, join_group
-from raftmq.chaos.workloads.log import Commits, Consumption, Item, KeyedSender, Tally
+from raftmq.chaos.workloads.consumers import ConsumerGroup, drain_group
+from raftmq.chaos.workloads.log import Consumption, Item, KeyedSender, Tally
 from raftmq.chaos.workloads.observer import Observer, Watched
 
 TOPIC = "Flights"
@@ -136,20 +136,25 @@ async def _run(
 ) -> tuple[Tally, bool]:
     namesrv = cluster.state().namesrv
     watched = Watched(TOPIC, GROUP, QUEUES)
-    consumption, commits = Consumption(history), Commits(history)
+    consumption = Consumption(history)
     milestones = Milestones()
     async with AsyncExitStack() as stack:
-        async with Admin(namesrv) as admin:
-            await admin.topic.create(TOPIC, QUEUES)
-        names = ["consumer-0", "consumer-1"]
-        await join_group(stack, namesrv, watched, names, consumption, commits, JOIN_TIMEOUT_S)
-        observer = await stack.enter_async_context(Observer(cluster, history, (watched,)))
+        admin = await stack.enter_async_context(Admin(namesrv))
+        await admin.topic.create(TOPIC, QUEUES)
         producer = await stack.enter_async_context(Producer("flight-producers", namesrv))
+        queues = await producer.queues(TOPIC)
+        consumers = await stack.enter_async_context(
+            ConsumerGroup(namesrv, history, TOPIC, GROUP, listener=consumption.listener)
+        )
+        for name in ("consumer-0", "consumer-1"):
+            await consumers.join(name)
+        await consumers.wait_shared_out(queues, JOIN_TIMEOUT_S)
+        await stack.enter_async_context(Observer(cluster, history, (watched,)))
         sender = KeyedSender(
             producer,
             history,
             "producer-0",
-            await producer.queues(TOPIC),
+            queues,
             window=config.window,
             timeout_ms=SEND_TIMEOUT_MS,
             rate_per_s=config.rate_per_s,
@@ -169,7 +174,7 @@ async def _run(
             tally = await send
             await kills
             board.say(f"all sent: {tally.ok:,} acknowledged; waiting for the consumers")
-            drained = await drain(observer, watched, history, DRAIN_TIMEOUT_S)
+            drained = await drain_group(admin, history, consumers, queues, DRAIN_TIMEOUT_S)
             board.say(f"consumed {consumption.distinct:,}" + ("" if drained else ", NOT drained"))
             show.cancel()
     return tally, drained

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from raftmq.client import (
@@ -24,7 +23,6 @@ from ..cluster.clusterfile import ClusterError
 from ..cluster.credentials import signing
 from ..history.files import HistoryWriter
 from .log import Commits, Consumption
-from .observer import Observer, Watched
 
 COMMIT_INTERVAL_MS = 500
 CONSUME_BATCH = 256
@@ -189,78 +187,12 @@ async def drain_group(
     timeout_s: float,
 ) -> bool:
     """Wait until the group has consumed all of every queue; record whether it did."""
-    return await _wait_drained(
-        lambda: group.lag(admin, queues), history, group.topic, group.group, timeout_s
-    )
-
-
-async def join_group(
-    stack: AsyncExitStack,
-    namesrv: str,
-    watched: Watched,
-    names: Sequence[str],
-    consumption: Consumption,
-    commits: Commits,
-    timeout_s: float,
-) -> list[PushConsumer]:
-    """Start a consumer per name; return once the topic's queues are distributed.
-
-    They leave the group when `stack` unwinds. Raises ClusterError after `timeout_s`.
-    """
-    config = consumer_config()
-    consumers = []
-    for name in names:
-        consumer = PushConsumer(
-            watched.group,
-            namesrv,
-            consumption.listener(name),
-            config=config,
-            instance_config=signing(),
-            on_commit=commits.committer(name, watched.group),
-            on_committing=commits.committing(name, watched.group),
-        )
-        consumer.subscribe(watched.topic)
-        consumers.append(await stack.enter_async_context(consumer))
-    await wait_until(
-        lambda: shared_out(consumers, watched),
-        timeout_s,
-        lambda: f"the group did not share its queues: {[len(c.queues) for c in consumers]}",
-    )
-    return consumers
-
-
-def shared_out(consumers: Sequence[PushConsumer], watched: Watched) -> bool:
-    """Return whether every queue of the topic has exactly one consumer, and shares are fair."""
-    held = [[q for q in consumer.queues if q.topic == watched.topic] for consumer in consumers]
-    brokers = {queue.broker_name for queues in held for queue in queues}
-    numbers = range(watched.queue_count)
-    everything = [MessageQueue(watched.topic, b, n) for b in sorted(brokers) for n in numbers]
-    return bool(brokers) and fairly_shared(held, everything)
-
-
-async def drain(
-    observer: Observer, watched: Watched, history: HistoryWriter, timeout_s: float
-) -> bool:
-    """Wait until the group has committed the end of every queue; record whether it did."""
-    return await _wait_drained(
-        lambda: observer.lag(watched), history, watched.topic, watched.group, timeout_s
-    )
-
-
-async def _wait_drained(
-    lag: Callable[[], Awaitable[int | None]],
-    history: HistoryWriter,
-    topic: str,
-    group: str,
-    timeout_s: float,
-) -> bool:
     deadline = time.monotonic() + timeout_s
     complete = False
     while not complete and time.monotonic() < deadline:
-        complete = await lag() == 0
+        complete = await group.lag(admin, queues) == 0
         if not complete:
             await asyncio.sleep(POLL_S)
-    history.event(
-        "ok", "drain", "runner", history.next_op(), topic=topic, group=group, complete=complete
-    )
+    where = {"topic": group.topic, "group": group.group}
+    history.event("ok", "drain", "runner", history.next_op(), **where, complete=complete)
     return complete

@@ -36,9 +36,9 @@ from raftmq.ops.options import (
     parse_settings,
     wrong_value,
 )
-from raftmq.ops.ports import Listener, check_ports, http_port
+from raftmq.ops.ports import Listener, check_ports
+from raftmq.ops.server_options import OFF, PeerTlsOptions
 from raftmq.ops.settings import gather, parse_properties, repeated
-from raftmq.ops.tls_options import OFF, PeerTlsOptions
 from raftmq.remoting.acl.signature import Credentials, credentials_of
 from raftmq.remoting.names import NAME_LENGTH_MAX, address_problem, name_problem
 from raftmq.store.index.index_limits import ENTRIES_MAX, SLOTS_MAX
@@ -352,24 +352,10 @@ class BrokerConfig(PeerTlsOptions):
         '`{"accessKey":"…","secretKey":"…"}`. Never shown.', secret=True, spread=True)
 
     # [http]
-    http_enable: bool = option("http", "httpEnable", True, "Serve the HTTP API and `/metrics`.")
-    http_bind_address: str = option("http", "httpBindAddress", "127.0.0.1",
-        "Listening address. An address other than loopback requires `httpTokensFile`.")
-    http_port: int = option("http", "httpPort", -1,
-        "Port; -1: `listenPort` + 4, 0: any free port.", low=-1, high=65535)
     http_advertised_address: str = option("http", "httpAdvertisedAddress", "",
         "`host:port` for name servers and replicas; empty: `brokerIP1` and the port.")
-    http_tokens_file: str = option("http", "httpTokensFile", "",
-        "JSON file of tokens and roles, read again within 10 s of a change; empty: every loopback "
-        "caller is admin.")
-    http_health_port: int = option("http", "httpHealthPort", 0,
-        "Port on 127.0.0.1 with `/health/live` and `/health/ready` without TLS, for local "
-        "supervisors; 0: none.",
-        low=0, high=65535)
 
     # [log]
-    log_format: str = option("log", "logFormat", "text",
-        "Events as text, or as JSON, each on a line.", choices=("text", "json"))
     log_level: str = option("log", "logLevel", "INFO",
         "Lowest severity of logged events.",
         choices=("DEBUG", "INFO", "WARNING", "ERROR"), live=True)
@@ -612,10 +598,7 @@ def _listeners(config: BrokerConfig) -> Iterator[Listener]:
         if peer.node_id == config.dleger_self_id:
             yield Listener("dleger_peers", config.dleger_bind_address or peer.host, peer.port)
     yield Listener("grpc_port", bind, config.grpc_port)
-    if config.http_enable:
-        http = http_port(config.http_port, listen_port)
-        yield Listener("http_port", config.http_bind_address, http)
-        yield Listener("http_health_port", LOOPBACK, config.http_health_port)
+    yield from config.http_listeners(config.listen_port)
 
 
 def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:

@@ -21,8 +21,8 @@ from raftmq.ops.options import (
     wrong_value,
 )
 from raftmq.ops.ports import Listener, check_ports, http_port
+from raftmq.ops.server_options import ServerOptions
 from raftmq.ops.settings import gather, repeated
-from raftmq.ops.tls_options import TlsOptions
 from raftmq.remoting.address import parse_address_list
 from raftmq.remoting.names import address_problem
 from raftmq.remoting.registration import BODY_BYTES_MAX, BodyLimits
@@ -37,7 +37,7 @@ HEADER_BYTES_MAX = 2 << 20  # of a request, added to the largest registration
 
 
 @dataclass(frozen=True, slots=True)
-class NameServerConfig(TlsOptions):
+class NameServerConfig(ServerOptions):
     """All settings of a name server; the declarations have the units."""
 
     # fmt: off
@@ -79,21 +79,8 @@ class NameServerConfig(TlsOptions):
         "run time must be in the file.")
 
     # [http]
-    http_enable: bool = option("http", "httpEnable", True,
-        "Serve the cluster's HTTP API, the dashboard and `/metrics`.")
-    http_bind_address: str = option("http", "httpBindAddress", "127.0.0.1",
-        "Listening address. An address other than loopback requires `httpTokensFile`.")
-    http_port: int = option("http", "httpPort", -1,
-        "Port; -1: `listenPort` + 4, 0: any free port.", low=-1, high=65535)
     http_advertised_address: str = option("http", "httpAdvertisedAddress", "",
         "`host:port` for brokers and browsers; empty: the listening address.")
-    http_tokens_file: str = option("http", "httpTokensFile", "",
-        "JSON file of tokens and roles, read again within 10 s of a change; empty: every loopback "
-        "caller is admin.")
-    http_health_port: int = option("http", "httpHealthPort", 0,
-        "Port on 127.0.0.1 with `/health/live` and `/health/ready` without TLS, for local "
-        "supervisors; 0: none.",
-        low=0, high=65535)
     http_broker_hosts: str = option("http", "httpBrokerHosts", "",
         "Hosts of unsigned brokers whose HTTP APIs are asked: names, addresses and networks "
         "(`10.1.0.0/16`), separated by semicolons. Without `registrationKeyFile` a broker is "
@@ -131,8 +118,6 @@ class NameServerConfig(TlsOptions):
         "CA of the provider's certificate; empty: the system's.")
 
     # [log]
-    log_format: str = option("log", "logFormat", "text",
-        "Events as text, or as JSON, each on a line.", choices=("text", "json"))
     log_level: str = option("log", "logLevel", "INFO",
         "Lowest severity of logged events.", choices=("DEBUG", "INFO", "WARNING", "ERROR"),
         live=True)
@@ -201,7 +186,4 @@ def load(
 
 def _listeners(config: NameServerConfig) -> Iterator[Listener]:
     yield Listener("port", config.bind, config.port)
-    if config.http_enable:
-        http = http_port(config.http_port, config.port)
-        yield Listener("http_port", config.http_bind_address, http)
-        yield Listener("http_health_port", LOOPBACK, config.http_health_port)
+    yield from config.http_listeners(config.port)

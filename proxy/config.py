@@ -22,8 +22,8 @@ from raftmq.ops.options import (
     wrong_value,
 )
 from raftmq.ops.ports import Listener, check_ports, http_port
+from raftmq.ops.server_options import ServerOptions
 from raftmq.ops.settings import gather, repeated
-from raftmq.ops.tls_options import TlsOptions
 from raftmq.remoting.acl.signature import Credentials, credentials_of
 from raftmq.remoting.address import format_address, parse_address, parse_address_list
 from raftmq.remoting.names import address_problem
@@ -36,7 +36,7 @@ CALLS_PER_CLIENT = 2  # a waiting receive and a Telemetry stream
 
 
 @dataclass(frozen=True, slots=True)
-class ProxyConfig(TlsOptions):
+class ProxyConfig(ServerOptions):
     """All settings of a proxy; the declarations have the units."""
 
     # fmt: off
@@ -83,24 +83,7 @@ class ProxyConfig(TlsOptions):
         'Admin\'s account for requests to brokers and name servers: '
         '`{"accessKey":"…","secretKey":"…"}`. Never shown.', secret=True, spread=True)
 
-    # [http]
-    http_enable: bool = option("http", "httpEnable", True,
-        "Serve `/health/live`, `/health/ready`, `/metrics` and the log levels.")
-    http_bind_address: str = option("http", "httpBindAddress", "127.0.0.1",
-        "Listening address. An address other than loopback requires `httpTokensFile`.")
-    http_port: int = option("http", "httpPort", -1,
-        "Port; -1: `grpcServerPort` + 4, 0: any free port.", low=-1, high=65535)
-    http_tokens_file: str = option("http", "httpTokensFile", "",
-        "JSON file of tokens and roles, read again within 10 s of a change; empty: every loopback "
-        "caller is admin.")
-    http_health_port: int = option("http", "httpHealthPort", 0,
-        "Port on 127.0.0.1 with `/health/live` and `/health/ready` without TLS, for local "
-        "supervisors; 0: none.",
-        low=0, high=65535)
-
     # [log]
-    log_format: str = option("log", "logFormat", "text",
-        "Events as text, or as JSON, each on a line.", choices=("text", "json"))
     log_level: str = option("log", "logLevel", "INFO",
         "Lowest severity of logged events.", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 
@@ -187,7 +170,4 @@ def load(
 
 def _listeners(config: ProxyConfig) -> Iterator[Listener]:
     yield Listener("port", config.bind, config.port)
-    if config.http_enable:
-        http = http_port(config.http_port, config.port)
-        yield Listener("http_port", config.http_bind_address, http)
-        yield Listener("http_health_port", LOOPBACK, config.http_health_port)
+    yield from config.http_listeners(config.port)

@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass, replace
 
-from raftmq.ops.tls_options import PeerTlsOptions, TlsOptions
+from raftmq.ops.server_options import PeerTlsOptions, ServerOptions
 
 from .tls import (
     ClientAuth,
@@ -40,7 +40,7 @@ class PeerTls:
 class ProcessTls:
     def __init__(
         self,
-        keys: TlsOptions,
+        keys: ServerOptions,
         peer_keys: PeerTlsOptions | None = None,
         limits: ArrivalLimits | None = None,
         *,
@@ -166,7 +166,7 @@ class ProcessTls:
         return renewed
 
 
-def _server(keys: TlsOptions) -> ServerTls:
+def _server(keys: ServerOptions) -> ServerTls:
     return ServerTls(
         keys.tls_server_cert_path,
         keys.tls_server_key_path,
@@ -180,7 +180,7 @@ def _without_clients(settings: ServerTls) -> ServerTls:
     return ServerTls(settings.cert_path, settings.key_path, settings.key_password)
 
 
-def _client(keys: TlsOptions) -> ClientTls:
+def _client(keys: ServerOptions) -> ClientTls:
     return ClientTls(
         keys.tls_client_trust_cert_path,
         keys.tls_client_cert_path,

@@ -146,7 +146,7 @@ OF_SERVERS = {
     "remoting/connection.py": {"ops.keepalive"},
     "remoting/contexts.py": {"ops.strict_json"},
     "remoting/fast_json.py": {"ops.strict_json"},
-    "remoting/process_tls.py": {"ops.tls_options"},
+    "remoting/process_tls.py": {"ops.server_options"},
     "remoting/server.py": {"ops.fairness", "ops.listening"},
     "remoting/tls_links.py": {"ops.connect"},
     "remoting/tls_listener.py": {"ops.keepalive"},

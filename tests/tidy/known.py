@@ -7,8 +7,8 @@ Who mends one takes it off. A new entry needs a better reason than haste.
 ALLOWED_BASES = {
     "View": "an empty struct of msgspec's: how an answer is written, and no field",
     "Input": "an empty struct of msgspec's: how a request is read, and no field",
-    "TlsOptions": "a section of configuration keys; a configuration is one of its sections' keys, "
-    "flat as in its file, and is taken where those keys are",
+    "ServerOptions": "the configuration keys that all servers share; a configuration has them "
+    "flat, as its file has, and is taken where those keys are",
     "PeerTlsOptions": "the same, with the keys for links between replicas",
     "Stored": "a record; a frame and a batch that wait are both one, and are answered as such",
     "VersionedTable": "the tables of topics and groups are used as one by broker.tables.state",

@@ -1,24 +1,42 @@
-"""The TLS configuration keys of all our servers, in the section `[tls]`.
+"""The configuration keys of all our servers, for HTTP, logs and TLS.
 
-Configurations inherit them. Keys that Apache also has are accepted by its name (`tls.server.mode`),
-which Apache reads from a system property or a separate file. Pure.
+Configurations inherit them. Keys of TLS that Apache also has are accepted by its name
+(`tls.server.mode`), which Apache reads from a system property or a separate file. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .options import option
+from .ports import Listener, http_port
 
+LOOPBACK = "127.0.0.1"
 MODES = ("disabled", "permissive", "enforcing")
 OFF = MODES[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsOptions:
-    """The TLS keys of brokers and name servers. All files are PEM."""
+class ServerOptions:
+    """The keys of brokers, name servers and proxies. All files of TLS are PEM."""
 
     # fmt: off
+    http_enable: bool = option("http", "httpEnable", True,
+        "Serve the HTTP API and `/metrics`; a name server also the dashboard.")
+    http_bind_address: str = option("http", "httpBindAddress", LOOPBACK,
+        "Listening address. An address other than loopback requires `httpTokensFile`.")
+    http_port: int = option("http", "httpPort", -1,
+        "Port; -1: the port for clients + 4, 0: any free port.", low=-1, high=65535)
+    http_tokens_file: str = option("http", "httpTokensFile", "",
+        "JSON file of tokens and roles, read again within 10 s of a change; empty: every loopback "
+        "caller is admin.")
+    http_health_port: int = option("http", "httpHealthPort", 0,
+        "Port on 127.0.0.1 with `/health/live` and `/health/ready` without TLS, for local "
+        "supervisors; 0: none.",
+        low=0, high=65535)
+    log_format: str = option("log", "logFormat", "text",
+        "Events as text, or as JSON, each on a line.", choices=("text", "json"))
     tls_server_mode: str = option("tls", "tlsServerMode", OFF,
         "Connections that the ports for clients accept: plain, both, or TLS only.",
         choices=MODES, also="tls.server.mode")
@@ -60,6 +78,13 @@ class TlsOptions:
         "Key of `httpTlsCertPath`.")
     # fmt: on
 
+    def http_listeners(self, client_port: int) -> Iterator[Listener]:
+        """Yield the listeners for HTTP beside that for clients."""
+        if self.http_enable:
+            port = http_port(self.http_port, client_port)
+            yield Listener("http_port", self.http_bind_address, port)
+            yield Listener("http_health_port", LOOPBACK, self.http_health_port)
+
     def wrong_tls(self) -> tuple[str, str] | None:
         """Return a field that contradicts other fields, and the reason; None if all fit."""
         if self.tls_server_mode != OFF and not self.tls_server_cert_path:
@@ -72,7 +97,7 @@ class TlsOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerTlsOptions(TlsOptions):
+class PeerTlsOptions(ServerOptions):
     """The TLS keys with those for links between Raft replicas, with certificates on both sides."""
 
     # fmt: off
@@ -96,4 +121,4 @@ class PeerTlsOptions(TlsOptions):
                 return "raft_tls_mode", "needs raftTlsCertPath or tlsServerCertPath"
             if not self.raft_tls_trust_cert_path:
                 return "raft_tls_mode", "needs raftTlsTrustCertPath"
-        return TlsOptions.wrong_tls(self)
+        return ServerOptions.wrong_tls(self)

@@ -13,7 +13,7 @@ from raftmq.remoting.fields import text
 
 from ..component import Service
 from ..context import Context
-from ..errors import Refused, busy, not_leader
+from ..errors import Refused, busy
 from ..send.exactly_once import WriterRequests, checked_epoch, checked_name
 from ..tables.writers import Writer, WriterKey, delete_writer, open_writer
 
@@ -45,8 +45,7 @@ class Writers:
             raise Refused(
                 ResponseCode.INVALID_PARAMETER, f"op={op!r}: expected one of {', '.join(OPS)}"
             )
-        if not self.context.roles.leading:
-            raise not_leader()
+        self.context.roles.require_leading()
         await self.context.log.barrier()  # a deposed leader has an old list
         found: list[tuple[WriterKey, Writer]] = []
         if op == LIST:
@@ -90,8 +89,7 @@ class Writers:
     async def delete(self, topic: str, name: str) -> None:
         """Delete a writer and its watermarks, if there is one. Raises Refused, RaftError."""
         key = topic, name
-        if not self.context.roles.leading:
-            raise not_leader()
+        self.context.roles.require_leading()
         await self.context.log.barrier()
         if key not in self._table.writers:
             return

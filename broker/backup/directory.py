@@ -179,7 +179,7 @@ class BackupDirectory:
 
     def save_state(self, index: int, time_ms: int, data: bytes) -> StateFile:
         """Write a state durably. Raises OSError."""
-        state = StateFile(index, len(data), int(crc32c(data)), time_ms, checksum_in_name=True)
+        state = StateFile(index, len(data), int(crc32c(data)), time_ms)
         self._replace(f"states/{state.name}", data)
         return state
 

@@ -82,23 +82,20 @@ class Part(msgspec.Struct, frozen=True, rename="camel"):
         return self.start + self.length_bytes
 
 
-class StateFile(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class StateFile(msgspec.Struct, frozen=True, rename="camel"):
     """A file below states/ with the tables as of frame `index`.
 
     Its name contains the checksum, since two states of a frame can differ when retention moves the
-    queue starts. So a backup in progress never replaces a file that the manifest names. Names
-    without a checksum are also read."""
+    queue starts. So a backup in progress never replaces a file that the manifest names."""
 
     index: int
     size_bytes: int
     crc32c: int
     time_ms: int
-    checksum_in_name: bool = False
 
     @property
     def name(self) -> str:
-        checksum = f"-{self.crc32c:08x}" if self.checksum_in_name else ""
-        return f"{self.index:020d}{checksum}.json"
+        return f"{self.index:020d}-{self.crc32c:08x}.json"
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

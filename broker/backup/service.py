@@ -40,7 +40,7 @@ from raftmq.remoting.fast_json import dumps
 from ..checkpointer import finished
 from ..component import Service
 from ..context import Context
-from ..errors import Refused, busy, not_leader
+from ..errors import Refused, busy
 from ..tables.snapshot_install import BrokerCapture, capture
 from .protocol import (
     BEHIND,
@@ -109,8 +109,7 @@ class Backups:
 
     async def _mark(self, request: RemotingCommand, _: dict[str, str]) -> RemotingCommand:
         engine = self._engine()
-        if not self._context.roles.leading:
-            raise not_leader()
+        self._context.roles.require_leading()
         index = await engine.read_barrier()
         return RemotingCommand.response_to(request, body=dumps({"index": index}))
 

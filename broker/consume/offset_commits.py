@@ -23,7 +23,7 @@ from raftmq.dledger.node.proposals import COMMAND_SIZE_BYTES_MAX
 from ..component import Service
 from ..errors import Refused, busy, not_leader
 from ..scheduler import IDLE_MS, Chore
-from ..tables.offsets import Commit
+from ..tables.offsets import Commit, HasRoom
 from ..tables.state import commit_offsets
 
 log = logging.getLogger("raftmq.broker.commits")
@@ -42,11 +42,10 @@ class CommitService:
         propose: Callable[[bytes], asyncio.Future[int]],
         leading: Callable[[], bool],
         count_max: int = PENDING_COMMITS_MAX,
-        has_room: Callable[[str, str, Collection[int]], bool] = lambda topic, group, queues: True,
+        has_room: HasRoom = lambda topic, group, queues: True,
         command_bytes_max: int = COMMAND_SIZE_BYTES_MAX,
     ) -> None:
         """`propose(payload)` raises, or its future fails, like RaftMember.propose_command.
-        `has_room(topic, group, queue ids)` checks the capacity of the offset table.
         `command_bytes_max` is the limit of the log (dledger.node.proposals)."""
         self.has_room = has_room
         self.frame_bytes_max = min(FRAME_BYTES_MAX, command_bytes_max - ENVELOPE_BYTES)

@@ -32,7 +32,7 @@ from ..access import Access
 from ..clients import ClientTable
 from ..component import Service, at_each_leadership
 from ..context import Context
-from ..errors import Refused, busy, not_leader, rejected
+from ..errors import Refused, busy, rejected
 from ..tables.offsets import Commit
 from ..tables.state import reset_offsets, reset_taken
 from .offset_commits import CommitService, in_frames
@@ -76,8 +76,7 @@ class ResetMarks:
         mark = self._context.state.offsets.reset_of(topic, group, queue_id)
         if mark is None:
             return None
-        if not self._context.roles.leading:
-            raise not_leader()
+        self._context.roles.require_leading()
         key = (topic, group, queue_id)
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -184,8 +183,7 @@ class Resets:
 
     async def reset(self, group: str, topic: str, targets: dict[int, int]) -> None:
         """Move the group in these queues; return once applied. Raises Refused, RaftError."""
-        if not self.context.roles.leading:
-            raise not_leader()
+        self.context.roles.require_leading()
         online = self.clients.consumers.get(group)
         if online is not None and online.is_broadcasting:
             self._notify_broadcasters(group, topic, targets)

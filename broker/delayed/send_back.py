@@ -22,7 +22,7 @@ from raftmq.store.record import MessageRecord, RecordError, decode_record
 from ..access import Access
 from ..component import Service
 from ..context import Context
-from ..errors import Refused, forbidden, not_leader, rejected
+from ..errors import Refused, forbidden, rejected
 from ..send.callbacks import Completion
 from ..send.retry_policy import dead_letter_topic, given_back, is_exhausted
 from ..send.service import SendPath
@@ -48,8 +48,7 @@ class SendBack:
         """Store the retry or dead letter. Raises Refused, AclError, OutcomeUnknown, HeaderError."""
         header = SendBackHeader.parse(request.ext)
         name, level = header.group, header.delay_level
-        if not self.context.roles.leading:
-            raise not_leader()
+        self.context.roles.require_leading()
         group = self.context.state.groups.get(name)
         if not self.context.config.broker_permission & PERM_WRITE:
             raise forbidden("the broker is not writable")

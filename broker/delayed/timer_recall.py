@@ -20,7 +20,7 @@ from raftmq.store.properties import decode_properties
 
 from ..component import Service
 from ..context import Context
-from ..errors import Refused, forbidden, not_leader
+from ..errors import Refused, forbidden
 from ..messages.send_request import packed_address
 from ..messages.timer_message import Key, recall_message, timed
 from ..send.callbacks import Completion
@@ -46,8 +46,7 @@ class Recalls:
         topic, group = text(request.ext, "topic"), text_or(request.ext, "producerGroup")
         if not config.recall_message_enable:
             raise forbidden("recallMessageEnable=false")
-        if not self.context.roles.leading:
-            raise not_leader()
+        self.context.roles.require_leading()
         if not config.broker_permission & PERM_WRITE:
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is not writable")
         self.context.state.topics.existing(topic)

@@ -29,7 +29,7 @@ from ..context import Context
 from ..errors import Refused, illegal, invalid
 from ..tables.pops import Batch, BatchKey, QueueKey, Step
 from .command_batch import StepLog
-from .leader_state import Gate, LiveQueues
+from .leader_state import LiveQueues
 from .requests import INVISIBLE_MS_MAX, PopConnection
 from .revive import Deadlines
 
@@ -53,7 +53,6 @@ class Acks:
     queue may be open. `refusal` encodes an error."""
 
     context: Context
-    gate: Gate
     live: LiveQueues
     steps: StepLog
     deadlines: Deadlines
@@ -63,7 +62,7 @@ class Acks:
 
     def ack(self, connection: PopConnection, request: RemotingCommand) -> None:
         """200051. Raises Refused, HeaderError."""
-        self.gate.check()
+        self.context.roles.require_leading()
         header = AckHeader.parse(request.ext)
         handle = Handle.decode(header.handle)
         queue_key = self._queue_key(header.topic, header.consumer_group, header.queue_id)
@@ -73,7 +72,7 @@ class Acks:
 
     def batch_ack(self, connection: PopConnection, request: RemotingCommand) -> None:
         """200151. Raises Refused, BodyError."""
-        self.gate.check()
+        self.context.roles.require_leading()
         acks = [
             Ack(
                 self._queue_key(one.topic, one.consumer_group, one.queue_id),
@@ -90,7 +89,7 @@ class Acks:
 
     def change(self, connection: PopConnection, request: RemotingCommand) -> None:
         """200053. Raises Refused, HeaderError."""
-        self.gate.check()
+        self.context.roles.require_leading()
         header = ChangeHeader.parse(request.ext)
         if not 0 <= header.invisible_ms <= INVISIBLE_MS_MAX:
             raise invalid(f"invisibleTime is from 0 to {INVISIBLE_MS_MAX} ms")
@@ -118,7 +117,7 @@ class Acks:
 
         def run() -> None:
             try:
-                self.gate.check()
+                self.context.roles.require_leading()
                 act(request, answer)
             except _Later as later:
                 try:

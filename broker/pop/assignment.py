@@ -39,9 +39,9 @@ from ..consume.offset_commits import offsets_full
 from ..context import Context
 from ..errors import forbidden, invalid
 from ..send.callbacks import Completion
+from ..tables.offsets import HasRoom
 from ..tables.topics import PERM_READ, RETRY_PREFIX
 from .command_batch import StepLog
-from .leader_state import Gate
 
 log = logging.getLogger("raftmq.broker.assignment")
 
@@ -113,7 +113,7 @@ class Assignments:
     """Handlers of assignments and modes."""
 
     context: Context
-    gate: Gate
+    has_room: HasRoom
     steps: StepLog
     clients: ClientTable
     queues: TopicQueues
@@ -177,9 +177,9 @@ class Assignments:
             raise forbidden(reason)
         if mode not in MODES:
             raise invalid(f"mode {mode!r} is not PULL or POP")
-        self.gate.check()
+        self.context.roles.require_leading()
         modes = self.context.state.pops.modes
-        if (topic, group) not in modes and not self.gate.has_room(topic, group, (0,)):
+        if (topic, group) not in modes and not self.has_room(topic, group, (0,)):
             raise offsets_full()
         ended = Completion()
         self.steps.add([("mode", topic, group, mode, share)], ended)

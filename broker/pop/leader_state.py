@@ -12,33 +12,16 @@ silent are not renewed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..context import Context
-from ..errors import busy, not_leader
+from ..errors import busy
 from ..tables.pops import BatchKey, QueueKey
 
 WAITING_MAX = 1_000  # requests per queue
 CONFIRM_S = 2.0  # the longest delivery time of a response
 BATCHES_MAX = 10_000  # per connection in that time; older batches count as confirmed
-
-
-class Gate:
-    """Checks that pops may change."""
-
-    def __init__(
-        self, context: Context, has_room: Callable[[str, str, Collection[int]], bool]
-    ) -> None:
-        """`has_room(topic, group, queue ids)` checks the capacity of the offset table."""
-        self.has_room = has_room
-        self._context = context
-
-    def check(self) -> None:
-        """Raise Refused if this replica does not lead."""
-        if not self._context.roles.leading:
-            raise not_leader()
 
 
 @dataclass(slots=True)

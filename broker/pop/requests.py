@@ -42,10 +42,11 @@ from ..consume.offset_commits import offsets_full
 from ..context import Context
 from ..errors import Refused, busy, forbidden, invalid
 from ..tables.groups import SubscriptionGroup
+from ..tables.offsets import HasRoom
 from ..tables.pops import QueueKey
 from ..tables.topics import PERM_READ, topic_name_problem
 from .command_batch import StepLog
-from .leader_state import Deliveries, Gate, LiveQueues
+from .leader_state import Deliveries, LiveQueues
 from .long_polling import Waiter, WaitingPops
 from .revive import Deadlines
 from .selection import ALL, Attempt, Pop, PopSelector, RepeatedAttempts, Selection
@@ -86,7 +87,7 @@ class PopRequests:
     def __init__(
         self,
         context: Context,
-        gate: Gate,
+        has_room: HasRoom,
         groups: GroupCreation,
         live: LiveQueues,
         steps: StepLog,
@@ -99,7 +100,7 @@ class PopRequests:
         self._context = context
         self._config = context.config
         self._state = context.state
-        self._gate = gate
+        self._has_room = has_room
         self._groups = groups
         self._live = live
         self._steps = steps
@@ -156,7 +157,7 @@ class PopRequests:
 
     def _check(self, header: PopHeader) -> Filter:
         """Check a pop like Apache's PopMessageProcessor. Returns its filter. Raises Refused."""
-        self._gate.check()
+        self._context.roles.require_leading()
         name = header.consumer_group
         if not self._config.broker_permission & PERM_READ:
             ip = self._config.broker_ip1
@@ -231,7 +232,7 @@ class PopRequests:
 
     def _log_and_answer(self, pop_request: PopRequest, attempt: Attempt) -> None:
         header, selected = pop_request.pop.header, attempt.selected
-        room = self._gate.has_room
+        room = self._has_room
         for one in selected:
             if not room(one.queue_key[0], one.queue_key[1], (one.queue_key[2],)):
                 raise offsets_full()
@@ -317,7 +318,7 @@ class PopRequests:
             return 0
         try:
             try:
-                self._gate.check()
+                self._context.roles.require_leading()
                 self._permit(pop_request.pop.header)
                 return self._run(pop_request)
             except Refused as refused:

@@ -20,7 +20,7 @@ from ..send.service import SendPath
 from .acks import Acks
 from .assignment import Assignments, TopicQueues
 from .command_batch import StepLog
-from .leader_state import Deliveries, Gate, LiveQueues
+from .leader_state import Deliveries, LiveQueues
 from .requests import PopConnection, PopRequests
 from .revive import Deadlines, Reviver
 
@@ -38,8 +38,7 @@ class PopService:
     ) -> None:
         """`asks` connects to name servers; `refusal` encodes an error."""
         self._context = context
-        gate = Gate(context, commits.has_room)
-        live = LiveQueues()
+        live, has_room = LiveQueues(), commits.has_room
         steps = StepLog(
             context.log.propose_then,
             context.contained,
@@ -54,7 +53,9 @@ class PopService:
             asyncio.get_running_loop().time, lambda *one: table.batch(*one) is not None
         )
         self._deliveries = deliveries
-        self.pops = PopRequests(context, gate, groups, live, steps, deadlines, deliveries, refusal)
+        self.pops = PopRequests(
+            context, has_room, groups, live, steps, deadlines, deliveries, refusal
+        )
         waiting = self.pops.waiting
 
         def is_present(group: str, client: str) -> bool:
@@ -71,10 +72,10 @@ class PopService:
             is_present=is_present,
             opened=waiting.opened,
         )
-        self.acks = Acks(
-            context, gate, live, steps, deadlines, opened=waiting.opened, refusal=refusal
+        self.acks = Acks(context, live, steps, deadlines, opened=waiting.opened, refusal=refusal)
+        self.assignments = Assignments(
+            context, has_room, steps, clients, TopicQueues(context, asks)
         )
-        self.assignments = Assignments(context, gate, steps, clients, TopicQueues(context, asks))
         self.arrived = waiting.arrived
 
     def closed(self, connection: PopConnection) -> None:

@@ -100,8 +100,7 @@ class ReplicatedLog:
 
     async def propose(self, payload: bytes) -> int:
         """Propose a command; return its index once applied. Raises Refused, RaftError."""
-        if not self._roles.leading:
-            raise not_leader()
+        self._roles.require_leading()
         return await self.engine.propose_command(payload)
 
     def propose_then(self, payload: bytes, done: Callable[[Exception | None], None]) -> None:
@@ -150,8 +149,7 @@ class ReplicatedLog:
         because of its disk.
 
         Returns the target. Raises Refused, RaftError."""
-        if not self._roles.leading:
-            raise not_leader()
+        self._roles.require_leading()
         chosen = target or self.engine.successor()
         if chosen is None:
             words = "no follower is within reach that could lead at once"

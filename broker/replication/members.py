@@ -22,7 +22,7 @@ from raftmq.remoting.fields import boolean_or
 
 from ..component import Service
 from ..context import Context
-from ..errors import Refused, not_leader
+from ..errors import Refused
 from ..registration import Registrar
 from ..scheduler import IDLE_MS, Chore
 from .engine import Place, preferred_of
@@ -82,8 +82,7 @@ class Members:
         with the group's proof. `force` skips that check, except for the leader's own address.
         Raises Refused, RaftError."""
         engine = self.engine()
-        if not self._context.roles.leading:
-            raise not_leader()
+        self._context.roles.require_leading()
         if change.kind in WITH_ADDRESS:
             engine.core.membership.after(change)  # validates member and address
             is_leader = change.node_id == engine.config.node_id

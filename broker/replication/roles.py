@@ -8,6 +8,7 @@ from __future__ import annotations
 from raftmq.dledger.raft.messages import Role, RoleEvent
 
 from ..config import BrokerConfig
+from ..errors import not_leader
 from ..tables.state import BrokerState
 
 
@@ -36,6 +37,11 @@ class RoleView:
     def hint_master(self, address: str, ha_address: str) -> None:
         self._master_hint = address
         self.master_ha_address = ha_address
+
+    def require_leading(self) -> None:
+        """Raise Refused if this replica does not lead."""
+        if not self.leading:
+            raise not_leader()
 
     @property
     def takes_commits(self) -> bool:

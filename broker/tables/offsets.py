@@ -18,6 +18,8 @@ from typing import Any
 from .queue_locks import LockTable, by_name, by_pair, table_from_json
 
 Commit = tuple[str, str, int, int]  # topic, group, queue id, offset of the next message
+# (topic, group, queue ids) → whether the offset table has capacity for them
+HasRoom = Callable[[str, str, Collection[int]], bool]
 
 
 class OffsetTable:

@@ -248,22 +248,6 @@ def test_a_backup_stays_whole_if_the_next_one_of_the_same_frame_fails(store, pla
     assert len(list((place.path / "states").iterdir())) == 1
 
 
-def test_a_state_that_an_older_version_named_is_read_and_kept(store, place, tmp_path):
-    manifest = backup(store, place).manifest
-    (state,) = manifest.states
-    older = msgspec.structs.replace(state, checksum_in_name=False)
-    assert older.name == f"{state.index:020d}.json"
-    (place.path / "states" / state.name).rename(place.path / "states" / older.name)
-    place.save_manifest(msgspec.structs.replace(manifest, states=(older,)))
-    assert b"checksumInName" not in (place.path / "manifest.json").read_bytes()
-    assert run("verify", place.path)[0] == 0
-    restored(place, tmp_path / "new")
-    store.write([], [batch()], term=3)
-    grown = backup(store, place).manifest
-    assert grown.states[0] == older and grown.states[1].checksum_in_name
-    assert list(complaints(place, grown)) == []
-
-
 def test_a_damaged_part_is_copied_again(store, place):
     manifest = backup(store, place).manifest
     flip(place.path / "commitlog" / f"{SEGMENT:020d}", 1000)
@@ -788,15 +772,6 @@ def rewritten_state(place, change):
     change(value["tables"])
     state = place.save_state(state.index, state.time_ms, orjson.dumps(value))
     place.save_manifest(msgspec.structs.replace(manifest, states=(state,)))
-
-
-def test_a_table_that_an_older_version_did_not_have_comes_from_the_log(store, place, tmp_path):
-    queues, tables, _ = store.look()
-    backup(store, place)
-    rewritten_state(place, lambda tables: tables.pop("consumerOffset.json"))
-    assert run("verify", place.path)[0] == 0
-    restored(place, tmp_path / "new")
-    assert Store(tmp_path / "new").look()[:2] == (queues, tables)
 
 
 def test_a_table_of_a_later_version_is_not_dropped(store, place, tmp_path):

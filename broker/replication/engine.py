@@ -16,13 +16,17 @@ from typing import Any, Protocol
 from raftmq.dledger.node.applier import Application
 from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.configuration import Change
+from raftmq.dledger.raft.core import RaftCore
 from raftmq.dledger.raft.leader_placement import PreferenceLimits
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.messages import NodeId
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.snapshot.transfer import SnapshotSource
 from raftmq.dledger.storage.log_flusher import FlushMode
 from raftmq.dledger.transport.network import Network
 from raftmq.dledger.transport.peer_auth import Gate, GuardedNetwork
-from raftmq.dledger.transport.transport import LinkConfig, PeerAddress
+from raftmq.dledger.transport.transport import LinkConfig, PeerAddress, PeerLinks
 from raftmq.store.disk import Disk
 from raftmq.store.message_store import MessageStore
 
@@ -64,6 +68,83 @@ class Engine(Protocol):
     def status(self) -> dict[str, object]: ...
 
 
+class GroupId(Protocol):
+    """The id of a group; `tell(changed)` sets the callback for a change."""
+
+    group_id: bytes
+
+    def tell(self, listener: Callable[[], None]) -> None: ...
+
+    def applied(self, before: bytes, now: bytes) -> None: ...
+
+
+class RaftEngine(Engine, Protocol):
+    """The replica of a group, as brokers use it. RaftMember has the meaning of each name."""
+
+    @property
+    def config(self) -> MemberConfig: ...
+
+    @property
+    def links(self) -> PeerLinks: ...
+
+    @property
+    def identity(self) -> GroupId: ...
+
+    @property
+    def has_core(self) -> bool: ...
+
+    @property
+    def core(self) -> RaftCore: ...
+
+    @property
+    def log_index(self) -> LogIndex: ...
+
+    @property
+    def durable_index(self) -> int: ...
+
+    @property
+    def recovering(self) -> str | None: ...
+
+    @property
+    def members(self) -> list[dict[str, object]]: ...
+
+    @property
+    def full_voters(self) -> list[NodeId]: ...
+
+    @property
+    def refilled(self) -> list[NodeId]: ...
+
+    @property
+    def slow_reason(self) -> str: ...
+
+    @property
+    def successor_expected(self) -> bool: ...
+
+    @property
+    def clock_is_wrong(self) -> bool: ...
+
+    @property
+    def clock_is_confirmed(self) -> bool: ...
+
+    def doubt_clock(self, lead_ms: int) -> None: ...
+
+    def set_willing(self, is_willing: bool) -> None: ...
+
+    def willing_successor(self, needed: bool, *, faster: bool = False) -> NodeId | None: ...
+
+    def preferred_successor(self) -> NodeId | None: ...
+
+    def transfer_blocker(self, target: NodeId, *, force: bool = False) -> str: ...
+
+    async def hand_over(self) -> NodeId | None: ...
+
+    def change_members(self, change: Change) -> asyncio.Future[int]: ...
+
+    def agree_expired(self, position: int) -> int: ...
+
+    def frame_is_damaged(self, position: int) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """This replica's position in the group's configuration; `broker_id` None: unassigned."""
@@ -73,14 +154,14 @@ class Place:
     members: int  # size of the group, or 0 if the group is unknown
 
 
-def preferred_of(member: RaftMember) -> str | None:
+def preferred_of(member: RaftEngine) -> str | None:
     """Return the preferred leader in this replica's view, or None."""
     if not member.has_core:
         return None
     return member.core.membership.configurations.current.preferred or None
 
 
-def place_of(member: RaftMember) -> Place | None:
+def place_of(member: RaftEngine) -> Place | None:
     """Return this replica's place; None while the log is being recovered. A removal counts once it
     is committed, or once peers report it to a replica that was away. A replica without a leader
     whose history differs from a peer's has no place either."""
@@ -114,7 +195,7 @@ class MemberFactory(Protocol):
         listen_socket: socket.socket | None,
         source: SnapshotSource,
         settings: Callable[[], dict[str, str]],
-    ) -> RaftMember: ...
+    ) -> RaftEngine: ...
 
 
 def raft_member(

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.errors import RaftError
 from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.remoting.codes import ResponseCode
@@ -23,7 +22,7 @@ from ..error_isolation import Contained
 from ..errors import Refused, not_leader
 from ..registration import Identity
 from .classic import ClassicEngine
-from .engine import Engine, Place, place_of
+from .engine import Engine, Place, RaftEngine, place_of
 from .roles import RoleView
 
 
@@ -47,10 +46,10 @@ class ReplicatedLog:
         return self._engine
 
     @property
-    def raft(self) -> RaftMember:
-        """The Raft engine; None in classic mode."""
+    def raft(self) -> RaftEngine:
+        """The replica of the group; not in classic mode."""
         assert not self._config.is_classic
-        return cast(RaftMember, self.engine)
+        return cast(RaftEngine, self._engine)
 
     def frame_is_damaged(self, position: int) -> bool:
         """Return whether the frame at this offset is damaged and requested. Raises OSError."""

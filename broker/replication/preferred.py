@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.configuration import Change, ChangeKind
 from raftmq.dledger.raft.errors import RaftError
 
 from ..context import Context
 from ..errors import Refused
-from .engine import preferred_of
+from .engine import RaftEngine, preferred_of
 
 log = logging.getLogger("raftmq.broker.members")
 
@@ -65,7 +64,7 @@ class PreferredLeader:
         log.info("preferred_leader_takes_over name=%s", target)
         self._context.events.tell("transfer", {"to": target, "by": BY})
 
-    def _found(self, engine: RaftMember) -> None:
+    def _found(self, engine: RaftEngine) -> None:
         """Set broker.conf's preferred leader in a group that never had a preference."""
         now_ms = self._context.clock_ms()
         if (

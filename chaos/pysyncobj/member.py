@@ -30,7 +30,7 @@ import logging
 import random
 import socket
 from collections.abc import Callable
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from pysyncobj.config import FAIL_REASON
 from pysyncobj.node import Node
@@ -38,10 +38,10 @@ from pysyncobj.node import Node
 from raftmq.broker.replication.engine import Replication
 from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger.node.applier import Application, Applier
-from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.node.proposals import Proposals, command_bytes_max
 from raftmq.dledger.node.reads import Reads
 from raftmq.dledger.raft.config import Random
+from raftmq.dledger.raft.configuration import Change
 from raftmq.dledger.raft.errors import Busy, NotLeader, RaftError, UnknownTarget
 from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.dledger.raft.messages import NodeId, Role, RoleEvent
@@ -118,6 +118,7 @@ TICK_MS = 10  # < a seventh of a heartbeat, as RaftMember's
 HOUSEKEEPING_MS = 500
 HAND_OVER_MS = 500  # short, because SyncObj does not report which follower could lead
 FAILURES_MAX = 100  # failed ticks in a row, a second of them, after which it will not recover
+NO_FUNCTION = "this broker runs over pysyncobj, which has no such function"
 OURS = (AssertionError, JournalError, OSError, StoreError)  # errors of our code, not SyncObj's
 
 
@@ -138,8 +139,11 @@ class NotSupported(RaftError):
 class NoIdentity:
     group_id = b""
 
-    def tell(self, changed: Callable[[], None]) -> None:
+    def tell(self, listener: Callable[[], None]) -> None:
         """Do nothing, because the id never changes."""
+
+    def applied(self, before: bytes, now: bytes) -> None:
+        """Do nothing, because links do not compare ids."""
 
 
 class PySyncMember:
@@ -200,7 +204,7 @@ class PySyncMember:
         self._housekeeping_due_ms = 0.0
         self._role_waiters: list[asyncio.Future[None]] = []
 
-    # SyncObj has nothing of this; the broker finds a Raft replica without it.
+    # SyncObj has nothing of this; the broker finds a Raft replica without it (RaftEngine).
     recovering: str | None = None
     has_core = False
     successor_expected = False
@@ -211,7 +215,14 @@ class PySyncMember:
 
     @property
     def core(self) -> NoReturn:
-        raise NotSupported("this broker runs over pysyncobj, which has no such function")
+        raise NotSupported(NO_FUNCTION)
+
+    @property
+    def links(self) -> NoReturn:
+        raise NotSupported(NO_FUNCTION)
+
+    def change_members(self, change: Change) -> NoReturn:
+        raise NotSupported(NO_FUNCTION)
 
     @property
     def members(self) -> list[dict[str, object]]:
@@ -616,9 +627,9 @@ def make_member(
     source: object,
     settings: object,
     **given: Any,
-) -> RaftMember:
+) -> PySyncMember:
     """Make a replica in the place of a Raft replica (broker.replication.engine.MemberFactory)."""
-    member = PySyncMember(
+    return PySyncMember(
         config,
         disk,
         store.commitlog,
@@ -628,7 +639,6 @@ def make_member(
         rng=random.Random(),
         **given,
     )
-    return cast(RaftMember, member)
 
 
 PYSYNCOBJ = Replication(make_member, keeps_log=False)

@@ -49,6 +49,7 @@ from .admin.upkeep import Upkeep
 from .admission import Admission
 from .backup.service import Backups
 from .clients import ClientTable
+from .cluster.drain import Drain
 from .cluster.other_groups import OtherGroups
 from .cluster.sharing import DefinitionSharing
 from .component import RoleChange, Service
@@ -263,6 +264,9 @@ class Broker:
             self.popping.assignments.change_mode,
             self.registrar.trigger,
         )
+        self.drain = Drain(
+            context, self.sends, self.clients, wheel, self.halves, self.registrar.trigger
+        )
         self.engine, self.application = make_replication(
             opened, context, self.sends, self.pulls, self._activity, told
         )
@@ -346,6 +350,7 @@ class Broker:
             Service(handlers=queries.handlers()),
             self.catalog.service(),
             sharing := self.sharing.service(),
+            self.drain.service(),
             Service(handlers=admin.handlers()),
             Service(handlers=progress.handlers()),
             Service(handlers=stats.handlers()),
@@ -363,6 +368,7 @@ class Broker:
                     writers,
                     accounts,
                     self.history,
+                    self.drain,
                 )
             ),
         ]

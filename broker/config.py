@@ -310,6 +310,9 @@ class BrokerConfig(PeerTlsOptions):
     join_cluster: bool = option("raft", "joinCluster", True,
         "Adopt the topics and consumer groups of the other broker groups in `brokerClusterName`: "
         "all of them before a new group registers, later those that are created.", alike=True)
+    drain_grace_ms: int = option("raft", "drainGraceMs", 60_000,
+        "Time in which a draining group still takes sends, for producers with an older route.",
+        unit=MS, low=0, live=True, alike=True)
     preferred_leader_id: str = option("raft", "preferredLeaderId", "",
         "Initial preferred leader of a group without a recorded preference (docs/http-api.md).")
     heartbeat_interval_ms: int = option("raft", "heartbeatIntervalMs", 75,

@@ -22,6 +22,7 @@ from .admin.topics_and_groups import Catalog
 from .backup.service import Backups
 from .checkpointer import ClassicKeeper, Keeper, RaftKeeper
 from .clients import ClientTable
+from .cluster.drain import Drain
 from .construction import send_rules
 from .consume.offset_resets import Resets
 from .consume.pull import PullService
@@ -31,6 +32,7 @@ from .delayed.timers import TimerService
 from .history.history import History
 from .http.accounts import AccountOperations
 from .http.consumers import ConsumerOperations, ModeOperations
+from .http.drain import DrainOperations
 from .http.faults import FaultDoor, FaultOperations
 from .http.history import HistoryOperations
 from .http.leadership import LeadershipOperations
@@ -107,7 +109,7 @@ def make_registrar(opened: Opened, context: Context, template: TopicConfig | Non
         ha_address=ha_address,
         http_address=context.http_address,
         identity=lambda: log.identity,
-        topics=RegisteredTopics(context.state.topics, template),
+        topics=RegisteredTopics(context.state.topics, template, context.state.group),
         on_master=context.roles.hint_master,
         on_route=context.events.route_changed,
         needs_master=lambda: config.is_slave or context.roles.misses_address,
@@ -256,6 +258,7 @@ def node_operations(
     writers: Writers,
     accounts: AccountChanges,
     history: History,
+    drain: Drain,
 ) -> list[Operation]:
     """Return this broker's HTTP operations, in the order of docs/http-api.md."""
     context = parts.context
@@ -268,6 +271,7 @@ def node_operations(
         ModeOperations(context, parts.popping.assignments),
         AccountOperations(accounts, enabled=context.config.acl_enable),
         LeadershipOperations(context, members),
+        DrainOperations(drain),
         WriterOperations(writers),
         SettingOperations(parts),
         FaultOperations(context, faults),

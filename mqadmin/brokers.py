@@ -27,7 +27,7 @@ from .command import (
     Table,
     show_time,
 )
-from .targets import everywhere, leaders, named, replicas, runtime_infos, writable
+from .targets import everywhere, leader_of, named, replicas, runtime_infos, writable
 
 HOUR_MS = 3_600_000
 TRANSFER_WAIT_S = 10.0
@@ -217,7 +217,7 @@ async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Section]:
 
 async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     name = arguments.text("brokerName")
-    leader = await _leader_of(admin, name)
+    leader = await leader_of(admin, name)
     target = await admin.broker.transfer_leadership(
         leader, arguments.text("target"), force=arguments.on("force")
     )
@@ -241,7 +241,7 @@ async def members(admin: Admin, arguments: Arguments) -> Sequence[Section]:
         raise CommandError(f"-o {op}: expected list, {', '.join(MEMBER_OPS)}", usage=True)
     deadline = time.monotonic() + (arguments.integer("wait") or 0)
     while True:
-        leader = await _leader_of(admin, name)
+        leader = await leader_of(admin, name)
         if op == "list":
             return [Table([_member(row) for row in await admin.broker.members(leader)])]
         node_id, where = arguments.text("memberId"), arguments.text("memberAddress")
@@ -255,13 +255,6 @@ async def members(admin: Admin, arguments: Arguments) -> Sequence[Section]:
             continue
         sentence = f"{op} {node_id or 'nobody'}: done; {name} has the members {_roles(rows)}"
         return [Done(sentence, {"broker": name, "members": [_member(row) for row in rows]})]
-
-
-async def _leader_of(admin: Admin, name: str) -> str:
-    for replica in await leaders(admin):
-        if replica.broker_name == name:
-            return replica.address
-    raise CommandError(f"the name server knows no broker group {name!r}")
 
 
 def _member(row: dict[str, Any]) -> dict[str, Any]:

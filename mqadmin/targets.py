@@ -51,6 +51,14 @@ async def leaders(admin: Admin, cluster: str = "") -> list[Replica]:
     return result
 
 
+async def leader_of(admin: Admin, name: str) -> str:
+    """Return the address of a broker group's leader. Raises CommandError."""
+    for replica in await leaders(admin):
+        if replica.broker_name == name:
+            return replica.address
+    raise CommandError(f"the name server knows no broker group {name!r}")
+
+
 async def leaders_of(admin: Admin, topic: str) -> dict[str, str]:
     """Return broker name → leader's address for the broker groups of a topic. Raises CommandError
     if a group has no leader."""

@@ -159,6 +159,7 @@ class RequestCode(IntEnum):
     SEND_WRITER_BATCH = 30_007
     EMPTY_TOPIC = 30_008
     GET_DEFINITIONS = 30_009
+    DRAIN_GROUP = 30_010
 
 
 BODY_BYTES_MAX = 1 << 20  # of a request; Apache's brokers and name servers have no such limit

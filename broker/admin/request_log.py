@@ -83,6 +83,10 @@ KINDS: dict[int, Kind] = {
         RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: Kind("putWhiteAddresses"),
         RequestCode.CHANGE_MEMBERS: Kind(target=("memberId",), ops=_MEMBERS),
         RequestCode.WRITERS: Kind(target=("topic", "writer"), ops={"delete": "deleteWriter"}),
+        RequestCode.DRAIN_GROUP: Kind(
+            target=("lose",),
+            ops={"start": "drainGroup", "cancel": "cancelDrain", "remove": "removeGroup"},
+        ),
         RequestCode.UPDATE_BROKER_CONFIG: Kind("changeConfig", own=True),
         RequestCode.DELETE_EXPIRED_COMMITLOG: Kind("deleteExpiredLog", own=True),
         RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: Kind("cleanQueues", own=True),

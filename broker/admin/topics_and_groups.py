@@ -21,7 +21,7 @@ from raftmq.remoting.topic_attributes import MIXED, AttributesRefused, changed
 from ..component import Service
 from ..consume.offset_commits import CommitService
 from ..context import Context
-from ..errors import ConditionUnmet, Refused, busy
+from ..errors import ConditionUnmet, Refused, busy, forbidden
 from ..scheduler import IDLE_MS, Chore
 from ..tables.groups import SubscriptionGroup
 from ..tables.state import (
@@ -136,6 +136,7 @@ class Catalog:
                 ResponseCode.SYSTEM_ERROR, problem or f"topic [{topic.name}] is the system's"
             )
         before = self._state.topics.get(topic.name)
+        self._check_not_draining(before is None)
         if before is not None:
             self._check_consumed(before, topic.read_queue_count)
         topics_max = self._config.topics_max
@@ -251,8 +252,13 @@ class Catalog:
         """Reject groups above `groupsMax`."""
         known = self._state.groups.entries
         new = sum(group.name not in known for group in groups)
+        self._check_not_draining(new > 0)
         if new and len(known) + new > self._config.groups_max:
             raise busy(f"there are {self._config.groups_max} consumer groups already")
+
+    def _check_not_draining(self, is_new: bool) -> None:
+        if is_new and self._state.group.draining_ms:
+            raise forbidden("the broker group is draining: create topics and groups elsewhere")
 
     async def remove_group(
         self, name: str, *, offsets: bool, condition: Condition | None = None

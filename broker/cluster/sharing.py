@@ -182,7 +182,9 @@ class DefinitionSharing:
     # ---- changes ----------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Ask each other leader for its changes, and adopt them."""
+        """Ask each other leader for its changes, and adopt them, unless this group is draining."""
+        if self._state.group.draining_ms:
+            return
         for name, address in (await self._others.leaders() or {}).items():
             try:
                 read = await self._others.definitions(name, address, self._seen.get(name))

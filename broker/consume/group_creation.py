@@ -63,7 +63,8 @@ class GroupCreation:
             return
         commands: list[bytes] = []
         group = state.groups.get(name)
-        if group is None and self._context.config.auto_create_subscription_group:
+        may_create = self._context.config.auto_create_subscription_group
+        if group is None and may_create and not state.group.draining_ms:
             groups_max = self._context.config.groups_max
             if self._is_full(groups_max):
                 raise busy(f"there are {groups_max} consumer groups already; none was created")

@@ -91,6 +91,7 @@ class ReplicatedLog:
         if place is not None:
             member = place.broker_id is not None
             own_id = place.broker_id or own_id
+        member = member and not self._roles.is_removed
         if leading:
             return Identity(0, self._roles.term, "leader", member, group_id, own_id)
         return Identity(own_id, self._roles.term, role, member, group_id)

@@ -34,6 +34,11 @@ class RoleView:
         self.leader = event.leader
         self.leading = event.role is Role.LEADER and event.leader_ready
 
+    @property
+    def is_removed(self) -> bool:
+        """True if this broker group left its cluster."""
+        return self._state.group.removed
+
     def hint_master(self, address: str, ha_address: str) -> None:
         self._master_hint = address
         self.master_ha_address = ha_address

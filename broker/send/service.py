@@ -26,7 +26,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from raftmq.remoting.command import JSON
 from raftmq.remoting.errors import HeaderError
 from raftmq.remoting.fair_scheduling import Steps, finish
 from raftmq.remoting.fields import parse_integer
-from raftmq.store.dispatch import SCHEDULE_TOPIC
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
 from raftmq.store.frame import Frame
 from raftmq.store.properties import UNIQ_KEY, decode_properties
 
@@ -181,6 +181,8 @@ class SendPath:
         self._held = HeldSends(clock_ms)
         self._attended = AttendedTime(clock_ms)
         self.disk_full = ""  # the reason for rejecting sends, or ""
+        self.draining = False  # nothing is created or delayed here (broker.cluster.drain)
+        self.closed = False  # clients' sends are rejected
         self.put_count = 0  # messages stored
         self.repeat_count = 0  # idempotent sends that were already stored
         self._repeats = Repeats()
@@ -409,6 +411,9 @@ class SendPath:
         if key is not None and self._is_repeated(key, sender, unique_key):
             return
         redirected = redirect(message, self.redirects)
+        if self.draining and redirected.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+            if not topic.name.startswith(RETRY_PREFIX):
+                raise forbidden("the broker group is draining; the message was not stored")
         if redirected.topic == HALF_TOPIC:
             self._on_half(ext["a"], sender[0])
         record = self._own_record(redirected)
@@ -542,7 +547,17 @@ class SendPath:
 
     # ---- topics ---------------------------------------------------------------------------
 
+    def drain(self, *, draining: bool, closed: bool) -> None:
+        """Create no topics and take no new delayed messages while `draining`, and no sends at all
+        if `closed`. Retries are always taken."""
+        self.draining = draining
+        if closed != self.closed:
+            self.closed = closed
+            self._topics.clear()
+
     def _prepared(self, config: TopicConfig) -> SendTopic:
+        if self.closed and not config.name.startswith(RETRY_PREFIX):
+            config = replace(config, perm=config.perm & ~PERM_WRITE)
         return SendTopic(config, types_checked=self._config.enable_topic_message_type_check)
 
     def topic_changed(self, name: str) -> None:
@@ -580,6 +595,8 @@ class SendPath:
     def _create(self, name: str, send: HeldSend) -> None:
         if name.startswith(RETRY_PREFIX):
             self._retry_group(name)  # check that the group exists or may be created
+        elif self.draining:
+            raise forbidden(f"the broker group is draining; topic [{name}] was not created")
         self._creations.wait(name, send, self.held_bytes_max - self._held_bytes)
         self._held_bytes += len(send.body) + WAITING_OVERHEAD_BYTES
 

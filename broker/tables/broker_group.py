@@ -3,6 +3,8 @@
     {"op":"group_id","id":hex of 16 bytes,"if_absent":bool}
     {"op":"adopt",…,"versions":{group:[counter,time,counter,time],…},"more":bool}
                                              see broker.tables.state
+    {"op":"drain","on":bool}                 the group is drained, or no longer
+    {"op":"remove_group"}                    the drained group never registers again
 
 The leader of a group without an id (dledger.transport.group_id) proposes one. The first proposal
 applied takes effect. A command without `if_absent` comes from a restore, which made the log a
@@ -24,19 +26,28 @@ Versions = tuple[int, int, int, int]  # counter and time of the topics, then of 
 class BrokerGroupTable:
     """`value` is the group id, empty without one. `versions` has the tables of other broker groups
     (by name) whose definitions are adopted here. `joining` is true while a new group has adopted
-    only a part of its cluster's definitions."""
+    only a part of its cluster's definitions. `draining_ms` is the time since when the group is
+    drained (broker.cluster.drain), or 0; `removed` is true once it left its cluster."""
 
     def __init__(self) -> None:
         self.value = b""
         self.versions: dict[str, Versions] = {}
         self.joining = False
+        self.draining_ms = 0
+        self.removed = False
         self.applied_index = 0
 
-    def apply(self, command: Mapping[str, Any]) -> None:
+    def apply(self, command: Mapping[str, Any], now_ms: int) -> None:
         """Apply a command. Raises KeyError, TypeError, ValueError."""
         if command["op"] == "adopt":
             self.versions |= _versions(command["versions"])
             self.joining = bool(command["more"])
+            return
+        if command["op"] == "drain":
+            self.draining_ms = (self.draining_ms or now_ms) if command["on"] else 0
+            return
+        if command["op"] == "remove_group":
+            self.removed = True
             return
         value = _value(command["id"])
         if not self.value or not command["if_absent"]:
@@ -46,9 +57,13 @@ class BrokerGroupTable:
         self.versions = dict(self.versions)
 
     def to_json(self) -> dict[str, Any]:
-        joining = {"joining": True} if self.joining else {}
+        more: dict[str, Any] = {"joining": True} if self.joining else {}
+        if self.draining_ms:
+            more["drainingMs"] = self.draining_ms
+        if self.removed:
+            more["removed"] = True
         versions = {"adopted": self.versions} if self.versions else {}
-        return {"groupId": self.value.hex(), **versions, **joining}
+        return {"groupId": self.value.hex(), **versions, **more}
 
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
         said = value["groupId"]
@@ -56,6 +71,8 @@ class BrokerGroupTable:
         self.value = _value(said) if said else b""
         self.versions = versions
         self.joining = bool(value.get("joining"))
+        self.draining_ms = int(value.get("drainingMs") or 0)
+        self.removed = bool(value.get("removed"))
         self.applied_index = applied_index
 
 
@@ -72,6 +89,14 @@ def _value(said: str) -> bytes:
     if len(value) != GROUP_ID_SIZE_BYTES:
         raise ValueError(f"a group id of {len(value)} bytes")
     return value
+
+
+def drain(*, on: bool) -> bytes:
+    return orjson.dumps({"op": "drain", "on": on})
+
+
+def remove_group() -> bytes:
+    return orjson.dumps({"op": "remove_group"})
 
 
 def group_id(value: bytes, *, if_absent: bool = True) -> bytes:

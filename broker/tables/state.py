@@ -3,7 +3,7 @@
 A command frame's payload is one JSON object. A message frame may begin with such a command, too;
 then it is applied when the frame's records become visible. `op` says which command it is:
 
-    {"op":"group_id",…}                                see broker.tables.broker_group
+    {"op":"group_id",…}, drain, remove_group           see broker.tables.broker_group
     {"op":"adopt","topics":[[TopicConfig,created_ms],…],"groups":[[config,created_ms],…],
      "deletedTopics":{name:ms},"deletedGroups":{name:ms},"versions":{…},"more":bool}
                                                        definitions of other broker groups (broker.
@@ -233,7 +233,7 @@ class BrokerState:
             topics = self._adopt(self.topics, command, "topics", "deletedTopics", index, now_ms)
             groups = self._adopt(self.groups, command, "groups", "deletedGroups", index, now_ms)
             if index > self.group.applied_index:
-                self.group.apply(command)
+                self.group.apply(command, now_ms)
             return Change(topics, groups)
         if op == "announce":
             node = str(command["node"])
@@ -252,9 +252,9 @@ class BrokerState:
         elif op in ("delay_progress", "timer_progress"):
             if index > self.delays.applied_index:
                 self._apply_to_delays(command)
-        elif op == "group_id":
+        elif op in ("group_id", "drain", "remove_group"):
             if index > self.group.applied_index:
-                self.group.apply(command)
+                self.group.apply(command, now_ms)
         elif op in WRITER_COMMANDS:
             if index > self.writers.applied_index:
                 self.writers.apply(command, now_ms)

@@ -113,6 +113,15 @@ class TimerWheel:
         bucket = self._buckets[0]
         return (bucket << BUCKET_BITS) + (min(self._far[bucket]) >> _OFFSET_BITS)
 
+    @property
+    def last_due_ms(self) -> int | None:
+        """The latest due time, rounded up to a bucket, or None."""
+        if self._buckets:
+            return (max(self._buckets) + 1) << BUCKET_BITS
+        if self._near:
+            return max(self._near) >> _OFFSET_BITS
+        return max((due_ms for _, due_ms in self._late), default=None)
+
     def take(self, offset: int, due_ms: int) -> bool:
         """Add the entry at `offset`, once and in ascending order. Return True if it waits."""
         assert offset >= self.next_offset, (offset, self.next_offset)

@@ -106,6 +106,12 @@ class BrokerAdmin:
         response = await self._requests.ask(address, RequestCode.TRANSFER_LEADERSHIP, ext)
         return (response.ext or {}).get("target", "")
 
+    async def drain(self, address: str, op: str, lose: bool = False) -> dict[str, Any]:
+        """Start or cancel draining of a broker group, remove it, or none of these (`op` status);
+        return the remaining content (30010, ours). `lose` removes a group that is not empty."""
+        ext = {"op": op} | ({"lose": "true"} if lose else {})
+        return await self._requests.json(address, RequestCode.DRAIN_GROUP, ext, UPKEEP_TIMEOUT_MS)
+
     async def members(self, address: str) -> list[dict[str, Any]]:
         """Return the members of the broker's Raft group (30002, ours) with node_id, address, role
         (voter, learner), broker_id and preferred; a leader adds match, lag and recovered."""

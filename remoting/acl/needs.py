@@ -286,6 +286,7 @@ BROKER: dict[int, Needs | None] = {
         _CODE.CHANGE_MEMBERS: ADMIN,
         _CODE.BACKUP: ADMIN,
         _CODE.GET_DEFINITIONS: ADMIN,
+        _CODE.DRAIN_GROUP: ADMIN,
     }.items()
 }
 

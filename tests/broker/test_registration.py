@@ -11,6 +11,7 @@ from raftmq.broker.construction import topics_of_names
 from raftmq.broker.health import why_not
 from raftmq.broker.registeredtopics import RegisteredTopics
 from raftmq.broker.tables import versioned
+from raftmq.broker.tables.broker_group import BrokerGroupTable
 from raftmq.broker.tables.topics import TopicConfig, TopicTable
 from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.namesrv.server import NameServer as RealNameServer
@@ -188,7 +189,8 @@ def told(topics):
 
 def test_what_changed_since_a_version(monkeypatch):
     table = TopicTable()
-    topics = RegisteredTopics(table, TopicConfig("TBW102", 8, 8, 7))
+    group = BrokerGroupTable()
+    topics = RegisteredTopics(table, TopicConfig("TBW102", 8, 8, 7), group)
     start = topics.version
     for name in ("a", "b", "c"):
         table.put(TopicConfig(name, 4, 4), 100)
@@ -207,12 +209,16 @@ def test_what_changed_since_a_version(monkeypatch):
     table.load(table.to_json(), 0)
     assert topics.since(after) is None  # of an older process: not known
     assert topics.since(topics.version) == []
+    version = topics.version
+    group.draining_ms = 1  # every topic's permission changes
+    assert topics.version != version and topics.since(version) is None
+    assert not any(topic.perm & 2 for topic in topics.all())
 
 
 def test_only_so_many_changes_are_remembered(monkeypatch):
     monkeypatch.setattr(versioned, "CHANGES_MAX", 3)
     table = TopicTable()
-    topics = RegisteredTopics(table, None)
+    topics = RegisteredTopics(table, None, BrokerGroupTable())
     versions = []
     for name in "abcde":
         versions.append(topics.version)
@@ -281,7 +287,7 @@ async def test_a_member_that_no_name_server_lists_reports_that_once(
             address="127.0.0.1:1",
             ha_address=str,
             identity=lambda: follower,
-            topics=RegisteredTopics(TopicTable(), None),
+            topics=RegisteredTopics(TopicTable(), None, BrokerGroupTable()),
             on_master=lambda address, ha_address: None,
             needs_master=lambda: False,
             period_ms=30_000,
@@ -339,4 +345,7 @@ def test_tools_find_a_broker_by_the_topics_of_its_names():
     }
     table = TopicTable()
     table.internal.update(found)
-    assert {topic.topic for topic in RegisteredTopics(table, None).all()} == {"c", "broker-a"}
+    assert {topic.topic for topic in RegisteredTopics(table, None, BrokerGroupTable()).all()} == {
+        "c",
+        "broker-a",
+    }

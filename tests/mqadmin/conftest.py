@@ -93,7 +93,8 @@ class Two(Small):
             server = await stack.enter_async_context(self._server)
             self.namesrv = server.address
             for name in (OLD, NEW):
-                group = Group(self._root / name, 1, namesrvAddr=server.address, brokerName=name)
+                settings = {"namesrvAddr": server.address, "joinCluster": "false"}
+                group = Group(self._root / name, 1, brokerName=name, **settings)
                 await stack.enter_async_context(group)
                 await group.leading()
                 await group.create_topic(await group.leading(), f"only-{name}")

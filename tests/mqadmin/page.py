@@ -34,8 +34,9 @@ HEAD = """\
 
 Administers a cluster of ours or of Apache RocketMQ's over the wire protocol. Sub-commands and
 flags are those of Apache's `mqadmin` 5.3, for accounts those of 4.9; `consume`, `produce`, `top`,
-`context`, `completion`, `raftStatus`, `transferLeader`, `members`, `emptyTopic`, `writers`,
-`deleteWriter`, `copyDefinitions`, `checkMove` and `compare` are ours.
+`context`, `completion`, `raftStatus`, `transferLeader`, `members`, `drainGroup`, `drainStatus`,
+`removeGroup`, `emptyTopic`, `writers`, `deleteWriter`, `copyDefinitions`, `checkMove` and `compare`
+are ours.
 
 ```
 mqadmin COMMAND [FLAGS] -n HOST:PORT[;HOST:PORT]
@@ -168,6 +169,9 @@ EXAMPLES = (
     "members -b broker-a -o remove -i n3",
     "members -b broker-a -o prefer -i n1",
     "members -b broker-a -o prefer",
+    "drainGroup -b broker-a",
+    "drainStatus -b broker-a",
+    "drainGroup -b broker-a --cancel",
     f"transferLeader -b broker-a -t {FOLLOWER}",
     "setConsumeMode -c DefaultCluster -g billing -t orders -m POP",
     "emptyTopic -c DefaultCluster -t orders",
@@ -299,6 +303,8 @@ def render(namesrv):
         parts.append(f"\n## {usage}\n\n{command.doc}\n\n{flags(command)}")
         if command.runs.startswith(("acl:", "copy_definitions:", "check_move:", "compare:")):
             continue  # the examples' cluster is one group without access control
+        if command.name == "removeGroup":
+            continue  # of the only group
         for lines in shown.pop(command.name):
             parts.append("\n```\n" + "\n".join(lines) + "\n```\n")
     assert not shown, f"no commands: {shown}"

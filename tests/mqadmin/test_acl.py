@@ -144,6 +144,7 @@ async def two_groups(tmp_path):
             path = tmp_path / f"{name}.yml"
             path.write_text(accounts)
             settings = {"aclFile": path, "namesrvAddr": server.address, "brokerName": name}
+            settings["joinCluster"] = "false"  # their accounts differ
             own = tmp_path / name
             own.mkdir()
             group = await stack.enter_async_context(guarded(own, **settings))

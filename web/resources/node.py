@@ -123,6 +123,40 @@ class PreferredView(View, frozen=True, kw_only=True):
     standing: str
 
 
+class RemoveBody(Input, frozen=True, kw_only=True):
+    """`lose` removes a group that is not empty."""
+
+    lose: bool = False
+
+
+class Unconsumed(View, frozen=True, kw_only=True):
+    """Messages of a topic that a consumer group has not consumed; `group` is empty without any."""
+
+    topic: str
+    group: str
+    messages: int
+
+
+class DrainView(View, frozen=True, kw_only=True):
+    """The remaining content of a broker group. `draining_ms` is the time since when it is drained,
+    or 0. `is_empty` is true once its removal loses nothing."""
+
+    broker_name: str
+    draining_ms: int
+    removed: bool
+    takes_sends: bool
+    is_empty: bool
+    unconsumed: list[Unconsumed]
+    delayed: int
+    timers: int
+    latest_due_ms: int | None
+    transactions: int
+    popped: int
+    writers: int
+    idempotent: int
+    dead_letters: int
+
+
 class RatesView(View, frozen=True, kw_only=True):
     """Messages per second, over the last 10 s."""
 

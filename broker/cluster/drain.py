@@ -1,0 +1,255 @@
+"""Draining of this broker group, so that it can be removed (docs/scaling.md).
+
+A draining group is read until it is empty. Its topics are registered without write permission, so
+clients send elsewhere. It still takes the sends of clients with an older route for `drainGraceMs`
+and then rejects them with NO_PERMISSION, after which clients choose another group. Topics, consumer
+groups, delayed and timer messages are not created meanwhile. Retries, transactions and deliveries
+continue.
+
+A removed group is unlisted by the name servers and does not register again. Its stores stay as they
+are, for the audit.
+
+DRAIN_GROUP (30010, ours) has the ext field `op`: start, cancel, remove or status. remove is
+rejected before the group is empty, except with the ext field `lose`=true. The response is JSON:
+
+    {"brokerName":name,"drainingMs":since,"takesSends":bool,"isEmpty":bool,"removed":bool,
+     "unconsumed":[{"topic":t,"group":g,"messages":n},…],"delayed":n,"timers":n,"latestDueMs":ms|null,
+     "transactions":n,"popped":n,"writers":n,"idempotent":n,"deadLetters":n}
+
+`unconsumed` has a row per topic and consumer group, largest first, at most ROWS_MAX. A topic
+without any group has a row with an empty group. Dead letters, writers and idempotent sends end with
+the group, but do not keep it from being empty.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.fast_json import dumps
+from raftmq.remoting.fields import boolean_or, text_or
+from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, is_brokers_own
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
+
+from ..admin.progress import Steps, stored_ms
+from ..clients import ClientTable
+from ..component import Service
+from ..context import Context
+from ..errors import Refused, forbidden, invalid
+from ..scheduler import IDLE_MS, Chore
+from ..send.service import SendPath
+from ..tables.broker_group import drain, remove_group
+from ..tables.timer_wheel import TimerWheel
+from ..transactions.service import Halves
+
+CHECK_MS = 100
+ROWS_MAX = 1_000
+log = logging.getLogger("raftmq.broker.cluster")
+
+
+class Drain:
+    """Puts the replicated state into effect on this replica, and counts the remaining content."""
+
+    def __init__(
+        self,
+        context: Context,
+        sends: SendPath,
+        clients: ClientTable,
+        wheel: TimerWheel,
+        halves: Halves,
+        on_changed: Callable[[], None],
+    ) -> None:
+        """`on_changed()` registers this broker again."""
+        self._context = context
+        self._state = context.state
+        self._sends = sends
+        self._clients = clients
+        self._wheel = wheel
+        self._halves = halves
+        self._on_changed = on_changed
+        self._was_draining = False
+
+    def service(self) -> Service:
+        return Service(
+            handlers={int(RequestCode.DRAIN_GROUP): self.handle},
+            chores=[Chore("drain", CHECK_MS, self.check, lambda: self._rest_ms)],
+        )
+
+    @property
+    def _draining(self) -> bool:
+        return self._state.group.draining_ms > 0
+
+    @property
+    def _takes_sends(self) -> bool:
+        since_ms = self._context.wall_ms() - self._state.group.draining_ms
+        return not self._draining or since_ms < self._context.config.drain_grace_ms
+
+    @property
+    def _rest_ms(self) -> float:
+        settled = self._draining == self._was_draining == self._sends.draining
+        return IDLE_MS if settled and self._takes_sends != self._sends.closed else 0
+
+    def check(self) -> None:
+        """Put a change of the state, or the end of the grace period, into effect."""
+        draining = self._draining
+        self._sends.drain(draining=draining, closed=not self._takes_sends)
+        if draining != self._was_draining:
+            self._was_draining = draining
+            log.warning("draining=%s", draining)
+            self._context.events.tell("drain", {"draining": draining})
+            self._on_changed()
+
+    async def handle(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Serve DRAIN_GROUP (30010). Raises Refused, RaftError."""
+        lose = boolean_or(request.ext, "lose", False)
+        value = await self.act(text_or(request.ext, "op") or "status", lose=lose)
+        return RemotingCommand.response_to(request, body=dumps(value))
+
+    async def act(self, op: str, *, lose: bool = False) -> dict[str, Any]:
+        """Start or cancel draining, remove the group, or none of these; return the status. Raises
+        Refused, RaftError."""
+        if op not in ("start", "cancel", "remove", "status"):
+            raise invalid(f"op {op!r} is not start, cancel, remove or status")
+        if self._context.config.is_classic:
+            raise invalid("only a Raft group can be drained")
+        if op == "status":
+            await self._context.log.barrier()
+        elif op == "remove":
+            await self._remove(lose=lose)
+        elif self._state.group.removed:
+            raise forbidden("the broker group is removed")
+        else:
+            await self._context.log.propose(drain(on=op == "start"))
+            self.check()
+        return await self.status()
+
+    async def _remove(self, *, lose: bool) -> None:
+        await self._context.log.barrier()
+        status = await self.status()
+        if not self._draining:
+            raise forbidden("the broker group is not draining")
+        if not status["isEmpty"]:
+            if not lose:
+                raise Refused(ResponseCode.NO_PERMISSION, _remainder(status), tag="NOT_EMPTY")
+            log.warning("removed_with_content %s", _remainder(status))
+        await self._context.log.propose(remove_group())
+        log.warning("group_removed")
+        self._on_changed()
+
+    async def status(self) -> dict[str, Any]:
+        """Return the remaining content, in turns of the loop."""
+        state = self._state
+        steps = Steps()
+        rows = await self._unconsumed(steps)
+        delayed, latest_ms = await self._delayed(steps)
+        dead_letters = 0
+        for name in list(state.topics.entries):
+            if name.startswith(DLQ_PREFIX):
+                dead_letters += sum(high - low for low, high in self._ends(name))
+            await steps.done()
+        latest = max(filter(None, (latest_ms, self._wheel.last_due_ms)), default=None)
+        popped = 0
+        for _, queue in list(state.pops.all_queues()):
+            popped += queue.in_flight
+            await steps.done()
+        transactions = self._halves.open_count
+        left = len(rows) + delayed + self._wheel.count + popped + transactions
+        known = self._halves.book is not None and self._timers_are_read
+        return {
+            "brokerName": self._context.config.broker_name,
+            "removed": state.group.removed,
+            "drainingMs": state.group.draining_ms,
+            "takesSends": self._takes_sends,
+            "isEmpty": self._draining and not self._takes_sends and known and not left,
+            "unconsumed": rows[:ROWS_MAX],
+            "delayed": delayed,
+            "timers": self._wheel.count,
+            "latestDueMs": latest,
+            "transactions": transactions,
+            "popped": popped,
+            "writers": len(state.writers.writers),
+            "idempotent": len(state.once.sent),
+            "deadLetters": dead_letters,
+        }
+
+    @property
+    def _timers_are_read(self) -> bool:
+        """False while a new leader still reads the waiting timer messages."""
+        queue = self._context.store.queues.queue(TIMER_TOPIC, 0)
+        return queue is None or self._wheel.next_offset >= queue.max_offset
+
+    async def _unconsumed(self, steps: Steps) -> list[dict[str, Any]]:
+        rows = []
+        for name in list(self._state.topics.entries):
+            await steps.done()
+            if is_brokers_own(name) and not name.startswith(RETRY_PREFIX):
+                continue
+            ends = self._ends(name)
+            if all(low == high for low, high in ends):
+                continue
+            for group in self._groups_of(name) or [""]:
+                count = 0
+                for queue_id, (low, high) in enumerate(ends):
+                    position, in_flight = self._state.progress(name, group, queue_id)
+                    count += max(0, high - max(low, (position or 0) - in_flight))
+                    await steps.done()
+                if count:
+                    rows.append({"topic": name, "group": group, "messages": count})
+        return sorted(rows, key=lambda row: (-row["messages"], row["topic"], row["group"]))
+
+    def _groups_of(self, topic: str) -> list[str]:
+        """Return the consumer groups that read the topic."""
+        groups = set(self._state.offsets.groups_of(topic))
+        group = topic.removeprefix(RETRY_PREFIX)
+        if group != topic and group in self._state.groups.entries:
+            groups.add(group)
+        for name, online in self._clients.consumers.items():
+            if topic in online.subscriptions and not online.is_broadcasting:
+                groups.add(name)
+        return sorted(groups)
+
+    async def _delayed(self, steps: Steps) -> tuple[int, int | None]:
+        """Return the number of waiting delayed messages, and the latest due time."""
+        count, latest_ms = 0, None
+        for queue_id, delay_ms in enumerate(self._context.config.delay_levels_ms):
+            await steps.done()
+            queue = self._context.store.queues.queue(SCHEDULE_TOPIC, queue_id)
+            waiting = 0 if queue is None else queue.max_offset
+            waiting -= self._state.delays.get(queue_id + 1)
+            if queue is None or waiting <= 0:
+                continue
+            count += waiting
+            newest_ms = stored_ms(
+                self._context.store, SCHEDULE_TOPIC, queue_id, queue.max_offset - 1
+            )
+            latest_ms = max(latest_ms or 0, newest_ms + delay_ms)
+        return count, latest_ms
+
+    def _ends(self, topic: str) -> list[tuple[int, int]]:
+        """Return the minimum and maximum offset of each queue."""
+        config = self._state.topics.get(topic)
+        queues = self._context.store.queues
+        ends = []
+        for queue_id in range(0 if config is None else config.queue_count):
+            queue = queues.queue(topic, queue_id)
+            ends.append((0, 0) if queue is None else (queue.min_offset, queue.max_offset))
+        return ends
+
+
+def _remainder(status: dict[str, Any]) -> str:
+    """Return the remaining content as a sentence."""
+    rows = status["unconsumed"]
+    parts = [
+        f"{row['messages']} of {row['topic']} for {row['group'] or 'no group'}" for row in rows[:3]
+    ]
+    if len(rows) > len(parts):
+        parts.append(f"{len(rows) - len(parts)} more topics and groups")
+    kinds = ("delayed", "timers", "transactions", "popped")
+    parts += [f"{status[kind]} {kind}" for kind in kinds if status[kind]]
+    if status["takesSends"]:
+        parts.append("sends of clients with an older route")
+    return f"the broker group still has: {', '.join(parts) or 'content that is not counted yet'}"

@@ -1,0 +1,183 @@
+"""A broker group that is drained, until nothing is left that its removal would lose."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from raftmq.broker.cluster import sharing
+from raftmq.client import Message, Producer
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from tests.broker.cluster import Group
+from tests.broker.test_definition_sharing import group, has_master, make_topic, name_server
+from tests.waiting import until
+
+DELAYED = "DELAY\x013\x02"  # 10 s
+
+
+async def drain(group, op):
+    broker = await group.leading()
+    answer = await group.ask(broker, RequestCode.DRAIN_GROUP, {"op": op})
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return orjson.loads(answer.body)
+
+
+async def create(group, topic):
+    broker = await group.leading()
+    ext = TopicHeader(topic, 1, 1, 6).to_ext()
+    return (await group.ask(broker, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code
+
+
+async def test_a_draining_group_creates_nothing_and_takes_sends_for_a_while(tmp_path):
+    async with Group(tmp_path, drainGraceMs=3_600_000) as one:
+        broker = await one.leading()
+        await one.create_topic(broker, "T")
+        status = await drain(one, "start")
+        assert status["drainingMs"] > 0 and status["takesSends"] and not status["isEmpty"]
+        assert (await one.send(broker, "T")).code == ResponseCode.SUCCESS
+        assert (await one.send(broker, "New")).code == ResponseCode.NO_PERMISSION
+        delayed = await one.send(broker, "T", properties=DELAYED)
+        assert delayed.code == ResponseCode.NO_PERMISSION
+        assert await create(one, "New") == ResponseCode.NO_PERMISSION
+        assert await create(one, "T") == ResponseCode.SUCCESS  # it exists
+        assert not (await drain(one, "cancel"))["drainingMs"]
+        assert await create(one, "New") == ResponseCode.SUCCESS
+        assert (await one.send(broker, "T", properties=DELAYED)).code == ResponseCode.SUCCESS
+
+
+async def test_draining_survives_a_failover_and_a_restart(tmp_path):
+    async with Group(tmp_path, 3, drainGraceMs=0) as three:
+        broker = await three.leading()
+        await three.create_topic(broker, "T")
+        since_ms = (await drain(three, "start"))["drainingMs"]
+        for _ in range(2):
+            broker = await three.leading()
+            await until(lambda one=broker: one.sends.closed)
+            assert (await three.send(broker, "T")).code == ResponseCode.NO_PERMISSION
+            assert (await drain(three, "status"))["drainingMs"] == since_ms
+            name = await three.leader()
+            await three.kill(name)
+            await three.start(name)
+        await drain(three, "cancel")
+        broker = await three.leading()
+        assert (await three.send(broker, "T")).code == ResponseCode.SUCCESS
+
+
+async def test_what_is_left_is_counted_until_it_is_consumed(tmp_path):
+    async with Group(tmp_path, drainGraceMs=0) as one:
+        broker = await one.leading()
+        await one.create_topic(broker, "T", 2)
+        for queue in (0, 0, 1):
+            assert (await one.send(broker, "T", queue=queue)).code == ResponseCode.SUCCESS
+        assert (await one.send(broker, "T", properties=DELAYED)).code == ResponseCode.SUCCESS
+        status = await drain(one, "start")
+        assert status["unconsumed"] == [{"topic": "T", "group": "", "messages": 3}]
+        assert status["delayed"] == 1 and status["latestDueMs"] > broker.context.wall_ms()
+        assert not status["isEmpty"] and not status["takesSends"]
+        for queue, offset in ((0, 1), (1, 1)):
+            assert (await one.commit(broker, "T", queue, offset)).code == ResponseCode.SUCCESS
+        await until(lambda: broker.state.offsets.get("T", "cg", 1) == 1)
+        status = await drain(one, "status")
+        assert status["unconsumed"] == [{"topic": "T", "group": "cg", "messages": 1}]
+        await one.commit(broker, "T", 0, 2)
+        await until(lambda: broker.state.offsets.get("T", "cg", 0) == 2)
+        status = await drain(one, "status")
+        assert status["unconsumed"] == [] and not status["isEmpty"]  # one is still delayed
+
+
+async def test_a_group_without_content_is_empty_only_once_it_takes_no_sends(tmp_path):
+    async with Group(tmp_path, drainGraceMs=3_600_000) as one:
+        broker = await one.leading()
+        assert not (await drain(one, "status"))["isEmpty"]
+        assert not (await drain(one, "start"))["isEmpty"]
+        body = b"drainGraceMs=0\n"
+        answer = await one.ask(broker, RequestCode.UPDATE_BROKER_CONFIG, {}, body)
+        assert answer.code == ResponseCode.SUCCESS
+        async with asyncio.timeout(60):
+            while not (await drain(one, "status"))["isEmpty"]:  # noqa: ASYNC110 - it is asked
+                await asyncio.sleep(0.01)
+
+
+async def test_an_unknown_operation_is_rejected(tmp_path):
+    async with Group(tmp_path) as one:
+        broker = await one.leading()
+        answer = await one.ask(broker, RequestCode.DRAIN_GROUP, {"op": "destroy"})
+        assert answer.code == ResponseCode.INVALID_PARAMETER
+
+
+@pytest.mark.parametrize("grace_ms", [0, 1_000])
+async def test_no_send_fails_while_one_of_two_groups_is_drained(tmp_path, monkeypatch, grace_ms):
+    """A producer that sends all the time stores everything, the last part in the other group."""
+    monkeypatch.setattr(sharing, "PERIOD_S", 0.1)
+    settings = {"drainGraceMs": grace_ms}
+    async with (
+        name_server() as server,
+        group(tmp_path, "a", server, **settings) as staying,
+        group(tmp_path, "b", server, **settings) as leaving,
+    ):
+        await make_topic(staying, "T", 2)
+        brokers = [await one.leading() for one in (staying, leaving)]
+        await until(lambda: brokers[1].state.topics.get("T") is not None)
+        await until(lambda: all(has_master(server, f"broker-{one}") for one in "ab"))
+        await until(lambda: len(server.table.queues("T") or {}) == 2)
+        results = []
+        async with Producer("pg", [server.address]) as producer:
+
+            async def send_until(done):
+                while not done():
+                    results.append(await producer.send(Message("T", b"x")))
+
+            def used(broker):
+                return any(one.queue.broker_name == broker for one in results)
+
+            await send_until(lambda: used("broker-a") and used("broker-b"))
+            drained = asyncio.create_task(drain(leaving, "start"))
+            await send_until(lambda: brokers[1].sends.closed)
+            await drained
+            await until(lambda: not server.table.queues("T")["broker-b"].perm & 2)
+            last = len(results)
+            await send_until(lambda: len(results) >= last + 50)
+            assert all(one.queue.broker_name == "broker-a" for one in results[-10:])
+
+
+async def test_only_an_empty_group_is_removed_and_it_stays_away(tmp_path):
+    async with name_server() as server, group(tmp_path, "b", server, drainGraceMs=0) as leaving:
+        broker = await leaving.leading()
+        await until(lambda: has_master(server, "broker-b"))
+        await leaving.create_topic(broker, "T")
+        assert (await leaving.send(broker, "T")).code == ResponseCode.SUCCESS
+
+        async def remove(**ext):
+            one = await leaving.leading()
+            return await leaving.ask(one, RequestCode.DRAIN_GROUP, {"op": "remove", **ext})
+
+        answer = await remove()
+        assert "not draining" in answer.remark
+        await drain(leaving, "start")
+        answer = await remove()
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert answer.remark == "[NOT_EMPTY] the broker group still has: 1 of T for no group"
+        assert has_master(server, "broker-b")
+        assert (await leaving.commit(broker, "T", 0, 1)).code == ResponseCode.SUCCESS
+        await until(lambda: broker.state.offsets.get("T", "cg", 0) == 1)
+        answer = await remove()
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert orjson.loads(answer.body)["removed"]
+        await until(lambda: not list(server.table.brokers("broker-b")))
+        await leaving.stop("n0")
+        again = await leaving.start("n0")
+        await until(lambda: again.roles.leading)
+        await asyncio.sleep(0.2)
+        assert not list(server.table.brokers("broker-b"))
+
+
+async def test_a_group_with_content_is_removed_only_by_name(tmp_path, caplog):
+    async with Group(tmp_path, drainGraceMs=0) as one:
+        broker = await one.leading()
+        await one.create_topic(broker, "T")
+        assert (await one.send(broker, "T")).code == ResponseCode.SUCCESS
+        await drain(one, "start")
+        ext = {"op": "remove", "lose": "true"}
+        assert (await one.ask(broker, RequestCode.DRAIN_GROUP, ext)).code == ResponseCode.SUCCESS
+        assert "removed_with_content the broker group still has: 1 of T" in caplog.text

@@ -32,6 +32,7 @@ from raftmq.store.store_lock import StoreLock
 from .access import Access
 from .accountbook import AccountBook
 from .admin.acl import AccountChanges, AclAdmin
+from .admin.drain import Drain
 from .admin.exactly_once_writers import Writers
 from .admin.message_query import KeyQueries
 from .admin.metrics import BrokerMetrics
@@ -49,7 +50,6 @@ from .admin.upkeep import Upkeep
 from .admission import Admission
 from .backup.service import Backups
 from .clients import ClientTable
-from .cluster.drain import Drain
 from .cluster.other_groups import OtherGroups
 from .cluster.sharing import DefinitionSharing
 from .component import RoleChange, Service
@@ -313,6 +313,7 @@ class Broker:
             throughput=self.throughput,
             guard=guard,
             registrar=self.registrar,
+            drain=self.drain,
         )
         accounts = AccountChanges(self.book, context.wall_ms, is_classic=config.is_classic)
         acl_admin = AclAdmin(context, self.book, accounts, self.access)
@@ -368,7 +369,6 @@ class Broker:
                     writers,
                     accounts,
                     self.history,
-                    self.drain,
                 )
             ),
         ]

@@ -22,7 +22,6 @@ from .admin.topics_and_groups import Catalog
 from .backup.service import Backups
 from .checkpointer import ClassicKeeper, Keeper, RaftKeeper
 from .clients import ClientTable
-from .cluster.drain import Drain
 from .construction import send_rules
 from .consume.offset_resets import Resets
 from .consume.pull import PullService
@@ -258,7 +257,6 @@ def node_operations(
     writers: Writers,
     accounts: AccountChanges,
     history: History,
-    drain: Drain,
 ) -> list[Operation]:
     """Return this broker's HTTP operations, in the order of docs/http-api.md."""
     context = parts.context
@@ -271,7 +269,7 @@ def node_operations(
         ModeOperations(context, parts.popping.assignments),
         AccountOperations(accounts, enabled=context.config.acl_enable),
         LeadershipOperations(context, members),
-        DrainOperations(drain),
+        DrainOperations(parts.drain),
         WriterOperations(writers),
         SettingOperations(parts),
         FaultOperations(context, faults),

@@ -117,6 +117,7 @@ class BrokerMetrics:
         self._log(families)
         self._disk(families)
         self._retention(families)
+        self._draining(families)
         self._lags(families)
         self._delayed(families)
         self._timers(families)
@@ -298,6 +299,16 @@ class BrokerMetrics:
              "Time until sends are rejected, at the rate of the last half hour; +Inf: never.",
              inf if (full_in_ms := parts.reliever.forecast.full_in_ms) is None
              else full_in_ms / 1000),
+        ])  # fmt: skip
+
+    def _draining(self, families: Families) -> None:
+        drain = self._parts.drain
+        _tell(families, [
+            ("rocketmq_draining_seconds", "Time since this group is drained; 0: it is not.",
+             drain.draining_s),
+            ("rocketmq_drain_remaining_messages",
+             "Unconsumed, delayed, timer, half and popped messages of a draining group, counted "
+             "by its leader.", drain.remaining),
         ])  # fmt: skip
 
     def _retention(self, families: Families) -> None:

@@ -18,6 +18,7 @@ from ..replication.peer_auth import Gates
 from ..retention import Retention, Unexpired
 from ..send.service import SendPath
 from ..transactions.service import Halves, Transactions
+from .drain import Drain
 from .stats import Throughput
 
 
@@ -42,3 +43,4 @@ class Parts:
     throughput: Throughput
     guard: Guard
     registrar: Registrar
+    drain: Drain

@@ -7,7 +7,7 @@ from typing import Any
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.resources.node import DrainView, RemoveBody, Unconsumed
 
-from ..cluster.drain import Drain
+from ..admin.drain import Drain
 
 PATH = "/api/v1/drain"
 

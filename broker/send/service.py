@@ -181,7 +181,7 @@ class SendPath:
         self._held = HeldSends(clock_ms)
         self._attended = AttendedTime(clock_ms)
         self.disk_full = ""  # the reason for rejecting sends, or ""
-        self.draining = False  # nothing is created or delayed here (broker.cluster.drain)
+        self.draining = False  # nothing is created or delayed here (broker.admin.drain)
         self.closed = False  # clients' sends are rejected
         self.put_count = 0  # messages stored
         self.repeat_count = 0  # idempotent sends that were already stored

@@ -27,7 +27,7 @@ class BrokerGroupTable:
     """`value` is the group id, empty without one. `versions` has the tables of other broker groups
     (by name) whose definitions are adopted here. `joining` is true while a new group has adopted
     only a part of its cluster's definitions. `draining_ms` is the time since when the group is
-    drained (broker.cluster.drain), or 0; `removed` is true once it left its cluster."""
+    drained (broker.admin.drain), or 0; `removed` is true once it left its cluster."""
 
     def __init__(self) -> None:
         self.value = b""

@@ -5,6 +5,7 @@ import asyncio
 import orjson
 import pytest
 
+from raftmq.broker.admin import drain as admin_drain
 from raftmq.broker.cluster import sharing
 from raftmq.client import Message, Producer
 from raftmq.remoting.admin_headers import TopicHeader
@@ -181,3 +182,17 @@ async def test_a_group_with_content_is_removed_only_by_name(tmp_path, caplog):
         ext = {"op": "remove", "lose": "true"}
         assert (await one.ask(broker, RequestCode.DRAIN_GROUP, ext)).code == ResponseCode.SUCCESS
         assert "removed_with_content the broker group still has: 1 of T" in caplog.text
+
+
+async def test_the_leader_counts_the_rest_for_the_metrics(tmp_path, monkeypatch):
+    monkeypatch.setattr(admin_drain, "COUNT_MS", 50)
+    async with Group(tmp_path, drainGraceMs=0) as one:
+        broker = await one.leading()
+        await one.create_topic(broker, "T")
+        assert (await one.send(broker, "T")).code == ResponseCode.SUCCESS
+        assert (broker.drain.draining_s, broker.drain.remaining) == (0.0, 0)
+        await drain(one, "start")
+        await until(lambda: broker.drain.remaining == 1)
+        assert broker.drain.draining_s >= 0
+        await drain(one, "cancel")
+        await until(lambda: broker.drain.remaining == 0)

@@ -308,7 +308,7 @@ def test_only_so_many_pulls_wait_for_a_reset_to_be_taken(monkeypatch):
     proposed, again = [], []
     context = SimpleNamespace(
         state=state,
-        roles=SimpleNamespace(leading=True),
+        roles=SimpleNamespace(require_leading=lambda: None),
         log=SimpleNamespace(propose_then=lambda command, done: proposed.append((command, done))),
     )
     judge = ResetMarks(context, SimpleNamespace(flush=lambda: None)).judge

@@ -23,6 +23,7 @@ the group, but do not keep it from being empty.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,6 @@ from raftmq.remoting.fields import boolean_or, text_or
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, is_brokers_own
 from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
 
-from ..admin.progress import Steps, stored_ms
 from ..clients import ClientTable
 from ..component import Service
 from ..context import Context
@@ -45,8 +45,10 @@ from ..send.service import SendPath
 from ..tables.broker_group import drain, remove_group
 from ..tables.timer_wheel import TimerWheel
 from ..transactions.service import Halves
+from .progress import Steps, stored_ms
 
 CHECK_MS = 100
+COUNT_MS = 30_000  # between two counts for the metrics
 ROWS_MAX = 1_000
 log = logging.getLogger("raftmq.broker.cluster")
 
@@ -72,12 +74,47 @@ class Drain:
         self._halves = halves
         self._on_changed = on_changed
         self._was_draining = False
+        self._counting: asyncio.Task[None] | None = None
+        self.remaining = 0  # messages at the last count of a draining leader
 
     def service(self) -> Service:
         return Service(
             handlers={int(RequestCode.DRAIN_GROUP): self.handle},
-            chores=[Chore("drain", CHECK_MS, self.check, lambda: self._rest_ms)],
+            chores=[
+                Chore("drain", CHECK_MS, self.check, lambda: self._rest_ms),
+                Chore("drain_count", COUNT_MS, self._start_count, self._count_rest_ms),
+            ],
+            stop=self._stop,
         )
+
+    @property
+    def draining_s(self) -> float:
+        """The time since the start of draining, or 0."""
+        since_ms = self._state.group.draining_ms
+        return max(0, self._context.wall_ms() - since_ms) / 1000 if since_ms else 0.0
+
+    def _count_rest_ms(self) -> float:
+        leads = self._context.roles.leading and not self._context.config.is_classic
+        return 0 if (leads and self._draining) or self.remaining else IDLE_MS
+
+    def _start_count(self) -> None:
+        if self._counting is None or self._counting.done():
+            self._counting = asyncio.get_running_loop().create_task(self._count())
+
+    async def _count(self) -> None:
+        """Count the remaining messages, beside the other chores."""
+        if not (self._draining and self._context.roles.leading):
+            self.remaining = 0
+            return
+        status = await self.status()
+        kinds = ("delayed", "timers", "transactions", "popped")
+        rows = sum(row["messages"] for row in status["unconsumed"])
+        self.remaining = rows + sum(status[kind] for kind in kinds)
+
+    async def _stop(self) -> None:
+        if self._counting is not None:
+            self._counting.cancel()
+            await asyncio.wait([self._counting])
 
     @property
     def _draining(self) -> bool:

@@ -9,7 +9,14 @@ import re
 import pytest
 
 from bench.scenarios import SCENARIOS
+from raftmq.broker.admin.exactly_once_writers import WRITERS_MAX
+from raftmq.broker.clients import CLIENTS_MAX
 from raftmq.broker.config import OPTIONS
+from raftmq.broker.consume.long_polling import HELD_PULLS_MAX
+from raftmq.broker.consume.offset_commits import OFFSETS_MAX
+from raftmq.broker.pop.requests import BATCHES_MAX
+from raftmq.broker.replication.engine import FRAMES_IN_FLIGHT_MAX
+from raftmq.broker.transactions.service import OPEN_MAX
 from raftmq.chaos.cluster.topology import REPLICAS_MAX
 from raftmq.store.dispatch import QUEUE_ENTRY_BYTES
 from raftmq.store.frame import HEADER_SIZE_BYTES
@@ -61,6 +68,20 @@ def test_limits_are_the_defaults() -> None:
         first = KEY.findall(keys)[0]
         assert numbers(told)[0] * unit in (OPTIONS[first].default, OPTIONS[first].default * unit)
     assert REPLICAS_MAX == 9 and "up to nine members" in TEXT
+
+
+def test_fixed_limits_are_the_constants() -> None:
+    fixed = {
+        "memberships (client and group) of a broker": CLIENTS_MAX,
+        "offsets (groups × queues)": OFFSETS_MAX,  # noqa: RUF001
+        "waiting pulls": HELD_PULLS_MAX,
+        "open transactions": OPEN_MAX,
+        "exactly-once writers": WRITERS_MAX,
+        "unacknowledged pops": BATCHES_MAX,
+    }
+    told = {row[0]: numbers(row[1]) for row in rows("Limits") if row[-1] == "fixed"}
+    assert told == {name: [limit] for name, limit in fixed.items()}
+    assert FRAMES_IN_FLIGHT_MAX == 8 and "| a frame; eight may be uncommitted |" in TEXT
 
 
 def test_keys_and_metrics_that_the_page_names_are_there() -> None:

@@ -44,8 +44,7 @@ class Life:
 @dataclass(frozen=True, slots=True)
 class Context:
     """The objects that a broker's parts share. `address` and `http_address` (https:// with TLS, ""
-    without HTTP) are the advertised addresses. Timeouts follow the monotonic `clock_ms`; `wall_ms`
-    is the time of day."""
+    without HTTP) are advertised. Timeouts follow the monotonic `clock_ms`."""
 
     config: BrokerConfig
     disk: Disk

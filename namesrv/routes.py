@@ -372,8 +372,7 @@ class RouteTable:
 
     def put_queues(self, broker_name: str, config: TopicConfig, signed: bool = False) -> None:
         """Set a topic's queues on a known group, until its next full registration. Raises
-        RegistrationRefused at the limit of topics, and for a signed group unless this is
-        `signed`."""
+        RegistrationRefused, also for a signed group unless `signed`."""
         group = self._groups.get(broker_name)
         if group is None:
             return

@@ -265,9 +265,8 @@ class Brokers:
     async def _bean(
         self, caller: Caller, topic: str, first: str, code: RequestCode, ext: Mapping[str, str]
     ) -> dict[str, Any] | None:
-        """Return the first available answer of the topic's broker groups, starting with `first`;
-        None if the name is missing in all groups that answer. Raises StatusError if no group
-        answers."""
+        """Return the first answer of the topic's broker groups, from `first` on; None if all that
+        answer miss the name. Raises StatusError if none answers."""
         route = await self.route(caller, topic)
         names = sorted((item.broker_name for item in route.brokers), key=lambda name: name != first)
         loop = asyncio.get_running_loop()

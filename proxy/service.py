@@ -344,9 +344,8 @@ class Service:
     async def _read_commands(
         self, caller: Caller, context: Context, queue: CommandQueue
     ) -> StatusError | None:
-        """Handle a client's commands until its stream ends; return the reason to end the stream.
-        gRPC keeps the frames of a stream for a while, so none may hold a command, a traceback or a
-        message iterator."""
+        """Handle a client's commands until its stream ends; return the reason. gRPC keeps a
+        stream's frames for a while: none may hold a command, traceback or iterator."""
         try:
             while await self._handle_command(caller, context, queue):
                 pass

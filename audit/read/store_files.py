@@ -158,9 +158,8 @@ class Store:
         return found
 
     def confirmed_position(self) -> int:
-        """Return confirmPhyOffset of the checkpoint, the commit position as this replica knows
-        it; 0 without a checkpoint, as after an early kill. Raises StoreError if the file is too
-        short."""
+        """Return confirmPhyOffset of the checkpoint, this replica's commit position; 0 without one,
+        as after an early kill. Raises StoreError."""
         if is_uri(self.path):
             content = read(below(self.path, "checkpoint"))
         else:

@@ -173,9 +173,8 @@ class PopSelector:
         return attempt
 
     def _new_queues(self, header: PopHeader) -> list[QueueKey]:
-        """Return the queues without a group offset, with INIT_MAX. The initial offset is logged
-        before the first pop, as in Apache's brokers, so messages stored between two empty pops are
-        not skipped."""
+        """Return the queues without a group offset, with INIT_MAX. That is logged before the first
+        pop, so messages stored between two empty pops are not skipped."""
         topic, group = header.topic, header.consumer_group
         topic_config = self._state.topics.get(topic)
         if header.init_mode != INIT_MAX or topic.startswith(RETRY_PREFIX) or topic_config is None:

@@ -50,9 +50,8 @@ def take(
     value: Mapping[str, Any],
     refused: dict[str, str] | None = None,
 ) -> None:
-    """Apply the master's offsets, and replace the pops. Without pops in the answer (an Apache
-    broker) nothing is in flight; the groups' modes stay. All or nothing. `refused` is as in
-    `entries_of`."""
+    """Apply the master's offsets, and replace the pops, all or nothing. An Apache broker sends no
+    pops: nothing is in flight. `refused` is as in `entries_of`."""
     told = PopTable()
     told.load(value.get(KEY) or {**pops.to_json(), "queues": []}, pops.applied_index)
     offsets.merge(value, refused)

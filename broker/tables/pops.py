@@ -222,9 +222,8 @@ class PopTable:
     def _replace_order_batch(
         self, queue: PopQueue, here: Sequence[int], attempt: str
     ) -> tuple[int, ...]:
-        """Drop the orderly batch after its time, or for a repeated attempt, which does not count as
-        a new pop. Return the number of earlier pops of each of `here`. The remaining pending
-        messages are left for later."""
+        """Drop the orderly batch after its time, or for a repeated attempt, which is no new pop.
+        Return the earlier pops of each of `here`; the rest is left for later."""
         known, batch = dict(queue.left), queue.order_batch
         if batch is not None and queue.order is not None:
             popped = dict(zip(batch.offsets, batch.times, strict=True))

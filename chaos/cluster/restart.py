@@ -27,8 +27,7 @@ async def restart_rolling(cluster: Cluster, say: Callable[[str], None]) -> None:
 
 async def restart_all(cluster: Cluster, timeout_s: float = UP_TIMEOUT_S) -> None:
     """Stop everything in order and start it again; return once a send would be acknowledged. Raises
-    ClusterError before it stops anything if brokers reject status requests, because their return
-    could not be observed."""
+    ClusterError first if brokers reject status requests."""
     refused = next((s for s in await cluster.status() if s.refusal), None)
     if refused is not None:
         raise ClusterError(who_refuses(refused.node.name, refused.refusal))

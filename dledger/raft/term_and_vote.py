@@ -47,9 +47,8 @@ class Ballot:
         self._changed()
 
     def is_free_for(self, candidate: NodeId, incarnation: int) -> bool:
-        """Return whether the vote of this term is free, or was given to the same candidacy. The
-        same candidate in another incarnation does not get it, because it may have led this term
-        already."""
+        """Return whether the vote of this term is free, or was given to the same candidacy; another
+        incarnation may have led this term already."""
         return self.voted_for is None or (
             self.voted_for == candidate and self._voted_incarnation == incarnation
         )

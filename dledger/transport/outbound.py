@@ -225,9 +225,8 @@ class Dialer:
         self._wake.set()
 
     def ask_again(self) -> None:
-        """Dial the peer again if it now has a group id and had none when it was dialled, since an
-        id counts only on a dialled connection. At most every ASK_AGAIN_MS, because a stranger may
-        dial in under the peer's name."""
+        """Dial the peer again for its new group id, since an id counts only on a dialled
+        connection; at most every ASK_AGAIN_MS, as a stranger may use its name."""
         at_ms = now_ms()
         connection = self.connection
         if self.transport is None or connection is None or connection.line.group_id:

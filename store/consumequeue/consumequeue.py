@@ -514,9 +514,8 @@ class ConsumeQueueStore:
                 raise
 
     def append(self, topic: str, queue_id: int, first_queue_offset: int, entries: bytes) -> None:
-        """Append entries as ConsumeQueue.append does. Raises OSError if a write at a limit fails.
-        During a shortage entries stay above the limit; call `write_full_tails` before the next
-        append."""
+        """Append entries. Raises OSError if a write at a limit fails; during a shortage entries
+        stay above it, so call `write_full_tails` before the next append."""
         key = (topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:

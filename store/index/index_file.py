@@ -215,9 +215,8 @@ class IndexFile:
         return np.frombuffer(data, _SLOTS).astype(np.int32)
 
     def truncate(self, offset: int, end_ms: int | None = None) -> None:
-        """Drop the entries of messages at or above `offset` and rebuild the slots. `end_ms` is the
-        store time of the last remaining message, if known. Blocking; flush after it. Raises
-        OSError."""
+        """Drop the entries from `offset` on and rebuild the slots. `end_ms` is the last remaining
+        store time, if known. Blocking; flush after it. Raises OSError."""
         low, high = 1, self.count
         while low < high:
             middle = (low + high) // 2

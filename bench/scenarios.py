@@ -302,23 +302,6 @@ async def _fill(group: RaftGroup, mib: int) -> None:
         filled += (await load.run(group.address)).messages * LARGE_BYTES
 
 
-async def classic(value: int, seconds: float) -> Figures:
-    """The rate of a SYNC_MASTER, which waits for its slave, and of an ASYNC_MASTER."""
-    figures = {}
-    for mode in ("async", "sync"):
-        async with raft_group({"flushDiskType": "ASYNC_FLUSH"}, mode=mode) as group:
-
-            async def accepted(address: str = group.address) -> bool:
-                await run_load(address, TOPIC, queues=QUEUES, body=BODY, count=1, in_flight=1)
-                return True
-
-            await _until(accepted)  # a SYNC_MASTER rejects sends until its slave has connected
-            await Load(0.5, in_flight=value).run(group.address)
-            result = await Load(seconds, in_flight=value).run(group.address)
-            figures[f"{mode}_rate"] = result.rate
-    return figures | {"sync_share": figures["sync_rate"] / figures["async_rate"]}
-
-
 async def _elapsed_s(work: Awaitable[None]) -> float:
     started_s = time.perf_counter()
     await work
@@ -360,7 +343,6 @@ SCENARIOS = {
     "queues": Scenario("queues of one topic", (1, 4, 16, 64, 256, 1_024), queues),
     "consumers": Scenario("members of a group", (1, 10, 100, 300, 1_000), consumers),
     "replicas": Scenario("replicas", (1, 3, 5), replicas),
-    "classic": Scenario("sends in flight, master and slave", (1, 16, 256), classic),
     "pops": Scenario("concurrent pops", (32,), pops),
     "transfers": Scenario("transfers of leadership", (50,), transfers),
     "stops": Scenario("planned stops of the leader", (50,), planned_stops),

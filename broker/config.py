@@ -38,25 +38,11 @@ from raftmq.ops.options import (
 )
 from raftmq.ops.ports import Listener, check_ports
 from raftmq.ops.server_options import OFF, PeerTlsOptions
-from raftmq.ops.settings import gather, parse_properties, repeated
+from raftmq.ops.settings import gather, repeated
 from raftmq.remoting.acl.signature import Credentials, credentials_of
 from raftmq.remoting.names import NAME_LENGTH_MAX, address_problem, name_problem
 from raftmq.store.index.index_limits import ENTRIES_MAX, SLOTS_MAX
 from raftmq.web.settings import is_loopback
-
-__all__ = [
-    "OPTIONS",
-    "BrokerConfig",
-    "Loaded",
-    "Option",
-    "Peer",
-    "Setting",
-    "build_config",
-    "load",
-    "load_config",
-    "parse_founders",
-    "parse_properties",
-]
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 KIB = 1024

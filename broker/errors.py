@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from raftmq.ops.options import ConfigError
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
-
-__all__ = [
-    "ConditionUnmet",
-    "ConfigError",
-    "EngineError",
-    "OutcomeUnknown",
-    "Refused",
-    "StateError",
-    "busy",
-    "not_leader",
-]
 
 ABSENT_CODES = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
 NOT_LEADER = "NOT_LEADER"

@@ -28,6 +28,7 @@ from raftmq.dledger.raft.errors import RaftError
 from raftmq.ops.descriptors import raise_descriptor_limit
 from raftmq.ops.logs import report_configuration, set_up
 from raftmq.ops.memory import return_large_blocks
+from raftmq.ops.options import ConfigError, Loaded
 from raftmq.ops.permissions import warn_if_others_read
 from raftmq.packages import PROXY_PACKAGES, missing_package
 from raftmq.remoting.connection import FROM_PEER
@@ -41,9 +42,9 @@ from raftmq.store.store_lock import StoreInUse, StoreLock, lock_store
 from raftmq.web.settings import WebConfigError
 
 from .broker import Broker, open_broker
-from .config import OPTIONS, BrokerConfig, Loaded, load
+from .config import OPTIONS, BrokerConfig, load
 from .durations import DURATIONS, Durations
-from .errors import ConfigError, EngineError, StateError
+from .errors import EngineError, StateError
 from .grpcproxy import proxy_beside
 from .http.faults import FaultDoor
 from .replication.engine import RAFT, Replication

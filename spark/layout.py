@@ -22,7 +22,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from raftmq.store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, PAYLOAD_SIZE_BYTES_MAX
+from raftmq.store.frame import HEADER_SIZE_BYTES, PAYLOAD_SIZE_BYTES_MAX
 
 RECORD_MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 RECORD_MAGIC_V2 = 0xDAA320AB - (1 << 32)
@@ -90,36 +90,3 @@ def java_hash(text: str) -> int:
     for unit in units.tolist():
         value = (31 * value + unit) & 0xFFFFFFFF
     return value - (1 << 32) if value >= 1 << 31 else value
-
-
-__all__ = [
-    "BLANK_MAGIC",
-    "BLANK_SIZE_BYTES",
-    "BODY_AT",
-    "CHECKPOINT_CONFIRM_AT",
-    "CHECKPOINT_SIZE_BYTES_MIN",
-    "DLEDGER_BLANK",
-    "DLEDGER_ENTRY",
-    "DLEDGER_NOOP",
-    "DLEDGER_RECORD",
-    "FRAME_MAGIC",
-    "HEADER_SIZE_BYTES",
-    "HOST_IPV6_SIZE_BYTES",
-    "HOST_SIZE_BYTES",
-    "ITEM_SIZE_BYTES_MAX",
-    "RECORD_HEAD",
-    "RECORD_MAGIC_V1",
-    "RECORD_MAGIC_V2",
-    "RECORD_SIZE_BYTES_MIN",
-    "RECORD_TAIL",
-    "SYSFLAG_BORN_IPV6",
-    "SYSFLAG_COMPRESSED",
-    "SYSFLAG_COMPRESSION",
-    "SYSFLAG_STORE_IPV6",
-    "SYSFLAG_TRANSACTION",
-    "TAGS_CODE_EXTENDED_MAX",
-    "UNIT",
-    "UNIT_FILLER_SIZE",
-    "ItemKind",
-    "java_hash",
-]

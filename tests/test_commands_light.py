@@ -45,7 +45,8 @@ START_BROKER = """
 import asyncio, sys
 import raftmq.broker.process
 from raftmq.broker.broker import open_broker
-from raftmq.broker.config import Setting, build_config
+from raftmq.broker.config import (build_config)
+from raftmq.ops.options import Setting
 from raftmq.store.disk import OsDisk
 from tests.ports import bound
 

@@ -28,8 +28,6 @@ from raftmq.spark.layout import (
     DLEDGER_ENTRY,
     DLEDGER_NOOP,
     DLEDGER_RECORD,
-    FRAME_MAGIC,
-    HEADER_SIZE_BYTES,
     HOST_IPV6_SIZE_BYTES,
     HOST_SIZE_BYTES,
     ITEM_SIZE_BYTES_MAX,
@@ -41,7 +39,7 @@ from raftmq.spark.layout import (
     SYSFLAG_STORE_IPV6,
     ItemKind,
 )
-from raftmq.store.frame import FrameError, FrameKind, parse_header
+from raftmq.store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, FrameKind, parse_header
 
 Array = npt.NDArray[Any]
 _SIZE_MAGIC = struct.Struct(">ii")

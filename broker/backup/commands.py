@@ -20,7 +20,7 @@ import orjson
 
 from raftmq.dledger.raft.errors import RaftError
 from raftmq.ops.logs import set_level
-from raftmq.ops.options import BYTES, Option
+from raftmq.ops.options import BYTES, ConfigError, Option
 from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
 from raftmq.remoting.address import format_address, parse_address_list
 from raftmq.remoting.client import RemotingClient
@@ -32,7 +32,7 @@ from raftmq.store.store_lock import StoreInUse
 
 from ..config import BrokerConfig, load, parse_founders
 from ..construction import store_config
-from ..errors import ConfigError, StateError
+from ..errors import StateError
 from .create import Taken, take
 from .directory import BackupDirectory
 from .manifest import BackupError, Manifest, iso

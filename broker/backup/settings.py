@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from raftmq.ops.options import Setting
 from raftmq.store.config import StoreConfig
 
-from ..config import OPTIONS, BrokerConfig, Setting, build_config
+from ..config import OPTIONS, BrokerConfig, build_config
 from ..construction import store_config
 
 KEYS = tuple(

@@ -9,13 +9,14 @@ from functools import partial
 from unittest.mock import patch
 
 from raftmq.broker.broker import open_broker
-from raftmq.broker.config import Setting, build_config
+from raftmq.broker.config import build_config
 from raftmq.broker.consume import offset_commits
 from raftmq.broker.durations import Durations
 from raftmq.broker.http.faults import FaultDoor
 from raftmq.broker.replication.engine import RAFT
 from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.messages import Role
+from raftmq.ops.options import Setting
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode

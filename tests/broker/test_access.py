@@ -12,7 +12,7 @@ from raftmq.broker.admin.acl import split
 from raftmq.broker.admission import HELD_BYTES_MAX
 from raftmq.broker.broker import open_broker
 from raftmq.broker.component import RoleChange
-from raftmq.broker.config import Setting, build_config
+from raftmq.broker.config import build_config
 from raftmq.broker.errors import EngineError, StateError
 from raftmq.broker.tables.acl import (
     AclTable,
@@ -22,7 +22,7 @@ from raftmq.broker.tables.acl import (
     seed,
 )
 from raftmq.dledger.raft.messages import Role, RoleEvent
-from raftmq.ops.options import ConfigError
+from raftmq.ops.options import ConfigError, Setting
 from raftmq.remoting.acl import Account, Credentials
 from raftmq.remoting.acl.account_file import parse_accounts
 from raftmq.remoting.client import RemotingClient

@@ -2,17 +2,10 @@
 
 import pytest
 
-from raftmq.broker.config import (
-    OPTIONS,
-    BrokerConfig,
-    Peer,
-    build_config,
-    load_config,
-    parse_peers,
-    parse_properties,
-)
-from raftmq.broker.config import parse_properties as parse
-from raftmq.broker.errors import ConfigError
+from raftmq.broker.config import OPTIONS, BrokerConfig, Peer, build_config, load_config, parse_peers
+from raftmq.ops.options import ConfigError
+from raftmq.ops.settings import parse_properties
+from raftmq.ops.settings import parse_properties as parse
 
 RAFT = "enableDLegerCommitLog=true\ndLegerPeers=n0-h0:1;n1-h1:2\ndLegerSelfId=n1\n"
 

@@ -17,12 +17,12 @@ import pytest
 
 from raftmq import Admin, ClientError
 from raftmq.broker.config import build_config
-from raftmq.broker.errors import ConfigError
 from raftmq.broker.grpcproxy import environment_of, proxy_beside
 from raftmq.broker.process import serve
 from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
+from raftmq.ops.options import ConfigError
 from raftmq.ops.settings import parse_properties
 from raftmq.packages import PROXY_PACKAGES
 from raftmq.proxy.config import OPTIONS, load

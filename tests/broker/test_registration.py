@@ -6,7 +6,7 @@ import time
 import pytest
 
 from raftmq.broker import registration
-from raftmq.broker.config import build_config, parse_properties
+from raftmq.broker.config import build_config
 from raftmq.broker.construction import topics_of_names
 from raftmq.broker.health import why_not
 from raftmq.broker.registeredtopics import RegisteredTopics
@@ -16,6 +16,7 @@ from raftmq.broker.tables.topics import TopicConfig, TopicTable
 from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.namesrv.server import NameServer as RealNameServer
 from raftmq.namesrv.server import NameServerConfig
+from raftmq.ops.settings import parse_properties
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fast_json import loads_object

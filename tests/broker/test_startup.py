@@ -10,9 +10,10 @@ from click.testing import CliRunner
 
 from raftmq.broker.broker import open_broker
 from raftmq.broker.cli import main
-from raftmq.broker.config import Setting, build_config
+from raftmq.broker.config import build_config
 from raftmq.broker.startup import Claim
 from raftmq.chaos.cluster.ports import HeldPorts
+from raftmq.ops.options import Setting
 from raftmq.store.errors import StoreError
 from raftmq.store.identity import StoreIdentity, WrongIdentity, read_identity
 from raftmq.store.store_lock import StoreInUse, lock_store

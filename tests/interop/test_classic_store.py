@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 import pytest
 
 from raftmq.broker.broker import Broker, open_broker
-from raftmq.broker.config import OPTIONS, Setting, build_config
+from raftmq.broker.config import OPTIONS, build_config
 from raftmq.broker.tables.topics import TopicConfig, TopicTable
 from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.ops.options import Setting
 from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode

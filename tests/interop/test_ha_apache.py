@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from raftmq.broker.broker import open_broker
-from raftmq.broker.config import Setting, build_config
+from raftmq.broker.config import build_config
 from raftmq.broker.durations import Durations
 from raftmq.mqadmin.cli import main
 from raftmq.namesrv.server import NameServer, NameServerConfig
+from raftmq.ops.options import Setting
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand

@@ -22,7 +22,7 @@ from raftmq.broker.backup.offline_source import StoppedSource, UnwrittenDisk
 from raftmq.broker.backup.restore import frames_of, point_of, restore, restore_one
 from raftmq.broker.backup.verify import complaints
 from raftmq.broker.cli import main
-from raftmq.broker.config import Setting, build_config
+from raftmq.broker.config import build_config
 from raftmq.broker.construction import store_config
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables.broker_group import group_id
@@ -32,6 +32,7 @@ from raftmq.dledger.raft.configuration import decode_configuration, founding
 from raftmq.dledger.raft.messages import HardState
 from raftmq.dledger.storage.hard_state import HardStateFile
 from raftmq.dledger.transport.group_id import file_of
+from raftmq.ops.options import Setting
 from raftmq.spark.layout import ItemKind
 from raftmq.store.disk import OsDisk
 from raftmq.store.store_lock import lock_store

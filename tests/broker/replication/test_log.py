@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.broker.config import BrokerConfig, Setting, build_config
+from raftmq.broker.config import BrokerConfig, build_config
 from raftmq.broker.error_isolation import Contained
 from raftmq.broker.errors import Refused
 from raftmq.broker.replication.log import ReplicatedLog
@@ -14,6 +14,7 @@ from raftmq.broker.replication.roles import RoleView
 from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger.raft.errors import Busy
 from raftmq.dledger.raft.messages import Role, RoleEvent
+from raftmq.ops.options import Setting
 
 LEADS = RoleEvent(Role.LEADER, 1, "n0", True, "the test")
 FOLLOWS = RoleEvent(Role.FOLLOWER, 1, "n1", False, "the test")

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from raftmq.broker.config import Setting, build_config
+from raftmq.broker.config import build_config
 from raftmq.broker.health import why_not
 from raftmq.client.admin import Admin
 from raftmq.client.errors import NameServerUnreachable
@@ -15,7 +15,7 @@ from raftmq.dledger.raft.configuration import Change, ChangeKind
 from raftmq.dledger.raft.errors import OutcomeUnknown
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
-from raftmq.ops.options import ConfigError
+from raftmq.ops.options import ConfigError, Setting
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from tests.broker.cluster import Group
 from tests.ports import bound

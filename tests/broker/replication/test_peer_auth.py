@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from raftmq.broker.config import Setting, build_config
-from raftmq.broker.errors import ConfigError, EngineError
+from raftmq.broker.config import build_config
+from raftmq.broker.errors import EngineError
 from raftmq.broker.replication.peer_auth import make_gates, read_secret
 from raftmq.dledger.transport.wire import Hello, encode_hello
+from raftmq.ops.options import ConfigError, Setting
 from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic, log_bytes
 from tests.waiting import until

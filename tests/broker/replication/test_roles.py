@@ -2,7 +2,8 @@
 
 import pytest
 
-from raftmq.broker.config import Setting, build_config
+from raftmq.broker.config import build_config
+from raftmq.ops.options import Setting
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from tests.broker.cluster import Group
 from tests.waiting import until

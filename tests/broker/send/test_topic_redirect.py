@@ -2,20 +2,15 @@
 
 import pytest
 
-from raftmq.broker.config import (
-    STANDARD_LEVELS,
-    BrokerConfig,
-    Setting,
-    build_config,
-    parse_delay_levels,
-)
-from raftmq.broker.errors import ConfigError, Refused
+from raftmq.broker.config import STANDARD_LEVELS, BrokerConfig, build_config, parse_delay_levels
+from raftmq.broker.errors import Refused
 from raftmq.broker.messages.half_message import HALF_TOPIC
 from raftmq.broker.messages.send_request import PROPERTIES_SIZE_MAX, Outgoing
 from raftmq.broker.send.topic_redirect import TIMER_OUT_BYTES, delayed, delivered
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import put_group
 from raftmq.broker.tables.topics import TopicConfig
+from raftmq.ops.options import ConfigError, Setting
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.dispatch import DELAY_LEVELS_MS, QUEUE_ENTRY, SCHEDULE_TOPIC, Dispatcher

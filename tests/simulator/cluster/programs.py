@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from raftmq.broker import process as broker_process
-from raftmq.broker.config import BrokerConfig, Setting, build_config
+from raftmq.broker.config import BrokerConfig, build_config
 from raftmq.broker.durations import Durations
 from raftmq.dledger.node.rollback_detection import NOTES_FILE
 from raftmq.dledger.transport.peer_info_message import Held
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
+from raftmq.ops.options import Setting
 from raftmq.store.disk import OsDisk
 from tests.notes import notes_in
 from tests.simulator.cluster.machine import DiskOfProcess

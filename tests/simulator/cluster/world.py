@@ -29,10 +29,10 @@ from zlib import crc32
 
 import orjson
 
-from raftmq.broker.errors import ConfigError
 from raftmq.chaos.checks.suite import Suite
 from raftmq.chaos.checks.verdict import Verdict
 from raftmq.dledger.node import rollback_detection as oldstore
+from raftmq.ops.options import ConfigError
 from tests.simulator.cluster import programs
 from tests.simulator.cluster.complaints import Complaints
 from tests.simulator.cluster.contents import Contents

@@ -1,8 +1,9 @@
 """A classic group on this loop: one master and its slaves, over loopback sockets."""
 
 from raftmq.broker.broker import open_broker
-from raftmq.broker.config import Setting, build_config
+from raftmq.broker.config import build_config
 from raftmq.broker.durations import Durations
+from raftmq.ops.options import Setting
 from tests.broker.cluster import Group
 from tests.ports import bound
 from tests.waiting import until

@@ -97,7 +97,6 @@ class RaftGroup:
         return [await self.cluster.find(f"leader:{name}") for name in self.cluster.state().groups]
 
     def all_replicas(self) -> tuple[float, float]:
-        """Return the CPU microseconds and the resident MiB of all brokers together."""
         pids = [node.process.pid for node in self.cluster.state().brokers if node.process]
         return sum(map(cpu_us, pids)), sum(map(resident_mib, pids))
 

@@ -534,7 +534,6 @@ class Broker:
         self.popping.arrived(topic, queue_id, units)
 
     def _end_waits(self) -> None:
-        """Answer all requests that wait for messages."""
         self.pulls.holds.release_all()
         self.popping.pops.waiting.end_all()
 

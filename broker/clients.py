@@ -485,7 +485,6 @@ class ClientTable:
         return None
 
     def is_consumer(self, connection: ClientConnection, group: str) -> bool:
-        """Return whether a consumer of the group uses this connection."""
         memberships = self._by_connection.get(connection, ())
         return any(consumer and name == group for consumer, name, _ in memberships)
 

@@ -64,7 +64,6 @@ class Context:
     durations: Durations
 
     def leader_http(self) -> str:
-        """Return the address of the leader's node API, or ""."""
         if self.roles.leading:
             return self.http_address
         leader = self.roles.leader

@@ -56,7 +56,6 @@ log = logging.getLogger("raftmq.broker")
 
 
 def identity_of(config: BrokerConfig) -> StoreIdentity:
-    """Return the required identity of the broker's directory."""
     size = config.mapped_file_size_commit_log
     if config.is_classic:
         return StoreIdentity("classic", config.broker_name, "", size)

@@ -708,7 +708,6 @@ class RouteTable:
         self._tell(group)
 
     def _end(self, group: BrokerGroup) -> None:
-        """Remove a group without brokers from the routes, and its topics in steps."""
         del self._groups[group.name]
         group.gone = True
         self.topics_version += 1
@@ -744,7 +743,6 @@ class RouteTable:
         return change
 
     def _making_changes(self) -> Steps[None]:
-        """Apply all pending changes, a step per group in turn."""
         try:
             while self._changing:
                 group = self._changing.popleft()

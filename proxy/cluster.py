@@ -87,7 +87,6 @@ class Brokers:
             raise StatusError(Code.PROXY_TIMEOUT, f"no route to {topic} in time") from error
 
     def addresses(self, topics: set[str]) -> tuple[str, ...]:
-        """Return the known replicas of all broker groups of these topics."""
         directory = self._instance.directory
         result: dict[str, None] = {}
         for topic in topics:

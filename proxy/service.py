@@ -291,7 +291,6 @@ class Service:
         self._counts.answered(name, code, loop.time() - began_s)
 
     async def _answer_empty(self, context: Context, refusal: StatusError) -> None:
-        """Answer a receive without messages."""
         if refusal.code != pb.Code.MESSAGE_NOT_FOUND:
             self._log("ReceiveMessage", context, refusal)
         await context.write(pb.ReceiveMessageResponse(status=refusal.status))

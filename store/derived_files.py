@@ -30,8 +30,6 @@ from .index.message_index import STEP_BYTES, IndexFlush, KeyQuery, MessageIndex
 
 
 class DerivedFiles:
-    """ConsumeQueues and index of a CommitLog."""
-
     def __init__(
         self,
         commitlog: CommitLog,

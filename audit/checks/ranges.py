@@ -77,7 +77,6 @@ def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
 def ended_at(
     tables: Tables, held: GroupFrames | None, files: StoreFiles, audited_at_ms: int
 ) -> Ended:
-    """Return the end of this audit, for the next incremental audit."""
     since, position = tables.since, tables.limits.agreed_end
     reference = max(tables.limits.stores, key=lambda store: store.agreed).store
     configurations = files.configurations or {}

@@ -132,7 +132,6 @@ def _read(data: bytes) -> _Read:
 def _files(
     tables: Tables, read: Mapping[str, Mapping[str, _Read]], outcome: Replayed
 ) -> Iterator[TableFile]:
-    """Yield the files that can be judged, and report the others."""
     begins = {each.store: each.begin for each in tables.limits.stores}
     for store, files in read.items():
         if not files and begins[store] > 0:

@@ -145,7 +145,6 @@ class Store:
         return content
 
     def queue_files(self) -> list[QueueFile]:
-        """Return every ConsumeQueue file, by topic, queue and offset."""
         found = []
         for path in sorted((Path(self.path) / "consumequeue").glob("*/*/*")):
             queue = path.parent

@@ -300,7 +300,6 @@ def _install(
 
 
 def _found(raft_log: RaftLog, members: Configuration, term: int, time_ms: int) -> Frame:
-    """Append the new group's configuration."""
     payload = encode_configuration(members)
     return _add(raft_log, term, time_ms, FrameKind.CONFIGURATION, payload)
 
@@ -327,7 +326,6 @@ def _sync(raft_log: RaftLog) -> None:
 
 
 def _note_group(disk: Disk, founded: Frame, members: Configuration, identity: bytes) -> None:
-    """Write the group's files of a new replica."""
     group = file_of(disk, RAFT_DIRECTORY)
     file = ConfigurationFile(disk, RAFT_DIRECTORY)
     votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")

@@ -227,7 +227,6 @@ class TimerService:
     # ---- waiting messages ------------------------------------------------------------------
 
     def _follow(self, queue: ConsumeQueue) -> None:
-        """Read new entries of the queue, and the applied progress."""
         wheel, table = self.wheel, self._table.timer
         if self._reorder_offset and table.end == table.floor >= self._reorder_offset:
             self._reorder_offset = 0  # the order is restored
@@ -380,7 +379,6 @@ class TimerService:
     def _move(
         self, messages: list[Outgoing], progress: Progress, delivered_count: int, rolled_count: int
     ) -> None:
-        """Store the messages together with the resulting progress."""
         leadership = self._leadership
 
         def ended(error: Exception | None) -> None:

@@ -99,7 +99,6 @@ class Deadlines:
                 self._drop_ended()
 
     def _drop_ended(self) -> None:
-        """Remove the entries of ended batches, and duplicates."""
         first: dict[tuple[QueueKey, BatchKey], int] = {}
         for due_ms, queue_key, key in self._due:
             if self._table.batch(queue_key, key) is not None:

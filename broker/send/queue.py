@@ -190,7 +190,6 @@ class HeldSends:
         return 0 < self._until_ms <= self._clock_ms()
 
     def finish(self) -> tuple[list[HeldSend], list[Group]]:
-        """Stop holding, and return the held sends and groups."""
         self._until_ms = 0
         sends, self.sends = self.sends, []
         groups, self.groups = self.groups, []

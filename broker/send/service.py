@@ -468,7 +468,6 @@ class SendPath:
         self._check_fits(self._own_record(message)[1])
 
     def _check_fits(self, size: int, command_size: int = 0) -> None:
-        """Reject records and a command that no frame can hold."""
         if size + command_size > self._rules.record_bytes_max:
             raise illegal(f"{size} bytes do not fit into a frame")
 

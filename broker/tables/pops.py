@@ -148,7 +148,6 @@ class PopTable:
                 yield (topic, group, queue_id), queue
 
     def in_flight(self, topic: str, group: str) -> int:
-        """Return the number of a group's messages in flight in a topic."""
         return sum(queue.in_flight for queue in self.queues.get((topic, group), {}).values())
 
     # ---- commands -------------------------------------------------------------------------

@@ -131,7 +131,6 @@ class BrokerState:
 
     @property
     def applied_index(self) -> int:
-        """The lowest index of all tables."""
         return min([table.applied_index for table in self.tables])
 
     @property
@@ -338,7 +337,6 @@ class BrokerState:
         return tuple(one.name for one, ms in entries if table.adopt(one, ms, now_ms))
 
     def _met(self, command: dict[str, Any], index: int, entry: Entry | None) -> bool:
-        """Return whether the command's condition is met by the existing entry."""
         wanted = command.get("if")
         if wanted is None:
             return True

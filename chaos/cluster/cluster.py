@@ -185,7 +185,6 @@ class Cluster:
             return self.state()
 
     async def status(self) -> list[NodeStatus]:
-        """Return the status of every process, the name servers first."""
         result = self.state()
         alive = {node.name: self.process_state(node) for node in result.nodes}
         asked = [node for node in result.brokers if alive[node.name] == "running"]
@@ -397,7 +396,6 @@ class Cluster:
         return slaves_missing(result, views) if everybody else None
 
     async def silent_proxies(self) -> list[str]:
-        """Return the names of the gRPC proxies that accept no connections."""
         proxies = self.state().grpc_proxies
         answers = [await self._probe.listens(node) for node in proxies]
         return [n.name for n, listens in zip(proxies, answers, strict=True) if not listens]
@@ -439,7 +437,6 @@ class Cluster:
             self._former_network = None
 
     def log_tails(self, nodes: Sequence[Node]) -> str:
-        """Return the last lines of each node's log, headed by its path."""
         parts = []
         for node in nodes:
             path = launch.log_path(self.directory, node)

@@ -52,7 +52,6 @@ def node_directory(directory: Path, node: Node) -> Path:
 
 
 def log_path(directory: Path, node: Node) -> Path:
-    """Return the path of the log of every start of this node, appended."""
     return node_directory(directory, node) / "log.txt"
 
 

@@ -46,7 +46,6 @@ class Load:
 
     @property
     def ok_per_s(self) -> float:
-        """Acknowledged sends per second."""
         return self.ok / self.seconds if self.seconds else 0.0
 
     def plain(self) -> dict[str, Any]:

@@ -39,7 +39,6 @@ class Ballot:
         return 0 if self.recovered else self.incarnation
 
     def enter(self, term: int) -> None:
-        """Enter a higher term, without a vote."""
         assert term > self.term, (term, self.term)
         self.term = term
         self.voted_for = None

@@ -331,7 +331,6 @@ class RaftLog:
         return self.index.end_position if frame is None else frame.position
 
     def damaged(self, index: int, reason: str) -> FrameDamaged:
-        """Return the error for a damaged frame, and report the damage."""
         damage = FrameDamaged(index, self.index.position_of(index), reason)
         if self._on_damage is not None:
             self._on_damage(damage)

@@ -340,5 +340,4 @@ async def why_not_at(local: Local, address: PeerAddress) -> str:
 
 
 def now_ms() -> float:
-    """Return the time of the loop's clock, in milliseconds."""
     return asyncio.get_running_loop().time() * 1000

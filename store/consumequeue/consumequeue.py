@@ -587,7 +587,6 @@ class ConsumeQueueStore:
         return 0 if queue is None else queue.max_offset
 
     def has_messages(self, topic: str, queue_id: int) -> bool:
-        """Return whether the CommitLog has a message of the queue."""
         queue = self.queue(topic, queue_id)
         return queue is not None and queue.first_offset < queue.max_offset
 
@@ -602,7 +601,6 @@ class ConsumeQueueStore:
         return iter(self._queues.values())
 
     def topics(self) -> dict[str, list[int]]:
-        """Return the sorted queue ids by topic."""
         found: dict[str, list[int]] = {}
         for topic, queue_id in sorted(self._queues):
             found.setdefault(topic, []).append(queue_id)

@@ -268,7 +268,6 @@ class IndexFile:
         self.changed = True
 
     def _chunks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the entries on disk in chunks, each with the number of its first entry."""
         for first in range(1, self.count, _ENTRIES_AT_ONCE):
             size = min(_ENTRIES_AT_ONCE, self.count - first) * ENTRY_SIZE_BYTES
             data = self.file.pread(self._entries_at + first * ENTRY_SIZE_BYTES, size)

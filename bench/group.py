@@ -37,8 +37,7 @@ SLOW_STOP_S = 300.0
 
 
 def cpu_us(pid: int) -> float:
-    """Return the CPU time that a process has had, in microseconds, that of its ended threads
-    included. Raises OSError if it has ended."""
+    """Return a process's CPU time in microseconds. Raises OSError if it has ended."""
     clock = (~pid << 3) | CPUCLOCK_SCHED  # as clock_getcpuclockid(3) makes it
     return time.clock_gettime(clock) * 1e6
 

@@ -418,8 +418,7 @@ class Broker:
     # ---- life -----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the broker. Raises EngineError, StoreError, RaftError, StateError, OSError; call
-        `stop` also after an error."""
+        """Start. Raises EngineError, StoreError, RaftError, StateError, OSError; `stop` it then."""
         claim, config = self._opened.claim, self.config
         self.metrics.start()
         health = claim.socket_of("health")

@@ -418,8 +418,7 @@ class ClientTable:
         return found.subscriptions.get(topic) if found is not None else None
 
     def has_left(self, group: str, topic: str) -> bool:
-        """Return whether the connected consumers subscribe only to different topics. Retry topics
-        always belong to their group."""
+        """Return whether the consumers subscribe only to different topics, but for retries."""
         found = self.consumers.get(group)
         subscribed = found.subscriptions if found is not None else {}
         return bool(subscribed) and topic not in subscribed and not topic.startswith(RETRY_PREFIX)

@@ -39,8 +39,7 @@ class RegisteredTopics:
         return [self._registered(topic) for topic in topics]
 
     def since(self, base: DataVersion) -> list[RegisteredTopic] | None:
-        """Return the topics changed since version `base`, deleted topics without queues. Return
-        None if these changes are no longer recorded."""
+        """Return the topics changed since version `base`, or None if not recorded any more."""
         names = self._table.changed_since(base.counter, base.timestamp_ms)
         if names is None or base.state_version != self.version.state_version:
             return None

@@ -167,8 +167,7 @@ class Registrar:
             event.set()
 
     async def spread(self) -> None:
-        """Return once every name server that lists this broker has the current topics, or after
-        SPREAD_S, so that a new topic can be found."""
+        """Return once every listing name server has the current topics, or after SPREAD_S."""
         wanted = self._topics.version.counter
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SPREAD_S):

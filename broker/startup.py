@@ -68,16 +68,14 @@ def described(config: BrokerConfig) -> str:
 
 
 def _is_name_of_loopback(host: str, bound: BoundPort) -> bool:
-    """Return whether an advertised name resolves to loopback on this machine only, as installers
-    write it into /etc/hosts."""
+    """Return whether a name resolves to loopback here only, as installers set /etc/hosts."""
     if host.lower() in ("", "localhost", *bound.hosts):
         return False
     return all(ip_address(number.split("%")[0]).is_loopback for number in bound.hosts)
 
 
 class Claim:
-    """The claims of a broker: `take` them, get each socket by `socket_of`, and `release` them once
-    the store is closed."""
+    """A broker's claims: `take`, `socket_of`, and `release` once the store is closed."""
 
     def __init__(
         self, config: BrokerConfig, disk: OsDisk, lock: StoreLock | None, *, replicates: bool

@@ -160,8 +160,7 @@ class BrokerApplication:
                 self._contained.failed("units_told", error)
 
     def _make_room(self) -> None:
-        """Write the ConsumeQueue entries kept in memory during a disk shortage. Raises ApplyLater
-        if that still fails; OSError."""
+        """Write the entries kept during a disk shortage. Raises ApplyLater, OSError."""
         try:
             self._store.write_full_tails()
         except OSError as error:

@@ -241,8 +241,7 @@ def log_to(directory: Path) -> None:
 
 
 def make_console() -> Console:
-    """Return standard output, wide enough for the tables if it is no terminal. A run continues to
-    its verdict when its output is closed."""
+    """Return standard output, wide enough for tables. A run outlives its closing."""
     console = QuietConsole()
     return console if console.is_terminal else QuietConsole(width=PIPE_COLUMNS)
 

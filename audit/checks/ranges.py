@@ -45,8 +45,7 @@ def ranges_check(
 
 
 def _lost_end(tables: Tables, known: Sequence[Range]) -> list[Offender]:
-    """Return the missing end of the known ranges, with the stores that still reach it. Retention
-    may have removed the start."""
+    """Return the missing end of the known ranges, with the stores that still reach it."""
     limits = tables.limits
     end = max((each.end for each in known), default=0)
     if end <= limits.agreed_end:
@@ -57,8 +56,7 @@ def _lost_end(tables: Tables, known: Sequence[Range]) -> list[Offender]:
 
 
 def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
-    """Return (start in ms, count, first log position) of the group's messages in at most
-    TIMELINE_PARTS intervals of store time."""
+    """Return (start in ms, count, first position) of the messages, by TIMELINE_PARTS times."""
     log = tables.log.where("visible")
     times = [digest.times for digest in tables.staged_log.digests if digest.times is not None]
     if not times:

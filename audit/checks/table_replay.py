@@ -54,8 +54,7 @@ class TableFile:
 
 @dataclass(slots=True)
 class Replayed:
-    """The outcome of a replay, with the `gaps` that could not be judged. `group_id` is in hex, or
-    "" if the log does not contain it."""
+    """A replay's outcome, with unjudged `gaps`. `group_id` is in hex, or "" if not logged."""
 
     offenders: list[Offender] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)

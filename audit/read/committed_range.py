@@ -60,8 +60,7 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The positions of every store and of the group. `voting` has the names of the voters' stores,
-    `absent` the voters without a store."""
+    """The positions of stores and group; `voting` stores, and voters without one, `absent`."""
 
     stores: tuple[StoreLimits, ...]
     members: Members
@@ -80,8 +79,7 @@ class Limits:
 
     @property
     def begin(self) -> int:
-        """The first log position that as many voters as needed still have, since each removes
-        segments independently."""
+        """The first log position that as many voters as needed still have."""
         begins = sorted(store.begin for store in self.stores if store.store in self.voting)
         return begins[min(self.needed, len(begins)) - 1]
 
@@ -204,8 +202,7 @@ def _members(
 def _saved(
     items: DataFrame, alike: Alike | None, stores: Mapping[str, Store], since: Ended | None
 ) -> list[tuple[int, bytes]]:
-    """Return the configurations saved by stores and by the audit before, except those at an index
-    where a log has a different frame."""
+    """Return the configurations saved, except those that a log contradicts."""
     each = [store.saved_configuration() for store in stores.values()]
     each.append(since.configuration if since else None)
     saved = [one for one in each if one is not None]

@@ -161,8 +161,7 @@ def _hop(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | No
 
 
 def shapes_hold(data: memoryview, at: Array) -> Array:
-    """Return for each position whether the record's inner lengths fit its size and the segment; a
-    vectorised `shape_holds`."""
+    """Return by position whether the record's lengths fit, a vectorised `shape_holds`."""
     raw = np.frombuffer(data, np.uint8)
     last = len(raw) - RECORD_SIZE_BYTES_MIN
     held = at <= last

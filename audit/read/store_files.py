@@ -210,8 +210,7 @@ def map_file(path: str) -> memoryview:
 
 
 def written_bytes(path: str) -> int:
-    """Return the number of written bytes before a sparse or absent end; the size if the file system
-    does not support it."""
+    """Return the written bytes before a sparse or absent end, or the size if unknown."""
     if is_uri(path):
         return 1 << 62
     with open(path, "rb") as file:
@@ -247,8 +246,7 @@ def units(file: QueueFile, begin: int = 0) -> tuple[npt.NDArray[np.int64], npt.N
 
 
 def _first_unit(content: npt.NDArray[np.void], begin: int) -> int:
-    """Return the index of the first unit that points at `begin` or behind it, or was never written,
-    since positions rise along a queue."""
+    """Return the first unit that points at `begin` or behind it, or was never written."""
     low, high = 0, len(content)
     while low < high:
         middle = (low + high) // 2

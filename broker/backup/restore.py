@@ -305,8 +305,7 @@ def _found(raft_log: RaftLog, members: Configuration, term: int, time_ms: int) -
 
 
 def _id_of(manifest: Manifest, founded: Frame, incarnation: UUID) -> bytes:
-    """Return a group id determined by members, point, backup and incarnation, because the hosts of
-    a restore do not communicate."""
+    """Return a group id derived from the restore: its hosts do not communicate."""
     made_of = orjson.dumps([manifest.group, manifest.current_term, manifest.taken_ms, incarnation])
     return hashlib.sha256(made_of + founded.data).digest()[:GROUP_ID_SIZE_BYTES]
 

@@ -84,8 +84,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Subscription:
-    """A consumer group's interest in a topic. SQL92 expressions are compiled by the first pull,
-    because a heartbeat may contain many."""
+    """A group's interest in a topic. The first pull compiles SQL92 expressions."""
 
     topic: str
     expression: str
@@ -116,8 +115,7 @@ class Subscription:
 
 
 def parse_tags(expression: str) -> Codes:
-    """Return the tags codes of an expression such as `A || B`, or None for `*` or "". Raises
-    BodyError for too many."""
+    """Return the tags codes of `A || B`, or None for `*` or "". Raises BodyError."""
     if not expression or expression.strip() == "*":
         return None
     tags = [tag.strip() for tag in expression.split("||")]

@@ -206,8 +206,7 @@ class TimerService:
         return position
 
     def recalling(self, slot_ms: int, key: Key) -> Callable[[], None]:
-        """Record a recall in flight. Returns the function to call at its end; a stored recall is in
-        the queue by then."""
+        """Record a recall in flight. Returns the function to call once it is in the queue."""
         recalled, leadership = (slot_ms, key), self._leadership
         self._recalling[recalled] += 1
 
@@ -347,8 +346,7 @@ class TimerService:
             log.warning("timers_ahead seconds=%d waiting=%d", ahead_ms // 1000, self.wheel.count)
 
     def _roll(self, queue: ConsumeQueue) -> bool:
-        """Start storing messages again that are old, block retention, or restore the time order.
-        Returns True if started."""
+        """Start storing again what is old, blocks retention, or breaks the order; True if any."""
         reorder_offset = self._reorder_offset
         first_offset = offset = max(self.wheel.first_offset, queue.min_offset)
         self._again = lambda: queue.entries(first_offset, TAKE_MAX)

@@ -96,8 +96,7 @@ class StepLog:
             self._soon(self._flush)
 
     async def settled(self) -> None:
-        """Return once all accepted steps are applied. Raises OutcomeUnknown, Refused and the
-        member's errors."""
+        """Return once all steps are applied. Raises OutcomeUnknown, Refused, RaftError."""
         if self._in_flight or self._gathered:
             ended = Completion()
             self.add((), ended)

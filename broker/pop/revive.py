@@ -281,8 +281,7 @@ class Reviver:
     def _read(
         self, queue_key: QueueKey, offset: int, budget: ReadBudget | None = None
     ) -> MessageRecord | None:
-        """Return a message, or None if it is deleted or the budget is used up. Raises OSError,
-        StoreError, RecordError."""
+        """Return a message; None if deleted or beyond the budget. Raises StoreError, OSError."""
         result = self._context.store.reads.get_messages(
             queue_key[0], queue_key[2], offset, 1, BYTES_MAX, budget=budget
         )

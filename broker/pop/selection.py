@@ -309,8 +309,7 @@ class PopSelector:
         )
 
     def _again(self, queue: PopQueue | None, attempt_id: str) -> tuple[list[int] | None, bool]:
-        """Return the offsets to redeliver in order, or None while the queue is closed, and whether
-        the attempt is repeated."""
+        """Return the offsets to redeliver in order (None: closed), and if it is repeated."""
         if queue is None:
             return [], False
         batch = queue.order_batch
@@ -324,8 +323,7 @@ class PopSelector:
         return (again if repeated else sorted([*again, *left])), repeated
 
     def _cursor(self, queue_key: QueueKey) -> tuple[int, int, int | None]:
-        """Return the start of the queue's next pop, the table's cursor by then, and the mark of a
-        reset not applied yet."""
+        """Return the next pop's start, the cursor by then, the mark of a reset not applied."""
         following = self._live.next_of(queue_key)
         topic, group, queue_id = queue_key
         offsets = self._state.offsets

@@ -30,8 +30,7 @@ def tell(
     more: Mapping[str, object],
     bytes_max: int = ANSWER_BYTES_MAX,
 ) -> bytes:
-    """Return the answer's body from consistent copies, with `more` keys. The copy of the offsets
-    may be changed."""
+    """Return the answer's body, with `more` keys. It may change the copied offsets."""
     table = pops.to_json()
     body = orjson.dumps({**offsets.to_json(), **more, KEY: table})
     if len(body) <= bytes_max:

@@ -380,8 +380,7 @@ def put_topic(
     keep_messages: bool = False,
     condition: Condition | None = None,
 ) -> bytes:
-    """Build the command. Raises Refused for a topic that `apply` would reject, because that would
-    stop every replica."""
+    """Build the command. Raises Refused for a topic that `apply` would reject everywhere."""
     _refuse(topic_problem(topic))
     command = {"op": "put_topic", "topic": topic.to_json(), "if_absent": if_absent}
     kept = {"keep_messages": True} if keep_messages else {}

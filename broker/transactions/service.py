@@ -374,8 +374,7 @@ class Transactions:
     def _named_half(
         self, header: EndTransactionHeader, permit: Callable[[MessageRecord], None]
     ) -> tuple[MessageRecord, Root]:
-        """Return the half that a producer names, and its root. Raises Refused, or AclError if the
-        producer may not send to its topic."""
+        """Return the half that a producer names, and its root. Raises Refused, AclError."""
         record = self._record_at(header.commitlog_offset)
         if record.topic != HALF_TOPIC or record.queue_offset != header.half_queue_offset:
             raise rejected(
@@ -430,8 +429,7 @@ class Transactions:
         return book
 
     def _check_decision(self, book: HalfBook, root: Root, decision: int) -> None:
-        """Return if the half message ended with the same decision. Raises Refused if it ended
-        otherwise or is unknown."""
+        """Return if the half ended with the same decision. Raises Refused otherwise."""
         was = book.decision(root)
         if was == decision:
             return
@@ -446,8 +444,7 @@ class Transactions:
         decision: int | None,
         done: Done,
     ) -> None:
-        """Store `messages`, including the half's op, and block other ends until done. Raises
-        Refused without effect."""
+        """Store `messages` with the op, and block other ends until done. Raises Refused."""
         waiters: list[asyncio.Future[None]] = []
 
         def ended(error: Exception | None) -> None:

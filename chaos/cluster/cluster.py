@@ -307,8 +307,7 @@ class Cluster:
         return replace(old, settings=old.settings | settings, proxy_settings=proxy_settings)
 
     def _refuse_strangers(self, shape: Shape) -> None:
-        """Raises ClusterError if the directory holds no cluster but files that its nodes would not
-        use (a disk may be mounted there already)."""
+        """Raises ClusterError if the directory holds files but no cluster."""
         if not self.directory.exists() or (self.directory / "cluster.json").exists():
             return
         own = {LOCK_FILE, *(node.name for node in nodes_of(shape))}

@@ -240,8 +240,7 @@ def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
 
 
 def _http(state: ClusterState, node: Node) -> dict[str, str]:
-    """Return the HTTP settings. With namespaces a node's API is off, because it would not be on
-    loopback and would need tokens."""
+    """Return the HTTP settings; off in namespaces, where it would need tokens."""
     if state.netns:
         return {"httpEnable": "false"}
     return {"httpPort": str(node.http_port)}

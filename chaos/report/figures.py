@@ -79,8 +79,7 @@ BUCKET_S = 5
 
 
 def lateness_of(history: History) -> dict[str, Any]:
-    """Return percentiles (None if too few), and p50 and max for each five seconds of arrivals; {}
-    without delayed messages."""
+    """Return percentiles, and p50 and max per five seconds; {} without delayed messages."""
     delays: dict[str, int] = {}
     waiting: dict[str, int] = {}
     came: dict[str, tuple[int, int]] = {}  # → store time for consumers, when it was consumed

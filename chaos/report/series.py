@@ -60,8 +60,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A client's availability, the share of the sends due in each interval that was acknowledged
-    within a second; None without due sends."""
+    """A client's share of due sends acknowledged within a second, or None, by interval."""
 
     client: str
     at_s: list[float]

@@ -24,8 +24,7 @@ async def record_evidence(
 
 
 async def _committed(cluster: Cluster) -> dict[str, int]:
-    """Return group → the Raft index that all its replicas have committed; none for a group without
-    Raft or with a replica that does not answer."""
+    """Return group → Raft index that all replicas have committed, if all answer."""
     result: dict[str, int] = {}
     statuses = [s for s in await cluster.status() if s.node.kind == "broker"]
     for group in cluster.state().groups:

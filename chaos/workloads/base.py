@@ -84,8 +84,7 @@ class Workload(Protocol):
         ...
 
     async def drain(self) -> bool:
-        """Wait until every operation is decided and everything is consumed; return whether that was
-        in time. Raises the error that ended a task."""
+        """Await all decisions and consumption; return whether in time. Raises a task's error."""
         ...
 
     def failure(self) -> BaseException | None:

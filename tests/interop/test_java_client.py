@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,9 @@ def mqcluster(*arguments: str) -> str:
 
 
 class Cluster:
-    def __init__(self, directory: Path, *settings: str) -> None:
+    def __init__(self, directory: Path, *settings: str, options: Sequence[str] = ()) -> None:
         self.directory = str(directory)
-        arguments = ["up", "--dir", self.directory, "--timeout", str(UP_S)]
+        arguments = ["up", "--dir", self.directory, "--timeout", str(UP_S), *options]
         for setting in (*SETTINGS, *settings):
             arguments += ["--set", setting]
         mqcluster(*arguments)

@@ -256,16 +256,17 @@ class Broker:
             self._on_fatal,
             self._begin_anew,
         )
+        others = OtherGroups(
+            config, RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
+        )
         self.sharing = DefinitionSharing(
             context,
-            OtherGroups(
-                config, RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
-            ),
+            others,
             self.popping.assignments.change_mode,
             self.registrar.trigger,
         )
         self.drain = Drain(
-            context, self.sends, self.clients, wheel, self.halves, self.registrar.trigger
+            context, self.sends, self.clients, wheel, self.halves, others, self.registrar.trigger
         )
         self.engine, self.application = make_replication(
             opened, context, self.sends, self.pulls, self._activity, told

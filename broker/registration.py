@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from raftmq.remoting.acl.signature import Credentials
@@ -88,11 +88,13 @@ class Registrar:
         credentials: Credentials | None = None,
         tls: Renewed | None = None,
         signing_keys: Sequence[bytes] = (),
+        removed_groups: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         """`on_master(address, ha_address)` reports the group's leader according to a name server.
         `on_route(name server, broker id, reason)` reports each change of a route; None means
         unlisted. While `needs_master()` is true, registration repeats until a name server names a
-        master."""
+        master. `removed_groups()` returns the ids of groups that were removed from the cluster."""
+        self._removed_groups = removed_groups
         self._name_servers = tuple(dict.fromkeys(name_servers))
         self._cluster = cluster
         self._broker_name = broker_name
@@ -343,6 +345,7 @@ class Registrar:
             raft_role=identity.role or None,
             raft_group_id=identity.group_id or None,
             raft_own_id=identity.own_id or None,
+            removed_groups=",".join(self._removed_groups()) or None,
             topic_delta=base is not None,
             delta_base=base,
             http_address=self._http_address,

@@ -116,6 +116,7 @@ def make_registrar(opened: Opened, context: Context, template: TopicConfig | Non
         tls=context.tls.client,
         credentials=config.inner_credentials,
         signing_keys=opened.registration_keys,
+        removed_groups=lambda: context.state.group.removed_groups,
     )
 
 

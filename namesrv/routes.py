@@ -71,6 +71,7 @@ EXPIRY_MS = 120_000  # Apache's; four registrations of 30 s
 CLAIM_MS = 30_000  # how long a claim to lead outlives its claimant, a registration period
 BROKERS_PER_GROUP_MAX = 128  # listed ones; each event and route of a group names them all
 BROKERS_PER_CHANNEL_MAX = 64  # one process is one broker; a container of Apache's has some
+REMOVED_GROUPS_MAX = 1_000
 GROUP_IDS_MAX = 10_000  # remembered, of names that may be gone
 PERM_WRITE = 2
 TOPICS_PER_STEP = 64  # changed in a step; some .2 ms
@@ -120,6 +121,7 @@ class Registration:
     any_group: bool = False
     follows: bool = True  # False for a replica without a leader
     own_id: int = 0  # of a Raft leader, its id as a follower; 0 if missing
+    removed: tuple[str, ...] = ()  # ids of groups that were removed from the cluster
     timeout_ms: int = EXPIRY_MS
     channel: Hashable = None
     http_address: str = ""  # of the broker's node API
@@ -224,6 +226,8 @@ class RouteTable:
         self._watchers: list[Callable[[BrokerGroup], None]] = []
         self._topic_watchers: list[Callable[[str], None]] = []
         self._group_ids: dict[str, str] = {}  # broker name → last group id
+        # Ids of removed groups → whether a signed registration named them
+        self._removed: dict[str, bool] = {}
         self.registered_count = 0  # accepted registrations
         self.founded_anew_count = 0  # registrations with a new group id
         self.topics_version = 0  # increases with each added or removed topic, for caches
@@ -260,6 +264,7 @@ class RouteTable:
         if group is not None:
             self._forget_claim(group, now_ms)
         self._check_signed(claim, group)
+        self._check_removed(claim)
         self._check_brokers(claim)
 
     def register(self, claim: Registration, now_ms: int) -> Registered:
@@ -272,6 +277,7 @@ class RouteTable:
         if group is not None:
             self._forget_claim(group, now_ms)
         self._check_signed(claim, group)
+        self._check_removed(claim)
         group = self._check_group(claim, group, now_ms)
         self._check_term(claim, group)
         self._check_master(claim, group, now_ms)
@@ -295,6 +301,7 @@ class RouteTable:
         leader_address = group.addresses.get(LEADER_ID, "")
         leader = self._live.get(leader_address)
         before = self._remember(claim)
+        self._note_removed(claim)
         self.registered_count += 1
         ha_address = leader.ha_address if leader else ""
         if change is None or change.done:
@@ -490,6 +497,25 @@ class RouteTable:
         live = self._live.get(claim.address)
         if live is not None and live.signed:
             raise _unsigned(f"{claim.address} of {live.broker_name} registered signed")
+
+    def _check_removed(self, claim: Registration) -> None:
+        """Reject a group that was removed. An unsigned report has no effect on a signed claim."""
+        signed = self._removed.get(claim.group_id)
+        if signed is None or (claim.signed and not signed):
+            return
+        text = f"[REMOVED] group id {claim.group_id} of {claim.broker_name} left the cluster"
+        raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION)
+
+    def _note_removed(self, claim: Registration) -> None:
+        """Store the ids of removed groups that a leader reports; above REMOVED_GROUPS_MAX the
+        oldest is dropped."""
+        if claim.broker_id != LEADER_ID:
+            return
+        for group_id in claim.removed:
+            signed = self._removed.pop(group_id, False) or claim.signed
+            self._removed[group_id] = signed
+            if len(self._removed) > REMOVED_GROUPS_MAX:
+                del self._removed[next(iter(self._removed))]
 
     def _check_group(
         self, claim: Registration, group: BrokerGroup | None, now_ms: int

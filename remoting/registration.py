@@ -45,6 +45,7 @@ TERM_MAX = 1 << 48  # a Raft term beyond any real group's
 BROKER_ID_MAX = (1 << 31) - 1
 VERSION_BYTES_MAX = 1_024  # of a DataVersion, as JSON
 HEAD_BYTES = 4_096  # of a body, enough for its version
+REMOVED_MAX = 100  # ids in a registration
 NO_GROUP_ID = "none"  # raftGroupId of a replica without a known group
 NO_LEADER = "none"  # raftRole of a replica without a known leader
 _INT32 = struct.Struct(">i")
@@ -158,6 +159,8 @@ class RegisterBrokerHeader(NamedTuple):
     raft_role: Annotated[str | None, "raftRole"] = None
     raft_group_id: Annotated[str | None, "raftGroupId"] = None
     raft_own_id: Annotated[int | None, "raftOwnId"] = None
+    # Ids of Raft groups that were removed from the cluster, separated by commas
+    removed_groups: Annotated[str | None, "removedGroups"] = None
     # None is unspecified (Apache's brokers)
     topic_delta: Annotated[bool | None, "topicDelta", Absent(None)] = False
     # `parse` and `to_ext` translate these two from their wire form.
@@ -221,6 +224,9 @@ def header_problem(header: RegisterBrokerHeader) -> str:
         return f"brokerId {header.broker_id} is not in 0..{BROKER_ID_MAX}"
     if not 0 <= (header.raft_own_id or 0) <= BROKER_ID_MAX:
         return f"raftOwnId {header.raft_own_id} is not in 0..{BROKER_ID_MAX}"
+    removed = (header.removed_groups or "").split(",") if header.removed_groups else []
+    if len(removed) > REMOVED_MAX or not all(map(_GROUP_ID.fullmatch, removed)):
+        return f"removedGroups is no list of up to {REMOVED_MAX} ids of groups"
     return (
         name_problem("brokerName", header.broker_name)
         or name_problem("clusterName", header.cluster)

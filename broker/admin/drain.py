@@ -6,11 +6,13 @@ and then rejects them with NO_PERMISSION, after which clients choose another gro
 groups, delayed and timer messages are not created meanwhile. Retries, transactions and deliveries
 continue.
 
-A removed group is unlisted by the name servers and does not register again. Its stores stay as they
-are, for the audit.
+A removed group is unlisted by the name servers and does not register again. The other groups record
+its id and report it to the name servers, which reject it if it returns, for instance from a backup.
+Its stores stay as they are, for the audit.
 
-DRAIN_GROUP (30010, ours) has the ext field `op`: start, cancel, remove or status. remove is
-rejected before the group is empty, except with the ext field `lose`=true. The response is JSON:
+DRAIN_GROUP (30010, ours) has the ext field `op`: start, cancel, remove, status, or forget (another
+group, by `id` and `name`). remove is rejected before the group is empty, except with the ext field
+`lose`=true. The response is JSON:
 
     {"brokerName":name,"drainingMs":since,"takesSends":bool,"isEmpty":bool,"removed":bool,
      "unconsumed":[{"topic":t,"group":g,"messages":n},…],"delayed":n,"timers":n,"latestDueMs":ms|null,
@@ -31,18 +33,20 @@ from typing import Any
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
+from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fast_json import dumps
-from raftmq.remoting.fields import boolean_or, text_or
-from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, is_brokers_own
+from raftmq.remoting.fields import boolean_or, text, text_or
+from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, is_brokers_own, name_problem
 from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
 
 from ..clients import ClientTable
+from ..cluster.other_groups import GROUP_ID, OtherGroups
 from ..component import Service
 from ..context import Context
-from ..errors import Refused, forbidden, invalid
+from ..errors import Refused, busy, forbidden, invalid
 from ..scheduler import IDLE_MS, Chore
 from ..send.service import SendPath
-from ..tables.broker_group import drain, remove_group
+from ..tables.broker_group import drain, forget_group, remove_group
 from ..tables.timer_wheel import TimerWheel
 from ..transactions.service import Halves
 from .progress import Steps, stored_ms
@@ -63,6 +67,7 @@ class Drain:
         clients: ClientTable,
         wheel: TimerWheel,
         halves: Halves,
+        others: OtherGroups,
         on_changed: Callable[[], None],
     ) -> None:
         """`on_changed()` registers this broker again."""
@@ -72,6 +77,7 @@ class Drain:
         self._clients = clients
         self._wheel = wheel
         self._halves = halves
+        self._others = others
         self._on_changed = on_changed
         self._was_draining = False
         self._counting: asyncio.Task[None] | None = None
@@ -142,6 +148,10 @@ class Drain:
 
     async def handle(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Serve DRAIN_GROUP (30010). Raises Refused, RaftError."""
+        if text_or(request.ext, "op") == "forget":
+            group_id, name = text(request.ext, "id"), text(request.ext, "name")
+            await self._forget(group_id, name)
+            return RemotingCommand.response_to(request, body=b"{}")
         lose = boolean_or(request.ext, "lose", False)
         value = await self.act(text_or(request.ext, "op") or "status", lose=lose)
         return RemotingCommand.response_to(request, body=dumps(value))
@@ -173,9 +183,34 @@ class Drain:
             if not lose:
                 raise Refused(ResponseCode.NO_PERMISSION, _remainder(status), tag="NOT_EMPTY")
             log.warning("removed_with_content %s", _remainder(status))
+        await self._report_removal()
         await self._context.log.propose(remove_group())
         log.warning("group_removed")
         self._on_changed()
+
+    async def _report_removal(self) -> None:
+        """Have another group record the removal; the others learn of it from that group. Raises
+        Refused if there are groups and none records it."""
+        leaders = await self._others.leaders()
+        errors = ["no name server answers"] if leaders is None else []
+        for name, address in (leaders or {}).items():
+            try:
+                group_id = self._state.group.value.hex()
+                await self._others.forget(address, group_id, self._context.config.broker_name)
+            except RemotingError as error:
+                errors.append(f"{name}: {error}")
+        if errors and len(errors) >= len(leaders or {}):
+            raise busy(f"no other group records the removal: {'; '.join(errors)}")
+
+    async def _forget(self, group_id: str, name: str) -> None:
+        """Record that another group was removed. Raises Refused, RaftError."""
+        if not GROUP_ID.fullmatch(group_id) or name_problem("broker name", name):
+            raise invalid("id or name is not that of a broker group")
+        if group_id == self._state.group.value.hex():
+            raise invalid("that is this broker group")
+        if group_id not in self._state.group.removed_groups:
+            await self._context.log.propose(forget_group(group_id, name))
+            self._on_changed()
 
     async def status(self) -> dict[str, Any]:
         """Return the remaining content, in turns of the loop."""

@@ -84,8 +84,13 @@ KINDS: dict[int, Kind] = {
         RequestCode.CHANGE_MEMBERS: Kind(target=("memberId",), ops=_MEMBERS),
         RequestCode.WRITERS: Kind(target=("topic", "writer"), ops={"delete": "deleteWriter"}),
         RequestCode.DRAIN_GROUP: Kind(
-            target=("lose",),
-            ops={"start": "drainGroup", "cancel": "cancelDrain", "remove": "removeGroup"},
+            target=("lose", "name"),
+            ops={
+                "start": "drainGroup",
+                "cancel": "cancelDrain",
+                "remove": "removeGroup",
+                "forget": "forgetGroup",
+            },
         ),
         RequestCode.UPDATE_BROKER_CONFIG: Kind("changeConfig", own=True),
         RequestCode.DELETE_EXPIRED_COMMITLOG: Kind("deleteExpiredLog", own=True),

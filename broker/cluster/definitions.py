@@ -5,7 +5,8 @@ GET_DEFINITIONS (30009, ours) returns a page of them. Request and response are J
     {"topics":{"since":[counter,ms]|null,"after":name},"groups":{the same},"accounts":bool}
     {"topics":{"version":[counter,ms],"entries":[[bean,created_ms],…],"deleted":{name:ms},
                "more":name|null},
-     "groups":{the same},"modes":[[topic,group,mode,share],…],"accounts":config|null}
+     "groups":{the same},"modes":[[topic,group,mode,share],…],"accounts":config|null,
+     "removed":{group id:name,…}}
 
 `since` is the version of the last read. The response has only later changes if the broker still
 records them, else the full table. `more` is the `after` of the next page, null on the last page. It
@@ -67,6 +68,7 @@ class Definitions:
     groups: Entries = field(default_factory=Entries)
     modes: list[Mode] = field(default_factory=list)
     accounts: Mapping[str, Any] | None = None
+    removed: dict[str, str] = field(default_factory=dict)  # broker groups, by id in hex
 
     @property
     def versions(self) -> Versions:

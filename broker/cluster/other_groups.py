@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from .definitions import Definitions, Entries, Mode, read_page
 TIMEOUT_MS = 3_000
 PAGES_MAX = 1_000  # a million topics or consumer groups
 LEADER_ID = "0"
+GROUP_ID = re.compile("[0-9a-f]{32}")
 log = logging.getLogger("raftmq.broker.cluster")
 
 
@@ -94,8 +96,15 @@ class OtherGroups:
             if not any(after.values()):
                 result.modes = _modes(page.get("modes") or ())
                 result.accounts = page.get("accounts")
+                result.removed = _names(page.get("removed") or {})
                 return result
         raise BodyError(f"{address} has more than {PAGES_MAX} pages of definitions")
+
+    async def forget(self, address: str, group_id: str, name: str) -> None:
+        """Have another group's leader record that a group was removed."""
+        ext = {"op": "forget", "id": group_id, "name": name}
+        request = RemotingCommand.request(RequestCode.DRAIN_GROUP, ext)
+        _object(await self._client.invoke(address, request, TIMEOUT_MS))
 
     async def _apaches(self, name: str, address: str) -> Definitions:
         """Ask a broker of Apache's for its topics (21), consumer groups (201) and modes (402)."""
@@ -134,6 +143,12 @@ def _apaches_entries(body: Mapping[str, Any], key: str) -> Entries:
     version = body["dataVersion"]
     beans = {str(name): (bean, 0) for name, bean in body[key].items()}
     return Entries((int(version["counter"]), int(version["timestamp"])), beans)
+
+
+def _names(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(map(GROUP_ID.fullmatch, value)):
+        raise BodyError("no ids of removed groups")
+    return {group_id: str(name) for group_id, name in value.items()}
 
 
 def _modes(rows: Any) -> list[Mode]:

@@ -31,7 +31,7 @@ from raftmq.remoting.fast_json import loads_request
 from ..component import RoleChange, Service
 from ..context import Context
 from ..tables.acl import seed
-from ..tables.broker_group import Versions
+from ..tables.broker_group import Versions, forget_group
 from ..tables.groups import GroupTable
 from ..tables.snapshot import twin_of
 from ..tables.topics import TopicTable
@@ -53,16 +53,16 @@ class DefinitionSharing:
         context: Context,
         others: OtherGroups,
         change_mode: Callable[[str, str, str, int], Awaitable[None]],
-        on_joined: Callable[[], None],
+        on_changed: Callable[[], None],
     ) -> None:
-        """`change_mode(topic, group, mode, share)` is as in broker.pop.assignment. `on_joined()`
-        registers this broker."""
+        """`change_mode(topic, group, mode, share)` is as in broker.pop.assignment. `on_changed()`
+        registers this broker again."""
         self._context = context
         self._config = context.config
         self._state = context.state
         self._others = others
         self._change_mode = change_mode
-        self._on_joined = on_joined
+        self._on_changed = on_changed
         self._task: asyncio.Task[None] | None = None
         self._one_search = asyncio.Lock()
         self._seen: dict[str, Versions] = {}  # by group, also without anything to adopt
@@ -135,7 +135,7 @@ class DefinitionSharing:
         while not await self._done(self._adopt_all(list(read.values()))):  # noqa: ASYNC110 - an attempt each
             await asyncio.sleep(RETRY_S)
         self._context.roles.joining = False
-        self._on_joined()
+        self._on_changed()
         if read:
             detail = {
                 "from": sorted(read),
@@ -191,9 +191,18 @@ class DefinitionSharing:
             except RemotingError as error:
                 log.debug("definitions_not_read group=%s address=%s: %s", name, address, error)
                 continue
+            await self._record_removed(read)
             if read.versions != self._seen.get(name):
                 await self._adopt([read])
                 self._seen[name] = read.versions
+
+    async def _record_removed(self, read: Definitions) -> None:
+        """Record the removed groups that another group knows, except this group."""
+        group = self._state.group
+        for group_id, name in read.removed.items():
+            if group_id not in group.removed_groups and group_id != group.value.hex():
+                await self._context.log.propose(forget_group(group_id, name))
+                self._on_changed()
 
     async def _adopt(self, read: list[Definitions], *, joins: bool = False) -> None:
         own_names = frozenset({self._config.broker_name, self._config.broker_cluster_name})
@@ -230,6 +239,7 @@ class DefinitionSharing:
             "groups": await self._page(state.groups, *groups),
             "modes": [(*names, *mode) for names, mode in modes],
             "accounts": None if accounts is None else accounts.to_config(),
+            "removed": state.group.removed_groups,
         }
         return RemotingCommand.response_to(request, body=orjson.dumps(value))
 

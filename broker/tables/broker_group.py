@@ -5,6 +5,7 @@
                                              see broker.tables.state
     {"op":"drain","on":bool}                 the group is drained, or no longer
     {"op":"remove_group"}                    the drained group never registers again
+    {"op":"forget_group","id":hex,"name":n}  another group was removed from the cluster
 
 The leader of a group without an id (dledger.transport.group_id) proposes one. The first proposal
 applied takes effect. A command without `if_absent` comes from a restore, which made the log a
@@ -19,6 +20,7 @@ from typing import Any
 import orjson
 
 from raftmq.dledger.transport.peer_info_message import GROUP_ID_SIZE_BYTES
+from raftmq.remoting.registration import REMOVED_MAX
 
 Versions = tuple[int, int, int, int]  # counter and time of the topics, then of the consumer groups
 
@@ -35,6 +37,7 @@ class BrokerGroupTable:
         self.joining = False
         self.draining_ms = 0
         self.removed = False
+        self.removed_groups: dict[str, str] = {}  # other groups' ids, in hex → their names
         self.applied_index = 0
 
     def apply(self, command: Mapping[str, Any], now_ms: int) -> None:
@@ -46,6 +49,12 @@ class BrokerGroupTable:
         if command["op"] == "drain":
             self.draining_ms = (self.draining_ms or now_ms) if command["on"] else 0
             return
+        if command["op"] == "forget_group":
+            self.removed_groups[_value(command["id"]).hex()] = str(command["name"])
+            self.versions.pop(str(command["name"]), None)
+            while len(self.removed_groups) > REMOVED_MAX:
+                del self.removed_groups[next(iter(self.removed_groups))]
+            return
         if command["op"] == "remove_group":
             self.removed = True
             return
@@ -55,6 +64,7 @@ class BrokerGroupTable:
 
     def own(self) -> None:
         self.versions = dict(self.versions)
+        self.removed_groups = dict(self.removed_groups)
 
     def to_json(self) -> dict[str, Any]:
         more: dict[str, Any] = {"joining": True} if self.joining else {}
@@ -62,6 +72,8 @@ class BrokerGroupTable:
             more["drainingMs"] = self.draining_ms
         if self.removed:
             more["removed"] = True
+        if self.removed_groups:
+            more["removedGroups"] = self.removed_groups
         versions = {"adopted": self.versions} if self.versions else {}
         return {"groupId": self.value.hex(), **versions, **more}
 
@@ -73,6 +85,8 @@ class BrokerGroupTable:
         self.joining = bool(value.get("joining"))
         self.draining_ms = int(value.get("drainingMs") or 0)
         self.removed = bool(value.get("removed"))
+        groups = value.get("removedGroups") or {}
+        self.removed_groups = {str(one): str(name) for one, name in groups.items()}
         self.applied_index = applied_index
 
 
@@ -97,6 +111,10 @@ def drain(*, on: bool) -> bytes:
 
 def remove_group() -> bytes:
     return orjson.dumps({"op": "remove_group"})
+
+
+def forget_group(group_id: str, name: str) -> bytes:
+    return orjson.dumps({"op": "forget_group", "id": group_id, "name": name})
 
 
 def group_id(value: bytes, *, if_absent: bool = True) -> bytes:

@@ -3,7 +3,7 @@
 A command frame's payload is one JSON object. A message frame may begin with such a command, too;
 then it is applied when the frame's records become visible. `op` says which command it is:
 
-    {"op":"group_id",…}, drain, remove_group           see broker.tables.broker_group
+    {"op":"group_id",…}, drain, remove_, forget_group  see broker.tables.broker_group
     {"op":"adopt","topics":[[TopicConfig,created_ms],…],"groups":[[config,created_ms],…],
      "deletedTopics":{name:ms},"deletedGroups":{name:ms},"versions":{…},"more":bool}
                                                        definitions of other broker groups (broker.
@@ -94,6 +94,7 @@ AnyTable = VersionedTable[Any]
 OFFSET_COMMANDS = (
     "commit_offsets", "reset_offsets", "reset_taken", "lock_queues", "forget_offsets",
 )  # fmt: skip
+GROUP_COMMANDS = ("group_id", "drain", "remove_group", "forget_group")
 UNMET_MAX = 1_000  # a proposer asks right after its command was applied
 
 
@@ -251,7 +252,7 @@ class BrokerState:
         elif op in ("delay_progress", "timer_progress"):
             if index > self.delays.applied_index:
                 self._apply_to_delays(command)
-        elif op in ("group_id", "drain", "remove_group"):
+        elif op in GROUP_COMMANDS:
             if index > self.group.applied_index:
                 self.group.apply(command, now_ms)
         elif op in WRITER_COMMANDS:

@@ -1,6 +1,8 @@
 """A broker group that is drained, until nothing is left that its removal would lose."""
 
 import asyncio
+import shutil
+from contextlib import AsyncExitStack
 
 import orjson
 import pytest
@@ -171,6 +173,42 @@ async def test_only_an_empty_group_is_removed_and_it_stays_away(tmp_path):
         await until(lambda: again.roles.leading)
         await asyncio.sleep(0.2)
         assert not list(server.table.brokers("broker-b"))
+
+
+async def test_other_groups_keep_a_removed_group_away(tmp_path, monkeypatch, caplog):
+    """A copy of its store from before the removal is rejected by a new name server, too, once any
+    other leader has registered there."""
+    monkeypatch.setattr(sharing, "PERIOD_S", 0.1)
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(name_server())
+        a, c = [
+            await stack.enter_async_context(group(tmp_path, one, server, drainGraceMs=0))
+            for one in "ac"
+        ]
+        async with group(tmp_path, "b", server, drainGraceMs=0) as leaving:
+            broker = await leaving.leading()
+            await until(lambda: all(has_master(server, f"broker-{one}") for one in "abc"))
+            await drain(leaving, "start")
+            await leaving.stop("n0")
+            shutil.copytree(tmp_path / "b", tmp_path / "copy")
+            broker = await leaving.start("n0")
+            await until(lambda: has_master(server, "broker-b"))
+            answer = await leaving.ask(broker, RequestCode.DRAIN_GROUP, {"op": "remove"})
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            group_id = broker.state.group.value.hex()
+        for one in (a, c):
+            leader = await one.leading()
+            await until(lambda one=leader: group_id in one.state.group.removed_groups)
+        again = await stack.enter_async_context(name_server())
+        body = f"namesrvAddr={again.address}\n".encode()
+        leader = await c.leading()
+        assert (await c.ask(leader, RequestCode.UPDATE_BROKER_CONFIG, {}, body)).code == 0
+        await until(lambda: has_master(again, "broker-c"))
+        copied = Group(tmp_path / "copy", brokerName="broker-b", namesrvAddr=again.address)
+        returned = await stack.enter_async_context(copied)
+        await returned.leading()
+        await until(lambda: "[REMOVED]" in caplog.text)
+        assert not list(again.table.brokers("broker-b"))
 
 
 async def test_a_group_with_content_is_removed_only_by_name(tmp_path, caplog):

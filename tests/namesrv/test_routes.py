@@ -312,6 +312,33 @@ def why_refused(table: RouteTable, wanted: Registration, now_ms: int = 0) -> str
     return ""
 
 
+def test_a_removed_group_does_not_return() -> None:
+    """By its id, under any name; its name may be that of a new group. Only leaders are believed,
+    and an unsigned report has no effect on a signed group."""
+    table = RouteTable()
+    table.register(claim(N0, 1, 1, broker_name="a", removed=(Q,)), 0)
+    assert why_refused(table, claim(Q0, 0, 1, group_id=Q)) == ""
+    table.register(claim(N0, 0, 1, broker_name="a", removed=(Q,)), 0)
+    for name in ("g", "h"):
+        refused = why_refused(table, claim(Q0, 0, 1, broker_name=name, group_id=Q))
+        assert refused == f"[REMOVED] group id {Q} of {name} left the cluster"
+    table.unregister(Q0, "g", 1)
+    assert why_refused(table, claim(N1, 0, 1, group_id=P)) == ""
+    assert why_refused(table, claim(Q0, 0, 1, broker_name="s", group_id=Q, signed=True)) == ""
+    table.register(claim(N0, 0, 1, broker_name="a", removed=(Q,), signed=True), 0)
+    again = claim(Q0, 0, 1, broker_name="s", group_id=Q, signed=True)
+    assert why_refused(table, again).startswith("[REMOVED]")
+
+
+def test_removed_groups_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "REMOVED_GROUPS_MAX", 2)
+    table = RouteTable()
+    ids = [f"{number:032x}" for number in range(3)]
+    table.register(claim(N0, 0, 1, broker_name="a", removed=tuple(ids)), 0)
+    refused = [bool(why_refused(table, claim(Q0, 0, 1, group_id=one))) for one in ids]
+    assert refused == [False, True, True]
+
+
 @pytest.mark.parametrize("term", [0, 1, 3])
 @pytest.mark.parametrize("broker_id", [0, 1, 2, 3])
 def test_another_group_neither_joins_nor_displaces(broker_id: int, term: int) -> None:

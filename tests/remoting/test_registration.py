@@ -178,7 +178,7 @@ def test_the_bounds_of_a_body(compressed: bool) -> None:
 def test_the_headers() -> None:
     header = RegisterBrokerHeader(
         "b", "127.0.0.1:10911", "c", "127.0.0.1:10912", 2, True, 5, 9000, 7, "leader",
-        "0a" * 16, 3, True, VERSION, "127.0.0.1:10915",
+        "0a" * 16, 3, f"{'0b' * 16},{'0c' * 16}", True, VERSION, "127.0.0.1:10915",
     )  # fmt: skip
     assert RegisterBrokerHeader.parse(header.to_ext()) == header
     apache = {k: v for k, v in header.to_ext().items() if k not in ("topicDelta", "topicDeltaBase")}
@@ -186,6 +186,9 @@ def test_the_headers() -> None:
     for wrong in ("x", "0A" * 16, "0a" * 15, "0a" * 17):
         with pytest.raises(HeaderError):
             RegisterBrokerHeader.parse(header._replace(raft_group_id=wrong).to_ext())
+    for wrong in ("x", ",", ",".join(["0b" * 16] * 101)):
+        with pytest.raises(HeaderError, match="removedGroups"):
+            RegisterBrokerHeader.parse(header._replace(removed_groups=wrong).to_ext())
     unknown = header._replace(raft_group_id="none")
     assert RegisterBrokerHeader.parse(unknown.to_ext()) == unknown
     plain = RegisterBrokerHeader("b", "127.0.0.1:10911", "c", "", 0)

@@ -224,6 +224,21 @@ def options_of(cls: type) -> dict[str, Option]:
     return found
 
 
+def page_of(options: Mapping[str, Option], config: object) -> dict[str, Any]:
+    """Return a configuration as the HTTP APIs show it."""
+    items = [
+        {
+            "key": option.key,
+            "value": option.shown(getattr(config, option.name)),
+            "default": option.default,
+            "live": option.live,
+            "description": option.doc,
+        }
+        for option in options.values()
+    ]
+    return {"items": items, "next": None}
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[Config]):
     """A configuration, and the source of each value that is not a default, by field name.

@@ -7,6 +7,7 @@ from typing import Any
 
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance
+from raftmq.ops.options import page_of
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.process_tls import ProcessTls
@@ -85,16 +86,4 @@ class ProxyApi:
         return Reply({"status": "ready", "warnings": self._tls.warnings})
 
     async def _shown(self, _: Call) -> Mapping[str, Any]:
-        return {
-            "items": [
-                {
-                    "key": option.key,
-                    "value": option.shown(getattr(self._config, option.name)),
-                    "default": option.default,
-                    "live": option.live,
-                    "description": option.doc,
-                }
-                for option in OPTIONS.values()
-            ],
-            "next": None,
-        }
+        return page_of(OPTIONS, self._config)

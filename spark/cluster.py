@@ -11,7 +11,6 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, TypeVar
 
 from raftmq.client.consumer.remote_offset_store import max_offset, min_offset, offset_for
@@ -84,12 +83,7 @@ class Cluster:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._run(self._instance.stop())
         finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -51,14 +50,9 @@ class Links:
         self._streams = await asyncio.open_unix_connection(sock=sock, limit=ANSWER_BYTES_MAX)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._streams is not None
-        _, writer = self._streams
+        writer = self._streams[1]
         self._streams = None
         writer.close()
         try:

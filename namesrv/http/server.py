@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raftmq.ops.options import page_of
 from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.tls_listener import listening_with
 from raftmq.web import levels
@@ -176,19 +177,7 @@ class ClusterApi:
         return {"name": call.caller.name, "role": call.caller.role.name.lower()}
 
     async def _shown(self, _: Call) -> Mapping[str, Any]:
-        return {
-            "items": [
-                {
-                    "key": option.key,
-                    "value": option.shown(getattr(self._config, option.name)),
-                    "default": option.default,
-                    "live": option.live,
-                    "description": option.doc,
-                }
-                for option in OPTIONS.values()
-            ],
-            "next": None,
-        }
+        return page_of(OPTIONS, self._config)
 
 
 def _seen_as_https(config: NameServerConfig, tls: ProcessTls) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import Node
-from raftmq.chaos.cluster.topology import Shape
+from raftmq.chaos.cluster.topology import RAFT, Shape
 from raftmq.chaos.cluster.wait_healthy import wait_recovered
 
 HERE = Path(__file__).resolve().parent
@@ -120,13 +120,12 @@ async def raft_group(
     settings: Mapping[str, str] = PATIENT,
     replicas: int | None = None,
     groups: int = 1,
-    mode: str = "raft",
 ) -> AsyncIterator[RaftGroup]:
     """Run a cluster of `groups` broker groups; yield the first group."""
     directory = Path(tempfile.mkdtemp(prefix="bench-"))
     cluster = Cluster(directory)
     try:
-        state = await cluster.up(Shape(mode, groups=groups, replicas=replicas), dict(settings))
+        state = await cluster.up(Shape(RAFT, groups=groups, replicas=replicas), dict(settings))
         group = RaftGroup(cluster, state.namesrv)
         await group.find_leader()
         yield group

@@ -71,7 +71,6 @@ class BrokerConfig(PeerTlsOptions):
 
     # fmt: off
 
-    # [identity]
     broker_cluster_name: str = option("identity", "brokerClusterName", "DefaultCluster",
         "Cluster of the broker.", alike=True)
     broker_name: str = option("identity", "brokerName", "broker-a",
@@ -82,7 +81,6 @@ class BrokerConfig(PeerTlsOptions):
         "Classic mode: master without or with waiting for a slave, or slave.",
         choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"))
 
-    # [network]
     listen_port: int = option("network", "listenPort", 10911,
         "Port for clients; 0: any free port.", low=0, high=65535)
     bind_address: str = option("network", "bindAddress", LOOPBACK,
@@ -104,7 +102,6 @@ class BrokerConfig(PeerTlsOptions):
         "File with the key of the name servers for signed registrations (first line; private); "
         "empty: registrations are not signed ([Security](security.md)).")
 
-    # [store]
     store_path_root_dir: str = option("store", "storePathRootDir", "store",
         "Directory of log, queues and tables.")
     mapped_file_size_commit_log: int = option("store", "mappedFileSizeCommitLog", GIB,
@@ -146,7 +143,6 @@ class BrokerConfig(PeerTlsOptions):
         "Share of the memory in which the log's tail counts as hot.",
         unit=PERCENT, low=0, high=100)
 
-    # [topics]
     auto_create_topic_enable: bool = option("topics", "autoCreateTopicEnable", True,
         "A send to an unknown topic creates it.", alike=True)
     trace_topic_enable: bool = option("topics", "traceTopicEnable", False,
@@ -172,7 +168,6 @@ class BrokerConfig(PeerTlsOptions):
         "Consumer groups; above, none is created, and a heartbeat or pull of an unknown group is "
         "rejected (`[BUSY]`).", low=1, live=True, alike=True)
 
-    # [messages]
     max_message_size: int = option("messages", "maxMessageSize", 4 * MIB,
         "Size of a message's body.", unit=BYTES, low=1 * KIB, high=12 * MIB, alike=True)
     waiting_bytes_max: int = option("messages", "waitingBytesMax", 64 * MIB,
@@ -242,7 +237,6 @@ class BrokerConfig(PeerTlsOptions):
         "(`[INCONSISTENT_SUBSCRIPTIONS]`). They are logged in any case.",
         live=True)
 
-    # [transactions]
     transaction_time_out: int = option("transactions", "transactionTimeOut", 6_000,
         "Age of a half message at its first check.", unit=MS, low=1,
         live=True, alike=True)
@@ -255,7 +249,6 @@ class BrokerConfig(PeerTlsOptions):
     reject_transaction_message: bool = option("transactions", "rejectTransactionMessage", False,
         "Reject transactional messages.", alike=True)
 
-    # [classic]
     slave_read_enable: bool = option("classic", "slaveReadEnable", False,
         "A master or Raft leader sends consumers of cold data to a slave or follower.")
     ha_listen_port: int = option("classic", "haListenPort", 0,
@@ -278,7 +271,6 @@ class BrokerConfig(PeerTlsOptions):
     slave_sync_metadata_interval_ms: int = option("classic", "slaveSyncMetadataIntervalMs", 60_000,
         "Interval of copies of the master's tables.", unit=MS, low=20)
 
-    # [raft]
     enable_dleger_commit_log: bool = option("raft", "enableDLegerCommitLog", False,
         "Raft mode: the broker group is a Raft group. Otherwise classic master and slaves.")
     dleger_group: str = option("raft", "dLegerGroup", "",
@@ -316,7 +308,6 @@ class BrokerConfig(PeerTlsOptions):
         "Maximum rate of a leader's old log to all replicas that are far behind, which must "
         "exceed the write rate. 0: no limit.", unit=BYTES, low=0)
 
-    # [peers]
     peer_secret_file: str = option("peers", "peerSecretFile", "",
         "File with the secret of the group's brokers for the Raft and the HA port; equal on all "
         "of them, and private ([Security](security.md)). Without a secret these ports listen on "
@@ -324,7 +315,6 @@ class BrokerConfig(PeerTlsOptions):
     peer_secret: str = option("peers", "peerSecret", "",
         "The same secret as a value. Never shown.", secret=True)
 
-    # [acl]
     acl_enable: bool = option("acl", "aclEnable", False,
         "Require an account with the necessary rights for every request "
         "([Security](security.md)).",
@@ -340,16 +330,13 @@ class BrokerConfig(PeerTlsOptions):
         'Admin\'s account with which this node signs its own requests to name servers and brokers: '
         '`{"accessKey":"…","secretKey":"…"}`. Never shown.', secret=True, spread=True)
 
-    # [http]
     http_advertised_address: str = option("http", "httpAdvertisedAddress", "",
         "`host:port` for name servers and replicas; empty: `brokerIP1` and the port.")
 
-    # [log]
     log_level: str = option("log", "logLevel", "INFO",
         "Lowest severity of logged events.",
         choices=("DEBUG", "INFO", "WARNING", "ERROR"), live=True)
 
-    # [metrics]
     metrics_series_max: int = option("metrics", "metricsSeriesMax", 2_000,
         "Series of consumer lag in `/metrics`, for the (topic, group) pairs with the largest lag; "
         "the rest is counted.", low=0, high=100_000, live=True)

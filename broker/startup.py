@@ -92,7 +92,8 @@ class Claim:
         self.http_port = 0  # the HTTP port, or 0 without HTTP
 
     def take(self) -> None:
-        """Claim lock, identity, ports. Raises StoreInUse, WrongIdentity, EngineError, OSError."""
+        """Claim lock, identity and ports; call `release` even after an error. Raises StoreInUse,
+        WrongIdentity, EngineError, OSError."""
         config = self._config
         if self._lent is None:
             self._lock = lock_store(self._disk.root, described(config))

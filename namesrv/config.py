@@ -42,24 +42,20 @@ class NameServerConfig(ServerOptions):
 
     # fmt: off
 
-    # [network]
     bind: str = option("network", "bindAddress", LOOPBACK,
         "Listening address. With `aclEnable` the default is `0.0.0.0`.")
     port: int = option("network", "listenPort", 9876,
         "Port for brokers and clients; 0: any free port.", low=0, high=65535)
 
-    # [store]
     store: str = option("store", "storePath", "",
         "Directory of the key-value configuration; empty: not stored. Routes need no file, "
         "because brokers register.")
 
-    # [limits]
     registration_bytes_max: int = option("limits", "registrationBytesMax", BODY_BYTES_MAX,
         "Bytes of a registration, as JSON or decompressed; a registration beyond is rejected. 18 "
         "MiB are some 110,000 topics as JSON, as from Apache's brokers.",
         unit=BYTES, low=64 * 1024, high=1 << 30)
 
-    # [registration]
     registration_key_file: str = option("registration", "registrationKeyFile", "",
         "File with the keys of brokers' signed registrations, each on a line, private. Only "
         "signed brokers may register a name of a signed leader ([Security](security.md)); empty: "
@@ -69,7 +65,6 @@ class NameServerConfig(ServerOptions):
         "unsigned registrations, of Apache's brokers for example, for names that no signed broker "
         "holds.")
 
-    # [acl]
     acl_enable: bool = option("acl", "aclEnable", False,
         "Only admins of `aclFile` register brokers and make changes ([Security](security.md)).")
     acl_file: str = option("acl", "aclFile", "conf/plain_acl.yml",
@@ -78,7 +73,6 @@ class NameServerConfig(ServerOptions):
         "Routes also require an account of `aclFile`. Accounts that were created at a broker's "
         "run time must be in the file.")
 
-    # [http]
     http_advertised_address: str = option("http", "httpAdvertisedAddress", "",
         "`host:port` for brokers and browsers; empty: the listening address.")
     http_broker_hosts: str = option("http", "httpBrokerHosts", "",
@@ -93,7 +87,6 @@ class NameServerConfig(ServerOptions):
         "Send that token over plain HTTP to brokers on remote machines; every listener there gets "
         "it.")
 
-    # [oidc]
     oidc_issuer: str = option("oidc", "oidcIssuer", "",
         "`https://` URL of an OpenID provider for logins to the dashboard "
         "([Login](dashboard.md#login)); empty: tokens only.")
@@ -117,7 +110,6 @@ class NameServerConfig(ServerOptions):
     oidc_ca_file: str = option("oidc", "oidcCaFile", "",
         "CA of the provider's certificate; empty: the system's.")
 
-    # [log]
     log_level: str = option("log", "logLevel", "INFO",
         "Lowest severity of logged events.", choices=("DEBUG", "INFO", "WARNING", "ERROR"),
         live=True)

@@ -41,7 +41,6 @@ class ProxyConfig(ServerOptions):
 
     # fmt: off
 
-    # [network]
     namesrv: str = option("network", "namesrvAddr", "127.0.0.1:9876",
         "Name servers of the cluster, `host1:9876;host2:9876`.", spread=True)
     broker_address_map: str = option("network", "brokerAddressMap", "",
@@ -52,7 +51,6 @@ class ProxyConfig(ServerOptions):
     port: int = option("network", "grpcServerPort", 8081,
         "Port for gRPC clients; 0: any free port.", low=0, high=65535)
 
-    # [limits]
     message_size_max: int = option("limits", "maxMessageSize", 4 << 20,
         "Size of a message's body; a larger body is answered MESSAGE_BODY_TOO_LARGE.",
         unit=BYTES, low=1024, high=64 << 20)
@@ -63,7 +61,6 @@ class ProxyConfig(ServerOptions):
         "calls may be in progress, with waiting receives and open Telemetry streams; a call beyond "
         "is answered RESOURCE_EXHAUSTED.", low=1)
 
-    # [calls]
     idempotent_sends: bool = option("calls", "idempotentSends", False,
         "Mark every message IDEMPOTENT: repeated sends, by the proxy or by its client, are stored "
         "once ([Idempotent sends](idempotent-sends.md)). Costs brokers CPU time.")
@@ -71,7 +68,6 @@ class ProxyConfig(ServerOptions):
         "Maximum time until a message is delivered; 0: the brokers' limit (`timerMaxDelaySec`).",
         unit=MS, low=0)
 
-    # [acl]
     acl_enable: bool = option("acl", "aclEnable", False,
         "Clients need an account of `aclFile` ([Security](security.md)).")
     acl_file: str = option("acl", "aclFile", "conf/plain_acl.yml",
@@ -83,7 +79,6 @@ class ProxyConfig(ServerOptions):
         'Admin\'s account for requests to brokers and name servers: '
         '`{"accessKey":"…","secretKey":"…"}`. Never shown.', secret=True, spread=True)
 
-    # [log]
     log_level: str = option("log", "logLevel", "INFO",
         "Lowest severity of logged events.", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,8 @@ from pathlib import Path
 from raftmq.client import Producer
 
 from ..checks.experiment import ENDS, PLANNED
+from ..checks.logs import write_findings
+from ..checks.stores import write_replicas
 from ..cluster.cluster import Cluster
 from ..cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
 from ..cluster.compose import ComposeCluster
@@ -36,7 +38,6 @@ from ..faults.power import LoopDisk
 from ..history.files import HistoryWriter
 from ..workloads.base import Environment, Workload
 from ..workloads.observer import Observer, Watched
-from .evidence import record_evidence
 from .judge import RunResult, judge
 from .nemesis import Inflicted, Nemesis
 from .scenario import (
@@ -248,3 +249,40 @@ def with_needs(shape: Shape, needs: Collection[str]) -> Shape:
         links=shape.links or "links" in needs,
         faultable=shape.faultable or "faultable" in needs,
     )
+
+
+async def record_evidence(
+    cluster: Cluster, history: HistoryWriter, stop: Callable[[], Awaitable[None]], began_ns: int
+) -> None:
+    """Stop the cluster; record findings of its logs and the content of its stores.
+
+    `began_ns` is the start of the run on the history's clock.
+    """
+    committed = await _committed(cluster)
+    await stop()
+    await asyncio.to_thread(_write_evidence, cluster, history, committed, began_ns)
+
+
+async def _committed(cluster: Cluster) -> dict[str, int]:
+    """Return group → Raft index that all replicas have committed, if all answer."""
+    result: dict[str, int] = {}
+    statuses = [s for s in await cluster.status() if s.node.kind == "broker"]
+    for group in cluster.state().groups:
+        views = [s.view for s in statuses if s.node.group == group]
+        known = [v.commit_index for v in views if v is not None and v.term > 0]
+        if len(known) == len(views):
+            result[group] = min(known)
+    return result
+
+
+def _write_evidence(
+    cluster: Cluster, history: HistoryWriter, committed: Mapping[str, int], began_ns: int
+) -> None:
+    """Record the nodes' logs and stores. Blocking."""
+    state = cluster.state()
+    write_findings(history, cluster.collect_logs(), cluster.log_zone, began_ns)
+    for group in state.groups:
+        members = state.members(group)
+        if len(members) > 1:
+            stores = {n.name: cluster.store_of(n) for n in members}
+            write_replicas(history, group, stores, committed.get(group))

@@ -203,7 +203,7 @@ class CommitLog:
         self.raise_hint(end)
 
     def _restorable(self, start: int, end: int) -> list[int]:
-        """Return the starts of segments that cover [start, end). Raises StoreError if too many."""
+        """Return the starts of segments that cover [start, end). Raises StoreError for too many."""
         covered = range(start, end, self.segment_size_bytes)
         missing = len(covered) - len(self._disk.listdir(self.directory))
         if missing > RESTORED_SEGMENTS_MAX:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from raftmq.chaos.checks.prefix import KEPT_MAX, PrefixMax
+from raftmq.chaos.checks.order import KEPT_MAX, PrefixMax
 from raftmq.chaos.checks.verdict import Verdict
 from tests.chaos.builder import HistoryBuilder, clean
 from tests.chaos.checks.judging import METADATA, OFFSETS, OFFSETS_BACK, check, failed, suite_of

@@ -264,7 +264,7 @@ class RouteTable:
         if group is not None:
             self._forget_claim(group, now_ms)
         self._check_signed(claim, group)
-        self._check_removed(claim)
+        self._check_removed(claim, now_ms)
         self._check_brokers(claim)
 
     def register(self, claim: Registration, now_ms: int) -> Registered:
@@ -277,7 +277,7 @@ class RouteTable:
         if group is not None:
             self._forget_claim(group, now_ms)
         self._check_signed(claim, group)
-        self._check_removed(claim)
+        self._check_removed(claim, now_ms)
         group = self._check_group(claim, group, now_ms)
         self._check_term(claim, group)
         self._check_master(claim, group, now_ms)
@@ -498,11 +498,15 @@ class RouteTable:
         if live is not None and live.signed:
             raise _unsigned(f"{claim.address} of {live.broker_name} registered signed")
 
-    def _check_removed(self, claim: Registration) -> None:
-        """Reject a group that was removed. An unsigned report has no effect on a signed claim."""
+    def _check_removed(self, claim: Registration, now_ms: int) -> None:
+        """Reject a group that was removed, and drop a broker of it that registered without an id.
+        An unsigned report has no effect on a signed claim."""
         signed = self._removed.get(claim.group_id)
         if signed is None or (claim.signed and not signed):
             return
+        live = self._live.get(claim.address)
+        if live is not None and live.broker_name == claim.broker_name:
+            self._remove(live, now_ms)
         text = f"[REMOVED] group id {claim.group_id} of {claim.broker_name} left the cluster"
         raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION)
 

@@ -191,11 +191,13 @@ class Drain:
     async def _report_removal(self) -> None:
         """Have another group record the removal; the others learn of it from that group. Raises
         Refused if there are groups and none records it."""
+        group_id = self._state.group.value.hex()
+        if not group_id:
+            raise busy("the broker group has no id yet")
         leaders = await self._others.leaders()
         errors = ["no name server answers"] if leaders is None else []
         for name, address in (leaders or {}).items():
             try:
-                group_id = self._state.group.value.hex()
                 await self._others.forget(address, group_id, self._context.config.broker_name)
             except RemotingError as error:
                 errors.append(f"{name}: {error}")

@@ -151,6 +151,8 @@ async def test_only_an_empty_group_is_removed_and_it_stays_away(tmp_path):
         await leaving.create_topic(broker, "T")
         assert (await leaving.send(broker, "T")).code == ResponseCode.SUCCESS
 
+        await until(lambda: broker.state.group.value)  # its id
+
         async def remove(**ext):
             one = await leaving.leading()
             return await leaving.ask(one, RequestCode.DRAIN_GROUP, {"op": "remove", **ext})
@@ -189,6 +191,7 @@ async def test_other_groups_keep_a_removed_group_away(tmp_path, monkeypatch, cap
             broker = await leaving.leading()
             await until(lambda: all(has_master(server, f"broker-{one}") for one in "abc"))
             await drain(leaving, "start")
+            await until(lambda: broker.state.group.value)
             await leaving.stop("n0")
             shutil.copytree(tmp_path / "b", tmp_path / "copy")
             broker = await leaving.start("n0")
@@ -217,6 +220,7 @@ async def test_a_group_with_content_is_removed_only_by_name(tmp_path, caplog):
         await one.create_topic(broker, "T")
         assert (await one.send(broker, "T")).code == ResponseCode.SUCCESS
         await drain(one, "start")
+        await until(lambda: broker.state.group.value)
         ext = {"op": "remove", "lose": "true"}
         assert (await one.ask(broker, RequestCode.DRAIN_GROUP, ext)).code == ResponseCode.SUCCESS
         assert "removed_with_content the broker group still has: 1 of T" in caplog.text

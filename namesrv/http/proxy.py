@@ -142,6 +142,7 @@ VIEWERS = (
     "GET consumer-groups",
     "GET consumer-groups/{}",
     "GET consumer-groups/{}/modes",
+    "GET drain",
     "GET events",
     "GET faults",
     "GET health/live",

@@ -68,6 +68,7 @@ class Definitions:
     groups: Entries = field(default_factory=Entries)
     modes: list[Mode] = field(default_factory=list)
     accounts: Mapping[str, Any] | None = None
+    is_apaches: bool = False
     removed: dict[str, str] = field(default_factory=dict)  # broker groups, by id in hex
 
     @property

@@ -121,6 +121,7 @@ class OtherGroups:
                     for topic, by_group in (modes.get("messageRequestModeMap") or {}).items()
                     for group, one in by_group.items()
                 ),
+                is_apaches=True,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BodyError(f"{address}: no definitions: {error!r}") from error

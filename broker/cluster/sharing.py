@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -39,6 +39,8 @@ from .definitions import Adoption, Definitions, Version, adoption, page_of
 from .other_groups import OtherGroups
 
 PERIOD_S = 5.0
+APACHES_ROUNDS = 12  # a minute
+READS_AT_ONCE = 16
 RETRY_S = 0.5  # while a new group joins
 JOIN_S = 10.0  # after which a new group registers without the groups that do not answer
 NAMES_LOGGED_MAX = 20
@@ -65,6 +67,8 @@ class DefinitionSharing:
         self._on_changed = on_changed
         self._task: asyncio.Task[None] | None = None
         self._one_search = asyncio.Lock()
+        self._round = 0
+        self._apaches: set[str] = set()  # groups of Apache's brokers
         self._seen: dict[str, Versions] = {}  # by group, also without anything to adopt
 
     def service(self) -> Service:
@@ -126,7 +130,10 @@ class DefinitionSharing:
         while True:
             leaders = await self._others.leaders()
             if leaders is not None:
-                missing = await self._read(leaders, read)
+                with_accounts = self._config.acl_enable and not self._config.acl_file_wins
+                left = {name: where for name, where in leaders.items() if name not in read}
+                read |= await self._read(left, {}, accounts=with_accounts)
+                missing = sorted(leaders.keys() - read.keys())
                 if not missing or loop.time() > end_s:
                     break
             await asyncio.sleep(RETRY_S)
@@ -145,21 +152,28 @@ class DefinitionSharing:
             log.info("joined_cluster from=%s topics=%d groups=%d", *detail.values())
             self._context.events.tell("joinedCluster", detail)
 
-    async def _read(self, leaders: dict[str, str], read: dict[str, Definitions]) -> Sequence[str]:
-        """Read the definitions of all groups into `read`; return those that do not answer."""
-        missing = []
-        with_accounts = self._config.acl_enable and not self._config.acl_file_wins
-        for name, address in leaders.items():
-            if name in read:
-                continue
-            try:
-                read[name] = await self._others.definitions(
-                    name, address, None, accounts=with_accounts
-                )
-            except RemotingError as error:
-                log.info("definitions_not_read group=%s address=%s: %s", name, address, error)
-                missing.append(name)
-        return missing
+    async def _read(
+        self,
+        leaders: Mapping[str, str],
+        since: Mapping[str, Versions],
+        *,
+        accounts: bool = False,
+    ) -> dict[str, Definitions]:
+        """Return the definitions of the groups that answer, by name, or their later changes."""
+        places = asyncio.Semaphore(READS_AT_ONCE)
+
+        async def read(name: str, address: str) -> Definitions | None:
+            async with places:
+                try:
+                    return await self._others.definitions(
+                        name, address, since.get(name), accounts=accounts
+                    )
+                except RemotingError as error:
+                    log.info("definitions_not_read group=%s address=%s: %s", name, address, error)
+                    return None
+
+        results = await asyncio.gather(*(read(*leader) for leader in leaders.items()))
+        return {one.source: one for one in results if one is not None}
 
     async def _adopt_all(self, read: list[Definitions]) -> None:
         await self._adopt(read, joins=True)
@@ -185,12 +199,13 @@ class DefinitionSharing:
         """Ask each other leader for its changes, and adopt them, unless this group is draining."""
         if self._state.group.draining_ms:
             return
-        for name, address in (await self._others.leaders() or {}).items():
-            try:
-                read = await self._others.definitions(name, address, self._seen.get(name))
-            except RemotingError as error:
-                log.debug("definitions_not_read group=%s address=%s: %s", name, address, error)
-                continue
+        self._round += 1
+        leaders = await self._others.leaders() or {}
+        if self._round % APACHES_ROUNDS:  # Apache's brokers return whole tables
+            leaders = {n: where for n, where in leaders.items() if n not in self._apaches}
+        for name, read in (await self._read(leaders, self._seen)).items():
+            if read.is_apaches:
+                self._apaches.add(name)
             await self._record_removed(read)
             if read.versions != self._seen.get(name):
                 await self._adopt([read])

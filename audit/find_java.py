@@ -36,7 +36,8 @@ class JavaNotFound(Exception):
 
 
 def find_java_home(environment: Mapping[str, str], places: tuple[str, ...] = USUAL_PLACES) -> str:
-    """Return the home of a Java for Spark, by `environment`. Raises JavaNotFound."""
+    """Return the home of a Java that can run Spark, by JAVA_HOME, PATH and HOME of `environment`.
+    Raises JavaNotFound."""
     for home in _named(environment):
         if java_version(home) >= JAVA_VERSION_MIN:
             return str(home)

@@ -197,6 +197,7 @@ def _sent_results(tables: Tables, history: str, topic: str, torn: int) -> _Sends
 
 
 def _acknowledged_results(tables: Tables, path: str) -> _Sends:
+    """Run the checks of a table of acknowledged messages."""
     acknowledged = read_acknowledged(tables.spark, path)
     rows = compared(tables, acknowledged)
     figures = _stored(tables) | {"acknowledged": rows.count()}
@@ -264,6 +265,7 @@ def _first_of(check: Check) -> list[Row]:
 
 
 def _with_places(result: CheckResult, stores: Mapping[str, Store]) -> CheckResult:
+    """Add file and offset to the offenders that have a store and a log position."""
     offenders = tuple(
         {**offender, "place": stores[offender["store"]].file_at(offender["position"])}
         if offender.get("store") in stores and isinstance(offender.get("position"), int)
@@ -274,6 +276,7 @@ def _with_places(result: CheckResult, stores: Mapping[str, Store]) -> CheckResul
 
 
 def _by_table(checks: Iterable[Check]) -> list[list[Check]]:
+    """Group the checks that share a table, in the order of their first."""
     groups: dict[int, list[Check]] = {}
     for check in checks:
         groups.setdefault(id(check.table), []).append(check)
@@ -295,6 +298,7 @@ def _history_lines(tables: Tables, torn: int) -> CheckResult:
 
 
 def _stored(tables: Tables) -> dict[str, int]:
+    """Count the messages that the group holds, and their topics."""
     rows, count = tables.group_runs, F.sum(F.col("last_offset") - F.col("first_offset") + 1)
     if rows is None:
         rows, count = tables.log.where("visible"), F.count("*")

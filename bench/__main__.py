@@ -157,6 +157,7 @@ class Sends:
 
 
 def curve_table(scenario: Scenario, points: Mapping[int, Figures]) -> Table:
+    """Return a row per figure and a column per point."""
     table = Table(scenario.axis, *(f"{value:,}" for value in points))
     for name in dict.fromkeys(name for figures in points.values() for name in figures):
         cells = (figures.get(name) for figures in points.values())

@@ -100,7 +100,8 @@ class Cluster:
         self._idle = samples[-1]
 
     def _spent(self, before: tuple[float, float], count: int) -> tuple[float, float]:
-        """Return the CPU time of each of `count` messages since `before`, with all their work."""
+        """Return the CPU time for each of `count` messages since `before`, once all that is left
+        to be done for them is done."""
         waited_s = 0.0
         while waited_s < REST_S_MAX:
             busy = self._busy(0.5)

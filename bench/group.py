@@ -37,7 +37,8 @@ SLOW_STOP_S = 300.0
 
 
 def cpu_us(pid: int) -> float:
-    """Return a process's CPU time in microseconds. Raises OSError if it has ended."""
+    """Return the CPU time that a process has had, in microseconds, that of its ended threads
+    included. Raises OSError if it has ended."""
     clock = (~pid << 3) | CPUCLOCK_SCHED  # as clock_getcpuclockid(3) makes it
     return time.clock_gettime(clock) * 1e6
 
@@ -96,6 +97,7 @@ class RaftGroup:
         return [await self.cluster.find(f"leader:{name}") for name in self.cluster.state().groups]
 
     def all_replicas(self) -> tuple[float, float]:
+        """Return the CPU microseconds and the resident MiB of all brokers together."""
         pids = [node.process.pid for node in self.cluster.state().brokers if node.process]
         return sum(map(cpu_us, pids)), sum(map(resident_mib, pids))
 

@@ -97,6 +97,7 @@ async def churn_topics(group: RaftGroup, number: int) -> int:
 
 
 async def churn_groups(group: RaftGroup, number: int) -> int:
+    """Create a subscription group and delete it with its offsets."""
     async with Admin(group.namesrv) as admin:
         await admin.group.put(group.address, {"groupName": f"soak-g-{number}"})
         await admin.group.delete(group.address, f"soak-g-{number}", offsets=True)

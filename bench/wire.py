@@ -160,7 +160,8 @@ async def run_load(
     batch: int = 0,
     seconds: float = math.inf,
 ) -> LoadResult:
-    """Send `count` requests of `batch` messages (0: single), at most for `seconds`."""
+    """Send `count` requests (of `batch` messages each, or single messages if 0), but at most for
+    `seconds`, and wait for all responses."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     transport, load = await loop.create_connection(

@@ -113,7 +113,8 @@ class AccountBook:
         self._file.replace(changed(self._file.accounts))
 
     async def _with_file(self, work: Callable[[], None]) -> None:
-        """Run blocking work in a thread, exclusively; the next change waits for the thread."""
+        """Run blocking work in a thread, exclusively. After a cancellation the next change waits
+        for the thread, which cannot be stopped."""
         await self._changing.acquire()
         running = asyncio.get_running_loop().run_in_executor(None, work)
         running.add_done_callback(lambda _: self._changing.release())

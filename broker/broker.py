@@ -419,7 +419,8 @@ class Broker:
     # ---- life -----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start. Raises EngineError, StoreError, RaftError, StateError, OSError; `stop` it then."""
+        """Start the broker. Raises EngineError, StoreError, RaftError, StateError, OSError; call
+        `stop` also after an error."""
         claim, config = self._opened.claim, self.config
         self.metrics.start()
         health = claim.socket_of("health")
@@ -534,6 +535,7 @@ class Broker:
         self.popping.arrived(topic, queue_id, units)
 
     def _end_waits(self) -> None:
+        """Answer all requests that wait for messages."""
         self.pulls.holds.release_all()
         self.popping.pops.waiting.end_all()
 

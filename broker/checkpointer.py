@@ -225,7 +225,8 @@ class ClassicKeeper:
         await flush_queues(self._store, self._pool)
 
     async def retain(self, *, at_once: bool = False) -> Retained:
-        """Delete old segments, on a slave with a full disk also ones with waiting messages."""
+        """Delete old segments. A slave on a full disk also deletes messages that wait for delivery,
+        because only its master stores them again."""
         before = after = self._store.commitlog.min_offset
         looked = self._retention.expired(at_once=at_once)
         expired = looked.before
@@ -264,7 +265,8 @@ async def flush_queues(store: MessageStore, pool: Executor) -> None:
 
 
 async def finished(work: Awaitable[Any]) -> Any:
-    """Return the result of work in the pool; a cancellation waits for its end."""
+    """Return the result of work in the pool. A cancellation waits for the end of the work, so that
+    files are not closed under the thread."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -418,7 +418,8 @@ class ClientTable:
         return found.subscriptions.get(topic) if found is not None else None
 
     def has_left(self, group: str, topic: str) -> bool:
-        """Return whether the consumers subscribe only to different topics, but for retries."""
+        """Return whether the connected consumers subscribe only to different topics. Retry topics
+        always belong to their group."""
         found = self.consumers.get(group)
         subscribed = found.subscriptions if found is not None else {}
         return bool(subscribed) and topic not in subscribed and not topic.startswith(RETRY_PREFIX)
@@ -484,6 +485,7 @@ class ClientTable:
         return None
 
     def is_consumer(self, connection: ClientConnection, group: str) -> bool:
+        """Return whether a consumer of the group uses this connection."""
         memberships = self._by_connection.get(connection, ())
         return any(consumer and name == group for consumer, name, _ in memberships)
 

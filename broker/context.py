@@ -44,7 +44,8 @@ class Life:
 @dataclass(frozen=True, slots=True)
 class Context:
     """The objects that a broker's parts share. `address` and `http_address` (https:// with TLS, ""
-    without HTTP) are advertised. Timeouts follow the monotonic `clock_ms`."""
+    without HTTP) are the advertised addresses. Timeouts follow the monotonic `clock_ms`; `wall_ms`
+    is the time of day."""
 
     config: BrokerConfig
     disk: Disk
@@ -64,6 +65,7 @@ class Context:
     durations: Durations
 
     def leader_http(self) -> str:
+        """Return the address of the leader's node API, or ""."""
         if self.roles.leading:
             return self.http_address
         leader = self.roles.leader

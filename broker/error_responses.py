@@ -138,6 +138,7 @@ class Guard:
         return self.refusal(request, error)
 
     def refusal(self, request: RemotingCommand, error: Exception) -> RemotingCommand:
+        """Return the response for an error of ours or of the engine."""
         if isinstance(error, RaftError):
             error = _translated(error)
         if not isinstance(error, RemotingError):
@@ -161,6 +162,7 @@ def _elsewhere(words: str | None) -> Refused:
 
 
 def _translated(error: RaftError) -> RemotingError:
+    """Return an engine's error as the error for the wire."""
     if isinstance(error, NotLeader):
         return not_leader()
     if isinstance(error, Busy):

@@ -146,7 +146,8 @@ def say_what_is_open(loaded: Loaded[BrokerConfig], path: str | None) -> None:
 def owned(
     config: BrokerConfig, machine_of: Callable[[str], Machine], where: dict[str, object]
 ) -> int:
-    """Run a broker that owns its store while any file is open; return the exit status."""
+    """Run a broker that owns its store, from before its first file is opened until all are closed;
+    return the exit status."""
     try:
         lock = lock_store(config.store_path_root_dir, described(config))
     except StoreInUse as error:

@@ -120,6 +120,7 @@ def _without_namespace(handler: Handler) -> Handler:
 
 
 def _born_host_of(connection: Connection) -> bytes:
+    """Return BORNHOST of the connection's peer, packed once."""
     known: bytes | None = connection.attachment
     if known is None:
         known = connection.attachment = packed_address(connection.peer_address)

@@ -39,7 +39,8 @@ class RegisteredTopics:
         return [self._registered(topic) for topic in topics]
 
     def since(self, base: DataVersion) -> list[RegisteredTopic] | None:
-        """Return the topics changed since version `base`, or None if not recorded any more."""
+        """Return the topics changed since version `base`, deleted topics without queues. Return
+        None if these changes are no longer recorded."""
         names = self._table.changed_since(base.counter, base.timestamp_ms)
         if names is None or base.state_version != self.version.state_version:
             return None

@@ -169,7 +169,8 @@ class Registrar:
             event.set()
 
     async def spread(self) -> None:
-        """Return once every listing name server has the current topics, or after SPREAD_S."""
+        """Return once every name server that lists this broker has the current topics, or after
+        SPREAD_S, so that a new topic can be found."""
         wanted = self._topics.version.counter
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SPREAD_S):

@@ -226,6 +226,7 @@ class Unexpired:
         self._events.tell("unexpiredDeleted", detail)
 
     def _slowest(self) -> dict[tuple[str, int], int]:
+        """Return the lowest offset that any group has committed, by topic and queue."""
         lowest: dict[tuple[str, int], int] = {}
         for (topic, _), queues in self._table.offsets.items():
             for queue_id, offset in queues.items():

@@ -56,6 +56,7 @@ log = logging.getLogger("raftmq.broker")
 
 
 def identity_of(config: BrokerConfig) -> StoreIdentity:
+    """Return the required identity of the broker's directory."""
     size = config.mapped_file_size_commit_log
     if config.is_classic:
         return StoreIdentity("classic", config.broker_name, "", size)
@@ -68,14 +69,16 @@ def described(config: BrokerConfig) -> str:
 
 
 def _is_name_of_loopback(host: str, bound: BoundPort) -> bool:
-    """Return whether a name resolves to loopback here only, as installers set /etc/hosts."""
+    """Return whether an advertised name resolves to loopback on this machine only, as installers
+    write it into /etc/hosts."""
     if host.lower() in ("", "localhost", *bound.hosts):
         return False
     return all(ip_address(number.split("%")[0]).is_loopback for number in bound.hosts)
 
 
 class Claim:
-    """A broker's claims: `take`, `socket_of`, and `release` once the store is closed."""
+    """The claims of a broker: `take` them, get each socket by `socket_of`, and `release` them once
+    the store is closed."""
 
     def __init__(
         self, config: BrokerConfig, disk: OsDisk, lock: StoreLock | None, *, replicates: bool

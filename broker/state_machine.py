@@ -160,7 +160,8 @@ class BrokerApplication:
                 self._contained.failed("units_told", error)
 
     def _make_room(self) -> None:
-        """Write the entries kept during a disk shortage. Raises ApplyLater, OSError."""
+        """Write the ConsumeQueue entries kept in memory during a disk shortage. Raises ApplyLater
+        if that still fails; OSError."""
         try:
             self._store.write_full_tails()
         except OSError as error:

@@ -241,7 +241,8 @@ def log_to(directory: Path) -> None:
 
 
 def make_console() -> Console:
-    """Return standard output, wide enough for tables. A run outlives its closing."""
+    """Return standard output, wide enough for the tables if it is no terminal. A run continues to
+    its verdict when its output is closed."""
     console = QuietConsole()
     return console if console.is_terminal else QuietConsole(width=PIPE_COLUMNS)
 

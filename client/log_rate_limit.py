@@ -100,6 +100,7 @@ class ListenerLog:
 
 
 def _location(trace: TracebackType | None) -> str:
+    """Return file and line of the innermost frame."""
     location = ""
     while trace is not None:
         location = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"

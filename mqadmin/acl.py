@@ -131,8 +131,9 @@ async def _asked(admin: Admin, arguments: Arguments) -> list[str]:
 
 
 async def _kept(admin: Admin, address: str, code: int, ext: dict[str, str]) -> dict[str, str]:
-    """Return the fields that an update must repeat to keep the account: Apache's brokers read a
-    missing `admin` as false, ours keep it."""
+    """Return the fields that an update must repeat to keep the account otherwise unchanged.
+    Apache's brokers read a missing `admin` as false. Our brokers keep it, and followers may list
+    old accounts."""
     if code != RequestCode.UPDATE_AND_CREATE_ACL_CONFIG or "admin" in ext:
         return {}
     language, administrators = await _administrators(admin, address)

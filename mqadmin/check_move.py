@@ -299,6 +299,7 @@ def _left(subject: str, count: int, beside: str, in_place: str = "") -> list[Fin
 
 
 async def _unconsumed(admin: Admin, old: Old, topic: str, group: str) -> int:
+    """Return the number of unconsumed messages of a system topic."""
     count = 0
     for queue, span in old.offsets.items():
         if queue.topic == topic:

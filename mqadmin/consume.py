@@ -299,6 +299,7 @@ class _Follower:
                 await self._came.put(result)
 
     async def _find_queues(self, known: set[MessageQueue], tasks: list[asyncio.Task[None]]) -> None:
+        """Find new queues, and read them from their first message."""
         while not self._selection.queues:
             await asyncio.sleep(CHECK_S)
             try:

@@ -228,6 +228,7 @@ def _changing() -> Any:
 
 
 def _chosen(contexts: Contexts) -> str:
+    """Return the default context, from the variable or the saved choice."""
     from raftmq.remoting.contexts import VARIABLE
 
     return os.environ.get(VARIABLE, "") or contexts.current

@@ -118,6 +118,7 @@ def _groups(
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the differences of a topic of the new group, except its permission."""
     for key in TOPIC_FIELDS:
         if (old.get(key) or 0) != (new.get(key) or 0):
             yield f"{key} is {new.get(key)}, was {old.get(key)}"

@@ -128,6 +128,7 @@ def groups_with_retries(topics: Iterable[str]) -> list[str]:
 
 
 async def _summary(admin: Admin, group: str) -> tuple[dict[str, Any], bool]:
+    """Return a group's row, and whether all brokers answered."""
     connection = await _connection(admin, group)
     members = connection.get("connectionSet") or []
     row = {
@@ -200,6 +201,7 @@ async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
 
 
 async def _if_any(connections: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """Return a group's connections at a broker, or an empty answer."""
     try:
         return await connections
     except BrokerRefused as error:

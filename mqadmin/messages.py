@@ -106,6 +106,7 @@ async def _resend(admin: Admin, message: MessageExt) -> Fields:
 
 
 async def _tracks(admin: Admin, message: MessageExt) -> Fields:
+    """Return each group's consumption state of the message."""
     tracks: dict[str, str] = {}
     leaders = await admin.cluster.leaders_of(message.topic)
     for address in leaders.values():
@@ -238,6 +239,7 @@ async def _read(
 
 
 async def _span(admin: Admin, queue: MessageQueue, arguments: Arguments) -> tuple[int, int]:
+    """Return the first offset, and the offset after the last."""
     begin_ms = arguments.integer("beginTimestamp")
     end_ms = arguments.integer("endTimestamp")
     offsets = admin.offset

@@ -179,6 +179,7 @@ def broker_rows(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
 
 
 def topic_rows(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
+    """Return a row for each topic, in descending order of rate."""
     rows = []
     for topic, stored in now.stored.items():
         then = {} if before is None else before.stored.get(topic, {})

@@ -175,6 +175,7 @@ async def empty_topic(admin: Admin, arguments: Arguments) -> Sequence[Section]:
 
 
 async def _is_anywhere(admin: Admin, topic: str, addresses: Sequence[str]) -> bool:
+    """Return whether a broker or a name server may have the topic."""
     for address in addresses:
         try:
             await admin.topic.config(address, topic)

@@ -45,6 +45,7 @@ class Access:
             self._file.read_if_changed()
 
     def guarding(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
+        """Return the handlers, wrapped with a check of each request."""
         if not self.enabled:
             return dict(handlers)
         return {code: self._around(code, handler) for code, handler in handlers.items()}

@@ -379,7 +379,8 @@ class RouteTable:
 
     def put_queues(self, broker_name: str, config: TopicConfig, signed: bool = False) -> None:
         """Set a topic's queues on a known group, until its next full registration. Raises
-        RegistrationRefused, also for a signed group unless `signed`."""
+        RegistrationRefused at the limit of topics, and for a signed group unless this is
+        `signed`."""
         group = self._groups.get(broker_name)
         if group is None:
             return
@@ -738,6 +739,7 @@ class RouteTable:
         self._tell(group)
 
     def _end(self, group: BrokerGroup) -> None:
+        """Remove a group without brokers from the routes, and its topics in steps."""
         del self._groups[group.name]
         group.gone = True
         self.topics_version += 1
@@ -773,6 +775,7 @@ class RouteTable:
         return change
 
     def _making_changes(self) -> Steps[None]:
+        """Apply all pending changes, a step per group in turn."""
         try:
             while self._changing:
                 group = self._changing.popleft()

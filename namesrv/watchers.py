@@ -77,6 +77,7 @@ class RouteWatchers(Generic[C]):
         names: set[str],
         table: dict[str, dict[C, None]],
     ) -> None:
+        """Store a name for a connection within the limits."""
         if name in names:
             return
         if not watcher.kept.take(len(name) + NAME_BYTES):

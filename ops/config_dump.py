@@ -27,6 +27,7 @@ def effective(
 
 
 def tables(options: Mapping[str, Option]) -> str:
+    """Return all keys as Markdown, with a table per section."""
     lines: list[str] = []
     for section, members in by_section(options.values()):
         lines += [f"### [{section}]", "", "| key | default | may be | meaning |"]

@@ -27,6 +27,7 @@ FILES_PART = 8
 
 
 def descriptor_limit() -> int:
+    """Return the process's limit of descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return LIMIT_MAX if soft == resource.RLIM_INFINITY else soft
 

@@ -27,6 +27,7 @@ def is_optimised() -> bool:
 
 
 def description() -> str:
+    """Return the interpreter's version and build in a line."""
     build = (
         "profile-guided optimisation"
         if is_optimised()

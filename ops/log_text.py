@@ -32,6 +32,7 @@ def one_line(text: str, chars_max: int = ARGUMENT_CHARS_MAX) -> str:
 
 
 def message_of(template: object, args: object) -> str:
+    """Return a record's message, with its arguments, as a line."""
     text = str(template)
     if isinstance(args, tuple) and args:
         text %= tuple(_shown(value) for value in args)
@@ -49,6 +50,7 @@ def field_of(value: object) -> object:
 
 
 def trace_of(error: BaseException) -> str:
+    """Return an error's traceback, with those of its causes."""
     lines: list[str] = []
     for piece in TracebackException.from_exception(error).format():
         # A frame has several indented lines; anything else has one.

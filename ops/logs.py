@@ -210,6 +210,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _is_from_peer(record: logging.LogRecord) -> bool:
+    """Return whether a peer can cause the record."""
     return getattr(record, "from_peer", False) or record.name.partition(".")[0] in PEER_LIBRARIES
 
 

@@ -142,6 +142,7 @@ class Exposition:
 
 
 def _registry(collect: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
+    """Return a registry of the owner's families and of the process's own figures."""
     from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
     from prometheus_client.registry import Collector
 

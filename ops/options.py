@@ -128,6 +128,7 @@ class Option:
         return number
 
     def _number(self, text: str, what: str) -> int:
+        """Parse an integer with an optional suffix of the unit."""
         match = re.fullmatch(r"([+-]?\d+)\s*([A-Za-z%]*)", text)
         example = f"{self.default} or {_EXAMPLES[self.unit]}" if self.unit else str(self.default)
         if match is None or (match[2] and not self.unit):
@@ -328,6 +329,7 @@ def find(options: Mapping[str, Option], setting: Setting) -> Option | None:
 
 
 def unknown_key(key: str, options: Iterable[str]) -> str:
+    """Return the message for an unknown key, with a suggestion."""
     lower = {name.lower(): name for name in options}
     matches = difflib.get_close_matches(key.lower(), lower, n=1, cutoff=NEAR_KEY)
     hint = f"; did you mean {lower[matches[0]]}?" if matches else ""

@@ -241,4 +241,5 @@ class Clients:
 
 
 def _size(text: str) -> int:
+    """Return the bytes counted for a topic or an expression."""
     return getsizeof(text) + ENTRY_BYTES

@@ -87,6 +87,7 @@ class Brokers:
             raise StatusError(Code.PROXY_TIMEOUT, f"no route to {topic} in time") from error
 
     def addresses(self, topics: set[str]) -> tuple[str, ...]:
+        """Return the known replicas of all broker groups of these topics."""
         directory = self._instance.directory
         result: dict[str, None] = {}
         for topic in topics:
@@ -264,8 +265,9 @@ class Brokers:
     async def _bean(
         self, caller: Caller, topic: str, first: str, code: RequestCode, ext: Mapping[str, str]
     ) -> dict[str, Any] | None:
-        """Return the first answer of the topic's broker groups, from `first` on; None if all that
-        answer miss the name. Raises StatusError if none answers."""
+        """Return the first available answer of the topic's broker groups, starting with `first`;
+        None if the name is missing in all groups that answer. Raises StatusError if no group
+        answers."""
         route = await self.route(caller, topic)
         names = sorted((item.broker_name for item in route.brokers), key=lambda name: name != first)
         loop = asyncio.get_running_loop()

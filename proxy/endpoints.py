@@ -119,6 +119,7 @@ class Receipt(NamedTuple):
         return cls(handle, position)
 
     def stored_in(self, topic: str, group: str) -> str:
+        """Return the topic that stores the message, which may be a retry topic."""
         return pop_retry_topic(topic, group) if self.handle.retry else topic
 
 

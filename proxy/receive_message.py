@@ -519,6 +519,7 @@ def _times(text: str) -> dict[str, int]:
 
 
 def _by_tag(result: list[Popped], filter_: FilterExpression) -> tuple[list[Popped], list[Popped]]:
+    """Split messages by whether their tag matches."""
     expression = filter_.expression or EVERYTHING
     if filter_.type == FilterType.SQL or expression == EVERYTHING:
         return list(result), []

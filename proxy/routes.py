@@ -94,6 +94,7 @@ class RouteHandlers:
 def _queues(
     data: QueueData, topic: Resource, endpoints: Endpoints, kinds: tuple[MessageType, ...]
 ) -> list[MessageQueue]:
+    """Return a broker group's read-only, write-only and read-write queues."""
     reads = data.read_count if data.perm & PERM_READ else 0
     writes = data.write_count if data.perm & PERM_WRITE else 0
     both = min(reads, writes)

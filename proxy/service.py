@@ -291,6 +291,7 @@ class Service:
         self._counts.answered(name, code, loop.time() - began_s)
 
     async def _answer_empty(self, context: Context, refusal: StatusError) -> None:
+        """Answer a receive without messages."""
         if refusal.code != pb.Code.MESSAGE_NOT_FOUND:
             self._log("ReceiveMessage", context, refusal)
         await context.write(pb.ReceiveMessageResponse(status=refusal.status))
@@ -343,8 +344,9 @@ class Service:
     async def _read_commands(
         self, caller: Caller, context: Context, queue: CommandQueue
     ) -> StatusError | None:
-        """Handle a client's commands until its stream ends; return the reason. gRPC keeps a
-        stream's frames for a while: none may hold a command, traceback or iterator."""
+        """Handle a client's commands until its stream ends; return the reason to end the stream.
+        gRPC keeps the frames of a stream for a while, so none may hold a command, a traceback or a
+        message iterator."""
         try:
             while await self._handle_command(caller, context, queue):
                 pass

@@ -44,8 +44,9 @@ def allocate_averagely_by_circle(
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConsistentHash:
-    """The CONSISTENT_HASH strategy moves few queues at a change. Each consumer has `virtual_nodes`
-    positions on a ring; a queue belongs to the next from its hash."""
+    """The CONSISTENT_HASH strategy moves few queues when a consumer joins or leaves. Each consumer
+    has `virtual_nodes` positions on a ring; a queue belongs to the first position at or after its
+    own hash."""
 
     virtual_nodes: int = 10
 
@@ -68,8 +69,9 @@ class AllocateByConsistentHash:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoom:
-    """The MACHINE_ROOM strategy uses only queues of brokers `datacenter@name` in the given data
-    centers, in equal shares, the first with the remainder."""
+    """The MACHINE_ROOM strategy uses only queues of brokers named `datacenter@name` in the given
+    data centers. Consumers get equal shares, and the first consumers an extra queue for the
+    remainder."""
 
     rooms: frozenset[str]
 

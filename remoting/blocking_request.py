@@ -88,8 +88,9 @@ def complaint(
     *,
     context: Callable[[], ssl.SSLContext | None] = lambda: None,
 ) -> str:
-    """Return why the server is unhealthy, or "": it does not answer request `code`, rejects it, or
-    `judge` complains. `context()` is TLS's and may raise TlsError."""
+    """Return why the server at `host:port` is unhealthy, or "": it does not answer request `code`,
+    rejects it, or `judge` returns a complaint. `context()` returns the TLS context and may raise
+    TlsError."""
     try:
         request = RemotingCommand.request(code)
         answer = ask(address, request, timeout_s, credentials, context=context())

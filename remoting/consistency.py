@@ -46,8 +46,9 @@ def spelled(kind: str, expression: str) -> str:
 
 
 def differences(members: Mapping[str, Wishes]) -> dict[str, list[Difference]]:
-    """Return by client the differences from the most common subscriptions (the first client's on a
-    tie). Clients without any pull freely."""
+    """Return, by client, the differences from the most common subscriptions; on a tie, from those
+    of the first client by id. Clients without a subscription are not compared, because they pull
+    freely."""
     members = {client: one for client, one in members.items() if one}
     counts = Counter(members.values())
     if len(counts) < 2:

@@ -116,8 +116,9 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
 def dumps(value: Any) -> bytes:
-    """Write `value` as orjson does, but also with MessageQueue keys. Values without such keys are
-    passed to orjson as a whole."""
+    """Write `value` (dict, list, str, int, float, bool, None; keys str, int or MessageQueue) as
+    orjson does, except for MessageQueue keys. Values without such keys are passed to orjson as a
+    whole."""
     try:
         return orjson.dumps(value, default=_fields_of, option=_OPTIONS)
     except orjson.JSONEncodeError:

@@ -117,8 +117,9 @@ class PopResponseHeader(NamedTuple):
 def popped_handle(
     properties: Mapping[str, str], head: PopResponseHeader, queue_id: int, offset: int
 ) -> Handle | None:
-    """Return the handle that the broker added to a retry, or None. A different handle there is of a
-    popped message that was sent again with its properties."""
+    """Return the handle that the broker added to a message of a retry topic, or None. A different
+    handle in that property belongs to a popped message that was sent again with all of its
+    properties."""
     try:
         handle = Handle.decode(properties.get(POP_CK, ""))
     except HeaderError:

@@ -113,6 +113,7 @@ class ProcessTls:
         return list(self._contexts)
 
     def arrivals(self) -> list[tuple[str, ArrivalCounts]]:
+        """Return each port's counts with the name of its context."""
         peers = None if self.peers is None else self.peers.policy
         found = (("server", self.server), ("http", self.http), ("raft server", peers))
         return [(name, policy.counts) for name, policy in found if policy is not None]

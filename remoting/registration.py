@@ -139,6 +139,7 @@ class TopicConfig(NamedTuple):
 
 
 def _message_type(attributes: Any) -> str:
+    """Return the message type in attributes, or "" without a valid type."""
     kind = attributes.get(MESSAGE_TYPE) if isinstance(attributes, dict) else None
     return kind if isinstance(kind, str) and _MESSAGE_TYPE.fullmatch(kind) else ""
 
@@ -359,6 +360,7 @@ def _check_topic_count(count: int, topics_max: int) -> None:
 
 
 def _check_filter_servers(servers: Any) -> None:
+    """Reject an invalid list of filter servers, which is otherwise unused."""
     if servers is None:
         return
     if not isinstance(servers, list) or len(servers) > FILTER_SERVERS_MAX:

@@ -134,6 +134,7 @@ def nonce_of(answer: RemotingCommand) -> bytes | None:
 
 
 def is_signed(command: RemotingCommand) -> bool:
+    """Return whether the request has a signature, valid or not."""
     return bool(command.ext) and SIGNATURE in (command.ext or {})
 
 

@@ -391,6 +391,7 @@ def _summary(fields: Mapping[str, Any]) -> Certificate:
 
 
 def _first_certificate(path: str) -> str:
+    """Return the first certificate of a file, before its issuers' certificates."""
     text = _text(path, "certificate")
     start = text.index(CERTIFICATE_LINE)
     end_line = CERTIFICATE_LINE.replace("BEGIN", "END")

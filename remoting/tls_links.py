@@ -30,6 +30,8 @@ Factory = Callable[[], asyncio.Protocol]
 
 
 class TlsLinks:
+    """Listens for and dials the links between replicas, with TLS."""
+
     def __init__(self, tls: PeerTls) -> None:
         self.listener: TlsListener | None = None
         self.fallen_back_count = 0  # permissive dials that fell back to plain text

@@ -220,6 +220,7 @@ def record_columns(
 
 
 def _last_of_each(owners: Array, names: Array) -> Array:
+    """Return the rising indexes of each owner's last pair per name."""
     order = np.lexsort((names, owners))  # stable, so that the last of equal pairs is last
     owner, name = owners[order], names[order]
     last = np.ones(len(order), bool)

@@ -117,6 +117,8 @@ Request = tuple[MessageQueue, WritePosition, bytes]
 
 
 class Requests:
+    """Makes the requests of a plan from its rows, in order."""
+
     def __init__(self, plan: Plan, key_start: Callable[[MessageQueue, int], str]) -> None:
         """`key_start(queue, batch)` returns the prefix of the UNIQ_KEYs of a queue's messages."""
         self._plan = plan

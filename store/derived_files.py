@@ -30,6 +30,8 @@ from .index.message_index import STEP_BYTES, IndexFlush, KeyQuery, MessageIndex
 
 
 class DerivedFiles:
+    """ConsumeQueues and index of a CommitLog."""
+
     def __init__(
         self,
         commitlog: CommitLog,
@@ -66,8 +68,9 @@ class DerivedFiles:
         self.dispatched_offset = confirmed
 
     def log_recovered(self) -> None:
-        """Fit the queues to the recovered log in Raft mode, before any dispatch: drop lost frames'
-        entries, rebuild damaged queues by the whole log. Raises QueuesLost."""
+        """Fit the queues to the recovered log in Raft mode, before any dispatch. Drop entries of
+        lost frames and rebuild damaged queues, which reads the whole log. Raises QueuesLost if that
+        is not enough."""
         start, end = self._commitlog.min_offset, self._commitlog.max_offset
         if start and self.queues.unknown:
             raise QueuesLost(start)
@@ -145,8 +148,9 @@ class DerivedFiles:
         return self.dispatched_offset if self.index is None else self.index.position
 
     def index_step(self, budget_bytes: int = STEP_BYTES) -> int:
-        """Index about `budget_bytes` more of the dispatched part; return how many are left. Raises
-        StoreDamaged, OSError; then call again."""
+        """Index about `budget_bytes` more of the dispatched part; return how many are left. Called
+        when there is time (store.index.message_index). Raises StoreDamaged, OSError; then call
+        again."""
         return 0 if self.index is None else self.index.step(self.dispatched_offset, budget_bytes)
 
     def pass_damage(self, position: int) -> None:

@@ -54,8 +54,9 @@ class DiskUsage:
 
 @dataclass(frozen=True, slots=True)
 class DiskMark:
-    """A mark of disk use, reached at `percent` if also less than `free_bytes` are available (0:
-    any), because a percentage means little on a large disk."""
+    """A mark of disk use, reached at `percent` if also less than `free_bytes` are available,
+    because a percentage alone means little on a large disk. With `free_bytes` 0 the percentage
+    decides."""
 
     percent: int
     free_bytes: int = 0
@@ -200,8 +201,9 @@ class OsFile:
 
 
 class OsDisk:
-    """A `Disk` below a root directory, of which it keeps a descriptor. Without a free descriptor a
-    directory is synced with the whole file system."""
+    """A `Disk` below a root directory of the real file system. It keeps a descriptor of the root.
+    If no descriptor is free, a directory is synced by a sync of the whole file system, which costs
+    more."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)

@@ -184,8 +184,9 @@ class Dispatcher:
         return code
 
     def _deliver_time(self, data: bytes, offset: int, start: int, end: int) -> int:
-        """Return the store time plus the level's delay, a second without a table, the last level's
-        beyond it. A message without DELAY keeps its tag."""
+        """Return the store time plus the level's delay. Without a delay table the delay is a
+        second, and a level beyond the table counts as the last. A message without DELAY keeps its
+        tag."""
         properties = decode_properties(data[start:end])
         level = properties.get("DELAY")
         if level is None or not level.isdecimal() or int(level) == 0:

@@ -113,8 +113,9 @@ def select(entries: bytes, offset: int, limits: Limits, tag_codes: Set[int] | No
 
 
 class Span(NamedTuple):
-    """A read of `length` bytes at `start`, for the chosen messages from number `first` on. `pieces`
-    has their starts and ends; neighbours share a piece."""
+    """A read of the CommitLog with `length` bytes at `start`, for the chosen messages from number
+    `first` on. `pieces` has the start and end of the messages in it; adjacent messages share a
+    piece."""
 
     start: int
     length: int

@@ -424,8 +424,9 @@ async def read_body(request: web.Request, bytes_max: int = BODY_BYTES_MAX) -> by
 
 
 async def _send_over_unread(request: web.Request, response: web.StreamResponse) -> None:
-    """Send a connection's last answer, and discard some of its unread body: most clients read only
-    after they have sent all, and a close would reset it."""
+    """Send the last answer of a connection with an unread body, and discard a limited amount of the
+    body. Most clients read only after they have sent all, and closing earlier would reset the
+    connection."""
     response.force_close()
     left_bytes = UNREAD_BYTES_MAX
     # Expected if the client has gone, takes too long, or aborts the body.

@@ -61,8 +61,9 @@ def document(title: str, version: str, operations: Sequence[Operation]) -> dict[
 
 
 def _for_generators(value: Any) -> Any:
-    """Adapt schemas to generators of clients. Siblings of a $ref, which older readers ignore, move
-    into an allOf with it. Enumerations of texts get the type string."""
+    """Adapt schemas to generators of clients. The siblings of every $ref move into an allOf with
+    it, because readers of older JSON Schema versions ignore siblings of a $ref. Enumerations of
+    texts get the type string."""
     if isinstance(value, list):
         return [_for_generators(part) for part in value]
     if not isinstance(value, dict):

@@ -87,8 +87,9 @@ def refuse_unjudged(
 
 
 def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:
-    """Return a row per acknowledged message, SCHEMA with `id_text` for msg_id, and copies (null if
-    none), places, crcs, first_position, gone (perhaps by retention)."""
+    """Return a row per message that this group acknowledged, as SCHEMA with `id_text` for
+    msg_id, and copies (null if none), places, crcs, first_position, gone (retention may have
+    removed it)."""
     log = tables.log.where("visible")
     stored = log.groupBy("topic", "id_text").agg(
         F.count("*").alias("copies"),

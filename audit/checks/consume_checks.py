@@ -136,6 +136,7 @@ def _committed(events: DataFrame, stored: DataFrame, removed: bool) -> Check:
 
 
 def _worked(tables: Tables) -> Check:
+    """Check that orderly consumers worked on messages that are stored."""
     queue = ("group", "broker", "topic", "queue")
     ends = (
         tables.log.where("visible")

@@ -187,7 +187,8 @@ class HistoryJudge:
             self._levels[record.id].append((record.times, record.position, record.queue + 1))
 
     def results(self) -> tuple[list[CheckResult], list[str]]:
-        """Return the results of all checks with events in the history, and the undecided."""
+        """Return the results of all checks with events in the history, and the undecided checks'
+        reasons."""
         found, undecided = [], []
         for checker in self._suite.checkers:
             if checker.essential or not checker.applies:

@@ -214,7 +214,8 @@ class _Judge:
         return Found(tuple(reported), reached)
 
     def _reported(self, file: IndexFile, wrong: Sequence[tuple[int, int, str]]) -> Iterator[Fault]:
-        """Yield a file's faults. A killed store's entries behind its log are none."""
+        """Yield the faults of a file. Entries behind the log of a killed store are no fault,
+        because the next start drops them."""
         begin, limit = self.bounds[file.store]
         for number, at, what in wrong[:FAULTS_MAX]:
             if at >= begin and (at < limit or file.store in self.closed):

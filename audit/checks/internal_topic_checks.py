@@ -24,8 +24,9 @@ COMMITTED = 8  # transaction bits of a record's sysflag
 def waiting_checks(
     tables: Tables, delivered: Mapping[int, int], clocks_steady: bool
 ) -> Iterator[Check]:
-    """Yield the checks; none if the log does not start at 0. `delivered` has the delivered offset
-    by level. Early messages are a fault if `clocks_steady`."""
+    """Yield the checks; none if the log does not start at 0. `delivered` has by delay level the
+    offset before which all messages were delivered. Early messages are a fault if
+    `clocks_steady`."""
     if tables.limits.begin or tables.since is not None:
         return
     waited = any(digest.waits for digest in tables.staged_log.digests)

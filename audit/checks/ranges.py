@@ -45,7 +45,8 @@ def ranges_check(
 
 
 def _lost_end(tables: Tables, known: Sequence[Range]) -> list[Offender]:
-    """Return the missing end of the known ranges, with the stores that still reach it."""
+    """Return the missing end of the known ranges, with the stores that still reach it. Retention
+    may have removed the start."""
     limits = tables.limits
     end = max((each.end for each in known), default=0)
     if end <= limits.agreed_end:
@@ -56,7 +57,8 @@ def _lost_end(tables: Tables, known: Sequence[Range]) -> list[Offender]:
 
 
 def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
-    """Return (start in ms, count, first position) of the messages, by TIMELINE_PARTS times."""
+    """Return (start in ms, count, first log position) of the group's messages in at most
+    TIMELINE_PARTS intervals of store time."""
     log = tables.log.where("visible")
     times = [digest.times for digest in tables.staged_log.digests if digest.times is not None]
     if not times:
@@ -75,6 +77,7 @@ def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
 def ended_at(
     tables: Tables, held: GroupFrames | None, files: StoreFiles, audited_at_ms: int
 ) -> Ended:
+    """Return the end of this audit, for the next incremental audit."""
     since, position = tables.since, tables.limits.agreed_end
     reference = max(tables.limits.stores, key=lambda store: store.agreed).store
     configurations = files.configurations or {}

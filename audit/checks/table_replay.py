@@ -54,7 +54,8 @@ class TableFile:
 
 @dataclass(slots=True)
 class Replayed:
-    """A replay's outcome, with unjudged `gaps`. `group_id` is in hex, or "" if not logged."""
+    """The outcome of a replay, with the `gaps` that could not be judged. `group_id` is in hex, or
+    "" if the log does not contain it."""
 
     offenders: list[Offender] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
@@ -131,6 +132,7 @@ def _read(data: bytes) -> _Read:
 def _files(
     tables: Tables, read: Mapping[str, Mapping[str, _Read]], outcome: Replayed
 ) -> Iterator[TableFile]:
+    """Yield the files that can be judged, and report the others."""
     begins = {each.store: each.begin for each in tables.limits.stores}
     for store, files in read.items():
         if not files and begins[store] > 0:

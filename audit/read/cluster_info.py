@@ -75,7 +75,8 @@ def subject_of(
 
 def stores_of_run(run: Path, group: str | None = None) -> dict[str, str]:
     """Return the stores that mqchaos left in a run's directory by node name, or those of `group`
-    only. Nodes without a log are left out, as missing. Raises StoreError if there are none."""
+    only. Nodes without a log are left out, and the audit reports them as missing. Raises StoreError
+    if there are none."""
     cluster = run / "cluster"
     found = {}
     for node in _read(cluster / "cluster.json").get("nodes", ()):

@@ -60,7 +60,8 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The positions of stores and group; `voting` stores, and voters without one, `absent`."""
+    """The positions of every store and of the group. `voting` has the names of the voters' stores,
+    `absent` the voters without a store."""
 
     stores: tuple[StoreLimits, ...]
     members: Members
@@ -79,7 +80,8 @@ class Limits:
 
     @property
     def begin(self) -> int:
-        """The first log position that as many voters as needed still have."""
+        """The first log position that as many voters as needed still have, since each removes
+        segments independently."""
         begins = sorted(store.begin for store in self.stores if store.store in self.voting)
         return begins[min(self.needed, len(begins)) - 1]
 
@@ -202,7 +204,8 @@ def _members(
 def _saved(
     items: DataFrame, alike: Alike | None, stores: Mapping[str, Store], since: Ended | None
 ) -> list[tuple[int, bytes]]:
-    """Return the configurations saved, except those that a log contradicts."""
+    """Return the configurations saved by stores and by the audit before, except those at an index
+    where a log has a different frame."""
     each = [store.saved_configuration() for store in stores.values()]
     each.append(since.configuration if since else None)
     saved = [one for one in each if one is not None]

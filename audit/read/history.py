@@ -113,7 +113,8 @@ def sends(events: DataFrame, group: str | None = None) -> DataFrame:
 
 
 def binary_id(name: str) -> Column:
-    """Return a UNIQ_KEY as binary, which groups faster; null without a key."""
+    """Return a UNIQ_KEY as binary, which groups faster; null without a key. Hex digits are decoded,
+    other text becomes UTF-8."""
     column = F.col(name)
     decoded = F.when(column.rlike("^([0-9A-F]{2})+$"), F.unhex(column))
     return F.when(F.length(column) > 0, decoded.otherwise(column.cast("binary")))

@@ -180,7 +180,8 @@ def _ms(stamp: Any) -> int:
 
 
 def tail_of(store: Store, position: int) -> str | None:
-    """Return the digest of the last bytes before a position, or None. Raises StoreError."""
+    """Return the digest of the last bytes before a log position; None if a store misses some of
+    them. Raises StoreError, OSError."""
     begin = max(0, position - TAIL_BYTES)
     data = store.read(begin, position)
     return hashlib.sha256(data).hexdigest() if begin + len(data) == position else None
@@ -193,7 +194,8 @@ def split(begin: int, end: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Digest:
-    """Digests ranges of a store's log in Spark's workers, without `skipped` ranges."""
+    """Digests ranges of a store's log in Spark's workers, without the sorted `skipped` ranges
+    (garbage behind blank records)."""
 
     store: Store
     skipped: Sequence[tuple[int, int]]

@@ -95,7 +95,8 @@ def expected_keys(parts: Sequence[StagedPart], store: str, positions: Array) -> 
 
 
 def indexed_positions(parts: Sequence[StagedPart], store: str, low: int, high: int) -> Array:
-    """Return a store's positions in [low, high) indexed by their own id. Raises OSError."""
+    """Return the rising positions in [low, high) of a store's records that are indexed by their own
+    id. Raises OSError."""
     found = [np.empty(0, np.int64)]
     for part in dict.fromkeys(parts):
         if part.start < high and low < part.end:

@@ -250,7 +250,8 @@ def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def _bounded(positions: Sequence[int], body: bool) -> Iterator[Sequence[int]]:
-    """Yield chunks of BATCH_RECORDS_MAX records and BATCH_BODY_BYTES_MAX at most."""
+    """Yield chunks of at most BATCH_RECORDS_MAX records and, with bodies, about
+    BATCH_BODY_BYTES_MAX bytes of log."""
     begin = 0
     for i in range(1, len(positions) + 1):
         full = i - begin >= BATCH_RECORDS_MAX

@@ -161,7 +161,8 @@ def _hop(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | No
 
 
 def shapes_hold(data: memoryview, at: Array) -> Array:
-    """Return by position whether the record's lengths fit, a vectorised `shape_holds`."""
+    """Return for each position whether the record's inner lengths fit its size and the segment; a
+    vectorised `shape_holds`."""
     raw = np.frombuffer(data, np.uint8)
     last = len(raw) - RECORD_SIZE_BYTES_MIN
     held = at <= last

@@ -47,8 +47,9 @@ Sums = Mapping[int, tuple[int, int]]  # by range of the log, a count and a sum o
 
 @dataclass(frozen=True, slots=True)
 class FrameRun:
-    """Frames [first, last], consecutive, intact and complete, with rising terms. `end` is the end
-    of the last payload. `configurations` has index, start and end of each payload."""
+    """Frames [first, last] with consecutive indexes and rising terms, all intact and with complete
+    records. `end` is the end of the last payload. `configurations` has index, start and end of each
+    payload."""
 
     first: int
     last: int

@@ -32,8 +32,9 @@ _REPEATED = ["store", "topic", "tags", "reason"]
 
 @dataclass(frozen=True, slots=True)
 class StagedLog:
-    """The items of all stores (LOG_SCHEMA), the runs of their queue offsets (RUN_SCHEMA), and the
-    digests. Equal items of several stores are one row."""
+    """The items of all stores (audit.read.log_reader.LOG_SCHEMA), the runs of their queue offsets
+    (audit.read.range_digests.RUN_SCHEMA), and the digests. Equal items of several stores are one
+    row."""
 
     items: DataFrame
     runs: DataFrame

@@ -145,6 +145,7 @@ class Store:
         return content
 
     def queue_files(self) -> list[QueueFile]:
+        """Return every ConsumeQueue file, by topic, queue and offset."""
         found = []
         for path in sorted((Path(self.path) / "consumequeue").glob("*/*/*")):
             queue = path.parent
@@ -157,8 +158,9 @@ class Store:
         return found
 
     def confirmed_position(self) -> int:
-        """Return confirmPhyOffset of the checkpoint, this replica's commit position; 0 without one,
-        as after an early kill. Raises StoreError."""
+        """Return confirmPhyOffset of the checkpoint, the commit position as this replica knows
+        it; 0 without a checkpoint, as after an early kill. Raises StoreError if the file is too
+        short."""
         if is_uri(self.path):
             content = read(below(self.path, "checkpoint"))
         else:
@@ -210,7 +212,8 @@ def map_file(path: str) -> memoryview:
 
 
 def written_bytes(path: str) -> int:
-    """Return the written bytes before a sparse or absent end, or the size if unknown."""
+    """Return the number of written bytes before a sparse or absent end; the size if the file system
+    does not support it."""
     if is_uri(path):
         return 1 << 62
     with open(path, "rb") as file:
@@ -246,7 +249,8 @@ def units(file: QueueFile, begin: int = 0) -> tuple[npt.NDArray[np.int64], npt.N
 
 
 def _first_unit(content: npt.NDArray[np.void], begin: int) -> int:
-    """Return the first unit that points at `begin` or behind it, or was never written."""
+    """Return the index of the first unit that points at `begin` or behind it, or was never written,
+    since positions rise along a queue."""
     low, high = 0, len(content)
     while low < high:
         middle = (low + high) // 2

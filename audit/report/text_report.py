@@ -30,7 +30,8 @@ def progress_shown() -> Iterator[Callable[[str], None]]:
 
 
 def print_report(report: AuditReport) -> None:
-    """Print the verdict as tables. Raises OSError, except for a closed pipe."""
+    """Print the verdict as tables of stores, figures, checks, and offenders of failed checks.
+    Raises OSError, except for a closed pipe."""
     console = QuietConsole()
     console.print(_store_table(report))
     console.print(_check_table(report))

@@ -54,7 +54,8 @@ def send_loads(address: str, scale: float, *, batches: bool = True) -> dict[str,
 
 
 async def pull_all(address: str) -> LoadResult:
-    """Pull every queue of the topic over a connection each, and walk over every record."""
+    """Pull every queue of the topic from its beginning to its end, each over a connection of its
+    own, and walk over every record."""
     return await _pulled(address, [0] * QUEUES, streamed=False)
 
 

@@ -78,6 +78,7 @@ def render(found: Mapping[str, Measured], about: str) -> str:
 
 
 def _chart(row: str, found: Mapping[str, Measured]) -> str:
+    """Return a bar for each system, from the medians, with a dot for each round."""
     timed = row in (ONE, KILL)
     rows = []
     for name, measured in found.items():

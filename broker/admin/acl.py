@@ -88,7 +88,8 @@ class AccountChanges:
         log.warning("acl_changed op=delete access_key=%s by=%s", key, by)
 
     def _without(self, accounts: Accounts, key: str, now_ms: int) -> Accounts:
-        """Delete an account, perhaps again, because tools send the request to each replica."""
+        """Delete an account. In a Raft group it may be deleted already, because tools send the
+        request to each replica."""
         if key not in accounts.by_key and not self._is_classic:
             return accounts
         return accounts.without(key, now_ms)

@@ -59,6 +59,7 @@ class Writers:
         return RemotingCommand.response_to(request, body=body)
 
     def of_topic(self, topic: str) -> list[tuple[WriterKey, Writer]]:
+        """Return a topic's writers on this replica, sorted."""
         return sorted(
             ((key, writer) for key, writer in self._table.writers.items() if key[0] == topic),
             key=lambda one: one[0],

@@ -170,7 +170,8 @@ class KeyQueries:
             await asyncio.sleep(0)
 
     async def find(self, wanted: KeyWanted) -> KeyQuery:
-        """Return a key's newest messages, in the order of the log. Raises Refused."""
+        """Return the newest messages with a key, in the order of the log. A UNIQ_KEY has its own
+        limit, as in Apache's broker. Raises Refused."""
         count = UNIQUE_KEY_COUNT if wanted.unique_key else wanted.count_max
         await self.catch_up()
         try:
@@ -223,7 +224,8 @@ RECORDS_PER_TURN = 32  # examined per turn of the loop
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """A filter; "" matches any. `property` is a name or name=value, `text` part of a body."""
+    """A filter of messages, in which "" matches any. `property` is a name or name=value. `text` is
+    a part of the body, in any case."""
 
     tag: str = ""
     key: str = ""
@@ -322,7 +324,8 @@ SIZE_BYTES_MAX = 1024 * 1024  # of an answer; a single message may exceed it
 
 @dataclass(frozen=True, slots=True)
 class Oldest:
-    """A page of (record, size), oldest first, continued at offset `following` (None: end)."""
+    """A page of (record, size in bytes), oldest first. The search continues at the CommitLog offset
+    `following`, None at its end."""
 
     records: list[tuple[MessageRecord, int]]
     following: int | None

@@ -641,7 +641,8 @@ def name_of(code: int, codes: type[RequestCode] | type[ResponseCode]) -> str:
 
 
 def lags_of(parts: Parts) -> tuple[list[tuple[int, str, str]], int]:
-    """Return (lag, group, topic) of the examined subscribed pairs, and the number of pairs."""
+    """Return (lag, group, topic) of the examined pairs, and the number of all pairs. Topics that a
+    group no longer subscribes to are omitted."""
     state = parts.context.state
     offsets = state.offsets.offsets
     queue_of = parts.context.store.queues.queue

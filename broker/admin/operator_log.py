@@ -63,6 +63,7 @@ def detail_of(value: Mapping[str, Any], secrets: Collection[str]) -> str:
 
 
 def shortened(text: str, length_max: int) -> str:
+    """Return the text, cut to its length limit."""
     return text if len(text) <= length_max else f"{text[:length_max]}…"
 
 

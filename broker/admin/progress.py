@@ -153,6 +153,7 @@ class ProgressQueries:
         return RemotingCommand.response_to(request, body=await _written(value))
 
     async def _stats(self, group: str, names: Iterable[str], steps: Steps) -> dict[str, Any]:
+        """Return Apache's ConsumeStats bean."""
         table = {}
         tps = 0.0
         for name in names:
@@ -183,6 +184,7 @@ class ProgressQueries:
         return self._topics_beside(group, {topic for topic, name in pairs if name == group})
 
     def _topics_beside(self, group: str, committed: set[str]) -> list[str]:
+        """Return the group's topics, given those with offsets."""
         found = set(committed)
         online = self.clients.consumers.get(group)
         if online is not None and not online.is_broadcasting:

@@ -54,7 +54,8 @@ class Relay:
     async def consume_directly(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """Relay CONSUME_MESSAGE_DIRECTLY (309) to a client. Raises Refused, AclError."""
+        """Relay CONSUME_MESSAGE_DIRECTLY (309) for a message of this broker and a client of this
+        group. Raises Refused, AclError."""
         header = ConsumeDirectlyHeader.parse(request.ext)
         member = self._member(header.consumer_group, header.client_id or "")
         try:

@@ -117,7 +117,8 @@ class Admin:
         return RemotingCommand.response_to(request)
 
     async def empty_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Delete a topic's messages and offsets (30008); answer the counts once committed."""
+        """Delete a topic's messages and its groups' offsets (30008); answered once committed, with
+        the counts."""
         emptied = await self.catalog.empty_topic(text(request.ext, "topic"))
         return RemotingCommand.response_to(request, body=orjson.dumps(emptied._asdict()))
 

@@ -107,6 +107,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
 
 
 def _unreachable(peers: Mapping[str, Mapping[str, object]]) -> str:
+    """Return the peers without a connection, each with the last reason."""
     reasons = {peer: view["error"] for peer, view in peers.items() if not view["connected"]}
     return "; ".join(f"{peer}: {error}" for peer, error in sorted(reasons.items()) if error)
 

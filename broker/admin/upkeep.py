@@ -70,8 +70,9 @@ class Upkeep:
         return RemotingCommand.response_to(request)
 
     def clean_queues(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Delete the part of queues below the log (306). So do deletions of unused topics (316),
-        whose queues go with their last message. Raises Refused."""
+        """Delete the part of queues below the log (306). For deleted topics (316) the effect is the
+        same. Their queues are removed with their last message, because a recreated topic continues
+        them. Raises Refused."""
         try:
             self._store.derived.correct_min_offset()
         except OSError as error:

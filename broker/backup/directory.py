@@ -73,7 +73,8 @@ class BackupDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock. Raises BackupError if taken or foreign; BackupDamaged, OSError."""
+        """Hold the lock. Raises BackupError if a backup is in progress here, or for a foreign
+        directory; BackupDamaged, OSError."""
         self._check_own()
         make_directory(str(self.path))
         with open(self.path / "lock", "w", opener=_private) as file:

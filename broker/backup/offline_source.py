@@ -264,7 +264,8 @@ class StoppedSource:
 
 
 def _noted(disk: UnwrittenDisk) -> tuple[int, int, int, int]:
-    """Return the first frame, the term before, the start, the current term. Raises OSError."""
+    """Return the log's first frame, the term of the frame before it, its start, and the current
+    term. Raises BackupError, OSError."""
     trim = SlotFile(disk, f"{RAFT_DIRECTORY}/trim")
     votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")
     try:

@@ -192,8 +192,9 @@ class RemoteSource:
 
 
 async def choose(client: RemotingClient, addresses: Sequence[str]) -> str:
-    """Return a recovered follower with disk and clock in order and the most applied frames;
-    otherwise the leader, or any replica that answers. Raises BackupError."""
+    """Return the replica to read from. The choice is a recovered follower with disk and clock in
+    order, preferably with the most applied frames; otherwise the leader, or any replica that
+    answers. Raises BackupError."""
     found: list[tuple[tuple[bool, bool, int], str]] = []
     complaints: list[str] = []
     for address in addresses:

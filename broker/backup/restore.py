@@ -300,12 +300,14 @@ def _install(
 
 
 def _found(raft_log: RaftLog, members: Configuration, term: int, time_ms: int) -> Frame:
+    """Append the new group's configuration."""
     payload = encode_configuration(members)
     return _add(raft_log, term, time_ms, FrameKind.CONFIGURATION, payload)
 
 
 def _id_of(manifest: Manifest, founded: Frame, incarnation: UUID) -> bytes:
-    """Return a group id derived from the restore: its hosts do not communicate."""
+    """Return a group id determined by members, point, backup and incarnation, because the hosts of
+    a restore do not communicate."""
     made_of = orjson.dumps([manifest.group, manifest.current_term, manifest.taken_ms, incarnation])
     return hashlib.sha256(made_of + founded.data).digest()[:GROUP_ID_SIZE_BYTES]
 
@@ -325,6 +327,7 @@ def _sync(raft_log: RaftLog) -> None:
 
 
 def _note_group(disk: Disk, founded: Frame, members: Configuration, identity: bytes) -> None:
+    """Write the group's files of a new replica."""
     group = file_of(disk, RAFT_DIRECTORY)
     file = ConfigurationFile(disk, RAFT_DIRECTORY)
     votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")

@@ -126,8 +126,9 @@ class FilteredReads:
         )
 
     def _select(self, buffers: list[bytes], matcher: Matcher, kept: _Kept) -> int | None:
-        """Keep the matches. Returns the offset to continue at if no more fit or the work is used
-        up. With any work left the next record is evaluated, so that reads progress."""
+        """Keep the matches. Returns the queue offset to continue at if no more fit or the work is
+        used up, else None. If any work is left, the next record is evaluated whatever its cost, so
+        that reads progress."""
         for data in buffers:
             for at, size, queue_offset, properties in records_in(data):
                 if kept.work.left <= 0:

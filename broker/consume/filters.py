@@ -84,7 +84,8 @@ class Filter:
 
 @dataclass(frozen=True)
 class Subscription:
-    """A group's interest in a topic. The first pull compiles SQL92 expressions."""
+    """A consumer group's interest in a topic. SQL92 expressions are compiled by the first pull,
+    because a heartbeat may contain many."""
 
     topic: str
     expression: str
@@ -115,7 +116,8 @@ class Subscription:
 
 
 def parse_tags(expression: str) -> Codes:
-    """Return the tags codes of `A || B`, or None for `*` or "". Raises BodyError."""
+    """Return the tags codes of an expression such as `A || B`, or None for `*` or "". Raises
+    BodyError for too many."""
     if not expression or expression.strip() == "*":
         return None
     tags = [tag.strip() for tag in expression.split("||")]

@@ -124,7 +124,8 @@ class Resets:
         )
 
     async def invoke(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Reset (222) by time, to the end, or to an offset; without force only backwards."""
+        """Reset (222) by time, to the end, or a queue to an offset. Without force, a reset by time
+        only moves the group backwards."""
         header = ResetOffsetHeader.parse(request.ext)
         await self.context.log.barrier()  # confirms leadership even if nothing is proposed
         targets = self.targets(header)

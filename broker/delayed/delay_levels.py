@@ -213,6 +213,7 @@ class DelayService:
         return len(messages)
 
     def _log_lost(self, level: Level, queue: ConsumeQueue) -> None:
+        """Log undelivered messages that retention deleted."""
         if queue.min_offset != level.min_offset:
             level.min_offset = queue.min_offset
             lost = level.min_offset - self._table.get(level.number)

@@ -206,7 +206,8 @@ class TimerService:
         return position
 
     def recalling(self, slot_ms: int, key: Key) -> Callable[[], None]:
-        """Record a recall in flight. Returns the function to call once it is in the queue."""
+        """Record a recall in flight. Returns the function to call at its end; a stored recall is in
+        the queue by then."""
         recalled, leadership = (slot_ms, key), self._leadership
         self._recalling[recalled] += 1
 
@@ -226,6 +227,7 @@ class TimerService:
     # ---- waiting messages ------------------------------------------------------------------
 
     def _follow(self, queue: ConsumeQueue) -> None:
+        """Read new entries of the queue, and the applied progress."""
         wheel, table = self.wheel, self._table.timer
         if self._reorder_offset and table.end == table.floor >= self._reorder_offset:
             self._reorder_offset = 0  # the order is restored
@@ -346,7 +348,8 @@ class TimerService:
             log.warning("timers_ahead seconds=%d waiting=%d", ahead_ms // 1000, self.wheel.count)
 
     def _roll(self, queue: ConsumeQueue) -> bool:
-        """Start storing again what is old, blocks retention, or breaks the order; True if any."""
+        """Start storing messages again that are old, block retention, or restore the time order.
+        Returns True if started."""
         reorder_offset = self._reorder_offset
         first_offset = offset = max(self.wheel.first_offset, queue.min_offset)
         self._again = lambda: queue.entries(first_offset, TAKE_MAX)
@@ -377,6 +380,7 @@ class TimerService:
     def _move(
         self, messages: list[Outgoing], progress: Progress, delivered_count: int, rolled_count: int
     ) -> None:
+        """Store the messages together with the resulting progress."""
         leadership = self._leadership
 
         def ended(error: Exception | None) -> None:

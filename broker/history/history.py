@@ -76,7 +76,8 @@ class History:
             self._failed = ""
 
     async def spans(self, since_ms: int, until_ms: int, count: int) -> list[Span]:
-        """Return two samples for each of `count` parts of a time. Raises OSError."""
+        """Return two samples for each of `count` equal parts of a time, the last before it and its
+        last. Raises OSError."""
         return await self._in_pool(partial(self._read, since_ms, until_ms, count))
 
     def close(self) -> None:

@@ -100,6 +100,7 @@ def of_topic(spans: Sequence[Span], topic: str) -> list[Series]:
 
 
 def of_group(spans: Sequence[Span], group: str, topic: str = "") -> list[Series]:
+    """Return the series of a consumer group, for a single topic or for each."""
     topics = {topic} if topic else {
         name
         for span in spans

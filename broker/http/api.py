@@ -127,7 +127,8 @@ def _recorded(operation: Operation, log: OperatorLog) -> Operation:
 
 
 def _deed(operation: Operation, call: Call) -> Deed:
-    """Describe a call. Only an admin's token may name a different initiator."""
+    """Describe a call. Only an admin's token, such as a name server's, may name a different
+    initiator."""
     told = call.request.headers.get(OPERATOR_HEADER, "")
     by = unquote(told)[:NAME_LENGTH_MAX] if told and call.caller.role is Role.ADMIN else ""
     target = ", ".join(str(part) for part in msgspec.to_builtins(call.parameters).values())

@@ -191,7 +191,8 @@ class ConsumerOperations:
         )
 
     def _queues(self, group: str, subscribed: Iterable[str]) -> list[tuple[str, int]]:
-        """Return the queues with the group's offsets, and of its subscribed topics."""
+        """Return the queues with committed offsets of the group, and all of its subscribed
+        topics."""
         state = self._context.state
         found = {
             (topic, queue_id)
@@ -234,7 +235,8 @@ class ConsumerOperations:
         )
 
     async def reset(self, call: Call) -> ResetView:
-        """Reset offsets as 222 does (broker.consume.offset_resets)."""
+        """Reset offsets as INVOKE_BROKER_TO_RESET_OFFSET (222) does
+        (broker.consume.offset_resets)."""
         body: ResetBody = call.body
         group: str = call.parameters.group
         target = _target(body.to)

@@ -29,6 +29,8 @@ from .views import (
 
 
 class SettingOperations:
+    """The operations on configuration, log levels and statistics."""
+
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 

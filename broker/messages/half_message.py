@@ -131,7 +131,8 @@ def committed(half: MessageRecord) -> Outgoing:
 
 
 def op_record(half_offset: int, half: MessageRecord, now_ms: int, key: str = "") -> Outgoing:
-    """Return the op record that ends this half; `key` is a committed expired half's."""
+    """Return the op record that ends the half at this queue offset. `key` is the UNIQ_KEY of an
+    expired half that is committed."""
     keys = {KEYS: key} if key else {}
     return Outgoing(
         OP_TOPIC,
@@ -144,7 +145,8 @@ def op_record(half_offset: int, half: MessageRecord, now_ms: int, key: str = "")
 
 
 def ended_halves(op: MessageRecord) -> list[int]:
-    """Return an op record's halves, a number (4.x, ours) or a list (5.x), valid ones only."""
+    """Return the halves of an op record, a single number (4.x and ours), or a list `12,13,` (5.x).
+    Ignores invalid numbers."""
     texts = op.body.decode("ascii", "replace").split(",")[:_OP_HALVES_MAX]
     return [int(text) for text in texts if text.isdecimal()]
 

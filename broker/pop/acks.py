@@ -205,7 +205,8 @@ class Acks:
         return last < queue.popped_to and one.key[1] <= queue.popped_ms
 
     def _offset_behind(self, queue_key: QueueKey, key: BatchKey, batch: Batch, mask: int) -> Step:
-        """Return the step of the group's offset to the first unacknowledged message."""
+        """Return the step that moves the group's offset of an orderly queue to the first
+        unacknowledged message."""
         queue = self.context.state.pops.get(queue_key)
         assert queue is not None
         ended = mask | self.live.busy_of(queue_key, key)

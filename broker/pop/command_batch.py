@@ -96,7 +96,8 @@ class StepLog:
             self._soon(self._flush)
 
     async def settled(self) -> None:
-        """Return once all steps are applied. Raises OutcomeUnknown, Refused, RaftError."""
+        """Return once all accepted steps are applied. Raises OutcomeUnknown, Refused and the
+        member's errors."""
         if self._in_flight or self._gathered:
             ended = Completion()
             self.add((), ended)

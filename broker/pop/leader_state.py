@@ -133,6 +133,7 @@ class Deliveries:
         recent.append((self._clock_s(), queue_key, key))
 
     def closed(self, connection: ActiveConnection) -> None:
+        """Mark the recent batches of a closed connection as unconfirmed."""
         recent = self._recent.pop(connection, None)
         if recent is not None:
             self._drop_confirmed(connection, recent)

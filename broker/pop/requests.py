@@ -387,8 +387,9 @@ class PopRequests:
     def _with_handles(
         self, data: bytes, selected: Selection, header: PopHeader, pop_ms: int
     ) -> bytes:
-        """Return retries as messages of the popped topic with their handles, like Apache's broker;
-        of the retry topic if the handle does not fit."""
+        """Return retries as messages of the popped topic with their handles, like Apache's broker.
+        If the handle does not fit, the message keeps the retry topic, and clients build the handle
+        themselves."""
         records: list[bytes] = []
         at = 0
         while at < len(data):

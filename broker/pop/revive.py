@@ -99,6 +99,7 @@ class Deadlines:
                 self._drop_ended()
 
     def _drop_ended(self) -> None:
+        """Remove the entries of ended batches, and duplicates."""
         first: dict[tuple[QueueKey, BatchKey], int] = {}
         for due_ms, queue_key, key in self._due:
             if self._table.batch(queue_key, key) is not None:
@@ -281,7 +282,8 @@ class Reviver:
     def _read(
         self, queue_key: QueueKey, offset: int, budget: ReadBudget | None = None
     ) -> MessageRecord | None:
-        """Return a message; None if deleted or beyond the budget. Raises StoreError, OSError."""
+        """Return a message, or None if it is deleted or the budget is used up. Raises OSError,
+        StoreError, RecordError."""
         result = self._context.store.reads.get_messages(
             queue_key[0], queue_key[2], offset, 1, BYTES_MAX, budget=budget
         )

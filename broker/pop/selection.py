@@ -173,8 +173,9 @@ class PopSelector:
         return attempt
 
     def _new_queues(self, header: PopHeader) -> list[QueueKey]:
-        """Return the queues without a group offset, with INIT_MAX. That is logged before the first
-        pop, so messages stored between two empty pops are not skipped."""
+        """Return the queues without a group offset, with INIT_MAX. The initial offset is logged
+        before the first pop, as in Apache's brokers, so messages stored between two empty pops are
+        not skipped."""
         topic, group = header.topic, header.consumer_group
         topic_config = self._state.topics.get(topic)
         if header.init_mode != INIT_MAX or topic.startswith(RETRY_PREFIX) or topic_config is None:
@@ -309,7 +310,8 @@ class PopSelector:
         )
 
     def _again(self, queue: PopQueue | None, attempt_id: str) -> tuple[list[int] | None, bool]:
-        """Return the offsets to redeliver in order (None: closed), and if it is repeated."""
+        """Return the offsets to redeliver in order, or None while the queue is closed, and whether
+        the attempt is repeated."""
         if queue is None:
             return [], False
         batch = queue.order_batch
@@ -323,7 +325,8 @@ class PopSelector:
         return (again if repeated else sorted([*again, *left])), repeated
 
     def _cursor(self, queue_key: QueueKey) -> tuple[int, int, int | None]:
-        """Return the next pop's start, the cursor by then, the mark of a reset not applied."""
+        """Return the start of the queue's next pop, the table's cursor by then, and the mark of a
+        reset not applied yet."""
         following = self._live.next_of(queue_key)
         topic, group, queue_id = queue_key
         offsets = self._state.offsets

@@ -104,8 +104,9 @@ class LocalApplication:
         self._arrived(batch.entries)
 
     def copy(self, run: Run, own_from: int | None) -> None:
-        """Do the same for bytes of the master's log. Raises Diverged, FlushUnderWay, and OSError,
-        after which the log's end shows whether they were written."""
+        """Do the same for bytes of the master's log (`own_from` as in store.commitlog.classic_log).
+        Raises Diverged, FlushUnderWay, and OSError, after which the end of the log shows whether
+        the bytes were written."""
         if run.last_record < 0:
             self._log.copy_blank(run.data)
         else:

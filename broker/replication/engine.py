@@ -227,7 +227,8 @@ RAFT = Replication()
 def member_config(
     config: BrokerConfig, network: Network | None = None, gate: Gate | None = None
 ) -> MemberConfig:
-    """Return a replica's configuration; without `network` plain, without `gate` unproven."""
+    """Return a replica's configuration. `network` None: links are plain; `gate` None: peers prove
+    nothing."""
     assert not config.is_classic
     return MemberConfig(
         node_id=config.dleger_self_id,

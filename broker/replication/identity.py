@@ -24,7 +24,8 @@ RETRY_MS = 1_000  # between two proposals
 
 
 class GroupId:
-    """Proposes the group id, and passes it to the links; replication.members calls it."""
+    """Proposes the group id, and passes it to the links. broker.replication.members calls
+    `look`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -77,8 +77,9 @@ class Members:
         return RemotingCommand.response_to(request, ext={"index": str(index)}, body=body)
 
     async def make(self, change: Change, *, force: bool = False) -> int:
-        """Make a change; return its index. A member's new address must answer with the group's
-        proof, unless `force` and not the leader's. Raises Refused, RaftError."""
+        """Make a change; return the committed frame's index. A member's new address must answer
+        with the group's proof. `force` skips that check, except for the leader's own address.
+        Raises Refused, RaftError."""
         engine = self.engine()
         self._context.roles.require_leading()
         if change.kind in WITH_ADDRESS:

@@ -171,7 +171,8 @@ def _apart(one: History, other: History, index: int) -> bool:
 
 
 def read(store: str, held: ExitStack) -> History:
-    """Read a store, locked until `held` closes, or a file. Raises StoreInUse, Unreadable."""
+    """Read a store, or a file with the history of a store. The store's lock is held until `held` is
+    closed. Raises StoreInUse, Unreadable."""
     try:
         if os.path.isfile(store):
             return from_json(orjson.loads(Path(store).read_bytes()))

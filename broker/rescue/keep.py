@@ -87,8 +87,9 @@ def check(
 
 
 def carry_out(keep: Sequence[str], others: Sequence[str], group_id: bytes, stamp: str) -> Done:
-    """Keep these stores and set the rest aside, all locked. Their id becomes `group_id`; `stamp`
-    names directories. After an OSError the same call completes it."""
+    """Keep these stores, and set the rest aside. The caller has locked all of them. Their group's
+    id becomes `group_id`, and `stamp` names the directories. After an OSError the same call
+    completes the rescue."""
     assert len(group_id) == GROUP_ID_SIZE_BYTES, group_id
     aside = {store: _set_aside(store, group_id, stamp) for store in others}
     return Done({store: _keep(store, group_id, stamp) for store in keep}, aside)

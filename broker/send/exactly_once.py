@@ -74,7 +74,8 @@ class WriterRequests:
         self._in_flight.discard((written.writer, written.queue_id))
 
     def start_change(self, key: WriterKey) -> None:
-        """Block the writer's requests until `finish_change`. Raises Refused if any is in flight."""
+        """Block the writer's requests until `finish_change`. Raises Refused while a request or
+        change of the writer is in flight."""
         if key in self._changing or any(writer == key for writer, _ in self._in_flight):
             raise busy(f"a request of writer {key[1]} is in flight; try again", retriable=True)
         self._changing.add(key)

@@ -190,6 +190,7 @@ class HeldSends:
         return 0 < self._until_ms <= self._clock_ms()
 
     def finish(self) -> tuple[list[HeldSend], list[Group]]:
+        """Stop holding, and return the held sends and groups."""
         self._until_ms = 0
         sends, self.sends = self.sends, []
         groups, self.groups = self.groups, []
@@ -229,7 +230,8 @@ class Batch(Stored):
 
 
 def split_unwaiting(batch: Batch) -> Stored | None:
-    """Split off the sends with WAIT=false; None if there are none."""
+    """Split off the sends with WAIT=false, which do not wait for disk and slaves. Returns None if
+    there are none; the batch keeps the rest."""
     if NO_WAIT not in batch.data:
         return None
     group = batch.group
@@ -263,5 +265,6 @@ def does_wait(tail: bytes) -> bool:
 
 
 def _properties_start(tail: bytes) -> int:
-    """Return the offset behind topic and properties length (broker.send.frame_builder)."""
+    """Return the offset behind topic length, topic and properties length (see
+    broker.send.frame_builder)."""
     return 3 + tail[0] if tail[0] else 4 + int.from_bytes(tail[:2], "big")

@@ -37,8 +37,9 @@ def dead_letter_topic(group: str) -> TopicConfig:
 
 
 def record_origin(properties: dict[str, str], topic: str, origin: str = "") -> None:
-    """Set RETRY_TOPIC to `origin`, or to `topic`, before a retry. An earlier retry's value is kept;
-    in other topics a sender copied it, so it is overwritten."""
+    """Set RETRY_TOPIC to `origin`, or to `topic`, before a retry. A value set by an earlier retry
+    is kept. In any topic that is not for retries, a sender copied the property from a message; it
+    is overwritten."""
     if RETRY_TOPIC not in properties or not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         properties[RETRY_TOPIC] = origin or topic
 

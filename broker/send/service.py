@@ -399,7 +399,8 @@ class SendPath:
         queue: SendQueue,
         topic: SendTopic,
     ) -> None:
-        """Queue a send, perhaps of an internal topic; the response names the chosen queue."""
+        """Queue a send that may first be stored in an internal topic. The response names the queue
+        the sender chose."""
         message, unique_key, wants_reply = parse_special(ext, body, queue, born_host, self._rules)
         if topic.message_type:
             check_types(topic, (message.properties,))
@@ -467,6 +468,7 @@ class SendPath:
         self._check_fits(self._own_record(message)[1])
 
     def _check_fits(self, size: int, command_size: int = 0) -> None:
+        """Reject records and a command that no frame can hold."""
         if size + command_size > self._rules.record_bytes_max:
             raise illegal(f"{size} bytes do not fit into a frame")
 
@@ -642,7 +644,8 @@ class SendPath:
         return frame
 
     def _refuse_unencodable(self, group: Group, error: struct.error) -> None:
-        """Reject a group with a number unfit for its record; nothing of it reaches the log."""
+        """Reject a group with a number that does not fit its record, despite all checks of sends.
+        Nothing of the group reaches the log."""
         self._contained.failed("cut", error)
         reason = f"a number does not fit into its record ({error}); the message was not stored"
         self._fail(group, illegal(reason))
@@ -681,7 +684,8 @@ class SendPath:
         return pending
 
     def answer(self, stored: Sequence[Stored], code: int = 0) -> None:
-        """Respond to the senders of stored groups, in a single write per connection."""
+        """Respond to the senders of stored groups with SEND_OK or a code of STORED_CODES, in a
+        single write per connection."""
         code = int(code)
         answers, writes = self._answers, Writes()
         now_s = time.perf_counter()
@@ -703,7 +707,8 @@ class SendPath:
         answers.write(writes)
 
     def answer_unwaiting(self, batch: Batch) -> bool:
-        """Respond to sends with WAIT=false. Returns False if no sender waits."""
+        """Respond to sends with WAIT=false, which do not wait for disk and slaves. Returns False if
+        no sender waits."""
         unwaiting = split_unwaiting(batch)
         if unwaiting is None:
             return True

@@ -41,7 +41,8 @@ PROBE = "room"  # exists only during a check for space
 
 
 class ConfigFiles:
-    """Writes the tables' files, in a pool of one thread, so in the order of the copies."""
+    """Writes the tables' files. Only `_write` writes, in the pool of one thread, so that the order
+    of the copies is kept."""
 
     def __init__(
         self, disk: Disk, state: BrokerState, pool: Executor, commitlog: CommitLog
@@ -112,7 +113,8 @@ class ConfigFiles:
                 self._disk.remove(path)
 
     def defined(self) -> asyncio.Future[None]:
-        """Return a future for current topics and groups in files; it fails with OSError."""
+        """Return a future that is done once the current topics and groups are in their files; it
+        fails with OSError."""
         return self._definitions.next()
 
     def saved(self) -> asyncio.Future[None]:

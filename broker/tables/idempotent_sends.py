@@ -55,8 +55,9 @@ class Once(NamedTuple):
 
 
 def once_key(topic: str, properties: Mapping[str, str], told_key: bool) -> Key | None:
-    """Return the key of an idempotent send, else None. A message sent back has the original's
-    UNIQ_KEY and is no repetition. `told_key`: the client set it. Raises Refused."""
+    """Return the key of an idempotent send, else None. A message that a consumer sends back has the
+    original's UNIQ_KEY and is no repetition. `told_key` means that the client set UNIQ_KEY. Raises
+    Refused."""
     if properties.get(IDEMPOTENT) != "true":
         return None
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):

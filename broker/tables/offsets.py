@@ -84,7 +84,8 @@ class OffsetTable:
                 del self.resets[topic, group]
 
     def popped(self, steps: Sequence[Sequence[Any]]) -> None:
-        """Set offsets to the progress of pops, unless a reset followed the pop."""
+        """Set offsets to the progress of pops (the `offset` steps of broker.tables.pops), unless a
+        reset followed the pop."""
         for kind, topic, group, *rest in steps:
             if kind != "offset":
                 continue

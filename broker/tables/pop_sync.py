@@ -30,7 +30,8 @@ def tell(
     more: Mapping[str, object],
     bytes_max: int = ANSWER_BYTES_MAX,
 ) -> bytes:
-    """Return the answer's body, with `more` keys. It may change the copied offsets."""
+    """Return the answer's body from consistent copies, with `more` keys. The copy of the offsets
+    may be changed."""
     table = pops.to_json()
     body = orjson.dumps({**offsets.to_json(), **more, KEY: table})
     if len(body) <= bytes_max:
@@ -49,8 +50,9 @@ def take(
     value: Mapping[str, Any],
     refused: dict[str, str] | None = None,
 ) -> None:
-    """Apply the master's offsets, and replace the pops, all or nothing. An Apache broker sends no
-    pops: nothing is in flight. `refused` is as in `entries_of`."""
+    """Apply the master's offsets, and replace the pops. Without pops in the answer (an Apache
+    broker) nothing is in flight; the groups' modes stay. All or nothing. `refused` is as in
+    `entries_of`."""
     told = PopTable()
     told.load(value.get(KEY) or {**pops.to_json(), "queues": []}, pops.applied_index)
     offsets.merge(value, refused)

@@ -148,6 +148,7 @@ class PopTable:
                 yield (topic, group, queue_id), queue
 
     def in_flight(self, topic: str, group: str) -> int:
+        """Return the number of a group's messages in flight in a topic."""
         return sum(queue.in_flight for queue in self.queues.get((topic, group), {}).values())
 
     # ---- commands -------------------------------------------------------------------------
@@ -221,8 +222,9 @@ class PopTable:
     def _replace_order_batch(
         self, queue: PopQueue, here: Sequence[int], attempt: str
     ) -> tuple[int, ...]:
-        """Drop the orderly batch after its time, or for a repeated attempt, which is no new pop.
-        Return the earlier pops of each of `here`; the rest is left for later."""
+        """Drop the orderly batch after its time, or for a repeated attempt, which does not count as
+        a new pop. Return the number of earlier pops of each of `here`. The remaining pending
+        messages are left for later."""
         known, batch = dict(queue.left), queue.order_batch
         if batch is not None and queue.order is not None:
             popped = dict(zip(batch.offsets, batch.times, strict=True))

@@ -169,7 +169,8 @@ def by_pair(
     convert: Callable[[Any], T],
     refused: dict[str, str] | None = None,
 ) -> dict[tuple[str, str], dict[int, T]]:
-    """Read `by_name`. Raises StateError, ValueError, TypeError, AttributeError."""
+    """Read `by_name`. Raises StateError, ValueError, TypeError, AttributeError. `refused` is as in
+    `entries_of`."""
 
     def by_queue(_: str, queues: Mapping[str, Any]) -> dict[int, T]:
         return {int(q): convert(one) for q, one in queues.items()}

@@ -217,6 +217,7 @@ def put_right(disk: Disk, state: BrokerState) -> None:
 
 
 def behind(state: BrokerState, index: int) -> list[str]:
+    """Return the files of tables older than the Raft index."""
     return [name for name, table in _files(state) if table.applied_index < index]
 
 

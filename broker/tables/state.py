@@ -132,6 +132,7 @@ class BrokerState:
 
     @property
     def applied_index(self) -> int:
+        """The lowest index of all tables."""
         return min([table.applied_index for table in self.tables])
 
     @property
@@ -338,6 +339,7 @@ class BrokerState:
         return tuple(one.name for one, ms in entries if table.adopt(one, ms, now_ms))
 
     def _met(self, command: dict[str, Any], index: int, entry: Entry | None) -> bool:
+        """Return whether the command's condition is met by the existing entry."""
         wanted = command.get("if")
         if wanted is None:
             return True
@@ -381,7 +383,8 @@ def put_topic(
     keep_messages: bool = False,
     condition: Condition | None = None,
 ) -> bytes:
-    """Build the command. Raises Refused for a topic that `apply` would reject everywhere."""
+    """Build the command. Raises Refused for a topic that `apply` would reject, because that would
+    stop every replica."""
     _refuse(topic_problem(topic))
     command = {"op": "put_topic", "topic": topic.to_json(), "if_absent": if_absent}
     kept = {"keep_messages": True} if keep_messages else {}

@@ -228,6 +228,7 @@ class TimerWheel:
             del self._blocks[block]
 
     def _open(self, now_ms: int) -> None:
+        """Move a due bucket into the near heap."""
         floor = self.progress.floor
         while True:
             near = self._near

@@ -159,7 +159,8 @@ class TopicTable(VersionedTable[TopicConfig]):
         self.begins: dict[str, int] = {}
 
     def begin_anew(self, name: str, position: int) -> None:
-        """Hide messages before this offset, of a deleted topic; BEGINS_MAX are kept."""
+        """Hide messages before this CommitLog offset, because the topic was deleted. Above
+        BEGINS_MAX the oldest deletions are dropped."""
         self.begins.pop(name, None)
         self.begins[name] = position
         if len(self.begins) > BEGINS_MAX + len(self.entries):

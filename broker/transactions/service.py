@@ -374,7 +374,8 @@ class Transactions:
     def _named_half(
         self, header: EndTransactionHeader, permit: Callable[[MessageRecord], None]
     ) -> tuple[MessageRecord, Root]:
-        """Return the half that a producer names, and its root. Raises Refused, AclError."""
+        """Return the half that a producer names, and its root. Raises Refused, or AclError if the
+        producer may not send to its topic."""
         record = self._record_at(header.commitlog_offset)
         if record.topic != HALF_TOPIC or record.queue_offset != header.half_queue_offset:
             raise rejected(
@@ -429,7 +430,8 @@ class Transactions:
         return book
 
     def _check_decision(self, book: HalfBook, root: Root, decision: int) -> None:
-        """Return if the half ended with the same decision. Raises Refused otherwise."""
+        """Return if the half message ended with the same decision. Raises Refused if it ended
+        otherwise or is unknown."""
         was = book.decision(root)
         if was == decision:
             return
@@ -444,7 +446,8 @@ class Transactions:
         decision: int | None,
         done: Done,
     ) -> None:
-        """Store `messages` with the op, and block other ends until done. Raises Refused."""
+        """Store `messages`, including the half's op, and block other ends until done. Raises
+        Refused without effect."""
         waiters: list[asyncio.Future[None]] = []
 
         def ended(error: Exception | None) -> None:

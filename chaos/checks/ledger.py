@@ -128,6 +128,7 @@ class Entry:
         self.before: Entry | None = None  # the previous acknowledged message of its order key
 
     def copies(self) -> list[Position]:
+        """Return every position at which it is known to lie, sorted."""
         if self.queue is None:
             return []
         result = [self.queue.place(self.offset)]
@@ -338,6 +339,7 @@ class Ledger:
             self._ghost(name, queue, offset, "its send had failed for certain")
 
     def _elsewhere(self, name: str, entry: Entry, queue: Queue, offset: int) -> None:
+        """Record a delivery at a third position."""
         if entry.queue is None:
             entry.queue, entry.offset = queue, offset
             return

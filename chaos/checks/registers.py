@@ -86,7 +86,8 @@ def check(registers: Objects, name: str, what: str) -> Check:
 
 
 class OffsetRegisters:
-    """The check that offsets are linearizable, without pops, which also move them."""
+    """The check that consumer offsets are linearizable. Groups that pop are ignored, because their
+    pops also move their offsets."""
 
     def __init__(self) -> None:
         self._registers = Objects(step, _offset_words, _queue_words, relevant)

@@ -134,6 +134,7 @@ def all_checkers(
     settle_ns: int,
     expected_lines: Mapping[str, Sequence[str]],
 ) -> tuple[Checker[Any], ...]:
+    """Return every check there is, in the order of a report."""
     work = WorkBook()
     lost = partial(messages.acknowledged_and_lost, settle_ns=settle_ns)
     return (

@@ -131,6 +131,7 @@ def committed_lost(book: TransactionBook, name: str) -> Check:
 
 
 def without_commit(book: TransactionBook, name: str) -> Check:
+    """Find transactions delivered without a commit."""
     silent = sum(1 for entry in book.found.values() if not entry.commit_ns)
     detail = f"{book.deliveries} deliveries; {silent} transactions without a commit"
     return book.too_early.check(name, detail, book.deliveries)

@@ -185,6 +185,7 @@ class Cluster:
             return self.state()
 
     async def status(self) -> list[NodeStatus]:
+        """Return the status of every process, the name servers first."""
         result = self.state()
         alive = {node.name: self.process_state(node) for node in result.nodes}
         asked = [node for node in result.brokers if alive[node.name] == "running"]
@@ -307,7 +308,8 @@ class Cluster:
         return replace(old, settings=old.settings | settings, proxy_settings=proxy_settings)
 
     def _refuse_strangers(self, shape: Shape) -> None:
-        """Raises ClusterError if the directory holds files but no cluster."""
+        """Raises ClusterError if the directory holds no cluster but files that its nodes would not
+        use (a disk may be mounted there already)."""
         if not self.directory.exists() or (self.directory / "cluster.json").exists():
             return
         own = {LOCK_FILE, *(node.name for node in nodes_of(shape))}
@@ -395,6 +397,7 @@ class Cluster:
         return slaves_missing(result, views) if everybody else None
 
     async def silent_proxies(self) -> list[str]:
+        """Return the names of the gRPC proxies that accept no connections."""
         proxies = self.state().grpc_proxies
         answers = [await self._probe.listens(node) for node in proxies]
         return [n.name for n, listens in zip(proxies, answers, strict=True) if not listens]
@@ -436,6 +439,7 @@ class Cluster:
             self._former_network = None
 
     def log_tails(self, nodes: Sequence[Node]) -> str:
+        """Return the last lines of each node's log, headed by its path."""
         parts = []
         for node in nodes:
             path = launch.log_path(self.directory, node)

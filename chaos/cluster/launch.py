@@ -52,6 +52,7 @@ def node_directory(directory: Path, node: Node) -> Path:
 
 
 def log_path(directory: Path, node: Node) -> Path:
+    """Return the path of the log of every start of this node, appended."""
     return node_directory(directory, node) / "log.txt"
 
 
@@ -240,7 +241,8 @@ def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
 
 
 def _http(state: ClusterState, node: Node) -> dict[str, str]:
-    """Return the HTTP settings; off in namespaces, where it would need tokens."""
+    """Return the HTTP settings. With namespaces a node's API is off, because it would not be on
+    loopback and would need tokens."""
     if state.netns:
         return {"httpEnable": "false"}
     return {"httpPort": str(node.http_port)}

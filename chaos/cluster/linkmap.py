@@ -43,6 +43,7 @@ def links_of(state: ClusterState) -> tuple[Link, ...]:
 
 
 def link_names(nodes: tuple[Node, ...]) -> list[str]:
+    """Return the names of the links that these nodes will have."""
     return [f"{source}>{target.name}" for source, target, _, _ in _ways(nodes)]
 
 

@@ -44,7 +44,8 @@ async def add(
     cluster: Cluster, group: str | None, say: Say, timeout_s: float = CHANGE_TIMEOUT_S
 ) -> Node:
     """Add a voter to `group`, by default the first. Raises ClusterError after undoing everything,
-    or with the remaining state, which `say` gets on cancellation."""
+    or with the remaining state in its text. `say` prints the remaining state if the call is
+    cancelled."""
     deadline = time.monotonic() + timeout_s
     node, process = start_new(cluster, group)
     asked = False
@@ -168,8 +169,9 @@ async def _until_answering(cluster: Cluster, node: Node, deadline: float) -> Non
 
 
 async def _change(cluster: Cluster, node: Node, op: str, deadline: float) -> None:
-    """Send the change to the leader until it is done; a repeated change is rejected as done. Raises
-    ClusterError at the deadline with the last response."""
+    """Send the change to the leader until it is done. A change without a response is sent again,
+    and the leader rejects it as done already. Raises ClusterError at the deadline with the last
+    response."""
     ext = {"op": op, "memberId": node.name}
     if op == "add-learner":
         ext["memberAddress"] = f"{node.host}:{node.peer_port}"

@@ -27,7 +27,8 @@ async def restart_rolling(cluster: Cluster, say: Callable[[str], None]) -> None:
 
 async def restart_all(cluster: Cluster, timeout_s: float = UP_TIMEOUT_S) -> None:
     """Stop everything in order and start it again; return once a send would be acknowledged. Raises
-    ClusterError first if brokers reject status requests."""
+    ClusterError before it stops anything if brokers reject status requests, because their return
+    could not be observed."""
     refused = next((s for s in await cluster.status() if s.refusal), None)
     if refused is not None:
         raise ClusterError(who_refuses(refused.node.name, refused.refusal))

@@ -66,7 +66,8 @@ def flush_of(state: ClusterState) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape asked for. None is the mode's, or that of the cluster in the directory."""
+    """The shape asked for. A field that is None is taken from the mode, or from the cluster that is
+    in the directory already."""
 
     mode: str | None = None
     groups: int | None = None
@@ -112,7 +113,8 @@ def standard_ports(shape: Shape) -> list[int]:
 
 
 def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]) -> ClusterState:
-    """Return the nodes of a new cluster. Raises ClusterError."""
+    """Return the nodes of a new cluster (the link proxy if there are links, name servers, brokers,
+    gRPC proxies). Raises ClusterError."""
     free = iter(ports)
     nodes = _nodes(shape, host, free)
     links = {name: next(free) for name in link_names(nodes)} if shape.links else {}

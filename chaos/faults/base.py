@@ -260,7 +260,8 @@ def injected(deed: Callable[[Planned, Context], Deed]) -> Factory:
 
 
 async def finished(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` to its end, then raise a cancellation; a second one reaches `work`."""
+    """Await `work` to its end even if this is cancelled, and raise the cancellation afterwards. A
+    second cancellation reaches `work`."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)

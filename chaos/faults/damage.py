@@ -200,6 +200,7 @@ def flip_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_index(store: Path, rng: random.Random, may_cut: bool) -> str:
+    """Flip a bit of an IndexFile, in its header or its data."""
     files = [path for path in _files(store, "index") if path.stat().st_size >= INDEX_HEAD_BYTES]
     if not files:
         raise ClusterError("there is no IndexFile")

@@ -63,6 +63,7 @@ def store_of(context: Context, node: Node) -> Path:
 
 
 def faults_of(context: Context, node: Node) -> Path:
+    """Return the node's directory of faults, beside its store."""
     return node_directory(context.cluster.directory, node) / FAULTS
 
 

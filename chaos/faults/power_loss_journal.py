@@ -233,7 +233,8 @@ class FileFate:
 @dataclass(frozen=True, slots=True)
 class Temper:
     """The way in which a power cut treats pending changes. `lost` and `kept` are shares of pages;
-    the rest is torn. `order` of sizes and names survives (None: drawn)."""
+    the rest is torn. `order`: the part of a file's size changes and of the names that survives: 0
+    none, 1 all, None drawn."""
 
     lost: float
     kept: float

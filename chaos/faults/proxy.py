@@ -48,6 +48,8 @@ LOOK_GAP_S = 0.005  # shortest time between two looks
 
 
 class ProxiedLink:
+    """A link with its listener, its connections, and the rules in force."""
+
     def __init__(
         self, name: str, host: str, port: int, target_port: int, look: TargetWatch
     ) -> None:

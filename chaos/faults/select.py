@@ -45,7 +45,8 @@ SELECTORS = (
 
 
 def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Node]:
-    """Return the selector's nodes. Raises ClusterError for none, NobodyNow for now."""
+    """Return the current nodes of the selector. Raises ClusterError if there are none, NobodyNow if
+    that may change by itself."""
     brokers = [s for s in statuses if s.node.kind == "broker"]
     servers = [s.node for s in statuses if s.node.kind == NAMESRV]
     if whom == "clients":

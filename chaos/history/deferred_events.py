@@ -174,6 +174,7 @@ class Ended:
 
 
 def all_sends(history: History) -> list[Send]:
+    """Return all sends, for figures and charts, with posts as sends."""
     posts: dict[int, Send] = {}
     for kind, event in history.later:
         if kind is not Kind.POSTED:

@@ -70,8 +70,9 @@ def status_of(
     commands_waiting: int,
     failure: str | None,
 ) -> dict[str, object]:
-    """Return the view of a member. `match` and `next` of a peer are None if it does not lead;
-    `inflight` counts the entries sent and not known to have arrived."""
+    """Return the view of a member. `match` and `next` of a peer are None on a node that does not
+    lead; SyncObj has no append window, so `inflight` counts the entries it has sent without knowing
+    that they arrived."""
     status = sync.getStatus()
     index = sync.journal.log.index
     leads = sync._isLeader()
@@ -333,8 +334,9 @@ class PySyncMember:
         return future
 
     def read_barrier(self) -> asyncio.Future[int]:
-        """Wait until this node's known committed frames are applied, which a deposed leader's are
-        too. Raises, or the future fails with, NotLeader and Busy."""
+        """Wait until this node's known committed frames are applied. That does not prove
+        leadership, and a deposed leader may also answer. Raises, or the future fails with,
+        NotLeader and Busy."""
         if not self._told.leader_ready or not self._running:
             raise NotLeader(self.leader)
         return self._reads.add(self._confirm_read)

@@ -46,6 +46,7 @@ class Load:
 
     @property
     def ok_per_s(self) -> float:
+        """Acknowledged sends per second."""
         return self.ok / self.seconds if self.seconds else 0.0
 
     def plain(self) -> dict[str, Any]:
@@ -79,7 +80,8 @@ BUCKET_S = 5
 
 
 def lateness_of(history: History) -> dict[str, Any]:
-    """Return percentiles, and p50 and max per five seconds; {} without delayed messages."""
+    """Return percentiles (None if too few), and p50 and max for each five seconds of arrivals; {}
+    without delayed messages."""
     delays: dict[str, int] = {}
     waiting: dict[str, int] = {}
     came: dict[str, tuple[int, int]] = {}  # → store time for consumers, when it was consumed

@@ -125,6 +125,7 @@ def check_table(checks: Sequence[Check]) -> PageTable:
 
 
 def recovery_table(found: Sequence[Recovery], history: History) -> PageTable:
+    """Return a table with a row per fault."""
     rows = tuple(
         Row(
             (
@@ -147,6 +148,7 @@ def recovery_table(found: Sequence[Recovery], history: History) -> PageTable:
 
 
 def kinds_table(found: Sequence[Recovery]) -> PageTable:
+    """Return a table with a row per kind of fault and role."""
     rows = []
     for name, of_kind in by_kind(found).items():
         everybody = spread(r.everybody_ms for r in of_kind if r.everybody_ms is not None)

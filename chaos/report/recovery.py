@@ -184,7 +184,8 @@ def _recovery(
 
 
 def _outage_ms(fault: Fault, acknowledged: Iterable[Send]) -> float | None:
-    """Return the longest time without an acknowledgement until the fault's end, or None."""
+    """Return the longest time without an acknowledgement until the fault's end; None if no
+    acknowledgement proves its end."""
     longest_ns, last_ns = 0, fault.invoked_ns
     for send in acknowledged:
         again = send.attempts > 1

@@ -60,7 +60,8 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A client's share of due sends acknowledged within a second, or None, by interval."""
+    """A client's availability, the share of the sends due in each interval that was acknowledged
+    within a second; None without due sends."""
 
     client: str
     at_s: list[float]

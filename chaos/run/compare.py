@@ -141,6 +141,8 @@ async def saturate(namesrv: str, seconds: float, in_flight: int = IN_FLIGHT) -> 
 
 
 class _Loop:
+    """Keeps a number of sends in flight until the time is over."""
+
     def __init__(self, producer: Producer, seconds: float) -> None:
         self._producer = producer
         self._begin_s = time.monotonic()

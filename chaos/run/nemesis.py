@@ -163,6 +163,7 @@ class Nemesis:
 
 
 def simultaneous(plan: Sequence[Planned]) -> list[list[Planned]]:
-    """Return the plan in order, with each wish's faults in a list."""
+    """Return the plan in its order, with the faults of each wish in a list. They belong together
+    even if the first is over at once."""
     ordered = sorted(plan, key=lambda planned: (planned.slot, planned.at_s))
     return [list(parts) for _, parts in groupby(ordered, key=lambda planned: planned.slot)]

@@ -244,6 +244,7 @@ async def _cluster(
 
 
 def with_needs(shape: Shape, needs: Collection[str]) -> Shape:
+    """Return the shape with the needs of a scenario's faults."""
     return replace(
         shape,
         links=shape.links or "links" in needs,

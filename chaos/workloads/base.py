@@ -84,7 +84,8 @@ class Workload(Protocol):
         ...
 
     async def drain(self) -> bool:
-        """Await all decisions and consumption; return whether in time. Raises a task's error."""
+        """Wait until every operation is decided and everything is consumed; return whether that was
+        in time. Raises the error that ended a task."""
         ...
 
     def failure(self) -> BaseException | None:

@@ -72,6 +72,7 @@ class ConsumerGroup:
 
     @property
     def members(self) -> tuple[str, ...]:
+        """The members, in the order of joining."""
         return tuple(self._members)
 
     async def __aenter__(self) -> ConsumerGroup:

@@ -175,6 +175,7 @@ class KeyedSender:
                 pass  # time to look at the clock again
 
     def _arrive(self, due_ns: int) -> None:
+        """Process the next due item of an open loop."""
         item = self._next_item()
         if item is None:
             return
@@ -401,6 +402,8 @@ class Consumption:
 
 
 class Commits:
+    """Records each request and answer of a group's commits."""
+
     def __init__(self, history: HistoryWriter) -> None:
         self._history = history
         self._open: dict[tuple[str, MessageQueue, int], int] = {}  # unanswered → op

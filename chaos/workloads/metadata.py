@@ -107,7 +107,8 @@ class MetadataWorkload:
         self._stopping.set()
 
     async def drain(self) -> bool:
-        """End the load, then read every object again; return whether all could be read."""
+        """End the load, then read every object once more, retrying until the drain time-out; return
+        whether all could be read."""
         await self._tasks.finish()
         deadline = asyncio.get_running_loop().time() + self._environment.drain_timeout_s
         for result in self._objects:

@@ -97,8 +97,9 @@ class BrokerAdmin:
         return DeletedLog(int(ext["deletedBytes"]), kept, ext.get("keptFor", ""))
 
     async def transfer_leadership(self, address: str, target: str = "", force: bool = False) -> str:
-        """Start a leadership transfer (30001) to `target`, or the best voter. `force` permits a
-        target that would return the leadership. Returns the target."""
+        """Start a leadership transfer (30001, ours) to `target`; if "", to the most up-to-date
+        voter that could lead at once. `force` permits a target that would return the leadership.
+        Returns the target."""
         ext = {"target": target} if target else {}
         if force:
             ext["force"] = "true"

@@ -116,6 +116,7 @@ class TopicAdmin:
         return tuple(sorted(str(group) for group in body.get("groupList") or ()))
 
     async def _learn_groups(self) -> tuple[str, ...]:
+        """Return the names of all broker groups, and add their replicas to the directory."""
         info = await self._cluster.info()
         for name, broker in info.brokers.items():
             self._instance.directory.learn(name, broker)

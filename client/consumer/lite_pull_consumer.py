@@ -318,6 +318,7 @@ class LitePullConsumer:
         return await self.membership.offsets.commit_confirmed(list(offsets))
 
     def _record(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Include these offsets in the next commit."""
         table = self.membership.offsets.table
         for queue, offset in offsets.items():
             if offset < table.finished().get(queue, offset):

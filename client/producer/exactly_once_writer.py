@@ -186,6 +186,7 @@ class ExactlyOnceWriter:
             return
 
     async def _reported(self, broker: str, op: str, epoch: int) -> list[dict[str, Any]]:
+        """Return the data about this writer from a group's leader."""
         ext = {"op": op, "topic": self.topic, "writer": self.name, "epoch": str(epoch)}
         answer = await self._ask(broker, RequestCode.WRITERS, ext)
         writers: list[dict[str, Any]] = loads_object(answer.body)["writers"]

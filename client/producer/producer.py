@@ -356,6 +356,7 @@ class Producer:
         return {"producerDataSet": [{"groupName": self.group}]}
 
     def _handlers(self) -> Mapping[int, Handler]:
+        """Return the handlers of requests that brokers may send to this producer."""
         return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.pushed}
 
     def _outgoing(
@@ -503,6 +504,7 @@ class Producer:
         return publication
 
     def _provisional(self, topic: str, template: TopicRouteData) -> Publication:
+        """Return the queues of the topic after its creation by the first send."""
         queues = [
             MessageQueue(topic, data.broker_name, number)
             for data in template.queues

@@ -203,6 +203,7 @@ class RaftMember:
         await self._participate(self._parts)
 
     async def _participate(self, parts: Parts) -> None:
+        """Start the parts that need the core, and open it to the peers."""
         pump, take = parts.pump, parts.installer.on_message
         core, applier = pump.core, pump.applier
         sync_failed = partial(pump.fail, "fdatasync of the log failed", disk=True)
@@ -247,6 +248,7 @@ class RaftMember:
     def _build(
         self, configurations: Configurations, hard_state: HardState, applied_index: int
     ) -> Parts:
+        """Return the parts that need the core, for a recovered log."""
         config, clock_ms = self.config, self._clock_ms
         core_ms = StallAwareClock(clock_ms, config.core.heartbeat_ms)
         core = RaftCore(
@@ -316,6 +318,7 @@ class RaftMember:
     def _make_pump(
         self, core: RaftCore, core_ms: StallAwareClock, flusher: LogFlusher, applied_index: int
     ) -> Pump:
+        """Return the pump with the parts that perform the core's output."""
         config, application = self.config, self._application
         saver = HardStateSaver(self._promises.hard_state)
         proposals = Proposals(
@@ -393,6 +396,7 @@ class RaftMember:
 
     @property
     def log_index(self) -> LogIndex:
+        """The index of the recovered log."""
         return self.log.index
 
     @property

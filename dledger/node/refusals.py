@@ -27,6 +27,7 @@ class Refusals:
         self._last_index, self._until_ms = self._core.last_index, now_ms + STANDS_MS
 
     def why(self, now_ms: float) -> str:
+        """Return the reason why this replica accepts no frames, or ""."""
         core = self._core
         if not core.takes_frames:
             waits = core.election.founders_differ and not core.last_index

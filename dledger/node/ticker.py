@@ -78,6 +78,7 @@ class Chores:
             self.pump.alarm.set(self._rest_ms())
 
     def _rest_ms(self) -> float:
+        """Return the time until the next due work, in milliseconds."""
         now_ms, core_ms = self.clock_ms(), self.pump.core_ms
         step_ms, core_rest_ms = core_ms.step_ms_max, self.pump.core.next_deadline_ms - core_ms()
         if core_rest_ms <= 0:

@@ -321,6 +321,7 @@ class Configurations:
         return frozenset().union(*(configuration.ids for _, configuration in self._entries))
 
     def ever_voter(self, node_id: NodeId) -> bool:
+        """Return whether the node votes in any of these configurations."""
         return any(node_id in configuration.voters for _, configuration in self._entries)
 
     def append(self, index: int, configuration: Configuration) -> bool:

@@ -324,4 +324,5 @@ class Candidacy:
             )
 
     def is_answered_by(self, response: VoteResponse) -> bool:
+        """Return whether the response is for this round of votes."""
         return (response.pre_vote, response.request_term) == (self.pre_vote, self.term)

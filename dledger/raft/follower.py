@@ -175,6 +175,7 @@ class Following:
                 raise MessageRefused(sender, f"{frame!r}: {error}") from error
 
     def _take_frames(self, request: AppendRequest) -> None:
+        """Skip the present frames, truncate at a conflict, append the new frames."""
         log, membership = self._log, self._membership
         known = log.index
         index = request.prev_index

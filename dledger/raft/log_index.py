@@ -223,6 +223,7 @@ class LogIndex:
         self.last_term = self._run_terms[-1] if self._run_terms else self.previous_term
 
     def _unwiden_last(self) -> None:
+        """Remove the gap behind the last frame."""
         for index in [index for index in self._sizes if index > self.last_index]:
             del self._sizes[index]
         size = self._sizes.pop(self.last_index, None)

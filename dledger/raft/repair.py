@@ -523,6 +523,7 @@ class FrameRepair:
         return index in self._damaged
 
     def indexes(self) -> list[int]:
+        """Return the damaged frames in the order of requests."""
         return list(self._damaged)
 
     def add(self, damaged: DamagedFrame) -> bool:
@@ -545,6 +546,7 @@ class FrameRepair:
             self.asker.end()
 
     def prune(self, is_there: Callable[[int, int], bool]) -> None:
+        """Forget the frames (index, term) that are no longer in the log."""
         gone = [w.index for w in self._damaged.values() if not is_there(w.index, w.term)]
         for index in gone:
             self.forget(index)

@@ -39,6 +39,7 @@ class Ballot:
         return 0 if self.recovered else self.incarnation
 
     def enter(self, term: int) -> None:
+        """Enter a higher term, without a vote."""
         assert term > self.term, (term, self.term)
         self.term = term
         self.voted_for = None
@@ -46,8 +47,9 @@ class Ballot:
         self._changed()
 
     def is_free_for(self, candidate: NodeId, incarnation: int) -> bool:
-        """Return whether the vote of this term is free, or was given to the same candidacy; another
-        incarnation may have led this term already."""
+        """Return whether the vote of this term is free, or was given to the same candidacy. The
+        same candidate in another incarnation does not get it, because it may have led this term
+        already."""
         return self.voted_for is None or (
             self.voted_for == candidate and self._voted_incarnation == incarnation
         )

@@ -90,8 +90,9 @@ class Tracker:
         return sum(not p.recovering and p.recovered_index >= index for p in self.voting)
 
     def answers(self, progress: Progress, now_ms: float) -> bool:
-        """Return whether the follower was heard within the longest time-out, and since its link was
-        opened, before which it may have lost its memory."""
+        """Return whether the follower was heard within the longest configured time-out, and has
+        answered since its link was opened. Before that it may be another process without its
+        memory."""
         heard = progress.heard_ms > now_ms - self._config.election_ms_max
         return heard and progress.round > progress.link_round
 

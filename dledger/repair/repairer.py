@@ -302,6 +302,7 @@ class Healer:
         return answer(request, index, 0, ResponderState.REPAIRS, frames, 0)
 
     def _is_there(self, index: int, term: int) -> bool:
+        """Return whether the frame is still in the log."""
         there = self._log.index
         return there.first_index <= index <= there.last_index and there.term_at(index) == term
 

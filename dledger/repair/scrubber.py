@@ -200,6 +200,7 @@ class Scrubber:
             self._on_blank(step.first + len(step.frames) - 1)
 
     def status(self) -> dict[str, object]:
+        """Return the scrubber's progress, for the member's status."""
         return {
             "bytes_per_s": self._bytes_per_s,
             "next_index": max(self._next, self._log.index.first_index),

@@ -316,8 +316,9 @@ class RaftLog:
         return self.damaged(index, reason) if frame is None else None
 
     def checked(self, first: int, frames: Sequence[tuple[int, int, int]]) -> bytes:
-        """Return the file's bytes of frames first.. of a segment, each with its term, position and
-        size (`LogIndex.spans`). Raises FrameDamaged, OSError."""
+        """Return the file's bytes of frames first.. of a segment. `frames` has the term, position
+        and size of each (`LogIndex.spans`). Raises FrameDamaged if a checksum does not match,
+        OSError."""
         start = frames[0][1]
         data = self.commitlog.read(start, frames[-1][1] + frames[-1][2] - start)
         for at, (term, position, size) in enumerate(frames, first):
@@ -331,6 +332,7 @@ class RaftLog:
         return self.index.end_position if frame is None else frame.position
 
     def damaged(self, index: int, reason: str) -> FrameDamaged:
+        """Return the error for a damaged frame, and report the damage."""
         damage = FrameDamaged(index, self.index.position_of(index), reason)
         if self._on_damage is not None:
             self._on_damage(damage)

@@ -225,8 +225,9 @@ class Dialer:
         self._wake.set()
 
     def ask_again(self) -> None:
-        """Dial the peer again for its new group id, since an id counts only on a dialled
-        connection; at most every ASK_AGAIN_MS, as a stranger may use its name."""
+        """Dial the peer again if it now has a group id and had none when it was dialled, since an
+        id counts only on a dialled connection. At most every ASK_AGAIN_MS, because a stranger may
+        dial in under the peer's name."""
         at_ms = now_ms()
         connection = self.connection
         if self.transport is None or connection is None or connection.line.group_id:
@@ -340,4 +341,5 @@ async def why_not_at(local: Local, address: PeerAddress) -> str:
 
 
 def now_ms() -> float:
+    """Return the time of the loop's clock, in milliseconds."""
     return asyncio.get_running_loop().time() * 1000

@@ -228,6 +228,7 @@ def _decode_state(data: bytes) -> ReplicaState:
 
 
 def _encode_settings(settings: Settings) -> bytes:
+    """Encode settings as lines, up to the limit of bytes."""
     lines: list[bytes] = []
     size = 0
     for key, value in cut_settings(settings).items():

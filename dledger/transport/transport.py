@@ -248,6 +248,7 @@ class PeerLinks:
             self._disconnect(peer)
 
     def group_status(self) -> dict[str, object]:
+        """Return the group's id and the disconnected peers, for the status."""
         return self.local.identity.status(now_ms()) | {"parted": sorted(self.parted)}
 
     def _group_known(self) -> None:

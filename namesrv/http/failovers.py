@@ -144,6 +144,7 @@ class _Reader:
         self.leader_address = leader
 
     def _open(self, *, start: bool = False, planned: bool = False) -> Failover:
+        """Return the current failover, or a new failover for this event."""
         last = self.found[-1] if self.found else None
         if last is not None and not last.routed and not (start and last.ready):
             return last

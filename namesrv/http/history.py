@@ -101,6 +101,7 @@ class Histories:
     async def _of_group(
         self, addresses: Sequence[str], requested: Mapping[str, str]
     ) -> tuple[list[Answer], str]:
+        """Return the answers of a group's replicas, and the error of a silent replica."""
         answers: list[Answer] = []
         error = ""
 

@@ -80,6 +80,7 @@ class Exchanges:
             raise
 
     def _leave(self, address: str) -> None:
+        """Release the slot to the next waiter."""
         self._under_way[address] -= 1
         self._under_way += Counter()  # drops zero counts
         waiting = [item for item in self._waiting if not item[1].done()]

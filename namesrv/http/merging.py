@@ -64,8 +64,9 @@ def with_group(group: str, items: Iterable[Mapping[str, Any]]) -> list[Item]:
 
 
 def outcome_of(results: Sequence[GroupResult]) -> int:
-    """Return the HTTP status of a change in several groups: 200 in all, 207 in some, 504 in none
-    for certain; after failures in all their common status, or 502."""
+    """Return the HTTP status of a change in several groups. 200 means made in all, 207 made in
+    some, 504 made in none for certain; after failures in all groups it is their common status, or
+    502."""
     outcomes = {result.outcome for result in results}
     if outcomes <= {OK}:
         return 200

@@ -133,6 +133,7 @@ def _has_secret(method: str, tail: str, body: bytes | None) -> bool:
 
 
 def _tail(request: web.Request) -> str:
+    """Return the percent-encoded path after the broker."""
     return request.rel_url.raw_path.split("/", 6)[6]
 
 

@@ -266,6 +266,7 @@ class Reads:
         return tracing.merged_consumers(call.parameters.name, result) | {"errors": errors}
 
     async def _named(self, path: str, query: Any) -> Item:
+        """Return the named items of all groups as a list, which may repeat names."""
         selected, after = query.q.lower(), decode_cursor(query.cursor) if query.cursor else ""
         while True:
             requested = asked_of(limit=query.limit, cursor=encode_cursor(after))

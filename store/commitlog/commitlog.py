@@ -184,8 +184,9 @@ class CommitLog:
             mark.lower_durable(max(end, mark.durable_offset))
 
     def _write_again(self, begin: int, end: int) -> None:
-        """Rewrite everything from the durable mark to `end`. After a failed sync the kernel may
-        consider pages clean that are not on the disk."""
+        """Rewrite everything from the durable mark to `end`. If its sync failed before the last
+        process ended, the kernel considers the pages clean although they are not on the disk, and
+        no sync would write them."""
         begin = min(max(begin, self.durable_hint), end)
         for segment in self._segments:
             at = max(begin, segment.start)
@@ -197,8 +198,9 @@ class CommitLog:
                 at += size
 
     def _record_restored(self, end: int) -> None:
-        """Record that a segment ending at `end` is missing, before its restoration: after a kill it
-        would look like a segment that was never filled."""
+        """Record that a segment ending at `end` is missing before existing segments. Call it before
+        the restoration, because after a kill the next start could not distinguish it from a segment
+        that was never filled."""
         self.restored_end = max(self.restored_end, end)
         self.raise_hint(end)
 
@@ -211,8 +213,9 @@ class CommitLog:
         return list(covered)
 
     def settle(self, end: int) -> None:
-        """Set the log's end once after opening, and drop the rest. Returns once the log is durable:
-        after a kill its tail may be in the page cache only. Blocking. Raises OSError."""
+        """Set the log's end once after opening, and drop everything behind it. Returns when the
+        whole log is durable, because after a kill its tail may be only in the page cache. Blocking.
+        Raises OSError."""
         assert not self._settled
         assert self.min_offset <= end <= self.max_offset
         if self.durable_hint > end:

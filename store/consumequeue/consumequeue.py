@@ -514,8 +514,9 @@ class ConsumeQueueStore:
                 raise
 
     def append(self, topic: str, queue_id: int, first_queue_offset: int, entries: bytes) -> None:
-        """Append entries. Raises OSError if a write at a limit fails; during a shortage entries
-        stay above it, so call `write_full_tails` before the next append."""
+        """Append entries as ConsumeQueue.append does. Raises OSError if a write at a limit fails.
+        During a shortage entries stay above the limit; call `write_full_tails` before the next
+        append."""
         key = (topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
@@ -587,6 +588,7 @@ class ConsumeQueueStore:
         return 0 if queue is None else queue.max_offset
 
     def has_messages(self, topic: str, queue_id: int) -> bool:
+        """Return whether the CommitLog has a message of the queue."""
         queue = self.queue(topic, queue_id)
         return queue is not None and queue.first_offset < queue.max_offset
 
@@ -601,6 +603,7 @@ class ConsumeQueueStore:
         return iter(self._queues.values())
 
     def topics(self) -> dict[str, list[int]]:
+        """Return the sorted queue ids by topic."""
         found: dict[str, list[int]] = {}
         for topic, queue_id in sorted(self._queues):
             found.setdefault(topic, []).append(queue_id)

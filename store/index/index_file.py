@@ -215,8 +215,9 @@ class IndexFile:
         return np.frombuffer(data, _SLOTS).astype(np.int32)
 
     def truncate(self, offset: int, end_ms: int | None = None) -> None:
-        """Drop the entries from `offset` on and rebuild the slots. `end_ms` is the last remaining
-        store time, if known. Blocking; flush after it. Raises OSError."""
+        """Drop the entries of messages at or above `offset` and rebuild the slots. `end_ms` is the
+        store time of the last remaining message, if known. Blocking; flush after it. Raises
+        OSError."""
         low, high = 1, self.count
         while low < high:
             middle = (low + high) // 2
@@ -268,6 +269,7 @@ class IndexFile:
         self.changed = True
 
     def _chunks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the entries on disk in chunks, each with the number of its first entry."""
         for first in range(1, self.count, _ENTRIES_AT_ONCE):
             size = min(_ENTRIES_AT_ONCE, self.count - first) * ENTRY_SIZE_BYTES
             data = self.file.pread(self._entries_at + first * ENTRY_SIZE_BYTES, size)

@@ -127,7 +127,8 @@ def variable(name: str) -> Node:
 
 
 def truth_of(node: Node) -> Truth:
-    """Return the node's truth; a property, a string, is never true. Raises Rejection."""
+    """Return the node's truth as a boolean. A property is accepted but never true, since its value
+    is a string. Raises Rejection."""
     if node.truth is not None:
         return node.truth
     if node.property_name:

@@ -182,6 +182,7 @@ class MetadataSync:
         self.rounds += 1
 
     def _warn(self, refused: dict[str, str]) -> None:
+        """Log the omitted entries of the master's tables, once."""
         if refused and refused != self._refused:
             path, told = self._master.address(), refused_text(refused)
             log.warning("entries_refused path=%s count=%d: %s", path, len(refused), told)

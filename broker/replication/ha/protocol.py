@@ -168,8 +168,9 @@ class RecordRuns:
 
 
 def _records_end(data: bytes, start: int, position: int, room: int) -> tuple[int, int]:
-    """Return the end in `data` and in the log of the last complete record from `start`, which is
-    `position` of the log, with `room` bytes left in its segment. Raises HaProtocolError."""
+    """Return the end in `data` and the position in the log of the last complete record from `start`
+    on. `start` is `position` of the log, with `room` bytes left in its segment. Raises
+    HaProtocolError."""
     view = memoryview(data)
     head = _HEAD.unpack_from
     shift = position - start

@@ -31,7 +31,7 @@ from .clusterfile import (
 )
 from .linkmap import links_of
 from .proxies import proxy_conf
-from .topology import CLASSIC, MODES, PYSYNCOBJ, Mode
+from .topology import CLASSIC, MODES, PYSYNCOBJ, RAFT, Mode
 
 CHECK_TIMEOUT_S = 120.0  # bounds the start of an interpreter
 # Keys that differ between the brokers of a cluster, such as name, directories and peers.
@@ -269,12 +269,15 @@ def _classic(mode: Mode, state: ClusterState, node: Node) -> dict[str, str]:
 def _replicated(mode: Mode, state: ClusterState, node: Node) -> dict[str, str]:
     founding = None if node.joins else state.founders.get(node.group)
     peers = founding or peers_of(state, node.group, node.name)
+    names = [peer.partition("-")[0] for peer in peers.split(";")]
+    preferred = names[state.groups.index(node.group) % len(names)]  # not all of them the first
     return {
         "enableDLegerCommitLog": "true",
         "dLegerGroup": node.group,
         "dLegerPeers": peers,
         "dLegerSelfId": node.name,
         "raftJoin": str(node.joins).lower(),
+        "preferredLeaderId": preferred if mode.engine == RAFT and len(state.groups) > 1 else "",
     } | (FOR_PYSYNCOBJ if mode.engine == PYSYNCOBJ else {})
 
 

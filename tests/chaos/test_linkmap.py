@@ -64,6 +64,8 @@ def test_several_groups_and_name_servers(tmp_path) -> None:
     assert "n0>n3" not in links  # groups do not communicate
     assert len(state.namesrv.split(";")) == 2
     assert len(conf_of(state, "n4", tmp_path)["namesrvAddr"].split(";")) == 2
+    preferred = [conf_of(state, f"n{n}", tmp_path)["preferredLeaderId"] for n in range(6)]
+    assert preferred == ["n0"] * 3 + ["n4"] * 3
 
 
 @pytest.mark.parametrize("mode", ["raft", "2m-2s-async"])

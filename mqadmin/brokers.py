@@ -221,18 +221,29 @@ async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Sectio
     target = await admin.broker.transfer_leadership(
         leader, arguments.text("target"), force=arguments.on("force")
     )
-    deadline = time.monotonic() + TRANSFER_WAIT_S
+    address = await leads(admin, name, target, TRANSFER_WAIT_S)
+    if not address:
+        raise CommandError(
+            f"begun, but {target} did not lead {name} within {TRANSFER_WAIT_S:.0f} s"
+        )
+    values = {"broker": name, "leader": target, "address": address}
+    return [Done(f"{target} ({address}) leads {name}", values)]
+
+
+async def leads(admin: Admin, name: str, node_id: str, limit_s: float) -> str:
+    """Wait until a node leads its broker group and serves, also in the name servers' view and so in
+    the clients'. Return its address, or "" after the limit."""
+    deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         for replica in replicas(await admin.cluster.info()):
             if replica.broker_name != name or replica.broker_id != LEADER_ID:
-                continue  # wait for the name servers, and so for the clients
+                continue
             (info,) = await runtime_infos(admin, [replica], one_answers=False)
             ready = info.get("raftLeaderReady") == "true" and info.get("raftRole") == "leader"
-            if ready and info.get("raftSelfId") == target:
-                values = {"broker": name, "leader": target, "address": replica.address}
-                return [Done(f"{target} ({replica.address}) leads {name}", values)]
+            if ready and info.get("raftSelfId") == node_id:
+                return replica.address
         await asyncio.sleep(TRANSFER_POLL_S)
-    raise CommandError(f"begun, but {target} did not lead {name} within {TRANSFER_WAIT_S:.0f} s")
+    return ""
 
 
 async def members(admin: Admin, arguments: Arguments) -> Sequence[Section]:

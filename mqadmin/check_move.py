@@ -27,7 +27,7 @@ from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.names import name_problem, topic_name_problem
 
 from .command import Arguments, CommandError, Section, Table
-from .copy_definitions import is_own, strange_attributes
+from .definitions import is_own, strange_attributes
 from .targets import AT_ONCE_MAX, no_leader
 
 OK, LOOK, STOP = "ok", "look", "stop"

@@ -53,13 +53,15 @@ class Positional:
 class Table:
     """Rows with the same keys. `title` is shown if an answer has several items. A row of an
     incomplete table (`complete` False) names a broker without an answer, and the exit status is 1.
-    With `unknown` a row names a change whose outcome is unknown, and the exit status is 4."""
+    With `unknown` a row names a change whose outcome is unknown, and the exit status is 4. With
+    `later` a row names work that is left for a later run, and the exit status is 5."""
 
     rows: Sequence[Mapping[str, Any]]
     title: str = ""
     columns: Sequence[str] = ()  # shown for an empty table
     complete: bool = True
     unknown: bool = False
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)

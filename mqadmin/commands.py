@@ -46,6 +46,11 @@ BROKER_NAME = Flag("b", "brokerName", "The broker group's name.", required=True)
 ACCESS_KEY = Flag("a", "accessKey", "The account's access key.", required=True)
 WHERE = (BROKER, CLUSTER)
 TO_TOPIC = Positional("topic")
+DRY_RUN = Flag("", "dryRun", "Show the changes without making them.", Kind.SWITCH)
+ONLY_CLUSTER = Flag("c", "cluster", "The cluster; none: the only cluster.")
+WITH_ORDERED = Flag(
+    "", "withOrdered", "Also change ordered topics, whose keys change their queues.", Kind.SWITCH
+)
 
 # Our own commands.
 CONSUME = Command("consume",
@@ -205,8 +210,37 @@ COMMANDS = (
          Flag("", "to", "The new broker group's name.", required=True),
          Flag("p", "perm", "Permission of new topics: 2: write, 4: read, 6: both (4).",
               Kind.INTEGER),
-         Flag("", "dryRun", "Show the changes without making them.", Kind.SWITCH)),
-        "copy_definitions:copy_definitions", CHANGES),
+         DRY_RUN),
+        "definitions:copy_definitions", CHANGES),
+    Command("definitions",
+        "Compare the topics and consumer groups of a cluster's broker groups, and show those that "
+        "differ or are missing.",
+        (ONLY_CLUSTER,
+         Flag("", "align",
+             "Create missing topics and consumer groups, and raise numbers of queues to the "
+             "largest.", Kind.SWITCH),
+         WITH_ORDERED,
+         Flag("", "like", "With this broker group's settings of consumer groups that differ."),
+         DRY_RUN),
+        "definitions:definitions", CHANGES),
+    Command("spreadTopic",
+        "Spread a topic's queues evenly over the broker groups of a cluster. Surplus queues are "
+        "closed for writing, and taken away when they are consumed. Exit status 5: run it again "
+        "later.",
+        (ONLY_CLUSTER, TOPIC,
+         Flag("", "queues", "Number of queues in all broker groups together.", Kind.INTEGER,
+              required=True),
+         Flag("", "wait",
+             "Seconds before closed queues are taken away, in which clients ask for routes.",
+              Kind.NUMBER, default=30.0),
+         WITH_ORDERED, DRY_RUN),
+        "spread_topic:spread_topic", CHANGES),
+    Command("balanceLeaders",
+        "Spread the leaders of Raft groups evenly over machines, which are the hosts of the "
+        "replicas' addresses. Exit status 5: groups were left.",
+        (Flag("c", "cluster", "Only the broker groups of this cluster."), DRY_RUN,
+         Flag("", "plan", "The same as --dryRun.", Kind.SWITCH)),
+        "balance_leaders:balance_leaders", CHANGES),
     Command("checkMove",
         "Check an old cluster, Apache's or ours, for problems of a move (ok, look, stop). "
         "Changes and copies nothing.",

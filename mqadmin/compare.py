@@ -28,7 +28,7 @@ from raftmq.client.message import MessageExt, MessageQueue
 from raftmq.remoting.codes import ResponseCode
 
 from .command import Arguments, CommandError, Section, Table
-from .copy_definitions import is_own
+from .definitions import is_own
 from .targets import no_leader
 
 OFFSET, KEY, BODY = "offset", "key", "body"

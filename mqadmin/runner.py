@@ -1,8 +1,9 @@
 """Runs a sub-command of mqadmin and prints its answer.
 
 Exit status is 0 for success; 1 for a rejected request, a missing object or a partial answer; 2 for
-wrong usage; 3 without an answer; 4 for an unknown outcome; 130 if interrupted. Errors are a line on
-stderr. Ctrl-C ends `--watch`, `consume --follow` and `top` with status 0.
+wrong usage; 3 without an answer; 4 for an unknown outcome; 5 if a later run has to continue; 130 if
+interrupted. Errors are a line on stderr. Ctrl-C ends `--watch`, `consume --follow` and `top` with
+status 0.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .command import Arguments, Command, CommandError, Manner, Section, Table
 from .message_format import escaped
 from .terminal import Terminal
 
-REFUSED, USAGE, UNREACHABLE, UNKNOWN, INTERRUPTED = 1, 2, 3, 4, 130
+REFUSED, USAGE, UNREACHABLE, UNKNOWN, LATER, INTERRUPTED = 1, 2, 3, 4, 5, 130
 REGISTRATION_KEY_FILE = "RAFTMQ_REGISTRATION_KEY_FILE"  # environment
 HOME = "ROCKETMQ_HOME"
 TOOLS_FILE = Path("conf") / "tools.yml"
@@ -143,7 +144,9 @@ async def _guarded(
 def _status(section: Section) -> int:
     if not isinstance(section, Table):
         return 0
-    return UNKNOWN if section.unknown else 0 if section.complete else REFUSED
+    if section.unknown or section.later:
+        return UNKNOWN if section.unknown else LATER
+    return 0 if section.complete else REFUSED
 
 
 async def _watch(command: Command, admin: Admin, arguments: Arguments, printing: Printing) -> int:

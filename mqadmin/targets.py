@@ -68,6 +68,30 @@ async def leaders_of(admin: Admin, topic: str) -> dict[str, str]:
     return leaders_in(groups)
 
 
+async def cluster_groups(
+    admin: Admin, info: ClusterInfo, cluster: str
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return broker name → leader's address of a cluster's broker groups, and the names of the
+    groups without a leader. Draining groups are left out. "" is the only cluster. Raises
+    CommandError."""
+    if not cluster and len(info.clusters) != 1:
+        known = ", ".join(sorted(info.clusters)) or "none"
+        raise CommandError(f"which cluster? Give -c CLUSTER; known: {known}", usage=True)
+    (name,) = (cluster,) if cluster else info.clusters
+    groups = {
+        replica.broker_name: info.brokers[replica.broker_name] for replica in replicas(info, name)
+    }
+    result = {}
+    for broker, address in leaders_in(groups).items():
+        try:
+            if (await admin.broker.drain(address, "status"))["drainingMs"]:
+                continue
+        except BrokerRefused:  # Apache's and classic brokers are not drained
+            pass
+        result[broker] = address
+    return result, headless(groups)
+
+
 def no_leader(names: Sequence[str]) -> str:
     return f"nobody leads {', '.join(names)} at the moment"
 

@@ -23,7 +23,7 @@ from raftmq.client.route import LEADER_ID
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.names import RETRY_PREFIX
 
-from .copy_definitions import is_own
+from .definitions import is_own
 from .targets import AT_ONCE_MAX, Replica, no_leader, replicas, runtime_infos
 
 SYSTEM_GROUPS = ("CID_", "TOOLS_", "SELF_TEST", "FILTERSRV", "%")

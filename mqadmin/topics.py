@@ -24,11 +24,10 @@ from .command import (
     Table,
     show_time,
 )
+from .definitions import PERM_TEXT
 from .targets import leaders, leaders_of, no_leader, writable
 
-ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # of topicSysFlag
-PERM_TEXT = {0: "-", 2: "W", 4: "R", 6: "RW"}
 
 
 async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Section]:
@@ -130,10 +129,9 @@ async def update_topic(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     addresses = await writable(admin, arguments)
     await at_each(addresses, lambda address: admin.topic.put(address, header))
     if order and arguments.text("clusterName"):
-        # Clients of ordered topics read the queues from here.
-        names = sorted(r.broker_name for r in await leaders(admin, arguments.text("clusterName")))
-        config = ";".join(f"{name}:{header.write_queue_count}" for name in names)
-        await admin.name_server.put_kv(ORDER_NAMESPACE, topic, config)
+        names = [r.broker_name for r in await leaders(admin, arguments.text("clusterName"))]
+        counts = dict.fromkeys(names, header.write_queue_count)
+        await admin.name_server.put_order(topic, counts)
     values = {"topic": topic, "brokers": addresses, "readQueues": header.read_queue_count}
     values |= {"writeQueues": header.write_queue_count, "perm": header.perm, "order": order}
     return [Done(f"topic {topic} is as wanted at {', '.join(addresses)}", values)]
@@ -160,7 +158,7 @@ async def delete_topic(admin: Admin, arguments: Arguments) -> Sequence[Section]:
         raise CommandError(f"cluster {cluster} has no topic {topic}")
     await at_each(addresses, lambda address: admin.topic.delete(address, topic))
     await admin.name_server.forget_topic(topic, cluster)
-    await admin.name_server.delete_kv(ORDER_NAMESPACE, topic)
+    await admin.name_server.delete_order(topic)
     values = {"topic": topic, "brokers": addresses}
     return [Done(f"topic {topic} deleted from cluster {cluster}", values)]
 

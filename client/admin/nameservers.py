@@ -15,6 +15,7 @@ from .bodies import properties
 from .requests import at_each
 
 TIMEOUT_MS = 3_000
+ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 # Requests that change a signed broker's routes. Name servers accept them with a signature by the
 # same key.
 SIGNED_CODES = (RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
@@ -61,6 +62,15 @@ class NameServerAdmin:
     async def delete_kv(self, namespace: str, key: str) -> None:
         """Delete a key of a namespace (102)."""
         await self._change(RequestCode.DELETE_KV_CONFIG, {"namespace": namespace, "key": key})
+
+    async def put_order(self, topic: str, counts: Mapping[str, int]) -> None:
+        """Store the number of an order topic's queues by broker group, which its clients read."""
+        value = ";".join(f"{name}:{count}" for name, count in sorted(counts.items()))
+        await self.put_kv(ORDER_NAMESPACE, topic, value)
+
+    async def delete_order(self, topic: str) -> None:
+        """Delete the queues of an order topic."""
+        await self.delete_kv(ORDER_NAMESPACE, topic)
 
     async def forget_topic(self, topic: str, cluster: str = "") -> None:
         """Delete a topic (216)."""

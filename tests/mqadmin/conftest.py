@@ -107,6 +107,16 @@ class Two(Small):
         (address,) = (row["address"] for row in found if row["broker"] == name)
         return address
 
+    def is_routed(self, topic: str, name: str) -> bool:
+        """Return whether name servers know the topic in this group."""
+        return name in self.run("topicRoute", "-t", topic).stdout
+
+    def order_of(self, topic: str) -> str | None:
+        """The queues of an order topic, as its clients read them."""
+        processor = self._server.processor
+        assert processor is not None
+        return processor.kv.get("ORDER_TOPIC_CONFIG", topic)
+
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:

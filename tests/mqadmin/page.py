@@ -35,8 +35,8 @@ HEAD = """\
 Administers a cluster of ours or of Apache RocketMQ's over the wire protocol. Sub-commands and
 flags are those of Apache's `mqadmin` 5.3, for accounts those of 4.9; `consume`, `produce`, `top`,
 `context`, `completion`, `raftStatus`, `transferLeader`, `members`, `drainGroup`, `drainStatus`,
-`removeGroup`, `emptyTopic`, `writers`, `deleteWriter`, `copyDefinitions`, `checkMove` and `compare`
-are ours.
+`removeGroup`, `emptyTopic`, `writers`, `deleteWriter`, `copyDefinitions`, `definitions`,
+`spreadTopic`, `balanceLeaders`, `checkMove` and `compare` are ours.
 
 ```
 mqadmin COMMAND [FLAGS] -n HOST:PORT[;HOST:PORT]
@@ -52,8 +52,8 @@ mqadmin help COMMAND
 - `--watch SECONDS`, on every command that only reads, repeats it until Ctrl-C, in JSON a line
   each, in YAML a document. Missing data is reported and requested again.
 - Exit status: 0 done; 1 rejected, missing, or answered only in part; 2 wrong usage; 3 no answer; 4
-  unknown whether it was done; 130 interrupted. An error is a single line on stderr. After
-  `--watch`, `consume --follow` and `top` Ctrl-C gives 0.
+  unknown whether it was done; 5 run it again later for the rest; 130 interrupted. An error is a
+  single line on stderr. After `--watch`, `consume --follow` and `top` Ctrl-C gives 0.
 
 Changes of topics, groups and offsets are commands in each group's log: an answered change survives
 a failover exactly. Running consumers follow a reset (`resetOffsetByTime`,
@@ -173,6 +173,9 @@ EXAMPLES = (
     "drainStatus -b broker-a",
     "drainGroup -b broker-a --cancel",
     f"transferLeader -b broker-a -t {FOLLOWER}",
+    "definitions",
+    "spreadTopic -t orders --queues 8 --dryRun",
+    "balanceLeaders --plan",
     "setConsumeMode -c DefaultCluster -g billing -t orders -m POP",
     "emptyTopic -c DefaultCluster -t orders",
     "deleteSubGroup -c DefaultCluster -g billing",
@@ -301,7 +304,7 @@ def render(namesrv):
     for command in COMMANDS:
         usage = " ".join([command.name, *map(shown_positional, command.positionals)])
         parts.append(f"\n## {usage}\n\n{command.doc}\n\n{flags(command)}")
-        if command.runs.startswith(("acl:", "copy_definitions:", "check_move:", "compare:")):
+        if command.runs.startswith(("acl:", "definitions:copy", "check_move:", "compare:")):
             continue  # the examples' cluster is one group without access control
         if command.name == "removeGroup":
             continue  # of the only group

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from .checks.acknowledged import read_acknowledged, refuse_unjudged
 from .read.cluster_info import MODES, subject_of
 from .read.remote_stores import fetched
-from .read.staging import place_for_tables
+from .read.staging import directory_for_tables
 from .read.store_files import Store, refuse_running
 from .report.report import AuditReport, CheckResult, StoreReport
 from .run import AuditOptions, run
@@ -67,7 +67,7 @@ def audit_stores(
     acknowledged = options.acknowledged
     with (
         session() if spark is None else nullcontext(spark) as running,
-        place_for_tables(options.staging, options.scratch) as place,
+        directory_for_tables(options.staging, options.scratch) as table_directory,
         tempfile.TemporaryDirectory(prefix="mqaudit-stores-", dir=options.scratch) as copies,
     ):
         directories = fetched(named, Path(copies), options.progress)
@@ -75,7 +75,7 @@ def audit_stores(
         if acknowledged is not None and subject.group is not None:
             rows = read_acknowledged(running, acknowledged)
             refuse_unjudged(rows, acknowledged, {subject.group}, every=False)
-        return run(running, directories, subject, options, place)
+        return run(running, directories, subject, options, table_directory)
 
 
 def topic_frame(

@@ -215,9 +215,9 @@ def main(
     complaints = [unaudited] if unaudited else []
     if json_path is not None:
         parts = [report.to_json() for report in reports]
-        found = parts[0] if not namesrv else b"[" + b",".join(parts) + b"]"
+        content = parts[0] if not namesrv else b"[" + b",".join(parts) + b"]"
         with _kept_going(json_path, complaints):
-            Path(json_path).write_bytes(found)
+            Path(json_path).write_bytes(content)
     if results is not None:
         with _kept_going(results, complaints):
             write_results(results, reports, audited_at_ms)
@@ -232,12 +232,12 @@ def main(
 
 
 @contextmanager
-def _kept_going(place: object, complaints: list[str]) -> Iterator[None]:
-    """Collect write errors of `place`, so that the report is still written elsewhere."""
+def _kept_going(target: object, complaints: list[str]) -> Iterator[None]:
+    """Collect write errors of `directory`, so that the report is still written elsewhere."""
     try:
         yield
     except OSError as error:
-        complaints.append(f"{error.filename or place}: {error.strerror or error}")
+        complaints.append(f"{error.filename or target}: {error.strerror or error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +308,7 @@ def _audited(request: AuditRequest, spark_options: SparkOptions) -> tuple[list[A
                     *(spark, connection, options),
                     group=request.group,
                     bytes_per_s=request.bytes_per_s,
-                    found=reports.append,
+                    on_report=reports.append,
                 )
                 return reports, ""
     except unfit as error:

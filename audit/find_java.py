@@ -14,7 +14,7 @@ from pathlib import Path
 JAVA_VERSION_MIN = 17
 JAVA_VERSION_PREFERRED_MAX = 21
 PROBE_TIMEOUT_S = 120  # a JVM answers -version in 0.1 s, and later on a busy machine
-USUAL_PLACES = (
+USUAL_PATTERNS = (
     "/usr/lib/jvm/*",
     "/usr/java/*",
     "/opt/java/*",
@@ -35,14 +35,16 @@ class JavaNotFound(Exception):
         )
 
 
-def find_java_home(environment: Mapping[str, str], places: tuple[str, ...] = USUAL_PLACES) -> str:
+def find_java_home(
+    environment: Mapping[str, str], patterns: tuple[str, ...] = USUAL_PATTERNS
+) -> str:
     """Return the home of a Java that can run Spark, by JAVA_HOME, PATH and HOME of `environment`.
     Raises JavaNotFound."""
     for home in _named(environment):
         if java_version(home) >= JAVA_VERSION_MIN:
             return str(home)
-    found = [(java_version(home), str(home)) for home in _usual(environment, places)]
-    usable = sorted(pair for pair in found if pair[0] >= JAVA_VERSION_MIN)
+    homes = [(java_version(home), str(home)) for home in _usual(environment, patterns)]
+    usable = sorted(pair for pair in homes if pair[0] >= JAVA_VERSION_MIN)
     if not usable:
         raise JavaNotFound
     preferred = [home for version, home in usable if version <= JAVA_VERSION_PREFERRED_MAX]
@@ -73,8 +75,8 @@ def _named(environment: Mapping[str, str]) -> Iterator[Path]:
         yield Path(on_path).resolve().parent.parent
 
 
-def _usual(environment: Mapping[str, str], places: tuple[str, ...]) -> Iterator[Path]:
-    for pattern in places:
+def _usual(environment: Mapping[str, str], patterns: tuple[str, ...]) -> Iterator[Path]:
+    for pattern in patterns:
         yield from sorted(Path("/").glob(pattern.lstrip("/")))
     if environment.get("HOME"):
         yield from sorted(Path(environment["HOME"]).glob(".sdkman/candidates/java/*"))

@@ -31,8 +31,8 @@ from .checks.acknowledged import read_acknowledged, refuse_unjudged
 from .pull_audit import pulled_report
 from .read.history import HistoryUnfit
 from .read.incremental import TAIL_BYTES
-from .read.live_copy import ASKED_AT_ONCE_MAX, NotAudited, admin_of, copied_stores, is_raft
-from .read.staging import place_for_tables
+from .read.live_copy import REQUESTS_AT_ONCE_MAX, NotAudited, admin_of, copied_stores, is_raft
+from .read.staging import directory_for_tables
 from .read.store_files import StoreError
 from .report.report import AuditReport, CheckResult, Offender
 from .run import AuditOptions, run
@@ -48,13 +48,13 @@ def audit_cluster(
     *,
     group: str | None = None,
     bytes_per_s: int = BYTES_PER_S,
-    found: Callable[[AuditReport], None] = lambda report: None,
+    on_report: Callable[[AuditReport], None] = lambda report: None,
 ) -> list[AuditReport]:
     """Audit every broker group of a running cluster, or `group` alone; return a report of each.
 
     `options.scratch` must have room for the logs of one group's replicas, and is emptied again.
-    `options.incremental` only affects Raft groups. `found(report)` receives each report at once,
-    even if this function raises for a different group later. Raises NotAudited, ClientError,
+    `options.incremental` only affects Raft groups. `on_report(report)` receives each report at
+    once, even if this function raises for a different group later. Raises NotAudited, ClientError,
     StoreError, HistoryUnfit, ValueError, OSError.
     """
     options.check()
@@ -82,7 +82,7 @@ def audit_cluster(
             refused.append(f"{name}: {error}")
         else:
             reports.append(report)
-            found(report)
+            on_report(report)
     if refused:
         raise NotAudited("; ".join(refused))
     return reports
@@ -112,8 +112,10 @@ def _report_of(
                 unasked = "what was sent: only the logs of Raft groups are compared with that"
                 report = replace(report, not_judged=(unasked, *report.not_judged))
             return report
-        with place_for_tables(options.staging, root) as place:
-            report = run(spark, copied.stores, copied.subject, options, place, copied.ends)
+        with directory_for_tables(options.staging, root) as table_directory:
+            report = run(
+                spark, copied.stores, copied.subject, options, table_directory, copied.ends
+            )
         offsets = asyncio.run(_offsets_check(connection, copied.leader))
         return replace(
             report,
@@ -128,12 +130,14 @@ def _report_step(progress: Callable[[str], None], group: str, what: str) -> None
 
 async def _groups(connection: Connection, group: str | None) -> dict[str, BrokerData]:
     async with admin_of(connection) as admin:
-        found = dict((await admin.cluster.info()).brokers)
-    if not found:
+        brokers = dict((await admin.cluster.info()).brokers)
+    if not brokers:
         raise NotAudited(f"the name server {connection.namesrv} knows no broker")
-    if group is not None and group not in found:
-        raise NotAudited(f"there is no broker group {group}; there are {', '.join(sorted(found))}")
-    return found if group is None else {group: found[group]}
+    if group is not None and group not in brokers:
+        raise NotAudited(
+            f"there is no broker group {group}; there are {', '.join(sorted(brokers))}"
+        )
+    return brokers if group is None else {group: brokers[group]}
 
 
 async def _raft_groups(connection: Connection, groups: Mapping[str, BrokerData]) -> set[str]:
@@ -159,7 +163,7 @@ async def _topics(connection: Connection, group: BrokerData) -> list[str]:
 
 async def _offsets_check(connection: Connection, leader: str) -> CheckResult:
     offenders: list[Offender] = []
-    slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+    slots = asyncio.Semaphore(REQUESTS_AT_ONCE_MAX)
     async with admin_of(connection) as admin:
 
         async def ask(group: str) -> None:
@@ -168,9 +172,9 @@ async def _offsets_check(connection: Connection, leader: str) -> CheckResult:
                 answer = await admin.ask(leader, RequestCode.GET_CONSUME_STATS, ext)
             for queue, progress in consume_stats(loads_object(answer.body)).queues.items():
                 if progress.behind < 0:
-                    place = {"topic": queue.topic, "queue_id": queue.queue_id}
+                    queue_of = {"topic": queue.topic, "queue_id": queue.queue_id}
                     ends = {"offset": progress.consumer_offset, "end": progress.broker_offset}
-                    offenders.append({"group": group} | place | ends)
+                    offenders.append({"group": group} | queue_of | ends)
 
         await asyncio.gather(*(ask(name) for name in await admin.group.configs(leader)))
     title = "offsets that groups have committed behind their queue's end"

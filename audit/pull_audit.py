@@ -34,7 +34,7 @@ def pulled_report(
     spark: SparkSession, connection: Connection, group: str, topics: Iterable[str]
 ) -> AuditReport:
     """Pull all messages of a group's topics. Raises ClientError."""
-    begin = time.monotonic()
+    start_s = time.monotonic()
     everywhere: list[Queue] = []
     unseen = list(UNSEEN)
     first: dict[Queue, int] = {}
@@ -42,28 +42,28 @@ def pulled_report(
     with Cluster(connection) as cluster:
         for topic in sorted(topics):
             try:
-                found_queues = cluster.queues([topic])
-                own = [queue for queue in found_queues if queue.broker == group]
+                queues_of_topic = cluster.queues([topic])
+                own = [queue for queue in queues_of_topic if queue.broker == group]
                 first |= cluster.earliest(own)
                 end |= cluster.latest(own)
-                everywhere += found_queues
+                everywhere += queues_of_topic
             except NoRoute:
                 unseen.append(f"topic {topic}: no name server has a route to it")
             except BrokerRefused as error:
                 if error.code != ResponseCode.TOPIC_NOT_EXIST:
                     raise
     queues = [queue for queue in everywhere if queue.broker == group]
-    wanted = [queue for queue in queues if end[queue] > first[queue]]
+    pending = [queue for queue in queues if end[queue] > first[queue]]
     # Queues of other broker groups are not read.
     first = {queue: first.get(queue, LATEST) for queue in everywhere}
     end = {queue: end.get(queue, LATEST) for queue in everywhere}
-    found: dict[Queue, tuple[int, int]] = {}
+    counts: dict[Queue, tuple[int, int]] = {}
     damaged: list[Offender] = []
-    for topic in sorted({queue.topic for queue in wanted}):
-        own = [queue for queue in wanted if queue.topic == topic]
+    for topic in sorted({queue.topic for queue in pending}):
+        own = [queue for queue in pending if queue.topic == topic]
         parts = ({q: to[q] for q in everywhere if q.topic == topic} for to in (first, end))
         try:
-            found |= _counted(spark, connection, own, *parts)
+            counts |= _counted(spark, connection, own, *parts)
         except PySparkException as error:
             damaged.append({"topic": topic, "what": _reason(str(error))})
     holes: list[Offender] = [
@@ -74,7 +74,7 @@ def pulled_report(
             "to": end[queue],
             "messages": count,
         }
-        for queue, (count, distinct) in sorted(found.items())
+        for queue, (count, distinct) in sorted(counts.items())
         if not count == distinct == end[queue] - first[queue]
     ]
     checks = [
@@ -85,15 +85,15 @@ def pulled_report(
         )
     ]
     figures = {
-        "stored": sum(count for count, _ in found.values()),
-        "topics": len({queue.topic for queue in found}),
+        "stored": sum(count for count, _ in counts.values()),
+        "topics": len({queue.topic for queue in counts}),
     }
     return AuditReport(
         topic="",
         stores=(),
         figures=figures,
         checks=tuple(checks),
-        seconds=time.monotonic() - begin,
+        seconds=time.monotonic() - start_s,
         mode=CLASSIC,
         group=group,
         not_judged=tuple(unseen),

@@ -71,24 +71,24 @@ def run(
     directories: Mapping[str, str],
     subject: Subject,
     options: AuditOptions,
-    place: str,
+    table_directory: str,
     queue_ends_seen: Mapping[tuple[str, int], int] | None = None,
 ) -> AuditReport:
     """Audit the stores in `directories`, by name.
 
-    `place` is an empty directory for the staged tables, a path or URI. `queue_ends_seen` has the
-    queue ends that consumers of a running group see, by topic and number. The end of an audit
+    `directory` is an empty directory for the staged tables, a path or URI. `queue_ends_seen` has
+    the queue ends that consumers of a running group see, by topic and number. The end of an audit
     without faults is saved in `options.results`. Raises StoreError, HistoryUnfit, OSError.
     """
     stores = opened_stores(directories)
     history, topic, acknowledged = options.history, options.topic, options.acknowledged
     kept, progress = options.kept(subject.group or ""), options.progress
     with enough_partitions(spark, stores):
-        begin, begun_ms = time.monotonic(), time.time_ns() // 1_000_000
+        start_s, started_ms = time.monotonic(), time.time_ns() // 1_000_000
         since = kept.ended() if kept is not None and options.incremental else None
         progress(f"reading the logs of {', '.join(stores)}")
         torn = 0 if history is None else torn_lines_allowed(history)
-        tables = stage(spark, stores, history, topic, place, subject, since)
+        tables = stage(spark, stores, history, topic, table_directory, subject, since)
         staged = time.monotonic()
         count = sum(store.records for store in tables.limits.stores)
         progress(f"checking {count:,} records")
@@ -121,24 +121,24 @@ def run(
             results.append(ends_check(queue_ends_seen, queue_ends(tables)))
         ranges: list[Range] = []
         if kept is not None:
-            check, ranges = ranges_check(tables, [] if since else kept.ranges(), begun_ms)
+            check, ranges = ranges_check(tables, [] if since else kept.ranges(), started_ms)
             results.append(check)
         end = time.monotonic()
         report = AuditReport(
             topic=topic,
             stores=tuple(
-                StoreReport(s.store, s.begin, s.data_end, s.commit, s.agreed, s.records, s.frames)
+                StoreReport(s.store, s.start, s.data_end, s.commit, s.agreed, s.records, s.frames)
                 for s in tables.limits.stores
             ),
             figures=sends.figures,
-            checks=tuple(_with_places(result, stores) for result in results),
+            checks=tuple(_with_locations(result, stores) for result in results),
             mode=tables.limits.mode,
             group=subject.group or "",
             voters=tuple(sorted(tables.limits.members.voters)),
             voters_source=tables.limits.members.source,
-            seconds=end - begin,
+            seconds=end - start_s,
             phases={
-                "stage": staged - begin,
+                "stage": staged - start_s,
                 "checks": checked - staged,
                 "files": judged - checked,
                 "replicas": end - judged,
@@ -152,7 +152,7 @@ def run(
         )
         if kept is not None and report.ok:
             earlier = kept.ranges() if since else []
-            kept.save(ended_at(tables, held, files, begun_ms), [*earlier, *ranges])
+            kept.save(ended_at(tables, held, files, started_ms), [*earlier, *ranges])
         return report
 
 
@@ -255,19 +255,19 @@ def evaluate(checks: list[Check]) -> list[CheckResult]:
 
 def _first_of(check: Check) -> list[Row]:
     """Return the first offenders, with an equal share for each store."""
-    found = check.offenders
+    offenders = check.offenders
     if "store" not in check.columns:
-        return [*found.orderBy(*check.sorted_by).limit(OFFENDERS_MAX).collect()]
+        return [*offenders.orderBy(*check.sorted_by).limit(OFFENDERS_MAX).collect()]
     of_store = Window.partitionBy("store").orderBy(*check.sorted_by)
-    ranked = found.withColumn("rank", F.row_number().over(of_store))
+    ranked = offenders.withColumn("rank", F.row_number().over(of_store))
     first = ranked.orderBy("rank", "store").limit(OFFENDERS_MAX)
     return [*first.orderBy(*check.sorted_by).drop("rank").collect()]
 
 
-def _with_places(result: CheckResult, stores: Mapping[str, Store]) -> CheckResult:
+def _with_locations(result: CheckResult, stores: Mapping[str, Store]) -> CheckResult:
     """Add file and offset to the offenders that have a store and a log position."""
     offenders = tuple(
-        {**offender, "place": stores[offender["store"]].file_at(offender["position"])}
+        {**offender, "location": stores[offender["store"]].file_at(offender["position"])}
         if offender.get("store") in stores and isinstance(offender.get("position"), int)
         else offender
         for offender in result.offenders
@@ -286,13 +286,13 @@ def _by_table(checks: Iterable[Check]) -> list[list[Check]]:
 def _history_lines(tables: Tables, torn: int) -> CheckResult:
     """Count lines of the history that are no event, except `torn` of them."""
     corrupt = tables.events.where(F.col("corrupt").isNotNull())
-    found = corrupt.count()
-    rows = corrupt.select("corrupt").limit(OFFENDERS_MAX).collect() if found > torn else []
+    count = corrupt.count()
+    rows = corrupt.select("corrupt").limit(OFFENDERS_MAX).collect() if count > torn else []
     return CheckResult(
         "history_lines",
         "lines of the history that are no event",
         True,
-        max(0, found - torn),
+        max(0, count - torn),
         tuple({"line": row["corrupt"][:200]} for row in rows),
     )
 

@@ -104,8 +104,8 @@ def cause(error: Exception) -> str:
     """Return one of SPARK_ERRORS as a line, without Java's stack."""
     text = str(error)
     deepest = [line for line in text.splitlines() if line.startswith(_CAUSE)][-1:]
-    found = _CLASSIFIED.findall(text)[:1] or [line.removeprefix(_CAUSE) for line in deepest]
-    return str((found or [type(error).__name__])[0])
+    causes = _CLASSIFIED.findall(text)[:1] or [line.removeprefix(_CAUSE) for line in deepest]
+    return str((causes or [type(error).__name__])[0])
 
 
 def _let_workers_import_us() -> None:

@@ -57,7 +57,7 @@ class Cluster:
         self._root = root
         self._directory = tempfile.mkdtemp(prefix="bench-cost-")
         pairs = ["=".join(item) for item in SETTINGS.items()] + list(also)
-        settings = [part for pair in pairs for part in ("--set", pair)]
+        settings = [argument for pair in pairs for argument in ("--set", pair)]
         try:
             self._mqcluster("up", *settings, "--timeout", "120")
             nodes = json.loads(self._mqcluster("status", "--json"))["nodes"]
@@ -85,9 +85,9 @@ class Cluster:
 
     def _busy(self, seconds: float) -> tuple[float, float]:
         """Return the CPU of leader and follower from now on, in us per second."""
-        before, begun_s = self._brokers(), time.perf_counter()
+        before, start_s = self._brokers(), time.perf_counter()
         time.sleep(seconds)
-        after, elapsed_s = self._brokers(), time.perf_counter() - begun_s
+        after, elapsed_s = self._brokers(), time.perf_counter() - start_s
         return (after[0] - before[0]) / elapsed_s, (after[1] - before[1]) / elapsed_s
 
     def find_idle(self) -> None:
@@ -127,9 +127,9 @@ class Cluster:
         return uvloop.run(load)
 
     def wire(self, count: int, in_flight: int, batch: int = 0) -> Figures:
-        before, begun_s = self._brokers(), time.process_time()
+        before, start_s = self._brokers(), time.process_time()
         result = self.load(count, in_flight, batch)
-        client = (time.process_time() - begun_s) * 1e6 / result.messages
+        client = (time.process_time() - start_s) * 1e6 / result.messages
         leader, follower = self._spent(before, result.messages)
         return {"leader": leader, "follower": follower, "client": client, "rate": result.rate}
 
@@ -203,11 +203,11 @@ def main(
         Path(json_path).write_text(json.dumps(result, indent=1))
 
 
-def _table(found: dict[str, list[dict[str, Figures]]]) -> Table:
+def _table(figures: dict[str, list[dict[str, Figures]]]) -> Table:
     table = Table("what", "checkout", "leader", "follower", "client", "a second")
-    whats: list[Any] = list(next(iter(found.values()))[0])
+    whats: list[Any] = list(next(iter(figures.values()))[0])
     for what in whats:
-        for name, rounds in found.items():
+        for name, rounds in figures.items():
             names = ("leader", "follower", "client", "rate")
             medians = [statistics.median(turn[what][one] for turn in rounds) for one in names]
             cells = [f"{value:.2f}" for value in medians[:3]]

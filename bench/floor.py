@@ -23,7 +23,7 @@ from raftmq.store.record import MessageRecord, encode_record
 _LENGTHS = struct.Struct(">ii")
 _OPAQUE = re.compile(rb'"opaque":(\d+)')
 _PULL = b'"code":11,'
-_FOUND, _NOTHING = 0, 19
+_SUCCESS, _NOTHING = 0, 19
 _PROPERTIES = (
     b"UNIQ_KEY\x01%032X\x02WAIT\x01true\x02MSG_REGION\x01R\x02TRACE_ON\x01true\x02CLUSTER\x01C"
 )
@@ -53,7 +53,7 @@ class _Canned(asyncio.Protocol):
         each, count = int(desired["maxMsgNums"]), int(desired["queueOffset"])
         # All responses and a last empty response; few messages fit into a single pull.
         full = max(1, count // each)
-        self._answer, self._answers = _answer(_FOUND, _record() * min(each, count)), full + 1
+        self._answer, self._answers = _answer(_SUCCESS, _record() * min(each, count)), full + 1
         self._stream()
 
     def data_received(self, data: bytes) -> None:

@@ -58,13 +58,13 @@ async def measure(spark: SparkSession, count: int) -> list[Row]:
             rows.append((what, rate, "messages/s", f"{rate / raw.rate:.0%} of raw pulls (goal 50)"))
         connection = connection_of({"namesrv": group.namesrv})
         with tempfile.TemporaryDirectory() as kept:
-            whole_s = await audited_s(spark, connection, Path(kept), incremental=False)
-            rows.append(("audit of the running group", whole_s, "s", ""))
+            full_s = await audited_s(spark, connection, Path(kept), incremental=False)
+            rows.append(("audit of the running group", full_s, "s", ""))
             more = count // BATCH // 100
             await fill(group.address, more)
             added_s = await audited_s(spark, connection, Path(kept), incremental=True)
-            beside = f"{added_s / whole_s:.0%} of that (goal 10, of 5 million)"
-            rows.append(("incrementally, after 1 % more", added_s, "s", beside))
+            note = f"{added_s / full_s:.0%} of that (goal 10, of 5 million)"
+            rows.append(("incrementally, after 1 % more", added_s, "s", note))
         stores = {node.name: group.cluster.store_of(node) for node in group.cluster.state().brokers}
         await group.cluster.end(group.cluster.state().brokers, 60.0)
         started = time.perf_counter()
@@ -111,8 +111,8 @@ async def measure_sink(spark: SparkSession, count: int) -> list[Row]:
                 spark, group.namesrv, count
             )  # Spark finds the format in its session's thread only
             times.append(time.perf_counter() - started)
-        beside = f"{count / min(times) / reference:.0%} of the Producer (goal 50)"
-        rows.append(("format raftmq, written", count / min(times), "messages/s", beside))
+        note = f"{count / min(times) / reference:.0%} of the Producer (goal 50)"
+        rows.append(("format raftmq, written", count / min(times), "messages/s", note))
     return rows
 
 
@@ -121,12 +121,12 @@ async def produce(namesrv: str, count: int) -> float:
     async with Producer("bench", namesrv) as producer:
         waiting = iter(range(count // BATCH))
 
-        async def lane() -> None:
+        async def sending() -> None:
             for _ in waiting:
                 await producer.send_batch([Message(TOPIC, BODY) for _ in range(BATCH)], 30_000)
 
         started = time.perf_counter()
-        await asyncio.gather(*(lane() for _ in range(IN_FLIGHT)))
+        await asyncio.gather(*(sending() for _ in range(IN_FLIGHT)))
         return time.perf_counter() - started
 
 
@@ -186,8 +186,8 @@ def main(messages: int, json_path: str | None, sink_only: bool) -> None:
         rows = uvloop.run(measure(spark, messages)) if not sink_only else []
         rows += uvloop.run(measure_sink(spark, messages))
     table = Table("what", "figure", "", "beside")
-    for what, figure, unit, beside in rows:
-        table.add_row(what, f"{figure:,.1f}" if unit == "s" else f"{figure:,.0f}", unit, beside)
+    for what, figure, unit, note in rows:
+        table.add_row(what, f"{figure:,.1f}" if unit == "s" else f"{figure:,.0f}", unit, note)
     Console().print(table)
     if json_path:
         result: list[Any] = [list(row) for row in rows]

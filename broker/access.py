@@ -48,13 +48,13 @@ class Access:
     def service(self, on_change: Callable[[], None]) -> Service:
         """`on_change()` is called soon after the accounts in force have changed."""
 
-        def look() -> None:
+        def poll() -> None:
             if self.book.changed():
                 on_change()
 
         if not self.enabled:
             return Service()
-        changes = Chore("accounts", 0, look, lambda: 0 if self.book.has_new else IDLE_MS)
+        changes = Chore("accounts", 0, poll, lambda: 0 if self.book.has_new else IDLE_MS)
         return Service(chores=[*self.book.chores(), changes])
 
     def check(self, connection: Connection, request: RemotingCommand) -> None:

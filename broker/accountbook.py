@@ -62,7 +62,7 @@ class AccountBook:
         self._file = file
         self._wins = context.config.acl_file_wins
         self._seen = self.current()
-        self._told = ""  # the reason for which the file did not replace the group's accounts
+        self._logged = ""  # the reason for which the file did not replace the group's accounts
         self._changing = asyncio.Lock()  # each change is based on the last
 
     @property
@@ -87,7 +87,7 @@ class AccountBook:
 
     def chores(self) -> list[Chore]:
         if self._config.is_classic:
-            return [Chore("acl_file", WATCH_MS, self._look_at_file)]
+            return [Chore("acl_file", WATCH_MS, self._check_file)]
         return [Chore("acl_seed", SEED_MS, self.seed_if_needed)]
 
     async def change(self, changed: Callable[[Accounts], Accounts]) -> None:
@@ -127,9 +127,9 @@ class AccountBook:
         try:
             await asyncio.get_running_loop().run_in_executor(None, self._file.read)
         except AclError as error:
-            if (told := str(error)) != self._told:
-                LOG.error("acl_not_seeded: %s", told)
-            self._told = told
+            if (text := str(error)) != self._logged:
+                LOG.error("acl_not_seeded: %s", text)
+            self._logged = text
             return
         if not self._needs_seed:  # any more
             return
@@ -152,7 +152,7 @@ class AccountBook:
             return False
         return self._wins or self._table.accounts is None
 
-    async def _look_at_file(self) -> None:
+    async def _check_file(self) -> None:
         await self._with_file(self._file.read_if_changed)
 
 

@@ -90,7 +90,7 @@ from .tables.state import announce
 from .tables.timer_wheel import TimerWheel
 from .transactions.service import Halves, Transactions
 from .wiring import (
-    Told,
+    Callbacks,
     make_keeper,
     make_registrar,
     make_replication,
@@ -143,7 +143,7 @@ class Broker:
         self._opened = opened
         self._linger_s = 0.0
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.begins_anew = False  # it failed only to be restarted at once
+        self.restarts = False  # it failed only to be restarted at once
 
         # Shared by all parts.
         self.config, self.disk, self.state, self.store = config, opened.disk, state, store
@@ -249,12 +249,12 @@ class Broker:
         # The log and its retention.
         template = template_topic(config)
         self.registrar = make_registrar(opened, context, template)
-        told = Told(
+        callbacks = Callbacks(
             self._arrived,
             self._topics_changed,
             self._role_changed,
             self._on_fatal,
-            self._begin_anew,
+            self._restart,
         )
         others = OtherGroups(
             config, RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
@@ -269,11 +269,11 @@ class Broker:
             context, self.sends, self.clients, wheel, self.halves, others, self.registrar.trigger
         )
         self.engine, self.application = make_replication(
-            opened, context, self.sends, self.pulls, self._activity, told
+            opened, context, self.sends, self.pulls, self._activity, callbacks
         )
         self.log.attach(self.engine)
         if not config.is_classic:
-            self.log.raft.identity.tell(self.registrar.trigger)
+            self.log.raft.identity.subscribe(self.registrar.trigger)
         self.backups = Backups(context)
         self.retention = Retention(store, config, wall_ms, clock_ms)
         self.unexpired = Unexpired(store.queues, state.offsets, self.events)
@@ -397,7 +397,7 @@ class Broker:
             tls=opened.tls.server,
             budgets=context.budgets,
             server_limits=ServerLimits(backlog=opened.shares.accepted_at_once),
-            on_held=Trimmer().look,
+            on_held=Trimmer().poll,
             with_accounts=self.access.enabled,
         )
         self._client_room = ClientRoom(opened.shares, store, self.server)
@@ -516,9 +516,9 @@ class Broker:
         if not self.failed.done():
             self.failed.set_result(reason)
 
-    def _begin_anew(self, reason: str) -> None:
+    def _restart(self, reason: str) -> None:
         """End this broker, because its data is void; the next start rebuilds it."""
-        self.begins_anew = True
+        self.restarts = True
         self._on_fatal(reason)
 
     # ---- events ---------------------------------------------------------------------------

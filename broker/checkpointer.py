@@ -173,7 +173,7 @@ class RaftKeeper:
                 limit.lower(needed, FOR_BACKUP)
         after = before
         if limit.position > before:
-            early = self._unexpired.begin(max(before, looked.by_age)) if forced else None
+            early = self._unexpired.start(max(before, looked.by_age)) if forced else None
             after = await engine.delete_before(limit.position)
             if early is not None:
                 self._unexpired.end(early, after)
@@ -235,7 +235,7 @@ class ClassicKeeper:
             limit.lower(self._spare(expired), FOR_DELIVERY)
         if limit.position > before:
             forced = self._retention.forced
-            early = self._unexpired.begin(max(before, looked.by_age)) if forced else None
+            early = self._unexpired.start(max(before, looked.by_age)) if forced else None
             after = await self._context.log.engine.delete_before(limit.position)
             if early is not None:
                 self._unexpired.end(early, after)

@@ -50,7 +50,7 @@ TAGS_PER_HEARTBEAT_MAX = 20_000  # .5 us each
 EXPRESSIONS_CHARS_MAX = 1 << 18  # of a heartbeat's subscriptions together
 GROUPS_PER_STEP = 50
 PROMPT_MEMBERS_MAX = 32  # members of a group that is notified of each change
-TELL_PAUSE_MS = 50  # between two notifications of a larger group
+NOTIFY_PAUSE_MS = 50  # between two notifications of a larger group
 WARN_PAUSE_MS = 600_000  # between two warnings about a group's subscriptions
 MEMBERSHIPS_PER_CONNECTION_MAX = 2 * GROUPS_PER_HEARTBEAT_MAX  # a process has one client id
 
@@ -122,13 +122,13 @@ class ConsumerGroup:
         self._wishes: dict[Wishes, list[int]] = {}
         self.warned_ms: int | None = None
 
-    def update(self, told: ConsumerData) -> bool:
+    def update(self, data: ConsumerData) -> bool:
         """Apply a heartbeat; return True if a subscription changed."""
-        self.consume_type = told.consume_type
-        self.message_model = told.message_model
-        self.consume_from_where = told.consume_from_where
+        self.consume_type = data.consume_type
+        self.message_model = data.message_model
+        self.consume_from_where = data.consume_from_where
         fresh = {
-            name: self._newer(subscription) for name, subscription in told.subscriptions.items()
+            name: self._newer(subscription) for name, subscription in data.subscriptions.items()
         }
         changed = fresh.keys() != self.subscriptions.keys() or any(
             _wish(fresh[topic]) != _wish(self.subscriptions[topic]) for topic in fresh
@@ -136,14 +136,14 @@ class ConsumerGroup:
         self.subscriptions = fresh
         return changed
 
-    def _newer(self, told: Subscription) -> Subscription:
-        known = self.subscriptions.get(told.topic)
-        return told if known is None or told.version >= known.version else known
+    def _newer(self, subscription: Subscription) -> Subscription:
+        known = self.subscriptions.get(subscription.topic)
+        return subscription if known is None or subscription.version >= known.version else known
 
-    def renew(self, told: list[Subscription]) -> bool:
+    def renew(self, subscriptions: list[Subscription]) -> bool:
         """Apply newer versions of existing subscriptions; return True if any changed."""
         changed = False
-        for fresh in told:
+        for fresh in subscriptions:
             old = self.subscriptions.get(fresh.topic)
             if old is not None and fresh.version > old.version:
                 self.subscriptions[fresh.topic] = fresh
@@ -154,12 +154,12 @@ class ConsumerGroup:
     def kept_bytes(self) -> int:
         return _kept_bytes(self.subscriptions) + sum(kept for _, kept in self._wishes.values())
 
-    def wish(self, member: Member, wanted: Wishes, kept_bytes: int) -> None:
-        if member.wishes == wanted:
+    def wish(self, member: Member, wishes: Wishes, kept_bytes: int) -> None:
+        if member.wishes == wishes:
             return
         self.forget_wishes(member)
-        member.wishes = next((one for one in self._wishes if one == wanted), wanted)
-        if wanted:
+        member.wishes = next((one for one in self._wishes if one == wishes), wishes)
+        if wishes:
             self._wishes.setdefault(member.wishes, [0, kept_bytes])[0] += 1
 
     def forget_wishes(self, member: Member) -> None:
@@ -169,15 +169,15 @@ class ConsumerGroup:
                 del self._wishes[member.wishes]
         member.wishes = frozenset()
 
-    def knows(self, wanted: Wishes) -> bool:
-        return not wanted or wanted in self._wishes
+    def knows(self, wishes: Wishes) -> bool:
+        return not wishes or wishes in self._wishes
 
-    def agrees(self, client_id: str, wanted: Wishes) -> bool:
+    def agrees(self, client_id: str, wishes: Wishes) -> bool:
         """Return whether all other members have these subscriptions."""
         member = self.members.get(client_id)
         own = None if member is None else member.wishes
-        return not wanted or all(
-            one == wanted or (one == own and count == 1) for one, (count, _) in self._wishes.items()
+        return not wishes or all(
+            one == wishes or (one == own and count == 1) for one, (count, _) in self._wishes.items()
         )
 
     @property
@@ -234,7 +234,7 @@ class ClientTable:
         self._may_replace = may_replace
         self._must_agree = must_agree
         self._count = 0  # memberships
-        self._just_told: set[str] = set()  # large groups notified since the last `tell`
+        self._just_notified: set[str] = set()  # large groups notified since the last pass
         self._untold: dict[str, None] = {}  # those that have changed again
         self._requesters: dict[str, ClientConnection] = {}  # client id → connection of its request
         self._requesters_by: dict[ClientConnection, set[str]] = {}
@@ -251,7 +251,12 @@ class ClientTable:
         return Service(
             chores=[
                 Chore("client_expiry", expiry_ms, lambda: self.expire(clock_ms())),
-                Chore("tell", TELL_PAUSE_MS, self.tell, lambda: 0 if self._just_told else IDLE_MS),
+                Chore(
+                    "notify_pending",
+                    NOTIFY_PAUSE_MS,
+                    self.notify_pending,
+                    lambda: 0 if self._just_notified else IDLE_MS,
+                ),
             ]
         )
 
@@ -280,9 +285,11 @@ class ClientTable:
         if len(producers) + len(consumers) > GROUPS_PER_HEARTBEAT_MAX:
             raise BodyError(f"a heartbeat of more than {GROUPS_PER_HEARTBEAT_MAX} groups")
         _check_texts(consumers)
-        told = yield from _in_steps(consumers, _consumer_data)
+        consumer_data = yield from _in_steps(consumers, _consumer_data)
         produced = [_name(fields, "groupName") for fields in producers]
-        yield from _in_steps(told, lambda consumer: self._on_consumer_group(consumer.group))
+        yield from _in_steps(
+            consumer_data, lambda consumer: self._on_consumer_group(consumer.group)
+        )
 
         def consumes(consumer: ConsumerData) -> bool:
             group = self.consumers.get(consumer.group) or ConsumerGroup(consumer.group)
@@ -299,23 +306,23 @@ class ClientTable:
             )
             self.producers[name] = members
 
-        changes = yield from _in_steps(told, consumes)
+        changes = yield from _in_steps(consumer_data, consumes)
         yield from _in_steps(produced, produces)
         return any(changes)
 
-    def _take_in(self, group: ConsumerGroup, told: ConsumerData, member: Member) -> bool:
+    def _take_in(self, group: ConsumerGroup, data: ConsumerData, member: Member) -> bool:
         """Add or refresh a consumer; return True if its group changed. Raises Refused."""
-        wanted = told.wishes
-        if self._must_agree() and not group.agrees(member.client_id, wanted):
+        wishes = data.wishes
+        if self._must_agree() and not group.agrees(member.client_id, wishes):
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
                 f"other consumers of group {group.name} have other subscriptions than"
                 f" {member.client_id}",
                 tag="INCONSISTENT_SUBSCRIPTIONS",
             )
-        before, told_bytes = group.kept_bytes, told.kept_bytes
-        more = max(0, told_bytes - _kept_bytes(group.subscriptions))
-        more += 0 if group.knows(wanted) else told_bytes
+        before, new_bytes = group.kept_bytes, data.kept_bytes
+        more = max(0, new_bytes - _kept_bytes(group.subscriptions))
+        more += 0 if group.knows(wishes) else new_bytes
         if not self._kept.take(more):
             raise busy("clients have told as much as is kept")
         try:
@@ -324,8 +331,8 @@ class ClientTable:
             self._kept.give_back(more)
             raise
         self.consumers[group.name] = group
-        changed = group.update(told)
-        group.wish(group.members[member.client_id], wanted, told_bytes)
+        changed = group.update(data)
+        group.wish(group.members[member.client_id], wishes, new_bytes)
         self._kept.give_back(before + more - group.kept_bytes)
         if not group.is_consistent:
             self._warn(group, member.last_ms)
@@ -336,12 +343,12 @@ class ClientTable:
         if group.warned_ms is not None and now_ms < group.warned_ms + WARN_PAUSE_MS:
             return
         group.warned_ms = now_ms
-        found = group.differences()
-        client_id, (first, *_) = next(iter(found.items()))
+        differences = group.differences()
+        client_id, (first, *_) = next(iter(differences.items()))
         log.warning(
             "subscriptions_inconsistent group=%s clients=%d client=%s topic=%s"
             " expression=%s others=%s",
-            group.name, len(found), client_id, first.topic, first.expression, first.others,
+            group.name, len(differences), client_id, first.topic, first.expression, first.others,
         )  # fmt: skip
 
     def _join(self, members: dict[str, Member], consumer: bool, group: str, member: Member) -> bool:
@@ -410,18 +417,18 @@ class ClientTable:
                     self._notify(name)
 
     def client_ids(self, group: str) -> list[str]:
-        found = self.consumers.get(group)
-        return sorted(found.members) if found is not None else []
+        consumer_group = self.consumers.get(group)
+        return sorted(consumer_group.members) if consumer_group is not None else []
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
-        found = self.consumers.get(group)
-        return found.subscriptions.get(topic) if found is not None else None
+        consumer_group = self.consumers.get(group)
+        return consumer_group.subscriptions.get(topic) if consumer_group is not None else None
 
     def has_left(self, group: str, topic: str) -> bool:
         """Return whether the connected consumers subscribe only to different topics. Retry topics
         always belong to their group."""
-        found = self.consumers.get(group)
-        subscribed = found.subscriptions if found is not None else {}
+        consumer_group = self.consumers.get(group)
+        subscribed = consumer_group.subscriptions if consumer_group is not None else {}
         return bool(subscribed) and topic not in subscribed and not topic.startswith(RETRY_PREFIX)
 
     def producer_connection(self, client_id: str) -> ClientConnection | None:
@@ -460,12 +467,12 @@ class ClientTable:
         self._requesters[client_id] = connection
         self._requesters_by.setdefault(connection, set()).add(client_id)
 
-    def set_subscriptions(self, group_name: str, told: list[Any]) -> None:
+    def set_subscriptions(self, group_name: str, entries: list[Any]) -> None:
         """Apply the subscriptions that a consumer reported when asked. Raises BodyError."""
         group = self.consumers.get(group_name)
-        if group is None or not isinstance(told, list):
+        if group is None or not isinstance(entries, list):
             return
-        fresh = [subscription_from_json(entry) for entry in told[:SUBSCRIPTIONS_PER_GROUP_MAX]]
+        fresh = [subscription_from_json(entry) for entry in entries[:SUBSCRIPTIONS_PER_GROUP_MAX]]
         known = group.subscriptions
         fresh = [subscription for subscription in fresh if subscription.topic in known]
         more = sum(one.kept_bytes - known[one.topic].kept_bytes for one in fresh)
@@ -489,10 +496,10 @@ class ClientTable:
         memberships = self._by_connection.get(connection, ())
         return any(consumer and name == group for consumer, name, _ in memberships)
 
-    def tell(self) -> None:
+    def notify_pending(self) -> None:
         """Notify large groups of collected changes, once per TELL_PAUSE_MS."""
         untold, self._untold = self._untold, {}
-        self._just_told.clear()
+        self._just_notified.clear()
         for name in untold:
             self._notify(name)
 
@@ -504,8 +511,8 @@ class ClientTable:
     def _members(self, consumer: bool, group: str) -> dict[str, Member]:
         if not consumer:
             return self.producers.get(group, {})
-        found = self.consumers.get(group)
-        return {} if found is None else found.members
+        consumer_group = self.consumers.get(group)
+        return {} if consumer_group is None else consumer_group.members
 
     def _leave(self, consumer: bool, group: str, client_id: str) -> bool:
         members = self._members(consumer, group)
@@ -542,10 +549,10 @@ class ClientTable:
         if group is None or not self._notify_enabled(group_name):
             return
         if len(group.members) > PROMPT_MEMBERS_MAX:
-            if group_name in self._just_told:
+            if group_name in self._just_notified:
                 self._untold[group_name] = None
                 return
-            self._just_told.add(group_name)
+            self._just_notified.add(group_name)
         _tell(group.members.values(), group_name)
 
 
@@ -587,10 +594,10 @@ def _in_steps(items: Iterable[T], take: Callable[[T], R]) -> Steps[list[R]]:
 
 def _groups(body: dict[str, Any], key: str) -> list[Any]:
     """Return the groups of a heartbeat under `key`. Raises BodyError."""
-    found = body.get(key) or []
-    if not isinstance(found, list):
+    groups = body.get(key) or []
+    if not isinstance(groups, list):
         raise BodyError(f"{key} of a heartbeat is no list")
-    return found
+    return groups
 
 
 def _name(fields: Any, key: str) -> str:
@@ -603,8 +610,12 @@ def _name(fields: Any, key: str) -> str:
 
 def _check_texts(consumers: list[Any]) -> None:
     """Raise BodyError if a heartbeat's subscriptions have too much text."""
-    told = [fields.get("subscriptionDataSet") for fields in consumers if isinstance(fields, dict)]
-    lists = [subscriptions for subscriptions in told if isinstance(subscriptions, list)]
+    subscription_sets = [
+        fields.get("subscriptionDataSet") for fields in consumers if isinstance(fields, dict)
+    ]
+    lists = [
+        subscriptions for subscriptions in subscription_sets if isinstance(subscriptions, list)
+    ]
     texts = [
         text
         for subscriptions in lists
@@ -620,10 +631,10 @@ def _check_texts(consumers: list[Any]) -> None:
 def _consumer_data(fields: Any) -> ConsumerData:
     """Read a ConsumerData bean. Raises BodyError."""
     name = _name(fields, "groupName")
-    told = fields.get("subscriptionDataSet") or []
-    if not isinstance(told, list) or len(told) > SUBSCRIPTIONS_PER_GROUP_MAX:
+    entries = fields.get("subscriptionDataSet") or []
+    if not isinstance(entries, list) or len(entries) > SUBSCRIPTIONS_PER_GROUP_MAX:
         raise BodyError("subscriptionDataSet is not a list, or too long")
-    subscriptions = [subscription_from_json(entry) for entry in told]
+    subscriptions = [subscription_from_json(entry) for entry in entries]
     return ConsumerData(
         name,
         _word(fields, "consumeType", "CONSUME_PASSIVELY"),

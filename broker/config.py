@@ -466,51 +466,51 @@ def build_config(settings: Iterable[Setting]) -> BrokerConfig:
 
 def _build(settings: Iterable[Setting]) -> Loaded[BrokerConfig]:
     parted = separate(OPTIONS, tuple(settings), APACHE_KEYS)
-    values, places = parse_settings(OPTIONS, parted.own, parted.refused)
+    values, locations = parse_settings(OPTIONS, parted.own, parted.refused)
 
-    def default(place: str, defaults: Mapping[str, object]) -> None:
+    def default(location: str, defaults: Mapping[str, object]) -> None:
         for name in defaults.keys() - values.keys():
             values[name] = defaults[name]
-            places[name] = place
+            locations[name] = location
 
     if not values.get("enable_dleger_commit_log"):
         default("default in classic mode", CLASSIC)
     if values.get("acl_enable"):
         default("default with aclEnable", {"bind_address": EVERYWHERE})
     config = BrokerConfig(**values)
-    _check_together(config, places)
-    if "bind_address" not in places and not is_loopback(config.broker_ip1):
+    _check_together(config, locations)
+    if "bind_address" not in locations and not is_loopback(config.broker_ip1):
         raise ConfigError(
-            f"{places['broker_ip1']}: brokerIP1={config.broker_ip1}: nobody would listen there:"
+            f"{locations['broker_ip1']}: brokerIP1={config.broker_ip1}: nobody would listen there:"
             " without accounts (aclEnable) and without bindAddress only loopback is listened on;"
             f" set aclEnable=true, or bindAddress={EVERYWHERE} if everybody who reaches this"
             " machine may do everything"
         )
-    keys = {key: places[OPTIONS[key].name] for key in config.without_effect()}
-    unused = [f"{place}: {key}: no effect in this mode" for key, place in keys.items()]
+    keys = {key: locations[OPTIONS[key].name] for key in config.without_effect()}
+    unused = [f"{location}: {key}: no effect in this mode" for key, location in keys.items()]
     warnings = (*unused, *parted.otherwise)
-    return Loaded(config, places, warnings=warnings, not_needed=parted.not_needed)
+    return Loaded(config, locations, warnings=warnings, not_needed=parted.not_needed)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SettingChanges:
     """New values by key, split into live keys and keys that need a restart."""
 
     live: dict[str, Any]
     fixed: dict[str, Any]
 
 
-def parse_live(changes: Mapping[str, object]) -> Wanted:
+def parse_live(changes: Mapping[str, object]) -> SettingChanges:
     """Parse changes of keys. Raises ConfigError for an unknown key or a wrong value."""
-    found = Wanted({}, {})
+    result = SettingChanges({}, {})
     for key, value in changes.items():
         setting = Setting(key, value, "change")
         values, _ = parse_settings(OPTIONS, [setting])
         declared = find(OPTIONS, setting)
         assert declared is not None, key
-        kind = found.live if declared.live else found.fixed
+        kind = result.live if declared.live else result.fixed
         kind[declared.key] = values[declared.name]
-    return found
+    return result
 
 
 def shown_changes(changes: Mapping[str, object]) -> dict[str, object]:
@@ -538,14 +538,14 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
 
     Raises ValueError with the offending entry."""
     peers: list[Peer] = []
-    for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        match = re.fullmatch(r"([A-Za-z0-9_]+)[-=](\[[^\]]+\]|[^:\s]+):(\d{1,5})", part)
+    for entry in filter(None, (piece.strip() for piece in text.split(";"))):
+        match = re.fullmatch(r"([A-Za-z0-9_]+)[-=](\[[^\]]+\]|[^:\s]+):(\d{1,5})", entry)
         if match is None or not 0 < int(match[3]) < 65536:
-            raise ValueError(f"{part!r} is not id-host:port")
+            raise ValueError(f"{entry!r} is not id-host:port")
         try:
             match[2].encode("idna")  # as it is resolved
         except UnicodeError as error:
-            raise ValueError(f"{part!r} names no host: {error}") from error
+            raise ValueError(f"{entry!r} names no host: {error}") from error
         peer = Peer(match[1], match[2].strip("[]"), int(match[3]))
         if peer.node_id in {other.node_id for other in peers}:
             raise ValueError(f"peer id {peer.node_id!r} appears twice")
@@ -577,11 +577,11 @@ def _listeners(config: BrokerConfig) -> Iterator[Listener]:
     yield from config.http_listeners(config.listen_port)
 
 
-def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
+def _check_together(config: BrokerConfig, locations: dict[str, str]) -> None:
     """Check values that depend on each other. Raises ConfigError."""
 
     def fail(name: str, why: str) -> None:
-        raise wrong_value(OPTIONS, config, places, name, why)
+        raise wrong_value(OPTIONS, config, locations, name, why)
 
     for name in ("broker_name", "broker_cluster_name"):
         if problem := name_problem("name", getattr(config, name)):
@@ -604,9 +604,9 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
     except ValueError as error:
         fail("dleger_peers", f"{error}; expected n0-host:port;n1-host:port")
         raise AssertionError("unreachable") from error
-    if "enable_dleger_commit_log" not in places:
+    if "enable_dleger_commit_log" not in locations:
         for name in ("dleger_peers", "dleger_self_id", "dleger_group"):
-            if name in places:
+            if name in locations:
                 fail(
                     name,
                     "is of a Raft group, and enableDLegerCommitLog is not set: true for a replica"
@@ -648,7 +648,7 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         fail("broker_id", "0 is the master's; a SLAVE needs a brokerId of its own, e.g. 1")
     if config.is_classic and not config.is_slave and config.broker_id != 0:
         fail("broker_id", f"a master's brokerId is 0, and brokerRole is {config.broker_role}")
-    check_ports(OPTIONS, config, places, _listeners(config))
+    check_ports(OPTIONS, config, locations, _listeners(config))
     if config.ha_port > 65535:
         fail("listen_port", "haListenPort would be one more: set it")
     if config.election_timeout_max_ms <= config.election_timeout_min_ms:
@@ -666,13 +666,13 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
 def parse_delay_levels(text: str) -> tuple[int, ...]:
     """Return the levels in ms, level 1 first. Raises ValueError with the reason."""
     levels: list[int] = []
-    for part in text.split():
-        found = _LEVEL.fullmatch(part)
-        if found is None:
-            raise ValueError(f"{part!r} is no time such as 10s, 5m, 2h or 1d")
-        delay_ms = int(found[1]) * _UNITS_MS[found[2]]
+    for level in text.split():
+        match = _LEVEL.fullmatch(level)
+        if match is None:
+            raise ValueError(f"{level!r} is no time such as 10s, 5m, 2h or 1d")
+        delay_ms = int(match[1]) * _UNITS_MS[match[2]]
         if delay_ms > DELAY_MS_MAX:
-            raise ValueError(f"{part!r} is longer than a year")
+            raise ValueError(f"{level!r} is longer than a year")
         levels.append(delay_ms)
     if not 0 < len(levels) <= LEVELS_MAX:
         raise ValueError(f"these are {len(levels)} levels, there may be 1 to {LEVELS_MAX}")

@@ -12,7 +12,7 @@ from raftmq.store.message_store import MessageStore
 
 from .scheduler import Chore
 
-LOOK_MS = 5_000  # the log grows by few segments in that time
+CHECK_PERIOD_MS = 5_000  # the log grows by few segments in that time
 
 
 class ClientRoom:
@@ -22,17 +22,17 @@ class ClientRoom:
         self._shares = shares
         self._store = store
         self._server = server
-        self._wanted = ServerLimits().connections_max
+        self._desired = ServerLimits().connections_max
 
     def start(self) -> None:
         """Set the limit; log if more descriptors would raise it."""
-        self.look()
-        warn_if_limited(self._server.connections_max, self._wanted, self._shares.limit)
+        self.poll()
+        warn_if_limited(self._server.connections_max, self._desired, self._shares.limit)
 
     def chore(self) -> Chore:
-        return Chore("client_room", LOOK_MS, self.look)
+        return Chore("client_room", CHECK_PERIOD_MS, self.poll)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Compute the limit from the store's open files."""
         files = self._shares.files_cached + self._store.files_held
-        self._server.connections_max = min(self._wanted, self._shares.clients(files))
+        self._server.connections_max = min(self._desired, self._shares.clients(files))

@@ -33,7 +33,7 @@ class Life:
     recovered: bool = False  # the log is open and can be flushed
     stopping: bool = False
     closed: bool = False  # the log is closed
-    stop_wanted: asyncio.Event = field(default_factory=asyncio.Event)  # by an operator
+    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)  # by an operator
 
     @property
     def serving(self) -> bool:

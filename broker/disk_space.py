@@ -34,7 +34,7 @@ class DiskRoom:
         self.short = False
         self.percent = 0  # used, as df counts it
 
-    def look(self, usage: DiskUsage, mark: DiskMark) -> None:
+    def poll(self, usage: DiskUsage, mark: DiskMark) -> None:
         """Apply the current mark, which may change while the broker runs."""
         self.percent = usage.used_percent
         self.full = mark.is_reached(usage)
@@ -52,7 +52,7 @@ class Forecast:
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES)  # (ms, bytes)
 
-    def look(self, room_bytes: int, clock_ms: int) -> None:
+    def poll(self, room_bytes: int, clock_ms: int) -> None:
         """Add a sample if it is due."""
         if not self._samples or clock_ms - self._samples[-1][0] >= SAMPLE_MS:
             self._samples.append((clock_ms, room_bytes))

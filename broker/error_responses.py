@@ -102,12 +102,16 @@ class Guard:
         answer: Coroutine[Any, Any, RemotingCommand | None],
     ) -> RemotingCommand | None:
         try:
-            found = await answer
+            response = await answer
         except (RaftError, RemotingError) as error:
             return await self._proven_refusal(request, error)
-        if found is not None and found.code == ResponseCode.QUERY_NOT_FOUND and not self._leads():
-            return self._refusal(request, _elsewhere(found.remark))
-        return found
+        if (
+            response is not None
+            and response.code == ResponseCode.QUERY_NOT_FOUND
+            and not self._leads()
+        ):
+            return self._refusal(request, _elsewhere(response.remark))
+        return response
 
     async def _newest(
         self, handler: Handler, connection: Connection, request: RemotingCommand
@@ -156,9 +160,9 @@ class Guard:
         return RemotingCommand.response_to(request, error.code, str(error)[:REMARK_CHARS_MAX], ext)
 
 
-def _elsewhere(words: str | None) -> Refused:
+def _elsewhere(remark: str | None) -> Refused:
     """Return the error of a replica that neither leads nor has the requested object."""
-    return not_leader(f"this replica is not the leader; here, {words}")
+    return not_leader(f"this replica is not the leader; here, {remark}")
 
 
 def _translated(error: RaftError) -> RemotingError:

@@ -20,7 +20,7 @@ class Refused(RemotingError):
     def __init__(
         self,
         code: int,
-        words: str,
+        reason: str,
         *,
         tag: str = "",
         retriable: bool = False,
@@ -28,7 +28,7 @@ class Refused(RemotingError):
     ) -> None:
         self.tag = tag
         self.absent = absent or code in ABSENT_CODES
-        self.remark = f"[{tag}] {words}" if tag else words
+        self.remark = f"[{tag}] {reason}" if tag else reason
         self.retriable = retriable
         super().__init__(self.remark, code=code)
 
@@ -48,8 +48,8 @@ class OutcomeUnknown(RemotingError):
     retriable = True
     tag = UNKNOWN
 
-    def __init__(self, words: str) -> None:
-        self.remark = f"[{UNKNOWN}] {words}"
+    def __init__(self, reason: str) -> None:
+        self.remark = f"[{UNKNOWN}] {reason}"
         super().__init__(self.remark, outcome_unknown=True)
 
 
@@ -61,13 +61,13 @@ class EngineError(Exception):
     """The configured replication engine cannot be used."""
 
 
-def busy(words: str, *, retriable: bool = False) -> Refused:
+def busy(reason: str, *, retriable: bool = False) -> Refused:
     """Return the error of a request for which there is no capacity now."""
-    return Refused(ResponseCode.SYSTEM_BUSY, words, tag="BUSY", retriable=retriable)
+    return Refused(ResponseCode.SYSTEM_BUSY, reason, tag="BUSY", retriable=retriable)
 
 
-def not_leader(words: str = "this replica is not the leader") -> Refused:
-    return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, words, tag=NOT_LEADER)
+def not_leader(reason: str = "this replica is not the leader") -> Refused:
+    return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, reason, tag=NOT_LEADER)
 
 
 def rejected(reason: str) -> Refused:

@@ -19,7 +19,7 @@ class NodeEvents:
         self._was: RoleEvent | None = None
         self.hub = EventHub(wall_ms)
 
-    def tell(self, kind: str, detail: dict[str, Any], term: int | None = None) -> None:
+    def publish(self, kind: str, detail: dict[str, Any], term: int | None = None) -> None:
         self.hub.publish(
             kind,
             node=self._config.node_name,
@@ -33,7 +33,7 @@ class NodeEvents:
         was, self._was = self._was, event
         same = was is not None and (was.role, was.term) == (event.role, event.term)
         if event.role is Role.CANDIDATE and not same:
-            self.tell("electionStarted", {"reason": event.reason}, event.term)
+            self.publish("electionStarted", {"reason": event.reason}, event.term)
         role: str = event.role.value
         if self._config.is_classic:
             role = "slave" if self._config.is_slave else "master"
@@ -43,8 +43,8 @@ class NodeEvents:
             "leader": event.leader,
             "reason": event.reason,
         }
-        self.tell("roleChanged", detail, event.term)
+        self.publish("roleChanged", detail, event.term)
 
     def route_changed(self, server: str, broker_id: int | None, why: str) -> None:
         """Publish this broker's id in the routes of a name server, or null."""
-        self.tell("routeChanged", {"nameServer": server, "brokerId": broker_id, "reason": why})
+        self.publish("routeChanged", {"nameServer": server, "brokerId": broker_id, "reason": why})

@@ -36,18 +36,20 @@ SHARED = (
 
 def environment_of(config: BrokerConfig, own: Mapping[str, str]) -> dict[str, str]:
     """Return the proxy's environment: `own`, with the proxy's settings instead of the broker's."""
-    found = {name: value for name, value in own.items() if not name.startswith(VARIABLE_PREFIX)}
+    environment = {
+        name: value for name, value in own.items() if not name.startswith(VARIABLE_PREFIX)
+    }
     for key in SHARED:
         value = getattr(config, OPTIONS[key].name)
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        found[OPTIONS[key].variable] = text
-    found[f"{VARIABLE_PREFIX}GRPC_SERVER_PORT"] = str(config.grpc_port)
-    found[f"{VARIABLE_PREFIX}HTTP_ENABLE"] = "false"
-    return found
+        environment[OPTIONS[key].variable] = text
+    environment[f"{VARIABLE_PREFIX}GRPC_SERVER_PORT"] = str(config.grpc_port)
+    environment[f"{VARIABLE_PREFIX}HTTP_ENABLE"] = "false"
+    return environment
 
 
 @asynccontextmanager
-async def proxy_beside(config: BrokerConfig, own: Mapping[str, str]) -> AsyncIterator[None]:
+async def proxy_process(config: BrokerConfig, own: Mapping[str, str]) -> AsyncIterator[None]:
     """Keep a configured proxy running during the block. `own` is this process's environment."""
     if not config.grpc_port:
         yield
@@ -65,12 +67,12 @@ async def _keep(config: BrokerConfig, own: Mapping[str, str]) -> None:
     loop, port = asyncio.get_running_loop(), config.grpc_port
     backoff_s = BACKOFF_S_MIN
     while True:
-        begun_s = loop.time()
+        started_s = loop.time()
         try:
             why = f"status {await _run(port, environment_of(config, own))}"
         except OSError as error:  # no process or no pipe available
             why = str(error)
-        if loop.time() - begun_s >= BACKOFF_S_MAX:
+        if loop.time() - started_s >= BACKOFF_S_MAX:
             backoff_s = BACKOFF_S_MIN
         log.error("grpc_proxy_ended port=%d reason=%s again_in_s=%s", port, why, backoff_s)
         await asyncio.sleep(backoff_s)

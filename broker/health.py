@@ -75,7 +75,7 @@ def health(address: str | None, timeout_s: float) -> None:
 
 def why_not(info: Mapping[str, str]) -> str:
     """Return why a broker with this runtime info is not healthy, with known causes, or ""."""
-    reason = _standing(info)
+    reason = _membership_text(info)
     causes = [info.get(key, "") for key in CAUSES] if reason else []
     refused = info.get("registrationRefused", "")
     if refused:
@@ -85,17 +85,17 @@ def why_not(info: Mapping[str, str]) -> str:
 
 def warnings_of(info: Mapping[str, str]) -> list[str]:
     """Return warnings about a serving broker with this runtime info."""
-    found = [info.get(key, "") for key in ("raftForeign", "diskForecast", "clockContradiction")]
+    texts = [info.get(key, "") for key in ("raftForeign", "diskForecast", "clockContradiction")]
     if info.get("raftDiffers"):
-        found.append(f"not as this replica's: {info['raftDiffers']}")
+        texts.append(f"not as this replica's: {info['raftDiffers']}")
     if info.get("inNoRoute"):
-        found.append(f"no client finds it: {info['inNoRoute']}")
+        texts.append(f"no client finds it: {info['inNoRoute']}")
     if info.get("tlsCertificatesExpire"):
-        found.append(f"TLS: {info['tlsCertificatesExpire']}")
-    return [text for text in found if text]
+        texts.append(f"TLS: {info['tlsCertificatesExpire']}")
+    return [text for text in texts if text]
 
 
-def _standing(info: Mapping[str, str]) -> str:
+def _membership_text(info: Mapping[str, str]) -> str:
     """Return why a broker's role makes it unhealthy, or ""."""
     if "raftRole" not in info:
         refused = info.get("haRefused", "")

@@ -27,8 +27,8 @@ from .send.service import SendPath
 
 log = logging.getLogger("raftmq.broker.disk")
 
-LOOK_MS = 1_000  # between two disk checks; at 1 GB/s that is one segment
-CLOCK_LOOKS = 2  # a peer's report about its clock may be on its way
+CHECK_PERIOD_MS = 1_000  # between two disk checks; at 1 GB/s that is one segment
+CLOCK_CHECKS = 2  # a peer's report about its clock may be on its way
 TICK_MS = 100  # between two searches for a replica with space
 # The initiator named in the transfer's event.
 BY_FULL = "full disk"
@@ -44,16 +44,16 @@ class Reliever:
         self._sends = sends
         self._retention = retention
         self._replicated = not context.config.is_classic
-        self._told = ("ok", "")
+        self._reported = ("ok", "")
         self._slow = ""  # the reason for slow commits under this replica
-        self._clock_looks = 0  # successive checks with a wrong clock
+        self._clock_checks = 0  # successive checks with a wrong clock
         self.room = DiskRoom()
         self.forecast = Forecast()
 
     def service(self) -> Service:
         return Service(
             chores=[
-                Chore("disk_usage", LOOK_MS, self.look),
+                Chore("disk_usage", CHECK_PERIOD_MS, self.poll),
                 Chore("full_disk", TICK_MS, self.tick, lambda: self._rest_ms),
             ],
             role_changed=self._role_changed,
@@ -62,25 +62,25 @@ class Reliever:
     def start(self) -> None:
         """Check at once, so that a replica with a wrong clock is not elected first."""
         try:
-            self.look()
+            self.poll()
         except OSError as error:  # of the disk's usage; the chore reports it again
             log.warning("disk_usage_unknown: %s", error)
 
     @property
     def _rest_ms(self) -> float:
-        wanted = self.room.full or self._slow or self._clock_looks
-        idle = not (wanted or (self._replicated and self._context.log.raft.full_voters))
+        unfit = self.room.full or self._slow or self._clock_checks
+        idle = not (unfit or (self._replicated and self._context.log.raft.full_voters))
         return IDLE_MS if idle else 0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check the disk's usage and speed, and the clock. Raises OSError."""
         config, room = self._context.config, self.room
         was_full = room.full
         usage = self._context.disk.usage()
         mark = DiskMark(config.disk_space_warning_level_ratio, FULL_FREE_BYTES)
-        room.look(usage, mark)
-        self.forecast.look(mark.capacity_bytes(usage), self._context.clock_ms())
-        self._retention.look()
+        room.poll(usage, mark)
+        self.forecast.poll(mark.capacity_bytes(usage), self._context.clock_ms())
+        self._retention.poll()
         if room.full != was_full:
             log.warning("disk_full=%s percent=%d", room.full, room.percent)
         slow_before = self._slow
@@ -90,9 +90,9 @@ class Reliever:
             engine.doubt_clock(self._retention.clock_lead_ms)
             if engine.clock_is_confirmed:
                 self._retention.trust_clock()
-            was_wrong = self._clock_looks
+            was_wrong = self._clock_checks
             is_wrong = engine.clock_is_wrong or bool(self._retention.contradiction)
-            self._clock_looks = self._clock_looks + 1 if is_wrong else 0
+            self._clock_checks = self._clock_checks + 1 if is_wrong else 0
             engine.set_willing(not (room.short or self._slow or is_wrong))
             if is_wrong != bool(was_wrong):
                 log.warning("clock_wrong=%s", is_wrong)
@@ -103,10 +103,10 @@ class Reliever:
 
     def _tell(self) -> None:
         state, reason = disk_state(self._context.log.status(), self._sends.disk_full)
-        if state != self._told[0]:
-            detail = {"state": state, "was": self._told[0], "reason": reason}
-            self._context.events.tell("diskState", detail)
-        self._told = (state, reason)
+        if state != self._reported[0]:
+            detail = {"state": state, "was": self._reported[0], "reason": reason}
+            self._context.events.publish("diskState", detail)
+        self._reported = (state, reason)
 
     def tick(self) -> None:
         """Decide whether sends are rejected and whether leadership moves."""
@@ -114,9 +114,9 @@ class Reliever:
         leading, hoped, others = self._context.roles.leading, False, ""
         if self._replicated:
             engine = self._context.log.raft
-            unfit = room.full or self._clock_looks >= CLOCK_LOOKS
-            wanted = leading and (unfit or bool(self._slow))
-            target = engine.willing_successor(wanted, faster=not unfit)
+            unfit = room.full or self._clock_checks >= CLOCK_CHECKS
+            transfer_due = leading and (unfit or bool(self._slow))
+            target = engine.willing_successor(transfer_due, faster=not unfit)
             hoped = engine.successor_expected
             others = ", ".join(engine.full_voters)
             if target is not None:
@@ -155,7 +155,7 @@ class Reliever:
         else:
             by = BY_CLOCK
             log.warning("wrong_clock_hands_over name=%s", target)
-        self._context.events.tell("transfer", {"to": target, "by": by})
+        self._context.events.publish("transfer", {"to": target, "by": by})
 
 
 def disk_state(status: dict[str, object], disk_full: str) -> tuple[str, str]:

@@ -45,7 +45,7 @@ from .broker import Broker, open_broker
 from .config import OPTIONS, BrokerConfig, load
 from .durations import DURATIONS, Durations
 from .errors import EngineError, StateError
-from .grpcproxy import proxy_beside
+from .grpcproxy import proxy_process
 from .http.faults import FaultDoor
 from .replication.engine import RAFT, Replication
 from .startup import described
@@ -110,8 +110,8 @@ def serve(
         click.echo(config.properties_text(), nl=False)
         return 0
     if config.grpc_port and (package := missing_package(PROXY_PACKAGES)):
-        words = f"grpcPort needs the package {package}: pip install 'raftmq[proxy]'"
-        click.echo(f"mqbroker: {words}", err=True)
+        reason = f"grpcPort needs the package {package}: pip install 'raftmq[proxy]'"
+        click.echo(f"mqbroker: {reason}", err=True)
         return 2
     where: dict[str, object] = {
         "service": "broker",
@@ -129,14 +129,14 @@ def serve(
 def say_what_is_open(loaded: Loaded[BrokerConfig], path: str | None) -> None:
     """Log the addresses served by default, and files that more users than the owner can read."""
     config = loaded.config
-    if "bind_address" not in loaded.places:
+    if "bind_address" not in loaded.locations:
         log.warning(
             "serves_this_machine_only bindAddress=%s: there are no accounts (aclEnable) and no"
             " bindAddress",
             config.bind_address,
         )
     secret = [o.name for o in OPTIONS.values() if o.secret and getattr(config, o.name)]
-    if path and any(loaded.places[name].startswith(path) for name in secret):
+    if path and any(loaded.locations[name].startswith(path) for name in secret):
         warn_if_others_read(path, "it holds secrets")
     if config.acl_enable:
         warn_if_others_read(config.acl_file, "it holds the accounts' secrets")
@@ -171,10 +171,10 @@ async def run(
     """Run a broker until a signal or a failure; return the exit status. `lock` is its store's.
     `where` holds the fields of each log line; the current term is added."""
     loop = asyncio.get_running_loop()
-    wanted = asyncio.Event()
+    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, wanted.set)
-    stopping = asyncio.ensure_future(wanted.wait())
+        loop.add_signal_handler(number, stop.set)
+    stopping = asyncio.ensure_future(stop.wait())
     try:
         status = None
         while status is None:
@@ -222,16 +222,16 @@ async def _run_one(
     gc.freeze()
     click.echo(f"mqbroker {config.broker_name}/{config.node_name} listens on {broker.address}")
     sys.stdout.flush()
-    wanted = broker.life.stop_wanted
-    asked = asyncio.ensure_future(wanted.wait())
-    ends: list[asyncio.Future[Any]] = [stopping, broker.failed, asked]
-    async with proxy_beside(config, os.environ):
+    stop = broker.life.stop_requested
+    requested = asyncio.ensure_future(stop.wait())
+    ends: list[asyncio.Future[Any]] = [stopping, broker.failed, requested]
+    async with proxy_process(config, os.environ):
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     reason = broker.failed.result() if broker.failed.done() else ""
-    log.info("stopping reason=%s", reason or ("asked" if asked.done() else "signal"))
-    asked.cancel()
+    log.info("stopping reason=%s", reason or ("asked" if requested.done() else "signal"))
+    requested.cancel()
     stopped = await _stopped(broker)
-    if stopped and broker.begins_anew and not stopping.done() and not wanted.is_set():
+    if stopped and broker.restarts and not stopping.done() and not stop.is_set():
         return None
     if reason:
         click.echo(f"mqbroker: failed: {reason}", err=True)

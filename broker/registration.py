@@ -49,7 +49,7 @@ RETRY_MS = 1_000  # a restarted name server gets a registration a second later
 LOST_PAUSE_MS = 100  # limits dials to a name server that closes every connection
 TIMEOUT_MS = 3_000
 UNREGISTER_TIMEOUT_MS = 500
-REFUSALS_TOLD = 5  # in succession at one name server; a change of role passes sooner
+REFUSALS_REPORTED = 5  # in succession at one name server; a change of role passes sooner
 UNLISTED_S = 30.0  # without a route at any name server
 SPREAD_S = 1.0  # limit of the wait for name servers after a topic was created
 
@@ -113,12 +113,14 @@ class Registrar:
         self._client.on_close(self._connection_lost)
         self._signing_keys = tuple(signing_keys)
         self._signers: dict[Connection, RegistrationSigner | None] = {}  # None without a nonce
-        self._wanted: dict[str, asyncio.Event] = {}  # by name server
+        self._due: dict[str, asyncio.Event] = {}  # by name server
         self._keeping: dict[str, asyncio.Task[None]] = {}  # by name server
         self._tasks: set[asyncio.Task[None]] = set()
         self._body: tuple[DataVersion, bytes] | None = None  # of the last full table
         self._taken: dict[str, DataVersion] = {}  # versions of name servers that accept deltas
-        self._told: dict[str, int] = {}  # by name server, the counter of the last version sent
+        self._sent_versions: dict[
+            str, int
+        ] = {}  # by name server, the counter of the last version sent
         self._refusals: dict[str, int] = {}  # successive rejections by name server
         self._refusal = ""  # the last rejection
         self._failure = "namesrvAddr is empty"  # the last reason of not being listed
@@ -133,25 +135,25 @@ class Registrar:
         self._unlisted_at_s = loop.time()
         self._tasks.add(loop.create_task(self._report_missing_route()))
         for server in self._name_servers:
-            self._begin(server)
+            self._start(server)
 
     def use(self, name_servers: Sequence[str]) -> None:
         """Register with these name servers from now on, and unregister from the rest."""
         before, self._name_servers = self._name_servers, tuple(dict.fromkeys(name_servers))
         for server in before:
             if server not in self._name_servers:
-                for table in (self._wanted, self._refusals):
+                for table in (self._due, self._refusals):
                     table.pop(server, None)
                 task = asyncio.create_task(self._forget(server, self._keeping.pop(server)))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         for server in self._name_servers:
             if server not in before:
-                self._begin(server)
+                self._start(server)
 
-    def _begin(self, server: str) -> None:
-        self._wanted[server] = asyncio.Event()
-        self._wanted[server].set()
+    def _start(self, server: str) -> None:
+        self._due[server] = asyncio.Event()
+        self._due[server].set()
         self._keeping[server] = asyncio.create_task(self._keep(server))
 
     async def _forget(self, server: str, keeping: asyncio.Task[None]) -> None:
@@ -160,21 +162,23 @@ class Registrar:
         await asyncio.wait([keeping])
         await self._unregister(server, self._identity().broker_id)
         self._gone(server, "unregistered: namesrvAddr was changed")
-        if server in self._wanted:  # it was added again
-            self._wanted[server].set()
+        if server in self._due:  # it was added again
+            self._due[server].set()
 
     def trigger(self) -> None:
         """Register with every name server now, after a change."""
-        for event in self._wanted.values():
+        for event in self._due.values():
             event.set()
 
     async def spread(self) -> None:
         """Return once every name server that lists this broker has the current topics, or after
         SPREAD_S, so that a new topic can be found."""
-        wanted = self._topics.version.counter
+        version = self._topics.version.counter
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SPREAD_S):
-                while any(self._told.get(server, -1) < wanted for server in self.registered):
+                while any(
+                    self._sent_versions.get(server, -1) < version for server in self.registered
+                ):
                     self._news.clear()
                     await self._news.wait()
 
@@ -182,8 +186,8 @@ class Registrar:
     def refused(self) -> str:
         """The reason why this replica is unlisted because of rejections, else "". No name server
         lists it, and at least one has rejected it REFUSALS_TOLD times in succession."""
-        told = max(self._refusals.values(), default=0) >= REFUSALS_TOLD
-        return self._refusal if told and not self.registered else ""
+        refused = max(self._refusals.values(), default=0) >= REFUSALS_REPORTED
+        return self._refusal if refused and not self.registered else ""
 
     @property
     def unlisted(self) -> str:
@@ -208,8 +212,8 @@ class Registrar:
         self._taken.pop(server, None)  # the name server forgets the broker with the connection
         if self._gone(server, f"the connection ended: {reason}"):  # RETRY_MS is running otherwise
             loop = asyncio.get_running_loop()
-            if server in self._wanted:
-                loop.call_later(LOST_PAUSE_MS / 1000, self._wanted[server].set)
+            if server in self._due:
+                loop.call_later(LOST_PAUSE_MS / 1000, self._due[server].set)
 
     async def stop(self) -> None:
         """Stop, and unregister (104)."""
@@ -232,7 +236,7 @@ class Registrar:
         return had
 
     async def _keep(self, server: str) -> None:
-        event = self._wanted[server]
+        event = self._due[server]
         wait_ms = self._period_ms
         while True:
             with contextlib.suppress(TimeoutError):  # the period is over
@@ -272,7 +276,7 @@ class Registrar:
             return await self._register(server) if base is not None else False
         if boolean_or(response.ext, "topicDelta", False):
             self._taken[server] = version
-        self._told[server] = version.counter
+        self._sent_versions[server] = version.counter
         self._news.set()
         before = self.registered.get(server)
         self.registered[server] = identity
@@ -317,20 +321,20 @@ class Registrar:
 
     async def _leave(self, server: str) -> bool:
         """Unregister if this replica may be listed; return False if it must be repeated."""
-        told = self.registered.get(server)
-        if told is None:
+        registered = self.registered.get(server)
+        if registered is None:
             return True
-        if not await self._unregister(server, told.broker_id):
+        if not await self._unregister(server, registered.broker_id):
             return False
         self._gone(server, "unregistered: it is no member of its group")
-        log.info("unregistered namesrv=%s broker_id=%d: no member", server, told.broker_id)
+        log.info("unregistered namesrv=%s broker_id=%d: no member", server, registered.broker_id)
         return True
 
     async def _command(self, identity: Identity, base: DataVersion | None) -> RemotingCommand:
         """Build a registration, with only the changes since `base` if possible."""
         topics = None if base is None else self._topics.since(base)
         if topics is None:
-            base, body = None, await self._whole()
+            base, body = None, await self._full_body()
         else:
             body = encode_register_body(self._topics.version, topics)
         self.body_bytes_sent += len(body)
@@ -353,7 +357,7 @@ class Registrar:
         )
         return RemotingCommand.request(RequestCode.REGISTER_BROKER, header.to_ext(), body)
 
-    async def _whole(self) -> bytes:
+    async def _full_body(self) -> bytes:
         version = self._topics.version
         if self._body is None or self._body[0] != version:
             topics = self._topics.all()

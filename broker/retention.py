@@ -76,11 +76,11 @@ class Retention:
         self._note_due_ms = 0
         self._doubted_bytes = 0
 
-    def look(self) -> LogNow:
+    def poll(self) -> LogNow:
         """Compare the wall clock with the log's time, saved regularly. The first raises OSError."""
-        return self._look(-1)
+        return self._read_log(-1)
 
-    def _look(self, log_start_ms: int) -> LogNow:
+    def _read_log(self, log_start_ms: int) -> LogNow:
         wall_ms, clock_ms = self._wall_ms(), self._clock_ms()
         times, was, starting = self._store.checkpoint.times, self._now, self._clock is None
         if self._clock is None:
@@ -111,11 +111,11 @@ class Retention:
 
     def trust_clock(self) -> None:
         """Accept the wall clock, because most replicas or an operator confirm it."""
-        lead_ms = self.look().lead_ms
+        lead_ms = self.poll().lead_ms
         if self._clock is not None and lead_ms:
             log.warning("clock_trusted seconds=%+.3f", lead_ms / 1000)
             self._clock.trust(self._wall_ms(), self._clock_ms())
-            self.look()
+            self.poll()
 
     @property
     def contradiction(self) -> str:
@@ -137,9 +137,9 @@ class Retention:
     def expired(self, *, at_once: bool = False) -> Expired:
         """Return the segments to delete; `at_once` ignores `deleteWhen`. Raises OSError."""
         policy, expiry = retention_policy(self._config), self._store.expiry
-        now = self.look()
+        now = self.poll()
         if now.since_ms:
-            now = self._look(expiry.log_start_time())
+            now = self._read_log(expiry.log_start_time())
         hour = policy.due_hour if at_once else None
         expired = expiry.expired(policy, now, self._store.disk.usage(), hour)
         self._doubted_bytes = expired.doubted_bytes
@@ -190,20 +190,20 @@ class Unexpired:
     unconsumed: int = field(default=0, init=False)  # by at least one group, or read by no group
     size_bytes: int = field(default=0, init=False)
 
-    def begin(self, position: int) -> Extent:
+    def start(self, position: int) -> Extent:
         """Record the queues' offsets before unexpired messages are deleted. Raises OSError."""
         return Extent(position, {_key(q): _first_at(q, position) for q in self._queues.queues()})
 
-    def end(self, extent: Extent, log_begins: int) -> None:
-        """Count and report the deleted messages before `log_begins`. Raises OSError."""
-        size_bytes = log_begins - extent.position
+    def end(self, extent: Extent, log_start: int) -> None:
+        """Count and report the deleted messages before `log_start`. Raises OSError."""
+        size_bytes = log_start - extent.position
         if size_bytes <= 0:
             return
         slowest = self._slowest()
         messages, unconsumed = 0, defaultdict[str, int](int)
         for queue in self._queues.queues():
             key = _key(queue)
-            end = _first_at(queue, log_begins)
+            end = _first_at(queue, log_start)
             first = min(extent.offsets.get(key, end), end)
             messages += end - first
             missed = end - max(first, slowest.get(key, 0))
@@ -223,7 +223,7 @@ class Unexpired:
             ",".join(f"{topic}:{count}" for topic, count in topics.items()) or "-",
         )
         detail = {"messages": messages, "bytes": size_bytes, "unconsumed": total, "topics": topics}
-        self._events.tell("unexpiredDeleted", detail)
+        self._events.publish("unexpiredDeleted", detail)
 
     def _slowest(self) -> dict[tuple[str, int], int]:
         """Return the lowest offset that any group has committed, by topic and queue."""

@@ -291,15 +291,15 @@ async def open_store(
         elif replication.keeps_log:
             covered = snapshot.load(disk, state)
             snapshot.put_right(disk, state)
-        for topic, begin in state.topics.begins.items():
-            store.queues.show_from(topic, begin)
+        for topic, position in state.topics.starts.items():
+            store.queues.show_from(topic, position)
         accounts = load_account_file(config, state.acl)
         port = config.advertised_port or claim.port
         web = replace(web_settings(config, claim.port), port=claim.http_port)
         http_address = ""
         if web_access is not None:
-            told = web.advertised_address(config.broker_ip1, web.port)
-            http_address = f"https://{told}" if tls.http_scheme == "https" else told
+            advertised = web.advertised_address(config.broker_ip1, web.port)
+            http_address = f"https://{advertised}" if tls.http_scheme == "https" else advertised
         return Opened(
             config=config,
             disk=disk,
@@ -369,5 +369,5 @@ def _store_host(host: str, port: int) -> bytes:
     try:
         return pack_host((host, port))
     except ValueError:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return pack_host((str(found[0][4][0]), port))
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return pack_host((str(infos[0][4][0]), port))

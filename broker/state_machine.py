@@ -119,8 +119,8 @@ class BrokerApplication:
         )
         return min(self._state.applied_index, index.last_index)
 
-    def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
-        return self._sends.next_frame(term, index, place)
+    def cut(self, term: int, index: int, allocate: Callable[[int], int]) -> Frame | None:
+        return self._sends.next_frame(term, index, allocate)
 
     def apply(self, frames: Sequence[Frame]) -> None:
         self._activity.note()
@@ -146,7 +146,7 @@ class BrokerApplication:
                 self._sends.stamp_ms = frame.timestamp_ms
         self.applied_position = frames[-1].end
         for name in topics:
-            self._store.queues.show_from(name, self._state.topics.begins.get(name, 0))
+            self._store.queues.show_from(name, self._state.topics.starts.get(name, 0))
             self._sends.topic_changed(name)
         # Log and tables have changed. The rest must not fail this replica.
         if topics:

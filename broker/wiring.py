@@ -121,18 +121,18 @@ def make_registrar(opened: Opened, context: Context, template: TopicConfig | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Callbacks:
     """Callbacks of an engine and its application.
 
     `arrived(topic, queue id, entries)`: entries were added to a ConsumeQueue. `fatal(reason)`: the
-    engine has failed. `begin_anew(reason)`: this replica's data is void, and a new start rebuilds
+    engine has failed. `restart(reason)`: this replica's data is void, and a new start rebuilds
     it."""
 
     arrived: Callable[[str, int, bytes], None]
     topics_changed: Callable[[Sequence[str]], None]
     role_changed: Callable[[RoleEvent], None]
     fatal: Callable[[str], None]
-    begin_anew: Callable[[str], None]
+    restart: Callable[[str], None]
 
 
 def make_replication(
@@ -141,11 +141,11 @@ def make_replication(
     sends: SendPath,
     pulls: PullService,
     activity: Activity,
-    told: Told,
+    callbacks: Callbacks,
 ) -> tuple[Engine, BrokerApplication | LocalApplication]:
     if context.config.is_classic:
-        return _classic(opened, context, sends, pulls, activity, told)
-    return _raft(opened, context, sends, activity, told)
+        return _classic(opened, context, sends, pulls, activity, callbacks)
+    return _raft(opened, context, sends, activity, callbacks)
 
 
 def _raft(
@@ -153,7 +153,7 @@ def _raft(
     context: Context,
     sends: SendPath,
     activity: Activity,
-    told: Told,
+    callbacks: Callbacks,
 ) -> tuple[Engine, BrokerApplication]:
     log, store, tls = context.log, context.store, context.tls
     application = BrokerApplication(
@@ -161,9 +161,9 @@ def _raft(
         sends,
         store.derived,
         log_index=lambda: log.raft.log_index,
-        on_units=told.arrived,
-        on_topics=told.topics_changed,
-        on_role=told.role_changed,
+        on_units=callbacks.arrived,
+        on_topics=callbacks.topics_changed,
+        on_role=callbacks.role_changed,
         recovering=lambda: log.raft.recovering is not None,
         installed_index=opened.installed_index,
         contained=context.contained,
@@ -178,9 +178,9 @@ def _raft(
         application,
         clock_ms=context.clock_ms,
         wall_ms=context.wall_ms,
-        on_fatal=told.fatal,
+        on_fatal=callbacks.fatal,
         listen_socket=opened.replication_socket,
-        source=Source(context.state, store, told.begin_anew),
+        source=Source(context.state, store, callbacks.restart),
         settings=context.config.alike,
     )
     return engine, application
@@ -192,7 +192,7 @@ def _classic(
     sends: SendPath,
     pulls: PullService,
     activity: Activity,
-    told: Told,
+    callbacks: Callbacks,
 ) -> tuple[Engine, LocalApplication]:
     assert opened.files is not None
     config, roles = context.config, context.roles
@@ -200,9 +200,9 @@ def _classic(
         context.state,
         sends,
         context.store,
-        on_units=told.arrived,
-        on_topics=told.topics_changed,
-        on_role=told.role_changed,
+        on_units=callbacks.arrived,
+        on_topics=callbacks.topics_changed,
+        on_role=callbacks.role_changed,
         on_link=pulls.holds.release_all,  # the answers change
         files=opened.files,
         contained=context.contained,
@@ -213,7 +213,7 @@ def _classic(
         application,
         clock_ms=context.clock_ms,
         wall_ms=context.wall_ms,
-        on_fatal=told.fatal,
+        on_fatal=callbacks.fatal,
         master_address=lambda: config.master_address or roles.leader_address,
         master_ha_address=lambda: roles.master_ha_address,
         listen_socket=opened.replication_socket,

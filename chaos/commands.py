@@ -125,7 +125,7 @@ def run(
 def report(history: Path, output: Path) -> None:
     console = make_console()
     with operating():
-        result = judge(history, output.absolute().parent, lambda words: None, page=output)
+        result = judge(history, output.absolute().parent, lambda text: None, page=output)
     _end(result, console)
 
 
@@ -219,9 +219,9 @@ def fresh(directory: Path) -> None:
         raise click.UsageError(f"{directory} is not empty ({some}); name another directory")
 
 
-def give_up(words: str) -> NoReturn:
+def give_up(text: str) -> NoReturn:
     """Exit with a message and the status of an impossible run."""
-    complain(f"mqchaos: {words}")
+    complain(f"mqchaos: {text}")
     sys.exit(EXIT_UNUSABLE)
 
 
@@ -259,7 +259,7 @@ def operating() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = operating_words(error)
+        text = operating_text(error)
         if text is None:
             raise
         give_up(text)
@@ -291,20 +291,20 @@ def print_result(result: RunResult, console: Console) -> None:
     console.print(f"verdict: {MARKS[result.verdict]}")
 
 
-def print_recovery(found: Sequence[Recovery], console: Console) -> None:
+def print_recovery(recoveries: Sequence[Recovery], console: Console) -> None:
     """Print the time from each fault to the next acknowledged send, by kind."""
     table = Table(box=SIMPLE_HEAD, title="fault to next acknowledged send", title_justify="left")
     table.add_column("fault")
     for heading in ("times", "any client p50", "p99", "max", "slowest client p50", "p99", "max"):
         table.add_column(heading, justify="right")
-    for name, of_kind in by_kind(found).items():
+    for name, of_kind in by_kind(recoveries).items():
         cells = []
         for values in ([r.everybody_ms for r in of_kind], [r.worst_client_ms for r in of_kind]):
             times = spread(value for value in values if value is not None)
             figures = (None,) * 3 if times is None else (times.p50, times.p99, times.max)
             cells += [ms_text(figure) for figure in figures]
         table.add_row(name, str(len(of_kind)), *cells)
-    if found:
+    if recoveries:
         console.print(table)
 
 
@@ -330,10 +330,10 @@ def repeat_command() -> str:
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def operating_words(error: BaseException) -> str | None:
+def operating_text(error: BaseException) -> str | None:
     """Return the message of an operating error, also in groups; None for a bug."""
     if isinstance(error, BaseExceptionGroup):
-        messages = [operating_words(inner) for inner in error.exceptions]
+        messages = [operating_text(inner) for inner in error.exceptions]
         known = [text for text in messages if text is not None]
         return "; ".join(known) if len(known) == len(messages) else None
     return (

@@ -57,18 +57,18 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
         if kind in (0, CompressionType.ZLIB.value):
             stream = zlib.decompressobj()
             content = stream.decompress(body, BODY_SIZE_BYTES_MAX)
-            whole = stream.eof
+            complete = stream.eof
         elif kind == CompressionType.LZ4.value:
             frame = lz4.frame.LZ4FrameDecompressor()
             content = frame.decompress(body, max_length=BODY_SIZE_BYTES_MAX)
-            whole = frame.eof
+            complete = frame.eof
         elif kind == CompressionType.ZSTD.value:
-            content, whole = _from_zstd(body)
+            content, complete = _from_zstd(body)
         else:
             raise UnsupportedCompression(f"algorithm {kind >> 8}")
     except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as error:
         raise RecordError(StopReason.BAD_CRC, f"compressed body: {error}") from error
-    if not whole:
+    if not complete:
         raise RecordError(StopReason.BAD_SIZE, "compressed body is cut short or far too large")
     return content
 

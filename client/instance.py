@@ -98,14 +98,14 @@ class ClientInstance:
     def name_servers(self) -> NameServers:
         return self._own(self._name_servers)
 
-    def _own(self, part: T | None) -> T:
+    def _own(self, component: T | None) -> T:
         """Return a component. Raises ClientClosed, also on an event loop different from the
         start's, where awaited results would never arrive."""
-        if part is None:
+        if component is None:
             raise ClientClosed
         if asyncio.get_running_loop() is not self._loop:
             raise ClientClosed("the client was started on another event loop, and works only there")
-        return part
+        return component
 
     async def start(
         self,
@@ -142,9 +142,9 @@ class ClientInstance:
 
     def _route_changed(self, _: Connection, command: RemotingCommand) -> None:
         """Handle 30004, a name server's notice of changed routes."""
-        told = loads_object(command.body)
+        change = loads_object(command.body)
         everything = boolean_or(command.ext, "everything", False)
-        groups, topics = (told.get(name) or [] for name in ("brokerNames", "topics"))
+        groups, topics = (change.get(name) or [] for name in ("brokerNames", "topics"))
         self.directory.changed(set(map(str, groups)), set(map(str, topics)), everything)
 
     async def stop(self) -> None:

@@ -268,8 +268,8 @@ class UniqueKeys:
             self._counter = 0
             floor += 1
         self._time_ms = max(self._now_ms(), floor)
-        time_part = self._time_ms & 0xFFFFFFFF
-        self._prefix = f"{self._head}{time_part:08X}{self._counter >> 8:02X}"
+        time_bits = self._time_ms & 0xFFFFFFFF
+        self._prefix = f"{self._head}{time_bits:08X}{self._counter >> 8:02X}"
 
 
 def month_ms() -> int:

@@ -124,17 +124,17 @@ class Directory:
 
     def group(self, name: str) -> ReplicaGroup:
         """Return the group of that name; empty before its first route."""
-        found = self._groups.get(name)
-        if found is None:
-            found = self._groups[name] = ReplicaGroup(name)
-        return found
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = ReplicaGroup(name)
+        return group
 
     def addresses(self) -> tuple[str, ...]:
         """Return the addresses of all replicas of all groups."""
-        found: dict[str, None] = {}
+        addresses: dict[str, None] = {}
         for group in self._groups.values():
-            found.update(dict.fromkeys(group.addresses))
-        return tuple(found)
+            addresses.update(dict.fromkeys(group.addresses))
+        return tuple(addresses)
 
     def watch_leaders(self, watcher: Callable[[ReplicaGroup], None]) -> None:
         """Call `watcher(group)` after each change of the presumed leader."""

@@ -199,10 +199,12 @@ class ReplicaGroup:
     def send_targets(self) -> tuple[str, ...]:
         """Return the addresses to try with a send, in a Raft group `candidates`, otherwise the
         route's id 0 and a leader named by a refusal, which is never a slave."""
-        found = self.candidates()
+        candidates = self.candidates()
         if self.raft:
-            return found
-        return tuple(address for address in found if address in (self._hint, self.route_leader))
+            return candidates
+        return tuple(
+            address for address in candidates if address in (self._hint, self.route_leader)
+        )
 
     def _lead(self, address: str | None) -> None:
         self.leader = address

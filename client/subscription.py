@@ -115,5 +115,5 @@ async def check_in_broker(instance: ClientInstance, group: str, subscription: Su
 
 def tag_of(properties_raw: bytes) -> bytes:
     """Return the TAGS value in a stored properties string, or b""."""
-    found = _TAGS.search(properties_raw)
-    return found.group(1) if found else b""
+    match = _TAGS.search(properties_raw)
+    return match.group(1) if match else b""

@@ -26,7 +26,7 @@ class Board:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._begin_s = time.monotonic()
+        self._start_s = time.monotonic()
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description:<12}"),
@@ -54,7 +54,7 @@ class Board:
 
     def say(self, text: str) -> None:
         """Print a line with the seconds since the start."""
-        elapsed_s = time.monotonic() - self._begin_s
+        elapsed_s = time.monotonic() - self._start_s
         self.console.print(f"[dim]{elapsed_s:6.1f} s[/]  {text}", highlight=False)
 
     def count(self, name: str, total: int) -> None:
@@ -65,7 +65,7 @@ class Board:
     def advance(self, name: str, done: int) -> None:
         """Set the progress of the work `name` to `done`."""
         work = self._work[name]
-        elapsed_s = max(1e-9, time.monotonic() - work.begin_s)
+        elapsed_s = max(1e-9, time.monotonic() - work.start_s)
         rate = f"{done / elapsed_s:,.0f}/s"
         self._progress.update(work.task, completed=done, rate=rate)
         if not self.console.is_terminal and done >= work.next_line:
@@ -75,18 +75,18 @@ class Board:
     @contextmanager
     def during(self, text: str) -> Iterator[None]:
         """Print the start of a phase and, at its end, its duration."""
-        begin_s = time.monotonic()
+        start_s = time.monotonic()
         with self.console.status(text):
             yield
-        self.say(f"{text}: {time.monotonic() - begin_s:.1f} s")
+        self.say(f"{text}: {time.monotonic() - start_s:.1f} s")
 
 
 class _Work:
-    __slots__ = ("begin_s", "next_line", "step", "task", "total")
+    __slots__ = ("next_line", "start_s", "step", "task", "total")
 
     def __init__(self, task: TaskID, total: int) -> None:
         self.task = task
         self.total = total
         self.step = max(1.0, total * PLAIN_EVERY)
         self.next_line = self.step
-        self.begin_s = time.monotonic()
+        self.start_s = time.monotonic()

@@ -34,7 +34,7 @@ from raftmq.audit.read.history import HistoryUnfit
 from raftmq.audit.read.store_files import StoreError
 from raftmq.chaos.checks.suite import check_all
 from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.commands import operating_words
+from raftmq.chaos.commands import operating_text
 from raftmq.chaos.history.files import read_history
 from raftmq.chaos.report.recovery import recoveries
 from raftmq.chaos.workloads.load import WINDOW_MAX
@@ -92,7 +92,7 @@ def main(
         click.echo(f"demo: {error}", err=True)
         sys.exit(EXIT_UNUSABLE)
     except Exception as error:
-        text = operating_words(error)
+        text = operating_text(error)
         if text is None:
             raise
         click.echo(f"demo: {text}", err=True)
@@ -102,17 +102,17 @@ def main(
 
 def run(config: LoadConfig, data: Path, report_directory: Path, board: Board) -> bool:
     """Run the whole demo; return whether everything holds."""
-    begin_s = time.monotonic()
+    start_s = time.monotonic()
     flights = itertools.islice(read_flights(data), config.total)
     load = uvloop.run(_interruptible_load(config, flights, board))
     loaded_s = time.monotonic()
-    evidence = judge(config, data, load, board, loaded_s - begin_s)
+    evidence = judge(config, data, load, board, loaded_s - start_s)
     lines = lines_of(evidence)
     write_verdict(evidence, lines, report_directory)
     board.console.print(table_of(lines))
     ok = all_hold(lines)
     text = "[bold green]everything holds[/]" if ok else "[bold red]something is WRONG[/]"
-    took_s = time.monotonic() - begin_s
+    took_s = time.monotonic() - start_s
     page = report_directory / "index.html"
     board.console.print(f"{text} ({took_s:.0f} s); page: {page}", highlight=False)
     return ok
@@ -122,7 +122,7 @@ def judge(
     config: LoadConfig, data: Path, load: LoadResult, board: Board, load_s: float
 ) -> Evidence:
     """Audit the stores, check the history, and compute delays, in a single Spark session."""
-    spark_begin_s = time.monotonic()
+    spark_start_s = time.monotonic()
     first_store = next(iter(load.stores.values()))
     with session() as spark:
         board.say("Spark is up")
@@ -130,7 +130,7 @@ def judge(
             report = run_audit(spark, load.stores, config.history, TOPIC)
         with board.during("Spark computes delays by carrier and month from the topic"):
             result = delays_in_topic(spark, first_store, TOPIC)
-    spark_s = time.monotonic() - spark_begin_s
+    spark_s = time.monotonic() - spark_start_s
     expected = delays_of(itertools.islice(read_flights(data), config.total))
     with board.during("checking the history"):
         history = read_history(config.history)

@@ -124,9 +124,9 @@ def rate_lines(history: History) -> list[Line]:
     edges = [min(send.invoked_ns for send in history.sends), *cuts, done[-1]]
     names = phase_names(len(cuts))
     lines = []
-    for name, begin_ns, end_ns in zip(names, edges, edges[1:], strict=False):
-        count = sum(1 for t_ns in done if begin_ns < t_ns <= end_ns)
-        seconds = max(1, end_ns - begin_ns) / 1e9
+    for name, start_ns, end_ns in zip(names, edges, edges[1:], strict=False):
+        count = sum(1 for t_ns in done if start_ns < t_ns <= end_ns)
+        seconds = max(1, end_ns - start_ns) / 1e9
         lines.append(Line(f"acknowledged a second, {name}", f"{count / seconds:,.0f}"))
     return lines
 

@@ -27,13 +27,13 @@ def main() -> int:
     if not history.is_file():
         print(f"raftmq-audit: there is no {history}; mqchaos writes it", file=sys.stderr)
         return EXIT_UNUSABLE
-    found = stores_of(STORES)
-    unknown = [group for group in options.groups if group not in found]
-    if unknown or not found:
-        words = f"no stores of {', '.join(unknown) or 'any group'}; there are: {', '.join(found)}"
-        print(f"raftmq-audit: {words}", file=sys.stderr)
+    stores = stores_of(STORES)
+    unknown = [group for group in options.groups if group not in stores]
+    if unknown or not stores:
+        reason = f"no stores of {', '.join(unknown) or 'any group'}; there are: {', '.join(stores)}"
+        print(f"raftmq-audit: {reason}", file=sys.stderr)
         return EXIT_UNUSABLE
-    status = audit(history, options.topic, {g: found[g] for g in options.groups or found})
+    status = audit(history, options.topic, {g: stores[g] for g in options.groups or stores})
     if status == EXIT_WRONG and len(list(RUNS.glob("*/history.jsonl"))) > 1:
         print(
             "raftmq-audit: there were several runs. Messages of another run that stand in the same "
@@ -44,11 +44,11 @@ def main() -> int:
 
 def stores_of(root: Path) -> dict[str, list[Path]]:
     """Return by group the directories of its nodes that have a log."""
-    found: dict[str, list[Path]] = {}
+    stores: dict[str, list[Path]] = {}
     for node in sorted(root.glob("*/*")):
         if (node / "store" / "commitlog").is_dir():
-            found.setdefault(node.parent.name, []).append(node)
-    return found
+            stores.setdefault(node.parent.name, []).append(node)
+    return stores
 
 
 def audit(history: Path, topic: str, groups: dict[str, list[Path]]) -> int:
@@ -60,11 +60,11 @@ def audit(history: Path, topic: str, groups: dict[str, list[Path]]) -> int:
     statuses = []
     with session():
         for group, nodes in groups.items():
-            words = [f"--history={history}", f"--group={group}"]
-            words += [f"--topic={topic}"] if topic else []
-            words += [f"--store={node.name}={node / 'store'}" for node in nodes]
+            command = [f"--history={history}", f"--group={group}"]
+            command += [f"--topic={topic}"] if topic else []
+            command += [f"--store={node.name}={node / 'store'}" for node in nodes]
             try:
-                mqaudit(words)
+                mqaudit(command)
             except SystemExit as end:
                 statuses.append(int(end.code or 0))
     return max(statuses)

@@ -39,34 +39,34 @@ def make_secrets(directory: Path) -> None:
         entries = [
             {"token": secrets.token_urlsafe(32), "role": role, "name": role} for role in ROLES
         ]
-        _place(tokens, json.dumps({"tokens": entries}, indent=1))
+        _write(tokens, json.dumps({"tokens": entries}, indent=1))
     for name, role in (("cluster.token", "admin"), ("metrics.token", "viewer")):
         if (directory / name).exists():
             continue
         of_role = _tokens(tokens, role)
         if not of_role:
             raise Unusable(f"{tokens} has no {role}, and there is no {directory / name}")
-        _place(directory / name, of_role[0])
+        _write(directory / name, of_role[0])
     if not (directory / "peer.secret").exists():
-        _place(directory / "peer.secret", secrets.token_urlsafe(32))
+        _write(directory / "peer.secret", secrets.token_urlsafe(32))
     if not (directory / "registration.key").exists():
-        _place(directory / "registration.key", secrets.token_urlsafe(32) + "\n")
+        _write(directory / "registration.key", secrets.token_urlsafe(32) + "\n")
 
 
 def _tokens(path: Path, role: str) -> list[str]:
     """Return a role's tokens. Raises Unusable, OSError."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))["tokens"]
-        found = [entry["token"] for entry in entries if entry["role"] == role]
-        if not all(isinstance(token, str) for token in found):
+        tokens = [entry["token"] for entry in entries if entry["role"] == role]
+        if not all(isinstance(token, str) for token in tokens):
             raise TypeError("a token is no text")
-        return found
+        return tokens
     except (ValueError, TypeError, KeyError) as error:
         form = '{"tokens": [{"token": "...", "role": "admin", "name": "..."}]}'
         raise Unusable(f"{path} is not of the form {form}") from error
 
 
-def _place(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     """Create a file with all of its content at once; keep one that is there already."""
     own = path.with_name(f".{path.name}.{os.uname().nodename}")
     own.unlink(missing_ok=True)

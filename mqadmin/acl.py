@@ -97,7 +97,7 @@ def _row(account: dict[str, Any]) -> dict[str, Any]:
 
 async def _change(admin: Admin, arguments: Arguments, code: int, ext: dict[str, str]) -> None:
     """Make the change at every broker. An incomplete change's error lists the changed brokers."""
-    addresses = await _asked(admin, arguments)
+    addresses = await _request_lines(admin, arguments)
     if arguments.on("force"):
         ext["lastAdministrator"] = "true"
     elif code == RequestCode.DELETE_ACL_CONFIG or ext.get("admin") == "false":
@@ -111,7 +111,7 @@ async def _change(admin: Admin, arguments: Arguments, code: int, ext: dict[str, 
     await at_each(addresses, change)
 
 
-async def _asked(admin: Admin, arguments: Arguments) -> list[str]:
+async def _request_lines(admin: Admin, arguments: Arguments) -> list[str]:
     """Return `-b`, or of `-c` the leader of each Raft group and all brokers of each classic group,
     which have a file each. Raises CommandError."""
     address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")

@@ -30,9 +30,9 @@ from .command import Arguments, CommandError, Section, Table
 from .definitions import is_own, strange_attributes
 from .targets import AT_ONCE_MAX, no_leader
 
-OK, LOOK, STOP = "ok", "look", "stop"
+OK, CHECK, STOP = "ok", "look", "stop"
 STORE, SLAVE, TRAFFIC = "store", "slave", "traffic"
-ALL, IN_PLACE, BESIDE = (STORE, SLAVE, TRAFFIC), (STORE, SLAVE), (TRAFFIC,)
+ALL, WITH_STORE, AS_NEW_GROUP = (STORE, SLAVE, TRAFFIC), (STORE, SLAVE), (TRAFFIC,)
 TESTED = re.compile(r"V4_9|V5_[0-3]")
 # Keys that must keep their values (docs/moving.md); the store shows the remaining sizes.
 KEPT = ("brokerName", "mappedFileSizeCommitLog", "maxMessageSize", "messageDelayLevel")
@@ -94,12 +94,14 @@ async def check_move(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     for name, address in info.leaders.items():
         if requested not in ("", name):
             continue
-        old = await _asked(admin, name, address, own)
+        old = await _read_broker(admin, name, address, own)
         for subject, check in CHECKS.items():
             try:
                 result = await check(admin, old)
             except ClientError as error:
-                result = [Finding(LOOK, subject, "?", f"the broker does not tell: {error.message}")]
+                result = [
+                    Finding(CHECK, subject, "?", f"the broker does not tell: {error.message}")
+                ]
             for finding in result:
                 add(name, finding)
         queues += _queue_rows(old)
@@ -113,7 +115,7 @@ async def check_move(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     ]
 
 
-async def _asked(admin: Admin, name: str, address: str, own: frozenset[str]) -> Old:
+async def _read_broker(admin: Admin, name: str, address: str, own: frozenset[str]) -> Old:
     topics = await admin.topic.configs(address)
     turn = asyncio.Semaphore(AT_ONCE_MAX)
 
@@ -127,8 +129,8 @@ async def _asked(admin: Admin, name: str, address: str, own: frozenset[str]) -> 
                 return {}
 
     result: dict[MessageQueue, TopicOffset] = {}
-    for part in await asyncio.gather(*map(offsets, sorted(topics))):
-        result |= part
+    for offsets_of_topic in await asyncio.gather(*map(offsets, sorted(topics))):
+        result |= offsets_of_topic
     counts = Counter[str]()
     for queue, span in result.items():
         counts[queue.topic] += span.max_offset - span.min_offset
@@ -144,7 +146,7 @@ async def _version(admin: Admin, old: Old) -> list[Finding]:
     version = old.runtime.get("brokerVersionDesc", "")
     if TESTED.match(version):
         return [Finding(OK, "version", version)]
-    return [Finding(LOOK, "version", version, "tested are moves from 4.9 and 5.0 to 5.3")]
+    return [Finding(CHECK, "version", version, "tested are moves from 4.9 and 5.0 to 5.3")]
 
 
 async def _configuration(admin: Admin, old: Old) -> list[Finding]:
@@ -165,27 +167,29 @@ async def _configuration(admin: Admin, old: Old) -> list[Finding]:
         else:
             if setting.key not in KEPT and values[declared.name] != declared.default:
                 differ.append(f"{setting.key}={declared.shown(setting.value)}")
-    result = [Finding(STOP, "configuration", key, why, IN_PLACE) for key, why in wrong]
+    result = [Finding(STOP, "configuration", key, why, WITH_STORE) for key, why in wrong]
     if old.config.get("enableDLegerCommitLog") == "true":
         text = "its files are DLedger's: move side by side"
-        result.append(Finding(STOP, "configuration", "enableDLegerCommitLog", text, IN_PLACE))
+        result.append(Finding(STOP, "configuration", "enableDLegerCommitLog", text, WITH_STORE))
     retained = [f"{key}={old.config[key]}" for key in KEPT if key in old.config]
-    result.append(Finding(OK, "keys to keep", len(retained), "; ".join(retained), IN_PLACE))
+    result.append(Finding(OK, "keys to keep", len(retained), "; ".join(retained), WITH_STORE))
     if differ:
         text = f"are not this program's defaults: {', '.join(sorted(differ))}"
-        result.append(Finding(LOOK, "keys that differ", len(differ), text, IN_PLACE))
+        result.append(Finding(CHECK, "keys that differ", len(differ), text, WITH_STORE))
     text = "`mqbroker config convert broker.conf` names those that the file sets"
-    return [*result, Finding(OK, "keys without effect", without_effect, text, IN_PLACE)]
+    return [*result, Finding(OK, "keys without effect", without_effect, text, WITH_STORE)]
 
 
 async def _log(admin: Admin, old: Old) -> list[Finding]:
     start, end = (int(old.runtime.get(f"commitLog{m}Offset", -1)) for m in ("Min", "Max"))
     if min(start, end) < 0:
-        return [Finding(LOOK, "log", "?", "the broker does not tell its begin and end", IN_PLACE)]
+        return [
+            Finding(CHECK, "log", "?", "the broker does not tell its begin and end", WITH_STORE)
+        ]
     text = f"bytes {start} to {end}; a slave is sent all of them, unless syncFromLastFile=true"
-    result = [Finding(OK, "log", end - start, text, IN_PLACE)]
+    result = [Finding(OK, "log", end - start, text, WITH_STORE)]
     if behind := int(old.runtime.get("dispatchBehindBytes", 0)):
-        result.append(Finding(LOOK, "log", behind, "bytes are not in the queues yet: wait"))
+        result.append(Finding(CHECK, "log", behind, "bytes are not in the queues yet: wait"))
     return result
 
 
@@ -202,13 +206,13 @@ async def _topics(admin: Admin, old: Old) -> list[Finding]:
     refused = sorted({*empty, *(name for name in topics if topic_name_problem(name))})
     if refused:
         text = f"have no queue, or a name that is refused, and are not copied: {_named(refused)}"
-        result.append(Finding(STOP, "topics", len(refused), text, BESIDE))
+        result.append(Finding(STOP, "topics", len(refused), text, AS_NEW_GROUP))
     if empty:
         text = f"have no queue, and take no message: {_named(empty)}"
-        result.append(Finding(LOOK, "topics", len(empty), text, IN_PLACE))
+        result.append(Finding(CHECK, "topics", len(empty), text, WITH_STORE))
     if retained := sorted(name for name in topics if name_problem("topic name", name)):
         text = f"have names that are not taken: {_named(retained)}"
-        result.append(Finding(LOOK, "topics", len(retained), text, IN_PLACE))
+        result.append(Finding(CHECK, "topics", len(retained), text, WITH_STORE))
     return result
 
 
@@ -221,7 +225,7 @@ async def _groups(admin: Admin, old: Old) -> list[Finding]:
     groups = await admin.group.configs(old.address)
     result = [Finding(OK, "groups", len(groups))]
     if old.progress is None:
-        return [*result, Finding(LOOK, "not consumed yet", "?", "the broker does not tell")]
+        return [*result, Finding(CHECK, "not consumed yet", "?", "the broker does not tell")]
     behind = sum(row["behind"] for row in old.progress)
     return result + _left("not consumed yet", behind, "deliveries are left to the old broker")
 
@@ -255,7 +259,7 @@ async def _pops(admin: Admin, old: Old) -> list[Finding]:
     topics = [topic for topic in old.topics if topic.startswith(REVIVE_PREFIX)]
     count = sum([await _unconsumed(admin, old, topic, REVIVE_GROUP) for topic in topics])
     text = "entries, at most: stop pop consumers, and wait for their longest invisible time"
-    return [Finding(LOOK if count else OK, "pops", count, text if count else "", IN_PLACE)]
+    return [Finding(CHECK if count else OK, "pops", count, text if count else "", WITH_STORE)]
 
 
 async def _accounts(admin: Admin, old: Old) -> list[Finding]:
@@ -270,7 +274,7 @@ async def _accounts(admin: Admin, old: Old) -> list[Finding]:
         return [Finding(OK, "accounts", 0, "clients need no account: see bindAddress")]
     answer = await admin.ask(old.address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
     accounts = loads_object(answer.body).get("plainAccessConfigs") or []
-    return [Finding(LOOK, "accounts", len(accounts), "copy plain_acl.yml, and name it: aclFile")]
+    return [Finding(CHECK, "accounts", len(accounts), "copy plain_acl.yml, and name it: aclFile")]
 
 
 CHECKS: Mapping[str, Callable[[Admin, Old], Awaitable[list[Finding]]]] = {
@@ -288,13 +292,15 @@ CHECKS: Mapping[str, Callable[[Admin, Old], Awaitable[list[Finding]]]] = {
 }
 
 
-def _left(subject: str, count: int, beside: str, in_place: str = "") -> list[Finding]:
+def _left(
+    subject: str, count: int, text_as_new_group: str, text_with_store: str = ""
+) -> list[Finding]:
     """Return the findings about messages that a move by traffic leaves at the old broker."""
     if not count:
         return [Finding(OK, subject, 0)]
     return [
-        Finding(OK, subject, count, in_place, IN_PLACE),
-        Finding(LOOK, subject, count, beside, BESIDE),
+        Finding(OK, subject, count, text_with_store, WITH_STORE),
+        Finding(CHECK, subject, count, text_as_new_group, AS_NEW_GROUP),
     ]
 
 
@@ -325,7 +331,7 @@ def _queue_rows(old: Old) -> list[dict[str, Any]]:
 async def _progress(admin: Admin, name: str, address: str) -> list[Mapping[str, Any]]:
     result: dict[tuple[str, str], dict[str, Any]] = {}
     for group, sections in sorted((await admin.broker.consume_stats(address)).items()):
-        for queue, progress in (pair for part in sections for pair in part.queues.items()):
+        for queue, progress in (pair for section in sections for pair in section.queues.items()):
             position = {"broker": name, "group": group, "topic": queue.topic}
             row = result.setdefault((group, queue.topic), position | {"committed": 0, "behind": 0})
             row["committed"] += progress.consumer_offset

@@ -32,7 +32,7 @@ GROUP_NAME = Flag("g", "groupName", "The consumer group.", required=True)
 OFFSET_GROUP = Flag("g", "group", "The consumer group.", required=True)
 FORCE_LAST = Flag("", "force", "Even if no further account is an administrator's.", Kind.SWITCH)
 FORCE = Flag("f", "force", "false: only back, never ahead.", Kind.BOOLEAN)
-BEGIN = Flag("b", "beginTimestamp", "Earliest store time.", Kind.TIME)
+START = Flag("b", "beginTimestamp", "Earliest store time.", Kind.TIME)
 END = Flag("e", "endTimestamp", "Latest store time, exclusive.", Kind.TIME)
 ONE_CLIENT = (
     Flag("g", "consumerGroup", "With -d: this group's client consumes it now."),
@@ -344,7 +344,7 @@ COMMANDS = (
         "messages:queue_units"),
     Command("printMsg", "Print the messages of a topic.",
         (TOPIC, Flag("c", "charsetName", "Charset of the bodies (UTF-8)."),
-         Flag("s", "subExpression", "Only with these tags: TagA || TagB."), BEGIN, END,
+         Flag("s", "subExpression", "Only with these tags: TagA || TagB."), START, END,
          Flag("d", "printBody", "With bodies (true).", Kind.BOOLEAN),
          Flag("l", "lmqParentTopic", "Accepted for compatibility; no effect.")),
         "messages:print_all"),

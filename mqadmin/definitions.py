@@ -236,9 +236,9 @@ def shown(kind: str, has: Has) -> dict[str, str]:
         if kind == "group":
             return ", ".join(f"{key} {bean[key]}" for key in differing) or "there"
         perm = int(bean["perm"])
-        words = [f"{bean[READ_COUNT]}/{bean[WRITE_COUNT]}", PERM_TEXT.get(perm & 6, str(perm))]
-        words += ["order"] if bean.get("order") else []
-        return " ".join(words + ([] if message_type(bean) == NORMAL else [message_type(bean)]))
+        fields = [f"{bean[READ_COUNT]}/{bean[WRITE_COUNT]}", PERM_TEXT.get(perm & 6, str(perm))]
+        fields += ["order"] if bean.get("order") else []
+        return " ".join(fields + ([] if message_type(bean) == NORMAL else [message_type(bean)]))
 
     return {broker: text(bean) for broker, bean in has.items()}
 

@@ -144,7 +144,7 @@ async def _summary(admin: Admin, group: str) -> tuple[dict[str, Any], bool]:
         return row | {"tps": None, "diff": error.message}, isinstance(error, BrokerRefused)
     if stats.headless:
         return row | {"tps": None, "diff": no_leader(stats.headless)}, False
-    diff = sum(part.behind for part in stats.queues.values())
+    diff = sum(queue.behind for queue in stats.queues.values())
     return row | {"tps": stats.tps, "diff": diff}, True
 
 

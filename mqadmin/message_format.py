@@ -138,13 +138,13 @@ def _by_template(template: str) -> Show:
     at = 0
     for match in _FIELD.finditer(template):
         parts.append(_constant(template[at : match.start()]))
-        parts.append(_part(match))
+        parts.append(_piece(match))
         at = match.end()
     parts.append(_constant(template[at:]))
     return lambda message: b"".join(part(message) for part in parts)
 
 
-def _part(match: re.Match[str]) -> Callable[[MessageExt], bytes]:
+def _piece(match: re.Match[str]) -> Callable[[MessageExt], bytes]:
     name, escape = match[1], match[2]
     if name is None:
         return _constant(match[0][0] if escape is None else _ESCAPES.get(escape, match[0]))

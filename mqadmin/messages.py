@@ -44,7 +44,7 @@ async def by_id(admin: Admin, arguments: Arguments) -> Sequence[Section]:
         if arguments.boolean("sendMessage"):
             sections.append(await _resend(admin, message))
             continue
-        result = await _told(admin, arguments, message)
+        result = await _described(admin, arguments, message)
         sections += [Fields(p.values, f"{msg_id} {p.title}") for p in result] if several else result
     return sections
 
@@ -56,7 +56,7 @@ async def by_unique_key(admin: Admin, arguments: Arguments) -> Sequence[Section]
         raise CommandError(f"no message {key} in topic {topic}")
     if arguments.on("showAll"):
         return [Table([_row(message) for message in result])]
-    return list(await _told(admin, arguments, result[0]))
+    return list(await _described(admin, arguments, result[0]))
 
 
 async def _find(admin: Admin, topic: str, msg_id: str) -> MessageExt | None:
@@ -71,12 +71,12 @@ async def _find(admin: Admin, topic: str, msg_id: str) -> MessageExt | None:
     return result[0] if result else None
 
 
-async def _told(admin: Admin, arguments: Arguments, message: MessageExt) -> list[Fields]:
+async def _described(admin: Admin, arguments: Arguments, message: MessageExt) -> list[Fields]:
     group, client_id = arguments.text("consumerGroup"), arguments.text("clientId")
     if group and client_id:
         return [await _consume_directly(admin, message, group, client_id)]
     charset = arguments.text("bodyFormat")
-    return [Fields(_whole(message, charset), "message"), await _tracks(admin, message)]
+    return [Fields(_complete(message, charset), "message"), await _tracks(admin, message)]
 
 
 async def _consume_directly(
@@ -147,7 +147,7 @@ async def by_offset(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     result, _ = await admin.message.pull(queue, offset, 1)
     if not result or result[0].queue_offset != offset:
         raise CommandError(f"there is no message at offset {offset} of {_named(queue)}")
-    return [Fields(_whole(result[0], arguments.text("bodyFormat")))]
+    return [Fields(_complete(result[0], arguments.text("bodyFormat")))]
 
 
 async def queue_units(admin: Admin, arguments: Arguments) -> Sequence[Section]:
@@ -240,10 +240,10 @@ async def _read(
 
 async def _span(admin: Admin, queue: MessageQueue, arguments: Arguments) -> tuple[int, int]:
     """Return the first offset, and the offset after the last."""
-    begin_ms = arguments.integer("beginTimestamp")
+    start_ms = arguments.integer("beginTimestamp")
     end_ms = arguments.integer("endTimestamp")
     offsets = admin.offset
-    start = await (offsets.min(queue) if begin_ms is None else offsets.search(queue, begin_ms))
+    start = await (offsets.min(queue) if start_ms is None else offsets.search(queue, start_ms))
     end = await (offsets.max(queue) if end_ms is None else offsets.search(queue, end_ms))
     return start, end
 
@@ -307,7 +307,7 @@ def _row(message: MessageExt, charset: str = "", *, with_body: bool = True) -> d
     return row
 
 
-def _whole(message: MessageExt, charset: str = "") -> dict[str, Any]:
+def _complete(message: MessageExt, charset: str = "") -> dict[str, Any]:
     return {
         "offsetMsgId": message.offset_msg_id,
         "msgId": message.msg_id,

@@ -144,8 +144,8 @@ def _add_progress(
             group.startswith(SYSTEM_GROUPS) and not scope.system and not scope.group
         ):
             continue
-        for part in parts:
-            for queue, progress in part.queues.items():
+        for stats in parts:
+            for queue, progress in stats.queues.items():
                 if scope.topic not in ("", queue.topic):
                     continue
                 by_broker = result.progress.setdefault((group, queue.topic), {})

@@ -39,7 +39,7 @@ class Access:
         if self.enabled:
             self._file.read()
 
-    def look_at_file(self) -> None:
+    def check_file(self) -> None:
         """Read the accounts again if their file has changed. Blocking."""
         if self.enabled:
             self._file.read_if_changed()

@@ -157,23 +157,25 @@ def load(
     at `path` and the defaults, in this order. Raises ConfigError."""
     settings = gather(OPTIONS, path, overrides, environment)
     parted = separate(OPTIONS, settings, APACHE_KEYS)
-    values, places = parse_settings(OPTIONS, parted.own, parted.refused)
+    values, locations = parse_settings(OPTIONS, parted.own, parted.refused)
     if values.get("acl_enable") and "bind" not in values:
-        values["bind"], places["bind"] = EVERYWHERE, "default with aclEnable"
+        values["bind"], locations["bind"] = EVERYWHERE, "default with aclEnable"
     config = NameServerConfig(**values)
     if (wrong := config.wrong_tls()) is not None:
-        raise wrong_value(OPTIONS, config, places, *wrong)
+        raise wrong_value(OPTIONS, config, locations, *wrong)
     advertised = config.http_advertised_address
     if advertised and (problem := address_problem("address", advertised)):
-        raise wrong_value(OPTIONS, config, places, "http_advertised_address", problem)
-    where = places.get("registrations_must_be_signed")
+        raise wrong_value(OPTIONS, config, locations, "http_advertised_address", problem)
+    where = locations.get("registrations_must_be_signed")
     if where and config.registrations_must_be_signed and not config.registration_key_file:
         raise ConfigError(f"{where}: registrationsMustBeSigned=true needs registrationKeyFile")
     for host in config.broker_hosts:
         if problem := host_problem(host):
-            raise wrong_value(OPTIONS, config, places, "http_broker_hosts", problem)
-    check_ports(OPTIONS, config, places, _listeners(config))
-    return Loaded(config, places, repeated(OPTIONS, settings), parted.otherwise, parted.not_needed)
+            raise wrong_value(OPTIONS, config, locations, "http_broker_hosts", problem)
+    check_ports(OPTIONS, config, locations, _listeners(config))
+    return Loaded(
+        config, locations, repeated(OPTIONS, settings), parted.otherwise, parted.not_needed
+    )
 
 
 def _listeners(config: NameServerConfig) -> Iterator[Listener]:

@@ -79,7 +79,7 @@ class NameServerMetrics:
         families.counter(
             "rocketmq_namesrv_groups_founded_anew_total",
             "Broker names that returned with a new group id, after all their brokers had left.",
-            table.founded_anew_count,
+            table.new_group_id_count,
         )
 
     def _collect(self) -> Iterable[Metric]:

@@ -58,7 +58,7 @@ def serve(
     return_large_blocks()
     raise_descriptor_limit()
     report_configuration(loaded, os.environ)
-    if "bind" not in loaded.places:
+    if "bind" not in loaded.locations:
         LOG.warning(
             "serves_this_machine_only bindAddress=%s: there are no accounts (aclEnable) and no"
             " bindAddress",

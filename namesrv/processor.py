@@ -305,7 +305,9 @@ class NameServerProcessor:
         """105: return a topic's route; `watchRoutes` subscribes to its changes."""
         topic = _name(request, "topic")
         if boolean_or(request.ext, "watchRoutes", False):
-            self._watchers.asked(connection, topic, (g.name for g, _ in self.table.places(topic)))
+            self._watchers.requested(
+                connection, topic, (g.name for g, _ in self.table.topic_entries(topic))
+            )
         return self._in_turns(self._routing(topic, request))
 
     def _routing(self, topic: str, request: RemotingCommand) -> Steps[RemotingCommand]:
@@ -515,7 +517,7 @@ def _claim(
         topics=topics,
         # A delta without a base cannot be merged, so the full table is requested.
         delta_base=(header.delta_base or DataVersion(-1)) if header.topic_delta else None,
-        whole=header.topic_delta is not None,
+        complete=header.topic_delta is not None,
         term=header.raft_term or 0,
         group_id=(header.raft_group_id or "").replace(NO_GROUP_ID, ""),
         any_group=header.raft_group_id is None and header.raft_role is not None,
@@ -598,6 +600,6 @@ def _name(request: RemotingCommand, field: str) -> str:
     return name
 
 
-def _timeout(asked_ms: int | None) -> int | None:
+def _timeout(requested_ms: int | None) -> int | None:
     """Return a heartbeat's timeout within our limits, or None."""
-    return min(max(asked_ms, TIMEOUT_MS_MIN), TIMEOUT_MS_MAX) if asked_ms else None
+    return min(max(requested_ms, TIMEOUT_MS_MIN), TIMEOUT_MS_MAX) if requested_ms else None

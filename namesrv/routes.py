@@ -99,7 +99,7 @@ class RouteLimits:
 
     brokers_max: int = 10_000  # addresses
     topics_max: int = 1_000_000  # names, over all groups
-    places_max: int = 5_000_000  # pairs of topic and group
+    topic_entries_max: int = 5_000_000  # pairs of topic and group
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Registration:
     version: DataVersion = NO_VERSION
     topics: Iterable[TopicConfig] | None = None
     delta_base: DataVersion | None = None  # the topics are a delta on this version
-    whole: bool = True  # False if there may be further topics, without a delta
+    complete: bool = True  # False if there may be further topics, without a delta
     term: int = 0  # 0 without Raft
     group_id: str = ""  # of its Raft group, in hex; "" if missing
     # Without group ids, so it may belong to the group that reserves the name
@@ -218,7 +218,7 @@ class RouteTable:
         self._live: dict[str, LiveBroker] = {}
         self._groups: dict[str, BrokerGroup] = {}
         self._queues: dict[str, dict[BrokerGroup, QueueData]] = {}  # including removed groups
-        self._place_count = 0
+        self._topic_entry_count = 0
         self._changing: deque[BrokerGroup] = deque()  # groups with pending changes
         self._run: Callable[[Steps[None]], None] | None = None
         self._is_running = False
@@ -229,7 +229,7 @@ class RouteTable:
         # Ids of removed groups → whether a signed registration named them
         self._removed: dict[str, bool] = {}
         self.registered_count = 0  # accepted registrations
-        self.founded_anew_count = 0  # registrations with a new group id
+        self.new_group_id_count = 0  # registrations with a new group id
         self.topics_version = 0  # increases with each added or removed topic, for caches
 
     def run_with(self, run: Callable[[Steps[None]], None]) -> None:
@@ -284,7 +284,7 @@ class RouteTable:
         self._check_replica(claim, group, now_ms)
         self._check_brokers(claim)
         topics = self._check_topics(claim)
-        changed = self._place(claim, now_ms)
+        changed = self._list_address(claim, now_ms)
         group = self._groups[claim.broker_name]
         need_full, change = False, None
         if claim.signed and claim.broker_id == LEADER_ID and not group.signed:
@@ -388,8 +388,8 @@ class RouteTable:
         limits = self._limits
         if config.topic not in self._queues and len(self._queues) >= limits.topics_max:
             raise _full(limits.topics_max, "topics")
-        if config.topic not in group.topics and self.place_count >= limits.places_max:
-            raise _full(limits.places_max, "topics of groups")
+        if config.topic not in group.topics and self.topic_entry_count >= limits.topic_entries_max:
+            raise _full(limits.topic_entries_max, "topics of groups")
         group.digest = b""
         finish(self._putting(group, [config]))
 
@@ -416,9 +416,9 @@ class RouteTable:
 
     def queues(self, topic: str) -> dict[str, QueueData] | None:
         """Return queues by broker name; None for an unknown topic."""
-        return {group.name: data for group, data in self.places(topic)} or None
+        return {group.name: data for group, data in self.topic_entries(topic)} or None
 
-    def places(self, topic: str) -> Iterator[tuple[BrokerGroup, QueueData]]:
+    def topic_entries(self, topic: str) -> Iterator[tuple[BrokerGroup, QueueData]]:
         by_group = self._queues.get(topic, {})
         return ((group, data) for group, data in by_group.items() if not group.gone)
 
@@ -461,9 +461,9 @@ class RouteTable:
         return len(self._queues)
 
     @property
-    def place_count(self) -> int:
+    def topic_entry_count(self) -> int:
         """Return the number of pairs of topic and group."""
-        return self._place_count
+        return self._topic_entry_count
 
     @property
     def broker_count(self) -> int:
@@ -485,7 +485,7 @@ class RouteTable:
         self._group_ids[claim.broker_name] = claim.group_id
         if before in ("", claim.group_id):
             return ""
-        self.founded_anew_count += 1
+        self.new_group_id_count += 1
         return before
 
     def _check_signed(self, claim: Registration, group: BrokerGroup | None) -> None:
@@ -659,7 +659,7 @@ class RouteTable:
         own = group.topics if group is not None else {}
         for names, used, count_max, subject in (
             (self._queues, len(self._queues), limits.topics_max, "topics"),
-            (own, self.place_count, limits.places_max, "topics of groups"),
+            (own, self.topic_entry_count, limits.topic_entries_max, "topics of groups"),
         ):
             room = count_max - used
             if claim.signed and len(topics) > room:
@@ -669,7 +669,7 @@ class RouteTable:
                 raise _full(count_max, subject)
         return topics
 
-    def _place(self, claim: Registration, now_ms: int) -> bool:
+    def _list_address(self, claim: Registration, now_ms: int) -> bool:
         """List the address under its id only. Return True if the list changed."""
         live = self._live.get(claim.address)
         if live is not None and live.broker_name != claim.broker_name:
@@ -791,7 +791,7 @@ class RouteTable:
         self, group: BrokerGroup, claim: Registration, topics: Sequence[TopicConfig]
     ) -> Steps[bool]:
         group.digest = b""
-        if not claim.whole:
+        if not claim.complete:
             changed = yield from self._putting(group, topics)
         elif claim.delta_base is None:
             changed = yield from self._replacing(group, topics)
@@ -852,7 +852,7 @@ class RouteTable:
                 self.topic_changed(config.topic)
             if config.topic not in group.topics:
                 group.topics[config.topic] = None
-                self._place_count += 1
+                self._topic_entry_count += 1
             if number % TOPICS_PER_STEP == 0:
                 yield
         return changed
@@ -882,7 +882,7 @@ class RouteTable:
 
     def _drop_topic(self, group: BrokerGroup, topic: str) -> None:
         del group.topics[topic]
-        self._place_count -= 1
+        self._topic_entry_count -= 1
         by_group = self._queues[topic]
         del by_group[group]
         if not by_group:

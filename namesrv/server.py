@@ -121,7 +121,7 @@ class NameServer:
             server_limits=self._server_limits(),
             tls=self.tls.server,
             budgets=self.budgets,
-            on_held=Trimmer().look,
+            on_held=Trimmer().poll,
             with_accounts=self.access.enabled,
         )
         await self._server.start(self._config.bind, self._config.port)
@@ -194,7 +194,7 @@ class NameServer:
     async def _scan_forever(self) -> None:
         while True:
             await asyncio.sleep(SCAN_INTERVAL_S)
-            await asyncio.to_thread(self.access.look_at_file)
+            await asyncio.to_thread(self.access.check_file)
             while removed := self.table.expire(_now_ms()):
                 log_gone(removed, "silent")
                 for broker in removed:

@@ -22,7 +22,7 @@ def route_body(table: RouteTable, topic: str, order_config: str | None) -> Steps
     """Return a topic's TopicRouteData; None without a group with addresses."""
     queue_datas: list[dict[str, Any]] = []
     broker_datas: list[dict[str, Any]] = []
-    for number, (group, data) in enumerate(list(table.places(topic)), 1):
+    for number, (group, data) in enumerate(list(table.topic_entries(topic)), 1):
         if number % GROUPS_PER_STEP == 0:
             yield
         if not group.addresses:
@@ -119,7 +119,7 @@ def unit_topics_body(table: RouteTable, requested: int, refused: int = 0) -> Ste
     result, seen = [], 0
     for topic in table.names():
         seen += 1
-        for _, data in table.places(topic):
+        for _, data in table.topic_entries(topic):
             seen += 1
             if data.sys_flag & requested and not data.sys_flag & refused:
                 result.append(topic)

@@ -59,7 +59,7 @@ class RouteWatchers(Generic[C]):
     def __len__(self) -> int:
         return len(self._watchers)
 
-    def asked(self, connection: C, topic: str, groups: Iterable[str]) -> None:
+    def requested(self, connection: C, topic: str, groups: Iterable[str]) -> None:
         """Record that a connection got a topic's route, on `groups` (none if unknown)."""
         watcher = self._watchers.get(connection)
         if watcher is None:

@@ -55,8 +55,11 @@ def config_commands(program: str, options: str, start: str) -> click.Group:
         above = context.find_root().params
         path = path or above.get("path")
         known = importlib.import_module(options).OPTIONS
-        found = loaded(path, (*above.get("settings", ()), *settings))
-        click.echo(effective(known, found.config, found.places, changed=changed), nl=False)
+        settings_file = loaded(path, (*above.get("settings", ()), *settings))
+        click.echo(
+            effective(known, settings_file.config, settings_file.locations, changed=changed),
+            nl=False,
+        )
 
     @config.command(
         help=f"""Check FILE, with the environment over it, and the files that it names: secrets,
@@ -64,19 +67,19 @@ def config_commands(program: str, options: str, start: str) -> click.Group:
     )
     @click.argument("file", type=click.Path(dir_okay=False))
     def check(file: str) -> None:
-        found = loaded(file, ())
-        for key, place in found.repeated.items():
-            click.echo(f"warning: {place}: {key} is set twice: the last value counts", err=True)
-        for warning in found.warnings:
+        settings_file = loaded(file, ())
+        for key, location in settings_file.repeated.items():
+            click.echo(f"warning: {location}: {key} is set twice: the last value counts", err=True)
+        for warning in settings_file.warnings:
             click.echo(f"warning: {warning}", err=True)
-        refused = _refused(importlib.import_module(start), found.config)
+        refused = _refused(importlib.import_module(start), settings_file.config)
         for reason in refused:
             click.echo(f"{program}: {file}: {reason}", err=True)
         if refused:
             sys.exit(WRONG)
         known = len(importlib.import_module(options).OPTIONS)
-        click.echo(f"{file}: right; {len(found.places)} of {known} keys are set")
-        if keys := found.not_needed:
+        click.echo(f"{file}: right; {len(settings_file.locations)} of {known} keys are set")
+        if keys := settings_file.not_needed:
             click.echo(f"not needed, of Apache's keys: {len(keys)} ({', '.join(keys)})")
 
     @config.command(

@@ -7,22 +7,22 @@ from collections.abc import Iterable, Mapping
 from .options import BYTES, HOURS, MS, PERCENT, Option
 
 _GIB = 1 << 30
-_WORDS = {BYTES: "bytes", MS: "milliseconds", HOURS: "hours", PERCENT: "percent"}
+_UNIT_NAMES = {BYTES: "bytes", MS: "milliseconds", HOURS: "hours", PERCENT: "percent"}
 
 
 def effective(
-    options: Mapping[str, Option], config: object, places: Mapping[str, str], *, changed: bool
+    options: Mapping[str, Option], config: object, locations: Mapping[str, str], *, changed: bool
 ) -> str:
     """Return every key's value, with its source in a comment, as TOML that can be read back; with
     `changed`, only values that are not defaults."""
     lines: list[str] = []
     for section, members in by_section(options.values()):
-        shown = [option for option in members if not changed or option.name in places]
+        shown = [option for option in members if not changed or option.name in locations]
         if shown:
             lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
         for option in shown:
             value = option.toml(getattr(config, option.name))
-            lines.append(f"{option.key} = {value}  # {places.get(option.name, 'default')}")
+            lines.append(f"{option.key} = {value}  # {locations.get(option.name, 'default')}")
     return "\n".join(lines) + "\n"
 
 
@@ -45,10 +45,10 @@ def tables(options: Mapping[str, Option]) -> str:
 
 def by_section(options: Iterable[Option]) -> list[tuple[str, list[Option]]]:
     """Group options by section, in the order of the sections' first keys."""
-    found: dict[str, list[Option]] = {}
+    sections: dict[str, list[Option]] = {}
     for option in options:
-        found.setdefault(option.section, []).append(option)
-    return list(found.items())
+        sections.setdefault(option.section, []).append(option)
+    return list(sections.items())
 
 
 def _default(option: Option) -> str:
@@ -62,7 +62,7 @@ def _range(option: Option) -> str:
         return ", ".join(f"`{choice}`" for choice in option.choices)
     if option.kind != "integer":
         return "true, false" if option.kind == "boolean" else "text"
-    unit = _WORDS.get(option.unit, "")
+    unit = _UNIT_NAMES.get(option.unit, "")
     low = "" if option.low is None else _sized(option, option.low)
     high = "" if option.high is None else _sized(option, option.high)
     span = f"{low} to {high}" if low and high else f"from {low}" if low else f"up to {high}"

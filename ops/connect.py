@@ -30,15 +30,15 @@ async def dial(
     loop = asyncio.get_running_loop()
     name = None if ssl is None else host
     if not is_address(host):
-        found = await addresses_of(host, port)
-        if len(found) > 1:
-            connected = await _first_to_answer(found)
+        addresses = await addresses_of(host, port)
+        if len(addresses) > 1:
+            connected = await _first_to_answer(addresses)
             # If cancelled here, uvloop before 0.23 would close the descriptor twice.
             _, protocol = await loop.create_connection(
                 factory, sock=connected, ssl=ssl, server_hostname=name
             )
             return protocol
-        host = str(found[0][4][0])  # avoids a second resolution
+        host = str(addresses[0][4][0])  # avoids a second resolution
     _, protocol = await loop.create_connection(factory, host, port, ssl=ssl, server_hostname=name)
     return protocol
 
@@ -74,10 +74,10 @@ def is_address(host: str) -> bool:
     return True
 
 
-async def _first_to_answer(found: Sequence[Any]) -> socket.socket:
+async def _first_to_answer(addresses: Sequence[Any]) -> socket.socket:
     """Return a socket that is connected to one of the addresses. Raises OSError."""
-    delay_s = min(STAGGER_S_MAX, ALL_TRIED_S / len(found))
-    left = list(found)
+    delay_s = min(STAGGER_S_MAX, ALL_TRIED_S / len(addresses))
+    left = list(addresses)
     tries: dict[asyncio.Task[socket.socket], str] = {}
     failed: list[tuple[str, OSError]] = []
     try:
@@ -127,7 +127,7 @@ def _together(failed: list[tuple[str, OSError]]) -> OSError:
         addresses.setdefault(os.strerror(error.errno or 0), []).append(at)
     kinds = {type(error) for _, error in failed}
     kind = kinds.pop() if len(kinds) == 1 else OSError
-    return kind("; ".join(f"{_listed(hosts)}: {words}" for words, hosts in addresses.items()))
+    return kind("; ".join(f"{_listed(hosts)}: {reason}" for reason, hosts in addresses.items()))
 
 
 def _listed(hosts: list[str]) -> str:

@@ -33,9 +33,9 @@ def print_no_more(stream: TextIO | None = None) -> None:
         os.dup2(nowhere.fileno(), (stream or sys.stdout).fileno())
 
 
-def complain(words: str) -> None:
+def complain(message: str) -> None:
     """Print a line on standard error. A failure to write it does not change the exit status."""
     try:
-        print(words, file=sys.stderr, flush=True)
+        print(message, file=sys.stderr, flush=True)
     except OSError:
         print_no_more(sys.stderr)

@@ -22,8 +22,8 @@ ARRIVING_MAX = 1_024  # per TLS port
 ACCEPTED_AT_ONCE_MIN = 128  # with fewer, the kernel ignores clients that reconnect at once
 ACCEPTED_AT_ONCE_MAX = 1_024
 FILES_CACHED_MAX = 512
-CONNECTIONS_PART = 16  # a limit's share is at most this fraction of the descriptors
-FILES_PART = 8
+CONNECTIONS_FRACTION = 16  # a limit's share is at most this fraction of the descriptors
+FILES_FRACTION = 8
 
 
 def descriptor_limit() -> int:
@@ -35,12 +35,12 @@ def descriptor_limit() -> int:
 def raise_descriptor_limit() -> int:
     """Raise the soft limit to the hard limit, or LIMIT_MAX; return it. For a start only."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, LIMIT_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, LIMIT_MAX)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         except (OSError, ValueError) as error:  # a system with a further limit below the hard limit
-            log.warning("descriptors_not_raised limit=%d wanted=%d: %s", soft, wanted, error)
+            log.warning("descriptors_not_raised limit=%d wanted=%d: %s", soft, limit, error)
     return descriptor_limit()
 
 
@@ -63,23 +63,23 @@ class Shares:
 
     @property
     def http(self) -> int:
-        return min(HTTP_MAX, self.limit // CONNECTIONS_PART)
+        return min(HTTP_MAX, self.limit // CONNECTIONS_FRACTION)
 
     @property
     def arriving(self) -> int:
         """The connections in their TLS handshake, at each port."""
-        return min(ARRIVING_MAX, self.limit // CONNECTIONS_PART)
+        return min(ARRIVING_MAX, self.limit // CONNECTIONS_FRACTION)
 
     @property
     def accepted_at_once(self) -> int:
         """The connections accepted before the first of them can be refused."""
-        part = max(ACCEPTED_AT_ONCE_MIN, self.limit // CONNECTIONS_PART)
-        return min(ACCEPTED_AT_ONCE_MAX, part)
+        share = max(ACCEPTED_AT_ONCE_MIN, self.limit // CONNECTIONS_FRACTION)
+        return min(ACCEPTED_AT_ONCE_MAX, share)
 
     @property
     def files_cached(self) -> int:
         """The files kept open although they could be reopened."""
-        return min(FILES_CACHED_MAX, self.limit // FILES_PART)
+        return min(FILES_CACHED_MAX, self.limit // FILES_FRACTION)
 
     def clients(self, files: int = 0) -> int:
         """Return the maximum of client connections. `files` is the number of permanently open
@@ -90,12 +90,12 @@ class Shares:
         return max(self.limit // 8, self.limit - taken)
 
 
-def warn_if_limited(allowed: int, wanted: int, limit: int) -> None:
-    """Log that few descriptors limit clients to fewer connections than `wanted`."""
-    if allowed < wanted:
+def warn_if_limited(allowed: int, desired: int, limit: int) -> None:
+    """Log that few descriptors limit clients to fewer connections than `desired`."""
+    if allowed < desired:
         log.warning(
             "connections_limited max=%d wanted=%d descriptors=%d: raise RLIMIT_NOFILE",
             allowed,
-            wanted,
+            desired,
             limit,
         )

@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 
 RANKED_MAX = 1_000  # connections ranked per pass, for a flood of new connections
 RESERVE_MAX = 64  # for connections without an account
-RESERVE_PART = 8  # of all connections, at most
+RESERVE_FRACTION = 8  # of all connections, at most
 
 
 class SharedLimit:
@@ -105,7 +105,7 @@ class Evictor(Generic[C]):
                 if connection in self._connections and self._is_as_ranked(connection):
                     self.removed(connection)
                     return connection
-            if not self._rank(max(1, min(RESERVE_MAX, connections_max // RESERVE_PART))):
+            if not self._rank(max(1, min(RESERVE_MAX, connections_max // RESERVE_FRACTION))):
                 return None
 
     def _is_as_ranked(self, connection: C) -> bool:

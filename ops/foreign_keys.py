@@ -48,7 +48,7 @@ class Separated:
     @property
     def otherwise(self) -> tuple[str, ...]:
         return tuple(
-            f"{setting.place}: {setting.key} has no effect: {why}"
+            f"{setting.location}: {setting.key} has no effect: {why}"
             for setting, kind, why in self.foreign
             if kind == OTHERWISE
         )

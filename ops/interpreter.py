@@ -52,8 +52,8 @@ def version_option(program: str, version: str) -> Callable[[Any], Any]:
     """Return click's decorator for `--version`, with program and interpreter."""
     import click
 
-    def show(context: click.Context, _: click.Parameter, asked: bool) -> None:
-        if asked and not context.resilient_parsing:
+    def show(context: click.Context, _: click.Parameter, requested: bool) -> None:
+        if requested and not context.resilient_parsing:
             click.echo(f"{program}, version {version}\n{description()}")
             context.exit()
 

@@ -80,11 +80,11 @@ def suppressed_lines() -> int:
 
 def levels() -> dict[str, str]:
     """Return every logger's effective level; "root" is inherited by all others."""
-    found = {"root": logging.getLevelName(logging.getLogger().level)}
+    names = {"root": logging.getLevelName(logging.getLogger().level)}
     for name in sorted(logging.Logger.manager.loggerDict):
         logger = logging.getLogger(name)
-        found[name] = logging.getLevelName(logger.getEffectiveLevel())
-    return found
+        names[name] = logging.getLevelName(logger.getEffectiveLevel())
+    return names
 
 
 def set_level(logger: str, level: str) -> None:
@@ -193,9 +193,9 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         event, pieces = _taken_apart(str(record.msg)[:TEMPLATE_CHARS_MAX])
-        told = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        time_text = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, object] = {
-            "time": told.replace("+00:00", "Z"),
+            "time": time_text.replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
             "event": event,
@@ -222,8 +222,8 @@ def report_configuration(loaded: Loaded[Any], environment: Mapping[str, str]) ->
     """Log the keys of a configuration that were set twice, have no effect or are not needed, and
     variables of Apache's scripts."""
     log = logging.getLogger("raftmq.ops.settings")
-    for key, place in loaded.repeated.items():
-        log.warning("config_repeated key=%s place=%s: the last one counts", key, place)
+    for key, location in loaded.repeated.items():
+        log.warning("config_repeated key=%s location=%s: the last one counts", key, location)
     for text in loaded.warnings:
         log.warning("config_without_effect %s", text)
     if keys := loaded.not_needed:
@@ -250,7 +250,7 @@ def _taken_apart(template: str) -> tuple[str, tuple[tuple[str, str | None], ...]
 def _fields(pieces: tuple[tuple[str, str | None], ...], args: object) -> dict[str, object]:
     """Return the fields' names and values. Arguments without a key appear only in the message."""
     given = list(args) if isinstance(args, tuple) else []
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for key, literal in pieces:
         if literal is not None:
             value: object = literal
@@ -259,5 +259,5 @@ def _fields(pieces: tuple[tuple[str, str | None], ...], args: object) -> dict[st
         else:
             break
         if key and key not in _OWN:
-            found[key] = field_of(value)
-    return found
+            fields[key] = field_of(value)
+    return fields

@@ -26,7 +26,7 @@ class Trimmer:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent in musl and macOS
         self._most = 0  # most bytes held since the last trim
 
-    def look(self, held_bytes: int) -> bool:
+    def poll(self, held_bytes: int) -> bool:
         """Return unused memory to the system after a burst; return whether that was done. Call
         about once per second with the number of bytes held for peers."""
         self._most = max(self._most, held_bytes)

@@ -41,12 +41,12 @@ class Timings:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return (bound, cumulative count) pairs; the last bound is "+Inf"."""
-        found: list[tuple[str, float]] = []
+        buckets: list[tuple[str, float]] = []
         total = 0
         for bound, count in zip((*self.bounds_s, "+Inf"), self.counts, strict=True):
             total += count
-            found.append((str(bound), total))
-        return found
+            buckets.append((str(bound), total))
+        return buckets
 
 
 class LoopLag:

@@ -78,8 +78,8 @@ class Option:
     @property
     def variable(self) -> str:
         """Return the environment variable that overrides it: RAFTMQ_LISTEN_PORT for listenPort."""
-        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.key.replace("dLeger", "dleger"))
-        return f"{VARIABLE_PREFIX}{words.replace('DLeger', 'Dleger').upper()}"
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.key.replace("dLeger", "dleger"))
+        return f"{VARIABLE_PREFIX}{name.replace('DLeger', 'Dleger').upper()}"
 
     def parse(self, value: object, what: str) -> Any:
         """Parse and check a setting's value. Raises ConfigError, with the prefix `what`."""
@@ -216,13 +216,13 @@ def option(
 
 def options_of(cls: type) -> dict[str, Option]:
     """Return a dataclass's options by key, in its order, with inherited options last."""
-    found = {}
+    options = {}
     own = cls.__annotations__
     for field in sorted(dataclasses.fields(cls), key=lambda field: field.name not in own):
         declared = field.metadata.get("option")
         if declared is not None:
-            found[declared.key] = dataclasses.replace(declared, name=field.name)
-    return found
+            options[declared.key] = dataclasses.replace(declared, name=field.name)
+    return options
 
 
 def page_of(options: Mapping[str, Option], config: object) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class Loaded(Generic[Config]):
     mistakes, and `not_needed` skipped keys of Apache's (ops.foreign_keys)."""
 
     config: Config
-    places: Mapping[str, str]
+    locations: Mapping[str, str]
     repeated: Mapping[str, str] = dataclasses.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     not_needed: tuple[str, ...] = ()
@@ -260,12 +260,12 @@ class Setting:
 
     key: str
     value: Any
-    place: str
+    location: str
     section: str | None = None
 
     def __str__(self) -> str:
         value = str(self.value).lower() if isinstance(self.value, bool) else self.value
-        return one_line(f"{self.place}: {self.key}={value}")
+        return one_line(f"{self.location}: {self.key}={value}")
 
 
 def parse_settings(
@@ -274,7 +274,7 @@ def parse_settings(
     """Return values and sources by field name; later settings win. Raises ConfigError with a line
     per mistake, those of `refused` first."""
     values: dict[str, Any] = {}
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     mistakes = list(refused)
     for setting in settings:
         try:
@@ -283,18 +283,18 @@ def parse_settings(
             mistakes.append(str(error))
         else:
             values[declared.name] = value
-            places[declared.name] = setting.place
+            locations[declared.name] = setting.location
     refuse(mistakes)
-    return values, places
+    return values, locations
 
 
 def _parsed(options: Mapping[str, Option], setting: Setting) -> tuple[Option, Any]:
     declared = find(options, setting)
     if declared is None:
-        raise ConfigError(f"{setting.place}: {unknown_key(setting.key, options)}")
+        raise ConfigError(f"{setting.location}: {unknown_key(setting.key, options)}")
     if setting.section and setting.section != declared.section:
         raise ConfigError(
-            f"{setting.place}: {setting.key} stands in [{setting.section}]; "
+            f"{setting.location}: {setting.key} stands in [{setting.section}]; "
             f"it belongs in [{declared.section}]"
         )
     shown = dataclasses.replace(setting, value=declared.shown(setting.value))
@@ -311,21 +311,21 @@ def refuse(mistakes: Sequence[str]) -> None:
 
 
 def wrong_value(
-    options: Mapping[str, Option], config: object, places: Mapping[str, str], name: str, why: str
+    options: Mapping[str, Option], config: object, locations: Mapping[str, str], name: str, why: str
 ) -> ConfigError:
     """Return the error for a field with a value that contradicts other fields."""
     declared = next(declared for declared in options.values() if declared.name == name)
     value = declared.text(getattr(config, name))
-    return ConfigError(f"{places.get(name, 'default')}: {declared.key}={value}: {why}")
+    return ConfigError(f"{locations.get(name, 'default')}: {declared.key}={value}: {why}")
 
 
 def find(options: Mapping[str, Option], setting: Setting) -> Option | None:
     """Find an option by its key or its alias: TOML's `server.mode` in [tls] is tls.server.mode."""
-    found = options.get(setting.key)
-    if found is None:
+    match = options.get(setting.key)
+    if match is None:
         names = {setting.key, f"{setting.section}.{setting.key}"}
-        found = next((option for option in options.values() if option.also in names), None)
-    return found
+        match = next((option for option in options.values() if option.also in names), None)
+    return match
 
 
 def unknown_key(key: str, options: Iterable[str]) -> str:

@@ -72,5 +72,5 @@ def section(content: str) -> str:
 
 def key(entries: Iterable[tuple[str, str]]) -> str:
     """Return a picture's key of (symbol as HTML, label) pairs, which do not break."""
-    spans = (f"<span>{drawn}{html.escape(words)}</span>" for drawn, words in entries)
+    spans = (f"<span>{drawn}{html.escape(label)}</span>" for drawn, label in entries)
     return f'<p class="key soft">{" ".join(spans)}</p>'

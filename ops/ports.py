@@ -27,7 +27,7 @@ class Listener:
 def check_ports(
     options: Mapping[str, Option],
     config: object,
-    places: Mapping[str, str],
+    locations: Mapping[str, str],
     listeners: Iterable[Listener],
 ) -> None:
     """Raise ConfigError for an invalid address, or the port of an earlier listener."""
@@ -37,12 +37,12 @@ def check_ports(
             one.address.encode("idna")  # as for its resolution
         except UnicodeError as error:
             why = f"{one.address!r} is no address: {error}"
-            raise wrong_value(options, config, places, one.name, why) from error
+            raise wrong_value(options, config, locations, one.name, why) from error
         for other in before if one.port else ():
             if one.port == other.port and _meet(one.address, other.address):
                 key = next(o.key for o in options.values() if o.name == other.name)
                 why = f"port {one.port} is that of {key}, too"
-                raise wrong_value(options, config, places, one.name, why)
+                raise wrong_value(options, config, locations, one.name, why)
         before.append(one)
 
 

@@ -61,15 +61,15 @@ def read_file(path: str, options: Mapping[str, Option]) -> list[Setting]:
 def repeated(options: Mapping[str, Option], settings: Iterable[Setting]) -> dict[str, str]:
     """Return the keys that a file has twice, with the source of the last, which counts."""
     seen: set[str] = set()
-    found: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for setting in settings:
         declared = find(options, setting)
-        if declared is None or ":" not in setting.place:  # from the environment or command line
+        if declared is None or ":" not in setting.location:  # from the environment or command line
             continue
         if declared.key in seen:
-            found[declared.key] = setting.place
+            locations[declared.key] = setting.location
         seen.add(declared.key)
-    return found
+    return locations
 
 
 def parse_properties(text: str, source: str) -> list[Setting]:
@@ -82,12 +82,12 @@ def parse_properties(text: str, source: str) -> list[Setting]:
         stripped = line.strip()
         if not stripped or stripped[0] in "#!":
             continue
-        place = source if source == COMMAND_LINE else f"{source}:{number}"
+        location = source if source == COMMAND_LINE else f"{source}:{number}"
         key, equals, value = stripped.partition("=")
         if not equals or not key.strip():
-            mistakes.append(f"{place}: expected key=value, found {stripped[:QUOTED_CHARS]!r}")
+            mistakes.append(f"{location}: expected key=value, found {stripped[:QUOTED_CHARS]!r}")
             continue
-        settings.append(Setting(key.strip(), value.strip(), place))
+        settings.append(Setting(key.strip(), value.strip(), location))
     refuse(mistakes)
     return settings
 
@@ -98,25 +98,25 @@ def parse_toml(text: str, source: str, sections: Iterable[str]) -> list[Setting]
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         where = re.search(r" \(at line (\d+), column (\d+)\)$", str(error))
-        place = f"{source}:{where[1]}" if where else source
+        location = f"{source}:{where[1]}" if where else source
         problem = str(error)[: where.start()] if where else str(error)
-        raise ConfigError(f"{place}: not TOML: {problem}") from error
+        raise ConfigError(f"{location}: not TOML: {problem}") from error
     lines = _lines_of_keys(text)
     known = sorted(sections)
     settings, mistakes = [], []
     for name, value in table.items():
         if not isinstance(value, dict):
-            place = f"{source}:{lines.get(('', name), 1)}"
-            settings.append(Setting(name, value, place, ""))
+            location = f"{source}:{lines.get(('', name), 1)}"
+            settings.append(Setting(name, value, location, ""))
             continue
         if name not in known:
-            place = f"{source}:{lines.get((name, ''), 1)}"
+            location = f"{source}:{lines.get((name, ''), 1)}"
             near = nearest(name, known) or f"; there are {', '.join(known)}"
-            mistakes.append(f"{place}: unknown section [{name}]{near}")
+            mistakes.append(f"{location}: unknown section [{name}]{near}")
             continue
         for key, entry in _flat(value):
-            place = f"{source}:{lines.get((name, key), lines.get((name, ''), 1))}"
-            settings.append(Setting(key, entry, place, name))
+            location = f"{source}:{lines.get((name, key), lines.get((name, ''), 1))}"
+            settings.append(Setting(key, entry, location, name))
     refuse(mistakes)
     return settings
 
@@ -146,18 +146,18 @@ def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _lines_of_keys(text: str) -> dict[tuple[str, str], int]:
     """Return (section, key) → line, and (section, "") → its header's line. tomllib gives no line
     numbers; this finds only the simple forms, and only messages depend on it."""
-    found: dict[tuple[str, str], int] = {}
+    numbers: dict[tuple[str, str], int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):
         header = re.match(r"\s*\[\s*\"?([\w.-]+)\"?\s*\]", line)
         if header is not None:
             section = header[1]
-            found.setdefault((section, ""), number)
+            numbers.setdefault((section, ""), number)
             continue
         key = re.match(r"\s*[\"']?([\w.-]+)[\"']?\s*=", line)
         if key is not None:
-            found.setdefault((section, key[1]), number)
-    return found
+            numbers.setdefault((section, key[1]), number)
+    return numbers
 
 
 def from_apaches_environment(

@@ -153,14 +153,16 @@ def load(
     at `path` and the defaults, in this order. Raises ConfigError."""
     settings = gather(OPTIONS, path, overrides, environment)
     parted = separate(OPTIONS, settings, APACHE_KEYS)
-    values, places = parse_settings(OPTIONS, parted.own, parted.refused)
+    values, locations = parse_settings(OPTIONS, parted.own, parted.refused)
     if values.get("acl_enable") and "bind" not in values:
-        values["bind"], places["bind"] = EVERYWHERE, "default with aclEnable"
+        values["bind"], locations["bind"] = EVERYWHERE, "default with aclEnable"
     config = ProxyConfig(**values)
     if (wrong := config.wrong()) is not None:
-        raise wrong_value(OPTIONS, config, places, *wrong)
-    check_ports(OPTIONS, config, places, _listeners(config))
-    return Loaded(config, places, repeated(OPTIONS, settings), parted.otherwise, parted.not_needed)
+        raise wrong_value(OPTIONS, config, locations, *wrong)
+    check_ports(OPTIONS, config, locations, _listeners(config))
+    return Loaded(
+        config, locations, repeated(OPTIONS, settings), parted.otherwise, parted.not_needed
+    )
 
 
 def _listeners(config: ProxyConfig) -> Iterator[Listener]:

@@ -53,7 +53,7 @@ def serve(
     set_up(config.log_format, config.log_level, where)
     raise_descriptor_limit()
     report_configuration(loaded, os.environ)
-    if "bind" not in loaded.places:
+    if "bind" not in loaded.locations:
         LOG.warning(
             "serves_this_machine_only bindAddress=%s: there are no accounts (aclEnable) and no"
             " bindAddress",

@@ -63,7 +63,7 @@ class ResponseWriter(Generic[T]):
         self, result: Sequence[T], convert: Callable[[T], Message | None], write: Write
     ) -> None:
         self.written = 0
-        self._found = result
+        self._result = result
         self._convert = convert
         self._write = write
         self._passed = 0  # were written or skipped
@@ -72,7 +72,7 @@ class ResponseWriter(Generic[T]):
     @property
     def left(self) -> Sequence[T]:
         """Return the unwritten messages; the first may be in progress."""
-        return self._found[self._passed :]
+        return self._result[self._passed :]
 
     def end(self) -> None:
         self._ended = True
@@ -80,7 +80,7 @@ class ResponseWriter(Generic[T]):
     async def run(self) -> None:
         """Write all messages. Raises Unread after `end`."""
         await self._write(ReceiveMessageResponse(status=status_of(Code.OK)))
-        for item in self._found:
+        for item in self._result:
             if self._ended:
                 raise Unread("the client did not read its messages in time")
             message = self._convert(item)

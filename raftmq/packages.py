@@ -12,9 +12,9 @@ def missing_package(packages: tuple[str, ...]) -> str:
     """Return the first of some packages that is not installed; empty if all are."""
     for package in packages:
         try:
-            found = importlib.util.find_spec(package)
+            spec = importlib.util.find_spec(package)
         except ModuleNotFoundError:
-            found = None  # not even the package around it
-        if found is None:
+            spec = None  # not even the package around it
+        if spec is None:
             return package
     return ""

@@ -26,7 +26,7 @@ def allocate_averagely(
 ) -> Queues:
     """Allocate by AVG, the default: each consumer gets a run of neighbouring queues, and the first
     consumers get an extra queue for a remainder."""
-    ordered, clients, position = _places(queues, client_ids, client_id)
+    ordered, clients, position = _sorted_with_position(queues, client_ids, client_id)
     if position is None:
         return ()
     share, rest = divmod(len(ordered), len(clients))
@@ -38,7 +38,7 @@ def allocate_averagely_by_circle(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
 ) -> Queues:
     """Allocate by AVG_BY_CIRCLE, in turn, so each consumer has queues of every group."""
-    ordered, clients, position = _places(queues, client_ids, client_id)
+    ordered, clients, position = _sorted_with_position(queues, client_ids, client_id)
     return () if position is None else tuple(ordered[position :: len(clients)])
 
 
@@ -53,16 +53,16 @@ class AllocateByConsistentHash:
     def __call__(
         self, queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
     ) -> Queues:
-        ordered, clients, position = _places(queues, client_ids, client_id)
+        ordered, clients, position = _sorted_with_position(queues, client_ids, client_id)
         if position is None:
             return ()
         ring = {_hash(f"{c}-{n}"): c for c in clients for n in range(self.virtual_nodes)}
-        places = sorted(ring)
+        points = sorted(ring)
 
         def owner(queue: MessageQueue) -> str:
             topic, broker_name, queue_id = queue
             name = f"MessageQueue [topic={topic}, brokerName={broker_name}, queueId={queue_id}]"
-            return ring[places[bisect_left(places, _hash(name)) % len(places)]]
+            return ring[points[bisect_left(points, _hash(name)) % len(points)]]
 
         return tuple(queue for queue in ordered if owner(queue) == client_id)
 
@@ -78,7 +78,7 @@ class AllocateByMachineRoom:
     def __call__(
         self, queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
     ) -> Queues:
-        ordered, clients, position = _places(queues, client_ids, client_id)
+        ordered, clients, position = _sorted_with_position(queues, client_ids, client_id)
         if position is None:
             return ()
         ours = [queue for queue in ordered if self._is_ours(queue.broker_name)]
@@ -106,7 +106,7 @@ class AllocateMachineRoomNearby:
     def __call__(
         self, queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
     ) -> Queues:
-        ordered, clients, position = _places(queues, client_ids, client_id)
+        ordered, clients, position = _sorted_with_position(queues, client_ids, client_id)
         if position is None:
             return ()
         inhabited = {self.room_of_client(client) for client in clients}
@@ -133,7 +133,7 @@ class AllocateByConfig:
         return tuple(queue for queue in self.queues if queue in there)
 
 
-def _places(
+def _sorted_with_position(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
 ) -> tuple[list[MessageQueue], list[str], int | None]:
     """Return both sorted lists and the client's position; None if the client gets nothing."""

@@ -53,8 +53,8 @@ class BoundPort:
 
 def _addresses(host: str, port: int) -> Sequence[tuple[socket.AddressFamily, Address]]:
     """Resolve the host. Raises OSError, also for an unknown name."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    addresses = list(dict.fromkeys((info[0], info[4]) for info in found))
+    infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = list(dict.fromkeys((info[0], info[4]) for info in infos))
     # For port 0 use only the first address, since each would get a different port.
     return addresses if port else addresses[:1]
 
@@ -69,15 +69,15 @@ def _bound(family: socket.AddressFamily, address: Address) -> socket.socket:
 
 
 def _bind(family: socket.AddressFamily, address: Address, *, reuse: bool) -> socket.socket:
-    found = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         if reuse:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        found.setblocking(False)
-        found.bind(address)
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.setblocking(False)
+        bound.bind(address)
     except OSError:
-        found.close()
+        bound.close()
         raise
-    return found
+    return bound

@@ -332,13 +332,13 @@ class Connection(asyncio.Protocol):
         turns = self._turns
         if turns is None:
             self._take(data)
-        elif not self._waits_turn and not self._backlog and turns.begin():
+        elif not self._waits_turn and not self._backlog and turns.start():
             self._take(data)
             turns.done()
         else:
             self._put_off.append(data)
             self._wait_turn()
-            self._record_unfinished(anew=not self._recorded)
+            self._record_unfinished(restart=not self._recorded)
             self._settle_reading()
 
     def _wait_turn(self) -> None:
@@ -384,7 +384,7 @@ class Connection(asyncio.Protocol):
         if self._backlog and not self._is_blocked:
             frames, self._backlog, self._backlog_bytes = self._backlog, [], 0
             self._hand_out(frames)
-            self._record_unfinished(anew=True)
+            self._record_unfinished(restart=True)
 
     def _settle_reading(self) -> None:
         """Pause reading while data waits, or while a server's peer does not read."""
@@ -407,7 +407,7 @@ class Connection(asyncio.Protocol):
         if reader.error is not None:
             self._break(str(reader.error))
         elif self._recorded or reader.buffered_bytes or self._backlog_bytes:
-            self._record_unfinished(anew=bool(frames) or not self._recorded)
+            self._record_unfinished(restart=bool(frames) or not self._recorded)
 
     def _hand_out(self, frames: list[RawFrame]) -> None:
         self._flush_due = True  # answers from here are sent together below
@@ -421,13 +421,13 @@ class Connection(asyncio.Protocol):
         finally:
             self._flush()
 
-    def _record_unfinished(self, anew: bool) -> None:
+    def _record_unfinished(self, restart: bool) -> None:
         """Report the size of unserved frames to the budgets."""
         if self._budgets is None or not self._open:
             return
         size = self._reader.buffered_bytes + self._backlog_bytes + sum(map(len, self._put_off))
         self._recorded = size > 0
-        note = self._budgets.unfinished.restart if anew else self._budgets.unfinished.hold
+        note = self._budgets.unfinished.restart if restart else self._budgets.unfinished.hold
         note(self, size, self.last_active_s)
 
     def eof_received(self) -> bool:

@@ -55,10 +55,10 @@ def differences(members: Mapping[str, Wishes]) -> dict[str, list[Difference]]:
         return {}
     most = max(counts.values())
     usual = dict(next(one for _, one in sorted(members.items()) if counts[one] == most))
-    found = {}
+    result = {}
     for client, one in sorted(members.items()):
         own = dict(one)
         topics = sorted(t for t in own.keys() | usual.keys() if own.get(t) != usual.get(t))
         if topics:
-            found[client] = [Difference(t, own.get(t), usual.get(t)) for t in topics]
-    return found
+            result[client] = [Difference(t, own.get(t), usual.get(t)) for t in topics]
+    return result

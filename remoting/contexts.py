@@ -73,7 +73,7 @@ def path_of(environment: Mapping[str, str]) -> Path:
 def read(path: Path) -> Contexts:
     """Read the contexts; empty without a file. Raises ContextError."""
     try:
-        found = loads(path.read_bytes())
+        document = loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
     except OSError as error:
@@ -83,9 +83,9 @@ def read(path: Path) -> Contexts:
     try:
         by_name = {
             str(name): {str(key): str(value) for key, value in fields.items() if key in FIELDS}
-            for name, fields in found["contexts"].items()
+            for name, fields in document["contexts"].items()
         }
-        return Contexts(str(found.get("current") or ""), by_name)
+        return Contexts(str(document.get("current") or ""), by_name)
     except (AttributeError, KeyError, TypeError):
         raise ContextError(f"{path} holds no contexts") from None
 
@@ -97,9 +97,9 @@ def changing(path: Path) -> Iterator[Contexts]:
         path.parent.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
         with open(path.with_suffix(".lock"), "a", opener=_private) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = read(path)
-            yield found
-            _write(path, found)
+            contexts = read(path)
+            yield contexts
+            _write(path, contexts)
     except OSError as error:
         raise ContextError(f"{error.filename or path}: {error.strerror}") from None
 
@@ -117,26 +117,26 @@ def resolve(
     """Return the environment with a context's values. The context `named` by a flag overrides
     variables. Otherwise the context in RAFTMQ_CONTEXT or the current context is the fallback,
     unless name servers are given, by a flag (`servers_given`) or variable. Raises ContextError."""
-    found = dict(environment)
+    resolved = dict(environment)
     if not named and (servers_given or environment.get(NAME_SERVERS)):
-        return found
+        return resolved
     chosen = named or environment.get(VARIABLE, "")
     try:
         contexts = read(path_of(environment))
     except ContextError as error:
         if not chosen and isinstance(error.__cause__, PermissionError):
-            return found  # a service with a different user's home
+            return resolved  # a service with a different user's home
         raise
     chosen = chosen or contexts.current
     if not chosen:
-        return found
+        return resolved
     fields = contexts.get(chosen)
     for group in GROUPS:
         values = {variable: fields.get(name, "") for name, variable in group.items()}
-        given = any(found.get(variable) for variable in group.values())
+        given = any(resolved.get(variable) for variable in group.values())
         if any(values.values()) and (named or not given):
-            found |= values
-    return found
+            resolved |= values
+    return resolved
 
 
 def _write(path: Path, contexts: Contexts) -> None:

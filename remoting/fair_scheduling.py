@@ -68,7 +68,7 @@ class Turns:
         self._started = False  # a turn has started, and `_end` is scheduled
         self._waiting: deque[Arrived] = deque()
 
-    def begin(self) -> bool:
+    def start(self) -> bool:
         """Return whether an arrival may be processed now; if so, call `done` afterwards."""
         if not self._started:
             self._started = True

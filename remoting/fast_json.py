@@ -66,13 +66,13 @@ def loads(data: bytes) -> Any:
         pass  # expected for the dialect; a damaged body fails again below
     queues: dict[str, MessageQueue] = {}
 
-    def as_json(part: re.Match[str]) -> str:
-        if part["number"]:
-            return f'{part["before"]}"{part["number"]}"'
-        if part["object"]:
-            queues[part["object"]] = MessageQueue.from_fields(read(part["object"]))
-            return orjson.dumps(part["object"]).decode()
-        return part[0]
+    def as_json(match: re.Match[str]) -> str:
+        if match["number"]:
+            return f'{match["before"]}"{match["number"]}"'
+        if match["object"]:
+            queues[match["object"]] = MessageQueue.from_fields(read(match["object"]))
+            return orjson.dumps(match["object"]).decode()
+        return match[0]
 
     try:
         value = read(_FIELDS.sub(as_json, data.decode()))

@@ -68,7 +68,7 @@ def add_tls(families: Families, prefix: str, tls: ProcessTls) -> None:
         "Expiry of a certificate of this process, or of the last CA of a trust file, in seconds "
         "since the epoch.",
         ("context",),
-        [((name,), found.not_after_s) for c in contexts for name, found in c.watched],
+        [((name,), certificate.not_after_s) for c in contexts for name, certificate in c.watched],
     )
     families.gauges(
         f"{prefix}_tls_files_refused",

@@ -274,17 +274,17 @@ def order_info(topic: str, queue_id: int, times: Mapping[int, int]) -> str:
     """Return the earlier pops of a queue's messages by offset, and the lowest count for the queue,
     which older clients read."""
     kind = kind_of(topic)
-    found = [f"{kind} qo{queue_id}%{offset} {n}" for offset, n in times.items() if n]
-    return ";".join([*found, f"{kind} {queue_id} {min(times.values(), default=0)}"])
+    offsets = [f"{kind} qo{queue_id}%{offset} {n}" for offset, n in times.items() if n]
+    return ";".join([*offsets, f"{kind} {queue_id} {min(times.values(), default=0)}"])
 
 
 def by_queue(info: str) -> dict[tuple[str, int], list[int]]:
     """Parse offset infos into (kind, queue id) → offsets. Raises HeaderError."""
-    found: dict[tuple[str, int], list[int]] = {}
+    offsets: dict[tuple[str, int], list[int]] = {}
     for part in info.split(";") if info else ():
         fields = part.split(" ")
         if len(fields) != 3:
             raise HeaderError(f"not an offset info: {part[:100]!r}")
         key = fields[0], parse_integer(fields[1], "queue")
-        found[key] = parse_integers(fields[2], "offset")
-    return found
+        offsets[key] = parse_integers(fields[2], "offset")
+    return offsets

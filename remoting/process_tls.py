@@ -115,8 +115,8 @@ class ProcessTls:
     def arrivals(self) -> list[tuple[str, ArrivalCounts]]:
         """Return each port's counts with the name of its context."""
         peers = None if self.peers is None else self.peers.policy
-        found = (("server", self.server), ("http", self.http), ("raft server", peers))
-        return [(name, policy.counts) for name, policy in found if policy is not None]
+        policies = (("server", self.server), ("http", self.http), ("raft server", peers))
+        return [(name, policy.counts) for name, policy in policies if policy is not None]
 
     @property
     def https(self) -> ssl.SSLContext | None:

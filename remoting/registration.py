@@ -373,7 +373,7 @@ def _check_filter_servers(servers: Any) -> None:
 def decode_queue_datas(body: bytes) -> dict[str, tuple[int, int, int, int]]:
     """Return the queues of a TopicRouteData (217) by broker name, as read count, write count, perm,
     flag. Raises BodyError."""
-    found: dict[str, tuple[int, int, int, int]] = {}
+    queue_datas: dict[str, tuple[int, int, int, int]] = {}
     datas = loads_object(body).get("queueDatas") or []
     if not isinstance(datas, list):
         raise BodyError("queueDatas is no list")
@@ -388,8 +388,8 @@ def decode_queue_datas(body: bytes) -> dict[str, tuple[int, int, int, int]]:
             numbers.append(number)
         if not isinstance(sys_flag, int):
             raise BodyError(f"a queueData whose flags are no number: {data!r}")
-        found[data["brokerName"]] = (numbers[0], numbers[1], numbers[2], sys_flag)
-    return found
+        queue_datas[data["brokerName"]] = (numbers[0], numbers[1], numbers[2], sys_flag)
+    return queue_datas
 
 
 def peek_data_version(body: bytes, compressed: bool) -> DataVersion | None:
@@ -402,8 +402,8 @@ def peek_data_version(body: bytes, compressed: bool) -> DataVersion | None:
             if not 0 < size <= VERSION_BYTES_MAX - _INT32.size:
                 return None
             return DataVersion.decode(head[4 : 4 + size])
-        found = _VERSION_IN_JSON.findall(body, 0, HEAD_BYTES)
-        return DataVersion.decode(found[0]) if len(found) == 1 else None
+        versions = _VERSION_IN_JSON.findall(body, 0, HEAD_BYTES)
+        return DataVersion.decode(versions[0]) if len(versions) == 1 else None
     except (zlib.error, struct.error, RemotingError):
         return None  # decoding the whole body reports the error
 

@@ -111,13 +111,13 @@ class RegistrationChallenge:
             return False
         given = ext.get(SIGNATURE, "").encode()
         digest = digest or sha256(command.body).digest()
-        found = [
+        proofs = [
             hmac.compare_digest(
                 given, _signature(key, self.nonce, counter, command, digest).encode()
             )
             for key in keys
         ]
-        if not any(found):
+        if not any(proofs):
             return False
         self.counter = counter
         return True

@@ -206,19 +206,21 @@ class Renewed:
     @property
     def watched(self) -> list[tuple[str, Certificate]]:
         """The certificates that new connections depend on, each with its purpose."""
-        found = ((self.name, self.certificate), (f"{self.name} CA", self._built.authority))
-        return [(name, certificate) for name, certificate in found if certificate is not None]
+        certificates = ((self.name, self.certificate), (f"{self.name} CA", self._built.authority))
+        return [
+            (name, certificate) for name, certificate in certificates if certificate is not None
+        ]
 
     @property
     def expiry(self) -> str:
         """Return which certificates expire soon or are expired, or ""."""
-        found = []
+        texts = []
         for name, certificate in self.watched:
             expiry = certificate.expiry_at(time.time())
             if expiry is not Expiry.FAR:
                 word = "expired" if expiry is Expiry.PAST else "expires"
-                found.append(f"{name}: the certificate {word} at {certificate.end}")
-        return "; ".join(found)
+                texts.append(f"{name}: the certificate {word} at {certificate.end}")
+        return "; ".join(texts)
 
     def _load_changed(self) -> None:
         seen = self._state_of_files()
@@ -315,11 +317,11 @@ def _load_identity(context: ssl.SSLContext, cert: str, key: str, password: str) 
         raise TlsError(f"certificate file {cert}: holds no certificate in PEM")
     if "PRIVATE KEY-----" not in _text(key or cert, "key"):
         raise TlsError(f"key file {key or cert}: holds no private key in PEM")
-    asked = False
+    password_read = False
 
     def read_password() -> str:
-        nonlocal asked
-        asked = True
+        nonlocal password_read
+        password_read = True
         return password
 
     try:
@@ -328,7 +330,7 @@ def _load_identity(context: ssl.SSLContext, cert: str, key: str, password: str) 
         reason = getattr(error, "reason", None) or str(error)
         if reason == "KEY_VALUES_MISMATCH":
             raise TlsError(f"key file {key or cert}: is not the key of {cert}") from error
-        if asked:
+        if password_read:
             reason = "the password is wrong" if password else "is encrypted, and no password is set"
             raise TlsError(f"key file {key or cert}: {reason}") from error
         where = f"certificate file {cert}" + (f", key file {key}" if key else "")
@@ -343,8 +345,8 @@ def _load_trust(context: ssl.SSLContext, path: str) -> Certificate | None:
         context.load_verify_locations(cafile=path)
     except ssl.SSLError as error:
         raise TlsError(f"trust file {path}: cannot be read: {error.reason or error}") from error
-    found = [_summary(fields) for fields in context.get_ca_certs()]
-    return max(found, key=lambda authority: authority.not_after_s, default=None)
+    authorities = [_summary(fields) for fields in context.get_ca_certs()]
+    return max(authorities, key=lambda authority: authority.not_after_s, default=None)
 
 
 def _text(path: str, what: str) -> str:

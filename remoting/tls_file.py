@@ -36,7 +36,7 @@ def read_client_tls(path: str) -> ClientTls | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise TlsError(f"TLS settings {path}: {reason}") from error
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text or text[0] in "#!":
@@ -46,17 +46,21 @@ def read_client_tls(path: str) -> ClientTls | None:
             raise TlsError(f"TLS settings {path}:{number}: expected key=value")
         if not key.strip().startswith("tls."):
             raise TlsError(f"TLS settings {path}:{number}: unknown key {key.strip()!r}")
-        found[key.strip()] = value.strip()
-    if not _boolean(path, ENABLE, found.get(ENABLE, "true")):
+        settings[key.strip()] = value.strip()
+    if not _boolean(path, ENABLE, settings.get(ENABLE, "true")):
         return None
     directory = os.path.dirname(os.path.abspath(path))
     paths = {
-        field: os.path.join(directory, found[key]) for key, field in PATHS.items() if found.get(key)
+        field: os.path.join(directory, settings[key])
+        for key, field in PATHS.items()
+        if settings.get(key)
     }
     switches = {
-        field: _boolean(path, key, found[key]) for key, field in SWITCHES.items() if key in found
+        field: _boolean(path, key, settings[key])
+        for key, field in SWITCHES.items()
+        if key in settings
     }
-    password = found.get(PASSWORD, "")
+    password = settings.get(PASSWORD, "")
     return ClientTls(**paths, **switches, key_password=password)  # type: ignore[arg-type]
 
 
@@ -80,5 +84,5 @@ def tls_of(environment: Mapping[str, str]) -> Renewed | None:
 
 def context_of(environment: Mapping[str, str]) -> ssl.SSLContext | None:
     """Return `client_tls_of` as a plain context, for a single request."""
-    found = tls_of(environment)
-    return None if found is None else found.context
+    tls = tls_of(environment)
+    return None if tls is None else tls.context

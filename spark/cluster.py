@@ -28,7 +28,7 @@ from .offset_ranges import Queue, QueueRange
 from .options import Connection
 
 T = TypeVar("T")
-ASKED_AT_ONCE_MAX = 64
+REQUESTS_AT_ONCE_MAX = 64
 PULL_COUNT_MAX = 1024  # the maximum of our brokers; Apache's limit is 32
 PULL_BYTES_MAX = 4 << 20
 PULL_TIMEOUT_MS = 10_000
@@ -103,8 +103,8 @@ class Cluster:
         own = {*SYSTEM_TOPICS, *clusters, *(info.get("brokerAddrTable") or {})}
         own |= {f"{name}_REPLY_TOPIC" for name in clusters}
         matching = re.compile(pattern)
-        found = (name for name in listed if matching.fullmatch(name) and name not in own)
-        return tuple(sorted(name for name in found if not name.startswith(_INTERNAL)))
+        names = (name for name in listed if matching.fullmatch(name) and name not in own)
+        return tuple(sorted(name for name in names if not name.startswith(_INTERNAL)))
 
     def _ask_name_server(self, code: RequestCode) -> dict[str, Any]:
         async def ask() -> RemotingCommand:
@@ -117,13 +117,13 @@ class Cluster:
         """Return the topics' readable queues. Raises NoRoute."""
 
         async def ask() -> list[Queue]:
-            found = []
+            queues = []
             for topic in topics:
                 route = await self._instance.directory.refresh(topic)
-                found += [
+                queues += [
                     Queue(q.topic, q.broker_name, q.queue_id) for q in route.read_queues(topic)
                 ]
-            return found
+            return queues
 
         return self._run(ask())
 
@@ -140,7 +140,7 @@ class Cluster:
     def _of_each(
         self, queues: Sequence[Queue], ask: Callable[[MessageQueue], Coroutine[Any, Any, int]]
     ) -> dict[Queue, int]:
-        room = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+        room = asyncio.Semaphore(REQUESTS_AT_ONCE_MAX)
 
         async def one(queue: Queue) -> int:
             async with room:
@@ -193,10 +193,10 @@ class _Pulls:
         while not self.ended and size < BLOCK_BYTES:
             answer = await (self._ahead or self._pull())
             self._ahead = None
-            before, found = self._offset, self._take(answer)
-            if found:
-                parts.append(found)
-                size += len(found)
+            before, data = self._offset, self._take(answer)
+            if data:
+                parts.append(data)
+                size += len(data)
                 waited_s = 0.0
             elif self._offset == before:
                 waited_s += EMPTY_PAUSE_S

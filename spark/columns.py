@@ -35,7 +35,7 @@ Array = npt.NDArray[Any]
 
 CONTENT_SIZE_BYTES_MAX = 64 * 1024 * 1024  # of a decompressed body; a larger body has no CRC
 _MULTIPLIER_COUNT = 8_192  # multipliers of hashes; a longer record reuses them
-_HEAD_WORDS_MAX = 16  # the fixed fields have 88 bytes, or 112 with IPv6
+_HEAD_LONGS_MAX = 16  # the fixed fields have 88 bytes, or 112 with IPv6
 _MULTIPLIERS = np.random.Generator(np.random.PCG64(1)).integers(
     0, 1 << 63, _MULTIPLIER_COUNT, np.uint64
 ) * np.uint64(2) + np.uint64(1)
@@ -271,10 +271,10 @@ def _first_at_or_after(values: Array, starts: Array, ends: Array) -> Array:
     if len(values) == len(starts) and ((starts <= values) & (values < ends)).all():
         return values  # usually each range has one
     next_value = np.searchsorted(values, starts)
-    found = np.full(len(starts), -1, np.int64)
+    result = np.full(len(starts), -1, np.int64)
     there = next_value < len(values)
-    found[there] = values[next_value[there]]
-    return found
+    result[there] = values[next_value[there]]
+    return result
 
 
 def _merged(left: Array, right: Array) -> Array:
@@ -300,8 +300,8 @@ def gathered(raw: Array, at: Array, dtype: np.dtype[Any]) -> Array:
         return np.empty(0, dtype)
     width = dtype.itemsize
     windows = np.ndarray((max(0, len(raw) - width + 1),), f"V{width}", raw.data, strides=(1,))
-    found: Array = windows[at].view(dtype)  # byte rows would be copied individually
-    return found
+    result: Array = windows[at].view(dtype)  # byte rows would be copied individually
+    return result
 
 
 def _host_size(sysflag: Array, flag: int) -> Array:
@@ -364,7 +364,7 @@ def _rest_hashes(data: memoryview, records: Records) -> Array:
     raw = np.frombuffer(data, np.uint8)
     bounds = records.bounds
     return _word_sums(raw, records.at, bounds.body, 0) + _word_sums(
-        raw, bounds.body_end, bounds.properties_end, _HEAD_WORDS_MAX
+        raw, bounds.body_end, bounds.properties_end, _HEAD_LONGS_MAX
     )
 
 
@@ -374,9 +374,9 @@ def _word_sums(raw: Array, starts: Array, ends: Array, salt: int) -> Array:
     firsts = np.cumsum(counts) - counts
     numbers = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
     at = np.minimum(np.repeat(starts, counts) + 8 * numbers, np.repeat(ends, counts) - 8)
-    found = gathered(raw, at, np.dtype(np.uint64))
+    values = gathered(raw, at, np.dtype(np.uint64))
     sums: Array = np.add.reduceat(
-        found * _MULTIPLIERS[(numbers + salt) % _MULTIPLIER_COUNT], firsts
+        values * _MULTIPLIERS[(numbers + salt) % _MULTIPLIER_COUNT], firsts
     )
     return sums.view(np.int64)
 

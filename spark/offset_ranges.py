@@ -85,11 +85,11 @@ def at_most(start: Offsets, end: Offsets, rows_max: int) -> dict[Queue, int]:
     if total <= rows_max:
         return dict(end)
     shares = {queue: divmod(each.size * rows_max, total) for queue, each in waiting.items()}
-    rest = rows_max - sum(whole for whole, _ in shares.values())
+    rest = rows_max - sum(share for share, _ in shares.values())
     first = sorted(shares, key=lambda queue: (-shares[queue][1], queue))[:rest]
     limited = dict(end)
-    for queue, (whole, _) in shares.items():
-        limited[queue] = waiting[queue].start + whole + (queue in first)
+    for queue, (share, _) in shares.items():
+        limited[queue] = waiting[queue].start + share + (queue in first)
     return limited
 
 

@@ -71,7 +71,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StartOffset:
     """A position in every queue. It is either the named offsets, with `default` (an offset,
     EARLIEST or LATEST) for the rest, or the first message stored at or after a time in ms."""
 
@@ -87,8 +87,8 @@ class ReadOptions:
     connection: Connection
     topics: tuple[str, ...]
     pattern: str
-    start: Place
-    end: Place
+    start: StartOffset
+    end: StartOffset
     partitions_min: int
     rows_max: int  # per micro-batch
     columns: tuple[str, ...]
@@ -107,7 +107,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         re.compile(pattern)
     except re.error as error:
         raise OptionError(f"topicPattern is no regular expression: {error}") from None
-    start = _place(options, "starting", "latest" if streaming else "earliest")
+    start = _start_offset(options, "starting", "latest" if streaming else "earliest")
     if streaming and ("endingOffsets" in options or "endingTimestamp" in options):
         raise OptionError("a stream has no end: leave out endingOffsets and endingTimestamp")
     return ReadOptions(
@@ -115,7 +115,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         topics,
         pattern,
         start,
-        _place(options, "ending", "latest"),
+        _start_offset(options, "ending", "latest"),
         _number(options, "minPartitions", 1, 1),
         _number(options, "maxOffsetsPerTrigger", ROWS_MAX, 1),
         _columns(options),
@@ -243,18 +243,18 @@ def _tls(options: Mapping[str, str]) -> ClientTls | None:
     )
 
 
-def _place(options: Mapping[str, str], which: str, default: str) -> Place:
+def _start_offset(options: Mapping[str, str], which: str, default: str) -> StartOffset:
     offsets, time = f"{which}Offsets", f"{which}Timestamp"
     if time in options:
         if offsets in options:
             raise OptionError(f"give {offsets} or {time}, not both")
-        return Place(LATEST, {}, _number(options, time, 0, 0))
+        return StartOffset(LATEST, {}, _number(options, time, 0, 0))
     text = options.get(offsets, default)
-    words = {"earliest": EARLIEST, "latest": LATEST}
-    if text.lower() in words:
-        return Place(words[text.lower()])
+    names = {"earliest": EARLIEST, "latest": LATEST}
+    if text.lower() in names:
+        return StartOffset(names[text.lower()])
     try:
-        return Place(words[default], _named(orjson.loads(text)))
+        return StartOffset(names[default], _named(orjson.loads(text)))
     except (ValueError, TypeError, AttributeError):
         raise OptionError(
             f"{offsets} is earliest, latest or JSON like "
@@ -263,14 +263,14 @@ def _place(options: Mapping[str, str], which: str, default: str) -> Place:
 
 
 def _named(table: dict[str, dict[str, dict[str, int]]]) -> dict[Queue, int]:
-    found = {}
+    offsets = {}
     for topic, brokers in table.items():
         for broker, queues in brokers.items():
             for number, offset in queues.items():
                 if type(offset) is not int or offset < EARLIEST:
                     raise ValueError(offset)
-                found[Queue(topic, broker, int(number))] = offset
-    return found
+                offsets[Queue(topic, broker, int(number))] = offset
+    return offsets
 
 
 def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -278,11 +278,11 @@ def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
     everything = known + ([PROPERTIES] if _flag(options, "includeProperties", False) else [])
     if "columns" not in options:
         return tuple(everything)
-    wanted = {name.strip() for name in options["columns"].split(",")}
-    strange = sorted(wanted.difference([*known, PROPERTIES]))
+    requested = {name.strip() for name in options["columns"].split(",")}
+    strange = sorted(requested.difference([*known, PROPERTIES]))
     if strange:
         raise OptionError(f"there is no column {strange[0]!r}; there are {', '.join(known)}")
-    return tuple(name for name in [*known, PROPERTIES] if name in wanted)
+    return tuple(name for name in [*known, PROPERTIES] if name in requested)
 
 
 def _number(options: Mapping[str, str], name: str, default: int, low: int) -> int:

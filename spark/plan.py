@@ -74,9 +74,9 @@ def new_plan(
     query: str,
 ) -> Plan:
     request_bytes = max(1, min(REQUEST_BYTES, REQUESTS_BYTES // len(queues)))
-    places = tuple((queue.broker_name, queue.queue_id) for queue in queues)
+    queue_keys = tuple((queue.broker_name, queue.queue_id) for queue in queues)
     limits = REQUEST_MESSAGES, request_bytes
-    return Plan(topic, writer, batch, places, tuple(files), rows, *limits, query)
+    return Plan(topic, writer, batch, queue_keys, tuple(files), rows, *limits, query)
 
 
 def plan_of(data: bytes, topic: str, writer: str, query: str) -> Plan:
@@ -107,7 +107,7 @@ class _Filling:
     """A queue's incomplete request."""
 
     queue: MessageQueue
-    place: WritePosition
+    position: WritePosition
     parts: list[bytes]
     count: int = 0
     size_bytes: int = 0
@@ -172,7 +172,7 @@ class Requests:
                 or filling.size_bytes + size > plan.request_bytes
             ):
                 yield self._taken(filling)
-            sequence, count = filling.place.sequence & 0xFFFF, filling.count
+            sequence, count = filling.position.sequence & 0xFFFF, filling.count
             filling.parts += (
                 _ITEM.pack(size, 0, 0, flag, len(body)),
                 body,
@@ -184,8 +184,8 @@ class Requests:
             filling.size_bytes += size
 
     def _taken(self, filling: _Filling) -> Request:
-        request = filling.queue, filling.place, b"".join(filling.parts)
-        filling.place = WritePosition(filling.place.batch, filling.place.sequence + 1)
+        request = filling.queue, filling.position, b"".join(filling.parts)
+        filling.position = WritePosition(filling.position.batch, filling.position.sequence + 1)
         filling.parts, filling.count, filling.size_bytes = [], 0, 0
         return request
 

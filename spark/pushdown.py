@@ -36,10 +36,10 @@ class Narrowing:
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> Narrowing:
         """Return the bounds of predicates that must all hold."""
-        found = cls()
+        narrowing = cls()
         for each in filters:
-            found._narrow(each)
-        return found
+            narrowing._narrow(each)
+        return narrowing
 
     def takes(self, queue: Queue) -> bool:
         return all(getattr(queue, name) in values for name, values in self.queues.items())

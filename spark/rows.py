@@ -64,11 +64,11 @@ def rows(
 
 
 def _positions(data: memoryview) -> list[int]:
-    found, at, end = [], 0, len(data)
+    positions, at, end = [], 0, len(data)
     size_at = _SIZE.unpack_from
     try:
         while at < end:
-            found.append(at)
+            positions.append(at)
             (size,) = size_at(data, at)
             if size < RECORD_SIZE_BYTES_MIN:
                 raise DamagedMessages(f"a record of {size} bytes")
@@ -77,7 +77,7 @@ def _positions(data: memoryview) -> list[int]:
         at = end + 1
     if at > end:
         raise DamagedMessages("the last record is cut short")
-    return found
+    return positions
 
 
 def _check(records: Records) -> None:
@@ -96,7 +96,7 @@ def _check(records: Records) -> None:
 
 
 def _batch(records: Records, broker: str, columns: Sequence[str]) -> pa.RecordBatch:
-    wanted = set(columns)
+    requested = set(columns)
     head, count = records.head, len(records)
     makers: dict[str, Callable[[], Any]] = {
         "topic": records.topics,
@@ -109,17 +109,17 @@ def _batch(records: Records, broker: str, columns: Sequence[str]) -> pa.RecordBa
         "born_time": lambda: _times(head["born_timestamp"].astype(np.int64)),
         "store_time": lambda: _times(records.store_timestamp),
     }
-    found = {name: make() for name, make in makers.items() if name in wanted}
-    if wanted & {*_NAMES, PROPERTIES}:
+    by_name = {name: make() for name, make in makers.items() if name in requested}
+    if requested & {*_NAMES, PROPERTIES}:
         pairs = records.pairs()
-        found |= pairs.named({name: key for name, key in _NAMES.items() if name in wanted})
-        if PROPERTIES in wanted:
-            found[PROPERTIES] = pairs.maps()
+        by_name |= pairs.named({name: key for name, key in _NAMES.items() if name in requested})
+        if PROPERTIES in requested:
+            by_name[PROPERTIES] = pairs.maps()
     arrays = [
         column.cast(TYPES[name])
         if isinstance(column, pa.Array)
         else pa.array(column).cast(TYPES[name])
-        for name, column in ((name, found[name]) for name in columns)
+        for name, column in ((name, by_name[name]) for name in columns)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 

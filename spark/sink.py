@@ -80,11 +80,11 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
                 "give this one a higher number (option batch), or another writer"
             )
         planned = staging.planned()
-        begun = [batch for batch in planned if batch > last]
-        if begun and self.options.batch not in planned:
+        started = [batch for batch in planned if batch > last]
+        if started and self.options.batch not in planned:
             raise NotWritten(
-                f"batch {begun[0]} of writer {self.writer} is begun and not done: repeat it before "
-                f"batch {self.options.batch}"
+                f"batch {started[0]} of writer {self.writer} is begun and not done: repeat it"
+                f" before batch {self.options.batch}"
             )
         once = not self.options.writer
         _commit(staging, self.options, self.writer, self.options.batch, messages, once=once)
@@ -201,9 +201,9 @@ class _Commit:
 
     def _plan(self, files: Sequence[Staged]) -> Plan:
         writer, batch = self._writer, self._batch
-        found = self._staging.plan(batch)
-        if found is not None:
-            return plan_of(found, writer.topic, writer.name, _query(files))
+        saved = self._staging.plan(batch)
+        if saved is not None:
+            return plan_of(saved, writer.topic, writer.name, _query(files))
         beyond = [queue for queue in writer.queues if writer.last(queue).batch >= batch]
         if beyond:
             raise NotWritten(
@@ -235,14 +235,14 @@ class _Commit:
                     with self._staging.rows(name) as batches:
                         for batch in batches:
                             count += len(batch)
-                            for queue, place, body in requests.add(batch):
-                                await send_queues[queue].put((place, body))
+                            for queue, position, body in requests.add(batch):
+                                await send_queues[queue].put((position, body))
                 if count != plan.rows:
                     raise NotWritten(
                         f"{count} rows are staged, and {plan.rows} were: files changed"
                     )
-                for queue, place, body in requests.rest():
-                    await send_queues[queue].put((place, body))
+                for queue, position, body in requests.rest():
+                    await send_queues[queue].put((position, body))
                 for send_queue in send_queues.values():
                     await send_queue.put(None)
         except BaseExceptionGroup as errors:

@@ -93,12 +93,12 @@ def _encoded_texts(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Arra
     names = [_TEXTS[name] for name in columns]
     encoded = []
     for values in zip(*(column.to_pylist() for column in columns.values()), strict=True):
-        found = known.get(values)
-        if found is None:
-            found = known[values] = _properties(dict(zip(names, values, strict=True)))
+        text = known.get(values)
+        if text is None:
+            text = known[values] = _properties(dict(zip(names, values, strict=True)))
             if len(known) > 10_000:
                 known.clear()
-        encoded.append(found)
+        encoded.append(text)
     key = columns.get("sharding_key")
     return pa.array(encoded, pa.binary()), _hashes(None if key is None else key.to_pylist(), count)
 

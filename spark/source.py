@@ -55,8 +55,8 @@ from .cluster import Cluster, DataLost
 from .offset_ranges import EARLIEST, LATEST, Queue, QueueRange
 from .options import (
     OptionError,
-    Place,
     ReadOptions,
+    StartOffset,
     WriteOptions,
     columns_of,
     read_options,
@@ -84,7 +84,7 @@ _FIELDS = {name: _SPARK_TYPES[kind] for name, kind in MESSAGE_FIELDS} | {
 
 
 @dataclass
-class Part(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
+class Partition(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
     """A range of a queue, as a partition."""
 
     range: QueueRange
@@ -163,7 +163,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]  # as above
             for queue, to in sorted(end.items())
         ]
         ranges = [each for each in ranges if each.size > 0]
-        return [Part(each) for each in positions.split(ranges, options.partitions_min)]
+        return [Partition(each) for each in positions.split(ranges, options.partitions_min)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, partition)
@@ -209,19 +209,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._target = self._latest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begun = positions.of_json(start)
+        read = positions.of_json(start)
         latest = dict(self._latest() if self._target is None else self._target)
-        for queue in list(positions.behind(latest, begun)):
+        for queue in list(positions.behind(latest, read)):
             if self.options.fail_on_data_loss:
                 raise DataLost(
-                    f"{queue} ends at {latest[queue]}, and {begun[queue]} was read before: its "
+                    f"{queue} ends at {latest[queue]}, and {read[queue]} was read before: its "
                     "broker lost messages; failOnDataLoss=false goes on from there"
                 )
-            latest[queue] = begun[queue]
-        end = begun | latest  # a removed queue keeps its offset
+            latest[queue] = read[queue]
+        end = read | latest  # a removed queue keeps its offset
         if isinstance(limit, ReadMaxRows):
-            come = [queue for queue in latest if queue not in begun]
-            end = positions.at_most(begun | self._earliest(come), end, limit.max_rows)
+            come = [queue for queue in latest if queue not in read]
+            end = positions.at_most(read | self._earliest(come), end, limit.max_rows)
         elif not isinstance(limit, ReadAllAvailable):
             raise TypeError(f"format raftmq cannot limit a batch by {type(limit).__name__}")
         return positions.to_json(end)
@@ -231,7 +231,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ranges = positions.ranges_between(positions.of_json(start), positions.of_json(end))
-        return [Part(each) for each in positions.split(ranges, self.options.partitions_min)]
+        return [Partition(each) for each in positions.split(ranges, self.options.partitions_min)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, partition)
@@ -261,30 +261,30 @@ def _queues(cluster: Cluster, options: ReadOptions) -> list[Queue]:
 
 def _offsets(
     cluster: Cluster,
-    place: Place,
+    start: StartOffset,
     queues: Sequence[Queue],
     low: Mapping[Queue, int],
     high: Mapping[Queue, int],
 ) -> dict[Queue, int]:
-    if place.timestamp_ms is not None:
-        return cluster.at_time(queues, place.timestamp_ms)
-    for queue, offset in place.named.items():
+    if start.timestamp_ms is not None:
+        return cluster.at_time(queues, start.timestamp_ms)
+    for queue, offset in start.named.items():
         if queue not in high:
             raise OptionError(f"offsets name {queue}, which the topics do not have")
         if offset > high[queue]:
             raise OptionError(f"{queue} ends at {high[queue]}, before {offset}")
     limits = {EARLIEST: low, LATEST: high}
-    offsets = {queue: place.named.get(queue, place.default) for queue in queues}
+    offsets = {queue: start.named.get(queue, start.default) for queue in queues}
     return {q: limits[offset][q] if offset in limits else offset for q, offset in offsets.items()}
 
 
 def _read(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if not isinstance(partition, Part):
+    if not isinstance(partition, Partition):
         return  # Spark's way to read a source without partitions
     queue_range = partition.range
     with Cluster(options.connection) as cluster:
         for block in cluster.blocks(queue_range, options.fail_on_data_loss):
             data, broker = memoryview(block.records), queue_range.queue.broker
-            found = rows(data, broker, block.start, block.end, options.columns)
-            block.check(len(found))
-            yield found
+            batch = rows(data, broker, block.start, block.end, options.columns)
+            block.check(len(batch))
+            yield batch

@@ -69,8 +69,8 @@ class Staging:
 
     def planned(self) -> dict[int, int]:
         """Return the batches with a plan here, each with the highest epoch of its plans."""
-        found = [match for match in map(_PLAN.fullmatch, self._names()) if match]
-        return dict(sorted((int(match[1]), int(match[2])) for match in found))
+        matches = [match for match in map(_PLAN.fullmatch, self._names()) if match]
+        return dict(sorted((int(match[1]), int(match[2])) for match in matches))
 
     def save_plan(self, batch: int, epoch: int, plan: bytes) -> None:
         self._write(f"{batch}.{epoch}.json", plan)
@@ -81,8 +81,8 @@ class Staging:
 
     def last_done(self) -> int:
         """Return the highest written batch; -1 if there is none."""
-        found = (_DONE.fullmatch(name) for name in self._names())
-        return max((int(one[1]) for one in found if one is not None), default=-1)
+        matches = (_DONE.fullmatch(name) for name in self._names())
+        return max((int(one[1]) for one in matches if one is not None), default=-1)
 
     def done(self, batch: int) -> None:
         self._write(f"{batch}.done", b"")
@@ -91,8 +91,8 @@ class Staging:
         """Remove the files of all batches but this, and all rows but these. Later batches are of a
         checkpoint that was set back, so their numbers will be reused with different rows."""
         for name in self._names():
-            found = _PLAN.fullmatch(name) or _DONE.fullmatch(name)
-            if found is not None and int(found[1]) != batch:
+            match = _PLAN.fullmatch(name) or _DONE.fullmatch(name)
+            if match is not None and int(match[1]) != batch:
                 self._remove(name)
         for name in self._names("rows"):
             if f"rows/{name}" not in rows:
@@ -107,8 +107,8 @@ class Staging:
 
     def _names(self, directory: str = "") -> list[str]:
         path = f"{self._root}/{directory}".rstrip("/")
-        found = self._fs.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        return [info.base_name for info in found if info.is_file]
+        infos = self._fs.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        return [info.base_name for info in infos if info.is_file]
 
     def _read(self, name: str) -> bytes:
         with self._fs.open_input_stream(f"{self._root}/{name}") as source:
@@ -117,12 +117,12 @@ class Staging:
 
     def _write(self, name: str, data: bytes) -> None:
         """Write a file atomically, renamed except in object stores, which show whole files."""
-        beside = f"{name}.{uuid.uuid4().hex}.tmp"
+        temporary = f"{name}.{uuid.uuid4().hex}.tmp"
         self._fs.create_dir(self._root, recursive=True)
-        with self._fs.open_output_stream(f"{self._root}/{beside}") as sink:
+        with self._fs.open_output_stream(f"{self._root}/{temporary}") as sink:
             sink.write(data)
-        self._sync(beside)
-        self._fs.move(f"{self._root}/{beside}", f"{self._root}/{name}")
+        self._sync(temporary)
+        self._fs.move(f"{self._root}/{temporary}", f"{self._root}/{name}")
         self._sync("")
 
     def _remove(self, name: str) -> None:

@@ -164,12 +164,12 @@ class DerivedFiles:
             pass
 
     def query(
-        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+        self, topic: str, key: str, max_count: int, start_ms: int, end_ms: int
     ) -> Generator[None, None, KeyQuery]:
         """Find messages by key in steps, as far as the log is indexed (MessageIndex.query)."""
         if self.index is None:
             return KeyQuery([], 0, 0)
-        return (yield from self.index.query(topic, key, max_count, begin_ms, end_ms))
+        return (yield from self.index.query(topic, key, max_count, start_ms, end_ms))
 
     def close(self) -> None:
         self.queues.close()

@@ -50,12 +50,12 @@ class QueuesLost(StoreError):
 
     code = "QUEUES_LOST"
 
-    def __init__(self, begin: int) -> None:
+    def __init__(self, log_start: int) -> None:
         super().__init__(
-            f"consumequeue/ and consumequeue.manifest are gone, and the log begins at {begin}: it"
-            " does not say where queues go on whose messages are deleted. Put them back, or keep"
-            " a copy of the store and start this replica with an empty directory: the others give"
-            " it everything"
+            "consumequeue/ and consumequeue.manifest are gone, and the log begins at"
+            f" {log_start}: it does not say where queues go on whose messages are deleted. Put them"
+            " back, or keep a copy of the store and start this replica with an empty directory:"
+            " the others give it everything"
         )
 
 

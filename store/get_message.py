@@ -128,33 +128,33 @@ def spans(chosen: Selected, segment_size_bytes: int, first_segment: int) -> list
     together across small gaps, such as unrelated records or a frame header."""
     positions = chosen.positions
     ends = list(map(add, positions, chosen.sizes))
-    begin, last_end = positions[0], ends[-1]
-    segment = (begin - first_segment) // segment_size_bytes
+    start, last_end = positions[0], ends[-1]
+    segment = (start - first_segment) // segment_size_bytes
     is_one = segment == (last_end - 1 - first_segment) // segment_size_bytes
     following = positions[1:]
     if is_one and following == ends[:-1]:
-        return [Span(begin, last_end - begin, 0, [(begin, last_end)])]
+        return [Span(start, last_end - start, 0, [(start, last_end)])]
     breaks = [
         number
         for number, (position, end) in enumerate(zip(following, ends, strict=False), 1)
         if position != end or (not is_one and not (position - first_segment) % segment_size_bytes)
     ]
-    found: list[Span] = []
+    result: list[Span] = []
     reached = segment_end = -1
     for first, stop in pairwise([0, *breaks, len(positions)]):
-        begin, end = positions[first], ends[stop - 1]
-        before = found[-1] if found else None
+        start, end = positions[first], ends[stop - 1]
+        before = result[-1] if result else None
         if (
             before is not None
-            and 0 <= begin - reached <= GAP_BYTES_MAX
+            and 0 <= start - reached <= GAP_BYTES_MAX
             and end - before.start <= SPAN_BYTES_MAX
-            and begin < segment_end
+            and start < segment_end
         ):
-            before.pieces.append((begin, end))
-            found[-1] = before._replace(length=end - before.start)
+            before.pieces.append((start, end))
+            result[-1] = before._replace(length=end - before.start)
         else:
-            found.append(Span(begin, end - begin, first, [(begin, end)]))
-            number = (begin - first_segment) // segment_size_bytes
+            result.append(Span(start, end - start, first, [(start, end)]))
+            number = (start - first_segment) // segment_size_bytes
             segment_end = first_segment + (number + 1) * segment_size_bytes
         reached = end
-    return found
+    return result

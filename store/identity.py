@@ -60,15 +60,16 @@ def check_identity(
     """Return the directory's identity, which is ours; None if it has no readable identity and the
     caller must write it. `root` is the operator's name for the directory. With `empty`, the log has
     no segment, and its size may change. Raises WrongIdentity, OSError."""
-    found = read_identity(disk)
-    if found is None:
+    identity = read_identity(disk)
+    if identity is None:
         return None
-    size = found.segment_size_bytes
-    if found != replace(own, segment_size_bytes=size):
+    size = identity.segment_size_bytes
+    if identity != replace(own, segment_size_bytes=size):
         raise WrongIdentity(
-            f"the store {root} is that of {found}, and this is configured to be {own}. Correct the"
-            " configuration (dLegerSelfId, dLegerGroup, brokerName, enableDLegerCommitLog), or set"
-            f" another storePathRootDir. The store may have messages that no other has: copy it"
+            f"the store {root} is that of {identity}, and this is configured to be {own}."
+            " Correct the configuration (dLegerSelfId, dLegerGroup, brokerName,"
+            " enableDLegerCommitLog), or set another storePathRootDir. The store may have"
+            " messages that no other has: copy it"
             f" before you change anything. If it is to become that of {own}, remove its file"
             f" {IDENTITY_FILE}; a replica then recovers before it votes"
         )
@@ -79,7 +80,7 @@ def check_identity(
             " was. If the other replicas of the group have the size configured here, and a leader,"
             " keep a copy of this store and start with an empty one instead"
         )
-    return found
+    return identity
 
 
 def read_identity(disk: Disk) -> StoreIdentity | None:

@@ -100,17 +100,17 @@ class MessageStore:
         if self.classic is None:
             self.derived.open(self.checkpoint.fields.confirm_offset, clean=clean)
             return
-        begin = self.commitlog.min_offset
+        log_start = self.commitlog.min_offset
         dispatched = recover_records(self.commitlog, self.checkpoint.fields, clean=clean)
         self.derived.open(dispatched, clean=clean, foreign=foreign)
         if clean or not self.queues.topics():
             # Complete, unless they were deleted; use the end of the last message.
             dispatched = max((_end_of(q) for q in self.queues.queues()), default=0)
-        dispatched = max(dispatched, begin)
+        dispatched = max(dispatched, log_start)
         self.classic.rebuild_damaged(dispatched)
         self.classic.dispatch_from(dispatched)
-        self.queues.restore_lost(begin, self.commitlog.max_offset, self.classic.gap)
-        self.queues.correct_min_offset(begin)
+        self.queues.restore_lost(log_start, self.commitlog.max_offset, self.classic.gap)
+        self.queues.correct_min_offset(log_start)
 
     def flush(self) -> None:
         """Make log, queues and checkpoint durable. Blocking. Raises OSError, SyncFailed."""

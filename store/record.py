@@ -235,13 +235,15 @@ def check_record(
     """Verify lengths, body CRC, PHYSICALOFFSET if given; return the size. Raises RecordError."""
     size, body_start, body_length, _, _ = _tail(buffer, offset)
     if position is not None:
-        told = _LONG.unpack_from(buffer, offset + 28)[0]
-        if told != position:
-            raise RecordError(StopReason.BAD_POSITION, f"says {told}, stands at {position}")
+        stored_position = _LONG.unpack_from(buffer, offset + 28)[0]
+        if stored_position != position:
+            raise RecordError(
+                StopReason.BAD_POSITION, f"says {stored_position}, stands at {position}"
+            )
     if check_body:
-        told = struct.unpack_from(">I", buffer, offset + 8)[0]
+        stored_position = struct.unpack_from(">I", buffer, offset + 8)[0]
         body = memoryview(buffer)[body_start : body_start + body_length]
-        if told != body_crc(body):
+        if stored_position != body_crc(body):
             raise RecordError(StopReason.BAD_CRC)
     return size
 

@@ -181,13 +181,13 @@ class Expiry:
             limit = min(limit, self._confirmed.fields.confirm_offset)
         hour = time.localtime(now.wall_ms / 1000).tm_hour if hour is None else hour
         decide = partial(expired_before, ages, policy, limit=limit)
-        empty, begin = DiskUsage(0, 1), log.min_offset
+        empty, log_start = DiskUsage(0, 1), log.min_offset
         old = decide(now=now, hour=policy.due_hour, usage=empty)
         doubted = LogNow(now.wall_ms, now.wall_ms)
         held = decide(now=doubted, hour=policy.due_hour, usage=empty) if now.since_ms else old
         return Expired(
-            decide(now=now, hour=hour, usage=usage) if ages else begin,
-            old if old > begin else 0,
+            decide(now=now, hour=hour, usage=usage) if ages else log_start,
+            old if old > log_start else 0,
             max(0, held - old),
         )
 

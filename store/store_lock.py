@@ -153,8 +153,8 @@ def lock_store(root: str, what: str) -> StoreLock:
         text = os.pread(descriptor, len(OUR_TEXT), 0)
         foreign = text != OUR_TEXT
         _write_owner(descriptor, APACHE_TEXT if foreign else OUR_TEXT, owner, path)
-        _held[file_id] = found = StoreLock(root, file_id, descriptor, owner, foreign=foreign)
-        return found
+        _held[file_id] = lock = StoreLock(root, file_id, descriptor, owner, foreign=foreign)
+        return lock
 
 
 def owner_of(root: str) -> Owner | None:
@@ -193,15 +193,15 @@ def _refuse_own(root: str, file_id: FileId | None) -> None:
 
 def _file_id_at(path: str) -> FileId | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _file_id_of(descriptor: int) -> FileId:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def _write_owner(descriptor: int, text: bytes, owner: Owner, path: str) -> None:
@@ -228,15 +228,15 @@ def _locking_pid(descriptor: int) -> int | None:
     """Return the lock holder's pid, 0 if unknown here, or None if the kernel shows no holder."""
     if not sys.platform.startswith("linux"):
         return None
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, lock))
     return None if kind == fcntl.F_UNLCK else max(0, int(pid))
 
 
 def _parse_owner(text: bytes) -> Owner | None:
     """Return the owner in the text; None if there is none of ours."""
     try:
-        found = orjson.loads(text)
-        return Owner(str(found["host"]), int(found["pid"]), str(found["what"]))
+        fields = orjson.loads(text)
+        return Owner(str(fields["host"]), int(fields["pid"]), str(fields["what"]))
     except (ValueError, KeyError, TypeError):
         return None

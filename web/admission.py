@@ -91,7 +91,7 @@ class Admission:
             if not one.has_account and not one.is_busy and one.last_active_s <= now_s - idle_s
         ]
 
-    def asked(self, request: web.BaseRequest, now_s: float) -> None:
+    def record_request(self, request: web.BaseRequest, now_s: float) -> None:
         """Register the start of a request."""
         self._requests[id(request)] = _Request(address_of(request.protocol))
         if (tracked := self._tracked.get(request.protocol)) is not None:

@@ -160,12 +160,12 @@ class WebServer:
         self.operations = (*operations, *own)
         self._health: WebServer | None = None
         if settings.health_port:
-            told = [one for one in operations if one.path in HEALTH_PATHS]
-            beside = WebSettings(bind_address=LOOPBACK, port=settings.health_port)
+            health = [one for one in operations if one.path in HEALTH_PATHS]
+            health_settings = WebSettings(bind_address=LOOPBACK, port=settings.health_port)
             self._health = WebServer(
-                beside,
-                Access.of(beside),
-                told,
+                health_settings,
+                Access.of(health_settings),
+                health,
                 title=title,
                 version=version,
                 translate=translate,
@@ -285,7 +285,7 @@ class WebServer:
     ) -> web.StreamResponse:
         """Answer a request, and leave the connection ready for its next request, or closed."""
         clock = asyncio.get_running_loop().time
-        self.admission.asked(request, clock())
+        self.admission.record_request(request, clock())
         try:
             response = await self._answered(request, handler)
             if not request.content.is_eof():
@@ -472,10 +472,10 @@ async def _in_time(operation: Operation, call: Call) -> Any:
         async with asyncio.timeout(operation.limit_ms / 1000):
             return await operation.handler(call)
     except TimeoutError as error:
-        words = f"no answer within {operation.limit_ms} ms"
+        reason = f"no answer within {operation.limit_ms} ms"
         if operation.method == "GET":
-            raise timed_out(words) from error
-        raise outcome_unknown(words) from error
+            raise timed_out(reason) from error
+        raise outcome_unknown(reason) from error
 
 
 def _response(operation: Operation, request: web.Request, answer: Any) -> web.StreamResponse:
@@ -513,8 +513,8 @@ def _of_http(error: web.HTTPException) -> ApiProblem:
             return malformed(error.reason)
         return ApiProblem(500, "INTERNAL", error.reason)
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-    words = {404: "there is nothing at this path", 405: "not with this method"}
-    return ApiProblem(error.status, code, words.get(error.status, error.reason), headers=headers)
+    reasons = {404: "there is nothing at this path", 405: "not with this method"}
+    return ApiProblem(error.status, code, reasons.get(error.status, error.reason), headers=headers)
 
 
 def _reference() -> list[Page]:

@@ -126,25 +126,25 @@ class Access:
         if scheme.lower() != "bearer" or not token.strip():
             raise unauthorized("show a token: Authorization: Bearer …")
         shown = _digest(token.strip())
-        found = None
+        result = None
         for digest, caller in self._callers.items():  # no early exit, for constant time
             if hmac.compare_digest(digest, shown):
-                found = caller
-        if found is None:
+                result = caller
+        if result is None:
             raise unauthorized("nobody has this token")
-        return found
+        return result
 
     def caller_of(self, headers: Mapping[str, str], cookie: str, method: str) -> Caller:
         """Return the caller by token or session cookie. Raises ApiProblem (401, 403)."""
         authorization = headers.get("Authorization")
         if self.sessions is None or authorization or not cookie:
             return self.caller(authorization)
-        found = self.sessions.caller(cookie, int(time.time()))
-        if found is None:
+        caller = self.sessions.caller(cookie, int(time.time()))
+        if caller is None:
             raise unauthorized("the session is over: log in again")
         if method not in SAFE_METHODS:
             check_own_page(headers.get("Origin"), headers.get("Host", ""))
-        return found
+        return caller
 
 
 def allow(caller: Caller, role: Role) -> None:
@@ -181,10 +181,10 @@ def load_token(path: Path, key: str) -> str:
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     """Return values that change with the file; None if it is not accessible."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _digest(token: str) -> bytes:

@@ -47,7 +47,7 @@ def document(title: str, version: str, operations: Sequence[Operation]) -> dict[
         ),
     ]
     _, components = msgspec.json.schema_components(kinds, ref_template=_TEMPLATE)
-    whole = {
+    complete = {
         "openapi": VERSION,
         "info": {"title": title, "version": version},
         "paths": paths,
@@ -56,8 +56,8 @@ def document(title: str, version: str, operations: Sequence[Operation]) -> dict[
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
-    found: dict[str, Any] = _for_generators(whole)
-    return found
+    result: dict[str, Any] = _for_generators(complete)
+    return result
 
 
 def _for_generators(value: Any) -> Any:
@@ -128,15 +128,20 @@ def _problem_statuses(operation: Operation) -> set[int]:
     return statuses
 
 
-def _parameters(kind: type[Input], place: str) -> list[dict[str, Any]]:
+def _parameters(kind: type[Input], location: str) -> list[dict[str, Any]]:
     if kind is Nothing:
         return []
     _, components = msgspec.json.schema_components([kind], ref_template=_TEMPLATE)
     schema = components[kind.__name__]
     required = set(schema.get("required", ()))
     return [
-        {"name": name, "in": place, "required": place == "path" or name in required, "schema": part}
-        for name, part in schema["properties"].items()
+        {
+            "name": name,
+            "in": location,
+            "required": location == "path" or name in required,
+            "schema": property_schema,
+        }
+        for name, property_schema in schema["properties"].items()
     ]
 
 

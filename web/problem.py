@@ -87,8 +87,10 @@ def too_large(detail: str) -> ApiProblem:
 
 def packed() -> ApiProblem:
     """Make a 415 for a compressed body."""
-    words = "send the body as it is, without Content-Encoding"
-    return ApiProblem(415, "UNSUPPORTED_MEDIA_TYPE", words, headers={"Accept-Encoding": "identity"})
+    reason = "send the body as it is, without Content-Encoding"
+    return ApiProblem(
+        415, "UNSUPPORTED_MEDIA_TYPE", reason, headers={"Accept-Encoding": "identity"}
+    )
 
 
 def invalid(errors: Sequence[tuple[str, str]]) -> ApiProblem:
@@ -98,7 +100,7 @@ def invalid(errors: Sequence[tuple[str, str]]) -> ApiProblem:
     return ApiProblem(422, "INVALID", detail, more={"errors": listed})
 
 
-def version_wanted() -> ApiProblem:
+def version_required() -> ApiProblem:
     """Make a 428 for a change without If-Match or If-None-Match."""
     return ApiProblem(
         428, "IF_MATCH_REQUIRED", "say If-Match: <ETag> (or *), or If-None-Match: * to create"

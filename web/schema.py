@@ -24,7 +24,7 @@ INTEGER_MAX = (1 << 53) - 1  # every JSON reader represents integers up to this 
 Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 TimeMs = Annotated[int, Meta(ge=0, le=INTEGER_MAX, description="Milliseconds since 1970 (UTC).")]
 
-_PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_LOCATION = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
 
@@ -71,20 +71,20 @@ def from_json(body: bytes, kind: type[T]) -> T:
     """Parse a body. Raises ApiProblem: 400 if it is not JSON, 422 if the JSON does not fit. 5.0 is
     an integer (JSON Schema, 6.1.1)."""
     try:
-        return msgspec.convert(_whole(loads(body)), kind)
+        return msgspec.convert(_without_refs(loads(body)), kind)
     except msgspec.ValidationError as error:
         raise _invalid(error) from error
     except orjson.JSONDecodeError as error:
         raise malformed(f"the body is not JSON: {error}") from error
 
 
-def _whole(value: Any) -> Any:
+def _without_refs(value: Any) -> Any:
     """Convert numbers without a fraction to integers."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        return {key: _whole(part) for key, part in value.items()}
-    return [_whole(part) for part in value] if isinstance(value, list) else value
+        return {key: _without_refs(part) for key, part in value.items()}
+    return [_without_refs(part) for part in value] if isinstance(value, list) else value
 
 
 def to_json(value: Any) -> bytes:
@@ -94,9 +94,9 @@ def to_json(value: Any) -> bytes:
 
 def _invalid(error: msgspec.ValidationError) -> ApiProblem:
     text = str(error)
-    place = _PLACE.search(text)
-    field = place[1] if place else ""
+    match = _LOCATION.search(text)
+    field = match[1] if match else ""
     named = _UNKNOWN.search(text) or _MISSING.search(text)
     if named:
         field = f"{field}.{named[1]}" if field else named[1]
-    return invalid([(field, _PLACE.sub("", text))])
+    return invalid([(field, _LOCATION.sub("", text))])

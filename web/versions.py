@@ -6,7 +6,7 @@ import re
 
 from raftmq.ops.versions import ANY, Condition
 
-from .problem import ApiProblem, invalid, stale, version_wanted
+from .problem import ApiProblem, invalid, stale, version_required
 
 TAGS_MAX = 16  # in one If-Match
 _TAG = re.compile(r'(?:W/)?"([\x21\x23-\x7e]*)"')
@@ -29,27 +29,27 @@ def condition_of(if_match: str | None, if_none_match: str | None) -> Condition:
     """Parse the two headers of a change. Raises ApiProblem, a 428 without either."""
     if if_none_match is not None and if_none_match.strip() != ANY:
         raise invalid([("If-None-Match", "only * means anything with a change")])
-    wanted = None
+    condition = None
     if if_match is not None:
-        wanted = Condition((ANY,) if if_match.strip() == ANY else _tags(if_match))
+        condition = Condition((ANY,) if if_match.strip() == ANY else _tags(if_match))
     if if_none_match is not None:
-        if wanted is not None:
+        if condition is not None:
             raise stale("nothing is there and not there: say If-Match or If-None-Match")
-        wanted = Condition(absent=True)
-    if wanted is None:
-        raise version_wanted()
-    return wanted
+        condition = Condition(absent=True)
+    if condition is None:
+        raise version_required()
+    return condition
 
 
 def _tags(text: str) -> tuple[str, ...]:
     parts = [part.strip() for part in text.split(",")]
-    found = []
+    tags = []
     for part in parts[: TAGS_MAX + 1]:
         match = _TAG.fullmatch(part)
         if match is None:
             raise invalid([("If-Match", f"{part!r} is no entity tag, which stands in quotes")])
         if not part.startswith("W/"):  # If-Match compares strongly, so a weak tag matches nothing
-            found.append(match[1])
+            tags.append(match[1])
     if len(parts) > TAGS_MAX:
         raise invalid([("If-Match", f"more than {TAGS_MAX} entity tags")])
-    return tuple(found)
+    return tuple(tags)

@@ -45,7 +45,7 @@ def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
     """Read such a table as SCHEMA. Raises HistoryUnfit."""
     try:
         if path.endswith((".json", ".jsonl")):
-            found = spark.read.schema(SCHEMA).json(path)  # invalid rows become nulls
+            rows = spark.read.schema(SCHEMA).json(path)  # invalid rows become nulls
         else:
             stored = spark.read.parquet(path)
             given = {field.name: F.col(field.name) for field in stored.schema}
@@ -53,14 +53,14 @@ def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
                 given.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name)
                 for field in SCHEMA
             ]
-            found = stored.select(*columns)
-        lacking = found.where(F.col("msg_id").isNull() | F.col("topic").isNull()).count()
+            rows = stored.select(*columns)
+        incomplete = rows.where(F.col("msg_id").isNull() | F.col("topic").isNull()).count()
     except SPARK_ERRORS as error:
         reason = cause(error)
         raise HistoryUnfit(f"{path} cannot be read as acknowledged messages: {reason}") from error
-    if lacking:
-        raise HistoryUnfit(f"{path} has {lacking} rows without {' or '.join(NEEDED)}")
-    return found
+    if incomplete:
+        raise HistoryUnfit(f"{path} has {incomplete} rows without {' or '.join(NEEDED)}")
+    return rows
 
 
 def refuse_unjudged(
@@ -93,12 +93,12 @@ def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:
     log = tables.log.where("visible")
     stored = log.groupBy("topic", "id_text").agg(
         F.count("*").alias("copies"),
-        F.collect_set(F.struct("queue_id", "queue_offset")).alias("places"),
+        F.collect_set(F.struct("queue_id", "queue_offset")).alias("positions"),
         F.collect_set("content_crc").alias("crcs"),
         F.min("position").alias("first_position"),
     )
     # Messages behind the end of the audit before are in the range that this audit has read.
-    first = 0 if tables.since is not None and tables.since.begin == 0 else None
+    first = 0 if tables.since is not None and tables.since.start == 0 else None
     ended = F.when(F.col("queue_id").isNotNull(), F.coalesce("ended", F.lit(first).cast("long")))
     before = F.coalesce(F.col("queue_offset") < ended, F.lit(True))
     ours = acknowledged.withColumnRenamed("msg_id", "id_text")
@@ -116,7 +116,7 @@ def acknowledged_checks(tables: Tables, rows: DataFrame) -> Iterator[Check]:
     """Yield the checks on the rows of `compared`."""
     enough = "a majority" if tables.limits.mode == RAFT else "any store"
     stored = F.col("copies").isNotNull()
-    place = F.struct("queue_id", "queue_offset")
+    position = F.struct("queue_id", "queue_offset")
     known = F.col("queue_id").isNotNull() & F.col("queue_offset").isNotNull()
     shown = ("id_text", "topic", "queue_id", "queue_offset", "first_position")
     order = ("topic", "queue_id", "queue_offset", "id_text")
@@ -126,7 +126,7 @@ def acknowledged_checks(tables: Tables, rows: DataFrame) -> Iterator[Check]:
             "misplaced",
             "acknowledged at a queue offset where it does not stand",
             True,
-            stored & known & ~F.array_contains("places", place),
+            stored & known & ~F.array_contains("positions", position),
         ),
         (
             "altered",

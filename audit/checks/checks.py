@@ -72,14 +72,14 @@ def history_checks(tables: Tables) -> Iterator[Check]:
     sends = tables.sends
     uses = sends.groupBy("id").agg(F.max("id_text").alias("id_text"), F.count("*").alias("uses"))
     strange = (F.col("invokes") != 1) | (F.col("outcomes") > 1) | F.col("id").isNull()
-    no_place = (F.col("outcome") == "ok") & (
+    no_position = (F.col("outcome") == "ok") & (
         F.col("ack_queue").isNull() | F.col("ack_offset").isNull()
     )
     yield Check(
         "history_operations",
         "sends in the history without invoke, id or place, or with two outcomes",
         sends,
-        strange | no_place,
+        strange | no_position,
         ("op", "id_text", "outcome", "invokes", "outcomes"),
     )
     yield Check(
@@ -132,7 +132,7 @@ def failed_but_stored(tables: Tables) -> Check:
     """Check that no store holds a send that failed, which promises "certainly not stored"."""
     ours = F.col("topic").isin(*tables.topics)
     failed = tables.sends.where((F.col("outcome") == "fail") & ours)
-    found = (
+    stored = (
         records(tables.items)
         .where(ours)
         .select("topic", F.col("uniq_key").alias("id_text"), "store", "position")
@@ -142,7 +142,7 @@ def failed_but_stored(tables: Tables) -> Check:
     )
     title = "failed for certain, but stored nevertheless"
     columns = ("id_text", "topic", "op", "position", "in")
-    return Check("failed_stored", title, found, F.lit(True), columns, order=("position",))
+    return Check("failed_stored", title, stored, F.lit(True), columns, order=("position",))
 
 
 def offset_checks(tables: Tables) -> Iterator[Check]:
@@ -173,10 +173,10 @@ def _expected(tables: Tables, rows: DataFrame, first: str, last: str) -> DataFra
     """Add `expected`, the queue offset after the `last` of the queue's previous row. A queue's
     first row may have any offset if the log's start was removed."""
     in_queue = Window.partitionBy("topic", "queue_id").orderBy("position")
-    start = F.lit(0).cast("long") if tables.limits.begin == 0 else F.col(first)
+    start = F.lit(0).cast("long") if tables.limits.start == 0 else F.col(first)
     if tables.since is not None:
         rows = rows.join(F.broadcast(tables.queues_ended), ["topic", "queue_id"], "left")
-        start = F.coalesce("ended", F.col(first) if tables.since.begin else F.lit(0))
+        start = F.coalesce("ended", F.col(first) if tables.since.start else F.lit(0))
     return rows.withColumn("expected", F.coalesce(F.lag(last).over(in_queue) + 1, start))
 
 
@@ -206,9 +206,9 @@ def _open_ranges(tables: Tables) -> list[tuple[int, int]]:
     store is enough, so ranges with different copies are open as well."""
     limits = tables.limits
     parts: dict[tuple[int, int], list[int]] = {}
-    for part in tables.staged_log.digests:
-        count = sum(store in limits.voting for store in part.stores)
-        parts.setdefault((part.start, part.end), []).append(count)
+    for digest in tables.staged_log.digests:
+        count = sum(store in limits.voting for store in digest.stores)
+        parts.setdefault((digest.start, digest.end), []).append(count)
     return [
         bounds
         for bounds, counts in sorted(parts.items())
@@ -277,8 +277,8 @@ def damage(tables: Tables) -> Check:
         .when(kind == int(ItemKind.END), F.concat(F.lit("log stops: "), F.col("reason")))
         .otherwise(F.concat(F.lit("hole: "), F.col("reason")))
     )
-    found = (digest.damage_at for digest in tables.staged_log.digests)
-    first = min((at for at in found if at is not None), default=None)
+    positions = (digest.damage_at for digest in tables.staged_log.digests)
+    first = min((at for at in positions if at is not None), default=None)
     table = None
     if first is not None and any(first < store.limit for store in tables.limits.stores):
         table = each(tables.shared_items.where(unreadable | ~intact)).withColumn("what", what)
@@ -389,7 +389,7 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
 def _units_judged(tables: Tables, suspects: DataFrame) -> DataFrame:
     """Return the units and records of suspect ranges (store, range), with the fault in `what`."""
     limits = tables.limits
-    found = (
+    judged = (
         each(_within(records(tables.shared_items).where("visible"), suspects))
         .join(suspects, ["store", "range"], "left_semi")
         .select(
@@ -404,11 +404,11 @@ def _units_judged(tables: Tables, suspects: DataFrame) -> DataFrame:
     )
     units = (
         each(_within(_of_records(tables.shared_units), suspects))
-        .where(F.col("position") >= limits.of("begin"))
+        .where(F.col("position") >= limits.of("start"))
         .join(suspects, ["store", "range"], "left_semi")
         .drop("range")
     )
-    joined = units.join(found, ["store", "position"], "full_outer")
+    joined = units.join(judged, ["store", "position"], "full_outer")
     has_unit, has_record = F.col("size").isNotNull(), F.col("record_size").isNotNull()
     hashed = ~F.col("topic").isin(*TIMED_TOPICS) & (F.col("tags_code") > TAGS_CODE_EXTENDED_MAX)
     what = (
@@ -435,11 +435,11 @@ def _suspect_ranges(tables: Tables) -> list[tuple[str, int]]:
     of hashes. Only these are compared individually. A unit and its record are in the same range,
     because both have the record's position."""
     units = by_store((digest.stores, digest.units) for digest in tables.unit_digests)
-    found = by_store((digest.stores, digest.units) for digest in tables.staged_log.digests)
+    by_store_ = by_store((digest.stores, digest.units) for digest in tables.staged_log.digests)
     return [
-        (store, part)
+        (store, range_)
         for store in tables.stores
-        for part in unlike(units.get(store, {}), found.get(store, {}))
+        for range_ in unlike(units.get(store, {}), by_store_.get(store, {}))
     ]
 
 

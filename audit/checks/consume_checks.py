@@ -29,9 +29,9 @@ def consumption_checks(
         "position",
     )
     if "consume" in kinds:
-        yield from _consumed(events, stored, tables.limits.begin > 0)
+        yield from _consumed(events, stored, tables.limits.start > 0)
     if "commit" in kinds:
-        yield _committed(events, stored, tables.limits.begin > 0)
+        yield _committed(events, stored, tables.limits.start > 0)
     if orderly_work:
         yield _worked(tables)
 
@@ -39,18 +39,16 @@ def consumption_checks(
 def event_kinds(tables: Tables) -> frozenset[str]:
     """Return the kinds (`f`) of answered events of the audited topics, or of no topic."""
     elsewhere = F.col("topic").isNotNull() & ~F.col("topic").isin(*tables.topics)
-    found = tables.events.where((F.col("type") == "ok") & ~elsewhere)
-    return frozenset(row["f"] for row in found.select("f").distinct().collect())
+    kinds = tables.events.where((F.col("type") == "ok") & ~elsewhere)
+    return frozenset(row["f"] for row in kinds.select("f").distinct().collect())
 
 
 def _consumed_offsets(events: DataFrame) -> DataFrame:
     """Return a row per (topic, queue, offset) consumed, with its count and its recorded ids."""
     each = events.where(F.col("f") == "consume").select(
-        "topic", "queue", "ids", F.posexplode("offsets").alias("place", "offset")
+        "topic", "queue", "ids", F.posexplode("offsets").alias("at", "offset")
     )
-    seen = each.withColumn("seen_id", F.get("ids", "place")).withColumn(
-        "seen", binary_id("seen_id")
-    )
+    seen = each.withColumn("seen_id", F.get("ids", "at")).withColumn("seen", binary_id("seen_id"))
     return seen.groupBy("topic", "queue", "offset").agg(
         F.count("*").alias("times"),
         F.min("seen").alias("seen_min"),
@@ -78,7 +76,7 @@ def _consumed(events: DataFrame, stored: DataFrame, removed: bool) -> Iterator[C
         both = both.join(F.broadcast(firsts), ["topic", "queue"], "left")
         first = F.col("first")
     times, position = F.col("times"), F.col("position")
-    place = ("topic", "queue", "offset")
+    key = ("topic", "queue", "offset")
     unlike = position.isNotNull() & (
         (F.col("seen_min") != F.col("id")) | (F.col("seen_max") != F.col("id"))
     )
@@ -87,34 +85,34 @@ def _consumed(events: DataFrame, stored: DataFrame, removed: bool) -> Iterator[C
         "consumed, but nothing or another message is stored at the offset",
         both,
         times.isNotNull() & ((position.isNull() & (F.col("offset") >= first)) | unlike),
-        (*place, "times", "position"),
-        order=place,
+        (*key, "times", "position"),
+        order=key,
     )
     yield Check(
         "not_consumed",
         "stored, but not consumed when its consumers had come to the end",
         both,
         times.isNull() & F.col("drained"),
-        (*place, "position"),
-        order=place,
+        (*key, "position"),
+        order=key,
     )
     yield Check(
         "not_consumed_yet",
         "stored, but not consumed until the history ends",
         both,
         times.isNull() & ~F.col("drained"),
-        (*place, "position"),
+        (*key, "position"),
         fault=False,
-        order=place,
+        order=key,
     )
     yield Check(
         "redelivered",
         "consumed more than once",
         both,
         times > 1,
-        (*place, "times"),
+        (*key, "times"),
         fault=False,
-        order=place,
+        order=key,
     )
 
 
@@ -145,7 +143,7 @@ def _worked(tables: Tables) -> Check:
     )
     work = tables.events.where((F.col("f") == "work") & of_group(tables.group))
     # A queue without records may have been longer, if retention removed the log's start.
-    end = F.coalesce("end", F.lit(0 if tables.limits.begin == 0 else None))
+    end = F.coalesce("end", F.lit(0 if tables.limits.start == 0 else None))
     return Check(
         "work_not_stored",
         "worked on, but nothing is stored there",

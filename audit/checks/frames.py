@@ -41,10 +41,10 @@ class GroupFrames:
     @property
     def commands(self) -> DataFrame:
         """The frames that are or start with a command, by index."""
-        begins = F.col("records_at") > F.col("payload_at")
+        first_part_only = F.col("records_at") > F.col("payload_at")
         messages = F.col("frame_kind") == int(FrameKind.MESSAGES)
         command = F.col("frame_kind") == int(FrameKind.COMMAND)
-        return self.frames.where(command | (messages & begins)).orderBy("frame_index")
+        return self.frames.where(command | (messages & first_part_only)).orderBy("frame_index")
 
 
 def group_frames(tables: Tables) -> GroupFrames:
@@ -123,18 +123,18 @@ def _of_all(tables: Tables, run: FrameRun | None, frames: DataFrame) -> GroupFra
 
 def configurations_of(stores: Mapping[str, Store], held: GroupFrames) -> dict[int, bytes]:
     """Return the payloads of the group's configuration frames, by index. Raises OSError."""
-    places = ((holder, start, end) for _, holder, start, end in held.configurations)
-    found = payloads(stores, places)
+    locations = ((holder, start, end) for _, holder, start, end in held.configurations)
+    contents = payloads(stores, locations)
     indexes = (index for index, *_ in held.configurations)
-    return {index: bytes(payload) for index, payload in zip(indexes, found, strict=True)}
+    return {index: bytes(payload) for index, payload in zip(indexes, contents, strict=True)}
 
 
 def payloads(
-    stores: Mapping[str, Store], places: Iterable[tuple[str, int, int]]
+    stores: Mapping[str, Store], locations: Iterable[tuple[str, int, int]]
 ) -> Iterator[memoryview]:
     """Yield the bytes at each (store, start, end), none of them across segments. Raises OSError."""
     mapped: dict[str, memoryview] = {}
-    for store, start, end in places:
+    for store, start, end in locations:
         segment = _holding(stores[store].segments, start)
         if segment.path not in mapped:
             mapped[segment.path] = map_file(segment.path)

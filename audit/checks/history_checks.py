@@ -189,22 +189,22 @@ class HistoryJudge:
     def results(self) -> tuple[list[CheckResult], list[str]]:
         """Return the results of all checks with events in the history, and the undecided checks'
         reasons."""
-        found, undecided = [], []
+        results, undecided = [], []
         for checker in self._suite.checkers:
             if checker.essential or not checker.applies:
                 continue
             check = checker.result()
             if check.verdict is Verdict.UNKNOWN:
                 undecided.append(f"{check.name}: {check.detail}")
-            found.append(self._result(check))
+            results.append(self._result(check))
         if self._violations:
             title = "events of the history that violate its format"
-            found.append(CheckResult.of_faults("history_events", title, self._violations))
+            results.append(CheckResult.of_faults("history_events", title, self._violations))
         if self._posts:
-            found += self._of_stores()
+            results += self._of_stores()
         if self.broker is None and self._posts:
             undecided.append("stored deferred messages: name the broker group (--group)")
-        return found, undecided
+        return results, undecided
 
     def _result(self, check: ChaosCheck) -> CheckResult:
         removed = check.name in LOSSES and not self._log_is_complete
@@ -244,7 +244,7 @@ class HistoryJudge:
 
 def judged_history(tables: Tables, path: str) -> HistoryJudge:
     """Judge the history at `path`, and the group's records of its deferred messages."""
-    judge = HistoryJudge(tables.group, log_is_complete=tables.limits.begin == 0)
+    judge = HistoryJudge(tables.group, log_is_complete=tables.limits.start == 0)
     with Path(path).open("rb") as lines:
         for line in lines:
             judge.feed(line)

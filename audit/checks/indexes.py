@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..read.index_keys import StagedPart, expected_keys, indexed_positions
+from ..read.index_keys import StagedRange, expected_keys, indexed_positions
 from ..read.range_digests import RANGE_BYTES, by_store, sums, total
 from ..read.store_files import Store, map_file
 from ..read.tables import Tables
@@ -50,8 +50,8 @@ class IndexFile:
 
     store: str
     path: str
-    begin_ms: int
-    begin: int  # log positions of the first and the last entry's message
+    start_ms: int
+    start: int  # log positions of the first and the last entry's message
     end: int
     slots: int
     count: int
@@ -82,7 +82,7 @@ class _Chains:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Verdict:
     """A task's faults, and by (store, range) the number of messages with an entry for their own id
     and the sum of their positions."""
 
@@ -106,21 +106,21 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
         judge = _Judge(
             tuple(tables.stores),
             _staged(tables),
-            {one.store: (one.begin, one.limit) for one in tables.limits.stores},
-            {name: own[0].begin for name, own in files.items()},
+            {one.store: (one.start, one.limit) for one in tables.limits.stores},
+            {name: own[0].start for name, own in files.items()},
             frozenset(name for name, store in tables.stores.items() if store.closed),
         )
         tasks = _tasks(files, tables.limits.read_from)
         context = tables.spark.sparkContext
-        found = context.parallelize(tasks, len(tasks)).map(judge).collect() if tasks else []
+        verdicts = context.parallelize(tasks, len(tasks)).map(judge).collect() if tasks else []
         reached: dict[tuple[str, int], tuple[int, int]] = {}
-        for part in found:
-            count += len(part.faults)
-            for store, path, number, position, what in part.faults:
-                place = {"store": store, "file": path, "entry": number}
-                offenders.append({**place, "position": position, "what": what})
-            for (store, number), found_there in part.reached.items():
-                parts = {number: reached.get((store, number), (0, 0))}, {number: found_there}
+        for verdict in verdicts:
+            count += len(verdict.faults)
+            for store, path, number, position, what in verdict.faults:
+                location = {"store": store, "file": path, "entry": number}
+                offenders.append({**location, "position": position, "what": what})
+            for (store, number), in_this_range in verdict.reached.items():
+                parts = {number: reached.get((store, number), (0, 0))}, {number: in_this_range}
                 reached[store, number] = total(parts)[number]
         missing = _missing(tables, files, reached)
         count += len(missing)
@@ -143,32 +143,32 @@ def _files(store: Store, offenders: list[Offender], gaps: list[str]) -> Iterator
             gaps.append(f"IndexFiles: {store.name}/{name} has not four entries to a slot")
             continue
         with path.open("rb") as file:
-            begin_ms, end_ms, begin, end, _, count = HEADER.unpack(file.read(HEADER.size))
-        file_of = IndexFile(store.name, str(path), begin_ms, begin, end, slots, count)
-        sound = 0 <= count <= ENTRIES_TO_A_SLOT * slots and begin <= end and begin_ms <= end_ms
+            start_ms, end_ms, start, end, _, count = HEADER.unpack(file.read(HEADER.size))
+        file_of = IndexFile(store.name, str(path), start_ms, start, end, slots, count)
+        sound = 0 <= count <= ENTRIES_TO_A_SLOT * slots and start <= end and start_ms <= end_ms
         if sound and count > 1:
             positions = file_of.entries()["position"]
-            sound = positions[1] == begin and positions[-1] <= end
+            sound = positions[1] == start and positions[-1] <= end
         if not sound:
             offenders.append({"store": store.name, "file": name, "what": "the header is damaged"})
         elif count > 1:
             yield file_of
 
 
-def _tasks(files: Mapping[str, Sequence[IndexFile]], begin: int) -> list[_Entries | _Chains]:
-    """Return the tasks for the log from `begin` on. Files with the same start are judged together
+def _tasks(files: Mapping[str, Sequence[IndexFile]], start: int) -> list[_Entries | _Chains]:
+    """Return the tasks for the log from `start` on. Files with the same start are judged together
     up to their common length, because replicas flush at different times."""
     alike: dict[tuple[int, int, int], list[IndexFile]] = {}
     for own in files.values():
         for file in own:
-            if file.end >= begin:
-                alike.setdefault((file.begin_ms, file.begin, file.slots), []).append(file)
+            if file.end >= start:
+                alike.setdefault((file.start_ms, file.start, file.slots), []).append(file)
     tasks: list[_Entries | _Chains] = []
     for copies in alike.values():
         tasks += map(_Chains, copies)
         low = 1
-        if copies[0].begin < begin:
-            low += int(np.searchsorted(copies[0].entries()["position"][1:], begin))
+        if copies[0].start < start:
+            low += int(np.searchsorted(copies[0].entries()["position"][1:], start))
         counts = {file.count for file in copies}
         edges = sorted({low, *range(low, max(counts), ENTRIES_AT_ONCE), *counts})
         for first, last in itertools.pairwise(edge for edge in edges if edge >= low):
@@ -184,23 +184,23 @@ class _Judge:
     has the stores that were closed in order."""
 
     stores: Sequence[str]
-    log: Sequence[StagedPart]
+    log: Sequence[StagedRange]
     bounds: Mapping[str, tuple[int, int]]
     firsts: Mapping[str, int]
     closed: frozenset[str]
 
-    def __call__(self, task: _Entries | _Chains) -> Found:
+    def __call__(self, task: _Entries | _Chains) -> Verdict:
         if isinstance(task, _Chains):
             faults = _chain_faults(task.file, task.file.store in self.closed)
-            return Found(tuple(self._reported(task.file, list(faults))), {})
+            return Verdict(tuple(self._reported(task.file, list(faults))), {})
         reported: list[Fault] = []
         reached: dict[tuple[str, int], tuple[int, int]] = {}
         left = [(file, file.entries()) for file in task.copies]
         while left:
             entries = left[0][1]
-            part = entries[task.first : task.last]
+            chunk = entries[task.first : task.last]
             same = [
-                file for file, other in left if np.array_equal(other[task.first : task.last], part)
+                file for file, other in left if np.array_equal(other[task.first : task.last], chunk)
             ]
             left = [copy for copy in left if copy[0] not in same]
             wrong, positions = self._judged(same, entries, task)
@@ -211,14 +211,14 @@ class _Judge:
                 inside = positions[counted]
                 for number, counts in sums(inside, inside).items():
                     reached[file.store, number] = counts
-        return Found(tuple(reported), reached)
+        return Verdict(tuple(reported), reached)
 
     def _reported(self, file: IndexFile, wrong: Sequence[tuple[int, int, str]]) -> Iterator[Fault]:
         """Yield the faults of a file. Entries behind the log of a killed store are no fault,
         because the next start drops them."""
-        begin, limit = self.bounds[file.store]
+        start, limit = self.bounds[file.store]
         for number, at, what in wrong[:FAULTS_MAX]:
-            if at >= begin and (at < limit or file.store in self.closed):
+            if at >= start and (at < limit or file.store in self.closed):
                 yield file.store, f"index/{Path(file.path).name}", number, at, what
 
     def _judged(
@@ -226,17 +226,17 @@ class _Judge:
     ) -> tuple[list[tuple[int, int, str]], Array]:
         """Return the faults of the task's entries as (number, position, fault), and the positions
         of messages that have an entry for their own id."""
-        first, last = _whole_messages(entries, task.first, task.last)
-        part = entries[first:last]
-        positions = part["position"].astype(np.int64)
-        hashes = part["hash"].astype(np.int64)
+        first, last = _complete_messages(entries, task.first, task.last)
+        chunk = entries[first:last]
+        positions = chunk["position"].astype(np.int64)
+        hashes = chunk["hash"].astype(np.int64)
         distinct, which = _distinct(positions)
         codes = which.astype(np.int64) << 32 | hashes
-        fits = np.zeros(len(part), bool)
-        timely = np.zeros(len(part), bool)
+        fits = np.zeros(len(chunk), bool)
+        timely = np.zeros(len(chunk), bool)
         own_id = np.zeros(len(distinct), bool)
-        lacking: dict[int, str] = {}
-        begin_ms, full = files[0].begin_ms, files[0].full
+        missing: dict[int, str] = {}
+        start_ms, full = files[0].start_ms, files[0].full
         names = [file.store for file in files]
         for store in [*names[:1], *(name for name in self.stores if name not in names[:1])]:
             open_positions = np.zeros(len(distinct), bool)
@@ -249,9 +249,9 @@ class _Judge:
             expected = owners << 32 | keys.hashes
             fits |= _among(codes, expected)
             seconds = np.full(len(distinct), -1)
-            late_ms = np.clip(keys.store_ms - begin_ms, 0, SECONDS_MAX * 1000)
-            seconds[doubtful[keys.found]] = late_ms // 1000
-            timely |= seconds[which] == part["seconds"]
+            late_ms = np.clip(keys.store_ms - start_ms, 0, SECONDS_MAX * 1000)
+            seconds[doubtful[keys.rows]] = late_ms // 1000
+            timely |= seconds[which] == chunk["seconds"]
             there = _among(expected, codes)
             own_id[owners[there & keys.of_id]] = True
             if store == names[0]:
@@ -261,7 +261,7 @@ class _Judge:
                     full and last == len(entries)
                 )  # and its last keys in the next file
                 for owner in owners[~there & inner[owners]].tolist():
-                    lacking[owner] = "a key of the message has no entry"
+                    missing[owner] = "a key of the message has no entry"
         wrong = [
             (first + int(at), int(positions[at]), "leads to no message with such a key")
             for at in np.flatnonzero(~fits)[:FAULTS_MAX]
@@ -274,13 +274,13 @@ class _Judge:
         unfit = {position for _, position, _ in wrong}
         wrong += [
             (0, int(distinct[owner]), what)
-            for owner, what in lacking.items()
+            for owner, what in missing.items()
             if int(distinct[owner]) not in unfit
         ]
         return wrong, distinct[own_id]
 
 
-def _whole_messages(entries: Array, first: int, last: int) -> tuple[int, int]:
+def _complete_messages(entries: Array, first: int, last: int) -> tuple[int, int]:
     """Move both ends to where a new message's entries start."""
     positions = entries["position"]
     while 1 < first < len(entries) and positions[first] == positions[first - 1]:
@@ -306,8 +306,8 @@ def _among(values: Array, others: Array) -> Array:
         return np.zeros(len(values), bool)
     known = np.sort(others)
     distinct = np.minimum(np.searchsorted(known, values), len(known) - 1)
-    found: Array = known[distinct] == values
-    return found
+    result: Array = known[distinct] == values
+    return result
 
 
 def _chain_faults(file: IndexFile, closed: bool) -> Iterator[tuple[int, int, str]]:
@@ -347,32 +347,34 @@ def _missing(
     there = by_store((digest.stores, digest.ids) for digest in tables.staged_log.digests)
     missing: list[Offender] = []
     for store, own in files.items():
-        begin, end = max(own[0].begin, tables.limits.read_from - 1), own[-1].end
-        edges = begin // RANGE_BYTES, end // RANGE_BYTES
-        for part in range(edges[0], edges[1] + 1):
-            found = reached.get((store, part), (0, 0))
-            if part not in edges and there.get(store, {}).get(part, (0, 0)) == found:
+        start, end = max(own[0].start, tables.limits.read_from - 1), own[-1].end
+        edges = start // RANGE_BYTES, end // RANGE_BYTES
+        for range_ in range(edges[0], edges[1] + 1):
+            sums_reached = reached.get((store, range_), (0, 0))
+            if range_ not in edges and there.get(store, {}).get(range_, (0, 0)) == sums_reached:
                 continue
-            low = max(part * RANGE_BYTES, begin + 1)
-            high = min((part + 1) * RANGE_BYTES, end + 1)
-            wanted = indexed_positions(log, store, low, high)
-            if sums(wanted, wanted).get(part, (0, 0)) == found:
+            low = max(range_ * RANGE_BYTES, start + 1)
+            high = min((range_ + 1) * RANGE_BYTES, end + 1)
+            expected = indexed_positions(log, store, low, high)
+            if sums(expected, expected).get(range_, (0, 0)) == sums_reached:
                 continue
-            for position in np.setdiff1d(wanted, _positions(own, low, high)).tolist():
+            for position in np.setdiff1d(expected, _positions(own, low, high)).tolist():
                 what = "no entry leads to the message"
                 missing.append({"store": store, "position": position, "what": what})
     return missing
 
 
 def _positions(files: Sequence[IndexFile], low: int, high: int) -> Array:
-    found = [
+    arrays = [
         file.entries()["position"][1:].astype(np.int64)
         for file in files
-        if file.begin < high and low <= file.end
+        if file.start < high and low <= file.end
     ]
-    positions = np.concatenate(found) if found else np.empty(0, np.int64)
+    positions = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
     return positions[(positions >= low) & (positions < high)]
 
 
-def _staged(tables: Tables) -> list[StagedPart]:
-    return [StagedPart(part.start, part.end, part.path) for part in tables.staged_log.digests]
+def _staged(tables: Tables) -> list[StagedRange]:
+    return [
+        StagedRange(digest.start, digest.end, digest.path) for digest in tables.staged_log.digests
+    ]

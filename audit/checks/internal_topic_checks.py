@@ -27,7 +27,7 @@ def waiting_checks(
     """Yield the checks; none if the log does not start at 0. `delivered` has by delay level the
     offset before which all messages were delivered. Early messages are a fault if
     `clocks_steady`."""
-    if tables.limits.begin or tables.since is not None:
+    if tables.limits.start or tables.since is not None:
         return
     waited = any(digest.waits for digest in tables.staged_log.digests)
     named = tables.log.where(F.col("id_text").isNotNull())

@@ -18,10 +18,10 @@ from ..report.report import CheckResult, Offender
 @dataclass(frozen=True, slots=True)
 class LastCopies:
     """Intact, unaltered copies of acknowledged messages that too few stores hold. `first` has each
-    store's first log position, `places` the copies by topic and message id."""
+    store's first log position, `locations` the copies by topic and message id."""
 
     first: Mapping[str, int]
-    places: Mapping[tuple[str, str], tuple[str, ...]]
+    locations: Mapping[tuple[str, str], tuple[str, ...]]
 
 
 NONE = LastCopies({}, {})
@@ -36,7 +36,7 @@ def last_copies(tables: Tables, checks: Sequence[CheckResult], lost: DataFrame) 
     as_sent = F.lit(True)
     for stored, sent in _AS_SENT.items():
         as_sent &= F.coalesce(F.col(stored) == F.col(sent), F.lit(True))
-    found = (
+    copies = (
         records(tables.items)
         .where(F.col("visible") & F.col("intact"))
         .withColumn("id_text", F.col("uniq_key"))
@@ -46,28 +46,28 @@ def last_copies(tables: Tables, checks: Sequence[CheckResult], lost: DataFrame) 
     )
     # Unaltered copies in every store, beside an altered copy, single out no store.
     by_all = (
-        found.groupBy("topic", "id_text")
+        copies.groupBy("topic", "id_text")
         .agg(F.count_distinct("store").alias("stores"))
         .where(F.col("stores") == len(tables.stores))
     )
-    telling = found.join(by_all, ["topic", "id_text"], "left_anti")
+    telling = copies.join(by_all, ["topic", "id_text"], "left_anti")
     first = telling.groupBy("store").agg(F.min("position").alias("position")).collect()
     shown = [str(offender["id_text"]) for check in checks for offender in check.offenders]
     return LastCopies(
-        {row["store"]: row["position"] for row in first}, _places(tables.stores, found, shown)
+        {row["store"]: row["position"] for row in first}, _locations(tables.stores, copies, shown)
     )
 
 
-def _places(
-    stores: Mapping[str, Store], found: DataFrame, ids: list[str]
+def _locations(
+    stores: Mapping[str, Store], copies: DataFrame, ids: list[str]
 ) -> dict[tuple[str, str], tuple[str, ...]]:
-    places: dict[tuple[str, str], tuple[str, ...]] = {}
-    rows = found.where(F.col("id_text").isin(*ids)).orderBy("store", "position").collect()
+    locations: dict[tuple[str, str], tuple[str, ...]] = {}
+    rows = copies.where(F.col("id_text").isin(*ids)).orderBy("store", "position").collect()
     for row in rows:
         key = row["topic"], row["id_text"]
-        place = f"{row['store']}/{stores[row['store']].file_at(row['position'])}"
-        places[key] = (*places.get(key, ()), place)
-    return places
+        location = f"{row['store']}/{stores[row['store']].file_at(row['position'])}"
+        locations[key] = (*locations.get(key, ()), location)
+    return locations
 
 
 def with_holders(check: CheckResult, copies: LastCopies) -> CheckResult:
@@ -75,7 +75,7 @@ def with_holders(check: CheckResult, copies: LastCopies) -> CheckResult:
     offenders: list[Offender] = [
         {
             **offender,
-            "held_by": list(copies.places.get((offender["topic"], offender["id_text"]), ())),
+            "held_by": list(copies.locations.get((offender["topic"], offender["id_text"]), ())),
         }
         for offender in check.offenders
     ]

@@ -49,12 +49,12 @@ class BadHardState(Exception):
 def raft_files_check(stores: Mapping[str, Store], facts: LogFacts) -> tuple[CheckResult, bool]:
     """Check the files of every store; also return whether there were any. Raises OSError."""
     files = {name: _files(Path(store.path)) for name, store in stores.items()}
-    expected = any(name in found for found in files.values() for name in EXPECTING)
+    expected = any(name in names for names in files.values() for name in EXPECTING)
     offenders: list[Offender] = []
-    for name, found in files.items():
-        if expected and HARD_STATE not in found:
-            found[HARD_STATE] = MISSING
-        for file, what in _faults(found, facts.terms.get(name, 0), facts, stores[name].closed):
+    for name, names in files.items():
+        if expected and HARD_STATE not in names:
+            names[HARD_STATE] = MISSING
+        for file, what in _faults(names, facts.terms.get(name, 0), facts, stores[name].closed):
             offenders.append({"store": name, "file": f"{DIRECTORY}/{file}", "what": what})
     title = "files under raft/ that are damaged, or say something else than the log"
     return CheckResult.of_faults("raft_files", title, offenders), any(files.values())

@@ -23,20 +23,22 @@ def ranges_check(
     return the ranges that this audit has read, up to the agreed end. Raises OSError."""
     limits = tables.limits
     reference = max(limits.stores, key=lambda store: store.agreed)
-    there = [each for each in known if reference.begin <= each.begin < each.end]
+    there = [each for each in known if reference.start <= each.start < each.end]
     there = [each for each in there if each.end <= limits.agreed_end]
-    edges = sorted({edge for each in there for edge in (each.begin, each.end)})
-    begin = edges[-1] if edges else reference.begin
-    new = split(begin, limits.agreed_end)
-    parts = [*((each.begin, each.end) for each in there), *new]
+    edges = sorted({edge for each in there for edge in (each.start, each.end)})
+    start = edges[-1] if edges else reference.start
+    new = split(start, limits.agreed_end)
+    parts = [*((each.start, each.end) for each in there), *new]
     digests: list[str] = []
     if parts:
         digest = Digest(tables.stores[reference.store], garbage(tables).get(reference.store, []))
         digests = tables.spark.sparkContext.parallelize(parts, len(parts)).map(digest).collect()
-    now = [Range(*part, sha256, audited_at_ms) for part, sha256 in zip(parts, digests, strict=True)]
+    now = [
+        Range(*bounds, sha256, audited_at_ms) for bounds, sha256 in zip(parts, digests, strict=True)
+    ]
     offenders = _lost_end(tables, known)
     offenders += [
-        {"store": reference.store, "position": before.begin, "end": before.end}
+        {"store": reference.store, "position": before.start, "end": before.end}
         for before, after in zip(there, now, strict=False)
         if before.sha256 != after.sha256
     ]
@@ -63,14 +65,14 @@ def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
     times = [digest.times for digest in tables.staged_log.digests if digest.times is not None]
     if not times:
         return ()
-    begin, end = min(first for first, _ in times), max(last for _, last in times)
+    start, end = min(first for first, _ in times), max(last for _, last in times)
     ms = F.col("store_timestamp")
-    part_ms = (end - begin) // TIMELINE_PARTS + 1
-    part = F.floor((ms - begin) / part_ms).alias("part")
-    counted = log.groupBy(part).agg(F.count("*").alias("count"), F.min("position").alias("at"))
+    bucket_ms = (end - start) // TIMELINE_PARTS + 1
+    bucket = F.floor((ms - start) / bucket_ms).alias("part")
+    counted = log.groupBy(bucket).agg(F.count("*").alias("count"), F.min("position").alias("at"))
     return tuple(
-        (begin + found["part"] * part_ms, found["count"], found["at"])
-        for found in counted.orderBy("part").collect()
+        (start + row["part"] * bucket_ms, row["count"], row["at"])
+        for row in counted.orderBy("part").collect()
     )
 
 

@@ -33,7 +33,9 @@ def replica_check(tables: Tables, copies: LastCopies) -> CheckResult:
     """Compare the blocks that differed when they were decoded, below the stores' limits."""
     offenders: list[Offender] = []
     count = 0
-    ranges = {(part.start, part.end) for part in tables.staged_log.digests if not part.alike}
+    ranges = {
+        (digest.start, digest.end) for digest in tables.staged_log.digests if not digest.alike
+    }
     if ranges:
         blocks = _different_blocks(tables, sorted(ranges))
         count = blocks.count()
@@ -107,7 +109,7 @@ def segment_check(stores: Mapping[str, Store], limits: Limits) -> CheckResult:
     for store in limits.stores:
         files = stores[store.store].segments
         for before, after in itertools.pairwise(files):
-            if before.end < after.base and store.begin < after.base and before.end < store.limit:
+            if before.end < after.base and store.start < after.base and before.end < store.limit:
                 gap: Offender = {"store": store.store, "from": before.end, "to": after.base}
                 offenders.append(gap)
     title = "log positions no segment file holds"
@@ -180,20 +182,20 @@ def _deviations(
     """List stores with a block unlike the right block, except those in `kept`."""
     contents = {copy["store"]: (copy["block_end"], bytes(copy["digest"])) for copy in copies}
     right = _reference(contents, kept)
-    found: list[Offender] = []
+    offenders: list[Offender] = []
     for store, content in sorted(contents.items()):
         if content == right.content or store in kept:
             continue
         end = max(content[0], right.content[0])
         at = first_difference(stores[store], stores[right.store], start, end)
-        found.append(
+        offenders.append(
             {
                 "store": store,
                 "unlike": right.store,
                 "because": right.why,
                 "block_start": start,
                 "first_difference": at,
-                "place": stores[store].file_at(start if at is None else at),
+                "location": stores[store].file_at(start if at is None else at),
             }
         )
-    return found
+    return offenders

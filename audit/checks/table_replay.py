@@ -83,9 +83,9 @@ def replay(tables: Tables, held: GroupFrames) -> Replayed:
         return outcome
     state = BrokerState()
     _start(state, judged, held, outcome, tables.since)
-    places = ((row["holder"], row["payload_at"], row["records_at"]) for row in rows)
+    locations = ((row["holder"], row["payload_at"], row["records_at"]) for row in rows)
     waiting = sorted(judged, key=lambda file: (file.index, file.store, file.path), reverse=True)
-    for row, payload in zip(rows, payloads(tables.stores, places), strict=True):
+    for row, payload in zip(rows, payloads(tables.stores, locations), strict=True):
         while waiting and waiting[-1].index < row["frame_index"]:
             _compare(waiting.pop(), state, outcome)
         try:
@@ -133,9 +133,9 @@ def _files(
     tables: Tables, read: Mapping[str, Mapping[str, _Read]], outcome: Replayed
 ) -> Iterator[TableFile]:
     """Yield the files that can be judged, and report the others."""
-    begins = {each.store: each.begin for each in tables.limits.stores}
+    starts = {each.store: each.start for each in tables.limits.stores}
     for store, files in read.items():
-        if not files and begins[store] > 0:
+        if not files and starts[store] > 0:
             what = "there are no tables, and the log's beginning has been removed"
             _wrong(outcome, store, DIRECTORY, what)
         closed = tables.stores[store].closed
@@ -153,14 +153,14 @@ def _files(
 
 
 def _judgeable(files: Iterable[TableFile], held: GroupFrames, outcome: Replayed) -> list[TableFile]:
-    found = []
+    result = []
     for file in files:
         if file.index > held.last:
             what = f"reflects frame {file.index}, and the group's log ends with {held.last}"
             _wrong(outcome, file.store, file.path, what)
         elif file.index >= held.first - 1:
-            found.append(file)
-    return found
+            result.append(file)
+    return result
 
 
 def _start(
@@ -203,21 +203,21 @@ def _compare(file: TableFile, state: BrokerState, outcome: Replayed) -> None:
         _wrong(outcome, file.store, file.path, f"at frame {file.index} {difference}")
 
 
-def _difference(found: Any, made: Any, at: str = "") -> str:
+def _difference(stored: Any, made: Any, at: str = "") -> str:
     """Return the first difference of two tables; "" if they are equal."""
-    if found == made:
+    if stored == made:
         return ""
-    if isinstance(found, dict) and isinstance(made, dict):
-        for key in sorted({*found, *made}):
-            if key not in found or key not in made or found[key] != made[key]:
+    if isinstance(stored, dict) and isinstance(made, dict):
+        for key in sorted({*stored, *made}):
+            if key not in stored or key not in made or stored[key] != made[key]:
                 below = f"{at}.{key}" if at else key
-                return _difference(found.get(key), made.get(key), below)
-    if isinstance(found, list) and isinstance(made, list):
-        for number, (one, other) in enumerate(zip(found, made, strict=False)):
+                return _difference(stored.get(key), made.get(key), below)
+    if isinstance(stored, list) and isinstance(made, list):
+        for number, (one, other) in enumerate(zip(stored, made, strict=False)):
             if one != other:
                 return _difference(one, other, f"{at}[{number}]")
-        return f"{at} has {len(found)} entries, by the log {len(made)}"
-    shown = (orjson.dumps(value).decode()[:120] for value in (found, made))
+        return f"{at} has {len(stored)} entries, by the log {len(made)}"
+    shown = (orjson.dumps(value).decode()[:120] for value in (stored, made))
     return f"{at or 'the table'} is {next(shown)}, by the log {next(shown)}"
 
 

@@ -49,9 +49,9 @@ def subject_of(
         described = store.parent.parent / "cluster.json"
         if not described.is_file():
             continue
-        found = _read(described)
-        modes.add(RAFT if found.get("mode", "raft") in FRAMED_MODES else CLASSIC)
-        for node in found.get("nodes", ()):
+        description = _read(described)
+        modes.add(RAFT if description.get("mode", "raft") in FRAMED_MODES else CLASSIC)
+        for node in description.get("nodes", ()):
             if not node.get("group"):
                 continue
             if not node.get("joins"):
@@ -78,22 +78,22 @@ def stores_of_run(run: Path, group: str | None = None) -> dict[str, str]:
     only. Nodes without a log are left out, and the audit reports them as missing. Raises StoreError
     if there are none."""
     cluster = run / "cluster"
-    found = {}
+    stores = {}
     for node in _read(cluster / "cluster.json").get("nodes", ()):
         store = cluster / str(node.get("name")) / "store"
-        wanted = node.get("group") if group is None else node.get("group") == group
-        if wanted and (store / "commitlog").is_dir():
-            found[str(node["name"])] = str(store)
-    if not found:
+        selected = node.get("group") if group is None else node.get("group") == group
+        if selected and (store / "commitlog").is_dir():
+            stores[str(node["name"])] = str(store)
+    if not stores:
         raise StoreError(f"no stores{f' of {group}' if group else ''} under {cluster}")
-    return found
+    return stores
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = orjson.loads(path.read_bytes())
+        document = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise StoreError(f"{path} is no cluster.json")
-    return found
+    return document

@@ -46,7 +46,7 @@ class StoreLimits:
     """The positions of a store, as defined by the module."""
 
     store: str
-    begin: int  # position of the first segment's first byte
+    start: int  # position of the first segment's first byte
     data_end: int
     commit: int
     agreed: int
@@ -79,19 +79,19 @@ class Limits:
         return max(store.agreed for store in self.stores)
 
     @property
-    def begin(self) -> int:
+    def start(self) -> int:
         """The first log position that as many voters as needed still have, since each removes
         segments independently."""
-        begins = sorted(store.begin for store in self.stores if store.store in self.voting)
+        begins = sorted(store.start for store in self.stores if store.store in self.voting)
         return begins[min(self.needed, len(begins)) - 1]
 
     @property
     def read_from(self) -> int:
         """The smallest log position that any store still has."""
-        return min(store.begin for store in self.stores)
+        return min(store.start for store in self.stores)
 
     def of(self, name: str) -> Column:
-        """Return a column of `name` ('limit', 'commit', 'begin') by the row's `store`."""
+        """Return a column of `name` ('limit', 'commit', 'start') by the row's `store`."""
         return _by_store({store.store: int(getattr(store, name)) for store in self.stores})
 
 
@@ -141,9 +141,9 @@ def find_limits(
         for name, data_end in zip(names, data_ends, strict=True)
     ]
     nodes = {name: subject.nodes.get(name, name) for name in names}
-    told = dict(zip(names, commits, strict=True))
+    commit_of = dict(zip(names, commits, strict=True))
     saved = _saved(items, alike, stores, since)
-    members = _members(held, stores, told, subject, nodes, saved)
+    members = _members(held, stores, commit_of, subject, nodes, saved)
     voting = tuple(name for name in names if nodes[name] in members.voters)
     if not voting:
         raise StoreError(
@@ -157,15 +157,15 @@ def find_limits(
             max(earlier[name], _agreed(held, name, frozenset(voting), members.majority))
             for name in names
         ]
-    found = []
+    store_limits = []
     for name, commit, agreed_end in zip(names, commits, agreed, strict=True):
         files = stores[name].segments
         _, records, frames = ends.get(name, (0, 0, 0))
         data_end = max(ends.get(name, (0, 0, 0))[0], earlier[name])
-        found.append(
+        store_limits.append(
             StoreLimits(
                 store=name,
-                begin=max(files[0].base if files else 0, since.position if since else 0),
+                start=max(files[0].base if files else 0, since.position if since else 0),
                 data_end=data_end,
                 commit=commit,
                 agreed=agreed_end,
@@ -173,7 +173,7 @@ def find_limits(
                 frames=frames,
             )
         )
-    return Limits(tuple(found), members, voting, tuple(sorted(absent)), mode)
+    return Limits(tuple(store_limits), members, voting, tuple(sorted(absent)), mode)
 
 
 def _members(

@@ -41,7 +41,7 @@ ENDED = pa.schema(
 QUEUES = pa.schema(
     [*_GROUP, ("topic", pa.string()), ("queue_id", pa.int32()), ("next_offset", pa.int64())]
 )
-RANGES = pa.schema([*_GROUP, ("begin", pa.int64()), ("end", pa.int64()), ("sha256", pa.string())])
+RANGES = pa.schema([*_GROUP, ("start", pa.int64()), ("end", pa.int64()), ("sha256", pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Ended:
     """The end of the audit before, and the state there. `position` is in the log, `index` and
     `term` are of the last frame before it, `tail` is the SHA-256 of the bytes just before it.
     `queues` has the next offset by topic and queue. `configuration` is the newest (index, payload),
-    `tables` those of config/ as JSON; both may be None. `begin` is the start of the read log. If it
+    `tables` those of config/ as JSON; both may be None. `start` is the start of the read log. If it
     is not 0, the ends of some queues may be unknown."""
 
     audited_at_ms: int
@@ -60,14 +60,14 @@ class Ended:
     queues: Mapping[tuple[str, int], int]
     configuration: tuple[int, bytes] | None = None
     tables: Mapping[str, Any] | None = None
-    begin: int = 0
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
     """Log positions [begin, end) that an audit found right, and their SHA-256."""
 
-    begin: int
+    start: int
     end: int
     sha256: str
     audited_at_ms: int
@@ -102,14 +102,14 @@ class Kept:
             queues,
             configuration and (configuration[0], bytes.fromhex(configuration[1])),
             orjson.loads(row["tables"] or "null"),
-            min((each.begin for each in self.ranges()), default=row["position"]),
+            min((each.start for each in self.ranges()), default=row["position"]),
         )
 
     def ranges(self) -> list[Range]:
         """Return the ranges that were right, up to the saved end. Raises StoreError, OSError."""
         end = max((row["position"] for row in self._rows("ended", ENDED)), default=0)
         return [
-            Range(row["begin"], row["end"], row["sha256"], _ms(row["audited_at"]))
+            Range(row["start"], row["end"], row["sha256"], _ms(row["audited_at"]))
             for row in self._rows("ranges", RANGES)
             if row["end"] <= end
         ]
@@ -132,7 +132,7 @@ class Kept:
         ]
         stamp = ended.audited_at_ms
         known = [
-            {"begin": each.begin, "end": each.end, "sha256": each.sha256, "at": each.audited_at_ms}
+            {"start": each.start, "end": each.end, "sha256": each.sha256, "at": each.audited_at_ms}
             for each in ranges
         ]
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -159,8 +159,8 @@ class Kept:
             raise StoreError(
                 f"{path} is not of this program: remove it to audit from the beginning"
             )
-        found: list[dict[str, Any]] = table.to_pylist()
-        return found
+        rows: list[dict[str, Any]] = table.to_pylist()
+        return rows
 
     def _replace(
         self, name: str, schema: pa.Schema, rows: Sequence[dict[str, Any]], stamp_ms: int
@@ -182,14 +182,14 @@ def _ms(stamp: Any) -> int:
 def tail_of(store: Store, position: int) -> str | None:
     """Return the digest of the last bytes before a log position; None if a store misses some of
     them. Raises StoreError, OSError."""
-    begin = max(0, position - TAIL_BYTES)
-    data = store.read(begin, position)
-    return hashlib.sha256(data).hexdigest() if begin + len(data) == position else None
+    start = max(0, position - TAIL_BYTES)
+    data = store.read(start, position)
+    return hashlib.sha256(data).hexdigest() if start + len(data) == position else None
 
 
-def split(begin: int, end: int) -> list[tuple[int, int]]:
-    edges = [at for at in range(0, end, RANGE_BYTES) if begin < at < end]
-    return [*zip([begin, *edges], [*edges, end], strict=True)] if begin < end else []
+def split(start: int, end: int) -> list[tuple[int, int]]:
+    edges = [at for at in range(0, end, RANGE_BYTES) if start < at < end]
+    return [*zip([start, *edges], [*edges, end], strict=True)] if start < end else []
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ class Digest:
     store: Store
     skipped: Sequence[tuple[int, int]]
 
-    def __call__(self, part: tuple[int, int]) -> str:
+    def __call__(self, bounds: tuple[int, int]) -> str:
         digest = hashlib.sha256()
-        for low, high in without(*part, self.skipped):
+        for low, high in without(*bounds, self.skipped):
             for segment in self.store.segments:
                 first, last = max(low, segment.base), min(high, segment.end)
                 if first < last:

@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class StagedPart:
+class StagedRange:
     """A file with the items of log positions [start, end)."""
 
     start: int
@@ -44,11 +44,11 @@ class StagedPart:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedKeys:
-    """Keys of the records at some positions. `found` has the indexes of the positions with a
+    """Keys of the records at some positions. `rows` has the indexes of the positions with a
     record, `store_ms` their store times. `owners`, `hashes` and `of_id` have for each key the index
     of its position, its hash, and whether it is the message's own id."""
 
-    found: Array
+    rows: Array
     store_ms: Array
     owners: Array
     hashes: Array
@@ -82,28 +82,28 @@ def key_hashes(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
     }
 
 
-def expected_keys(parts: Sequence[StagedPart], store: str, positions: Array) -> ExpectedKeys:
+def expected_keys(parts: Sequence[StagedRange], store: str, positions: Array) -> ExpectedKeys:
     """Return the keys of a store's records at these rising log positions. Raises OSError."""
-    found = []
-    for part in dict.fromkeys(parts):
-        low, high = np.searchsorted(positions, (part.start, part.end))
+    columns_ = []
+    for staged in dict.fromkeys(parts):
+        low, high = np.searchsorted(positions, (staged.start, staged.end))
         if low < high:
-            found.append(_of_part(part, store, positions[low:high], int(low)))
+            columns_.append(_of_range(staged, store, positions[low:high], int(low)))
     none = np.empty(0, np.int64)
-    columns = zip(*found, strict=True) if found else [[none]] * 4 + [[np.empty(0, bool)]]
+    columns = zip(*columns_, strict=True) if columns_ else [[none]] * 4 + [[np.empty(0, bool)]]
     return ExpectedKeys(*map(np.concatenate, columns))
 
 
-def indexed_positions(parts: Sequence[StagedPart], store: str, low: int, high: int) -> Array:
+def indexed_positions(parts: Sequence[StagedRange], store: str, low: int, high: int) -> Array:
     """Return the rising positions in [low, high) of a store's records that are indexed by their own
     id. Raises OSError."""
-    found = [np.empty(0, np.int64)]
-    for part in dict.fromkeys(parts):
-        if part.start < high and low < part.end:
-            rows = _records_of(part.path, store, ["position", "id_hash"])
+    arrays = [np.empty(0, np.int64)]
+    for staged in dict.fromkeys(parts):
+        if staged.start < high and low < staged.end:
+            rows = _records_of(staged.path, store, ["position", "id_hash"])
             at = rows["position"].to_numpy()[rows["id_hash"].is_valid().to_numpy()]
-            found.append(at[(at >= low) & (at < high)])
-    return np.sort(np.concatenate(found))
+            arrays.append(at[(at >= low) & (at < high)])
+    return np.sort(np.concatenate(arrays))
 
 
 def _records_of(path: str, store: str, names: Sequence[str]) -> pa.Table:
@@ -120,17 +120,17 @@ def _records_of(path: str, store: str, names: Sequence[str]) -> pa.Table:
     return rows
 
 
-def _of_part(part: StagedPart, store: str, positions: Array, number: int) -> tuple[Array, ...]:
+def _of_range(staged: StagedRange, store: str, positions: Array, number: int) -> tuple[Array, ...]:
     """Return the fields of ExpectedKeys. `number` is the index of the first position."""
     names = ["position", "store_timestamp", "id_hash", "key_hashes"]
-    rows = _records_of(part.path, store, names)
+    rows = _records_of(staged.path, store, names)
     if not len(rows):
         none = np.empty(0, np.int64)
         return none, none, none, none, np.empty(0, bool)
     at = rows["position"].to_numpy()
-    found_at = np.minimum(np.searchsorted(at, positions), len(at) - 1)
-    sound = np.flatnonzero(at[found_at] == positions)
-    rows = rows.take(pa.array(found_at[sound])).combine_chunks()
+    row_at = np.minimum(np.searchsorted(at, positions), len(at) - 1)
+    sound = np.flatnonzero(at[row_at] == positions)
+    rows = rows.take(pa.array(row_at[sound])).combine_chunks()
     ids = rows["id_hash"].combine_chunks()
     with_id = np.flatnonzero(ids.is_valid().to_numpy(False))
     keys = rows["key_hashes"].combine_chunks()
@@ -152,8 +152,8 @@ def _joined(prefixes: Array, keys: pa.Array) -> Array:
         return np.empty(0, np.int64)
     units = sizes + _astral(keys)
     values = prefixes * _powers(int(units.max()))[units] + hashes_of(keys)
-    found = np.abs(values.view(np.int32).astype(np.int64))
-    return np.where(found > 0x7FFFFFFF, 0, found)
+    hashes = np.abs(values.view(np.int32).astype(np.int64))
+    return np.where(hashes > 0x7FFFFFFF, 0, hashes)
 
 
 def _astral(texts: pa.Array) -> Array:
@@ -170,23 +170,23 @@ def hashes_of(texts: pa.Array) -> Array:
     if len(distinct.dictionary) * 4 < len(texts):
         of_distinct: Array = hashes_of(distinct.dictionary)[distinct.indices.to_numpy()]
         return of_distinct
-    found = np.zeros(len(texts), np.uint32)
+    hashes = np.zeros(len(texts), np.uint32)
     ascii_only = pc.string_is_ascii(texts).to_numpy(False).astype(bool)
     for at in np.flatnonzero(~ascii_only).tolist():
-        found[at] = java_hash(texts[at].as_py()) & 0xFFFFFFFF
+        hashes[at] = java_hash(texts[at].as_py()) & 0xFFFFFFFF
     sizes = pc.binary_length(texts).to_numpy(False)
     for size in np.unique(sizes[ascii_only]).tolist():
         rows = np.flatnonzero(ascii_only & (sizes == size))
         if size:
             letters = b"".join(texts.take(pa.array(rows)).cast(pa.binary()).to_pylist())
             matrix = np.frombuffer(letters, np.uint8).reshape(-1, size).astype(np.uint32)
-            found[rows] = matrix @ _powers(size)[size - 1 :: -1]
-    return found
+            hashes[rows] = matrix @ _powers(size)[size - 1 :: -1]
+    return hashes
 
 
 def _powers(highest: int) -> Array:
     """Return 31**0 up to 31**highest, modulo 2**32."""
     powers = np.full(highest + 1, _BASE, np.uint32)
     powers[0] = 1
-    found: Array = np.cumprod(powers, dtype=np.uint32)
-    return found
+    result: Array = np.cumprod(powers, dtype=np.uint32)
+    return result

@@ -38,7 +38,7 @@ from raftmq.spark.options import Connection
 from .cluster_info import RAFT, Subject
 from .system_topics import MULTI_QUEUE_PREFIX
 
-ASKED_AT_ONCE_MAX = 32
+REQUESTS_AT_ONCE_MAX = 32
 CHECKPOINT_BYTES = 4096
 _NODE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # it becomes a directory's name
 _FAILURES = (BackupError, Overtaken, RemotingError)
@@ -98,10 +98,10 @@ async def copied_stores(
         for each in (leader, *sorted({*group.addresses.values()} - {leader}))
     ]
     try:
-        replicas, unseen = await _begun(sources, root)
+        replicas, unseen = await _started(sources, root)
         end = min(each.offer.end for each in replicas)  # the end of the latest tables
         _check_free_space(root, replicas, end)
-        await asyncio.gather(*(_read(each, max(start, _begin(each)), end) for each in replicas))
+        await asyncio.gather(*(_read(each, max(start, _start(each)), end) for each in replicas))
     except _FAILURES as error:
         raise NotAudited(f"{group.broker_name}: {error}") from error
     finally:
@@ -117,34 +117,34 @@ async def copied_stores(
     return Copied(directories, subject, tuple(unseen), leader, ends)
 
 
-async def _begun(sources: Sequence[RemoteSource], root: Path) -> tuple[list[_Replica], list[str]]:
+async def _started(sources: Sequence[RemoteSource], root: Path) -> tuple[list[_Replica], list[str]]:
     """Write the replicas' tables below `root`. Return the replicas that offer their log as far as
     every table, and messages about the rest. The leader's source is the first. Raises
     BackupError, Overtaken."""
-    first = await sources[0].begin(0)
+    first = await sources[0].start(0)
     seen = [_Replica(sources[0], first, _written(first, root))]
     unseen = []
 
-    async def begin(source: RemoteSource, index: int) -> Offer | None:
+    async def start(source: RemoteSource, index: int) -> Offer | None:
         try:
-            return await source.begin(index)
+            return await source.start(index)
         except _FAILURES as error:
             unseen.append(f"the replica at {source.address}: {error}")
             return None
 
-    offers = await asyncio.gather(*(begin(each, first.facts.index) for each in sources[1:]))
+    offers = await asyncio.gather(*(start(each, first.facts.index) for each in sources[1:]))
     for source, offer in zip(sources[1:], offers, strict=True):
         if offer is not None:
             seen.append(_Replica(source, offer, _written(offer, root)))
     last = max(each.offer.facts.index for each in seen)
-    found = []
+    replicas = []
     for replica in seen:
         offer = replica.offer
         if offer.facts.index < last:
-            offer = await begin(replica.source, last)
+            offer = await start(replica.source, last)
         if offer is not None:
-            found.append(_Replica(replica.source, offer, replica.store))
-    return sorted(found, key=lambda each: each.offer.facts.node), unseen
+            replicas.append(_Replica(replica.source, offer, replica.store))
+    return sorted(replicas, key=lambda each: each.offer.facts.node), unseen
 
 
 def _written(offer: Offer, root: Path) -> Path:
@@ -175,12 +175,12 @@ async def is_raft(admin: Admin, group: BrokerData) -> bool:
     raise complaint or NotAudited(f"{group.broker_name} has no brokers")
 
 
-def _begin(replica: _Replica) -> int:
+def _start(replica: _Replica) -> int:
     return replica.offer.snapshot.position
 
 
 def _check_free_space(root: Path, replicas: Sequence[_Replica], end: int) -> None:
-    needed = sum(end - _begin(each) for each in replicas)
+    needed = sum(end - _start(each) for each in replicas)
     free = shutil.disk_usage(root).free
     if needed > free:
         raise NotAudited(
@@ -189,16 +189,16 @@ def _check_free_space(root: Path, replicas: Sequence[_Replica], end: int) -> Non
         )
 
 
-async def _read(replica: _Replica, begin: int, end: int) -> None:
+async def _read(replica: _Replica, start: int, end: int) -> None:
     """Copy a range of a replica's log to its store. Raises BackupError, Overtaken."""
     log, segment_bytes = replica.store / "commitlog", replica.offer.snapshot.segment_size_bytes
     log.mkdir()
-    position = begin
+    position = start
     while position < end:
         base = position - position % segment_bytes
         size = min(READ_BYTES_MAX, base + segment_bytes - position, end - position)
         data = await replica.source.read(position, size)
-        await asyncio.to_thread(_append, log / f"{max(base, begin):020d}", data)
+        await asyncio.to_thread(_append, log / f"{max(base, start):020d}", data)
         position += len(data)
     checkpoint = bytearray(CHECKPOINT_BYTES)
     checkpoint[CHECKPOINT_CONFIRM_AT : CHECKPOINT_CONFIRM_AT + 8] = end.to_bytes(8, "big")
@@ -212,7 +212,7 @@ def _append(path: Path, data: bytes) -> None:
 
 async def _queue_ends(admin: Admin, leader: str) -> dict[tuple[str, int], int]:
     """Return the ends of the non-empty queues at a leader, by topic and number."""
-    requests, found = asyncio.Semaphore(ASKED_AT_ONCE_MAX), {}
+    requests, ends = asyncio.Semaphore(REQUESTS_AT_ONCE_MAX), {}
 
     async def ask(topic: str) -> None:
         async with requests:
@@ -221,8 +221,8 @@ async def _queue_ends(admin: Admin, leader: str) -> dict[tuple[str, int], int]:
             return  # the template of topics, or a deleted topic
         for queue, offsets in topic_offsets(loads_object(successful(answer, leader).body)).items():
             if offsets.max_offset > offsets.min_offset:
-                found[topic, queue.queue_id] = offsets.max_offset
+                ends[topic, queue.queue_id] = offsets.max_offset
 
     topics = await admin.topic.configs(leader)
     await asyncio.gather(*(ask(name) for name in topics if not name.startswith(MULTI_QUEUE_PREFIX)))
-    return found
+    return ends

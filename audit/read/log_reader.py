@@ -79,7 +79,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPart:
+class SharedItems:
     """The items that `stores` have alike in a range of a segment. `alike` is True if all copies of
     the segment have all bytes of the range alike."""
 
@@ -88,9 +88,9 @@ class SharedPart:
     batches: Iterator[pa.RecordBatch]
 
 
-def shared_parts(
+def shared_items(
     copies: Sequence[Copy], base: int, start: int, end: int, stores: int = 0
-) -> Iterator[SharedPart]:
+) -> Iterator[SharedItems]:
     """Yield the equal items of the copies' bytes [start, end), decoded once as in `log_batches`.
     Each copy is in one item group, and `store` has all its names with STORES_SEPARATOR. Items that
     all `stores` (their number) share need no `rest_hash`."""
@@ -113,7 +113,7 @@ def shared_parts(
         left = [copy for copy in left if copy.store not in same]
         rest = len(same) != stores
         batches = _item_batches(walk, data, base, STORES_SEPARATOR.join(same), rest)
-        yield SharedPart(tuple(same), all_bytes and len(same) == count, batches)
+        yield SharedItems(tuple(same), all_bytes and len(same) == count, batches)
 
 
 def _compared(walk: Walk, data: memoryview, start: int, end: int) -> tuple[int, int, bool]:
@@ -184,17 +184,17 @@ def _frame_batch(
     data: memoryview, base: int, store: str, frames: Sequence[FrameItem], records: Sequence[int]
 ) -> pa.RecordBatch:
     """Build a batch of frames; the last frame's `records` may be in the next range."""
-    intact, found = [], []
+    intact, record_counts = [], []
     for frame in frames:
         start = frame.at + frame.header_size
         end = start + frame.payload_length
         intact.append(crc32c(bytes(data[start:end])) == frame.payload_crc)
         if frame.kind != FrameKind.MESSAGES:
-            found.append(0)
+            record_counts.append(0)
         elif records and records[-1] >= end:
-            found.append(bisect_left(records, end) - bisect_left(records, start))
+            record_counts.append(bisect_left(records, end) - bisect_left(records, start))
         else:
-            found.append(len(walk_range(data, base, frame.at + frame.size, end).records))
+            record_counts.append(len(walk_range(data, base, frame.at + frame.size, end).records))
     return _batch(
         LOG_SCHEMA,
         store,
@@ -209,7 +209,7 @@ def _frame_batch(
         frame_kind=[frame.kind for frame in frames],
         records_at=[base + frame.at + frame.size for frame in frames],
         record_count=[frame.record_count for frame in frames],
-        records_found=found,
+        records_found=record_counts,
         payload_length=[frame.payload_length for frame in frames],
         payload_crc=[frame.payload_crc for frame in frames],
         header_crc=[frame.header_crc for frame in frames],
@@ -252,11 +252,11 @@ def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 def _bounded(positions: Sequence[int], body: bool) -> Iterator[Sequence[int]]:
     """Yield chunks of at most BATCH_RECORDS_MAX records and, with bodies, about
     BATCH_BODY_BYTES_MAX bytes of log."""
-    begin = 0
+    first = 0
     for i in range(1, len(positions) + 1):
-        full = i - begin >= BATCH_RECORDS_MAX
+        full = i - first >= BATCH_RECORDS_MAX
         if body and i < len(positions):
-            full = full or positions[i] - positions[begin] >= BATCH_BODY_BYTES_MAX
+            full = full or positions[i] - positions[first] >= BATCH_BODY_BYTES_MAX
         if full or i == len(positions):
-            yield positions[begin:i]
-            begin = i
+            yield positions[first:i]
+            first = i

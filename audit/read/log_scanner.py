@@ -115,15 +115,15 @@ def walk_range(
         if at is None or _is_item(data, base, at):
             continue  # the blank record, or the next range's first item
         zeros_end = _zeros_end(data, at, len(data) if written is None else written)
-        found = find_item(data, base, max(at + 1, zeros_end - _LEADING_ZEROS_MAX), len(data))
-        zero = zeros_end >= (len(data) if found is None else found)
+        item_at = find_item(data, base, max(at + 1, zeros_end - _LEADING_ZEROS_MAX), len(data))
+        zero = zeros_end >= (len(data) if item_at is None else item_at)
         reason = "zeros" if zero else _complaint(data, base, at)
-        if found is None:
+        if item_at is None:
             if at < len(data):
                 walk.gaps.append(Gap(ItemKind.END, at, len(data) - at, reason))
         else:
-            walk.gaps.append(Gap(ItemKind.HOLE, at, found - at, reason))
-        at = found
+            walk.gaps.append(Gap(ItemKind.HOLE, at, item_at - at, reason))
+        at = item_at
     return walk
 
 
@@ -175,11 +175,11 @@ def shapes_hold(data: memoryview, at: Array) -> Array:
     hosts += head["sysflag"] & SYSFLAG_STORE_IPV6 != 0
     body_at = at + BODY_AT + hosts * longer
 
-    def number(places: Array, kind: str) -> Array:
+    def number(clipped: Array, kind: str) -> Array:
         """Read numbers; wrong records are read at a valid position."""
         dtype = np.dtype(kind)
-        places = np.clip(places, 0, len(raw) - dtype.itemsize)
-        return gathered(raw, places, dtype).astype(np.int64)
+        clipped = np.clip(clipped, 0, len(raw) - dtype.itemsize)
+        return gathered(raw, clipped, dtype).astype(np.int64)
 
     held &= limit <= len(raw)
     body_length = number(body_at - 4, ">i4")
@@ -327,12 +327,12 @@ def _behind_blank(data: memoryview, start: int) -> bool:
     if start <= lowest:
         return False
     before = bytes(data[lowest : start + BLANK_SIZE_BYTES])
-    found = before.find(_BLANK_MAGIC_BYTES)
-    while found >= 0:
-        at = lowest + found - 4
+    blank_at = before.find(_BLANK_MAGIC_BYTES)
+    while blank_at >= 0:
+        at = lowest + blank_at - 4
         if 0 <= at < start and _INT.unpack_from(data, at)[0] == total - at:
             return True
-        found = before.find(_BLANK_MAGIC_BYTES, found + 1)
+        blank_at = before.find(_BLANK_MAGIC_BYTES, blank_at + 1)
     return False
 
 

@@ -191,16 +191,16 @@ class LogSummary:
             self._frame_runs.append(None)
             return
         configures = np.flatnonzero(_numbers(batch, "frame_kind") == FrameKind.CONFIGURATION)
-        places = index[configures], (position + size)[configures], ends[configures]
-        configurations = tuple(zip(*(each.tolist() for each in places), strict=True))
+        columns = index[configures], (position + size)[configures], ends[configures]
+        configurations = tuple(zip(*(each.tolist() for each in columns), strict=True))
         indexes, terms = ((int(each[0]), int(each[-1])) for each in (index, term))
         self._frame_runs.append(FrameRun(*indexes, *terms, int(ends[-1]), configurations))
 
     def _frame_run(self) -> FrameRun | None:
-        found = self._frame_runs[0] if self._frame_runs else None
+        first_run = self._frame_runs[0] if self._frame_runs else None
         for run in self._frame_runs[1:]:
-            found = found.with_next(run) if found and run else None
-        return found
+            first_run = first_run.with_next(run) if first_run and run else None
+        return first_run
 
     def digest(
         self, stores: tuple[str, ...], start: int, end: int, alike: bool, path: str
@@ -267,47 +267,47 @@ def sums(positions: Array, hashes: Array) -> dict[int, tuple[int, int]]:
     firsts = np.flatnonzero(np.append(True, parts[1:] != parts[:-1]))
     counts = np.diff(np.append(firsts, len(parts)))
     totals = np.add.reduceat(hashes.astype(np.int64, copy=False).view(np.uint64), firsts)
-    found = zip(parts[firsts].tolist(), counts.tolist(), totals.tolist(), strict=True)
-    return {part: (count, added) for part, count, added in found}
+    rows = zip(parts[firsts].tolist(), counts.tolist(), totals.tolist(), strict=True)
+    return {number: (count, added) for number, count, added in rows}
 
 
 def total(parts: Iterable[Sums]) -> dict[int, tuple[int, int]]:
-    found: dict[int, tuple[int, int]] = {}
-    for part in parts:
-        for number, (count, added) in part.items():
-            before = found.get(number, (0, 0))
-            found[number] = before[0] + count, (before[1] + added) % (1 << 64)
-    return found
+    sums_: dict[int, tuple[int, int]] = {}
+    for addend in parts:
+        for number, (count, added) in addend.items():
+            before = sums_.get(number, (0, 0))
+            sums_[number] = before[0] + count, (before[1] + added) % (1 << 64)
+    return sums_
 
 
 def by_store(
     parts: Iterable[tuple[tuple[str, ...], Sums]],
 ) -> dict[str, dict[int, tuple[int, int]]]:
-    found: dict[str, list[Sums]] = {}
-    for stores, part in parts:
+    sums_of_store: dict[str, list[Sums]] = {}
+    for stores, sums_ in parts:
         for store in stores:
-            found.setdefault(store, []).append(part)
-    return {store: total(of_store) for store, of_store in found.items()}
+            sums_of_store.setdefault(store, []).append(sums_)
+    return {store: total(of_store) for store, of_store in sums_of_store.items()}
 
 
 def unlike(left: Sums, right: Sums) -> Iterator[int]:
-    for part in sorted({*left, *right}):
-        if left.get(part) != right.get(part):
-            yield part
+    for number in sorted({*left, *right}):
+        if left.get(number) != right.get(number):
+            yield number
 
 
 def data_ends(digests: Iterable[LogDigest]) -> dict[str, tuple[int, int, int]]:
     """Return by store the end of its last item, and its numbers of intact records and frames."""
-    found: dict[str, tuple[int, int, int]] = {}
+    ends: dict[str, tuple[int, int, int]] = {}
     for digest in digests:
         for store in digest.stores:
-            end, records, frames = found.get(store, (0, 0, 0))
-            found[store] = (
+            end, records, frames = ends.get(store, (0, 0, 0))
+            ends[store] = (
                 max(end, digest.data_end),
                 records + digest.records,
                 frames + digest.frames,
             )
-    return found
+    return ends
 
 
 def _runs(batch: pa.RecordBatch, topics: pa.DictionaryArray, counted: Array) -> pa.RecordBatch:
@@ -335,8 +335,8 @@ def _runs(batch: pa.RecordBatch, topics: pa.DictionaryArray, counted: Array) -> 
 
 
 def _numbers(batch: pa.RecordBatch, name: str) -> Array:
-    found: Array = batch[name].to_numpy(False).astype(np.int64, copy=False)
-    return found
+    result: Array = batch[name].to_numpy(False).astype(np.int64, copy=False)
+    return result
 
 
 def _text_hash(text: str) -> int:
@@ -346,11 +346,11 @@ def _text_hash(text: str) -> int:
 
 def _topic_hashes(topics: pa.DictionaryArray) -> Array:
     of_each = np.array([_text_hash(topic) for topic in topics.dictionary.to_pylist()], np.uint64)
-    found: Array = of_each[topics.indices.to_numpy()]
-    return found
+    result: Array = of_each[topics.indices.to_numpy()]
+    return result
 
 
 def _among(topics: pa.DictionaryArray, names: tuple[str, ...]) -> Array:
     of_each = np.array([topic in names for topic in topics.dictionary.to_pylist()], bool)
-    found: Array = of_each[topics.indices.to_numpy()]
-    return found
+    result: Array = of_each[topics.indices.to_numpy()]
+    return result

@@ -23,8 +23,8 @@ def files_in(uri: str) -> list[tuple[str, int]] | None:
     system, path = _opened(uri)
     if system.get_file_info(path).type != fs.FileType.Directory:
         return None
-    found = system.get_file_info(fs.FileSelector(path))
-    files = [each for each in found if each.type == fs.FileType.File]
+    infos = system.get_file_info(fs.FileSelector(path))
+    files = [each for each in infos if each.type == fs.FileType.File]
     return [(below(uri, each.base_name), each.size) for each in files]
 
 
@@ -41,15 +41,15 @@ def fetched(
     stores: Mapping[str, str], directory: Path, progress: Callable[[str], None]
 ) -> dict[str, str]:
     """Return the stores as directories, those at URIs copied below `directory`. Raises OSError."""
-    found = {}
+    local = {}
     for name, store in stores.items():
-        found[name] = store
+        local[name] = store
         if is_uri(store):
             progress(f"copying {store}")
             target = directory / name / "store"
             _copy(store, target)
-            found[name] = str(target)
-    return found
+            local[name] = str(target)
+    return local
 
 
 def _copy(uri: str, target: Path) -> None:

@@ -24,22 +24,22 @@ def with_gone(
     """Add `gone`: the message is not stored (`copies`), and retention may have removed it. `rows`
     has topic, id_text, and the acknowledged queue and offset in columns of these names. `records`
     has the stores' records, intact or not, with the names of all stores that have each."""
-    if limits.begin == 0:
+    if limits.start == 0:
         return rows.withColumn("gone", F.lit(False))
     reaching = [
         store
         for store in limits.stores
-        if store.store in limits.voting and store.limit >= limits.begin
+        if store.store in limits.voting and store.limit >= limits.start
     ]
-    first_position = min((store.begin for store in reaching), default=limits.begin)
+    first_position = min((store.start for store in reaching), default=limits.start)
     names = F.array(*[F.lit(store.store) for store in reaching])
     reaches = F.arrays_overlap(F.split("store", STORES_SEPARATOR), names)
     kept = records.where(F.col("visible") & F.col("intact"))
-    before = F.col("position") < limits.begin
+    before = F.col("position") < limits.start
     held = kept.groupBy("topic", F.col("uniq_key").alias("id_text")).agg(
         F.max(before & reaches).alias("held_before"), F.max(~before).alias("held_behind")
     )
-    begins = (
+    starts = (
         kept.where(reaches)
         .groupBy("topic", F.col("queue_id").alias(queue_id))
         .agg(F.min("queue_offset").alias("first"))
@@ -49,7 +49,7 @@ def with_gone(
     may_be = (F.coalesce("held_before", no) | unseen) & ~F.coalesce("held_behind", no)
     return (
         rows.join(held, ["topic", "id_text"], "left")
-        .join(F.broadcast(begins), ["topic", queue_id], "left")
+        .join(F.broadcast(starts), ["topic", queue_id], "left")
         .withColumn("gone", (F.coalesce("copies", F.lit(0)) == 0) & may_be)
         .drop("held_before", "held_behind", "first")
     )

@@ -45,10 +45,10 @@ from .log_reader import (
     RECORD_BODY_SCHEMA,
     RECORD_SCHEMA,
     Copy,
-    SharedPart,
+    SharedItems,
     log_batches,
     record_batches,
-    shared_parts,
+    shared_items,
 )
 from .remote_stores import is_uri
 from .store_files import (
@@ -143,16 +143,16 @@ class Stores:
         self.start = int(options.get("from", 0))
 
     def partitions(self) -> list[InputPartition]:
-        found: list[InputPartition] = []
+        ranges: list[InputPartition] = []
         for store in self.stores:
             for segment in store.segments:
-                begin = max(segment.base, self.start)
+                first = max(segment.base, self.start)
                 # A file at a URI is read at once, so that it is read only once.
                 step = segment.size_bytes if is_uri(segment.path) else self.split_bytes
-                for start in range(begin, segment.end, step):
+                for start in range(first, segment.end, step):
                     end = min(start + step, segment.end)
-                    found.append(SegmentRange(store.name, segment, start, end))
-        return found
+                    ranges.append(SegmentRange(store.name, segment, start, end))
+        return ranges
 
     def shared_partitions(self) -> list[SharedRange]:
         """Return each range with all stores that have a segment there, up to the last written byte.
@@ -161,16 +161,16 @@ class Stores:
         for store in self.stores:
             for segment in store.segments:
                 copies.setdefault(segment.base, []).append((store.name, segment))
-        found: list[SharedRange] = []
+        ranges: list[SharedRange] = []
         for base, same in sorted(copies.items()):
             last = max(segment.end for _, segment in same)
             written = max(written_bytes(segment.path) for _, segment in same)
-            begin = max(base, self.start)
-            for start in range(begin, min(last, base + max(written, 1)), self.split_bytes):
+            first = max(base, self.start)
+            for start in range(first, min(last, base + max(written, 1)), self.split_bytes):
                 end = min(start + self.split_bytes, last)
                 having = [copy for copy in same if copy[1].end > start]
-                found.append(SharedRange(base, having, start, end))
-        return found
+                ranges.append(SharedRange(base, having, start, end))
+        return ranges
 
 
 class RecordReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
@@ -208,8 +208,8 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SharedRange):
-            for part in self.parts(partition):
-                yield from part.batches
+            for shared in self.parts(partition):
+                yield from shared.batches
             return
         if not isinstance(partition, SegmentRange):
             return  # as above
@@ -218,7 +218,7 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
         start, end = partition.start - base, partition.end - base
         yield from log_batches(data, base, start, end, partition.store)
 
-    def parts(self, partition: SharedRange) -> Iterator[SharedPart]:
+    def parts(self, partition: SharedRange) -> Iterator[SharedItems]:
         """Read the equal items of several stores."""
         base = partition.base
         copies = [
@@ -226,7 +226,7 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
             for store, segment in partition.copies
         ]
         bounds = partition.start - base, partition.end - base
-        yield from shared_parts(copies, base, *bounds, stores=self.stores)
+        yield from shared_items(copies, base, *bounds, stores=self.stores)
 
 
 class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
@@ -243,16 +243,16 @@ class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
                 own = "" if self.shared else store.name
                 key = (own, file.topic, file.queue_id, file.first_offset)
                 copies.setdefault(key, []).append((store.name, file))
-        found: list[InputPartition] = []
+        partitions: list[InputPartition] = []
         files: list[list[tuple[str, QueueFile]]] = []
         size_bytes = 0
         for same in copies.values():
             files.append(same)
             size_bytes += sum(file.size_bytes for _, file in same)
             if size_bytes >= self.stores.split_bytes:
-                found.append(QueueFiles(files))
+                partitions.append(QueueFiles(files))
                 files, size_bytes = [], 0
-        return [*found, QueueFiles(files)] if files else found
+        return [*partitions, QueueFiles(files)] if files else partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, QueueFiles):
@@ -303,9 +303,13 @@ class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         self.cuts: list[int] = orjson.loads(options["cuts"])
 
     def partitions(self) -> list[SharedRange]:
-        wanted = self.ranges
-        found = self.stores.shared_partitions()
-        return [part for part in found if wanted is None or (part.start, part.end) in wanted]
+        ranges = self.ranges
+        partitions = self.stores.shared_partitions()
+        return [
+            partition
+            for partition in partitions
+            if ranges is None or (partition.start, partition.end) in ranges
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SharedRange):
@@ -314,11 +318,11 @@ class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
             BlockCopy(store, segment, self.limits[store], self.skipped.get(store, ()))
             for store, segment in partition.copies
         ]
-        found = [*different_blocks(copies, partition.start, partition.end, self.cuts)]
-        if found:
+        blocks = [*different_blocks(copies, partition.start, partition.end, self.cuts)]
+        if blocks:
             columns = [
                 pa.array(column, kind)
-                for column, kind in zip(zip(*found, strict=True), BLOCK_SCHEMA.types, strict=True)
+                for column, kind in zip(zip(*blocks, strict=True), BLOCK_SCHEMA.types, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
 

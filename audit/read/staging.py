@@ -42,19 +42,19 @@ class StagedLog:
 
 
 @contextmanager
-def place_for_tables(staging: str | None, scratch: Path | None) -> Iterator[str]:
+def directory_for_tables(staging: str | None, scratch: Path | None) -> Iterator[str]:
     """Make an empty directory for an audit's tables below `staging`, a path or URI, or else below
     `scratch`, and remove it later. Raises OSError."""
     if staging is None:
         with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as directory:
             yield directory
         return
-    place = below(staging, f"mqaudit-{uuid.uuid4().hex}")
-    _make(place)
+    table_path = below(staging, f"mqaudit-{uuid.uuid4().hex}")
+    _make(table_path)
     try:
-        yield place
+        yield table_path
     finally:
-        system, path = opened(place)
+        system, path = opened(table_path)
         system.delete_dir(path)
 
 
@@ -84,10 +84,10 @@ def staged_units(
     return _read(spark, UNIT_SCHEMA, directory), digests
 
 
-def staged(spark: SparkSession, frame: DataFrame, place: str) -> DataFrame:
+def staged(spark: SparkSession, frame: DataFrame, directory: str) -> DataFrame:
     """Write rows to a path or URI, and return them from it."""
-    frame.write.parquet(for_spark(place))
-    return spark.read.schema(frame.schema).parquet(for_spark(place))
+    frame.write.parquet(for_spark(directory))
+    return spark.read.schema(frame.schema).parquet(for_spark(directory))
 
 
 def _read(spark: SparkSession, schema: pa.Schema, directory: str) -> DataFrame:
@@ -116,15 +116,15 @@ class _WriteLog:
             _replacing(path, LOG_SCHEMA) as rows,
             _replacing(_path(self.runs, number), RUN_SCHEMA) as runs,
         ):
-            for part in self.reader.parts(partition):
+            for shared in self.reader.parts(partition):
                 summary = LogSummary()
-                for batch in part.batches:
+                for batch in shared.batches:
                     rows.write_batch(batch)
-                    found = summary.add(batch)
-                    if found is not None:
-                        runs.write_batch(found)
+                    run = summary.add(batch)
+                    if run is not None:
+                        runs.write_batch(run)
                 bounds = partition.start, partition.end
-                digests.append(summary.digest(part.stores, *bounds, part.alike, path))
+                digests.append(summary.digest(shared.stores, *bounds, shared.alike, path))
         return digests
 
 

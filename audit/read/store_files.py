@@ -94,15 +94,15 @@ class Store:
         Raises StoreError if there is no commitlog directory or a segment starts inside the previous
         segment.
         """
-        found = []
+        segments = []
         for path, size_bytes in self._log_files():
             name = name_of(path)
             if size_bytes and _is_offset(name):  # the store itself would not open any other file
-                found.append(Segment(path, int(name), size_bytes))
-        for before, after in itertools.pairwise(found):
+                segments.append(Segment(path, int(name), size_bytes))
+        for before, after in itertools.pairwise(segments):
             if before.end > after.base:
                 raise StoreError(f"{after.path} begins inside {before.path}")
-        return found
+        return segments
 
     def _log_files(self) -> list[tuple[str, int]]:
         """Return path and size of the log's files by name. Raises StoreError."""
@@ -113,12 +113,12 @@ class Store:
             return sorted(listed)
         root = Path(self.path)
         directories = [root / "commitlog", *sorted(root.glob("dledger-*/data"))]
-        found = [directory for directory in directories if directory.is_dir()]
-        if not found:
+        present = [directory for directory in directories if directory.is_dir()]
+        if not present:
             raise StoreError(f"{self.path} is no store: it has no commitlog directory")
         # A DLedger broker also makes an empty commitlog.
-        holding = [directory for directory in found if any(directory.iterdir())]
-        files = sorted((holding or found)[0].iterdir())
+        holding = [directory for directory in present if any(directory.iterdir())]
+        files = sorted((holding or present)[0].iterdir())
         return [(str(path), path.stat().st_size) for path in files]
 
     @property
@@ -146,16 +146,16 @@ class Store:
 
     def queue_files(self) -> list[QueueFile]:
         """Return every ConsumeQueue file, by topic, queue and offset."""
-        found = []
+        files = []
         for path in sorted((Path(self.path) / "consumequeue").glob("*/*/*")):
             queue = path.parent
             if _is_offset(path.name) and queue.name.isdigit():
                 first = int(path.name) // UNIT.itemsize
                 size_bytes = path.stat().st_size
-                found.append(
+                files.append(
                     QueueFile(str(path), queue.parent.name, int(queue.name), first, size_bytes)
                 )
-        return found
+        return files
 
     def confirmed_position(self) -> int:
         """Return confirmPhyOffset of the checkpoint, the commit position as this replica knows
@@ -220,15 +220,15 @@ def written_bytes(path: str) -> int:
         end = 0
         try:
             while True:
-                begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
-                end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+                end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
         except OSError as error:
             return end if error.errno == errno.ENXIO else os.fstat(file.fileno()).st_size
 
 
-def units(file: QueueFile, begin: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
+def units(file: QueueFile, start: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
     """Return queue offsets and units (UNIT) of a ConsumeQueue file that point at log position
-    `begin` or behind it.
+    `start` or behind it.
 
     Units that were never written (all zero), and fillers before a queue's first message, are left
     out.
@@ -237,25 +237,25 @@ def units(file: QueueFile, begin: int = 0) -> tuple[npt.NDArray[np.int64], npt.N
     if not count:
         return np.empty(0, np.int64), np.empty(0, UNIT)
     mapped = np.memmap(file.path, UNIT, "r", shape=(count,))
-    first = _first_unit(mapped, begin) if begin else 0
+    first = _first_unit(mapped, start) if start else 0
     content = np.array(mapped[first:])
     size = content["size"]
     written = np.flatnonzero(
         ((size != 0) | (content["position"] != 0))
         & (size != UNIT_FILLER_SIZE)
-        & (content["position"] >= begin)
+        & (content["position"] >= start)
     )
     return written + first + file.first_offset, content[written]
 
 
-def _first_unit(content: npt.NDArray[np.void], begin: int) -> int:
-    """Return the index of the first unit that points at `begin` or behind it, or was never written,
+def _first_unit(content: npt.NDArray[np.void], start: int) -> int:
+    """Return the index of the first unit that points at `start` or behind it, or was never written,
     since positions rise along a queue."""
     low, high = 0, len(content)
     while low < high:
         middle = (low + high) // 2
         unit = content[middle]
-        if unit["position"] >= begin or unit["size"] == 0:
+        if unit["position"] >= start or unit["size"] == 0:
             high = middle
         else:
             low = middle + 1
@@ -286,12 +286,12 @@ def different_blocks(
     data = [map_file(copy.segment.path) for copy in copies]
     for low, high in zip([start, *inner], [*inner, end], strict=True):
         contents = []
-        for copy, whole in zip(copies, data, strict=True):
+        for copy, content in zip(copies, data, strict=True):
             block_end = min(high, copy.limit, copy.segment.end)
             if low < block_end:
                 parts = [
-                    np.frombuffer(whole, np.uint8)[part_low - base : part_high - base]
-                    for part_low, part_high in without(low, block_end, copy.skipped)
+                    np.frombuffer(content, np.uint8)[left - base : right - base]
+                    for left, right in without(low, block_end, copy.skipped)
                 ]
                 contents.append((copy.store, block_end, parts))
         _, first_end, first = contents[0] if contents else ("", 0, [])
@@ -299,8 +299,8 @@ def different_blocks(
             continue
         for store, block_end, parts in contents:
             digest = hashlib.sha256()
-            for part in parts:
-                digest.update(part.data)
+            for piece in parts:
+                digest.update(piece.data)
             yield store, low, block_end, digest.digest()
 
 
@@ -315,8 +315,8 @@ def same_bytes(left: Bytes, right: Bytes, start: int, end: int) -> bool:
     if first >= last:
         return np.array_equal(left[start:end], right[start:end])
     low, high = first * 8, last * 8
-    words, others = left[low:high].view(np.uint64), right[low:high].view(np.uint64)
-    if (words != others).any():
+    longs, others = left[low:high].view(np.uint64), right[low:high].view(np.uint64)
+    if (longs != others).any():
         return False
     return all(np.array_equal(left[a:b], right[a:b]) for a, b in ((start, low), (high, end)))
 

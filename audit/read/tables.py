@@ -65,7 +65,7 @@ class Tables:
     """
 
     spark: SparkSession
-    place: str
+    directory: str
     stores: Mapping[str, Store]
     topics: tuple[str, ...]
     subject: Subject
@@ -114,7 +114,7 @@ class Tables:
 
     def staged(self, frame: DataFrame, name: str) -> DataFrame:
         """Write the rows to a file and return them from it, for several queries."""
-        return staged(self.spark, frame, below(self.place, name))
+        return staged(self.spark, frame, below(self.directory, name))
 
 
 @contextmanager
@@ -136,29 +136,29 @@ def stage(
     stores: Mapping[str, Store],
     history_path: str | None,
     topic: str,
-    place: str,
+    directory: str,
     subject: Subject,
     since: Ended | None = None,
 ) -> Tables:
-    """Decode stores and history into `place` (a path or URI). Without a history, events, sends and
-    ledger are empty. An empty `topic` means every topic that the history sends to. Raises
+    """Decode stores and history into `directory` (a path or URI). Without a history, events, sends
+    and ledger are empty. An empty `topic` means every topic that the history sends to. Raises
     StoreError, HistoryUnfit or OSError."""
 
     def written(frame: DataFrame, name: str) -> DataFrame:
-        return staged(spark, frame, below(place, name))
+        return staged(spark, frame, below(directory, name))
 
     def stores_staged() -> tuple[
         StagedLog, Alike | None, DataFrame, list[UnitDigest], Limits, DataFrame
     ]:
         options = {"stores": stores_option(stores), "shared": "true"}
         options["from"] = str(since.position if since else 0)
-        logs = staged_log(spark, LogReader(options), below(place, "decoded"))
-        units, unit_digests = staged_units(spark, QueueReader(options), below(place, "units"))
+        logs = staged_log(spark, LogReader(options), below(directory, "decoded"))
+        units, unit_digests = staged_units(spark, QueueReader(options), below(directory, "units"))
         frames = each(logs.items.where(F.col("kind") == int(ItemKind.FRAME)))
         ended = (since.index, since.term) if since else None
         alike = all_alike(logs.digests, tuple(stores), ended)
         limits = find_limits(frames, data_ends(logs.digests), alike, stores, subject, since)
-        log = _log(spark, logs, limits, below(place, "log"))
+        log = _log(spark, logs, limits, below(directory, "log"))
         return logs, alike, units, unit_digests, limits, log
 
     def history_staged() -> tuple[DataFrame, DataFrame]:
@@ -177,15 +177,15 @@ def stage(
     ledger = sends
     if history_path is not None:
         ledger = _ledger(log, sends, topics)
-        places = records(of_logs.items), limits, "ack_queue", "ack_offset"
+        position_columns = records(of_logs.items), limits, "ack_queue", "ack_offset"
         # The message id may contain the position.
-        before = F.coalesce(F.col("ack_position") < limits.begin, F.lit(True))
-        ledger = with_gone(ledger, *places).withColumn("gone", F.col("gone") & before)
+        before = F.coalesce(F.col("ack_position") < limits.start, F.lit(True))
+        ledger = with_gone(ledger, *position_columns).withColumn("gone", F.col("gone") & before)
         ledger = written(ledger, "ledger")
     return Tables(
         *(
             spark,
-            place,
+            directory,
             stores,
             topics,
             subject,
@@ -221,9 +221,9 @@ def each(shared: DataFrame) -> DataFrame:
     return shared.withColumn("store", F.explode(F.split("store", STORES_SEPARATOR)))
 
 
-def _log(spark: SparkSession, logs: StagedLog, limits: Limits, place: str) -> DataFrame:
+def _log(spark: SparkSession, logs: StagedLog, limits: Limits, directory: str) -> DataFrame:
     """Return the records that enough stores hold intact below the agreed end. Records that all
-    stores hold stay in their staged file; the rest are compared and written to `place`."""
+    stores hold stay in their staged file; the rest are compared and written to `directory`."""
     kept = (
         *("position", "size", "topic", "queue_id", "queue_offset", "uniq_key", "content_crc"),
         *("fields_sum", "visible", "born_timestamp", "store_timestamp", "reconsume_times"),
@@ -251,7 +251,7 @@ def _log(spark: SparkSession, logs: StagedLog, limits: Limits, place: str) -> Da
             .where(F.col("holders") >= limits.needed)
             .select(*kept)
         )
-        log = log.unionByName(staged(spark, held, place))
+        log = log.unionByName(staged(spark, held, directory))
     return log.withColumn("id", history.binary_id("uniq_key")).withColumnRenamed(
         "uniq_key", "id_text"
     )

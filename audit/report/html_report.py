@@ -65,9 +65,9 @@ def _utc(ms: float) -> str:
 
 
 def _store_table(report: AuditReport) -> str:
-    names = ("begin", "commit", "agreed", "data end", "records", "frames")
+    names = ("start", "commit", "agreed", "data end", "records", "frames")
     rows = [
-        (store.begin, store.commit, store.agreed, store.data_end, store.records, store.frames)
+        (store.start, store.commit, store.agreed, store.data_end, store.records, store.frames)
         for store in report.stores
     ]
     body = "".join(

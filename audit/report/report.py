@@ -43,12 +43,12 @@ def first_of_each_store(
     """Return the first `count_max` in their order, with an equal share for each store."""
     met: Counter[Any] = Counter()
     ranked = []
-    for place, offender in enumerate(offenders):
+    for rank, offender in enumerate(offenders):
         store = offender.get("store")
-        ranked.append((met[store], place))
+        ranked.append((met[store], rank))
         met[store] += 1
-    chosen = sorted(place for _, place in sorted(ranked)[:count_max])
-    return tuple(offenders[place] for place in chosen)
+    chosen = sorted(rank for _, rank in sorted(ranked)[:count_max])
+    return tuple(offenders[rank] for rank in chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class StoreReport:
     """A store's log positions (audit.read.committed_range) and content."""
 
     store: str
-    begin: int
+    start: int
     data_end: int
     commit: int
     agreed: int

@@ -33,7 +33,7 @@ STORES = pa.schema(
     [
         *_RUN,
         ("store", pa.string()),
-        ("begin", pa.int64()),
+        ("start", pa.int64()),
         ("commit", pa.int64()),
         ("agreed", pa.int64()),
         ("data_end", pa.int64()),
@@ -59,7 +59,7 @@ FINDINGS = pa.schema(
         ("fault", pa.bool_()),
         ("store", pa.string()),
         ("position", pa.int64()),
-        ("place", pa.string()),
+        ("location", pa.string()),
         ("details", pa.string()),
     ]
 )
@@ -126,7 +126,7 @@ def prometheus_lines(reports: Sequence[AuditReport], audited_at_ms: int) -> Iter
 
 def _stores(report: AuditReport) -> Iterator[list[Any]]:
     for each in report.stores:
-        limits = [each.begin, each.commit, each.agreed, each.data_end]
+        limits = [each.start, each.commit, each.agreed, each.data_end]
         yield [each.store, *limits, each.records, each.frames]
 
 
@@ -144,6 +144,6 @@ def _findings(report: AuditReport) -> Iterator[list[Any]]:
                 check.fault,
                 offender.get("store"),
                 position if isinstance(position, int) else None,
-                offender.get("place"),
+                offender.get("location"),
                 orjson.dumps(offender, default=str).decode(),
             ]

@@ -59,10 +59,10 @@ def _store_table(report: AuditReport) -> Table:
     title = f"stores ({', '.join(filter(None, (report.mode, report.group)))})"
     table = Table(title=title, title_justify="left")
     table.add_column("store")
-    for name in ("records", "frames", "begin", "commit", "agreed", "data end"):
+    for name in ("records", "frames", "start", "commit", "agreed", "data end"):
         table.add_column(name, justify="right")
     for store in report.stores:
-        numbers = (store.records, store.frames, store.begin, store.commit, store.agreed)
+        numbers = (store.records, store.frames, store.start, store.commit, store.agreed)
         table.add_row(store.store, *[f"{n:,}" for n in (*numbers, store.data_end)])
     return table
 

@@ -25,9 +25,9 @@ SYSTEMS: tuple[System, ...] = (Floor(), *OURS, *APACHE, *JETSTREAM, RabbitMq())
 ROUNDS_MAX = 100
 
 
-def chosen(words: str) -> list[System]:
+def chosen(text: str) -> list[System]:
     """Return the systems with a word in their name. Raises BadParameter without a match."""
-    desired = [word.strip().lower() for word in words.split(",") if word.strip()]
+    desired = [word.strip().lower() for word in text.split(",") if word.strip()]
     for word in desired:
         if not any(word in system.name.lower() for system in SYSTEMS):
             names = "; ".join(system.name for system in SYSTEMS)

@@ -218,7 +218,7 @@ class _Stream:
         cluster = (await self._context.stream_info(STREAM)).cluster
         if cluster is None or not cluster.leader:
             raise Failed("the stream has no leader")
-        begun_ns = time.perf_counter_ns()
+        start_ns = time.perf_counter_ns()
         self._servers[int(cluster.leader.removeprefix("n"))].kill()
         async with asyncio.timeout(KILL_TIMEOUT_S):
             while True:
@@ -227,7 +227,7 @@ class _Stream:
                     break
                 except self._errors:
                     await asyncio.sleep(0.01)  # nobody leads yet
-        took_ns = time.perf_counter_ns() - begun_ns
+        took_ns = time.perf_counter_ns() - start_ns
         return LoadResult(1, took_ns / 1e9, array("q", [took_ns]), 0)
 
 

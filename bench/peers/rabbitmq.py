@@ -54,7 +54,7 @@ KILL_TIMEOUT_S = 60.0
 PACE_S = 0.2
 # The packages' usual directory; the command finds the rest relative to itself.
 ROOT_LINE = "ROOTDIR=/usr/lib/erlang"
-ROOT_FOUND = 'ROOTDIR=$(dirname "$(dirname "$(readlink -f "$0")")")'
+SET_ROOT = 'ROOTDIR=$(dirname "$(dirname "$(readlink -f "$0")")")'
 
 
 class RabbitMq:
@@ -106,7 +106,7 @@ def _unpacked() -> Path:
         except (OSError, subprocess.SubprocessError) as error:
             raise Missing(f"Debian's packages cannot be had: {error}") from error
         erl = directory / "usr" / "lib" / "erlang" / "bin" / "erl"
-        erl.write_text(erl.read_text().replace(ROOT_LINE, ROOT_FOUND))
+        erl.write_text(erl.read_text().replace(ROOT_LINE, SET_ROOT))
 
     return made("rabbitmq", [Path(__file__)], make)
 
@@ -268,7 +268,7 @@ class _Queue:
         """Kill the queue's leader; return the time until a node confirms a publish."""
         channel = await self._channel(self._ports[1])
         await channel.basic_publish(BODY, routing_key=QUEUE)
-        begun_ns = time.perf_counter_ns()
+        start_ns = time.perf_counter_ns()
         _kill([self._servers[0].pid])
         async with asyncio.timeout(KILL_TIMEOUT_S):
             while True:
@@ -277,5 +277,5 @@ class _Queue:
                     break
                 except self._errors:  # refused without a leader
                     await asyncio.sleep(0.01)
-        took_ns = time.perf_counter_ns() - begun_ns
+        took_ns = time.perf_counter_ns() - start_ns
         return LoadResult(1, took_ns / 1e9, array("q", [took_ns]), 0)

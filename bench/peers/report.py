@@ -15,11 +15,11 @@ HEAD = ("row", "system", "a second", "p50 ms", "p99 ms", "servers' CPU µs", "se
 NOTHING = "-"
 
 
-def lines(found: Mapping[str, Measured]) -> list[tuple[str, ...]]:
+def lines(results: Mapping[str, Measured]) -> list[tuple[str, ...]]:
     """Return the table's lines, row by row, medians of the rounds."""
     made = []
     for row in ROWS:
-        for name, measured in found.items():
+        for name, measured in results.items():
             figures = measured.medians(row)
             if figures is not None:
                 made.append((row, name, *cells(row, figures)))
@@ -41,34 +41,34 @@ def _text(value: float | None, digits: int) -> str:
     return NOTHING if value is None else f"{value:,.{digits}f}"
 
 
-def reasons(found: Mapping[str, Measured]) -> list[str]:
+def reasons(results: Mapping[str, Measured]) -> list[str]:
     """Return a sentence for each system that could not be had and each round that failed."""
-    sentences = [f"{name} is not measured: {m.missing}" for name, m in found.items() if m.missing]
-    return sentences + [f"{name}, {text}" for name, m in found.items() for text in m.failures]
+    sentences = [f"{name} is not measured: {m.missing}" for name, m in results.items() if m.missing]
+    return sentences + [f"{name}, {text}" for name, m in results.items() for text in m.failures]
 
 
-def markdown(found: Mapping[str, Measured]) -> str:
-    sentences = "".join(f"\n- {reason}" for reason in reasons(found))
-    rows = [HEAD, ("---",) * len(HEAD), *lines(found)]
+def markdown(results: Mapping[str, Measured]) -> str:
+    sentences = "".join(f"\n- {reason}" for reason in reasons(results))
+    rows = [HEAD, ("---",) * len(HEAD), *lines(results)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows) + f"{sentences}\n"
 
 
-def write_page(path: Path, found: Mapping[str, Measured], about: str) -> None:
+def write_page(path: Path, results: Mapping[str, Measured], about: str) -> None:
     """Write a self-contained HTML file with table, reasons and a chart for each row."""
-    path.write_text(render(found, about), encoding="utf-8")
+    path.write_text(render(results, about), encoding="utf-8")
 
 
-def render(found: Mapping[str, Measured], about: str) -> str:
+def render(results: Mapping[str, Measured], about: str) -> str:
     """Return the page; `about` describes machine, time and method."""
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in HEAD)
     body = "".join(
         f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>"
-        for line in lines(found)
+        for line in lines(results)
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    sentences = "".join(f"<p>{html.escape(reason)}</p>" for reason in reasons(found))
+    sentences = "".join(f"<p>{html.escape(reason)}</p>" for reason in reasons(results))
     sentences = sentences or "<p>Every system was measured in every round.</p>"
-    charts = [_chart(row, found) for row in ROWS if any(row in m.rows for m in found.values())]
+    charts = [_chart(row, results) for row in ROWS if any(row in m.rows for m in results.values())]
     return document(
         "Beside others",
         f'<h1>Beside others</h1><p class="soft">{html.escape(about)}</p>'
@@ -77,11 +77,11 @@ def render(found: Mapping[str, Measured], about: str) -> str:
     )
 
 
-def _chart(row: str, found: Mapping[str, Measured]) -> str:
+def _chart(row: str, results: Mapping[str, Measured]) -> str:
     """Return a bar for each system, from the medians, with a dot for each round."""
     timed = row in (ONE, KILL)
     rows = []
-    for name, measured in found.items():
+    for name, measured in results.items():
         median = measured.medians(row)
         if median is not None:
             heights = (_height(figures, timed) for figures in measured.rows[row])

@@ -149,6 +149,6 @@ def figures_of(result: LoadResult, spent_us: float | None, memory_mib: float | N
     )
 
 
-def as_json(found: Mapping[str, Measured]) -> dict[str, object]:
+def as_json(results: Mapping[str, Measured]) -> dict[str, object]:
     """Return every round's figures and every reason."""
-    return {name: asdict(measured) for name, measured in found.items()}
+    return {name: asdict(measured) for name, measured in results.items()}

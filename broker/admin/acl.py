@@ -97,7 +97,7 @@ class AccountChanges:
     async def put_white_addresses(self, addresses: Sequence[str], by: str) -> None:
         """Replace the global white list."""
         now_ms = self._wall_ms()
-        await self._book.change(lambda found: found.with_white_addresses(addresses, now_ms))
+        await self._book.change(lambda accounts: accounts.with_white_addresses(addresses, now_ms))
         log.warning("acl_changed op=white addresses=%s by=%s", ",".join(addresses), by)
 
 

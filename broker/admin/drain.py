@@ -143,7 +143,7 @@ class Drain:
         if draining != self._was_draining:
             self._was_draining = draining
             log.warning("draining=%s", draining)
-            self._context.events.tell("drain", {"draining": draining})
+            self._context.events.publish("drain", {"draining": draining})
             self._on_changed()
 
     async def handle(self, _: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -47,15 +47,15 @@ class Writers:
             )
         self.context.roles.require_leading()
         await self.context.log.barrier()  # a deposed leader has an old list
-        found: list[tuple[WriterKey, Writer]] = []
+        writers: list[tuple[WriterKey, Writer]] = []
         if op == LIST:
-            found = self.of_topic(topic)
+            writers = self.of_topic(topic)
         elif op == DELETE:
             await self.delete(topic, text(ext, "writer"))
         else:
             key = topic, checked_name(text(ext, "writer"))
-            found = [(key, await self.open(*key, checked_epoch(ext)))]
-        body = dumps({"writers": [writer_json(*one) for one in found]})
+            writers = [(key, await self.open(*key, checked_epoch(ext)))]
+        body = dumps({"writers": [writer_json(*one) for one in writers]})
         return RemotingCommand.response_to(request, body=body)
 
     def of_topic(self, topic: str) -> list[tuple[WriterKey, Writer]]:
@@ -71,8 +71,8 @@ class Writers:
         key = topic, name
         writer = self._table.writers.get(key)
         if writer is not None and epoch <= writer.epoch:
-            words = f"writer {name} of {topic} is open at epoch {writer.epoch} already"
-            raise Refused(ResponseCode.SYSTEM_ERROR, words, tag=STALE_EPOCH)
+            reason = f"writer {name} of {topic} is open at epoch {writer.epoch} already"
+            raise Refused(ResponseCode.SYSTEM_ERROR, reason, tag=STALE_EPOCH)
         if writer is None and len(self._table.writers) >= WRITERS_MAX:
             raise busy(f"there are {WRITERS_MAX} writers: delete one that is not used any more")
         self._requests.start_change(key)

@@ -61,14 +61,14 @@ NOT_FOUND = "can not find message, maybe time range not correct"  # Apache's tex
 
 
 @dataclass(frozen=True, slots=True)
-class KeyWanted:
+class KeyFilter:
     """A query by key and store times."""
 
     topic: str
     key: str
     unique_key: bool  # the key is a UNIQ_KEY
     count_max: int
-    begin_ms: int
+    start_ms: int
     end_ms: int
 
 
@@ -150,8 +150,8 @@ class KeyQueries:
         except StoreDamaged as damage:
             if damage.position != self._damage_at:
                 self._damage_at, self._give_up_ns = damage.position, now_ns + REPAIR_NS_MAX
-            places = (store.indexed_offset, damage.position)
-            if now_ns < self._give_up_ns and any(map(self._frame_is_damaged, places)):
+            positions = (store.indexed_offset, damage.position)
+            if now_ns < self._give_up_ns and any(map(self._frame_is_damaged, positions)):
                 self._resume_ns = now_ns + REPAIR_POLL_NS
                 return 0
             log.error("index_gap at=%d reason=%s", damage.position, damage.reason)
@@ -160,28 +160,28 @@ class KeyQueries:
 
     async def catch_up(self) -> None:
         """Index the dispatched log within the time limit; the loop runs in between."""
-        wanted, until_ns = self._store.dispatched_offset, self._clock_ns() + CATCH_UP_NS_MAX
+        target, until_ns = self._store.dispatched_offset, self._clock_ns() + CATCH_UP_NS_MAX
         await self._preload()
-        while self._store.indexed_offset < wanted and self._clock_ns() >= self._resume_ns:
+        while self._store.indexed_offset < target and self._clock_ns() >= self._resume_ns:
             if self._clock_ns() >= until_ns:
                 log.warning("index_behind bytes=%d: a lookup may miss some", self._behind_bytes)
                 return
             self._step()
             await asyncio.sleep(0)
 
-    async def find(self, wanted: KeyWanted) -> KeyQuery:
+    async def find(self, query: KeyFilter) -> KeyQuery:
         """Return the newest messages with a key, in the order of the log. A UNIQ_KEY has its own
         limit, as in Apache's broker. Raises Refused."""
-        count = UNIQUE_KEY_COUNT if wanted.unique_key else wanted.count_max
+        count = UNIQUE_KEY_COUNT if query.unique_key else query.count_max
         await self.catch_up()
         try:
             return await self._turns.run(
                 self._store.query(
-                    wanted.topic,
-                    wanted.key,
+                    query.topic,
+                    query.key,
                     count,
-                    wanted.begin_ms,
-                    wanted.end_ms,
+                    query.start_ms,
+                    query.end_ms,
                 )
             )
         except (OSError, StoreError) as error:
@@ -191,14 +191,14 @@ class KeyQueries:
 
     async def newest(self, topic: str, unique_key: str) -> list[MessageRecord]:
         """Return the newest messages of a topic with this UNIQ_KEY or key. Raises Refused."""
-        found = await self.find(KeyWanted(topic, unique_key, True, 0, 0, INT64_MAX))
-        return [decode_record(data, check_body=False) for data in found.records]
+        result = await self.find(KeyFilter(topic, unique_key, True, 0, 0, INT64_MAX))
+        return [decode_record(data, check_body=False) for data in result.records]
 
     async def query_message(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer QUERY_MESSAGE (12), on any replica. Only a leader reports that there is none."""
         header = QueryMessageHeader.parse(request.ext)
-        found = await self.find(
-            KeyWanted(
+        result = await self.find(
+            KeyFilter(
                 header.topic,
                 header.key,
                 header.unique_key,
@@ -208,13 +208,13 @@ class KeyQueries:
             )
         )
         ext = {
-            "indexLastUpdateTimestamp": str(found.index_timestamp_ms),
-            "indexLastUpdatePhyoffset": str(found.index_offset),
+            "indexLastUpdateTimestamp": str(result.index_timestamp_ms),
+            "indexLastUpdatePhyoffset": str(result.index_offset),
         }
-        if not found.records:
+        if not result.records:
             code = ResponseCode.QUERY_NOT_FOUND
             return RemotingCommand.response_to(request, code, NOT_FOUND, ext)
-        return RemotingCommand.response_to(request, ext=ext, body=b"".join(found.records))
+        return RemotingCommand.response_to(request, ext=ext, body=b"".join(result.records))
 
 
 SCANNED_MAX = 2_000  # messages examined per request
@@ -263,7 +263,7 @@ class NewestMessages:
         self,
         topic: str,
         queue_count: int,
-        wanted: MessageFilter,
+        message_filter: MessageFilter,
         *,
         limit: int,
         before: int | None = None,
@@ -272,27 +272,27 @@ class NewestMessages:
         """Return up to `limit` matching messages below the CommitLog offset `before` (None for
         all), not stored before `since_ms`."""
         ends = self._ends(topic, queue_count, before)
-        found: list[tuple[MessageRecord, int]] = []
+        records: list[tuple[MessageRecord, int]] = []
         scanned = size_bytes = 0
         position = before
-        while ends and len(found) < limit:
+        while ends and len(records) < limit:
             if scanned >= SCANNED_MAX or size_bytes >= SCANNED_BYTES_MAX:
-                return Newest(found, position, scanned)
+                return Newest(records, position, scanned)
             position, queue_id, offset = -ends[0][0], ends[0][1], ends[0][2]
             self._step(ends, topic, queue_id, offset)
             data = self._store.reads.message_at(position)
             if data is None:  # deleted by retention, with all older messages
-                return Newest(found, None, scanned)
+                return Newest(records, None, scanned)
             record = decode_record(data)
             if record.store_timestamp_ms < since_ms:
-                return Newest(found, None, scanned)
+                return Newest(records, None, scanned)
             scanned += 1
             size_bytes += len(data)
-            if wanted.fits(record):
-                found.append((record, len(data)))
+            if message_filter.fits(record):
+                records.append((record, len(data)))
             if scanned % RECORDS_PER_TURN == 0:
                 await asyncio.sleep(0)
-        return Newest(found, position if ends else None, scanned)
+        return Newest(records, position if ends else None, scanned)
 
     def _ends(self, topic: str, queue_count: int, before: int | None) -> list[tuple[int, int, int]]:
         """Return a heap of (-CommitLog offset, queue id, queue offset) with each queue's last
@@ -339,36 +339,36 @@ class OldestMessages:
         self,
         topic: str,
         queue_count: int,
-        begin_ms: int,
+        start_ms: int,
         end_ms: int,
         *,
         limit: int,
         start: int = 0,
     ) -> Oldest:
         """Return up to `limit` messages stored in the time range, from CommitLog offset `start`."""
-        starts = await self._starts(topic, queue_count, begin_ms, start)
-        found: list[tuple[MessageRecord, int]] = []
+        starts = await self._starts(topic, queue_count, start_ms, start)
+        records: list[tuple[MessageRecord, int]] = []
         size_bytes = 0
         while starts:
             position, queue_id, offset = starts[0]
             data = self._store.reads.message_at(position)
             if data is None:  # deleted by retention; the next page starts again
-                return Oldest(found, position)
+                return Oldest(records, position)
             record = decode_record(data)
             if record.store_timestamp_ms > end_ms:
                 heapq.heappop(starts)  # with the rest of this queue
                 continue
             size_bytes += len(data)
-            if found and (len(found) >= limit or size_bytes > SIZE_BYTES_MAX):
-                return Oldest(found, position)
-            found.append((record, len(data)))
+            if records and (len(records) >= limit or size_bytes > SIZE_BYTES_MAX):
+                return Oldest(records, position)
+            records.append((record, len(data)))
             self._step(starts, topic, queue_id, offset)
-            if len(found) % RECORDS_PER_TURN == 0:
+            if len(records) % RECORDS_PER_TURN == 0:
                 await asyncio.sleep(0)
-        return Oldest(found, None)
+        return Oldest(records, None)
 
     async def _starts(
-        self, topic: str, queue_count: int, begin_ms: int, start: int
+        self, topic: str, queue_count: int, start_ms: int, start: int
     ) -> list[tuple[int, int, int]]:
         """Return a heap of (CommitLog offset, queue id, queue offset) with each queue's first
         message of the time range from `start` on."""
@@ -377,7 +377,7 @@ class OldestMessages:
             queue = self._store.queues.queue(topic, queue_id)
             if queue is None:
                 continue
-            first = self._store.reads.offset_by_time(topic, queue_id, begin_ms)
+            first = self._store.reads.offset_by_time(topic, queue_id, start_ms)
             first = queue.first_at(lambda at, _: at >= start, first)
             if first < queue.max_offset:
                 starts.append((queue.entry(first)[0], queue_id, first))

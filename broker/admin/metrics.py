@@ -37,7 +37,7 @@ DISK_STATES = ("ok", "slow", "stalled", "full", "unreadable", "failed")
 
 # Present from the start, because Prometheus sees no increase in a series that first appears with a
 # count.
-TOLD_AT_ZERO = {(int(ResponseCode.SYSTEM_ERROR), "OUTCOME_UNKNOWN"): 0}
+SHOWN_AT_ZERO = {(int(ResponseCode.SYSTEM_ERROR), "OUTCOME_UNKNOWN"): 0}
 # Reasons of a lost leadership, by a part of the core's text.
 REASONS = (
     ("no majority answers", "no_quorum"),
@@ -198,7 +198,7 @@ class BrokerMetrics:
             ("code", "reason"),
             [
                 ((name_of(code, ResponseCode), tag), n)
-                for (code, tag), n in sorted((TOLD_AT_ZERO | sends.results).items())
+                for (code, tag), n in sorted((SHOWN_AT_ZERO | sends.results).items())
             ],
         )
         families.counters(
@@ -349,8 +349,8 @@ class BrokerMetrics:
             "(group, topic) pairs beyond the limits, without a lag.",
             pairs - len(most),
         )
-        found = parts.clients.consumers.values()
-        differing = [one for one in found if not one.is_consistent]
+        groups = parts.clients.consumers.values()
+        differing = [one for one in groups if not one.is_consistent]
         series_max = parts.context.config.metrics_series_max
         families.gauges(
             "rocketmq_consumers_inconsistent",
@@ -630,7 +630,7 @@ def _tell(families: Families, figures: Iterable[tuple[str, str, float]]) -> None
 
 def reason_of(text: str) -> str:
     """Return the class of a role event's reason."""
-    return next((name for part, name in REASONS if part in text), OTHER_REASON)
+    return next((name for phrase, name in REASONS if phrase in text), OTHER_REASON)
 
 
 def name_of(code: int, codes: type[RequestCode] | type[ResponseCode]) -> str:

@@ -58,7 +58,7 @@ class Deed:
 
 def detail_of(value: Mapping[str, Any], secrets: Collection[str]) -> str:
     """Return a request as a deed's `detail`, without the values of these keys."""
-    shown = {key: HIDDEN if key in secrets else part for key, part in value.items()}
+    shown = {key: HIDDEN if key in secrets else value_ for key, value_ in value.items()}
     return shortened(orjson.dumps(shown).decode(), DETAIL_LENGTH_MAX)
 
 
@@ -86,7 +86,7 @@ class OperatorLog:
         """Record the request, do the work, and record its outcome. Raises the errors of `work`, and
         Refused if the request could not be recorded."""
         deed_id = uuid.uuid4().hex.upper()
-        recorded = await self._asked(deed_id, deed)
+        recorded = await self._requested(deed_id, deed)
         try:
             result = await work()
         except asyncio.CancelledError:
@@ -102,7 +102,7 @@ class OperatorLog:
             self._tell(deed_id, deed, "done")
         return result
 
-    async def _asked(self, deed_id: str, deed: Deed) -> bool:
+    async def _requested(self, deed_id: str, deed: Deed) -> bool:
         """Store the request. Return False if this replica cannot store it but may proceed."""
         ended = Completion()
         try:
@@ -114,8 +114,8 @@ class OperatorLog:
             self._tell(deed_id, deed, "failed", f"it was not begun: {CANCELLED}")
             raise
         except OutcomeUnknown as error:
-            words = "the group did not commit the record; nothing was changed"
-            raise busy(f"it was not done, because it could not be recorded: {words}") from error
+            reason = "the group did not commit the record; nothing was changed"
+            raise busy(f"it was not done, because it could not be recorded: {reason}") from error
         except Refused as error:
             if error.tag == NOT_LEADER:
                 return False

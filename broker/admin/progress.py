@@ -77,9 +77,9 @@ class ProgressQueries:
     def groups_of_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer 300, the groups that subscribe to the topic or have offsets in it."""
         name = text(request.ext, "topic")
-        found = set(self.context.state.offsets.groups_of(name))
-        found |= {g for g, group in self.clients.consumers.items() if name in group.subscriptions}
-        return RemotingCommand.response_to(request, body=dumps({"groupList": sorted(found)}))
+        groups = set(self.context.state.offsets.groups_of(name))
+        groups |= {g for g, group in self.clients.consumers.items() if name in group.subscriptions}
+        return RemotingCommand.response_to(request, body=dumps({"groupList": sorted(groups)}))
 
     async def time_span(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer QUERY_CONSUME_TIME_SPAN (303): the store times of each queue's ends and of the
@@ -136,15 +136,15 @@ class ProgressQueries:
         for group in sorted({*self.context.state.groups.entries, *self.clients.consumers}):
             parts = []
             await steps.done()
-            for name in self._topics_beside(group, committed.get(group, set())):
+            for name in self._more_topics(group, committed.get(group, set())):
                 topic = self.context.state.topics.get(name)
                 if topic is None or (ordered and not topic.order):
                     continue
                 if self.clients.has_left(group, name):
                     continue
-                part = await self._stats(group, [name], steps)
-                parts.append(part)
-                queues = part["offsetTable"].values()
+                stats = await self._stats(group, [name], steps)
+                parts.append(stats)
+                queues = stats["offsetTable"].values()
                 total += sum(q["brokerOffset"] - q["consumerOffset"] for q in queues)
             if parts:
                 listed.append({group: parts})
@@ -181,18 +181,18 @@ class ProgressQueries:
     def _topics_of(self, group: str) -> list[str]:
         """Return the topics with offsets or subscriptions; broadcasters keep theirs."""
         pairs = self.context.state.offsets.offsets
-        return self._topics_beside(group, {topic for topic, name in pairs if name == group})
+        return self._more_topics(group, {topic for topic, name in pairs if name == group})
 
-    def _topics_beside(self, group: str, committed: set[str]) -> list[str]:
+    def _more_topics(self, group: str, committed: set[str]) -> list[str]:
         """Return the group's topics, given those with offsets."""
-        found = set(committed)
+        topics = set(committed)
         online = self.clients.consumers.get(group)
         if online is not None and not online.is_broadcasting:
-            found |= set(online.subscriptions)
+            topics |= set(online.subscriptions)
         retry = RETRY_PREFIX + group
-        if found and retry in self.context.state.topics.entries:
-            found.add(retry)
-        return sorted(found)
+        if topics and retry in self.context.state.topics.entries:
+            topics.add(retry)
+        return sorted(topics)
 
     def topics_of_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer QUERY_TOPICS_BY_CONSUMER (343)."""
@@ -203,10 +203,10 @@ class ProgressQueries:
     def subscription(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer QUERY_SUBSCRIPTION_BY_CONSUMER (345), without data if no member is connected."""
         group, topic = text(request.ext, "group"), text(request.ext, "topic")
-        found = self.clients.subscription(group, topic)
+        subscription = self.clients.subscription(group, topic)
         value: dict[str, Any] = {"group": group, "topic": topic}
-        if found is not None:
-            value["subscriptionData"] = found.fields
+        if subscription is not None:
+            value["subscriptionData"] = subscription.fields
         return RemotingCommand.response_to(request, body=dumps(value))
 
     def queue_units(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -215,8 +215,8 @@ class ProgressQueries:
         index, count = integer(request.ext, "index"), integer_or(request.ext, "count", 10)
         queue = self.context.store.queues.queue(topic, queue_id)
         if queue is None:
-            words = f"{queue_id}@{topic} is not exist!"
-            raise Refused(ResponseCode.SYSTEM_ERROR, words, absent=True)
+            reason = f"{queue_id}@{topic} is not exist!"
+            raise Refused(ResponseCode.SYSTEM_ERROR, reason, absent=True)
         group = text_or(request.ext, "consumerGroup")
         subscription = self.clients.subscription(group, topic) if group else None
         value: dict[str, Any] = {

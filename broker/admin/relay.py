@@ -72,13 +72,13 @@ class Relay:
     async def consumer_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) with the clients' offsets."""
         group, topic = text(request.ext, "group"), text(request.ext, "topic")
-        wanted = text_or(request.ext, "clientAddr")
-        found = self.clients.consumers.get(group)
-        if found is None:
+        requested = text_or(request.ext, "clientAddr")
+        consumer_group = self.clients.consumers.get(group)
+        if consumer_group is None:
             raise Refused(ResponseCode.CONSUMER_NOT_ONLINE, f"the group[{group}] not online")
         table: dict[str, Any] = {}
-        for member in list(found.members.values()):
-            if wanted not in ("", member.client_id):
+        for member in list(consumer_group.members.values()):
+            if requested not in ("", member.client_id):
                 continue
             ask = RemotingCommand.request(
                 RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": topic, "group": group}
@@ -91,8 +91,8 @@ class Relay:
 
     def _member(self, group: str, client_id: str) -> Member:
         """Return a connected member of a group. Raises Refused."""
-        found = self.clients.consumers.get(group)
-        member = None if found is None else found.members.get(client_id)
+        consumer_group = self.clients.consumers.get(group)
+        member = None if consumer_group is None else consumer_group.members.get(client_id)
         if member is None:
             raise Refused(
                 ResponseCode.CONSUMER_NOT_ONLINE, f"The Consumer <{group}> <{client_id}> not online"

@@ -127,11 +127,11 @@ class RequestRecord:
             result = handler(connection, request)
             if isinstance(result, Generator):
                 result = self._turns.run(result)
-            found = await result if inspect.isawaitable(result) else result
-            assert found is not None, code  # all of these are answered
-            if found.code != ResponseCode.SUCCESS:
-                raise _Refused(found)
-            return found
+            response = await result if inspect.isawaitable(result) else result
+            assert response is not None, code  # all of these are answered
+            if response.code != ResponseCode.SUCCESS:
+                raise _Refused(response)
+            return response
 
         async def recorded(
             deed: Deed, connection: Connection, request: RemotingCommand
@@ -158,16 +158,16 @@ class RequestRecord:
 
 def _target(kind: Kind, request: RemotingCommand) -> list[str]:
     ext = request.ext or {}
-    if found := [ext[field] for field in kind.target if ext.get(field)]:
-        return found
+    if targets := [ext[field] for field in kind.target if ext.get(field)]:
+        return targets
     if not kind.target:
         return []
     try:
         body = loads_request(request.body)
     except BodyError:
         return []
-    lists = [part for part in body.values() if isinstance(part, list)]
-    objects = [body, *(one for part in lists for one in part if isinstance(one, dict))]
+    lists = [entries for entries in body.values() if isinstance(entries, list)]
+    objects = [body, *(one for entries in lists for one in entries if isinstance(one, dict))]
     return [str(one[field]) for one in objects for field in kind.target if one.get(field)]
 
 

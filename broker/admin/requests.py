@@ -49,7 +49,7 @@ class Admin:
     clients: ClientTable
     template: TopicConfig | None  # template of auto-created topics, shown to tools
     runtime_info: Callable[[], dict[str, str]]
-    one_whole: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    answering_table: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def handlers(self) -> dict[int, Handler]:
         code = RequestCode
@@ -101,14 +101,14 @@ class Admin:
     async def put_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Create or change several topics (18), all or none; attributes by signed name."""
         defaults = {"readQueueNums": QUEUE_COUNT, "writeQueueNums": QUEUE_COUNT}
-        wanted = []
+        changes = []
         for bean in _beans(request, "topicConfigList"):
             try:
                 topic = topic_from_json(defaults | bean)
             except StateError as error:
                 raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-            wanted.append((topic, dict(topic.attributes)))
-        await self.catalog.change_topics(wanted)
+            changes.append((topic, dict(topic.attributes)))
+        await self.catalog.change_topics(changes)
         return RemotingCommand.response_to(request)
 
     async def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -127,7 +127,7 @@ class Admin:
         more = [*self.context.state.topics.internal.values()]
         if self.template is not None:
             more.append(self.template)
-        return await self._answer_whole(
+        return await self._answer_table(
             request,
             self.context.state.topics,
             {"topicConfigTable": {topic.name: topic.to_json() for topic in more}},
@@ -136,12 +136,12 @@ class Admin:
     def topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer a topic's configuration (351)."""
         name = text(request.ext, "topic")
-        found = self.context.state.topics.get(name)
-        if found is None and self.template is not None and name == DEFAULT_TOPIC:
-            found = self.template
-        if found is None:
+        topic = self.context.state.topics.get(name)
+        if topic is None and self.template is not None and name == DEFAULT_TOPIC:
+            topic = self.template
+        if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-        return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
+        return RemotingCommand.response_to(request, body=orjson.dumps(topic.to_json()))
 
     def system_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer the names of the system topics (305)."""
@@ -170,27 +170,27 @@ class Admin:
 
     async def all_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer all subscription groups (201)."""
-        return await self._answer_whole(request, self.context.state.groups)
+        return await self._answer_table(request, self.context.state.groups)
 
     def group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer a subscription group (352)."""
         name = text(request.ext, "group")
-        found = self.context.state.groups.get(name)
-        if found is None:
-            words = f"No group in this broker. group: {name}"
-            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, words)
-        return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
+        group = self.context.state.groups.get(name)
+        if group is None:
+            reason = f"No group in this broker. group: {name}"
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, reason)
+        return RemotingCommand.response_to(request, body=orjson.dumps(group.to_json()))
 
     async def all_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer all groups' offsets (43). A classic broker adds its pops and queue ends."""
         state, store = self.context.state, self.context.store
         if not self.context.config.is_classic:
-            return await self._answer_whole(request, state.offsets)
-        async with self.one_whole:
+            return await self._answer_table(request, state.offsets)
+        async with self.answering_table:
             copies = twin_of(state.offsets), twin_of(state.pops)  # a consistent copy
             segments = store.commitlog.segments()
-            ends = queueends.tell(store.queues, segments[-1].start if segments else 0)
-            body = await asyncio.to_thread(popcopy.tell, *copies, {queueends.KEY: ends})
+            ends = queueends.encode(store.queues, segments[-1].start if segments else 0)
+            body = await asyncio.to_thread(popcopy.encode, *copies, {queueends.KEY: ends})
         return RemotingCommand.response_to(request, body=body)
 
     def all_delay_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -207,7 +207,7 @@ class Admin:
             info = raft_ha_status(context)
         return RemotingCommand.response_to(request, body=dumps(info))
 
-    async def _answer_whole(
+    async def _answer_table(
         self,
         request: RemotingCommand,
         table: Table,
@@ -224,7 +224,7 @@ class Admin:
                 value[key].update(entries)
             return orjson.dumps(value)
 
-        async with self.one_whole:
+        async with self.answering_table:
             body = await asyncio.to_thread(made, twin_of(table))
         return RemotingCommand.response_to(request, body=body)
 
@@ -268,26 +268,26 @@ class Admin:
     def broker_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer the configuration as properties, without secrets (26)."""
         version = orjson.dumps({"counter": 0, "stateVersion": 0, "timestamp": 0}).decode()
-        text_of_all = self.context.config.properties_text() + self._told_to_tools()
+        text_of_all = self.context.config.properties_text() + self._settings_of_tools()
         ext, body = {"version": version}, text_of_all.encode()
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
-    def _told_to_tools(self) -> str:
+    def _settings_of_tools(self) -> str:
         """Return keys that are no settings here but required by Apache's exportConfigs."""
-        told = {
+        settings = {
             "filterServerNums": "0",
             "msgTraceTopicName": TRACE_TOPIC,
             "useTLS": str(self.context.config.tls_enable).lower(),
         }
-        return "".join(f"{key}={value}\n" for key, value in told.items())
+        return "".join(f"{key}={value}\n" for key, value in settings.items())
 
     async def transfer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Start a transfer of leadership to the ext field `target` (a node id; by default the best
         follower). `force` permits a target that would return leadership because of its disk. The
         answer confirms the start; the roles (28) show the outcome."""
         ext = request.ext or {}
-        anyhow = ext.get("force") == "true"
-        target = self.context.log.hand_over(ext.get("target", ""), anyhow=anyhow)
+        force = ext.get("force") == "true"
+        target = self.context.log.hand_over(ext.get("target", ""), force=force)
         return RemotingCommand.response_to(request, ext={"target": target})
 
     def runtime(self, _: Connection, request: RemotingCommand) -> RemotingCommand:

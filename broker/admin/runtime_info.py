@@ -94,8 +94,8 @@ def runtime_info(parts: Parts) -> dict[str, str]:
     }
     for name, key in names.items():
         info[key] = _text(status.get(name))
-    place = parts.context.log.place
-    info["raftMembership"] = place.standing if place is not None else ""
+    membership = parts.context.log.membership
+    info["raftMembership"] = membership.role if membership is not None else ""
     foreign = status.get("foreign")
     info["raftForeign"] = "; ".join(foreign) if isinstance(foreign, list) else ""
     peers = status.get("peers")
@@ -115,14 +115,14 @@ def _unreachable(peers: Mapping[str, Mapping[str, object]]) -> str:
 def _differences(peers: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the differing clocks and settings of peers (dledger.node.peer_info), as `n1: clock
     +86400 s, maxMessageSize; n2: …`, or "". GET /api/v1/node has the values."""
-    found = []
+    texts = []
     for peer, view in sorted(peers.items()):
         ahead_ms = view.get("ahead_ms") or 0
         clock = [f"clock {ahead_ms // 1000:+d} s"] if abs(ahead_ms) > CLOCKS_APART_MS else []
         different = clock + sorted(view.get("settings_differ", ()))
         if different:
-            found.append(f"{peer}: {', '.join(different)}")
-    return "; ".join(found)
+            texts.append(f"{peer}: {', '.join(different)}")
+    return "; ".join(texts)
 
 
 def _installing(state: object) -> str:

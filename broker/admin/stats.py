@@ -181,8 +181,8 @@ class StatsQueries:
             if (topic, group) in self.context.state.offsets.offsets:
                 value = self.rates.stats(topic, group)
         if value is None:
-            words = f"The stats <{name}> <{key}> not exist"
-            raise Refused(ResponseCode.SYSTEM_ERROR, words, absent=True)
+            reason = f"The stats <{name}> <{key}> not exist"
+            raise Refused(ResponseCode.SYSTEM_ERROR, reason, absent=True)
         return RemotingCommand.response_to(request, body=dumps(value))
 
     def _came(self, topic: str) -> dict[str, Any]:

@@ -90,8 +90,8 @@ class Catalog:
 
     def _trace_topic_is_missing(self) -> bool:
         roles = self._roles
-        wanted = self._config.trace_topic_enable and roles.leading and not roles.joining
-        return wanted and self._state.topics.get(TRACE_TOPIC) is None
+        enabled = self._config.trace_topic_enable and roles.leading and not roles.joining
+        return enabled and self._state.topics.get(TRACE_TOPIC) is None
 
     def _create_trace_topic(self) -> None:
         """Create the topic of traces: clients cannot, and send traces only if it exists."""
@@ -111,12 +111,12 @@ class Catalog:
         (remoting.topic_attributes); attributes in `topic` are ignored. `keep_messages` shows the
         messages of a deleted topic of this name again."""
         async with self._one_at_a_time:
-            wanted = self._wanted(topic, changes, 1)
+            changed = self._changed(topic, changes, 1)
             await self._propose_if(
-                put_topic(wanted, keep_messages=keep_messages, condition=condition)
+                put_topic(changed, keep_messages=keep_messages, condition=condition)
             )
         await self._spread()
-        return wanted
+        return changed
 
     async def change_topics(self, topics: Sequence[tuple[TopicConfig, Mapping[str, str]]]) -> None:
         """Create or change several topics and their attributes, all or none."""
@@ -124,11 +124,11 @@ class Catalog:
         if not topics:
             return
         async with self._one_at_a_time:
-            wanted = [self._wanted(topic, changes, len(topics)) for topic, changes in topics]
-            await self._log.propose(several([put_topic(topic) for topic in wanted]))
+            changed = [self._changed(topic, changes, len(topics)) for topic, changes in topics]
+            await self._log.propose(several([put_topic(topic) for topic in changed]))
         await self._spread()
 
-    def _wanted(self, topic: TopicConfig, changes: Mapping[str, str], count: int) -> TopicConfig:
+    def _changed(self, topic: TopicConfig, changes: Mapping[str, str], count: int) -> TopicConfig:
         """Return the topic with changed attributes, if `count` may be created. Raises Refused."""
         problem = topic_problem(topic)
         if problem or topic.name in self._reserved():
@@ -146,10 +146,10 @@ class Catalog:
             after = changed(None if before is None else dict(before.attributes), changes)
         except AttributesRefused as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        wanted = replace(topic, attributes=attributes_of(after))
-        if changes and wanted.message_type == MIXED and not self._config.enable_mixed_message_type:
+        result = replace(topic, attributes=attributes_of(after))
+        if changes and result.message_type == MIXED and not self._config.enable_mixed_message_type:
             raise Refused(ResponseCode.SYSTEM_ERROR, "MIXED message type is not supported.")
-        return wanted
+        return result
 
     def _check_consumed(self, topic: TopicConfig, read_queue_count: int) -> None:
         """Reject a reduction of the read queues while the removed queues have unconsumed messages,
@@ -215,15 +215,15 @@ class Catalog:
     def _retry_topics(self, topic: str) -> list[str]:
         """Return the retry topics of the groups that pop the topic, except those shared with a
         different pair. Group `a` of topic `b_c` shares its name with `a_b` of `c`."""
-        offsets, found = self._state.offsets, []
+        offsets, names = self._state.offsets, []
         for group in offsets.groups_of(topic):
             name = pop_retry_topic(topic, group)
             both = name.removeprefix(RETRY_PREFIX)
             pairs = ((both[n + 1 :], both[:n]) for n, one in enumerate(both) if one == "_")
             shared = any(pair in offsets.offsets and pair != (topic, group) for pair in pairs)
             if name in self._state.topics.entries and not shared:
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
     @asynccontextmanager
     async def _nothing_behind(self, *topics: str, group: str = "") -> AsyncIterator[None]:
@@ -295,5 +295,5 @@ def _trace_topic_created(error: Exception | None) -> None:
 def check_count(count: int, what: str) -> None:
     """Raise Refused if a request has too many topics or groups."""
     if count > TOGETHER_MAX:
-        words = f"{count} {what} in one request: {TOGETHER_MAX} at most"
-        raise Refused(ResponseCode.SYSTEM_ERROR, words, tag="TOO_LARGE")
+        reason = f"{count} {what} in one request: {TOGETHER_MAX} at most"
+        raise Refused(ResponseCode.SYSTEM_ERROR, reason, tag="TOO_LARGE")

@@ -60,11 +60,11 @@ class Upkeep:
         process ends, because broker.conf is the operator's."""
         try:
             settings = parse_properties(request.body.decode(), "the request")
-            wanted = parse_live({setting.key: setting.value for setting in settings})
-            if wanted.fixed:
-                keys = ", ".join(sorted(wanted.fixed))
+            changes = parse_live({setting.key: setting.value for setting in settings})
+            if changes.fixed:
+                keys = ", ".join(sorted(changes.fixed))
                 raise ConfigError(f"{keys}: not while the broker runs; set it in broker.conf")
-            change(self._config, wanted.live, self._registrar)
+            change(self._config, changes.live, self._registrar)
         except (ConfigError, UnicodeDecodeError) as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         return RemotingCommand.response_to(request)

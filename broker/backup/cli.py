@@ -24,7 +24,7 @@ import click
 )
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of it.")
 @click.option(
-    "--whole-log",
+    "--full-log",
     is_flag=True,
     help="Of a stopped replica, the only one left: all frames, committed or not.",
 )

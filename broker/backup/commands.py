@@ -57,7 +57,7 @@ def backup(
     broker_name: str | None,
     path: str | None,
     settings: tuple[str, ...],
-    whole_log: bool,
+    full_log: bool,
     rate: str,
     unconfirmed: bool,
     as_json: bool,
@@ -66,16 +66,16 @@ def backup(
     ways = (addresses, name_servers and broker_name, path or settings)
     if sum(map(bool, ways)) != 1:
         _end(WRONG, "backup: give one of --from, -n with --brokerName, and --config")
-    if whole_log and not (path or settings):
-        _end(WRONG, "backup: --whole-log is of a stopped replica, given by --config")
-    place = BackupDirectory(directory)
+    if full_log and not (path or settings):
+        _end(WRONG, "backup: --full-log is of a stopped replica, given by --config")
+    backup_directory = BackupDirectory(directory)
     try:
         if path or settings:
-            running = _of_stopped(place, _raft_config(path, settings), whole_log)
+            running = _of_stopped(backup_directory, _raft_config(path, settings), full_log)
         else:
             bytes_per_s = RATE.parse(rate, f"--bytes-per-s={rate}")
             running = _of_running(
-                place,
+                backup_directory,
                 parse_address_list(addresses or ""),
                 parse_address_list(name_servers or ""),
                 broker_name or "",
@@ -85,7 +85,7 @@ def backup(
             )
     except (ConfigError, ValueError) as error:
         _end(WRONG, f"backup: {error}")
-    begun_ms = time.time_ns() // 1_000_000
+    started_ms = time.time_ns() // 1_000_000
     try:
         taken = asyncio.run(running)
     except StoreInUse as error:
@@ -93,10 +93,10 @@ def backup(
     except FAILURES as error:
         _end(FAILED, f"backup: {error}")
     taken_ms = taken.manifest.taken_ms
-    if not begun_ms - APART_MS <= taken_ms <= time.time_ns() // 1_000_000 + APART_MS:
+    if not started_ms - APART_MS <= taken_ms <= time.time_ns() // 1_000_000 + APART_MS:
         _say(
             f"{taken.manifest.node} says that it is {taken.manifest.taken}, here it was"
-            f" {iso(begun_ms)}: one of the two clocks is wrong"
+            f" {iso(started_ms)}: one of the two clocks is wrong"
         )
     if as_json:
         figures = {"copiedBytes": taken.copied_bytes, "keptBytes": taken.kept_bytes}
@@ -107,7 +107,7 @@ def backup(
 
 
 async def _of_running(
-    place: BackupDirectory,
+    backup_directory: BackupDirectory,
     replicas: list[str],
     name_servers: list[str],
     broker_name: str,
@@ -126,31 +126,35 @@ async def _of_running(
         address = await choose(client, replicas)
         _say(f"reads from {address}")
         source = RemoteSource(client, address, bytes_per_s=bytes_per_s, confirm=confirm)
-        return await take(source, place, say=_say)
+        return await take(source, backup_directory, say=_say)
     finally:
         await client.close()
 
 
-async def _of_stopped(place: BackupDirectory, config: BrokerConfig, whole_log: bool) -> Taken:
-    return await take(StoppedSource(config, whole_log=whole_log, say=_say), place, say=_say)
+async def _of_stopped(
+    backup_directory: BackupDirectory, config: BrokerConfig, full_log: bool
+) -> Taken:
+    return await take(
+        StoppedSource(config, full_log=full_log, say=_say), backup_directory, say=_say
+    )
 
 
 def verify(directory: str, as_json: bool) -> None:
     """Verify a backup, with the options of `mqbroker verify`."""
-    place = BackupDirectory(directory)
-    manifest = _manifest(place)
+    backup_directory = BackupDirectory(directory)
+    manifest = _manifest(backup_directory)
     try:
-        found = list(complaints(place, manifest))
+        damaged = list(complaints(backup_directory, manifest))
     except OSError as error:
         _end(FAILED, f"verify: {error}")
     if as_json:
-        _print_json(_facts(manifest) | {"damaged": found})
+        _print_json(_facts(manifest) | {"damaged": damaged})
     else:
         _print(manifest)
-        for complaint in found:
+        for complaint in damaged:
             click.echo(f"damaged     {complaint}")
-        click.echo(f"verdict     {'damaged' if found else 'whole'}")
-    sys.exit(FAILED if found else 0)
+        click.echo(f"verdict     {'damaged' if damaged else 'whole'}")
+    sys.exit(FAILED if damaged else 0)
 
 
 def restore(
@@ -173,9 +177,9 @@ def restore(
         if peers is not None:
             members = parse_founders(peers)
         else:
-            found = _raft_config(path, settings)
-            members, stores = found.peers, (found.store_path_root_dir,)
-            config = store_config(found)
+            broker_config = _raft_config(path, settings)
+            members, stores = broker_config.peers, (broker_config.store_path_root_dir,)
+            config = store_config(broker_config)
         to_time_ms = None if to_time is None else _time_ms(to_time)
         named = _incarnation(incarnation)
     except (ConfigError, ValueError) as error:
@@ -188,19 +192,19 @@ def restore(
             f"restore: this makes {len(stores)} of the group's {len(members)} stores: give"
             " --incarnation new here, and what that prints where the others are made",
         )
-    place = BackupDirectory(directory)
-    manifest = _manifest(place)
+    backup_directory = BackupDirectory(directory)
+    manifest = _manifest(backup_directory)
     try:
         for store in stores:
             check_empty(store)
-        point = point_of(place, manifest, to_index=to_index, to_time_ms=to_time_ms)
+        point = point_of(backup_directory, manifest, to_index=to_index, to_time_ms=to_time_ms)
     except BackupError as error:
         _end(FAILED if error.damaged else WRONG, f"restore: {error}")
     addresses = [(p.node_id, format_address(p.host, p.port)) for p in members]
     try:
         set_level("raftmq.broker.installation", "ERROR")  # it logs snapshot installs
         made = restore_stores(
-            place, manifest, point, stores, addresses, named, config=config, say=_say
+            backup_directory, manifest, point, stores, addresses, named, config=config, say=_say
         )
     except StoreInUse as error:
         _end(os.EX_TEMPFAIL, f"restore: {error}")
@@ -224,7 +228,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "commitIndex": manifest.commit_index,
         "term": manifest.term,
         "firstIndex": manifest.first_index,
-        "begin": manifest.begin,
+        "start": manifest.start,
         "end": manifest.end,
         "messages": manifest.messages,
         "segments": len(manifest.segments),
@@ -241,7 +245,7 @@ def _print(manifest: Manifest) -> None:
         f" (term {manifest.term}){confirmed}"
     )
     click.echo(
-        f"log         bytes {manifest.begin} to {manifest.end}, {manifest.messages} messages"
+        f"log         bytes {manifest.start} to {manifest.end}, {manifest.messages} messages"
     )
     states = ", ".join(str(state.index) for state in manifest.states)
     click.echo(f"tables      of frame {states}")
@@ -273,9 +277,9 @@ def _print_json(value: dict[str, Any]) -> None:
     click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
 
-def _manifest(place: BackupDirectory) -> Manifest:
+def _manifest(backup_directory: BackupDirectory) -> Manifest:
     try:
-        return place.required()
+        return backup_directory.required()
     except BackupError as error:
         _end(FAILED if error.damaged else WRONG, str(error))
     except OSError as error:

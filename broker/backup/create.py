@@ -30,7 +30,7 @@ from .manifest import (
     BackupError,
     LastFrame,
     Manifest,
-    Part,
+    SegmentCopy,
     StateFile,
     iso,
 )
@@ -60,7 +60,7 @@ async def take(
 ) -> Taken:
     """Create or update the backup in `directory`. Raises BackupError, BackupDamaged, OSError."""
     with directory.locked():
-        sound: dict[Part, bool] = {}
+        sound: dict[SegmentCopy, bool] = {}
         for attempt in range(1, ATTEMPTS_MAX + 1):
             copying = _Copying(source, directory, say, states_kept, sound)
             try:
@@ -82,7 +82,7 @@ class _Copying:
         directory: BackupDirectory,
         say: Callable[[str], None],
         states_kept: int,
-        sound: dict[Part, bool],
+        sound: dict[SegmentCopy, bool],
     ) -> None:
         """`sound` records for known parts whether the directory has them intact."""
         self._sound = sound
@@ -91,7 +91,7 @@ class _Copying:
         self._say = say
         self._states_kept = states_kept
         self._old: Manifest | None = None
-        self._known: list[Part] = []
+        self._known: list[SegmentCopy] = []
         self._copied_bytes = 0
         self._kept_bytes = 0
 
@@ -99,17 +99,17 @@ class _Copying:
         self._old = old = self._directory.manifest()
         self._known = [*(old.segments if old else ()), *self._directory.progress()]
         self._check_known()
-        offer = await self._source.begin(old.commit_index if old else 0)
+        offer = await self._source.start(old.commit_index if old else 0)
         await self._check_same_log(offer)
         snapshot = offer.snapshot
         size = snapshot.segment_size_bytes
         before = (snapshot.first_index - 1, snapshot.previous_term)
-        parts: list[Part] = []
+        parts: list[SegmentCopy] = []
         for start in range(snapshot.position, offer.end, size):
-            part = await self._segment(start, min(start + size, offer.end), before, size)
-            parts.append(part)
-            before = (part.last.index, part.last.term)
-            self._sound[part] = True
+            segment = await self._segment(start, min(start + size, offer.end), before, size)
+            parts.append(segment)
+            before = (segment.last.index, segment.last.term)
+            self._sound[segment] = True
             later = [p for p in self._known if p.start > start and self._sound[p]]
             self._directory.save_progress(parts + later)
         manifest = self._manifest(offer, parts)
@@ -120,11 +120,11 @@ class _Copying:
 
     def _check_known(self) -> None:
         """Check the known parts before the replica has to keep log for this backup."""
-        for part in self._known:
-            if part not in self._sound:
-                self._sound[part] = self._directory.has(part)
-                if not self._sound[part]:
-                    self._say(f"the segment at {part.start} is damaged here: it is copied again")
+        for segment in self._known:
+            if segment not in self._sound:
+                self._sound[segment] = self._directory.has(segment)
+                if not self._sound[segment]:
+                    self._say(f"the segment at {segment.start} is damaged here: it is copied again")
 
     async def _check_same_log(self, offer: Offer) -> None:
         """Raise BackupError if the existing backup is not of this log, or has more of it."""
@@ -169,7 +169,7 @@ class _Copying:
 
     async def _segment(
         self, start: int, limit: int, before: tuple[int, int], segment_size_bytes: int
-    ) -> Part:
+    ) -> SegmentCopy:
         have = await self._usable(start, limit, before)
         if have is not None:
             self._kept_bytes += have.length_bytes
@@ -177,10 +177,10 @@ class _Copying:
                 return have
         return await self._copy(start, limit, before, segment_size_bytes, have)
 
-    async def _usable(self, start: int, limit: int, before: tuple[int, int]) -> Part | None:
+    async def _usable(self, start: int, limit: int, before: tuple[int, int]) -> SegmentCopy | None:
         """Return the reusable part of the segment at `start`."""
         there = [p for p in self._known if p.start == start and p.end <= limit and self._sound[p]]
-        for have in sorted(there, key=lambda part: part.length_bytes, reverse=True):
+        for have in sorted(there, key=lambda segment: segment.length_bytes, reverse=True):
             if (have.before_index, have.before_term) == before:
                 header = await self._source.read(have.last.position, HEADER_SIZE_BYTES)
                 if have.last.is_that_of(header):
@@ -193,8 +193,8 @@ class _Copying:
         limit: int,
         before: tuple[int, int],
         segment_size_bytes: int,
-        have: Part | None,
-    ) -> Part:
+        have: SegmentCopy | None,
+    ) -> SegmentCopy:
         """Copy [start, limit), except for existing bytes."""
         if have is None:
             chain = FrameChain(*before, start, segment_size_bytes)
@@ -203,9 +203,9 @@ class _Copying:
             chain = FrameChain(have.last.index, have.last.term, have.end, segment_size_bytes)
             position, checksum, messages = have.end, have.crc32c, have.messages
             last = have.last
-        for part in self._known:
-            if part.start == start and part.end > position:
-                self._sound[part] = False  # truncated or overwritten from here on
+        for segment in self._known:
+            if segment.start == start and segment.end > position:
+                self._sound[segment] = False  # truncated or overwritten from here on
         file = self._directory.segment(start, position - start)
         try:
             while position < limit:
@@ -224,7 +224,7 @@ class _Copying:
         if last is None or not chain.is_between_frames:
             await self._source.met_damage(chain.position)
             raise Overtaken(f"the replica's segment at {start} is cut short at {chain.position}")
-        return Part(start, position - start, checksum, *before, last, messages)
+        return SegmentCopy(start, position - start, checksum, *before, last, messages)
 
     async def _checked(self, chain: FrameChain, data: bytes) -> list[Frame]:
         try:
@@ -233,7 +233,7 @@ class _Copying:
             await self._source.met_damage(broken.position)
             raise Overtaken(f"the replica's log is damaged: {broken}") from broken
 
-    def _manifest(self, offer: Offer, parts: list[Part]) -> Manifest:
+    def _manifest(self, offer: Offer, parts: list[SegmentCopy]) -> Manifest:
         facts, snapshot = offer.facts, offer.snapshot
         states = self._states(offer)
         return Manifest(
@@ -252,11 +252,11 @@ class _Copying:
             current_term=facts.current_term,
             first_index=snapshot.first_index,
             previous_term=snapshot.previous_term,
-            begin=snapshot.position,
+            start=snapshot.position,
             end=offer.end,
             segment_size_bytes=snapshot.segment_size_bytes,
             settings=facts.settings,
-            messages=sum(part.messages for part in parts),
+            messages=sum(segment.messages for segment in parts),
             segments=tuple(parts),
             states=states,
         )

@@ -29,7 +29,7 @@ from .manifest import (
     BackupDamaged,
     BackupError,
     Manifest,
-    Part,
+    SegmentCopy,
     StateFile,
     decode,
     decode_progress,
@@ -94,11 +94,11 @@ class BackupDirectory:
         names = {path.name for path in self.path.iterdir()}
         if "progress.json" in names:
             return
-        begun = {"progress.json.tmp"}
+        unfinished = {"progress.json.tmp"}
         lock = self.path / "lock"
         if lock.is_file() and not lock.stat().st_size:  # a store's lock file names its owner
-            begun.add("lock")
-        strange = sorted(names - begun - OF_DISKS)
+            unfinished.add("lock")
+        strange = sorted(names - unfinished - OF_DISKS)
         if strange:
             raise BackupError(
                 f"{self.path} has other things in it ({', '.join(strange[:5])}): name a directory"
@@ -115,47 +115,47 @@ class BackupDirectory:
 
     def required(self) -> Manifest:
         """Return the manifest. Raises BackupError if it is missing, BackupDamaged, OSError."""
-        found = self.manifest()
-        if found is None:
+        manifest = self.manifest()
+        if manifest is None:
             raise BackupError(
                 f"{self.path} is no backup: it has no manifest.json (one that was not finished has"
                 " none: take it again, what is there is used)"
             )
-        return found
+        return manifest
 
-    def progress(self) -> list[Part]:
+    def progress(self) -> list[SegmentCopy]:
         try:
             return decode_progress((self.path / "progress.json").read_bytes())
         except FileNotFoundError:
             return []
 
-    def chunks(self, part: Part) -> Iterator[bytes]:
+    def chunks(self, segment: SegmentCopy) -> Iterator[bytes]:
         """Yield a part's bytes in order. Raises BackupDamaged if some are missing, OSError."""
-        path = self._commitlog / segment_name(part.start)
-        left = part.length_bytes
+        path = self._commitlog / segment_name(segment.start)
+        left = segment.length_bytes
         try:
             with open(path, "rb", buffering=0) as file:
                 while left:
                     data = file.read(min(left, READ_BYTES))
                     if not data:
                         raise BackupDamaged(
-                            f"{path}: cut short at byte {part.length_bytes - left} of"
-                            f" {part.length_bytes}"
+                            f"{path}: cut short at byte {segment.length_bytes - left} of"
+                            f" {segment.length_bytes}"
                         )
                     left -= len(data)
                     yield data
         except FileNotFoundError:
             raise BackupDamaged(f"{path}: the file is missing") from None
 
-    def has(self, part: Part) -> bool:
+    def has(self, segment: SegmentCopy) -> bool:
         """Return whether the part exists and matches its checksum."""
         checksum = 0
         try:
-            for data in self.chunks(part):
+            for data in self.chunks(segment):
                 checksum = crc32c_extend(checksum, data)
         except BackupDamaged:
             return False
-        return checksum == part.crc32c
+        return checksum == segment.crc32c
 
     def state(self, state: StateFile) -> bytes:
         """Return a state's content. Raises BackupDamaged, OSError."""
@@ -172,7 +172,7 @@ class BackupDirectory:
         """Open a segment's file to append to. Raises OSError."""
         return SegmentFile(self._commitlog / segment_name(start), length_bytes)
 
-    def save_progress(self, parts: list[Part]) -> None:
+    def save_progress(self, parts: list[SegmentCopy]) -> None:
         """Record that the files of these parts are durable."""
         _sync_directory(self._commitlog)
         self._replace("progress.json", encode_progress(parts))
@@ -188,7 +188,7 @@ class BackupDirectory:
         _sync_directory(self._commitlog)
         self._replace("manifest.json", encode(manifest))
         (self.path / "progress.json").unlink(missing_ok=True)
-        named = {segment_name(part.start) for part in manifest.segments}
+        named = {segment_name(segment.start) for segment in manifest.segments}
         named |= {state.name for state in manifest.states}
         for directory in (self._commitlog, self._states):
             for path in directory.iterdir():
@@ -197,12 +197,12 @@ class BackupDirectory:
 
     def _replace(self, name: str, data: bytes) -> None:
         path = self.path / name
-        beside = path.with_name(path.name + ".tmp")
-        with open(beside, "wb", opener=_private) as file:
+        temporary = path.with_name(path.name + ".tmp")
+        with open(temporary, "wb", opener=_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
         _sync_directory(path.parent)
 
 

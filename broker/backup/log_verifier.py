@@ -45,9 +45,9 @@ class FrameChain:
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Return the complete frames. Raises ChainBroken, after which nothing can be checked."""
-        begin = min(self._skip, len(data))
-        self._skip -= begin
-        data = b"".join((self._waiting, memoryview(data)[begin:]))
+        skipped = min(self._skip, len(data))
+        self._skip -= skipped
+        data = b"".join((self._waiting, memoryview(data)[skipped:]))
         frames: list[Frame] = []
         at = 0
         while not self._skip:

@@ -65,7 +65,7 @@ class LastFrame(msgspec.Struct, frozen=True, rename="camel"):
         return there == (self.index, self.term, self.position, self.header_crc)
 
 
-class Part(msgspec.Struct, frozen=True, rename="camel"):
+class SegmentCopy(msgspec.Struct, frozen=True, rename="camel"):
     """The first `length_bytes` of the segment at `start`, up to frame `last` and, for a complete
     segment, its blank record. `before_…` are of the frame before its first."""
 
@@ -118,12 +118,12 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     current_term: int
     first_index: int
     previous_term: int
-    begin: int
+    start: int
     end: int
     segment_size_bytes: int
     settings: dict[str, str]
     messages: int
-    segments: tuple[Part, ...]
+    segments: tuple[SegmentCopy, ...]
     states: tuple[StateFile, ...]
 
 
@@ -161,33 +161,33 @@ def decode(data: bytes) -> Manifest:
     return manifest
 
 
-def encode_progress(parts: list[Part]) -> bytes:
+def encode_progress(parts: list[SegmentCopy]) -> bytes:
     return orjson.dumps(parts, msgspec.to_builtins)
 
 
-def decode_progress(data: bytes) -> list[Part]:
+def decode_progress(data: bytes) -> list[SegmentCopy]:
     """Read progress.json; a torn file yields no parts, which are then copied again."""
     try:
-        return msgspec.convert(orjson.loads(data), list[Part])
+        return msgspec.convert(orjson.loads(data), list[SegmentCopy])
     except (orjson.JSONDecodeError, msgspec.ValidationError):
         return []
 
 
 def _contradiction(manifest: Manifest) -> str:
-    """Return why the parts do not cover `begin` to `end` in order, or ""."""
-    position, before = manifest.begin, (manifest.first_index - 1, manifest.previous_term)
+    """Return why the parts do not cover `start` to `end` in order, or ""."""
+    position, before = manifest.start, (manifest.first_index - 1, manifest.previous_term)
     size = manifest.segment_size_bytes
     if size <= 0 or position % size:
         return f"it begins at {position}"
-    for part in manifest.segments:
-        if part.start != position or (part.before_index, part.before_term) != before:
-            return f"the segment at {part.start} does not follow what is before it"
-        if not 0 < part.length_bytes <= size:
-            return f"the segment at {part.start} has {part.length_bytes} bytes"
-        whole = part.length_bytes == size
-        if not whole and part is not manifest.segments[-1]:
-            return f"the segment at {part.start} is not whole"
-        position, before = part.end, (part.last.index, part.last.term)
+    for segment in manifest.segments:
+        if segment.start != position or (segment.before_index, segment.before_term) != before:
+            return f"the segment at {segment.start} does not follow what is before it"
+        if not 0 < segment.length_bytes <= size:
+            return f"the segment at {segment.start} has {segment.length_bytes} bytes"
+        is_full = segment.length_bytes == size
+        if not is_full and segment is not manifest.segments[-1]:
+            return f"the segment at {segment.start} is not whole"
+        position, before = segment.end, (segment.last.index, segment.last.term)
     if (position, *before) != (manifest.end, manifest.commit_index, manifest.term):
         return f"the segments end at {position} with frame {before[0]}"
     if not manifest.states:

@@ -2,7 +2,7 @@
 
 The store is locked and not changed, so a running broker is rejected. Only frames that this replica
 knew to be committed are included. After a clean stop these are all applied frames, after a kill
-those up to the last flush of its ConsumeQueues. `whole_log` includes everything in the log, also
+those up to the last flush of its ConsumeQueues. `full_log` includes everything in the log, also
 messages acknowledged just before a kill and perhaps frames that were never committed. It is meant
 for the only replica left of a group.
 
@@ -128,27 +128,27 @@ class StoppedSource:
         self,
         config: BrokerConfig,
         *,
-        whole_log: bool = False,
+        full_log: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._config = config
         self._say = say
-        self._whole_log = whole_log
+        self._full_log = full_log
         self._log: CommitLog | None = None
         self._lock: StoreLock | None = None
 
-    async def begin(self, at_least: int) -> Offer:
+    async def start(self, at_least: int) -> Offer:
         self._check()
         assert self._lock is None, "begun twice"
         self._lock = lock_store(self._config.store_path_root_dir, "mqbroker backup")
         self._check()  # the earlier state may have been changing
         disk = UnwrittenDisk(self._config.store_path_root_dir)
         stores = store_config(self._config)
-        first, previous_term, begin, term = _noted(disk)
+        first, previous_term, log_start, term = _noted(disk)
         self._log = CommitLog(disk, stores.path("commitlog"), stores.segment_size_bytes)
         self._log.open()
-        if self._log.min_offset != begin:
-            raise BackupError(f"{disk.root}: the log's segments before {begin} are missing")
+        if self._log.min_offset != log_start:
+            raise BackupError(f"{disk.root}: the log's segments before {log_start} are missing")
         state = BrokerState()
         snapshot.load(disk, state)
         tables = snapshot.capture(state)
@@ -156,7 +156,7 @@ class StoppedSource:
         checkpoint.open(verify=True)
         confirmed = checkpoint.fields.confirm_offset
         checkpoint.close()
-        before = (first - 1, previous_term, begin)
+        before = (first - 1, previous_term, log_start)
         index, last_term, end = self._end(before, tables.applied_index, confirmed)
         if index < at_least:
             raise BackupError(
@@ -167,12 +167,14 @@ class StoppedSource:
                 f"{disk.root}: config/ is of frame {tables.applied_index}, the log holds {first} to"
                 f" {index}: start the replica, it mends itself from its peers"
             )
-        queues = self._queues(disk, confirmed, begin) if begin else []
+        queues = self._queues(disk, confirmed, log_start) if log_start else []
         content = BrokerCapture(tables, queues).encode()
         size = stores.segment_size_bytes
-        found = GroupSnapshot(first, previous_term, begin, tables.applied_index, size, b"", content)
-        facts = self._facts(index, last_term, begin, max(term, last_term))
-        return Offer(found, facts, end, False)
+        group_snapshot = GroupSnapshot(
+            first, previous_term, log_start, tables.applied_index, size, b"", content
+        )
+        facts = self._facts(index, last_term, log_start, max(term, last_term))
+        return Offer(group_snapshot, facts, end, False)
 
     async def read(self, position: int, size: int) -> bytes:
         assert self._log is not None
@@ -211,14 +213,14 @@ class StoppedSource:
         last: FrameHeader | None = None
         for header in walk:
             committed = header.end <= confirmed or header.index <= applied
-            if not committed and not self._whole_log:
+            if not committed and not self._full_log:
                 break
             last = header
-        if self._whole_log and walk.reason is not None:
+        if self._full_log and walk.reason is not None:
             self._say(f"the log ends at {walk.end}: behind it, {walk.reason}")
         return before if last is None else (last.index, last.term, last.end)
 
-    def _facts(self, index: int, term: int, begin: int, current_term: int) -> Facts:
+    def _facts(self, index: int, term: int, start: int, current_term: int) -> Facts:
         config = self._config
         return Facts(
             group=config.group_name,
@@ -230,13 +232,13 @@ class StoppedSource:
             index=index,
             term=term,
             current_term=current_term,
-            begin=begin,
+            start=start,
             settings=settings_of(config),
             time_ms=time.time_ns() // 1_000_000,
         )
 
     def _queues(
-        self, disk: UnwrittenDisk, confirmed: int, begin: int
+        self, disk: UnwrittenDisk, confirmed: int, log_start: int
     ) -> list[tuple[str, int, int]]:
         """Return the queue starts. Raises BackupError, OSError."""
         stores = store_config(self._config)
@@ -248,16 +250,16 @@ class StoppedSource:
         )
         try:
             clean = not os.path.exists(f"{disk.root}/abort")
-            queues.open(confirmed, clean=clean, log_start=begin)
-            if begin and queues.unknown:
-                raise BackupError(f"{disk.root}: {QueuesLost(begin)}")
+            queues.open(confirmed, clean=clean, log_start=log_start)
+            if log_start and queues.unknown:
+                raise BackupError(f"{disk.root}: {QueuesLost(log_start)}")
             if queues.damaged:
                 topic, queue_id = next(iter(queues.damaged))
                 raise BackupError(
                     f"{disk.root}: the ConsumeQueue of {topic}/{queue_id} is damaged: start the"
                     " replica, it makes it anew"
                 )
-            queues.correct_min_offset(begin)
+            queues.correct_min_offset(log_start)
             return [(q.topic, q.queue_id, q.first_offset) for q in queues.queues()]
         finally:
             queues.close()

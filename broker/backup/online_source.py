@@ -57,7 +57,7 @@ class Offer:
 class Source(Protocol):
     """The replica to read from."""
 
-    async def begin(self, at_least: int) -> Offer:
+    async def start(self, at_least: int) -> Offer:
         """Start a copy as of frame `at_least` or later. Raises BackupError, Overtaken."""
         ...
 
@@ -94,7 +94,7 @@ class RemoteSource:
         self._read_bytes = min(READ_BYTES_MAX, max(4096, bytes_per_s // 4 or READ_BYTES_MAX))
         self._session = ""
 
-    async def begin(self, at_least: int) -> Offer:
+    async def start(self, at_least: int) -> Offer:
         await self.end()
         deadline_s = time.monotonic() + self._wait_s
         if self._confirm:
@@ -195,7 +195,7 @@ async def choose(client: RemotingClient, addresses: Sequence[str]) -> str:
     """Return the replica to read from. The choice is a recovered follower with disk and clock in
     order, preferably with the most applied frames; otherwise the leader, or any replica that
     answers. Raises BackupError."""
-    found: list[tuple[tuple[bool, bool, int], str]] = []
+    candidates: list[tuple[tuple[bool, bool, int], str]] = []
     complaints: list[str] = []
     for address in addresses:
         try:
@@ -210,10 +210,10 @@ async def choose(client: RemotingClient, addresses: Sequence[str]) -> str:
         is_well = info.get("raftDiskState") == "ok" and info.get("raftClockWrong") != "true"
         sound = _has_recovered(info) and is_well
         applied = int(info.get("raftAppliedIndex") or 0)
-        found.append(((follows and sound, sound, applied), address))
-    if not found:
+        candidates.append(((follows and sound, sound, applied), address))
+    if not candidates:
         raise BackupError("; ".join(complaints) or "no broker is named")
-    return max(found)[1]
+    return max(candidates)[1]
 
 
 async def _runtime_info(client: RemotingClient, address: str) -> dict[str, Any]:

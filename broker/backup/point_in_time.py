@@ -122,13 +122,13 @@ class _Producers:
     def made_ms(self, frame: Frame) -> int | None:
         """Return the creation time of the frame, or None. Call it in order of frames."""
         moves, self._stamp_ms = frame.timestamp_ms > self._stamp_ms, frame.timestamp_ms
-        found = []
+        times = []
         for born_host, born_ms in self._fresh(frame):
             address = born_host[:-PORT_SIZE_BYTES]
-            found.append(born_ms - self._skew_ms(address))
+            times.append(born_ms - self._skew_ms(address))
             if moves:
                 self._note(address, born_ms - frame.timestamp_ms)
-        return median_low(found) if found else None
+        return median_low(times) if times else None
 
     def _fresh(self, frame: Frame) -> Iterator[tuple[bytes, int]]:
         """Yield born host and birth of messages that are the latest of their connections."""

@@ -26,7 +26,7 @@ class Facts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     index: int
     term: int
     current_term: int
-    begin: int
+    start: int
     settings: dict[str, str]
     time_ms: int
 

@@ -65,7 +65,7 @@ from ..tables.snapshot_install import (
 from ..tables.state import BrokerState
 from .directory import OF_DISKS, BackupDirectory, segment_name
 from .log_verifier import ChainBroken, FrameChain
-from .manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
+from .manifest import BackupDamaged, BackupError, Manifest, SegmentCopy, StateFile
 from .point_in_time import last_by
 from .settings import store_config_of
 from .table_snapshots import decode
@@ -219,7 +219,7 @@ def restore_one(
                 unsynced = 0
         if raft_log.last_index != point.index:
             raise BackupDamaged(f"the log ends with frame {raft_log.last_index}")
-        added = _found(raft_log, members, manifest.current_term + 1, last_ms)
+        added = _founding_frame(raft_log, members, manifest.current_term + 1, last_ms)
         identity = _id_of(manifest, added, incarnation)
         naming = group_id(identity, if_absent=False)
         end = _add(raft_log, added.term, last_ms, FrameKind.COMMAND, naming).end
@@ -241,28 +241,28 @@ def frames_of(
     directory: BackupDirectory, manifest: Manifest, last_index: int | None = None
 ) -> Iterator[Frame]:
     """Yield the checked frames, up to `last_index` if given. Raises BackupDamaged, OSError."""
-    for part in manifest.segments:
-        if last_index is not None and part.before_index >= last_index:
+    for segment in manifest.segments:
+        if last_index is not None and segment.before_index >= last_index:
             return
-        for frame in _frames_of_part(directory, part, manifest.segment_size_bytes):
+        for frame in _frames_of_segment(directory, segment, manifest.segment_size_bytes):
             if last_index is not None and frame.index > last_index:
                 return
             yield frame
 
 
-def _frames_of_part(
-    directory: BackupDirectory, part: Part, segment_size_bytes: int
+def _frames_of_segment(
+    directory: BackupDirectory, segment: SegmentCopy, segment_size_bytes: int
 ) -> Iterator[Frame]:
-    chain = FrameChain(part.before_index, part.before_term, part.start, segment_size_bytes)
-    for data in directory.chunks(part):
+    chain = FrameChain(segment.before_index, segment.before_term, segment.start, segment_size_bytes)
+    for data in directory.chunks(segment):
         try:
             yield from chain.feed(data)
         except ChainBroken as broken:
-            raise BackupDamaged(f"commitlog/{segment_name(part.start)}: {broken}") from broken
-    if chain.index != part.last.index:
+            raise BackupDamaged(f"commitlog/{segment_name(segment.start)}: {broken}") from broken
+    if chain.index != segment.last.index:
         raise BackupDamaged(
-            f"commitlog/{segment_name(part.start)}: ends with frame {chain.index}, the manifest"
-            f" says {part.last.index}"
+            f"commitlog/{segment_name(segment.start)}: ends with frame {chain.index}, the manifest"
+            f" says {segment.last.index}"
         )
 
 
@@ -285,7 +285,7 @@ def _install(
     noted = GroupSnapshot(
         manifest.first_index,
         manifest.previous_term,
-        manifest.begin,
+        manifest.start,
         max(tables.applied_index, manifest.first_index - 1),
         manifest.segment_size_bytes,
         b"",
@@ -299,7 +299,7 @@ def _install(
     return tables.applied_index
 
 
-def _found(raft_log: RaftLog, members: Configuration, term: int, time_ms: int) -> Frame:
+def _founding_frame(raft_log: RaftLog, members: Configuration, term: int, time_ms: int) -> Frame:
     """Append the new group's configuration."""
     payload = encode_configuration(members)
     return _add(raft_log, term, time_ms, FrameKind.CONFIGURATION, payload)

@@ -67,7 +67,7 @@ class _Session:
     """A backup reading from this replica. Retention may delete the log before `needed`."""
 
     parcel: bytes
-    begin: int
+    start: int
     end: int
     since_ms: int
     heard_ms: int
@@ -93,7 +93,7 @@ class Backups:
         ext = request.ext or {}
         operations = {
             "mark": self._mark,
-            "begin": self._begin,
+            "begin": self._start,
             "state": self._state,
             "read": self._read,
             "damaged": self._damaged,
@@ -113,7 +113,7 @@ class Backups:
         index = await engine.read_barrier()
         return RemotingCommand.response_to(request, body=dumps({"index": index}))
 
-    async def _begin(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
+    async def _start(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
         context, engine = self._context, self._engine()
         at_least = _number(ext, "atLeast")
         self._expire()
@@ -130,7 +130,7 @@ class Backups:
         end = index.end_of(facts.index)
         name = secrets.token_hex(8)
         now_ms = context.clock_ms()
-        session = _Session(b"", facts.begin, end, now_ms, now_ms, facts.begin)
+        session = _Session(b"", facts.start, end, now_ms, now_ms, facts.start)
         self._sessions[name] = session
         first, previous_term = index.first_index, index.previous_term
         segment_size_bytes = context.store.commitlog.segment_size_bytes
@@ -139,7 +139,7 @@ class Backups:
             return GroupSnapshot(
                 first,
                 previous_term,
-                facts.begin,
+                facts.start,
                 facts.index,
                 segment_size_bytes,
                 configuration_section(*settled),
@@ -158,7 +158,7 @@ class Backups:
             "backup_begun session=%s index=%d begin=%d end=%d",
             name,
             facts.index,
-            facts.begin,
+            facts.start,
             end,
         )
         fields = {"session": name, "size": str(len(session.parcel)), "end": str(end)}
@@ -175,11 +175,11 @@ class Backups:
         session = self._session(ext)
         position, size = _number(ext, "position"), _number(ext, "size")
         commitlog = self._context.store.commitlog
-        if not session.begin <= position < session.end or not 0 < size <= READ_BYTES_MAX:
+        if not session.start <= position < session.end or not 0 < size <= READ_BYTES_MAX:
             raise Refused(
                 ResponseCode.INVALID_PARAMETER,
                 f"position={position} size={size}: the backup is of"
-                f" [{session.begin}, {session.end}), at most {READ_BYTES_MAX} bytes at once",
+                f" [{session.start}, {session.end}), at most {READ_BYTES_MAX} bytes at once",
             )
         if position < commitlog.min_offset:
             raise Refused(
@@ -248,7 +248,7 @@ class Backups:
             index=index,
             term=engine.log_index.term_at(index),
             current_term=core.term,
-            begin=self._context.store.commitlog.min_offset,
+            start=self._context.store.commitlog.min_offset,
             settings=settings_of(config),
             time_ms=self._context.wall_ms(),
         )

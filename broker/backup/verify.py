@@ -8,7 +8,7 @@ from google_crc32c import extend as crc32c_extend
 
 from .directory import BackupDirectory, segment_name
 from .log_verifier import ChainBroken, FrameChain
-from .manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
+from .manifest import BackupDamaged, BackupError, Manifest, SegmentCopy, StateFile
 from .table_snapshots import decode
 
 
@@ -17,8 +17,8 @@ def complaints(directory: BackupDirectory, manifest: Manifest) -> Iterator[str]:
 
     Checked are the checksums of files and frames, and the order of frames up to the manifest's
     last. Raises OSError."""
-    for part in manifest.segments:
-        complaint = _of_segment(directory, part, manifest.segment_size_bytes)
+    for segment in manifest.segments:
+        complaint = _of_segment(directory, segment, manifest.segment_size_bytes)
         if complaint:
             yield complaint
     for state in manifest.states:
@@ -27,25 +27,25 @@ def complaints(directory: BackupDirectory, manifest: Manifest) -> Iterator[str]:
             yield complaint
 
 
-def _of_segment(directory: BackupDirectory, part: Part, segment_size_bytes: int) -> str:
-    name = f"commitlog/{segment_name(part.start)}"
-    chain = FrameChain(part.before_index, part.before_term, part.start, segment_size_bytes)
+def _of_segment(directory: BackupDirectory, segment: SegmentCopy, segment_size_bytes: int) -> str:
+    name = f"commitlog/{segment_name(segment.start)}"
+    chain = FrameChain(segment.before_index, segment.before_term, segment.start, segment_size_bytes)
     broken = ""
     checksum = 0
     try:
-        for data in directory.chunks(part):
+        for data in directory.chunks(segment):
             checksum = crc32c_extend(checksum, data)
             if not broken:
-                broken = _fed(chain, data, part.start)
+                broken = _fed(chain, data, segment.start)
     except BackupDamaged as damage:
         return str(damage)
     if broken:
         return f"{name}: {broken}"
-    if checksum != part.crc32c:
+    if checksum != segment.crc32c:
         return f"{name}: its checksum is not the manifest's, although all frames are whole"
     ends = (chain.index, chain.term, chain.next_position)
-    if not chain.is_between_frames or ends != (part.last.index, part.last.term, part.end):
-        return f"{name}: ends with frame {chain.index}, the manifest says {part.last.index}"
+    if not chain.is_between_frames or ends != (segment.last.index, segment.last.term, segment.end):
+        return f"{name}: ends with frame {chain.index}, the manifest says {segment.last.index}"
     return ""
 
 

@@ -150,7 +150,7 @@ class DefinitionSharing:
                 "groups": len(self._state.groups.entries),
             }
             log.info("joined_cluster from=%s topics=%d groups=%d", *detail.values())
-            self._context.events.tell("joinedCluster", detail)
+            self._context.events.publish("joinedCluster", detail)
 
     async def _read(
         self,
@@ -160,10 +160,10 @@ class DefinitionSharing:
         accounts: bool = False,
     ) -> dict[str, Definitions]:
         """Return the definitions of the groups that answer, by name, or their later changes."""
-        places = asyncio.Semaphore(READS_AT_ONCE)
+        slots = asyncio.Semaphore(READS_AT_ONCE)
 
         async def read(name: str, address: str) -> Definitions | None:
-            async with places:
+            async with slots:
                 try:
                     return await self._others.definitions(
                         name, address, since.get(name), accounts=accounts

@@ -271,7 +271,7 @@ class PullService:
         response = RemotingCommand.response_to(pull.request, code, remark, ext)
         if code != ResponseCode.SUCCESS:
             return response
-        self._write_found(pull, response, result)
+        self._write_messages(pull, response, result)
         return None
 
     def _read(self, pull: Pull, work: Work) -> GetResult:
@@ -318,7 +318,7 @@ class PullService:
             return int(code), header.queue_offset
         return int(code), result.next_offset
 
-    def _write_found(self, pull: Pull, response: RemotingCommand, result: GetResult) -> None:
+    def _write_messages(self, pull: Pull, response: RemotingCommand, result: GetResult) -> None:
         head = encode_command(response)
         frames = [_LENGTH.pack(len(head) - 4 + result.size_bytes) + head[4:]]
         frames += result.buffers

@@ -101,12 +101,12 @@ class History:
         decoded: dict[int, Sample] = {}
 
         def at(edge_ms: int) -> Sample | None:
-            found = ring.latest(edge_ms)
-            if found is None or edge_ms - found[0] > late_ms:
+            sample = ring.latest(edge_ms)
+            if sample is None or edge_ms - sample[0] > late_ms:
                 return None
-            if found[0] not in decoded:
-                decoded[found[0]] = orjson.loads(found[1])
-            return decoded[found[0]]
+            if sample[0] not in decoded:
+                decoded[sample[0]] = orjson.loads(sample[1])
+            return decoded[sample[0]]
 
         samples = [at(edge) for edge in edges]
         return [Span(*pair) for pair in pairwise(samples)]
@@ -117,7 +117,7 @@ class History:
         """Gather the current figures."""
         context = self._context
         topics, groups = self._topics(), self._groups()
-        told = {name: topics[name] for name in self._newest(topics)}
+        shown = {name: topics[name] for name in self._newest(topics)}
         by_group: dict[str, dict[str, list[int]]] = {}
         for group, topic in self._newest(groups):
             by_group.setdefault(group, {})[topic] = groups[group, topic]
@@ -130,7 +130,7 @@ class History:
             "out": self._out_count(),
             "log": context.store.commitlog.max_offset,
             "append": list(self._append_counts()),
-            "topics": told,
+            "topics": shown,
             "groups": by_group,
         }
 
@@ -146,7 +146,7 @@ class History:
     def _topics(self) -> dict[Any, list[int]]:
         """Return for each topic the number of messages ever stored, and those still there."""
         queue_of = self._context.store.queues.queue
-        found: dict[Any, list[int]] = {}
+        counts: dict[Any, list[int]] = {}
         room = QUEUES_MAX
         for name, topic in self._context.state.topics.entries.items():
             room -= topic.queue_count
@@ -160,13 +160,13 @@ class History:
                 if queue is not None:
                     stored += queue.max_offset
                     there += max(0, queue.max_offset - queue.min_offset)
-            found[name] = [stored, there]
-        return found
+            counts[name] = [stored, there]
+        return counts
 
     def _groups(self) -> dict[Any, list[int]]:
         """Return for each group and topic the number of consumed messages, and the lag."""
         state, end_of = self._context.state, self._context.store.queues.end_of
-        found: dict[Any, list[int]] = {}
+        counts: dict[Any, list[int]] = {}
         room = QUEUES_MAX
         for (topic, group), queues in state.offsets.offsets.items():
             room -= len(queues)
@@ -177,5 +177,5 @@ class History:
                 position, in_flight = state.progress(topic, group, queue_id)
                 done += (position or 0) - in_flight
                 lag += in_flight + max(0, end_of(topic, queue_id) - (position or 0))
-            found[group, topic] = [done, lag]
-        return found
+            counts[group, topic] = [done, lag]
+        return counts

@@ -46,8 +46,8 @@ class Span(NamedTuple):
         return round(float(after - before) / self.seconds, 3)
 
     def last(self, figure: Callable[[Sample], Any]) -> float | None:
-        found = None if self.after is None else figure(self.after)
-        return None if found is None else float(found)
+        value = None if self.after is None else figure(self.after)
+        return None if value is None else float(value)
 
     def append_ms(self, share: float, samples_min: int) -> float | None:
         """Return the maximum duration of that share of the group commits, in ms."""
@@ -61,12 +61,12 @@ class Span(NamedTuple):
 
 def quantile_ms(counts: Sequence[int], share: float) -> float:
     """Return a quantile of bucketed durations in ms, interpolated within a bucket."""
-    wanted = share * sum(counts)
+    rank = share * sum(counts)
     low_s = 0.0
     for count, high_s in zip(counts, LATENCY_BOUNDS_S, strict=False):
-        if count and wanted <= count:
-            return round((low_s + (high_s - low_s) * wanted / count) * 1000, 3)
-        wanted -= count
+        if count and rank <= count:
+            return round((low_s + (high_s - low_s) * rank / count) * 1000, 3)
+        rank -= count
         low_s = high_s
     return LATENCY_BOUNDS_S[-1] * 1000
 
@@ -90,12 +90,12 @@ def of_broker(spans: Sequence[Span]) -> list[Series]:
 
 
 def of_topic(spans: Sequence[Span], topic: str) -> list[Series]:
-    def part(number: int) -> Callable[[Sample], Any]:
+    def figure_of(number: int) -> Callable[[Sample], Any]:
         return lambda sample: (sample["topics"].get(topic) or (None, None))[number]
 
     return [
-        Series("messagesInPerS", [span.rate(part(0)) for span in spans]),
-        Series("messages", [span.last(part(1)) for span in spans]),
+        Series("messagesInPerS", [span.rate(figure_of(0)) for span in spans]),
+        Series("messages", [span.last(figure_of(1)) for span in spans]),
     ]
 
 
@@ -107,14 +107,14 @@ def of_group(spans: Sequence[Span], group: str, topic: str = "") -> list[Series]
         if span.after is not None
         for name in span.after["groups"].get(group, ())
     }  # fmt: skip
-    found: list[Series] = []
+    series: list[Series] = []
     for name in sorted(topics):
 
-        def part(number: int, name: str = name) -> Callable[[Sample], Any]:
+        def figure_of(number: int, name: str = name) -> Callable[[Sample], Any]:
             return lambda sample: (sample["groups"].get(group, {}).get(name) or (None, None))[
                 number
             ]
 
-        found.append(Series("lag", [span.last(part(1)) for span in spans], name))
-        found.append(Series("messagesOutPerS", [span.rate(part(0)) for span in spans], name))
-    return found
+        series.append(Series("lag", [span.last(figure_of(1)) for span in spans], name))
+        series.append(Series("messagesOutPerS", [span.rate(figure_of(0)) for span in spans], name))
+    return series

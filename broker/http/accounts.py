@@ -74,10 +74,10 @@ class AccountOperations:
             raise conflict(_plain(error), LAST_ADMINISTRATOR) from error
         except AclError as error:
             raise invalid([("", _plain(error))]) from error
-        found = self._changes.accounts.by_key.get(key)
-        if found is None:
+        account = self._changes.accounts.by_key.get(key)
+        if account is None:
             raise conflict("the account was deleted by somebody else meanwhile")
-        return _view(found)
+        return _view(account)
 
     async def delete(self, call: Call) -> Reply:
         self._check_enabled()

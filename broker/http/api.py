@@ -129,9 +129,9 @@ def _recorded(operation: Operation, log: OperatorLog) -> Operation:
 def _deed(operation: Operation, call: Call) -> Deed:
     """Describe a call. Only an admin's token, such as a name server's, may name a different
     initiator."""
-    told = call.request.headers.get(OPERATOR_HEADER, "")
-    by = unquote(told)[:NAME_LENGTH_MAX] if told and call.caller.role is Role.ADMIN else ""
-    target = ", ".join(str(part) for part in msgspec.to_builtins(call.parameters).values())
+    operator = call.request.headers.get(OPERATOR_HEADER, "")
+    by = unquote(operator)[:NAME_LENGTH_MAX] if operator and call.caller.role is Role.ADMIN else ""
+    target = ", ".join(str(value) for value in msgspec.to_builtins(call.parameters).values())
     target = target or str(getattr(call.body, "topic", ""))
     return Deed(
         operation.name,

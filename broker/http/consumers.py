@@ -134,12 +134,12 @@ class ConsumerOperations:
         for topic, group in self._context.state.offsets.offsets:
             topics.setdefault(group, []).append(topic)
         names = {*topics, *self._clients.consumers, *self._context.state.groups.entries}
-        found = await paged(names, str, str, call.query)
+        page_of_names = await paged(names, str, str, call.query)
         items = [
             self._item(name, sorted(topics.get(name, ())))
-            async for name in in_turns(found["items"])
+            async for name in in_turns(page_of_names["items"])
         ]
-        return {**found, "items": items}
+        return {**page_of_names, "items": items}
 
     def _item(self, name: str, topics: list[str]) -> ConsumerGroupItem:
         context = self._context
@@ -194,7 +194,7 @@ class ConsumerOperations:
         """Return the queues with committed offsets of the group, and all of its subscribed
         topics."""
         state = self._context.state
-        found = {
+        keys = {
             (topic, queue_id)
             for (topic, name), queues in state.offsets.offsets.items()
             if name == group
@@ -203,8 +203,8 @@ class ConsumerOperations:
         for name in subscribed:
             topic = state.topics.get(name)
             if topic is not None:
-                found |= {(name, queue_id) for queue_id in range(topic.read_queue_count)}
-        return sorted(found)
+                keys |= {(name, queue_id) for queue_id in range(topic.read_queue_count)}
+        return sorted(keys)
 
     def _queue(self, group: str, topic: str, queue_id: int) -> ConsumerQueueView:
         context = self._context
@@ -297,9 +297,9 @@ class ConsumerOperations:
     async def _enable(self, name: str, enable: bool) -> PausedView:
         for left in reversed(range(PAUSE_TRIES)):
             config = group_named(self._context, name)
-            wanted = replace(config, consume_enable=enable)
+            changed = replace(config, consume_enable=enable)
             try:
-                await self._catalog.change_group(wanted, Condition((entry_version(config),)))
+                await self._catalog.change_group(changed, Condition((entry_version(config),)))
                 break
             except ConditionUnmet:  # changed concurrently: read again
                 if not left:

@@ -94,17 +94,17 @@ class FaultOperations:
         return FaultsView(items=await asyncio.to_thread(self._opened().listed))
 
     async def add(self, call: Call) -> Reply:
-        wanted: FaultBody = call.body
-        fault = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
+        body: FaultBody = call.body
+        fault = {name: getattr(body, name) for name in body.__struct_fields__}
         try:
             name = await asyncio.to_thread(self._opened().add, fault)
         except ValueError as error:
             raise conflict(str(error)) from error
-        told = {"injected": name, "by": call.caller.name, "fault": fault}
-        self._context.events.tell("fault", told)
+        detail = {"injected": name, "by": call.caller.name, "fault": fault}
+        self._context.events.publish("fault", detail)
         return Reply(FaultView(id=name), status=201)
 
     async def heal(self, call: Call) -> HealedView:
         healed = await asyncio.to_thread(self._opened().heal)
-        self._context.events.tell("fault", {"healed": healed, "by": call.caller.name})
+        self._context.events.publish("fault", {"healed": healed, "by": call.caller.name})
         return HealedView(healed=healed)

@@ -34,17 +34,17 @@ class HistoryOperations:
         since_ms, until_ms = span_of(query.since_ms, query.until_ms, now_ms)
         count = max(1, min(query.points, (until_ms - since_ms) // (PERIODS_PER_POINT * period_ms)))
         spans = await self._history.spans(since_ms, until_ms, count)
-        found: list[Series]
+        series: list[Series]
         if query.consumer_group is not None:
-            found = of_group(spans, query.consumer_group, query.topic or "")
+            series = of_group(spans, query.consumer_group, query.topic or "")
         elif query.topic is not None:
-            found = of_topic(spans, query.topic)
+            series = of_topic(spans, query.topic)
         else:
-            found = of_broker(spans)
+            series = of_broker(spans)
         return HistoryView(
             times=[since_ms + (until_ms - since_ms) * (n + 1) // count for n in range(count)],
             leading=[None if one.after is None else bool(one.after["leads"]) for one in spans],
             series=[
-                HistorySeries(name=one.name, topic=one.topic, values=one.values) for one in found
+                HistorySeries(name=one.name, topic=one.topic, values=one.values) for one in series
             ],
         )

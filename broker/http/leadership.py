@@ -73,7 +73,7 @@ class LeadershipOperations:
         view = PreferredView(
             name=name,
             leader=self._context.roles.leader,
-            standing=str(self._context.log.status().get("preferred_reason") or ""),
+            reason=str(self._context.log.status().get("preferred_reason") or ""),
         )
         return Reply(view, version=_version(name))
 

@@ -50,8 +50,8 @@ from raftmq.web.resources.messages import (
 from raftmq.web.resources.topics import QueuePath, TopicPath
 
 from ..admin.message_query import (
+    KeyFilter,
     KeyQueries,
-    KeyWanted,
     MessageFilter,
     NewestMessages,
     OldestMessages,
@@ -64,7 +64,7 @@ from ..send.service import SendPath
 from ..tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, TopicConfig
 from .messageviews import (
     Budget,
-    Found,
+    StoredMessage,
     keys_of,
     record_id,
     records_of,
@@ -132,19 +132,19 @@ class MessageOperations:
         ]  # fmt: skip
 
     async def get(self, call: Call) -> MessageView:
-        return view_of(self._found(call.parameters.message_id), Budget(None))
+        return view_of(self._stored(call.parameters.message_id), Budget(None))
 
-    def _found(self, message_id: str) -> Found:
+    def _stored(self, message_id: str) -> StoredMessage:
         """Return the message with this id. Raises ApiProblem if it does not exist."""
         try:
             _, offset = decode_offset_message_id(message_id)
             data = self._context.store.reads.message_at(offset) if offset >= 0 else None
-            found = None if data is None else Found(decode_record(data), len(data))
+            stored = None if data is None else StoredMessage(decode_record(data), len(data))
         except (ValueError, RecordError):
-            found = None
-        if found is None or record_id(found.record) != message_id.upper():
+            stored = None
+        if stored is None or record_id(stored.record) != message_id.upper():
             raise not_found(f"no message here has the id {message_id}")
-        return found
+        return stored
 
     async def find(self, call: Call) -> MessagePage:
         query: MessagesQuery = call.query
@@ -154,19 +154,19 @@ class MessageOperations:
         records = await self._by_key(query)
         return MessagePage(items=views_of(records[: query.limit]), next=None)
 
-    async def _by_key(self, query: MessagesQuery) -> list[Found]:
+    async def _by_key(self, query: MessagesQuery) -> list[StoredMessage]:
         """Find the newest messages by key, as QUERY_MESSAGE (12) does, in the order of the log."""
-        found = await self._keys.find(
-            KeyWanted(
+        result = await self._keys.find(
+            KeyFilter(
                 query.topic,
                 query.unique_key or query.key,
                 bool(query.unique_key),
                 query.limit,
-                query.begin_ms,
+                query.start_ms,
                 query.end_ms,
             )
         )
-        records = records_of(found.records)
+        records = records_of(result.records)
         if query.unique_key and query.key:
             records = [one for one in records if query.key in keys_of(one)]
         return records
@@ -174,17 +174,17 @@ class MessageOperations:
     async def _by_time(self, topic: TopicConfig, query: MessagesQuery) -> MessagePage:
         if topic.queue_count > QUEUES_BY_TIME_MAX:
             raise invalid([("topic", f"has more than {QUEUES_BY_TIME_MAX} queues: look in one")])
-        found = await self._oldest.find(
+        result = await self._oldest.find(
             topic.name,
             topic.queue_count,
-            query.begin_ms,
+            query.start_ms,
             query.end_ms,
             limit=query.limit,
             start=query.cursor,
         )
         return MessagePage(
-            items=views_of(Found(record, size) for record, size in found.records),
-            next=None if found.following is None else str(found.following),
+            items=views_of(StoredMessage(record, size) for record, size in result.records),
+            next=None if result.following is None else str(result.following),
         )
 
     async def of_queue(self, call: Call) -> QueueMessagePage:
@@ -212,7 +212,7 @@ class MessageOperations:
     async def newest(self, call: Call) -> TopicMessagePage:
         query: TopicMessagesQuery = call.query
         topic = topic_named(self._context, call.parameters.topic)
-        found = await self._newest.find(
+        result = await self._newest.find(
             topic.name,
             topic.queue_count,
             MessageFilter(query.tag, query.key, query.property, query.text),
@@ -221,49 +221,51 @@ class MessageOperations:
             since_ms=query.since_ms,
         )
         return TopicMessagePage(
-            items=views_of(Found(record, size) for record, size in found.records),
-            next=None if found.following is None else str(found.following),
-            scanned=found.scanned,
+            items=views_of(StoredMessage(record, size) for record, size in result.records),
+            next=None if result.following is None else str(result.following),
+            scanned=result.scanned,
         )
 
-    def _read(self, topic: str, queue_id: int, offset: int, limit: int) -> tuple[list[Found], int]:
+    def _read(
+        self, topic: str, queue_id: int, offset: int, limit: int
+    ) -> tuple[list[StoredMessage], int]:
         """Return up to `limit` messages from `offset` on, and the next offset. Cold data is
         returned in small pieces, so this repeats the read, within READ_BYTES_MAX."""
         store = self._context.store
-        records: list[Found] = []
+        records: list[StoredMessage] = []
         size = 0
         while len(records) < limit and size < READ_BYTES_MAX:
             left = limit - len(records)
-            found = store.reads.get_messages(topic, queue_id, offset, left, READ_BYTES_MAX - size)
-            if not found.message_count:
-                return records, max(offset, found.next_offset) if records else found.next_offset
-            records += records_of(found.buffers)
-            size += found.size_bytes
-            offset = found.next_offset
+            result = store.reads.get_messages(topic, queue_id, offset, left, READ_BYTES_MAX - size)
+            if not result.message_count:
+                return records, max(offset, result.next_offset) if records else result.next_offset
+            records += records_of(result.buffers)
+            size += result.size_bytes
+            offset = result.next_offset
         return records, offset
 
     async def send(self, call: Call) -> Reply:
-        wanted: SendBody = call.body
-        body = _body_of(wanted)
-        properties = {**wanted.properties}
-        for name, value in ((TAGS, wanted.tags), (KEYS, wanted.keys)):
+        requested: SendBody = call.body
+        body = _body_of(requested)
+        properties = {**requested.properties}
+        for name, value in ((TAGS, requested.tags), (KEYS, requested.keys)):
             if value is not None:
                 properties[name] = value
-        if wanted.delay_level:
-            properties[DELAY] = str(wanted.delay_level)
-        if wanted.deliver_at_ms:
-            properties[TIMER_DELIVER_MS] = str(wanted.deliver_at_ms)
+        if requested.delay_level:
+            properties[DELAY] = str(requested.delay_level)
+        if requested.deliver_at_ms:
+            properties[TIMER_DELIVER_MS] = str(requested.deliver_at_ms)
         properties.setdefault(UNIQ_KEY, uuid.uuid4().hex.upper())
-        queue_id = -1 if wanted.queue_id is None else wanted.queue_id
-        topic = topic_named(self._context, wanted.topic)
+        queue_id = -1 if requested.queue_id is None else requested.queue_id
+        topic = topic_named(self._context, requested.topic)
         if queue_id >= topic.write_queue_count:
-            words = f"{wanted.topic} has {topic.write_queue_count} queues to write to"
-            raise invalid([("queueId", words)])
+            reason = f"{requested.topic} has {topic.write_queue_count} queues to write to"
+            raise invalid([("queueId", reason)])
         try:
             encode_properties(properties)
         except ValueError as error:
             raise invalid([("properties", str(error))]) from error
-        return Reply(await self._sent(wanted.topic, queue_id, properties, body), status=201)
+        return Reply(await self._sent(requested.topic, queue_id, properties, body), status=201)
 
     async def resend(self, call: Call) -> Reply:
         return Reply(await self._resent(call.parameters.message_id), status=201)
@@ -284,13 +286,13 @@ class MessageOperations:
             except (ApiProblem, Refused) as error:
                 if isinstance(error, Refused) and error.tag == "NOT_LEADER" and not items:
                     raise
-                words = error.detail if isinstance(error, ApiProblem) else error.remark
-                items.append(ResentView(message_id=message_id, outcome="failed", error=words))
+                reason = error.detail if isinstance(error, ApiProblem) else error.remark
+                items.append(ResentView(message_id=message_id, outcome="failed", error=reason))
         return ResentPage(items=items)
 
     async def _resent(self, message_id: str) -> SentView:
         """Send a dead letter to its retry topic. Raises ApiProblem, Refused, OutcomeUnknown."""
-        record = self._found(message_id).record
+        record = self._stored(message_id).record
         if not record.topic.startswith(DLQ_PREFIX):
             raise conflict(f"{record.topic} is no dead-letter topic", "NO_DEAD_LETTER")
         target = RETRY_PREFIX + record.topic.removeprefix(DLQ_PREFIX)
@@ -332,14 +334,14 @@ class MessageOperations:
         )
 
 
-def _body_of(wanted: SendBody) -> bytes:
+def _body_of(requested: SendBody) -> bytes:
     """Return the body of a send. Raises ApiProblem."""
-    if (wanted.body is UNSET) == (wanted.body_base64 is UNSET):
+    if (requested.body is UNSET) == (requested.body_base64 is UNSET):
         raise invalid([("body", "say one of body and bodyBase64")])
-    if isinstance(wanted.body, str):
-        return wanted.body.encode()
-    assert isinstance(wanted.body_base64, str)
+    if isinstance(requested.body, str):
+        return requested.body.encode()
+    assert isinstance(requested.body_base64, str)
     try:
-        return base64.b64decode(wanted.body_base64, validate=True)
+        return base64.b64decode(requested.body_base64, validate=True)
     except (binascii.Error, ValueError) as error:
         raise invalid([("bodyBase64", str(error))]) from error

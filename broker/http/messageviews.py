@@ -21,7 +21,7 @@ LIST_BODY_BYTES_MAX = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredMessage:
     """A record and its size in the log."""
 
     record: MessageRecord
@@ -43,13 +43,13 @@ class Budget:
         return True
 
 
-def views_of(records: Iterable[Found]) -> list[MessageView]:
+def views_of(records: Iterable[StoredMessage]) -> list[MessageView]:
     budget = Budget(LIST_BODY_BYTES_MAX)
-    return [view_of(found, budget) for found in records]
+    return [view_of(stored, budget) for stored in records]
 
 
-def view_of(found: Found, budget: Budget) -> MessageView:
-    record = found.record
+def view_of(stored: StoredMessage, budget: Budget) -> MessageView:
+    record = stored.record
     properties = decode_properties(record.properties)
     shown = budget.take(len(record.body))
     return MessageView(
@@ -57,7 +57,7 @@ def view_of(found: Found, budget: Budget) -> MessageView:
         queue_id=record.queue_id,
         queue_offset=record.queue_offset,
         commit_log_offset=record.physical_offset,
-        store_size=found.size_bytes,
+        store_size=stored.size_bytes,
         offset_msg_id=record_id(record),
         msg_id=properties.get(UNIQ_KEY),
         tags=properties.get(TAGS),
@@ -80,13 +80,13 @@ def record_id(record: MessageRecord) -> str:
     return offset_message_id(record.store_host, record.physical_offset)
 
 
-def records_of(buffers: Iterable[bytes]) -> list[Found]:
+def records_of(buffers: Iterable[bytes]) -> list[StoredMessage]:
     return [
-        Found(decode_record(buffer, at), size)
+        StoredMessage(decode_record(buffer, at), size)
         for buffer in buffers
         for at, size in walk_records(buffer)
     ]
 
 
-def keys_of(found: Found) -> list[str]:
-    return decode_properties(found.record.properties).get(KEYS, "").split()
+def keys_of(stored: StoredMessage) -> list[str]:
+    return decode_properties(stored.record.properties).get(KEYS, "").split()

@@ -137,14 +137,14 @@ class NodeOperations:
 
     async def transfer(self, call: Call) -> Reply:
         context = self._parts.context
-        target = context.log.hand_over(call.body.target or "", anyhow=call.body.force)
-        context.events.tell("transfer", {"to": target, "by": call.caller.name})
+        target = context.log.hand_over(call.body.target or "", force=call.body.force)
+        context.events.publish("transfer", {"to": target, "by": call.caller.name})
         return Reply(TransferView(target=target), status=202)
 
     async def stop(self, call: Call) -> Reply:
         if not call.body.hand_over:
             raise invalid([("handOver", "leadership is handed over in any case")])
-        self._parts.context.life.stop_wanted.set()
+        self._parts.context.life.stop_requested.set()
         return Reply(StopView(), status=202)
 
 
@@ -161,7 +161,7 @@ def node_view(parts: Parts, members: Members, leader_http: str) -> NodeView:
     status = parts.context.log.status()
     log = parts.context.store.commitlog
     classic = config.is_classic
-    place = parts.context.log.place
+    membership = parts.context.log.membership
     return NodeView(
         name=config.node_name,
         group=config.group_name,
@@ -175,7 +175,7 @@ def node_view(parts: Parts, members: Members, leader_http: str) -> NodeView:
         boot_time_ms=parts.context.life.boot_ms,
         pid=os.getpid(),
         role=role_of(parts),
-        membership=None if place is None else place.standing,
+        membership=None if membership is None else membership.role,
         term=roles.term,
         leader=roles.leader,
         leader_address=roles.leader_address,
@@ -233,7 +233,7 @@ def _peers(parts: Parts, status: dict[str, object]) -> list[PeerView]:
     if parts.context.config.is_classic:
         return _slaves(parts)
     last = _number(status.get("last_index"))
-    told: Any = status.get("peers") or {}
+    peers: Any = status.get("peers") or {}
     return [
         PeerView(
             id=peer,
@@ -255,7 +255,7 @@ def _peers(parts: Parts, status: dict[str, object]) -> list[PeerView]:
                 for key, (there, here) in sorted(seen.get("settings_differ", {}).items())
             ],
         )
-        for peer, seen in sorted(told.items())
+        for peer, seen in sorted(peers.items())
     ]
 
 

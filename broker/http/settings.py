@@ -76,15 +76,17 @@ class SettingOperations:
         version = self._version()
         if not call.condition.met_by(version):
             raise unmet(version)
-        wrong = [(key, words) for key, value in call.body.items() if (words := _not_of(key, value))]
+        wrong = [
+            (key, reason) for key, value in call.body.items() if (reason := _not_of(key, value))
+        ]
         if wrong:
             raise invalid(wrong)
         try:
-            wanted = parse_live(call.body)
-            change(self._parts.context.config, wanted.live, self._parts.registrar)
+            changes = parse_live(call.body)
+            change(self._parts.context.config, changes.live, self._parts.registrar)
         except ConfigError as error:
             raise invalid([("", str(error))]) from error
-        view = ChangedView(applied=wanted.live, needs_restart=sorted(wanted.fixed))
+        view = ChangedView(applied=changes.live, needs_restart=sorted(changes.fixed))
         return Reply(view, version=self._version())
 
     async def statistics(self, _: Call) -> StatisticsView:

@@ -24,10 +24,10 @@ from raftmq.web.resources.topics import (
     SubscriptionGroupPage,
     SubscriptionGroupView,
     TopicBody,
+    TopicChange,
     TopicPage,
     TopicPath,
     TopicView,
-    TopicWanted,
 )
 
 from ..admin.topics_and_groups import NO_CHANGES, Catalog
@@ -60,7 +60,7 @@ class TableOperations:
             Operation("GET", topic, "getTopic", "A topic.", self.topic, parameters=TopicPath,
                       answer=TopicView, problems=(404,)),
             Operation("PUT", topic, "putTopic", "Create or change a topic.", self.put_topic,
-                      role=admin, parameters=TopicPath, body=TopicWanted, answer=TopicView,
+                      role=admin, parameters=TopicPath, body=TopicChange, answer=TopicView,
                       conditional=True, problems=_WRITE),
             Operation("DELETE", topic, "deleteTopic", "Delete a topic and its offsets.",
                       self.delete_topic, role=admin, parameters=TopicPath, status=204,
@@ -88,13 +88,13 @@ class TableOperations:
         return _versioned(topic_named(self._context, call.parameters.topic), topic_view)
 
     async def put_topic(self, call: Call) -> Reply:
-        wanted = topic_of(call.parameters.topic, call.body)
-        problem = topic_problem(wanted)
+        topic = topic_of(call.parameters.topic, call.body)
+        problem = topic_problem(topic)
         if problem:
             raise invalid([("", problem)])
         kind = call.body.message_type
         changes = NO_CHANGES if kind is UNSET else {f"+{MESSAGE_TYPE}": kind}
-        put = await self._catalog.change_topic(wanted, call.condition, changes)
+        put = await self._catalog.change_topic(topic, call.condition, changes)
         return _versioned(put, topic_view)
 
     async def delete_topic(self, call: Call) -> Reply:
@@ -103,9 +103,11 @@ class TableOperations:
 
     async def queues(self, call: Call) -> dict[str, Any]:
         topic = topic_named(self._context, call.parameters.topic)
-        found = page(range(topic.queue_count), "{:05d}".format, int, call.query)
-        views = [self._queue(topic.name, queue_id) async for queue_id in in_turns(found["items"])]
-        return {**found, "items": views}
+        page_of_ids = page(range(topic.queue_count), "{:05d}".format, int, call.query)
+        views = [
+            self._queue(topic.name, queue_id) async for queue_id in in_turns(page_of_ids["items"])
+        ]
+        return {**page_of_ids, "items": views}
 
     def _queue(self, topic: str, queue_id: int) -> QueueView:
         queue = self._context.store.queues.queue(topic, queue_id)
@@ -127,9 +129,9 @@ class TableOperations:
     async def put_group(self, call: Call) -> Reply:
         name = call.parameters.group
         before = self._context.state.groups.get(name)
-        wanted = group_of(name, call.body, before)
-        await self._catalog.change_group(wanted, _pinned(call.condition, before))
-        return _versioned(wanted, group_view)
+        changed = group_of(name, call.body, before)
+        await self._catalog.change_group(changed, _pinned(call.condition, before))
+        return _versioned(changed, group_view)
 
     async def delete_group(self, call: Call) -> Reply:
         await self._catalog.remove_group(
@@ -140,18 +142,18 @@ class TableOperations:
 
 def topic_named(context: Context, name: str) -> TopicConfig:
     """Return the topic. Raises ApiProblem (404)."""
-    found = context.state.topics.get(name)
-    if found is None:
+    topic = context.state.topics.get(name)
+    if topic is None:
         raise not_found(f"there is no topic {name}")
-    return found
+    return topic
 
 
 def group_named(context: Context, name: str) -> SubscriptionGroup:
     """Return the subscription group. Raises ApiProblem (404)."""
-    found = context.state.groups.get(name)
-    if found is None:
+    group = context.state.groups.get(name)
+    if group is None:
         raise not_found(f"there is no subscription group {name}")
-    return found
+    return group
 
 
 async def paged(

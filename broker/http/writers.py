@@ -33,16 +33,16 @@ class WriterOperations:
 
     async def writers(self, call: Call) -> dict[str, Any]:
         topic = topic_named(self._writers.context, call.parameters.topic).name
-        found = self._writers.of_topic(topic)
-        return await paged(found, lambda one: one[0][1], _view, call.query)
+        writers = self._writers.of_topic(topic)
+        return await paged(writers, lambda one: one[0][1], _view, call.query)
 
     async def delete(self, call: Call) -> Reply:
         await self._writers.delete(call.parameters.topic, call.parameters.writer)
         return Reply(status=204)
 
 
-def _view(found: tuple[WriterKey, Writer]) -> WriterView:
-    (topic, name), writer = found
+def _view(entry: tuple[WriterKey, Writer]) -> WriterView:
+    (topic, name), writer = entry
     marks = [
         WatermarkView(queue_id=queue_id, batch=mark.batch, sequence=mark.sequence)
         for queue_id, mark in sorted(writer.watermarks.items())

@@ -138,7 +138,7 @@ class LocalApplication:
         self.topics_changed(change.topics)
         return change
 
-    async def begin_as_master(self) -> None:
+    async def start_as_master(self) -> None:
         """Lower and save progress that is ahead of the log, before appends. Raises OSError."""
         if keep_within(self.state, self.store.queues.end_of):
             log.info("progress_taken_back: it was ahead of the log")
@@ -146,7 +146,7 @@ class LocalApplication:
 
     def topics_changed(self, names: Sequence[str]) -> None:
         for name in names:
-            self.store.queues.show_from(name, self.state.topics.begins.get(name, 0))
+            self.store.queues.show_from(name, self.state.topics.starts.get(name, 0))
             self.sends.topic_changed(name)
         if names:
             self._contained.run("topics_told", lambda: self._on_topics(names))
@@ -248,7 +248,7 @@ class ClassicEngine:
         if self.is_slave:
             event = RoleEvent(Role.FOLLOWER, 0, None, False, "brokerRole")
         else:
-            await self._application.begin_as_master()
+            await self._application.start_as_master()
             self.own_from = self._commitlog.max_offset
             await self.master.start(
                 config.bind_address, config.ha_port, config.broker_ip1, self._listen_socket
@@ -339,7 +339,7 @@ class ClassicEngine:
         waiting, and `_cut` runs again after a pause. Raises StoreError, OSError."""
         try:
             return self._application.sends.next_batch(self._application.allocate)
-        except OSError as error:  # of `place`
+        except OSError as error:  # of `membership`
             if not passes(error):
                 raise
             log.warning("disk_full error=%s", error)
@@ -428,8 +428,8 @@ class ClassicEngine:
                 self._application.files.check_room(len(payload))
             except OSError as error:
                 tag = "DISK_FULL" if error.errno in (ENOSPC, EDQUOT) else "DISK_ERROR"
-                words = f"its file could not be written ({error}); nothing was changed"
-                raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, words, tag=tag) from error
+                reason = f"its file could not be written ({error}); nothing was changed"
+                raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, reason, tag=tag) from error
         try:
             change = self._application.apply(payload, self._wall_ms())
         except AssertionError as error:
@@ -446,8 +446,8 @@ class ClassicEngine:
             if done.done():
                 return
             if isinstance(error, OSError):
-                words = f"the change is in force, but not in its file yet: {error}"
-                done.set_exception(OutcomeUnknown(f"{words}. It is lost if the broker ends now"))
+                reason = f"the change is in force, but not in its file yet: {error}"
+                done.set_exception(OutcomeUnknown(f"{reason}. It is lost if the broker ends now"))
             elif error is not None:
                 done.set_exception(error)
             else:
@@ -526,10 +526,10 @@ def keep_within(state: BrokerState, end_of: Callable[[str, int], int]) -> bool:
     for (topic, group, queue_id), queue in pops.all_queues():
         if queue.next > (end := end_of(topic, queue_id)):
             first = queue.first_unfinished
-            begin = end if first is None else min(first, end)
-            pops.reset([(topic, group, queue_id, begin)])
+            start = end if first is None else min(first, end)
+            pops.reset([(topic, group, queue_id, start)])
             queue.popped_to = min(queue.popped_to, end)
-            ahead.append((topic, group, queue_id, begin))
+            ahead.append((topic, group, queue_id, start))
     if ahead:
         offsets.commit(ahead)
     return before != (delays.counter, offsets.counter)

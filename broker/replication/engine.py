@@ -69,11 +69,11 @@ class Engine(Protocol):
 
 
 class GroupId(Protocol):
-    """The id of a group; `tell(changed)` sets the callback for a change."""
+    """The id of a group; `subscribe(changed)` sets the callback for a change."""
 
     group_id: bytes
 
-    def tell(self, listener: Callable[[], None]) -> None: ...
+    def subscribe(self, listener: Callable[[], None]) -> None: ...
 
     def applied(self, before: bytes, now: bytes) -> None: ...
 
@@ -146,10 +146,10 @@ class RaftEngine(Engine, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupMembership:
     """This replica's position in the group's configuration; `broker_id` None: unassigned."""
 
-    standing: str  # voter, learner, or none after a removal or before the addition
+    role: str  # voter, learner, or none after a removal or before the addition
     broker_id: int | None
     members: int  # size of the group, or 0 if the group is unknown
 
@@ -161,7 +161,7 @@ def preferred_of(member: RaftEngine) -> str | None:
     return member.core.membership.configurations.current.preferred or None
 
 
-def place_of(member: RaftEngine) -> Place | None:
+def group_membership(member: RaftEngine) -> GroupMembership | None:
     """Return this replica's place; None while the log is being recovered. A removal counts once it
     is committed, or once peers report it to a replica that was away. A replica without a leader
     whose history differs from a peer's has no place either."""
@@ -171,11 +171,11 @@ def place_of(member: RaftEngine) -> Place | None:
     current = configurations.current
     links = member.links
     if member.core.leader is None and (links.refused_as_removed or links.parted):
-        return Place("none", None, len(current.members))
-    found = current.get(node_id) or configurations.settled[1].get(node_id)
-    if found is None:
-        return Place("none", None, len(current.members))
-    return Place(found.role.name.lower(), found.broker_id, len(current.members))
+        return GroupMembership("none", None, len(current.members))
+    member_ = current.get(node_id) or configurations.settled[1].get(node_id)
+    if member_ is None:
+        return GroupMembership("none", None, len(current.members))
+    return GroupMembership(member_.role.name.lower(), member_.broker_id, len(current.members))
 
 
 class MemberFactory(Protocol):

@@ -25,11 +25,11 @@ RETRY_MS = 1_000  # between two proposals
 
 class GroupId:
     """Proposes the group id, and passes it to the links. broker.replication.members calls
-    `look`."""
+    `poll`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._told = b""  # the links' id
+        self._reported = b""  # the links' id
         self._proposed: asyncio.Future[int] | None = None
         self._due_ms = 0
 
@@ -37,15 +37,15 @@ class GroupId:
     def is_open(self) -> bool:
         """True while the group has no id, or the links do not have it."""
         applied = self._context.state.group.value
-        return not applied or applied != self._told
+        return not applied or applied != self._reported
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Pass a new id to the links, and propose one if needed; a chore."""
         engine = self._context.log.raft
         applied = self._context.state.group.value
-        if applied != self._told:
+        if applied != self._reported:
             log.info("group_id_applied id=%s", applied.hex() or "none")
-            before, self._told = self._told, applied
+            before, self._reported = self._reported, applied
             engine.identity.applied(before, applied)
         rescued = applied != engine.identity.group_id != b""  # broker/rescue/keep.py
         if (not applied or rescued) and self._context.roles.leading:
@@ -57,9 +57,9 @@ class GroupId:
             return
         self._due_ms = now_ms + RETRY_MS
         # Founders that met a replica of a group adopted its id, so the group already has it.
-        wanted = engine.identity.group_id or secrets.token_bytes(GROUP_ID_SIZE_BYTES)
+        new_id = engine.identity.group_id or secrets.token_bytes(GROUP_ID_SIZE_BYTES)
         try:
-            command = group_id(wanted, if_absent=not self._context.state.group.value)
+            command = group_id(new_id, if_absent=not self._context.state.group.value)
             self._proposed = engine.propose_command(command)
         except RaftError as error:
             log.info("group_id_not_proposed: %s", error)

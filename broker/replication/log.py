@@ -22,7 +22,7 @@ from ..error_isolation import Contained
 from ..errors import Refused, not_leader
 from ..registration import Identity
 from .classic import ClassicEngine
-from .engine import Engine, Place, RaftEngine, place_of
+from .engine import Engine, GroupMembership, RaftEngine, group_membership
 from .roles import RoleView
 
 
@@ -74,9 +74,9 @@ class ReplicatedLog:
         return self.engine.status()
 
     @property
-    def place(self) -> Place | None:
+    def membership(self) -> GroupMembership | None:
         """This replica's place in its Raft group; None if members do not change."""
-        return None if self._config.is_classic else place_of(self.raft)
+        return None if self._config.is_classic else group_membership(self.raft)
 
     @property
     def identity(self) -> Identity:
@@ -85,12 +85,12 @@ class ReplicatedLog:
         leading = self._roles.leading and not self._roles.joining
         if self._config.is_classic:
             return Identity(self._config.registration_id(leading), 0, "")
-        own_id, place, member = self._config.registration_id(False), self.place, True
+        own_id, membership, member = self._config.registration_id(False), self.membership, True
         role = "follower" if self._roles.leader else NO_LEADER
         group_id = self.raft.identity.group_id.hex() or NO_GROUP_ID
-        if place is not None:
-            member = place.broker_id is not None
-            own_id = place.broker_id or own_id
+        if membership is not None:
+            member = membership.broker_id is not None
+            own_id = membership.broker_id or own_id
         member = member and not self._roles.is_removed
         if leading:
             return Identity(0, self._roles.term, "leader", member, group_id, own_id)
@@ -123,40 +123,40 @@ class ReplicatedLog:
     def _then(
         self,
         what: str,
-        begin: Callable[[], asyncio.Future[int]],
+        start: Callable[[], asyncio.Future[int]],
         done: Callable[[Exception | None], None],
     ) -> None:
         """Start it, and later call `done` with the error or None, never before this returns."""
         try:
-            future = begin()
+            future = start()
         except (RaftError, Refused) as error:
-            told = partial(done, error)
-            asyncio.get_running_loop().call_soon(self._contained.run, what, told)
+            callback = partial(done, error)
+            asyncio.get_running_loop().call_soon(self._contained.run, what, callback)
             return
 
         def finished(result: asyncio.Future[int]) -> None:
             error = None if result.cancelled() else result.exception()
-            told = partial(done, error if isinstance(error, Exception) else None)
-            self._contained.run(what, told)
+            callback = partial(done, error if isinstance(error, Exception) else None)
+            self._contained.run(what, callback)
 
         future.add_done_callback(finished)
 
     # ---- handing over -------------------------------------------------------------------------
 
-    def hand_over(self, target: str, *, anyhow: bool = False) -> str:
+    def hand_over(self, target: str, *, force: bool = False) -> str:
         """Start a transfer of leadership to `target`, or by default to the follower with most of
-        the log that could lead at once. `anyhow` permits a target that would return leadership
+        the log that could lead at once. `force` permits a target that would return leadership
         because of its disk.
 
         Returns the target. Raises Refused, RaftError."""
         self._roles.require_leading()
         chosen = target or self.engine.successor()
         if chosen is None:
-            words = "no follower is within reach that could lead at once"
-            raise Refused(ResponseCode.SYSTEM_ERROR, words, retriable=True)
+            reason = "no follower is within reach that could lead at once"
+            raise Refused(ResponseCode.SYSTEM_ERROR, reason, retriable=True)
         blocker = ""
         if not self._config.is_classic:
-            blocker = self.raft.transfer_blocker(chosen, force=anyhow or not target)
+            blocker = self.raft.transfer_blocker(chosen, force=force or not target)
         if blocker:
             raise Refused(ResponseCode.SYSTEM_ERROR, blocker)
         self.engine.transfer(chosen)

@@ -24,7 +24,7 @@ from ..context import Context
 from ..errors import Refused
 from ..registration import Registrar
 from ..scheduler import IDLE_MS, Chore
-from .engine import Place, RaftEngine, preferred_of
+from .engine import GroupMembership, RaftEngine, preferred_of
 from .identity import GroupId
 from .preferred import PreferredLeader
 
@@ -33,12 +33,12 @@ log = logging.getLogger("raftmq.broker.members")
 LIST = "list"  # the op without a change
 OPS = (LIST, *(kind.value for kind in ChangeKind))
 WITH_ADDRESS = (ChangeKind.ADD_LEARNER, ChangeKind.MOVE)
-LOOK_MS = 100  # maximum delay of a route after a change
+CHECK_PERIOD_MS = 100  # maximum delay of a route after a change
 ID = re.compile("[A-Za-z0-9_]{1,64}")  # the form of dLegerSelfId
 
 
 class Members:
-    """The request handler, and a chore (`look`)."""
+    """The request handler, and a chore (`poll`)."""
 
     def __init__(self, context: Context, registrar: Registrar) -> None:
         self._context = context
@@ -46,13 +46,13 @@ class Members:
         self._registrar = registrar
         self.preferred = PreferredLeader(context)
         self.group_id = GroupId(context)
-        self._told: Place | None = None  # the place logged last
+        self._reported: GroupMembership | None = None  # the place logged last
         self._settled: tuple[int, Configuration] | None = None  # committed and published
 
     def service(self) -> Service:
         return Service(
             handlers={int(RequestCode.CHANGE_MEMBERS): self.change},
-            chores=[Chore("members", LOOK_MS, self.look, self._rest_ms)],
+            chores=[Chore("members", CHECK_PERIOD_MS, self.poll, self._rest_ms)],
         )
 
     async def change(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -71,8 +71,8 @@ class Members:
         engine = self.engine()
         if op == LIST:
             return RemotingCommand.response_to(request, body=dumps(self._body(engine)))
-        wanted = change_of(ChangeKind(op), ext.get("memberId", ""), ext.get("memberAddress", ""))
-        index = await self.make(wanted, force=boolean_or(ext, "force", False))
+        change = change_of(ChangeKind(op), ext.get("memberId", ""), ext.get("memberAddress", ""))
+        index = await self.make(change, force=boolean_or(ext, "force", False))
         body = dumps(self._body(engine))
         return RemotingCommand.response_to(request, ext={"index": str(index)}, body=body)
 
@@ -109,19 +109,19 @@ class Members:
         """Return every member (peer_addresses.members_of); none if members do not change."""
         return [] if self._context.config.is_classic else self._log.raft.members
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check for a changed configuration, and for a preferred leader; a chore."""
         if self._context.config.is_classic:
             return
-        self.group_id.look()
-        self.preferred.look()
-        engine, place = self._log.raft, self._log.place
-        if place is None:
+        self.group_id.poll()
+        self.preferred.poll()
+        engine, membership = self._log.raft, self._log.membership
+        if membership is None:
             return
-        if place != self._told:
-            was, self._told = self._told, place
-            if was is not None or place.standing == "none":
-                self._say(place)
+        if membership != self._reported:
+            was, self._reported = self._reported, membership
+            if was is not None or membership.role == "none":
+                self._say(membership)
             if not self._context.life.stopping:  # also at the first check, after the registration
                 self._registrar.trigger()
         settled = engine.core.membership.configurations.settled
@@ -130,11 +130,13 @@ class Members:
         self._settled = settled
 
     def _rest_ms(self) -> float:
-        place = self._log.place
-        if place is None:
+        membership = self._log.membership
+        if membership is None:
             return IDLE_MS
         settled = self._log.raft.core.membership.configurations.settled
-        changed = place != self._told or self._settled is None or settled[0] != self._settled[0]
+        changed = (
+            membership != self._reported or self._settled is None or settled[0] != self._settled[0]
+        )
         return 0 if changed or self.group_id.is_open or self.preferred.is_waited_for else IDLE_MS
 
     @property
@@ -142,10 +144,10 @@ class Members:
         """True once changes are published."""
         return self._settled is not None
 
-    def _say(self, place: Place) -> None:
-        if place.broker_id is not None:
-            log.info("member standing=%s broker_id=%d", place.standing, place.broker_id)
-        elif place.members:
+    def _say(self, membership: GroupMembership) -> None:
+        if membership.broker_id is not None:
+            log.info("member role=%s broker_id=%d", membership.role, membership.broker_id)
+        elif membership.members:
             log.warning(
                 "no_member: this replica was removed from its group, is not added yet, or has"
                 " another history than its peers (other_history)"
@@ -156,7 +158,7 @@ class Members:
     def _publish(self, was: Configuration, index: int, now: Configuration) -> None:
         if was.preferred != now.preferred:
             chosen = {"index": index, "name": now.preferred or None, "was": was.preferred or None}
-            self._context.events.tell("preferredLeaderChanged", chosen)
+            self._context.events.publish("preferredLeaderChanged", chosen)
         if replace(was, preferred=now.preferred) == now:
             return  # nothing else changed
         members = [
@@ -169,7 +171,7 @@ class Members:
             for member in now.members
         ]
         detail = {"index": index, "members": members, "removed": sorted(was.ids - now.ids)}
-        self._context.events.tell("memberChanged", detail)
+        self._context.events.publish("memberChanged", detail)
 
     def engine(self) -> RaftEngine:
         """Return the Raft engine. Raises Refused if members do not change."""

@@ -24,7 +24,7 @@ BY = "preferred leader"  # the initiator named in the transfer's event
 
 
 class PreferredLeader:
-    """Moves leadership to the preferred leader. broker.replication.members calls `look`."""
+    """Moves leadership to the preferred leader. broker.replication.members calls `poll`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -46,14 +46,14 @@ class PreferredLeader:
         engine = self._log.raft
         return preferred_of(engine) not in (None, "", engine.core.node_id)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Transfer leadership if due, or record broker.conf's preference. A chore."""
         engine = self._log.raft
         target = engine.preferred_successor()
         if target is not None:
             self._hand_over(target)
         if self._config.preferred_leader_id and self._context.roles.leading:
-            self._found(engine)
+            self._choose_first(engine)
 
     def _hand_over(self, target: str) -> None:
         try:
@@ -62,9 +62,9 @@ class PreferredLeader:
             log.info("preferred_leader_waits name=%s: %s", target, error)
             return
         log.info("preferred_leader_takes_over name=%s", target)
-        self._context.events.tell("transfer", {"to": target, "by": BY})
+        self._context.events.publish("transfer", {"to": target, "by": BY})
 
-    def _found(self, engine: RaftEngine) -> None:
+    def _choose_first(self, engine: RaftEngine) -> None:
         """Set broker.conf's preferred leader in a group that never had a preference."""
         now_ms = self._context.clock_ms()
         if (

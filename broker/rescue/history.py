@@ -102,8 +102,8 @@ class History:
 
     def up_to(self, index: int) -> Mark:
         """Return the last mark at or before a frame."""
-        found = [mark for mark in self.marks if mark.index <= index]
-        return found[-1] if found else Mark(self.first - 1, 0, 0, 0)
+        marks = [mark for mark in self.marks if mark.index <= index]
+        return marks[-1] if marks else Mark(self.first - 1, 0, 0, 0)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -205,7 +205,7 @@ def _read(store: str, disk: UnwrittenDisk) -> History:
         raise Unreadable(f"{store}: it is being filled from its leader, and has no log")
     identity = read_identity(disk)
     trim = _content(disk, "trim")
-    first, previous_term, begin = (1, 0, 0) if trim is None else read_trim_note(trim)
+    first, previous_term, log_start = (1, 0, 0) if trim is None else read_trim_note(trim)
     votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")
     try:
         state = votes.load()
@@ -218,9 +218,9 @@ def _read(store: str, disk: UnwrittenDisk) -> History:
     log = CommitLog(disk, "commitlog", _segment_size(store, disk))
     log.open()
     try:
-        if log.min_offset != begin:
-            raise Unreadable(f"{store}: the log's segments before {begin} are missing")
-        walk = FrameWalk(log, begin, None, confirmed, first_index=first)
+        if log.min_offset != log_start:
+            raise Unreadable(f"{store}: the log's segments before {log_start} are missing")
+        walk = FrameWalk(log, log_start, None, confirmed, first_index=first)
         runs, marks, committed = _walked(walk, first, confirmed)
         damaged = walk.reason is not None and walk.end < confirmed
         damage = f"at byte {walk.bad_position}: {walk.reason}" if damaged else ""

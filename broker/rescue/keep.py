@@ -63,9 +63,9 @@ def check(
     """Check that these of the read stores can be kept. `joins` is the group id from an earlier
     call. `damaged` permits a log that ends before durable frames. Raises Refused."""
     for name in ("group", "group_id"):
-        found = {str(getattr(history, name)) for history in histories} - {"", joins.hex()}
-        if len(found) > 1:
-            raise Refused(f"these stores are of several groups: {name} {', '.join(sorted(found))}")
+        ids = {str(getattr(history, name)) for history in histories} - {"", joins.hex()}
+        if len(ids) > 1:
+            raise Refused(f"these stores are of several groups: {name} {', '.join(sorted(ids))}")
     nodes = [history.node for history in histories]
     twice = {node for node in nodes if node and nodes.count(node) > 1}
     if twice:

@@ -107,7 +107,7 @@ class Backlog:
         while seen[0][0] < now_ms - self.SPAN_MS:
             seen.popleft()
         span_ms = now_ms - seen[0][0]
-        if groups and now_ms - groups[0].begun_ms >= wait_ms / 4:
+        if groups and now_ms - groups[0].started_ms >= wait_ms / 4:
             self._scarce_until_ms = now_ms + self.SPAN_MS
         if not span_ms or now_ms >= self._scarce_until_ms:
             return self._bytes_max
@@ -120,12 +120,12 @@ class Backlog:
 class Group:
     """Sends that will share a frame.
 
-    `begun_ms` is the time of the first send, by `AttendedTime`. `replies` holds (sender, unique
+    `started_ms` is the time of the first send, by `AttendedTime`. `replies` holds (sender, unique
     key, record count) per send, in the order of `records`. `dones` are called with the outcome.
     `once` lists the idempotent sends and `written` the requests of writers. `answered_queues` maps
     the index of a redirected record to its response's queue id and recall handle."""
 
-    begun_ms: int = 0
+    started_ms: int = 0
     records: list[Record] = field(default_factory=list)
     replies: list[tuple[Sender, str, int]] = field(default_factory=list)
     commands: list[bytes] = field(default_factory=list)

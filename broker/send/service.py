@@ -771,7 +771,7 @@ class SendPath:
         refused = 0
         while (
             self._groups
-            and (self.disk_full or self._groups[0].begun_ms < now_ms - wait_ms)
+            and (self.disk_full or self._groups[0].started_ms < now_ms - wait_ms)
             and refused < REFUSED_AT_ONCE  # the rest in the next tick, because heartbeats are due
         ):
             refused += len(self._groups[0].replies)

@@ -91,11 +91,11 @@ class BrokerGroupTable:
 
 
 def _versions(value: Mapping[str, Any]) -> dict[str, Versions]:
-    found: dict[str, Versions] = {}
+    versions: dict[str, Versions] = {}
     for name, numbers in value.items():
         topics, topics_ms, groups, groups_ms = map(int, numbers)
-        found[str(name)] = topics, topics_ms, groups, groups_ms
-    return found
+        versions[str(name)] = topics, topics_ms, groups, groups_ms
+    return versions
 
 
 def _value(said: str) -> bytes:

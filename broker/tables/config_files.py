@@ -90,11 +90,11 @@ class ConfigFiles:
             snapshot.replace(self._disk, kept, [file.pread(0, file.size_bytes)])
         finally:
             file.close()
-        told = refused_text(refused)
-        log.warning("entries_refused path=%s kept=%s count=%d: %s", path, kept, len(refused), told)
+        text = refused_text(refused)
+        log.warning("entries_refused path=%s kept=%s count=%d: %s", path, kept, len(refused), text)
 
     def _is_lost(self, name: str) -> bool:
-        versions = (*both(name), name + snapshot.BESIDE)
+        versions = (*both(name), name + snapshot.NEXT)
         there = [n for n in versions if self._disk.exists(f"{snapshot.DIRECTORY}/{n}")]
         return bool(there) and all(n in self._state.damaged for n in there)
 

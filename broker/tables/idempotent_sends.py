@@ -54,16 +54,16 @@ class Once(NamedTuple):
     queue_id: int  # as answered
 
 
-def once_key(topic: str, properties: Mapping[str, str], told_key: bool) -> Key | None:
+def once_key(topic: str, properties: Mapping[str, str], has_key: bool) -> Key | None:
     """Return the key of an idempotent send, else None. A message that a consumer sends back has the
-    original's UNIQ_KEY and is no repetition. `told_key` means that the client set UNIQ_KEY. Raises
+    original's UNIQ_KEY and is no repetition. `has_key` means that the client set UNIQ_KEY. Raises
     Refused."""
     if properties.get(IDEMPOTENT) != "true":
         return None
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         return None
     key = properties[UNIQ_KEY]
-    if not told_key or len(key) > KEY_LENGTH_MAX:
+    if not has_key or len(key) > KEY_LENGTH_MAX:
         raise Refused(
             MESSAGE_ILLEGAL,
             f"an {IDEMPOTENT} message needs a {UNIQ_KEY} of at most {KEY_LENGTH_MAX} characters; "
@@ -89,8 +89,8 @@ class SentOnce:
 
     def get(self, key: Key, since_ms: int) -> Sent | None:
         """Return the send if it was stored at `since_ms` or later."""
-        found = self.sent.get(key)
-        return None if found is None or found.stamp_ms < since_ms else found
+        sent = self.sent.get(key)
+        return None if sent is None or sent.stamp_ms < since_ms else sent
 
     def take(self, command: Mapping[str, Any], stamp_ms: int, records_at: int) -> None:
         """Apply a command. `records_at` is the position of the frame's first record."""

@@ -101,15 +101,15 @@ class OffsetTable:
         for table in (self.offsets, self.resets):
             for key in [key for key in table if key[0] == topic]:
                 del table[key]
-        self._count_anew()
+        self._recount()
 
     def delete_group(self, group: str) -> None:
         for table in (self.offsets, self.resets):
             for key in [key for key in table if key[1] == group]:
                 del table[key]
-        self._count_anew()
+        self._recount()
 
-    def _count_anew(self) -> None:
+    def _recount(self) -> None:
         self.count = sum(map(len, self.offsets.values()))
 
     def own(self) -> None:
@@ -150,14 +150,14 @@ class OffsetTable:
         self.resets = resets
         self.locks = locks
         self.applied_index = applied_index
-        self._count_anew()
+        self._recount()
 
     def merge(self, value: Mapping[str, Any], refused: dict[str, str] | None = None) -> None:
         """Merge a master's table; further entries stay. `refused` is as in `entries_of`."""
-        told = OffsetTable()
-        told.load(value, 0, refused)
-        for key, queues in told.offsets.items():
+        merged = OffsetTable()
+        merged.load(value, 0, refused)
+        for key, queues in merged.offsets.items():
             self.offsets.setdefault(key, {}).update(queues)
-        self._count_anew()
-        self.resets = told.resets
-        self.counter = max(self.counter + 1, told.counter)
+        self._recount()
+        self.resets = merged.resets
+        self.counter = max(self.counter + 1, merged.counter)

@@ -24,7 +24,7 @@ KEY = "popTable"
 ANSWER_BYTES_MAX = FRAME_SIZE_BYTES_MAX - (64 << 10)  # leaves space for the header
 
 
-def tell(
+def encode(
     offsets: OffsetTable,
     pops: PopTable,
     more: Mapping[str, object],
@@ -44,7 +44,7 @@ def tell(
     return orjson.dumps({**offsets.to_json(), **more, KEY: {**table, "queues": []}})
 
 
-def take(
+def apply_answer(
     offsets: OffsetTable,
     pops: PopTable,
     value: Mapping[str, Any],
@@ -53,7 +53,7 @@ def take(
     """Apply the master's offsets, and replace the pops. Without pops in the answer (an Apache
     broker) nothing is in flight; the groups' modes stay. All or nothing. `refused` is as in
     `entries_of`."""
-    told = PopTable()
-    told.load(value.get(KEY) or {**pops.to_json(), "queues": []}, pops.applied_index)
+    copy = PopTable()
+    copy.load(value.get(KEY) or {**pops.to_json(), "queues": []}, pops.applied_index)
     offsets.merge(value, refused)
-    pops.replace_by(told)
+    pops.replace_by(copy)

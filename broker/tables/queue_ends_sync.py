@@ -19,7 +19,7 @@ _END_MAX = 1 << 58  # with 20 bytes per entry a file's name stays an int64
 QueueEnd = tuple[str, int, int]  # topic, queue id, offset of the next message
 
 
-def tell(queues: ConsumeQueueStore, last_segment: int) -> list[QueueEnd]:
+def encode(queues: ConsumeQueueStore, last_segment: int) -> list[QueueEnd]:
     """Return the ends of the queues without a message in the log's last segment, which starts at
     `last_segment`. No slave's log starts later."""
     return [
@@ -29,7 +29,7 @@ def tell(queues: ConsumeQueueStore, last_segment: int) -> list[QueueEnd]:
     ]
 
 
-def told(value: Mapping[str, Any]) -> list[QueueEnd]:
+def decode(value: Mapping[str, Any]) -> list[QueueEnd]:
     """Check and return the master's ends; none of Apache's. Raises TypeError, ValueError."""
     ends = []
     for topic, queue_id, end in value.get(KEY) or []:
@@ -40,7 +40,7 @@ def told(value: Mapping[str, Any]) -> list[QueueEnd]:
     return ends
 
 
-async def take(queues: ConsumeQueueStore, ends: Sequence[QueueEnd]) -> None:
+async def apply_ends(queues: ConsumeQueueStore, ends: Sequence[QueueEnd]) -> None:
     """Create the missing queues at these ends, once this log has the master's log as of the answer.
     The loop runs in between, because a queue's first file may take a while. Raises OSError."""
     for topic, queue_id, end in ends:

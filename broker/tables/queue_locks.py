@@ -88,19 +88,19 @@ class LockTable:
 
     def apply(self, command: Mapping[str, Any]) -> None:
         """Apply a lock_queues command. Raises KeyError, TypeError, ValueError."""
-        told = command.get("renewals")
-        if told is not None:
-            ages = [(int(ms), str(group), queues) for ms, group, queues in told["ages"]]
-            self._tell(Renewals(int(told["term"]), bool(told["fresh"]), ages))
+        renewals = command.get("renewals")
+        if renewals is not None:
+            ages = [(int(ms), str(group), queues) for ms, group, queues in renewals["ages"]]
+            self._tell(Renewals(int(renewals["term"]), bool(renewals["fresh"]), ages))
         self.change([change_from_json(change) for change in command["changes"]])
 
-    def _tell(self, told: Renewals) -> None:
-        self.term = told.term
+    def _tell(self, renewals: Renewals) -> None:
+        self.term = renewals.term
         now_ms = self.clock_ms()
-        if told.fresh:
+        if renewals.fresh:
             self.aged.clear()
             self.renewed = dict.fromkeys(self.keys(), now_ms)
-        for age_ms, group, queues in told.ages:
+        for age_ms, group, queues in renewals.ages:
             for topic, ids in queues.items():
                 for queue_id in ids:
                     key = (topic, group, int(queue_id))
@@ -113,27 +113,27 @@ class LockTable:
         now_ms = self.clock_ms()
         for change in changes:
             for topic, ids in change.queues.items():
-                place = (topic, change.group)
+                key_ = (topic, change.group)
                 for queue_id in ids:
-                    key = (*place, queue_id)
+                    key = (*key_, queue_id)
                     self.aged.pop(key, None)
                     if change.client is None:
                         self.renewed.pop(key, None)
                     else:
                         self.renewed[key] = now_ms
                 if change.client is not None:
-                    self.owners.setdefault(place, {}).update(dict.fromkeys(ids, change.client))
+                    self.owners.setdefault(key_, {}).update(dict.fromkeys(ids, change.client))
                     continue
-                queues = self.owners.get(place)
+                queues = self.owners.get(key_)
                 if queues is None:
                     continue
                 for queue_id in ids:
                     queues.pop(queue_id, None)
                 if not queues:
-                    del self.owners[place]
+                    del self.owners[key_]
 
     def copy(self) -> LockTable:
-        owners = {place: dict(queues) for place, queues in self.owners.items()}
+        owners = {key: dict(queues) for key, queues in self.owners.items()}
         return LockTable(owners, dict(self.aged), self.term)
 
     def renewals_json(self) -> dict[str, Any]:

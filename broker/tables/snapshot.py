@@ -43,7 +43,7 @@ DIRECTORY = "config"
 INDEX_KEY = "raftAppliedIndex"
 FILES_KEY = "raftFiles"
 CHECKSUM_KEY = "raftChecksum"
-COPY, BESIDE = ".bak", ".tmp"  # the previous version; the next version until it is complete
+COPY, NEXT = ".bak", ".tmp"  # the previous version; the next version until it is complete
 FOREIGN = (VersionedTable, OffsetTable, DelayOffsets)  # also written by Apache's brokers
 log = logging.getLogger("raftmq.broker.snapshot")
 GROUP_ID, WRITERS, POPS = "groupId.json", "writers.json", "pops.json"
@@ -124,8 +124,8 @@ def write(disk: Disk, snapshot: Snapshot, encoded: Encoded | None = None) -> int
 def _file_of(name: str, table: Table, encoded: Encoded) -> Iterator[bytes]:
     """Yield a table's file in pieces: JSON with sorted keys, then its checksum."""
     if not isinstance(table, VersionedTable):
-        whole = {**table.to_json(), INDEX_KEY: table.applied_index, FILES_KEY: FILES}
-        pieces = iter([orjson.dumps(whole, option=_SORTED)])
+        complete = {**table.to_json(), INDEX_KEY: table.applied_index, FILES_KEY: FILES}
+        pieces = iter([orjson.dumps(complete, option=_SORTED)])
     else:
         pieces = _pieces_of(name, table, encoded)
     checksum, last = 0, b""
@@ -149,8 +149,8 @@ def _pieces_of(name: str, table: VersionedTable[Any], encoded: Encoded) -> Itera
         yield b'%b"%b":' % (separator, key.encode())
         separator = b","
         if key == entries_key:
-            for number, part in enumerate(parts):
-                yield (b"," if number else b"{") + part
+            for number, content in enumerate(parts):
+                yield (b"," if number else b"{") + content
             yield b"}" if parts else b"{}"
         else:
             yield orjson.dumps(head[key], option=_SORTED)
@@ -182,9 +182,9 @@ def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
     there: set[str] = set()
     noted: set[str] = set()  # files named in another file
     for name, table in _files(state):
-        for suffix in ("", COPY, BESIDE):
+        for suffix in ("", COPY, NEXT):
             path = f"{DIRECTORY}/{name}{suffix}"
-            if not disk.exists(path) or (suffix == BESIDE and name not in there):
+            if not disk.exists(path) or (suffix == NEXT and name not in there):
                 continue  # alone, it is incomplete
             there.add(name)
             refused: dict[str, str] = {}
@@ -210,8 +210,8 @@ def put_right(disk: Disk, state: BrokerState) -> None:
         if path in damaged and path + COPY not in damaged and disk.exists(path + COPY):
             disk.remove(path)
         elif damaged & {path, path + COPY}:
-            if path + BESIDE not in damaged and disk.exists(path + BESIDE):
-                disk.rename(path + BESIDE, path)
+            if path + NEXT not in damaged and disk.exists(path + NEXT):
+                disk.rename(path + NEXT, path)
     if damaged:
         disk.sync_directory(DIRECTORY)
 
@@ -256,10 +256,10 @@ def _checksum(value: dict[str, Any]) -> int:
 
 def replace(disk: Disk, path: str, pieces: Iterable[bytes]) -> None:
     """Replace the file's content durably, keeping the previous version as .bak. Raises OSError."""
-    beside = path + BESIDE
-    if disk.exists(beside):
-        disk.remove(beside)  # left by a crash
-    file = disk.open(beside)
+    temporary = path + NEXT
+    if disk.exists(temporary):
+        disk.remove(temporary)  # left by a crash
+    file = disk.open(temporary)
     try:
         end = 0
         for piece in pieces:
@@ -270,5 +270,5 @@ def replace(disk: Disk, path: str, pieces: Iterable[bytes]) -> None:
         file.close()
     if disk.exists(path):
         disk.rename(path, path + COPY)
-    disk.rename(beside, path)
+    disk.rename(temporary, path)
     disk.sync_directory(DIRECTORY)

@@ -79,8 +79,8 @@ def capture(state: BrokerState, store: MessageStore) -> BrokerCapture | None:
     queues = store.queues
     if queues.corrected_to != store.commitlog.min_offset or queues.damaged or len(store.repairs):
         return None
-    begins = [(q.topic, q.queue_id, q.first_offset) for q in queues.queues()]
-    return BrokerCapture(snapshot.capture(state), begins)
+    starts = [(q.topic, q.queue_id, q.first_offset) for q in queues.queues()]
+    return BrokerCapture(snapshot.capture(state), starts)
 
 
 def prepare(disk: Disk, config: StoreConfig, raft_directory: str) -> int:
@@ -116,7 +116,7 @@ def carry_out(disk: Disk, config: StoreConfig, raft_directory: str) -> None:
     snapshotmarker.write_empty_log(
         disk, raft_directory, noted, config.path("commitlog"), config.path("checkpoint")
     )
-    begin_queues(disk, config, queues)
+    create_queues(disk, config, queues)
     snapshot.write(disk, tables)
     snapshotmarker.done(disk, raft_directory)
     log.warning(
@@ -135,8 +135,8 @@ def decode_state(data: bytes) -> tuple[Snapshot, list[tuple[str, int, int]]]:
         tables = snapshot.from_json(value["tables"])
         queues = [
             (str(topic), int(queue_id), int(offset))
-            for topic, begins in value["queues"]
-            for queue_id, offset in begins
+            for topic, starts in value["queues"]
+            for queue_id, offset in starts
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"not the state of a group snapshot: {error!r}") from error
@@ -171,7 +171,7 @@ def _remove_files(disk: Disk, directory: str) -> None:
         disk.sync_directory(directory)
 
 
-def begin_queues(disk: Disk, config: StoreConfig, queues: list[tuple[str, int, int]]) -> None:
+def create_queues(disk: Disk, config: StoreConfig, queues: list[tuple[str, int, int]]) -> None:
     """Create the queues at their offsets, durably."""
     store = ConsumeQueueStore(
         disk,

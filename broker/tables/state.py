@@ -222,10 +222,10 @@ class BrokerState:
         if op in ("put_topic", "delete_topic"):
             changed = self._change("topic", self.topics, command, index, now_ms)
             if op == "delete_topic" and changed:
-                self.topics.begin_anew(changed[0], records_at)
+                self.topics.restart_at(changed[0], records_at)
             elif command.get("keep_messages") and index > self.topics.applied_index:
                 name = str(command["topic"]["topicName"])
-                self.topics.begins.pop(name, None)
+                self.topics.starts.pop(name, None)
                 changed = (name,)
             return Change(topics=changed)
         if op in ("put_group", "delete_group"):
@@ -340,11 +340,11 @@ class BrokerState:
 
     def _met(self, command: dict[str, Any], index: int, entry: Entry | None) -> bool:
         """Return whether the command's condition is met by the existing entry."""
-        wanted = command.get("if")
-        if wanted is None:
+        expected = command.get("if")
+        if expected is None:
             return True
         version = None if entry is None else entry_version(entry)
-        condition = Condition(tuple(map(str, wanted["versions"])), bool(wanted["absent"]))
+        condition = Condition(tuple(map(str, expected["versions"])), bool(expected["absent"]))
         if condition.met_by(version):
             return True
         self.unmet[index] = version

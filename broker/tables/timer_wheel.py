@@ -98,8 +98,8 @@ class TimerWheel:
     def first_offset(self) -> int:
         """The offset before which no message waits, in the entries read."""
         first = next(iter(self._blocks), None)
-        begin = self.next_offset if first is None else first << _BLOCK_BITS
-        return max(self.progress.floor, begin)
+        start = self.next_offset if first is None else first << _BLOCK_BITS
+        return max(self.progress.floor, start)
 
     @property
     def next_due_ms(self) -> int | None:
@@ -149,19 +149,19 @@ class TimerWheel:
     def pop(self, before_ms: int, count_max: int) -> list[Waiting]:
         """Return the next messages due before `before_ms` in order, late messages first. They count
         as waiting until they are put back and settled."""
-        found: list[Waiting] = []
+        expired: list[Waiting] = []
         if self._late:
-            while self._late and self._late[0][1] < before_ms and len(found) < count_max:
+            while self._late and self._late[0][1] < before_ms and len(expired) < count_max:
                 offset, due_ms = heappop(self._late)
-                found.append(Waiting(due_ms, offset))
-            return found
-        while len(found) < count_max:
+                expired.append(Waiting(due_ms, offset))
+            return expired
+        while len(expired) < count_max:
             self._open(before_ms)
             if not self._near or self._near[0] >> _OFFSET_BITS >= before_ms:
                 break
             key = heappop(self._near)
-            found.append(Waiting(key >> _OFFSET_BITS, key & _OFFSET_MASK))
-        return found
+            expired.append(Waiting(key >> _OFFSET_BITS, key & _OFFSET_MASK))
+        return expired
 
     def after(self, popped: Sequence[Waiting]) -> Progress:
         """Return the progress after the delivery of these first messages of `pop`. The rest must
@@ -237,8 +237,8 @@ class TimerWheel:
             if near or not self._buckets or self._buckets[0] << BUCKET_BITS > now_ms:
                 return
             bucket = heappop(self._buckets)
-            begin = bucket << (BUCKET_BITS + _OFFSET_BITS)
-            self._near = [begin + packed for packed in self._far.pop(bucket)]
+            start = bucket << (BUCKET_BITS + _OFFSET_BITS)
+            self._near = [start + packed for packed in self._far.pop(bucket)]
             heapify(self._near)
             self._near_below = bucket + 1
 

@@ -27,8 +27,8 @@ DLQ_PREFIX = names.DLQ_PREFIX
 DERIVED_TOPIC_LENGTH_MAX = names.DERIVED_TOPIC_LENGTH_MAX
 topic_name_problem = names.topic_name_problem
 QUEUE_COUNT_MAX = 65_536
-BEGINS_MAX = 10_000  # deleted topics; beyond the limit, a recreated topic shows its old messages
-BEGINS_KEY = "messagesBegin"
+STARTS_MAX = 10_000  # deleted topics; beyond the limit, a recreated topic shows its old messages
+STARTS_KEY = "messagesStart"
 
 NO_SEND_TOPICS = names.NO_SEND_TOPICS
 SYSTEM_TOPICS = names.SYSTEM_TOPICS
@@ -148,7 +148,7 @@ class TopicTable(VersionedTable[TopicConfig]):
     """Name → TopicConfig, in JSON Apache's TopicConfigSerializeWrapper (topics.json and the answer
     to 21).
 
-    `begins` has the CommitLog offset before which messages of a deleted topic are hidden, also
+    `starts` has the CommitLog offset before which messages of a deleted topic are hidden, also
     after it was created again. The JSON has it only if it is not empty."""
 
     def __init__(self) -> None:
@@ -156,23 +156,23 @@ class TopicTable(VersionedTable[TopicConfig]):
         # The broker's own topics, which follow from the configuration and are in no command or
         # snapshot.
         self.internal: dict[str, TopicConfig] = {}
-        self.begins: dict[str, int] = {}
+        self.starts: dict[str, int] = {}
 
-    def begin_anew(self, name: str, position: int) -> None:
+    def restart_at(self, name: str, position: int) -> None:
         """Hide messages before this CommitLog offset, because the topic was deleted. Above
         BEGINS_MAX the oldest deletions are dropped."""
-        self.begins.pop(name, None)
-        self.begins[name] = position
-        if len(self.begins) > BEGINS_MAX + len(self.entries):
-            del self.begins[next(one for one in self.begins if one not in self.entries)]
+        self.starts.pop(name, None)
+        self.starts[name] = position
+        if len(self.starts) > STARTS_MAX + len(self.entries):
+            del self.starts[next(one for one in self.starts if one not in self.entries)]
 
     def also(self) -> Mapping[str, Any]:
-        begins = {BEGINS_KEY: self.begins} if self.begins else {}
-        return {**super().also(), **begins}
+        starts = {STARTS_KEY: self.starts} if self.starts else {}
+        return {**super().also(), **starts}
 
     def own(self) -> None:
         super().own()
-        self.begins = dict(self.begins)
+        self.starts = dict(self.starts)
 
     def load(
         self,
@@ -180,16 +180,16 @@ class TopicTable(VersionedTable[TopicConfig]):
         applied_index: int,
         refused: dict[str, str] | None = None,
     ) -> None:
-        begins = entries_of(value.get(BEGINS_KEY) or {}, lambda _, at: int(at), refused)
+        starts = entries_of(value.get(STARTS_KEY) or {}, lambda _, at: int(at), refused)
         super().load(value, applied_index, refused)
-        self.begins = begins
+        self.starts = starts
 
     def get(self, name: str) -> TopicConfig | None:
         return self.internal.get(name) or self.entries.get(name)
 
     def existing(self, name: str) -> TopicConfig:
         """Return the topic. Raises Refused if there is none."""
-        found = self.internal.get(name) or self.entries.get(name)
-        if found is None:
+        topic = self.internal.get(name) or self.entries.get(name)
+        if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
-        return found
+        return topic

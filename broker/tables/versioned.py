@@ -38,17 +38,17 @@ def entries_of(
 ) -> dict[str, T]:
     """Read a table's entries. `refused` gets unreadable entries with reasons; without it the first
     raises. A table without a readable entry also raises StateError."""
-    found: dict[str, T] = {}
+    entries: dict[str, T] = {}
     for name, value in table.items():
         try:
-            found[name] = read(str(name), value)
+            entries[name] = read(str(name), value)
         except ENTRY_ERRORS as error:
             if refused is None:
                 raise
             refused[str(name)] = str(error)
-    if table and not found:
+    if table and not entries:
         raise StateError(f"no entry can be read: {next(iter((refused or {}).items()), '')}")
-    return found
+    return entries
 
 
 class VersionedTable(Generic[E]):
@@ -122,11 +122,11 @@ class VersionedTable(Generic[E]):
         """Return the names changed since this version, or None if that is no longer recorded."""
         if (counter, timestamp_ms) == (self.counter, self.timestamp_ms):
             return set()
-        found: set[str] = set()
+        names: set[str] = set()
         for before, at_ms, name in reversed(self._changes):
-            found.add(name)
+            names.add(name)
             if (before, at_ms) == (counter, timestamp_ms):
-                return found
+                return names
         return None
 
     def own(self) -> None:

@@ -96,8 +96,8 @@ class WriterTable:
             watermarks = {
                 int(q): Watermark(int(batch), int(sequence)) for q, batch, sequence in marks
             }
-            found = Writer(int(epoch), int(stamp_ms), MappingProxyType(watermarks))
-            loaded[str(topic), str(name)] = found
+            writer = Writer(int(epoch), int(stamp_ms), MappingProxyType(watermarks))
+            loaded[str(topic), str(name)] = writer
         self.writers = loaded
         self.applied_index = applied_index
 

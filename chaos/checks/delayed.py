@@ -37,7 +37,8 @@ class Delayed:
     """A delayed message. Milliseconds are of the brokers' clocks, nanoseconds of the harness's."""
 
     __slots__ = (
-        "acked_ns", "attempts", "delay_ms", "invoked_ns", "outcome", "places", "topic", "waits_ms",
+        "acked_ns", "attempts", "delay_ms", "invoked_ns", "outcome", "positions", "topic",
+        "waits_ms",
     )  # fmt: skip
 
     def __init__(self, post: Post) -> None:
@@ -48,7 +49,7 @@ class Delayed:
         self.outcome = Outcome.OPEN
         self.attempts = 0
         self.waits_ms = 0  # first store time in the broker's own topic; 0: not known
-        self.places: dict[Position, int] = {}  # → store time for consumers
+        self.positions: dict[Position, int] = {}  # → store time for consumers
 
 
 class DelayBook:
@@ -56,7 +57,7 @@ class DelayBook:
 
     def __init__(self, tolerance_ms: int = TOLERANCE_MS) -> None:
         self.tolerance_ms = tolerance_ms
-        self.found: dict[str, Delayed] = {}
+        self.entries: dict[str, Delayed] = {}
         self.early = Offenders()  # by the harness's clock
         self.strangers = Offenders()  # delivered, but nobody sent it
         self.drains: dict[str, int] = {}
@@ -65,7 +66,7 @@ class DelayBook:
 
     @property
     def applies(self) -> bool:
-        return bool(self.found) or self.deliveries > 0
+        return bool(self.entries) or self.deliveries > 0
 
     def handlers(self) -> Handlers:
         return {
@@ -80,34 +81,34 @@ class DelayBook:
         if post.work != WORK:
             return
         if post.outcome is Outcome.OPEN:
-            if post.id in self.found:
+            if post.id in self.entries:
                 raise HistoryError(f"two delayed messages have the id {post.id}")
-            self.found[post.id] = Delayed(post)
+            self.entries[post.id] = Delayed(post)
             return
-        entry = self.found[post.id]
+        entry = self.entries[post.id]
         entry.outcome, entry.attempts = post.outcome, post.attempts
         if post.outcome is Outcome.OK:
             entry.acked_ns = post.t_ns
 
-    def delivered(self, found: Delivery) -> None:
-        if found.work != WORK:
+    def delivered(self, delivery: Delivery) -> None:
+        if delivery.work != WORK:
             return
         self.deliveries += 1
-        entry = self.found.get(found.id)
+        entry = self.entries.get(delivery.id)
         if entry is None or entry.outcome is Outcome.FAIL:
             reason = "nobody sent it" if entry is None else "its send had failed for certain"
-            self.strangers.add(f"{found.id} at {at(found.place)}: {reason}")
+            self.strangers.add(f"{delivery.id} at {at(delivery.position)}: {reason}")
             return
-        passed_ms = (found.t_ns - entry.invoked_ns) / NS_PER_MS
-        if not entry.places and passed_ms < entry.delay_ms - self.tolerance_ms:
-            self.early.add(f"{found.id} came {passed_ms:.0f} ms after its send began, "
+        passed_ms = (delivery.t_ns - entry.invoked_ns) / NS_PER_MS
+        if not entry.positions and passed_ms < entry.delay_ms - self.tolerance_ms:
+            self.early.add(f"{delivery.id} came {passed_ms:.0f} ms after its send began, "
                            f"not {entry.delay_ms}")  # fmt: skip
-        entry.places.setdefault(found.place, found.store_ms)
+        entry.positions.setdefault(delivery.position, delivery.store_ms)
 
-    def stored(self, found: Stored) -> None:
-        entry = self.found.get(found.id) if found.work == WORK else None
+    def stored(self, copy: Stored) -> None:
+        entry = self.entries.get(copy.id) if copy.work == WORK else None
         if entry is not None:
-            entry.waits_ms = min(entry.waits_ms or found.store_ms, found.store_ms)
+            entry.waits_ms = min(entry.waits_ms or copy.store_ms, copy.store_ms)
 
     def drained(self, drain: Drain) -> None:
         if drain.complete:
@@ -119,14 +120,14 @@ class DelayBook:
     def lateness_ms(self) -> list[int]:
         """Return store times minus due times, ascending. Negative means early."""
         return sorted(
-            min(entry.places.values()) - entry.waits_ms - entry.delay_ms
-            for entry in self.found.values()
-            if entry.places and entry.waits_ms
+            min(entry.positions.values()) - entry.waits_ms - entry.delay_ms
+            for entry in self.entries.values()
+            if entry.positions and entry.waits_ms
         )
 
 
 def delayed_early(book: DelayBook, name: str) -> Check:
-    known = sum(1 for entry in book.found.values() if entry.waits_ms)
+    known = sum(1 for entry in book.entries.values() if entry.waits_ms)
     detail = f"{book.deliveries} deliveries, {known} waiting times, {book.tolerance_ms} ms off"
     check = book.early.and_more(_by_brokers(book)).check(name, detail, book.deliveries)
     if check.verdict is Verdict.FAIL and book.clocks_moved:
@@ -136,18 +137,18 @@ def delayed_early(book: DelayBook, name: str) -> Check:
 
 
 def _by_brokers(book: DelayBook) -> Iterator[str]:
-    for name, entry in book.found.items():
-        if not entry.waits_ms or not entry.places:
+    for name, entry in book.entries.items():
+        if not entry.waits_ms or not entry.positions:
             continue
-        waited_ms = min(entry.places.values()) - entry.waits_ms
+        waited_ms = min(entry.positions.values()) - entry.waits_ms
         if waited_ms < entry.delay_ms - book.tolerance_ms:
             yield f"{name} waited {waited_ms} ms by the brokers' clocks, not {entry.delay_ms}"
 
 
 def delayed_lost(book: DelayBook, name: str) -> Check:
     """Find delayed messages that were lost."""
-    acked = [(name, e) for name, e in book.found.items() if e.outcome is Outcome.OK]
-    missing = [(name, e) for name, e in acked if not e.places]
+    acked = [(name, e) for name, e in book.entries.items() if e.outcome is Outcome.OK]
+    missing = [(name, e) for name, e in acked if not e.positions]
     lost = [
         f"{name} was acknowledged, and due {entry.delay_ms} ms later"
         for name, entry in missing
@@ -159,16 +160,16 @@ def delayed_lost(book: DelayBook, name: str) -> Check:
 def delayed_copies(book: DelayBook, name: str) -> Check:
     """Find delayed messages stored more than once, or delivered but not sent."""
     result = book.strangers.and_more(_delayed_copies_wrong(book))
-    retried = sum(1 for e in book.found.values() if 1 < len(e.places) <= e.attempts)
+    retried = sum(1 for e in book.entries.values() if 1 < len(e.positions) <= e.attempts)
     detail = f"{book.deliveries} deliveries; {retried} twice by a client's own retry"
     return result.check(name, detail, book.deliveries)
 
 
 def _delayed_copies_wrong(book: DelayBook) -> Iterator[str]:
-    for name, entry in book.found.items():
-        if entry.outcome is not Outcome.OPEN and len(entry.places) > max(1, entry.attempts):
-            places = ", ".join(map(at, sorted(entry.places)))
-            yield f"{name} lies at {places} after {entry.attempts} attempt(s)"
+    for name, entry in book.entries.items():
+        if entry.outcome is not Outcome.OPEN and len(entry.positions) > max(1, entry.attempts):
+            positions = ", ".join(map(at, sorted(entry.positions)))
+            yield f"{name} lies at {positions} after {entry.attempts} attempt(s)"
 
 
 def delayed_late(book: DelayBook, name: str) -> Check:

@@ -15,7 +15,7 @@ from ..history.deferred_events import all_sends
 from ..history.events import Fault, History, Outcome, Send
 from .verdict import Check, Verdict
 
-TOOK_PLACE = "the experiment took place"
+WAS_RUN = "the experiment took place"
 PLANNED = "planned"  # key of a history's meta line for the number of planned faults
 ENDS = "ends"  # key of a history's meta line, true if the run writes `end` when it is over
 UNMADE_SHARE_MAX = 0.5  # of all sends
@@ -24,7 +24,7 @@ CALM_SENDS_MIN = 100  # too few sends for a share
 GRACE_NS = 5_000_000_000  # after a healed fault, for elections and the backlog
 
 
-def took_place(history: History) -> Check:
+def was_run(history: History) -> Check:
     """Judge a history. Those from before `planned` was written are not asked about faults, those
     from before `ends` not whether they were interrupted."""
     sends = all_sends(history)
@@ -42,8 +42,8 @@ def took_place(history: History) -> Check:
         *(["the run was interrupted"] if history.meta.get(ENDS) and not history.ended else []),
     ]
     if wrong:
-        return Check(TOOK_PLACE, Verdict.INVALID, len(wrong), detail, tuple(wrong))
-    return Check(TOOK_PLACE, Verdict.PASS, 0, detail)
+        return Check(WAS_RUN, Verdict.INVALID, len(wrong), detail, tuple(wrong))
+    return Check(WAS_RUN, Verdict.PASS, 0, detail)
 
 
 def _acknowledged(sends: Sequence[Send]) -> bool:
@@ -87,10 +87,10 @@ def _due_in_calm(sends: Sequence[Send], faults: Sequence[Fault]) -> list[Send]:
             spans[-1] = (spans[-1][0], max(spans[-1][1], end_ns))
         else:
             spans.append((fault.invoked_ns, end_ns))
-    begins = [begin for begin, _ in spans]
+    starts = [start for start, _ in spans]
 
     def calm(send: Send) -> bool:
-        number = bisect_right(begins, send.due_ns) - 1
+        number = bisect_right(starts, send.due_ns) - 1
         return number < 0 or send.due_ns > spans[number][1]
 
     return [send for send in sends if calm(send)]

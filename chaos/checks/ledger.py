@@ -66,7 +66,7 @@ class Queue:
     passed: int = -1  # highest offset consumed at the last settled moment asked for
     times: OffsetCounts = field(default_factory=OffsetCounts)  # deliveries by offset
 
-    def place(self, offset: int) -> Position:
+    def position(self, offset: int) -> Position:
         return (self.broker, self.topic, self.queue, offset)
 
     def delivered(self, offset: int) -> bool:
@@ -92,7 +92,8 @@ class Queue:
 
 
 class Entry:
-    """A message. `place` is the position of its acknowledgement, or else of its first delivery."""
+    """A message. `position` is the position of its acknowledgement, or else of its first
+    delivery."""
 
     __slots__ = (
         "acked",
@@ -131,21 +132,21 @@ class Entry:
         """Return every position at which it is known to lie, sorted."""
         if self.queue is None:
             return []
-        result = [self.queue.place(self.offset)]
+        result = [self.queue.position(self.offset)]
         if self.more:
-            result += [queue.place(offset) for queue, offset in self.more]
+            result += [queue.position(offset) for queue, offset in self.more]
         return sorted(result)
 
     def seen(self) -> list[Position]:
         """Return `copies` without the acknowledged place if only the answer names it."""
         result = self.copies()
         if self.acked and not self.at_ack and self.queue is not None:
-            result.remove(self.queue.place(self.offset))
+            result.remove(self.queue.position(self.offset))
         return result
 
     def first(self) -> Position:
         assert self.queue is not None
-        return self.copies()[0] if self.more else self.queue.place(self.offset)
+        return self.copies()[0] if self.more else self.queue.position(self.offset)
 
 
 class Ledger:
@@ -267,7 +268,7 @@ class Ledger:
             both = holder is not None and holder.promised and holder.queue is queue
             both = both and holder is not None and holder.offset == offset
             clashes = self.twice_acked if both else self.clashes
-            clashes[queue.place(offset), other, name] = None
+            clashes[queue.position(offset), other, name] = None
         if entry.deliveries:
             self.open_delivered -= 1
             entry.send = None
@@ -296,7 +297,7 @@ class Ledger:
             if other is None:
                 holder[offset] = name
             elif other != name:
-                self.clashes[queue.place(offset), other, name] = None
+                self.clashes[queue.position(offset), other, name] = None
             entry = entries.get(name)
             if entry is None:
                 self._ghost(name, queue, offset, "nobody sent it")
@@ -329,8 +330,8 @@ class Ledger:
             assert send is not None
             if entry.promised:
                 assert entry.queue is not None
-                place = self.queue(send.broker, send.topic, send.queue)
-                place.outstanding.pop(name, None)
+                queue_ledger = self.queue(send.broker, send.topic, send.queue)
+                queue_ledger.outstanding.pop(name, None)
             else:
                 self.weak.pop(name, None)
         elif outcome is Outcome.UNKNOWN:
@@ -368,7 +369,7 @@ class Ledger:
 
     def _ghost(self, name: str, queue: Queue, offset: int, why: str) -> None:
         if name not in self.phantoms:
-            self.phantoms[name] = f"at {at(queue.place(offset))}: {why}"
+            self.phantoms[name] = f"at {at(queue.position(offset))}: {why}"
 
 
 DENSE_GAP_MAX = 1 << 24  # an offset farther ahead is kept apart; 16 MB are acceptable

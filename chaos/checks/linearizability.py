@@ -123,9 +123,9 @@ class _Todo:
         # The place after the last is both the list's head and its end.
         self._next = [*range(1, len(moments) + 1), 0]
         self._before = [len(moments), *range(len(moments))]
-        self._places: list[list[int]] = [[] for _ in answered]  # of call and return
-        for place, (_, _, number) in enumerate(moments):
-            self._places[number].append(place)
+        self._slots: list[list[int]] = [[] for _ in answered]  # of call and return
+        for slot, (_, _, number) in enumerate(moments):
+            self._slots[number].append(slot)
         self._unanswered = dict.fromkeys(range(len(answered), len(self.operations)))
 
     def choices(self, state: Any, step: Step) -> Iterator[int]:
@@ -133,16 +133,16 @@ class _Todo:
         if not self.count:
             return iter(())
         result: list[int] = []
-        place = self._next[-1]
+        slot = self._next[-1]
         while True:
-            time_ns, returned, number = self._moments[place]
+            time_ns, returned, number = self._moments[slot]
             if returned:
                 break
             one = self.operations[number]
             if one.reads and step(state, one.action) == state:
                 return iter((number,))
             result.append(number)
-            place = self._next[place]
+            slot = self._next[slot]
         alike: set[Any] = set()  # of those that do the same, the first called is as good as any
         for number in self._unanswered:
             one = self.operations[number]
@@ -155,7 +155,7 @@ class _Todo:
 
     def bits(self, number: int, done: int, used: int) -> tuple[int, int]:
         """Return the bit sets with one operation's bit flipped."""
-        answered = len(self._places)
+        answered = len(self._slots)
         if number < answered:
             return done ^ 1 << number, used
         return done, used ^ 1 << (number - answered)
@@ -165,19 +165,19 @@ class _Todo:
             del self._unanswered[number]
             return
         self.count -= 1
-        for place in self._places[number]:
-            before, after = self._before[place], self._next[place]
+        for slot in self._slots[number]:
+            before, after = self._before[slot], self._next[slot]
             self._next[before], self._before[after] = after, before
 
     def put_back(self, number: int) -> None:
         """Undo the last `take`."""
-        if number >= len(self._places):
+        if number >= len(self._slots):
             self._unanswered[number] = None
             self._unanswered = dict.fromkeys(sorted(self._unanswered))
             return
         self.count += 1
-        for place in reversed(self._places[number]):
-            self._next[self._before[place]] = self._before[self._next[place]] = place
+        for slot in reversed(self._slots[number]):
+            self._next[self._before[slot]] = self._before[self._next[slot]] = slot
 
 
 def unexplained(
@@ -197,11 +197,11 @@ def unexplained(
     # it.
     end = bisect_left(ends[:-1], True, key=lambda end: is_wrong(until(operations, end), initial))
     known = sorted(until(operations, ends[end]), key=lambda one: one.called_ns)
-    begins = list(_quiet_moments(known))
+    starts = list(_quiet_moments(known))
     back = bisect_left(
-        range(len(begins)), True, key=lambda count: is_wrong(since(known, begins[-1 - count]), ANY)
+        range(len(starts)), True, key=lambda count: is_wrong(since(known, starts[-1 - count]), ANY)
     )
-    return since(known, begins[-1 - back]) if back < len(begins) else known
+    return since(known, starts[-1 - back]) if back < len(starts) else known
 
 
 def until(operations: Iterable[Operation], end_ns: int) -> list[Operation]:
@@ -214,8 +214,8 @@ def until(operations: Iterable[Operation], end_ns: int) -> list[Operation]:
     ]  # fmt: skip
 
 
-def since(operations: Iterable[Operation], begin_ns: int) -> list[Operation]:
-    return [one for one in operations if one.returned_ns is None or one.called_ns >= begin_ns]
+def since(operations: Iterable[Operation], start_ns: int) -> list[Operation]:
+    return [one for one in operations if one.returned_ns is None or one.called_ns >= start_ns]
 
 
 def _quiet_moments(operations: Iterable[Operation]) -> Iterator[int]:

@@ -52,10 +52,10 @@ class WorkBook:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = _Queue(next=work.first)
-        self._look_for_others(queue, work)
-        self._look_for_gaps(queue, work)
+        self._check_others(queue, work)
+        self._check_gaps(queue, work)
 
-    def _look_for_others(self, queue: _Queue, work: Worked) -> None:
+    def _check_others(self, queue: _Queue, work: Worked) -> None:
         # Records are in the order in which work ended, so only the last piece can overlap.
         if work.began_ns < queue.latest_ns:
             shared_ms = (queue.latest_ns - work.began_ns) / 1_000_000
@@ -69,7 +69,7 @@ class WorkBook:
         if work.t_ns >= queue.latest_ns:
             queue.latest_ns, queue.worker = work.t_ns, work.process
 
-    def _look_for_gaps(self, queue: _Queue, work: Worked) -> None:
+    def _check_gaps(self, queue: _Queue, work: Worked) -> None:
         if work.first > queue.next:
             self._skipped.add(f"{_where(work)}: {work.process} began, {queue.next} is not done")
         if work.done:

@@ -83,7 +83,7 @@ def phantoms(ledger: Ledger, name: str) -> Check:
 def twice_acknowledged(ledger: Ledger, name: str) -> Check:
     """Find two messages acknowledged at the same position, where the second overwrote the first."""
     clashes = ledger.twice_acked
-    text = (f"{at(place)} was given to {one} and to {other}" for place, one, other in clashes)
+    text = (f"{at(position)} was given to {one} and to {other}" for position, one, other in clashes)
     count = ledger.acknowledged
     return judge(name, text, f"{count} acknowledged positions", count)
 
@@ -95,8 +95,8 @@ def positions(ledger: Ledger, name: str) -> Check:
 
 
 def _positions_wrong(ledger: Ledger) -> Iterator[str]:
-    for place, one, other in ledger.clashes:
-        yield f"{at(place)} holds both {one} and {other}"
+    for position, one, other in ledger.clashes:
+        yield f"{at(position)} holds both {one} and {other}"
     for name, entry in ledger.misplaced.items():
         if not entry.promised or entry.at_ack or not entry.deliveries:
             continue
@@ -104,9 +104,9 @@ def _positions_wrong(ledger: Ledger) -> Iterator[str]:
         # A retried message may be at both positions, and its second copy consumed already.
         drained = entry.queue.topic in ledger.drains
         if entry.attempts < 2 or drained or entry.queue.highest >= entry.offset:
-            place = entry.queue.place(entry.offset)
-            where = ", ".join(at(other) for other in entry.copies() if other != place)
-            yield f"{name} was acknowledged at {at(place)} but lies at {where}"
+            position = entry.queue.position(entry.offset)
+            where = ", ".join(at(other) for other in entry.copies() if other != position)
+            yield f"{name} was acknowledged at {at(position)} but lies at {where}"
 
 
 def broker_duplicates(ledger: Ledger, name: str) -> Check:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..history.deferred_events import LockAsked
+from ..history.deferred_events import LockRequested
 from ..history.events import Kind, Outcome
 from .linearizability import ANY, ILLEGAL, Operation
 from .objects import Objects
@@ -28,7 +28,7 @@ FREE = ("", 0)  # a state, of the owner and the time of its request
 @dataclass(frozen=True, slots=True)
 class Grant:
     client: str
-    asked_ns: int
+    requested_ns: int
     answered_ns: int | None
 
 
@@ -46,14 +46,14 @@ class Release:
 def step(state: Any, action: Any) -> Any:
     """Return the lock's owner, and when that asked last, after a request."""
     if state is ANY:
-        return (action.client, action.asked_ns) if isinstance(action, Grant) else ANY
-    owner, asked_ns = state
+        return (action.client, action.requested_ns) if isinstance(action, Grant) else ANY
+    owner, requested_ns = state
     if isinstance(action, Release):
         return FREE if owner == action.client else state
-    over = action.answered_ns is not None and action.answered_ns - asked_ns > BELIEVED_NS
+    over = action.answered_ns is not None and action.answered_ns - requested_ns > BELIEVED_NS
     if isinstance(action, Grant):
         free = owner in ("", action.client) or over
-        return (action.client, action.asked_ns) if free else ILLEGAL
+        return (action.client, action.requested_ns) if free else ILLEGAL
     if owner not in ("", action.client):
         return state
     return ANY if owner and over else ILLEGAL
@@ -61,8 +61,8 @@ def step(state: Any, action: Any) -> Any:
 
 class LockRequests:
     def __init__(self) -> None:
-        self._locks = Objects(step, _words, _title)
-        self._begun: dict[int, LockAsked] = {}  # by operation; no answer yet
+        self._locks = Objects(step, _text, _title)
+        self._started: dict[int, LockRequested] = {}  # by operation; no answer yet
         self._granted = 0
         self._refused = 0
 
@@ -71,34 +71,36 @@ class LockRequests:
         return len(self._locks) > 0
 
     def handlers(self) -> Handlers:
-        return {Kind.LOCK_ASKED: self._asked}
+        return {Kind.LOCK_REQUESTED: self._requested}
 
     def result(self, name: str) -> Check:
         detail = f"{len(self._locks)} locks, {self._granted} granted, {self._refused} refused"
         return self._locks.check(name, detail, min(self._granted, self._refused))
 
-    def _asked(self, asked: LockAsked) -> None:
-        key = (asked.group, asked.broker, asked.topic, asked.queue)
-        if asked.outcome is Outcome.OPEN:
-            self._begun[asked.op] = asked
+    def _requested(self, event: LockRequested) -> None:
+        key = (event.group, event.broker, event.topic, event.queue)
+        if event.outcome is Outcome.OPEN:
+            self._started[event.op] = event
             action = (
-                Release(asked.process) if asked.unlock else Grant(asked.process, asked.t_ns, None)
+                Release(event.process) if event.unlock else Grant(event.process, event.t_ns, None)
             )
-            self._locks.begin(key, asked, asked.t_ns, action)
-        elif asked.outcome is Outcome.FAIL:
-            self._locks.withdraw(key, self._begun.pop(asked.op))
-        elif asked.outcome is Outcome.OK:
-            self._answered(key, self._begun.pop(asked.op), asked)
+            self._locks.start(key, event, event.t_ns, action)
+        elif event.outcome is Outcome.FAIL:
+            self._locks.withdraw(key, self._started.pop(event.op))
+        elif event.outcome is Outcome.OK:
+            self._answered(key, self._started.pop(event.op), event)
 
-    def _answered(self, key: tuple[str, str, str, int], begun: LockAsked, asked: LockAsked) -> None:
-        action: Any = Release(asked.process)
-        if asked.granted:
-            action = Grant(asked.process, begun.t_ns, asked.t_ns)
+    def _answered(
+        self, key: tuple[str, str, str, int], request: LockRequested, event: LockRequested
+    ) -> None:
+        action: Any = Release(event.process)
+        if event.granted:
+            action = Grant(event.process, request.t_ns, event.t_ns)
             self._granted += 1
-        elif not asked.unlock:
-            action = Refusal(asked.process, asked.t_ns)
+        elif not event.unlock:
+            action = Refusal(event.process, event.t_ns)
             self._refused += 1
-        self._locks.end(key, begun, asked.t_ns, action)
+        self._locks.end(key, request, event.t_ns, action)
 
 
 def _title(key: tuple[str, str, str, int]) -> str:
@@ -106,7 +108,7 @@ def _title(key: tuple[str, str, str, int]) -> str:
     return f"{group} {f'{broker}:' if broker else ''}{topic}-{queue}"
 
 
-def _words(one: Operation) -> str:
+def _text(one: Operation) -> str:
     action = one.action
     if isinstance(action, Release):
         return f"{action.client} gave it up"

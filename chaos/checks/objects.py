@@ -29,15 +29,16 @@ class Objects:
     def __init__(
         self,
         step: Step,
-        words: Callable[[Operation], str],
+        describe: Callable[[Operation], str],
         title: Callable[[Any], str],
         relevant: Callable[[Sequence[Operation]], list[Operation]] = list,
     ) -> None:
-        """`step` is the effect of an operation (chaos.checks.linearizability). `words` and `title`
-        describe an operation and an object. `relevant` filters out operations that cannot matter.
+        """`step` is the effect of an operation (chaos.checks.linearizability). `describe` and
+        `title` describe an operation and an object. `relevant` filters out operations that cannot
+        matter.
         """
         self._step = step
-        self._words = words
+        self._text = describe
         self._title = title
         self._relevant = relevant
         self._objects: dict[Hashable, _Object] = {}
@@ -47,7 +48,7 @@ class Objects:
     def __len__(self) -> int:
         return len(self._objects)
 
-    def begin(
+    def start(
         self, name: Hashable, event: Any, called_ns: int, action: Any, *, reads: bool = False
     ) -> None:
         """Note that an operation was called; `event` is known by its identity from now on."""
@@ -106,26 +107,26 @@ class Objects:
         decided = evidence and not undecided
         return Check(name, Verdict.PASS if decided else Verdict.UNKNOWN, undecided, detail)
 
-    def _explain(self, name: Hashable, found: _Object) -> str:
-        operations = self._relevant([*found.operations.values()])
+    def _explain(self, name: Hashable, state: _Object) -> str:
+        operations = self._relevant([*state.operations.values()])
         window = unexplained(operations, self._step)
-        begin_ns = min(one.called_ns for one in window)
+        start_ns = min(one.called_ns for one in window)
         answered = [one for one in window if one.returned_ns is not None]
         answered.sort(key=lambda one: one.returned_ns or 0)
-        text = "; ".join(self._timed(one, begin_ns) for one in answered[-SHOWN_MAX:])
+        text = "; ".join(self._timed(one, start_ns) for one in answered[-SHOWN_MAX:])
         if len(answered) > SHOWN_MAX:
             text = f"{len(answered) - SHOWN_MAX} more; {text}"
         open_ones = [one for one in window if one.returned_ns is None and not one.reads]
-        vague = [*dict.fromkeys(map(self._words, open_ones))]  # each once
+        vague = [*dict.fromkeys(map(self._text, open_ones))]  # each once
         if vague:
             more = ", …" if len(vague) > SHOWN_MAX else ""
             text += f"; under way or without an answer: {', '.join(vague[:SHOWN_MAX])}{more}"
         return f"{self._title(name)}: no order explains {text}"
 
-    def _timed(self, one: Operation, begin_ns: int) -> str:
+    def _timed(self, one: Operation, start_ns: int) -> str:
         assert one.returned_ns is not None
         called_ms, returned_ms = (
-            (one.called_ns - begin_ns) / 1e6,
-            (one.returned_ns - begin_ns) / 1e6,
+            (one.called_ns - start_ns) / 1e6,
+            (one.returned_ns - start_ns) / 1e6,
         )
-        return f"{self._words(one)} ({called_ms:,.1f} to {returned_ms:,.1f} ms)"
+        return f"{self._text(one)} ({called_ms:,.1f} to {returned_ms:,.1f} ms)"

@@ -91,7 +91,7 @@ class OffsetsBack:
             if queue.may_be_another_ones(commit):
                 self._taken_over += 1
             else:
-                self._wrong.add(_words(commit, queue.last[commit.process]))
+                self._wrong.add(_text(commit, queue.last[commit.process]))
         queue.replace(commit)
 
     def _reset(self, reset: Commit) -> None:
@@ -103,7 +103,7 @@ def _offset(commit: Commit) -> int:
     return commit.offset
 
 
-def _words(commit: Commit, last: Commit) -> str:
+def _text(commit: Commit, last: Commit) -> str:
     where = f"{commit.broker}:" if commit.broker else ""
     return (
         f"{commit.group} {where}{commit.topic}-{commit.queue}: {commit.process} "

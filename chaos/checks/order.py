@@ -50,7 +50,7 @@ class OrderPerQueue:
             if entry.queue is None:
                 self._vague[send.id] = send
             else:  # consumed already
-                self._compare(send, entry.queue.place(entry.offset))
+                self._compare(send, entry.queue.position(entry.offset))
         elif send.promised:
             self._compare(send, send.position)
             queue = queue_of(send.position)
@@ -67,14 +67,14 @@ class OrderPerQueue:
             if send is not None:
                 self._compare(send, (batch.broker, batch.topic, batch.queue, offset))
 
-    def _compare(self, send: Send, place: Position) -> None:
-        top = self._tops.get(queue_of(place))
+    def _compare(self, send: Send, position: Position) -> None:
+        top = self._tops.get(queue_of(position))
         before = None if top is None else top.before(send.invoked_ns)
         if before is None:
             return
         self._compared += 1
-        if place[3] <= before:
-            self._wrong.add(f"{send.id} at {at(place)}, sent after {before} was acknowledged")
+        if position[3] <= before:
+            self._wrong.add(f"{send.id} at {at(position)}, sent after {before} was acknowledged")
 
     def result(self, name: str) -> Check:
         detail = f"{len(self._tops)} queues, {self._compared} sends after another was acknowledged"
@@ -160,8 +160,8 @@ def out_of_order(entry: Entry) -> bool:
     return queue_of(earlier) != queue_of(later) or earlier[3] >= later[3]
 
 
-def queue_of(place: Position) -> tuple[str, str, int]:
-    return place[:3]
+def queue_of(position: Position) -> tuple[str, str, int]:
+    return position[:3]
 
 
 class OrderConsumed:

@@ -50,7 +50,7 @@ class PopBook:
     """The state that all checks of popped messages share; a suite feeds it once."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Message] = {}
+        self.entries: dict[str, Message] = {}
         self.strange = Offenders()
         self.drains: dict[str, int] = {}
         self.pops = 0
@@ -58,7 +58,7 @@ class PopBook:
 
     @property
     def applies(self) -> bool:
-        return bool(self.found) or self.pops > 0
+        return bool(self.entries) or self.pops > 0
 
     def handlers(self) -> Handlers:
         return {
@@ -73,16 +73,16 @@ class PopBook:
         if post.work != WORK:
             return
         if post.outcome is Outcome.OPEN:
-            self.found[post.id] = Message(post.topic)
+            self.entries[post.id] = Message(post.topic)
             return
-        message = self.found[post.id]
+        message = self.entries[post.id]
         message.outcome, message.attempts = post.outcome, post.attempts
         if post.outcome is Outcome.OK:
             message.acked_ns = post.t_ns
 
     def popped(self, pop: Popped) -> None:
         self.pops += 1
-        message = self.found.get(pop.id)
+        message = self.entries.get(pop.id)
         if message is None or message.outcome is Outcome.FAIL:
             reason = "nobody sent it" if message is None else "its send had failed for certain"
             self.strange.add(f"{pop.id} popped by {pop.process}: {reason}")
@@ -96,7 +96,7 @@ class PopBook:
         message.hidden_until_ns = pop.began_ns + pop.invisible_ms * NS_PER_MS
 
     def ended(self, end: Ended) -> None:
-        message = self.found.get(end.id)
+        message = self.entries.get(end.id)
         if message is None:
             raise HistoryError(f"{end.id} was popped and never sent")
         if end.what == CHANGE:
@@ -111,9 +111,9 @@ class PopBook:
         else:
             message.maybe_done.discard(end.op)
 
-    def delivered(self, found: Delivery) -> None:
-        if found.work == WORK and found.id in self.found:
-            self.found[found.id].dead = True
+    def delivered(self, delivery: Delivery) -> None:
+        if delivery.work == WORK and delivery.id in self.entries:
+            self.entries[delivery.id].dead = True
 
     def drained(self, drain: Drain) -> None:
         if drain.complete:
@@ -124,15 +124,15 @@ def pops_lost(book: PopBook, name: str) -> Check:
     """Find messages that nobody is done with."""
     missing = list(_missing(book))
     lost = [text for text, known_ns, drained_ns in missing if known_ns <= drained_ns]
-    acked = sum(message.outcome is Outcome.OK for message in book.found.values())
-    dead = sum(message.dead for message in book.found.values())
+    acked = sum(message.outcome is Outcome.OK for message in book.entries.values())
+    dead = sum(message.dead for message in book.entries.values())
     detail = f"{acked} sent, {book.acks} acknowledged, {dead} dead letters"
     return judge_lost(name, lost, len(missing), acked, detail)
 
 
 def _missing(book: PopBook) -> Iterator[tuple[str, int, int]]:
     """Yield each missing message's description, due time and topic's drain, in ns."""
-    for name, message in book.found.items():
+    for name, message in book.entries.items():
         done = message.done_ns is not None or bool(message.maybe_done) or message.dead
         if message.outcome is Outcome.OK and not done:
             text = f"{name}: popped {message.pops} times, neither acknowledged nor a dead letter"
@@ -156,4 +156,4 @@ def pops_early(book: PopBook, name: str) -> Check:
 
 def _alone(book: PopBook) -> Iterator[Message]:
     """Yield the messages that certainly have a single copy."""
-    return (message for message in book.found.values() if message.attempts == 1)
+    return (message for message in book.entries.values() if message.attempts == 1)

@@ -90,10 +90,10 @@ class OffsetRegisters:
     pops also move their offsets."""
 
     def __init__(self) -> None:
-        self._registers = Objects(step, _offset_words, _queue_words, relevant)
+        self._registers = Objects(step, _offset_text, _queue_text, relevant)
         self._joined: dict[str, Membership] = {}
         # pairs of process and queue that have consumed
-        self._begun: set[tuple[str, str, str, int]] = set()
+        self._started: set[tuple[str, str, str, int]] = set()
         self._popped: set[tuple[str, str]] = set()  # group, topic
         self._read: set[QueueKey] = set()
 
@@ -124,7 +124,7 @@ class OffsetRegisters:
 
     def _invoked(self, commit: Commit) -> None:
         assert commit.offset is not None
-        self._registers.begin(_key(commit), commit, commit.invoked_ns, Write(commit.offset))
+        self._registers.start(_key(commit), commit, commit.invoked_ns, Write(commit.offset))
 
     def _committed(self, commit: Commit) -> None:
         if not self._registers.knows(_key(commit), commit):
@@ -137,7 +137,7 @@ class OffsetRegisters:
             return
         self._read.add(key)
         action = ReadAtMost(0) if fetch.offset == 0 else Read(fetch.offset)
-        self._registers.begin(key, fetch, fetch.invoked_ns, action, reads=True)
+        self._registers.start(key, fetch, fetch.invoked_ns, action, reads=True)
         self._registers.end(key, fetch, fetch.t_ns)
 
     def _join(self, join: Membership) -> None:
@@ -148,12 +148,12 @@ class OffsetRegisters:
         if joined is None or not batch.offsets:
             return
         start = (batch.process, batch.broker, batch.topic, batch.queue)
-        if start in self._begun:
+        if start in self._started:
             return
-        self._begun.add(start)
+        self._started.add(start)
         key = (joined.group, batch.broker, batch.topic, batch.queue)
         first = ReadAtMost(min(batch.offsets))
-        self._registers.begin(key, batch, joined.t_ns, first, reads=True)
+        self._registers.start(key, batch, joined.t_ns, first, reads=True)
         self._registers.end(key, batch, batch.t_ns)
 
 
@@ -161,7 +161,7 @@ class MetadataRegisters:
     """The check that topics and groups are linearizable."""
 
     def __init__(self) -> None:
-        self._registers = Objects(step, _metadata_words, _object_words, relevant)
+        self._registers = Objects(step, _metadata_text, _object_text, relevant)
 
     @property
     def applies(self) -> bool:
@@ -178,7 +178,7 @@ class MetadataRegisters:
         return check(self._registers, name, "topics and groups")
 
     def _invoked(self, write: MetaWrite) -> None:
-        self._registers.begin(_object(write), write, write.invoked_ns, Write(write.version))
+        self._registers.start(_object(write), write, write.invoked_ns, Write(write.version))
 
     def _decided(self, write: MetaWrite) -> None:
         if write.outcome is Outcome.OK:
@@ -189,7 +189,7 @@ class MetadataRegisters:
     def _read(self, read: MetaRead) -> None:
         if read.outcome is Outcome.OK:
             action = Read(read.version)
-            self._registers.begin(_object(read), read, read.invoked_ns, action, reads=True)
+            self._registers.start(_object(read), read, read.invoked_ns, action, reads=True)
             self._registers.end(_object(read), read, read.done_ns)
 
 
@@ -197,12 +197,12 @@ def _key(event: Commit) -> QueueKey:
     return (event.group, event.broker, event.topic, event.queue)
 
 
-def _queue_words(key: QueueKey) -> str:
+def _queue_text(key: QueueKey) -> str:
     group, broker, topic, queue = key
     return f"{group} {f'{broker}:' if broker else ''}{topic}-{queue}"
 
 
-def _offset_words(one: Operation) -> str:
+def _offset_text(one: Operation) -> str:
     action, event = one.action, one.event
     if isinstance(action, Write):
         return f"{event.process} committed {action.value}"
@@ -215,12 +215,12 @@ def _object(event: MetaWrite | MetaRead) -> tuple[str, str, str]:
     return (event.what, event.broker, event.name)
 
 
-def _object_words(key: tuple[str, str, str]) -> str:
+def _object_text(key: tuple[str, str, str]) -> str:
     what, broker, name = key
     return f"{what} {f'{broker}:' if broker else ''}{name}"
 
 
-def _metadata_words(one: Operation) -> str:
+def _metadata_text(one: Operation) -> str:
     value = one.action.value
     if isinstance(one.action, Write):
         return f"{one.event.process} wrote version {value}"

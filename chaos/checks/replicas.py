@@ -75,32 +75,32 @@ class ReplicasDiffer:
             complaints += [
                 f"{group or 'group'} {n}: {reason}" for n, reason in compared.errors.items()
             ]
-            if len(compared.parts) < 2 or compared.end <= compared.begin:
+            if len(compared.parts) < 2 or compared.end <= compared.start:
                 complaints.append(f"{group or 'group'}: fewer than two logs to compare")
                 continue
             decided += 1
             for text in differences(compared):
                 wrong.add(text)
-        size = sum(compared.end - compared.begin for compared in self._last.values())
+        size = sum(compared.end - compared.start for compared in self._last.values())
         detail = "; ".join([f"{len(self._last)} groups, {size:,} bytes each", *complaints])
         return wrong.check(name, detail, 0 if complaints else decided)
 
 
-def differences(found: Replicas) -> list[str]:
+def differences(replicas: Replicas) -> list[str]:
     """Describe each node that differs from the majority, or else from the first."""
     votes: dict[tuple[tuple[int, str], ...], list[str]] = defaultdict(list)
-    for node, parts in sorted(found.parts.items()):
+    for node, parts in sorted(replicas.parts.items()):
         votes[tuple(sorted(parts.items()))].append(node)
     right, holders = max(votes.items(), key=lambda vote: len(vote[1]))
     expected = dict(right)
     text = []
-    for node, parts in sorted(found.parts.items()):
+    for node, parts in sorted(replicas.parts.items()):
         if node in holders:
             continue
-        places = [p for p in sorted(expected | dict(parts)) if expected.get(p) != parts.get(p)]
+        positions = [p for p in sorted(expected | dict(parts)) if expected.get(p) != parts.get(p)]
         text.append(
-            f"{found.group or 'group'}: {node} is unlike {', '.join(holders)} "
-            f"from the part at {places[0]} on, below {found.end}"
+            f"{replicas.group or 'group'}: {node} is unlike {', '.join(holders)} "
+            f"from the part at {positions[0]} on, below {replicas.end}"
         )
     return text
 

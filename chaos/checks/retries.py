@@ -54,7 +54,7 @@ class RetryBook:
     """The state that all checks of retries share; a suite feeds it once."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Retried] = {}
+        self.entries: dict[str, Retried] = {}
         self.out_of_turn = Offenders()
         self.drains: dict[str, int] = {}
         self.deliveries = 0
@@ -62,7 +62,7 @@ class RetryBook:
 
     @property
     def applies(self) -> bool:
-        return bool(self.found) or self.deliveries > 0
+        return bool(self.entries) or self.deliveries > 0
 
     def handlers(self) -> Handlers:
         return {
@@ -76,11 +76,11 @@ class RetryBook:
         if post.work != WORK:
             return
         if post.outcome is Outcome.OPEN:
-            if post.id in self.found:
+            if post.id in self.entries:
                 raise HistoryError(f"two messages have the id {post.id}")
-            self.found[post.id] = Retried(post.topic)
+            self.entries[post.id] = Retried(post.topic)
             return
-        entry = self.found[post.id]
+        entry = self.entries[post.id]
         entry.outcome, entry.attempts = post.outcome, post.attempts
         if post.outcome is Outcome.OK:
             entry.acked_ns = post.t_ns
@@ -88,7 +88,7 @@ class RetryBook:
     def back(self, back: GivenBack) -> None:
         if back.work != WORK:
             return
-        entry = self.found.get(back.id)
+        entry = self.entries.get(back.id)
         if entry is None:
             raise HistoryError(f"{back.id} was given back and never sent")
         if back.outcome is Outcome.OPEN:
@@ -97,31 +97,31 @@ class RetryBook:
             entry.backs.append(back)
             self.given_back += back.outcome is Outcome.OK
 
-    def delivered(self, found: Delivery) -> None:
-        if found.work != WORK:
+    def delivered(self, delivery: Delivery) -> None:
+        if delivery.work != WORK:
             return
         self.deliveries += 1
-        entry = self.found.get(found.id)
-        where = f"{found.id} at {at(found.place)}"
+        entry = self.entries.get(delivery.id)
+        where = f"{delivery.id} at {at(delivery.position)}"
         if entry is None or entry.outcome is Outcome.FAIL:
             reason = "nobody sent it" if entry is None else "its send had failed for certain"
             self.out_of_turn.add(f"{where}: {reason}")
-        elif found.topic.startswith(DLQ_PREFIX):
+        elif delivery.topic.startswith(DLQ_PREFIX):
             if not any(dead for _, _, dead in entry.began):
                 self.out_of_turn.add(f"{where}: a dead letter that was not tried often enough")
-            entry.dead.add(found.place)
+            entry.dead.add(delivery.position)
         else:
-            entry.accepted = entry.accepted or found.accepted
-            if found.topic.startswith(RETRY_PREFIX):
-                self._again(entry, found, where)
+            entry.accepted = entry.accepted or delivery.accepted
+            if delivery.topic.startswith(RETRY_PREFIX):
+                self._again(entry, delivery, where)
             else:
-                entry.first.add(found.place)
+                entry.first.add(delivery.position)
 
-    def _again(self, entry: Retried, found: Delivery, where: str) -> None:
-        times = found.times
+    def _again(self, entry: Retried, delivery: Delivery, where: str) -> None:
+        times = delivery.times
         if not any(low < times <= high + 1 for low, high, _ in entry.began):
             self.out_of_turn.add(f"{where}: time {times}, which nobody had given back")
-        entry.again[times].add(found.place)
+        entry.again[times].add(delivery.position)
 
     def drained(self, drain: Drain) -> None:
         if drain.complete:
@@ -137,8 +137,8 @@ def came_again(entry: Retried, back: GivenBack) -> bool:
 
 def retries_lost(book: RetryBook, name: str) -> Check:
     """Find messages lost, at first or after they were given back."""
-    acked = sum(1 for entry in book.found.values() if entry.outcome is Outcome.OK)
-    dead = sum(1 for entry in book.found.values() if entry.dead)
+    acked = sum(1 for entry in book.entries.values() if entry.outcome is Outcome.OK)
+    dead = sum(1 for entry in book.entries.values() if entry.dead)
     missing = list(_missing(book))
     lost = [text for text, known_ns, drained_ns in missing if known_ns <= drained_ns]
     detail = (
@@ -149,7 +149,7 @@ def retries_lost(book: RetryBook, name: str) -> Check:
 
 def _missing(book: RetryBook) -> Iterator[tuple[str, int, int]]:
     """Yield each missing message's description, due time and topic's drain, in ns."""
-    for name, entry in book.found.items():
+    for name, entry in book.entries.items():
         drained_ns = book.drains.get(entry.topic, -1)
         if entry.outcome is Outcome.OK and not entry.accepted and not entry.dead:
             seen = "given back" if entry.began else "never delivered"
@@ -177,19 +177,19 @@ def retry_copies(book: RetryBook, name: str) -> Check:
 
 
 def _retry_copies_wrong(book: RetryBook) -> Iterator[str]:
-    for name, entry in book.found.items():
+    for name, entry in book.entries.items():
         if len(entry.began) > len(entry.backs) or entry.outcome is Outcome.OPEN:
             continue  # the number of attempts is not known
         if len(entry.first) > max(1, entry.attempts):
-            yield f"{name} lies at {_places(entry.first)} after {entry.attempts} attempt(s)"
-        for times, places in entry.again.items():
+            yield f"{name} lies at {_listed(entry.first)} after {entry.attempts} attempt(s)"
+        for times, positions in entry.again.items():
             tries = sum(b.tries for b in entry.backs if b.times < times <= b.seen + 1)
-            if len(places) > max(1, tries):
-                yield f"{name} time {times} lies at {_places(places)} after {tries} request(s)"
+            if len(positions) > max(1, tries):
+                yield f"{name} time {times} lies at {_listed(positions)} after {tries} request(s)"
         tries = sum(back.tries for back in entry.backs if back.dead)
         if len(entry.dead) > max(1, tries):
-            yield f"{name} is a dead letter at {_places(entry.dead)} after {tries} request(s)"
+            yield f"{name} is a dead letter at {_listed(entry.dead)} after {tries} request(s)"
 
 
-def _places(places: set[Position]) -> str:
-    return ", ".join(map(at, sorted(places)))
+def _listed(positions: set[Position]) -> str:
+    return ", ".join(map(at, sorted(positions)))

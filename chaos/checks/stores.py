@@ -44,7 +44,7 @@ class LogShape:
     """The segments of a store's log, the ends of its items, and the ends of its frames by index."""
 
     segments: dict[int, Path]
-    begin: int
+    start: int
     end: int = 0  # of the last whole item
     tails: list[tuple[int, int]] = field(default_factory=list)  # garbage behind blanks
     frame_ends: dict[int, int] = field(default_factory=dict)  # Raft index → frame's end
@@ -56,7 +56,7 @@ class LogShape:
 class Comparison:
     """The result of a comparison; see chaos.history.events.Replicas."""
 
-    begin: int
+    start: int
     end: int
     parts: dict[str, dict[int, str]]
     errors: dict[str, str]
@@ -73,17 +73,17 @@ def compare_replicas(stores: Mapping[str, Path], commit_index: int | None = None
             errors[node] = str(error)
     if not shapes:
         return Comparison(0, 0, {}, errors)
-    begin = max(shape.begin for shape in shapes.values())
+    start = max(shape.start for shape in shapes.values())
     ends = {}
     for node, shape in shapes.items():
         try:
             ends[node] = _end_of(shape, stores[node], commit_index)
         except StoreUnreadable as error:
             errors[node] = str(error)
-    end = min(ends.values(), default=begin)
+    end = min(ends.values(), default=start)
     # A log that ends before its node's commit position is hashed up to its end, and so differs.
-    parts = {node: _digests(shape, begin, min(end, shape.end)) for node, shape in shapes.items()}
-    return Comparison(begin, max(begin, end), parts, errors)
+    parts = {node: _digests(shape, start, min(end, shape.end)) for node, shape in shapes.items()}
+    return Comparison(start, max(start, end), parts, errors)
 
 
 def write_replicas(
@@ -103,7 +103,7 @@ def write_replicas(
         "runner",
         history.next_op(),
         group=group,
-        begin=result.begin,
+        start=result.start,
         end=result.end,
         parts=parts,
         errors=result.errors,
@@ -125,7 +125,7 @@ def shape_of(store: Path) -> LogShape:
         raise StoreUnreadable(f"{store} has no CommitLog segment")
     shape = LogShape(segments, min(segments))
     for base, path in segments.items():
-        if base > shape.begin and base != shape.end:
+        if base > shape.start and base != shape.end:
             break  # a gap, or the log ended in the segment before
         with path.open("rb") as file:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -164,13 +164,13 @@ def _frame_length(shape: LogShape, base: int, data: mmap.mmap, at: int) -> int |
     except FrameError:
         return None
     index, term, position, length = fields[2], fields[3], fields[4], fields[6]
-    whole = HEADER_SIZE_BYTES + length
+    frame_bytes = HEADER_SIZE_BYTES + length
     # A lower term was left over behind a truncation, and is not part of the log.
-    if position != base + at or at + whole > len(data) or term < shape.term:
+    if position != base + at or at + frame_bytes > len(data) or term < shape.term:
         return None
     shape.framed, shape.term = True, term
-    shape.frame_ends[index] = base + at + whole
-    return int(whole)
+    shape.frame_ends[index] = base + at + frame_bytes
+    return int(frame_bytes)
 
 
 def _end_of(shape: LogShape, store: Path, commit_index: int | None) -> int:
@@ -194,19 +194,19 @@ def confirmed_position(store: Path) -> int:
         content = (store / "checkpoint").read_bytes()
     except FileNotFoundError:
         return 0
-    part = content[CHECKPOINT_CONFIRM_AT : CHECKPOINT_CONFIRM_AT + 8]
-    if len(part) < 8:
+    field = content[CHECKPOINT_CONFIRM_AT : CHECKPOINT_CONFIRM_AT + 8]
+    if len(field) < 8:
         raise StoreUnreadable(f"{store / 'checkpoint'} is cut short")
-    return int.from_bytes(part, "big", signed=True)
+    return int.from_bytes(field, "big", signed=True)
 
 
-def _digests(shape: LogShape, begin: int, end: int) -> dict[int, str]:
+def _digests(shape: LogShape, start: int, end: int) -> dict[int, str]:
     """Return SHA-256 of log positions [begin, end) by segment, without garbage."""
     result = {}
     for base, path in sorted(shape.segments.items()):
         with path.open("rb") as file:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                low, high = max(begin, base), min(end, base + len(data))
+                low, high = max(start, base), min(end, base + len(data))
                 for tail_low, tail_high in shape.tails:
                     if tail_low <= high <= tail_high:
                         high = max(low, tail_low)

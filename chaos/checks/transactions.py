@@ -34,7 +34,7 @@ WORK = "transactions"
 class Transaction:
     """A message, as its producer and the consumers observed it."""
 
-    __slots__ = ("attempts", "commit_ns", "confirmed", "decided", "half", "places", "topic")
+    __slots__ = ("attempts", "commit_ns", "confirmed", "decided", "half", "positions", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -43,14 +43,14 @@ class Transaction:
         self.commit_ns = 0  # when commit was said first; 0: never
         self.confirmed = False  # the broker answered that it has the commit
         self.decided = False  # commit or rollback was said
-        self.places: set[Position] = set()
+        self.positions: set[Position] = set()
 
 
 class TransactionBook:
     """The state that all checks of transactions share; a suite feeds it once."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Transaction] = {}
+        self.entries: dict[str, Transaction] = {}
         self.too_early = Offenders()  # delivered without a commit
         self.open_at_end: set[str] = set()
         self.scanned = False
@@ -59,7 +59,7 @@ class TransactionBook:
 
     @property
     def applies(self) -> bool:
-        return bool(self.found) or self.deliveries > 0
+        return bool(self.entries) or self.deliveries > 0
 
     def handlers(self) -> Handlers:
         return {
@@ -75,15 +75,15 @@ class TransactionBook:
         if post.work != WORK:
             return
         if post.outcome is Outcome.OPEN:
-            if post.id in self.found:
+            if post.id in self.entries:
                 raise HistoryError(f"two transactions have the id {post.id}")
-            self.found[post.id] = Transaction(post.topic)
+            self.entries[post.id] = Transaction(post.topic)
             return
-        entry = self.found[post.id]
+        entry = self.entries[post.id]
         entry.half, entry.attempts = post.outcome, post.attempts
 
     def decided(self, decision: Decision) -> None:
-        entry = self.found.get(decision.id)
+        entry = self.entries.get(decision.id)
         if entry is None:
             raise HistoryError(f"transaction {decision.id} was decided before it began")
         if decision.decision == UNDECIDED:
@@ -93,22 +93,22 @@ class TransactionBook:
             entry.commit_ns = entry.commit_ns or decision.t_ns
             entry.confirmed = entry.confirmed or decision.outcome is Outcome.OK
 
-    def delivered(self, found: Delivery) -> None:
-        if found.work != WORK:
+    def delivered(self, delivery: Delivery) -> None:
+        if delivery.work != WORK:
             return
         self.deliveries += 1
-        entry = self.found.get(found.id)
+        entry = self.entries.get(delivery.id)
         if entry is None:
-            self.too_early.add(f"{found.id} at {at(found.place)}: nobody sent it")
+            self.too_early.add(f"{delivery.id} at {at(delivery.position)}: nobody sent it")
             return
-        if not entry.commit_ns and not entry.places:
+        if not entry.commit_ns and not entry.positions:
             state = "rolled back" if entry.decided else "not decided"
-            self.too_early.add(f"{found.id} at {at(found.place)}: it was {state}")
-        entry.places.add(found.place)
+            self.too_early.add(f"{delivery.id} at {at(delivery.position)}: it was {state}")
+        entry.positions.add(delivery.position)
 
-    def stored(self, found: Stored) -> None:
-        if found.work == WORK:
-            self.open_at_end.add(found.id)
+    def stored(self, copy: Stored) -> None:
+        if copy.work == WORK:
+            self.open_at_end.add(copy.id)
 
     def scan(self, scanned: Scanned) -> None:
         self.scanned = self.scanned or scanned.work == WORK
@@ -119,52 +119,52 @@ class TransactionBook:
 
 
 def committed_lost(book: TransactionBook, name: str) -> Check:
-    committed = [(name, t) for name, t in book.found.items() if t.commit_ns]
-    missing = [(name, t) for name, t in committed if not t.places]
+    committed = [(name, t) for name, t in book.entries.items() if t.commit_ns]
+    missing = [(name, t) for name, t in committed if not t.positions]
     lost = [
         f"{name}: commit was said{' and confirmed' if entry.confirmed else ''}"
         for name, entry in missing
         if entry.commit_ns <= book.drains.get(entry.topic, -1)
     ]
-    detail = f"{len(committed)} committed of {len(book.found)} transactions"
+    detail = f"{len(committed)} committed of {len(book.entries)} transactions"
     return judge_lost(name, lost, len(missing), len(committed), detail)
 
 
 def without_commit(book: TransactionBook, name: str) -> Check:
     """Find transactions delivered without a commit."""
-    silent = sum(1 for entry in book.found.values() if not entry.commit_ns)
+    silent = sum(1 for entry in book.entries.values() if not entry.commit_ns)
     detail = f"{book.deliveries} deliveries; {silent} transactions without a commit"
     return book.too_early.check(name, detail, book.deliveries)
 
 
 def transaction_copies(book: TransactionBook, name: str) -> Check:
     """Find transactions stored more than once."""
-    detail = f"{sum(1 for t in book.found.values() if t.places)} transactions delivered"
+    detail = f"{sum(1 for t in book.entries.values() if t.positions)} transactions delivered"
     return judge(name, _transaction_copies_wrong(book), detail, book.deliveries)
 
 
 def _transaction_copies_wrong(book: TransactionBook) -> Iterator[str]:
-    for name, entry in book.found.items():
-        if entry.half is not Outcome.OPEN and len(entry.places) > max(1, entry.attempts):
-            places = ", ".join(map(at, sorted(entry.places)))
-            yield f"{name} lies at {places} after {entry.attempts} attempt(s)"
+    for name, entry in book.entries.items():
+        if entry.half is not Outcome.OPEN and len(entry.positions) > max(1, entry.attempts):
+            positions = ", ".join(map(at, sorted(entry.positions)))
+            yield f"{name} lies at {positions} after {entry.attempts} attempt(s)"
 
 
 def halves_at_end(book: TransactionBook, name: str) -> Check:
     """Find wrong half messages at the end, where the broker's own topics were read."""
-    kept = sum(1 for name in book.open_at_end if name in book.found)
-    detail = f"{len(book.found)} transactions, {kept} half messages left open"
-    return judge(name, _halves_at_end_wrong(book), detail, len(book.found) if book.scanned else 0)
+    kept = sum(1 for name in book.open_at_end if name in book.entries)
+    detail = f"{len(book.entries)} transactions, {kept} half messages left open"
+    return judge(name, _halves_at_end_wrong(book), detail, len(book.entries) if book.scanned else 0)
 
 
 def _halves_at_end_wrong(book: TransactionBook) -> Iterator[str]:
     for name in sorted(book.open_at_end):
-        entry = book.found.get(name)
+        entry = book.entries.get(name)
         if entry is None:
             yield f"{name} is open: nobody sent it"
         elif entry.decided:
             yield f"{name} is open although it was decided"
-    for name, entry in book.found.items():
+    for name, entry in book.entries.items():
         undecided = entry.half is Outcome.OK and not entry.decided
-        if undecided and name not in book.open_at_end and not entry.places:
+        if undecided and name not in book.open_at_end and not entry.positions:
             yield f"{name} was acknowledged, not decided, and its half message is gone"

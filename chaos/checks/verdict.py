@@ -109,16 +109,16 @@ class Offenders:
         self.count = 0
         self.examples: list[str] = []
 
-    def add(self, words: str) -> None:
+    def add(self, text: str) -> None:
         self.count += 1
         if len(self.examples) < EXAMPLES_MAX:
-            self.examples.append(words)
+            self.examples.append(text)
 
-    def and_more(self, words: Iterable[str]) -> Offenders:
+    def and_more(self, texts: Iterable[str]) -> Offenders:
         """Return these and those that are found only now."""
         more = Offenders()
         more.count, more.examples = self.count, list(self.examples)
-        for each in words:
+        for each in texts:
             more.add(each)
         return more
 
@@ -134,19 +134,21 @@ def judge(name: str, offenders: Iterator[str], detail: str, evidence: int) -> Ch
     return Offenders().and_more(offenders).check(name, detail, evidence)
 
 
-def at(place: Position) -> str:
+def at(position: Position) -> str:
     """Format a position as topic-queue@offset, after the broker's name if any."""
-    broker, topic, queue, offset = place
+    broker, topic, queue, offset = position
     where = f"{topic}-{queue}@{offset}"
     return f"{broker}:{where}" if broker else where
 
 
-def judge_lost(name: str, lost: Sequence[str], open_count: int, wanted: int, detail: str) -> Check:
+def judge_lost(
+    name: str, lost: Sequence[str], open_count: int, required: int, detail: str
+) -> Check:
     """Judge losses. `lost` lists missing messages of topics that were drained afterwards. Of
-    `wanted` messages, `open_count` are missing for any reason."""
+    `required` messages, `open_count` are missing for any reason."""
     if lost:
         return judge(name, iter(lost), detail, 1)
-    if open_count or not wanted:
+    if open_count or not required:
         detail += f"; {open_count} not consumed yet and no complete drain to say why"
         return Check(name, Verdict.UNKNOWN, open_count, detail)
     return Check(name, Verdict.PASS, 0, detail)

@@ -140,7 +140,7 @@ class Cluster:
         shape: Shape | None = None,
         settings: Mapping[str, str] | None = None,
         timeout_s: float = UP_TIMEOUT_S,
-        say: Callable[[str], None] = lambda words: None,
+        say: Callable[[str], None] = lambda text: None,
         proxy_settings: Mapping[str, str] | None = None,
     ) -> ClusterState:
         """Create the cluster, or start an existing cluster with its data; wait until it serves.
@@ -188,10 +188,10 @@ class Cluster:
         """Return the status of every process, the name servers first."""
         result = self.state()
         alive = {node.name: self.process_state(node) for node in result.nodes}
-        asked = [node for node in result.brokers if alive[node.name] == "running"]
-        views = await self._views(result, asked)
-        view_of = {node.name: view for node, view in zip(asked, views, strict=True)}
-        refusal_of = {node.name: self._probe.refusal(node) for node in asked}
+        running = [node for node in result.brokers if alive[node.name] == "running"]
+        views = await self._views(result, running)
+        view_of = {node.name: view for node, view in zip(running, views, strict=True)}
+        refusal_of = {node.name: self._probe.refusal(node) for node in running}
         return [
             NodeStatus(n, alive[n.name], view_of.get(n.name), refusal_of.get(n.name, ""))
             for n in result.nodes
@@ -277,7 +277,7 @@ class Cluster:
 
         Raises ClusterError with the logs' tails.
         """
-        await self._wait_serving(timeout_s, everybody=False, say=lambda words: None)
+        await self._wait_serving(timeout_s, everybody=False, say=lambda text: None)
 
     def _plan(
         self, shape: Shape, settings: dict[str, str], proxy_settings: dict[str, str]
@@ -403,20 +403,20 @@ class Cluster:
         return [n.name for n, listens in zip(proxies, answers, strict=True) if not listens]
 
     async def _group_not_serving(
-        self, found: ClusterState, group: str, views: Sequence[ReplicaView | None]
+        self, state: ClusterState, group: str, views: Sequence[ReplicaView | None]
     ) -> str | None:
-        of_group = "" if len(found.groups) == 1 else f" of {group}"
+        of_group = "" if len(state.groups) == 1 else f" of {group}"
         view = leader_of(views, group)
         if view is None:
-            return f"no leader{of_group} yet{self._refused(found.members(group))}"
+            return f"no leader{of_group} yet{self._refused(state.members(group))}"
         if not view.leader_ready:
             return f"{view.node} leads term {view.term} but is not ready yet"
-        address = found.client_address(found.node(view.node))
-        asked = found.direct_namesrv
-        known = await self._probe.registered_leader(asked, group)
+        address = state.client_address(state.node(view.node))
+        name_server = state.direct_namesrv
+        known = await self._probe.registered_leader(name_server, group)
         if known != address:
             named = known or "no leader"
-            return f"the name server {asked} names {named}{of_group}, not {address}"
+            return f"the name server {name_server} names {named}{of_group}, not {address}"
         return None
 
     def _refused(self, nodes: Sequence[Node]) -> str:
@@ -426,11 +426,11 @@ class Cluster:
                 return f": {who_refuses(node.name, refusal)}"
         return ""
 
-    async def _views(self, found: ClusterState, nodes: Sequence[Node]) -> list[ReplicaView | None]:
+    async def _views(self, state: ClusterState, nodes: Sequence[Node]) -> list[ReplicaView | None]:
         """Return the views of these brokers, requested from the clients' network, which is the
         cluster's own network if it has one. This thread stays in it until `close` or `down`."""
-        if found.netns and self._former_network is None:
-            self._former_network = namespaces.enter(found.netns)
+        if state.netns and self._former_network is None:
+            self._former_network = namespaces.enter(state.netns)
         return await replicas(self._probe, nodes)
 
     def _leave(self) -> None:
@@ -480,20 +480,20 @@ def end_now(processes: Sequence[ProcessId]) -> None:
         time.sleep(POLL_S)
 
 
-async def _is_within(process: ProcessId, wanted: str, timeout_s: float) -> bool:
+async def _is_within(process: ProcessId, desired: str, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
-    while state(process) != wanted:
+    while state(process) != desired:
         if time.monotonic() > deadline:
             return False
         await asyncio.sleep(POLL_S)  # a foreign session's process sends no event
     return True
 
 
-def slaves_missing(found: ClusterState, views: Sequence[ReplicaView | None]) -> str | None:
+def slaves_missing(state: ClusterState, views: Sequence[ReplicaView | None]) -> str | None:
     """Return the classic master with slaves out of sync, as SYNC_MASTER reports; or None."""
-    for view in views if MODES[found.mode].engine == CLASSIC else ():
+    for view in views if MODES[state.mode].engine == CLASSIC else ():
         if view is not None and view.leads:
-            missing = len(found.members(view.group)) - 1 - view.slaves_in_sync
+            missing = len(state.members(view.group)) - 1 - view.slaves_in_sync
             if missing > 0:
                 return f"{missing} slave(s) of {view.node} do not follow it yet"
     return None

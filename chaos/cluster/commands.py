@@ -183,18 +183,18 @@ def down(directory: Path, timeout: float) -> None:
     run(directory, work)
 
 
-def say(words: str) -> None:
+def say(text: str) -> None:
     """Print a line. An output error changes nothing else."""
     try:
-        click.echo(words)
+        click.echo(text)
     except BrokenPipeError:
         print_no_more()
 
 
-def progress(words: str) -> None:
+def progress(text: str) -> None:
     """Print progress on standard error, if that is a terminal."""
     if sys.stderr.isatty():
-        click.echo(words, err=True)
+        click.echo(text, err=True)
 
 
 def parse_settings(settings: tuple[str, ...], option: str = "--set") -> dict[str, str]:
@@ -215,7 +215,7 @@ def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
     SIGTERM acts like Ctrl-C: it cancels the work, which cleans up.
     """
 
-    async def whole() -> T:
+    async def with_cluster() -> T:
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -226,7 +226,7 @@ def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
             await cluster.close()
 
     try:
-        return asyncio.run(whole())
+        return asyncio.run(with_cluster())
     except ClusterError as error:
         kind = WrongSettings if isinstance(error, SettingsError) else click.ClickException
         raise kind(str(error)) from error
@@ -237,13 +237,13 @@ def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
         raise Interrupted("interrupted") from None
 
 
-def show(found: list[NodeStatus]) -> None:
+def show(statuses: list[NodeStatus]) -> None:
     table = Table(box=SIMPLE_HEAD)
     for heading in ("name", "pid", "state", "address", "role"):
         table.add_column(heading, overflow="fold")  # on a narrow terminal in lines, but whole
     for heading in ("term", "commit", "applied", "last"):
         table.add_column(heading, justify="right", overflow="fold")
-    for status in found:
+    for status in statuses:
         view = status.view
         role = status.role + (" (ready)" if view and view.leads and view.leader_ready else "")
         role = role or ("refuses to tell" if status.refusal else "")
@@ -259,16 +259,16 @@ def show(found: list[NodeStatus]) -> None:
     if not console.is_terminal:
         console = QuietConsole(width=PIPE_COLUMNS)
     console.print(table)
-    refused = next((status for status in found if status.refusal), None)
+    refused = next((status for status in statuses if status.refusal), None)
     if refused is not None:
         click.echo(who_refuses(refused.node.name, refused.refusal), err=True)
 
 
-def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:
+def status_json(cluster: Cluster, statuses: list[NodeStatus]) -> str:
     """Return a JSON object of the cluster, each process with its view (null: silent)."""
     state = cluster.state()
     nodes = []
-    for status in found:
+    for status in statuses:
         node, view = status.node, status.view
         nodes.append(
             {

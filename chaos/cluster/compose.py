@@ -85,7 +85,7 @@ class ComposeCluster(Cluster):
         shape: Shape | None = None,
         settings: Mapping[str, str] | None = None,
         timeout_s: float = UP_TIMEOUT_S,
-        say: Callable[[str], None] = lambda words: None,
+        say: Callable[[str], None] = lambda text: None,
         proxy_settings: Mapping[str, str] | None = None,
     ) -> ClusterState:
         raise ClusterError("containers are brought up by docker compose")
@@ -179,13 +179,13 @@ class ComposeCluster(Cluster):
         result = self.docker.inspect(container)["State"]
         return ProcessId(result["Pid"], 0, ContainerRun(container, result["StartedAt"]))
 
-    async def _wait(self, process: ProcessId, wanted: str, timeout_s: float) -> None:
+    async def _wait(self, process: ProcessId, desired: str, timeout_s: float) -> None:
         run = process.run
         assert run is not None, process
         deadline = time.monotonic() + timeout_s
-        while self._state_of_run(process.pid, run) != wanted:
+        while self._state_of_run(process.pid, run) != desired:
             if time.monotonic() > deadline:
-                raise ClusterError(f"container {run.container[:12]} is not {wanted} in time")
+                raise ClusterError(f"container {run.container[:12]} is not {desired} in time")
             await asyncio.sleep(POLL_S)
 
     def _state_of_run(self, pid: int, run: ContainerRun) -> str:

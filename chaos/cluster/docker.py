@@ -75,7 +75,7 @@ class Docker:
         finally:
             connection.close()
         if answer.status >= 400:
-            raise ClusterError(f"{method} {path}: {answer.status} {_words(content)}")
+            raise ClusterError(f"{method} {path}: {answer.status} {_text(content)}")
         return content
 
 
@@ -110,7 +110,7 @@ def unframed(data: bytes) -> bytes:
     return b"".join(pieces)
 
 
-def _words(content: bytes) -> str:
+def _text(content: bytes) -> str:
     try:
         return str(orjson.loads(content)["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):

@@ -48,15 +48,15 @@ async def add(
     cancelled."""
     deadline = time.monotonic() + timeout_s
     node, process = start_new(cluster, group)
-    asked = False
+    sent = False
     try:
         say(f"started {node.name} (pid {process.pid}, {node.address})")
         await _until_answering(cluster, node, deadline)
-        asked = True
+        sent = True
         await _change(cluster, node, "add-learner", deadline)
     except BaseException as error:  # Ctrl-C included
         is_refusal = isinstance(error, ClusterError)
-        if UNKNOWN not in str(error) if is_refusal else not asked:
+        if UNKNOWN not in str(error) if is_refusal else not sent:
             end_now([process])
             _forget(cluster, node)
             raise
@@ -107,9 +107,9 @@ async def end_for_good(cluster: Cluster, name: str) -> str:
     return ended[name]
 
 
-def planned(found: ClusterState, group: str, name: str, ports: tuple[int, int, int]) -> Node:
+def planned(state: ClusterState, group: str, name: str, ports: tuple[int, int, int]) -> Node:
     """Plan a new member. `ports`: of clients, of peers, of HTTP. Raises ClusterError. Pure."""
-    members = found.members(group)
+    members = state.members(group)
     if len(members) >= REPLICAS_MAX:
         raise ClusterError(f"{group} has {REPLICAS_MAX} members, and may not have more")
     port, peer_port, http_port = ports
@@ -127,28 +127,28 @@ def _planned(cluster: Cluster, group: str | None) -> Node:
     return node
 
 
-def _free_name(cluster: Cluster, found: ClusterState) -> str:
-    number = len(found.brokers)
-    while f"n{number}" in {node.name for node in found.nodes} or (
+def _free_name(cluster: Cluster, state: ClusterState) -> str:
+    number = len(state.brokers)
+    while f"n{number}" in {node.name for node in state.nodes} or (
         (cluster.directory / f"n{number}").exists()
     ):
         number += 1
     return f"n{number}"
 
 
-def changeable(found: ClusterState) -> ClusterState:
+def changeable(state: ClusterState) -> ClusterState:
     """Return the same state if its members may change. Raises ClusterError if not. Pure."""
-    if MODES[found.mode].engine != RAFT:
-        raise ClusterError(f"members change in Raft groups only, and this cluster is {found.mode}")
-    if found.links or found.netns:
+    if MODES[state.mode].engine != RAFT:
+        raise ClusterError(f"members change in Raft groups only, and this cluster is {state.mode}")
+    if state.links or state.netns:
         raise ClusterError("members do not change in a cluster with links or network namespaces")
-    return found
+    return state
 
 
-def _founded(found: ClusterState) -> ClusterState:
+def _founded(state: ClusterState) -> ClusterState:
     """Return the state with the founders' peers recorded, before the first change."""
-    missing = {g: launch.peers_of(found, g) for g in found.groups if g not in found.founders}
-    return replace(found, founders=found.founders | missing)
+    missing = {g: launch.peers_of(state, g) for g in state.groups if g not in state.founders}
+    return replace(state, founders=state.founders | missing)
 
 
 def _forget(cluster: Cluster, node: Node) -> None:
@@ -182,7 +182,7 @@ async def _change(cluster: Cluster, node: Node, op: str, deadline: float) -> Non
         while True:
             leader = await cluster.leader(node.group)
             if leader is not None:
-                reason = await _asked(client.invoke(leader.address, command, ASK_TIMEOUT_MS))
+                reason = await _answer_of(client.invoke(leader.address, command, ASK_TIMEOUT_MS))
                 if not reason or DONE[op] in reason:
                     return
             if time.monotonic() > deadline:
@@ -192,7 +192,7 @@ async def _change(cluster: Cluster, node: Node, op: str, deadline: float) -> Non
         await client.close()
 
 
-async def _asked(answering: Awaitable[RemotingCommand]) -> str:
+async def _answer_of(answering: Awaitable[RemotingCommand]) -> str:
     """Return why it is not done; "" if it is."""
     try:
         answer = await answering

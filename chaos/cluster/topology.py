@@ -168,18 +168,18 @@ def grpc_proxies(first: int, count: int, host: str, free: Iterator[int]) -> tupl
 
 
 def with_proxies(
-    state: ClusterState, wanted: int | None, host: str, free: Iterator[int]
+    state: ClusterState, count: int | None, host: str, free: Iterator[int]
 ) -> ClusterState:
-    """Return the cluster with `wanted` gRPC proxies (None: unchanged), new proxies last. `free` has
+    """Return the cluster with `count` gRPC proxies (None: unchanged), new proxies last. `free` has
     two ports for each. Raises ClusterError if the cluster has more."""
     has = len(state.grpc_proxies)
-    if wanted is None or wanted == has:
+    if count is None or count == has:
         return state
-    if wanted < has:
+    if count < has:
         raise ClusterError(f"the cluster has {has} gRPC proxies; up does not take any away")
     if state.netns:
         raise ClusterError("gRPC proxies cannot be added to a cluster with network namespaces")
-    more = grpc_proxies(has, wanted - has, host, free)
+    more = grpc_proxies(has, count - has, host, free)
     more = tuple(replace(node, http_port=next(free)) for node in more)
     return replace(state, nodes=(*state.nodes, *more))
 
@@ -196,11 +196,12 @@ def check_unchanged(shape: Shape, state: ClusterState, directory: object) -> Non
         "netns": bool(state.netns),
     }
     for what, result in has.items():
-        asked = getattr(shape, what)
-        if asked is not None and asked != result:
+        requested = getattr(shape, what)
+        if requested is not None and requested != result:
             raise ClusterError(
-                f"the cluster in {directory} has {what.replace('_', ' ')} {result}, not {asked}; "
-                "that cannot be changed: make another cluster, or remove its directory"
+                f"the cluster in {directory} has {what.replace('_', ' ')} {result}, not"
+                f" {requested}; that cannot be changed: make another cluster, or remove its"
+                " directory"
             )
     ports = (node.port for node in state.nodes)
     if shape.standard_ports and set(standard_ports(shape)).isdisjoint(ports):

@@ -13,14 +13,14 @@ from .probe import ReplicaView
 RECOVERY_TIMEOUT_S = 120.0
 POLL_S = 0.05
 
-Mend = Callable[[ReplicaView], Awaitable[bool]]  # → whether anything was done about it
+Repair = Callable[[ReplicaView], Awaitable[bool]]  # → whether anything was done about it
 
 
 async def wait_recovered(
-    cluster: Cluster, timeout_s: float = RECOVERY_TIMEOUT_S, mend: Mend | None = None
+    cluster: Cluster, timeout_s: float = RECOVERY_TIMEOUT_S, repair: Repair | None = None
 ) -> None:
     """Return once every group has a ready leader, every replica answers, follows it and has applied
-    the log committed at the time of the call, and every gRPC proxy accepts connections. `mend` is
+    the log committed at the time of the call, and every gRPC proxy accepts connections. `repair` is
     called with each replica that rejects its leader; if it returns True, the time-out restarts.
     Raises ClusterError."""
     deadline = time.monotonic() + timeout_s
@@ -35,10 +35,10 @@ async def wait_recovered(
                 if not await cluster.silent_proxies():
                     return
         for view in views:
-            if mend is not None and view is not None and view.refuses and await mend(view):
+            if repair is not None and view is not None and view.refuses and await repair(view):
                 deadline, goals = time.monotonic() + timeout_s, {}
         if time.monotonic() > deadline:
-            states = ", ".join(f"{s.node.name} {_words(s)}" for s in statuses)
+            states = ", ".join(f"{s.node.name} {_text(s)}" for s in statuses)
             states += "".join(f"; {name} is silent" for name in await cluster.silent_proxies())
             raise ClusterError(f"not whole after {timeout_s:g} s: goal {goals}, applied {states}")
         await asyncio.sleep(POLL_S)
@@ -54,7 +54,7 @@ def _committed(views: Sequence[ReplicaView | None]) -> dict[str, int]:
     return goals
 
 
-def _words(status: NodeStatus) -> str:
+def _text(status: NodeStatus) -> str:
     view = status.view
     if view is None:
         return f"does not tell: {status.refusal}" if status.refusal else "does not answer"

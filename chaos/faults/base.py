@@ -106,7 +106,7 @@ class Context:
     history: HistoryWriter
     links: Links | None = None
     rng: random.Random = field(default_factory=random.Random)
-    say: Callable[[str], None] = lambda words: None
+    say: Callable[[str], None] = lambda text: None
 
 
 Factory = Callable[[Planned, Context], Fault]

@@ -96,10 +96,10 @@ def rows(state: ClusterState | None = None) -> list[Row]:
 
 def parse_wish(text: str) -> tuple[Want, ...]:
     """Parse a wish. Raises ClusterError that names the offending word."""
-    return tuple(_parse_part(part.strip()) for part in text.split("+"))
+    return tuple(_parse_wish(wish.strip()) for wish in text.split("+"))
 
 
-def _parse_part(text: str) -> Want:
+def _parse_wish(text: str) -> Want:
     head, *assignments = text.split(",")
     name, _, whom = head.partition(":")
     kind = find(name.strip())

@@ -96,8 +96,8 @@ class Damage:
     async def _see_to(self, node: Node) -> None:
         """Return once the node serves; replace it if it refuses to start."""
         cluster = self._context.cluster
-        steady_s = begin_s = time.monotonic()
-        while time.monotonic() < begin_s + UP_S:
+        steady_s = start_s = time.monotonic()
+        while time.monotonic() < start_s + UP_S:
             (status,) = [s for s in await cluster.status() if s.node.name == node.name]
             if not status.alive:
                 await self._replace(node)
@@ -206,12 +206,12 @@ def flip_index(store: Path, rng: random.Random, may_cut: bool) -> str:
         raise ClusterError("there is no IndexFile")
     path = rng.choice(files)
     with path.open("rb") as file:
-        places = list(_data_extents(file.fileno(), path.stat().st_size))
-    if not places:
+        extents = list(_data_extents(file.fileno(), path.stat().st_size))
+    if not extents:
         raise ClusterError(f"{path.name} holds no data yet")
     if rng.random() < 0.3:
         return _flip(store, path, rng.randrange(INDEX_HEAD_BYTES), rng)
-    return _flip(store, path, rng.choice(rng.choice(places)), rng)
+    return _flip(store, path, rng.choice(rng.choice(extents)), rng)
 
 
 def flip_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
@@ -298,11 +298,11 @@ def _durable_items(store: Path) -> list[tuple[Path, Item]]:
     return result
 
 
-def _drawn(found: list[tuple[Path, Item]], rng: random.Random) -> tuple[Path, Item]:
+def _drawn(items: list[tuple[Path, Item]], rng: random.Random) -> tuple[Path, Item]:
     """Choose an item, equally often an early item, a late item, or any."""
-    few = max(1, len(found) // 20)
-    part = rng.choice((found[:few], found[-few:], found))
-    return rng.choice(part)
+    few = max(1, len(items) // 20)
+    drawn_from = rng.choice((items[:few], items[-few:], items))
+    return rng.choice(drawn_from)
 
 
 def _flip(store: Path, path: Path, at: int, rng: random.Random) -> str:

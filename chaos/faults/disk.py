@@ -71,13 +71,13 @@ class DiskRules:
     """Puts rules in force for the disks of the nodes that it hits, as long as it lasts."""
 
     def __init__(
-        self, planned: Planned, context: Context, rules: RulesOf, words: str, *, may_end: bool
+        self, planned: Planned, context: Context, rules: RulesOf, text: str, *, may_end: bool
     ) -> None:
         """`may_end`: a broker may end itself because of it."""
         self._context = context
         self._key = str(planned.number)
         self._rules = tuple(rules(planned))
-        self._words = words
+        self._text = text
         self._may_end = may_end
         self._ran: list[str] = []  # running at the injection, so started again if they end
 
@@ -118,7 +118,7 @@ class DiskRules:
         return Steering(faults_of(self._context, node))
 
     def describe(self, targets: str) -> str:
-        return f"{targets}: {self._words}"
+        return f"{targets}: {self._text}"
 
 
 class PowerCut:
@@ -268,11 +268,11 @@ def copy_files(source: Path, target: Path) -> None:
         for entry in source.iterdir():
             if entry.name in ("index", LOCK_FILE):  # a lock is its directory's own
                 continue
-            place = target / entry.name
+            target_path = target / entry.name
             if entry.is_dir():
-                shutil.copytree(entry, place, dirs_exist_ok=True)
+                shutil.copytree(entry, target_path, dirs_exist_ok=True)
             else:
-                shutil.copy2(entry, place)
+                shutil.copy2(entry, target_path)
 
 
 def lose_disk(context: Context, node: Node) -> None:
@@ -294,9 +294,9 @@ def empty(store: Path) -> None:
                 entry.unlink()
 
 
-def _told(rules: RulesOf, words: str, *, may_end: bool = True) -> Factory:
+def _rules_fault(rules: RulesOf, text: str, *, may_end: bool = True) -> Factory:
     return injected(
-        lambda planned, context: DiskRules(planned, context, rules, words, may_end=may_end)
+        lambda planned, context: DiskRules(planned, context, rules, text, may_end=may_end)
     )
 
 
@@ -340,50 +340,56 @@ _LOG = ("commitlog/*", "raft/*")  # the files that Raft's promises depend on
 KINDS: Table = {
     "disk-full": (
         _kind("disk-full", "no free block is left: what needs one fails (ENOSPC)"),
-        _told(lambda _: [Rule(FULL, (WRITE, ALLOCATE))], "the disk is full"),
+        _rules_fault(lambda _: [Rule(FULL, (WRITE, ALLOCATE))], "the disk is full"),
     ),
     "eio-write": (
         _kind("eio-write", "every write to the log and the vote fails (EIO)"),
-        _told(lambda _: [Rule(ERROR, (WRITE,), p) for p in _LOG], "writes fail (EIO)"),
+        _rules_fault(lambda _: [Rule(ERROR, (WRITE,), p) for p in _LOG], "writes fail (EIO)"),
     ),
     "eio-sync": (
         _kind("eio-sync", "the next fdatasync of the log fails (EIO); its pages are never written"),
-        _told(lambda _: [Rule(ERROR, (SYNC,), "commitlog/*", times=1)], "an fdatasync fails (EIO)"),
+        _rules_fault(
+            lambda _: [Rule(ERROR, (SYNC,), "commitlog/*", times=1)], "an fdatasync fails (EIO)"
+        ),
     ),
     "eio-sync-vote": (
         _kind("eio-sync-vote", "making the vote durable fails (EIO)", _SOME),
-        _told(lambda _: [Rule(ERROR, (SYNC,), "raft/*")], "fdatasync of the vote fails (EIO)"),
+        _rules_fault(
+            lambda _: [Rule(ERROR, (SYNC,), "raft/*")], "fdatasync of the vote fails (EIO)"
+        ),
     ),
     "eio-read": (
         _kind("eio-read", "every read of the log and the queues fails (EIO)"),
-        _told(
+        _rules_fault(
             lambda _: [Rule(ERROR, (READ,), p) for p in ("commitlog/*", "consumequeue/*")],
             "reads fail (EIO)",
         ),
     ),
     "short-write": (
         _kind("short-write", "one write to the log does its first half only, then fails (EIO)"),
-        _told(lambda _: [Rule(SHORT, (WRITE,), "commitlog/*", times=1)], "half a write, then EIO"),
+        _rules_fault(
+            lambda _: [Rule(SHORT, (WRITE,), "commitlog/*", times=1)], "half a write, then EIO"
+        ),
     ),
     "slow-fsync": (
         _kind(
             "slow-fsync", "every fdatasync takes delay_ms longer", params={"delay_ms": (20, 400)}
         ),
-        _told(_slow(SYNC), "fdatasync is slow", may_end=False),
+        _rules_fault(_slow(SYNC), "fdatasync is slow", may_end=False),
     ),
     "slow-write": (
         _kind("slow-write", "every write takes delay_ms longer", params={"delay_ms": (1, 20)}),
-        _told(_slow(WRITE), "writes are slow", may_end=False),
+        _rules_fault(_slow(WRITE), "writes are slow", may_end=False),
     ),
     "stalled-fsync": (
         _kind("stalled-fsync", "no fdatasync returns before it is healed", lasts_s=(2.0, 8.0)),
-        _told(lambda _: [Rule(STALL, (SYNC,))], "fdatasync does not return"),
+        _rules_fault(lambda _: [Rule(STALL, (SYNC,))], "fdatasync does not return"),
     ),
     "lying-fsync": (
         _kind(
             "lying-fsync", "fdatasync says it has and has not: Raft with fsync left out", ("all",)
         ),
-        _told(lambda _: [Rule(LIE, (SYNC,))], "fdatasync lies", may_end=False),
+        _rules_fault(lambda _: [Rule(LIE, (SYNC,))], "fdatasync lies", may_end=False),
     ),
     "power-cut": (
         _kind(

@@ -210,8 +210,8 @@ def _count_at(slot: int) -> slice:
     return slice(at, at + _COUNT.size)
 
 
-def _flat(found: dict[str, list[tuple[Rule, int]]]) -> list[tuple[Rule, int]]:
-    return [entry for rules in found.values() for entry in rules]
+def _flat(by_key: dict[str, list[tuple[Rule, int]]]) -> list[tuple[Rule, int]]:
+    return [entry for rules in by_key.values() for entry in rules]
 
 
 def _create(home: Path) -> None:
@@ -238,10 +238,10 @@ def _read_rules(home: Path) -> dict[str, list[tuple[Rule, int]]]:
     return result
 
 
-def _write_rules(home: Path, found: dict[str, list[tuple[Rule, int]]]) -> None:
+def _write_rules(home: Path, by_key: dict[str, list[tuple[Rule, int]]]) -> None:
     data = {
         key: [{"slot": slot, "rule": asdict(rule)} for rule, slot in rules]
-        for key, rules in found.items()
+        for key, rules in by_key.items()
     }
     temporary = home / "rules.json.new"
     temporary.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2))

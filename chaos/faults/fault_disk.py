@@ -102,11 +102,11 @@ class Journal:
     def _rewrite(self) -> None:
         """Rewrite the journal without durable records; replace the old file when complete."""
         self.close()
-        beside = self._path.with_suffix(".new")
-        self._fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o640)
+        temporary = self._path.with_suffix(".new")
+        self._fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o640)
         self._size = 0
         self._append(b"".join(record.encode() for record in self.pending.records()))
-        os.replace(beside, self._path)
+        os.replace(temporary, self._path)
 
 
 class Inode:
@@ -130,7 +130,7 @@ class FaultFile(OsFile):
         self._name = name
         new = not os.path.exists(path)
         if new:
-            disk.fail_if_told(ALLOCATE, name)
+            disk.fail_if_ruled(ALLOCATE, name)
         super().__init__(path, None)
         try:
             result = os.fstat(self._fd)
@@ -144,11 +144,11 @@ class FaultFile(OsFile):
             raise
 
     def pread(self, offset: int, size: int) -> bytes:
-        self._disk.fail_if_told(READ, self._name)
+        self._disk.fail_if_ruled(READ, self._name)
         return super().pread(offset, size)
 
     def pwrite(self, offset: int, data: bytes | memoryview) -> None:
-        effect = self._disk.fail_if_told(WRITE, self._name)
+        effect = self._disk.fail_if_ruled(WRITE, self._name)
         if effect == FULL and self._needs_blocks(offset, len(data)):
             raise OSError(errno.ENOSPC, "the disk is full, as told", self._name)
         view = memoryview(data)[: len(data) // 2] if effect == SHORT else data
@@ -165,7 +165,7 @@ class FaultFile(OsFile):
         self.pwrite(offset, b"".join(buffers))
 
     def truncate(self, size: int) -> None:
-        self._disk.fail_if_told(WRITE, self._name)
+        self._disk.fail_if_ruled(WRITE, self._name)
         inode = self._inode
         with inode.lock:
             self._remember_size(size)
@@ -190,7 +190,7 @@ class FaultFile(OsFile):
         journal.add(Record(RecordKind.SYNCED, until, inode.number, until))
 
     def _allocate(self, size: int) -> None:
-        if self._disk.fail_if_told(ALLOCATE, self._name) == FULL:
+        if self._disk.fail_if_ruled(ALLOCATE, self._name) == FULL:
             raise OSError(errno.ENOSPC, "the disk is full, as told", self._name)
         inode = self._inode
         with inode.lock:
@@ -258,7 +258,7 @@ class FaultDisk(OsDisk):
         for number in set(self.journal.pending.files) - set(known):
             self.journal.add(Record(RecordKind.FORGET, self.journal.number(), number))
 
-    def fail_if_told(self, call: str, name: str) -> str:
+    def fail_if_ruled(self, call: str, name: str) -> str:
         """Return the effect steered for this call. Raises OSError if it is to fail."""
         effect = self.control.effect(call, name)
         if effect == ERROR:
@@ -301,7 +301,7 @@ class FaultDisk(OsDisk):
         return False
 
     def sync_directory(self, path: str) -> None:
-        effect = self.fail_if_told(SYNC, path + "/")
+        effect = self.fail_if_ruled(SYNC, path + "/")
         journal = self.journal
         with self._lock:
             until = journal.pending.number

@@ -31,7 +31,7 @@ class Links:
         self.all = tuple(links)
         self._control = control
         self._lock = asyncio.Lock()
-        self._asked = 0
+        self._request_id = 0
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     @classmethod
@@ -101,12 +101,12 @@ class Links:
         assert self._streams is not None, "use as `async with`"
         reader, writer = self._streams
         async with self._lock:
-            self._asked += 1
-            writer.write(orjson.dumps({**request, "id": self._asked}) + b"\n")
+            self._request_id += 1
+            writer.write(orjson.dumps({**request, "id": self._request_id}) + b"\n")
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
                     await writer.drain()
-                    answer = await _answer(reader, self._asked)
+                    answer = await _answer(reader, self._request_id)
             except (OSError, TimeoutError) as error:
                 raise ClusterError(f"the proxy does not answer: {error!r}") from error
         if not answer["ok"]:

@@ -37,11 +37,11 @@ PairsOf = Callable[[Hit, Planned, ClusterState], list[Pair]]
 class WireCut:
     """Cuts directed pairs of hosts, so that the second receives nothing from the first."""
 
-    def __init__(self, planned: Planned, context: Context, pairs_of: PairsOf, words: str) -> None:
+    def __init__(self, planned: Planned, context: Context, pairs_of: PairsOf, text: str) -> None:
         self._planned = planned
         self._context = context
         self.pairs_of = pairs_of
-        self._words = words
+        self._text = text
         self._pairs: tuple[Pair, ...] = ()
 
     async def choose(self) -> Hit:
@@ -61,14 +61,14 @@ class WireCut:
         await self._apply("flush to {} nud permanent dev {}")  # harmless where there is none
 
     def describe(self, targets: str) -> str:
-        return f"{targets}: {self._words} (below TCP)"
+        return f"{targets}: {self._text} (below TCP)"
 
-    async def _apply(self, words: str) -> None:
+    async def _apply(self, command: str) -> None:
         state = self._context.cluster.state()
         for source in dict.fromkeys(pair[0] for pair in self._pairs):
             device = "br0" if source == HUB else "eth0"
             targets = [target for sender, target in self._pairs if sender == source]
-            commands = ["neigh " + words.format(_address(state, t), device) for t in targets]
+            commands = ["neigh " + command.format(_address(state, t), device) for t in targets]
             await in_thread(namespaces.ip, commands, f"{state.netns}-{source}")
 
 
@@ -122,10 +122,10 @@ def _needs_netns(state: ClusterState | None) -> str | None:
 
 
 def _entry(
-    name: str, description: str, words: str, pairs_of: PairsOf, whom: tuple[str, ...]
+    name: str, description: str, text: str, pairs_of: PairsOf, whom: tuple[str, ...]
 ) -> tuple[Kind, Factory]:
     def make(planned: Planned, context: Context) -> Fault:
-        deed = WireCut(planned, context, pairs_of, words)
+        deed = WireCut(planned, context, pairs_of, text)
         return Injection(planned, context, deed, deed.choose)
 
     kind = Kind(name, "network", description, whom, frozenset({"netns"}), lasts_s=(2, 6))

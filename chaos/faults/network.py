@@ -38,11 +38,11 @@ RulesOf = Callable[[Links, Hit, Planned, ClusterState], list[Rule]]
 class LinkFault:
     """A fault made of proxy rules that are in force from inject to heal."""
 
-    def __init__(self, planned: Planned, context: Context, rules_of: RulesOf, words: str) -> None:
+    def __init__(self, planned: Planned, context: Context, rules_of: RulesOf, text: str) -> None:
         self.planned = planned
         self._context = context
         self._rules_of = rules_of
-        self._words = words
+        self._text = text
         self.rules: tuple[Rule, ...] = ()  # to be in force, once the nodes are chosen
 
     @property
@@ -74,7 +74,7 @@ class LinkFault:
 
     def describe(self, targets: str) -> str:
         figures = ", ".join(f"{name} {_short(v)}" for name, v in self.planned.params.items())
-        return f"{targets}: {self._words}" + (f" ({figures})" if figures else "")
+        return f"{targets}: {self._text}" + (f" ({figures})" if figures else "")
 
 
 class Flapping:
@@ -297,7 +297,7 @@ _LINKS = frozenset({"links"})
 def _entry(
     name: str,
     description: str,
-    words: str,
+    text: str,
     rules_of: RulesOf,
     whom: tuple[str, ...] = _ONE,
     made_of: Callable[[LinkFault], Deed] = lambda cut: cut,
@@ -306,7 +306,7 @@ def _entry(
     params: dict[str, tuple[float, float]] | None = None,
 ) -> tuple[Kind, Factory]:
     def make(planned: Planned, context: Context) -> Fault:
-        links = LinkFault(planned, context, rules_of, words)
+        links = LinkFault(planned, context, rules_of, text)
         return Injection(planned, context, made_of(links), links.choose)
 
     oneoff = made_of is Reset

@@ -16,7 +16,7 @@ from .base import Kind, Planned
 
 FAULTS_MAX = 10_000
 PARTS_MAX = 8
-BEGINS = (0.15, 0.35)  # shares of a slot between which its fault starts
+START_SHARES = (0.15, 0.35)  # shares of a slot between which its fault starts
 LASTS_MAX = 0.4  # part of a slot; with the above and the later parts all is healed at 0.91 of it
 
 
@@ -36,28 +36,28 @@ class Want:
 
 
 def plan(
-    seed: int, wanted: Sequence[Sequence[Want]], seconds: float, repeats: int
+    seed: int, wishes: Sequence[Sequence[Want]], seconds: float, repeats: int
 ) -> tuple[Planned, ...]:
-    """Plan each of `wanted` (its parts at the same time) `repeats` times within `seconds`.
+    """Plan each of `wishes` (its parts at the same time) `repeats` times within `seconds`.
 
     Sorted by start, numbered from 1. Raises ValueError outside the limits.
     """
-    slots = len(wanted) * repeats
-    if repeats < 0 or slots * max((len(parts) for parts in wanted), default=0) > FAULTS_MAX:
+    slots = len(wishes) * repeats
+    if repeats < 0 or slots * max((len(parts) for parts in wishes), default=0) > FAULTS_MAX:
         raise ValueError(f"a plan holds 0 to {FAULTS_MAX} faults")
     if seconds <= 0:
         raise ValueError(f"the time to spread faults over must be positive, not {seconds}")
-    if any(not 1 <= len(parts) <= PARTS_MAX for parts in wanted):
+    if any(not 1 <= len(parts) <= PARTS_MAX for parts in wishes):
         raise ValueError(f"1 to {PARTS_MAX} faults can be at the same time")
     rng = random.Random(seed)
     result: list[Planned] = []
     slot_s = seconds / slots if slots else seconds
     for round_ in range(repeats):
-        order = list(range(len(wanted)))
+        order = list(range(len(wishes)))
         rng.shuffle(order)
-        for place, index in enumerate(order):
-            slot = round_ * len(wanted) + place
-            result += _slot(rng, wanted[index], slot, slot_s, len(result))
+        for order_at, index in enumerate(order):
+            slot = round_ * len(wishes) + order_at
+            result += _slot(rng, wishes[index], slot, slot_s, len(result))
     result.sort(key=lambda planned: planned.at_s)
     return tuple(result)
 
@@ -66,7 +66,7 @@ def _slot(
     rng: random.Random, parts: Sequence[Want], slot: int, slot_s: float, before: int
 ) -> list[Planned]:
     most_s = slot_s * LASTS_MAX
-    first_at_s = slot_s * slot + slot_s * rng.uniform(*BEGINS)
+    first_at_s = slot_s * slot + slot_s * rng.uniform(*START_SHARES)
     result: list[Planned] = []
     for want in parts:
         if want.for_s > most_s:

@@ -95,13 +95,13 @@ def _cut(home: Path, store: Path, rng: random.Random, temper: Temper) -> Cut:
     keep = surviving(len(pending.names), temper, rng)
     for change in reversed(pending.names[keep:]):
         _undo_name(change, store, home / GRAVE)
-    places = inodes_below(store)
+    paths = inodes_below(store)
     files = pages = pending_pages = 0
     for inode, changes in sorted(pending.files.items(), key=lambda item: item[1].changes[0].number):
-        place = places.get(inode)
-        if place is None:
+        file_path = paths.get(inode)
+        if file_path is None:
             continue  # its creation was undone, or its removal survived
-        hurt, of, shorter = _undo_contents(place, changes, temper, rng)
+        hurt, of, shorter = _undo_contents(file_path, changes, temper, rng)
         files += hurt > 0 or shorter
         pages += hurt
         pending_pages += of
@@ -153,8 +153,8 @@ def _undo_contents(
             if min(page.below, page.above) == page.count:
                 continue
             content = os.pread(descriptor, PAGE_BYTES, page.page * PAGE_BYTES)
-            whole = rebuild(content.ljust(PAGE_BYTES, b"\0"), pieces[page.page], page)
-            os.pwrite(descriptor, whole, page.page * PAGE_BYTES)
+            rebuilt = rebuild(content.ljust(PAGE_BYTES, b"\0"), pieces[page.page], page)
+            os.pwrite(descriptor, rebuilt, page.page * PAGE_BYTES)
         os.ftruncate(descriptor, fate.size)
     return fate.hurt, len(fate.pages), fate.size != size
 

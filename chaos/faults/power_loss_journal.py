@@ -308,10 +308,10 @@ def _bounds(
 ) -> tuple[int, int]:
     """Return how few and how many of a page's changes may survive, given those of size."""
     low, high = 0, len(numbers)
-    for place, change in enumerate(sizes):
+    for number, change in enumerate(sizes):
         if min(change.a, change.b) > page * PAGE_BYTES:
             continue  # it moved the end before this page's start
-        if place < survive:
+        if number < survive:
             low = max(low, bisect.bisect_right(numbers, change.number))
         else:
             high = min(high, bisect.bisect_left(numbers, change.number))

@@ -143,7 +143,7 @@ class End(asyncio.Protocol):
         self._reading = True
         self._full = False  # its peer does not read
         self._ended = False  # it sent its last byte
-        self._told_end = False  # the end of the stream was delivered
+        self._end_delivered = False  # the end of the stream was delivered
         self._gone = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -224,9 +224,9 @@ class End(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         if item is Mark.END:
-            self._told_end = True
+            self._end_delivered = True
             transport.write_eof()
-            if self._ended and self.other._told_end:
+            if self._ended and self.other._end_delivered:
                 self.pair.finish()
         else:
             assert isinstance(item, bytes), item

@@ -43,15 +43,15 @@ LINE_BYTES_MAX = 4 << 20
 CONTROLS_MAX = 32
 RULES_MAX = 10_000  # in force at once, of all owners
 PAIRS_MAX = 20_000  # connections per link; further connections are reset
-LOOK_S = 0.05  # poll interval while a target does not listen
-LOOK_GAP_S = 0.005  # shortest time between two looks
+POLL_S = 0.05  # poll interval while a target does not listen
+POLL_GAP_S = 0.005  # shortest time between two looks
 
 
 class ProxiedLink:
     """A link with its listener, its connections, and the rules in force."""
 
     def __init__(
-        self, name: str, host: str, port: int, target_port: int, look: TargetWatch
+        self, name: str, host: str, port: int, target_port: int, watch: TargetWatch
     ) -> None:
         self.name = name
         self.target = (host, target_port)
@@ -62,7 +62,7 @@ class ProxiedLink:
         self.bytes_forward = self.bytes_back = 0
         self.taken = 0  # connections so far
         self._target_listens = False
-        self._look = look
+        self._watch = watch
         self._minding = asyncio.Lock()
         self._listener = Listener(host, port, SOCKET_BUFFER_BYTES, self._dialled)
 
@@ -128,7 +128,7 @@ class ProxiedLink:
             self.bytes_back += size_bytes
 
     def target_lost(self) -> None:
-        self._look.soon()
+        self._watch.soon()
 
     def _dialled(self) -> End:
         return Pair(self).dialler
@@ -151,14 +151,14 @@ class TargetWatch:
                 await link.mind_listening(link.target[1] in result)
             if all(link.target[1] in result for link in links):
                 await self._wake.wait()
-                await asyncio.sleep(LOOK_GAP_S)
+                await asyncio.sleep(POLL_GAP_S)
                 continue
             try:
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(POLL_S):
                     await self._wake.wait()
             except TimeoutError:
                 pass  # the next check is due, the usual case
-            await asyncio.sleep(LOOK_GAP_S)
+            await asyncio.sleep(POLL_GAP_S)
 
 
 class Proxy:

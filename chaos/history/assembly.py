@@ -15,7 +15,7 @@ from .deferred_events import (
     Delivery,
     Ended,
     GivenBack,
-    LockAsked,
+    LockRequested,
     Popped,
     Post,
     Scanned,
@@ -85,7 +85,7 @@ TAKERS: Mapping[str, Callable[[Record], Event]] = {
     "work": _taker(Kind.WORKED, Worked),
     "pop": _taker(Kind.POPPED, Popped),
     "pop_end": _taker(Kind.POP_ENDED, Ended),
-    "lock": _taker(Kind.LOCK_ASKED, LockAsked, granted=False),
+    "lock": _taker(Kind.LOCK_REQUESTED, LockRequested, granted=False),
 }
 
 
@@ -98,7 +98,7 @@ class Assembler:
         self.skipped: tuple[str, ...] = ()
         self.stuck: tuple[str, ...] | None = None
         self._open: dict[int, Any] = {}  # operations without an outcome, by op
-        self._begun: dict[int, int] = {}  # op of a fault's injection or healing → t_ns of invoke
+        self._started: dict[int, int] = {}  # op of a fault's injection or healing → t_ns of invoke
         self._unhealed: dict[tuple[int, str], Fault] = {}  # by number; in old histories by node
         self._names: dict[str, str] = {}  # one copy of each topic, process, order key, broker
         self._takers: dict[str, Callable[[Record], Event | None]] = {
@@ -148,7 +148,7 @@ class Assembler:
     def _name(self, text: str) -> str:
         return self._names.setdefault(text, text)
 
-    def _begin(self, op: int, event: Any) -> None:
+    def _start(self, op: int, event: Any) -> None:
         if self._open.setdefault(op, event) is not event:
             raise HistoryError(f"operation {op} was invoked twice")
 
@@ -180,7 +180,7 @@ class Assembler:
                 record.get("due_ns", t_ns),
                 once=record.get("once", False),
             )
-            self._begin(op, send)
+            self._start(op, send)
             return Kind.SEND_INVOKED, send
         send = self._end(op, Send)
         send.outcome = _OUTCOMES[kind]
@@ -231,7 +231,7 @@ class Assembler:
         kind = record["type"]
         if kind == "invoke":
             commit = self._offset(record, answered=False)
-            self._begin(record["op"], commit)
+            self._start(record["op"], commit)
             return Kind.COMMIT_INVOKED, commit
         if kind != "ok":
             return None  # it stays concurrent with all later events
@@ -263,7 +263,7 @@ class Assembler:
                 record["version"],
                 record["t_ns"],
             )
-            self._begin(record["op"], write)
+            self._start(record["op"], write)
             return Kind.META_INVOKED, write
         write = self._end(record["op"], MetaWrite)
         write.outcome = _OUTCOMES[record["type"]]
@@ -280,7 +280,7 @@ class Assembler:
                 self._name(record["name"]),
                 record["t_ns"],
             )
-            self._begin(record["op"], read)
+            self._start(record["op"], read)
             return None
         read = self._end(record["op"], MetaRead)
         read.outcome = _OUTCOMES[record["type"]]
@@ -294,9 +294,9 @@ class Assembler:
     def _inject(self, record: Record) -> Event | None:
         op, t_ns = record["op"], record["t_ns"]
         if record["type"] == "invoke":
-            self._begun[op] = t_ns
+            self._started[op] = t_ns
             return None
-        begun_ns = self._begun.pop(op, t_ns)
+        started_ns = self._started.pop(op, t_ns)
         if record["type"] != "ok":
             return None  # it did not happen; the runner reports that itself
         fault = Fault(
@@ -304,7 +304,7 @@ class Assembler:
             tuple(record["nodes"]),
             record.get("pid", 0),
             record.get("role", ""),
-            begun_ns,
+            started_ns,
             t_ns,
             record["fault"],
             record.get("whom", ""),
@@ -330,13 +330,13 @@ class Assembler:
         """Convert a fault of an old history, such as "kill" or "start" of a node."""
         op, t_ns, node = record["op"], record["t_ns"], record["node"]
         if record["type"] == "invoke":
-            self._begun[op] = t_ns
+            self._started[op] = t_ns
             return None
-        begun_ns = self._begun.pop(op, t_ns)
+        started_ns = self._started.pop(op, t_ns)
         if record["type"] != "ok":
             return None
         pid, role = record.get("pid", 0), record.get("role", "")
-        fault = Fault(record["f"], (node,), pid, role, begun_ns, t_ns)
+        fault = Fault(record["f"], (node,), pid, role, started_ns, t_ns)
         if fault.kind == "kill":
             self._unhealed[-1, node] = fault
         elif fault.kind == "start" and (killed := self._unhealed.pop((-1, node), None)):
@@ -351,7 +351,7 @@ class Assembler:
         return Kind.REPLICAS, Replicas(
             record["t_ns"],
             record.get("group", ""),
-            record["begin"],
+            record["start"],
             record["end"],
             parts,
             record.get("errors", {}),

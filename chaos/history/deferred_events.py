@@ -63,7 +63,7 @@ class Delivery:
     accepted: bool
 
     @property
-    def place(self) -> tuple[str, str, int, int]:
+    def position(self) -> tuple[str, str, int, int]:
         return (self.broker, self.topic, self.queue, self.offset)
 
 
@@ -126,7 +126,7 @@ class Worked:
 
 
 @dataclass(frozen=True, slots=True)
-class LockAsked:
+class LockRequested:
     """A request for a queue's lock, or an unlock (`unlock`): started (OPEN), answered (OK:
     `granted`, or owned by another client), or not sent (FAIL)."""
 

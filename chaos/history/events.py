@@ -58,7 +58,7 @@ class Kind(IntEnum):
     STORED = 23
     SCANNED = 24
     WORKED = 25
-    LOCK_ASKED = 26
+    LOCK_REQUESTED = 26
     POPPED = 27
     POP_ENDED = 28
 
@@ -244,7 +244,7 @@ class Replicas:
 
     t_ns: int
     group: str
-    begin: int
+    start: int
     end: int
     parts: Mapping[str, Mapping[int, str]]
     errors: Mapping[str, str]

@@ -190,9 +190,9 @@ class Follower:
             new = self._file.read(READ_BYTES_MAX)
             if not new:
                 return []
-            whole, newline, self._half = (self._half + new).rpartition(b"\n")
+            complete, newline, self._half = (self._half + new).rpartition(b"\n")
         result = []
-        for line in whole.split(b"\n"):
+        for line in complete.split(b"\n"):
             self._line += 1
             result.append(_parse(self.path, self._line, line))
         return result

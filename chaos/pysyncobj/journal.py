@@ -150,9 +150,11 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
             raise JournalError(f"entry {idx}@{term} carries {frame!r}")
         if idx != log.last_index + 1 or term < log.index.last_term:
             raise JournalError(f"{frame!r} does not follow {log.last_index}@{log.index.last_term}")
-        place = log.allocate(len(frame.payload))
-        if frame.position != place:
-            raise JournalError(f"{frame!r}, but this log goes on at {place}: the replicas parted")
+        position = log.allocate(len(frame.payload))
+        if frame.position != position:
+            raise JournalError(
+                f"{frame!r}, but this log goes on at {position}: the replicas parted"
+            )
         log.append((frame,))
 
     @overload

@@ -65,7 +65,7 @@ def status_of(
     config: MemberConfig,
     sync: Replica,
     links: PeerLinks,
-    told: RoleEvent,
+    event: RoleEvent,
     applied_index: int,
     commands_waiting: int,
     failure: str | None,
@@ -95,10 +95,10 @@ def status_of(
     return {
         "node_id": config.node_id,
         "group": config.group,
-        "role": told.role.value,
-        "term": told.term,
-        "leader": told.leader,
-        "leader_ready": told.leader_ready,
+        "role": event.role.value,
+        "term": event.term,
+        "leader": event.leader,
+        "leader_ready": event.leader_ready,
         "commit_index": sync.raftCommitIndex,
         "applied_index": applied_index,
         "first_index": index.first_index,
@@ -139,7 +139,7 @@ class NotSupported(RaftError):
 class NoIdentity:
     group_id = b""
 
-    def tell(self, listener: Callable[[], None]) -> None:
+    def subscribe(self, listener: Callable[[], None]) -> None:
         """Do nothing, because the id never changes."""
 
     def applied(self, before: bytes, now: bytes) -> None:
@@ -194,10 +194,10 @@ class PySyncMember:
         self._running = False
         self._pumping = False
         self._pump_scheduled = False
-        self._cut_wanted = False
+        self._frame_due = False
         self._command_last = False  # the last frame was a command
         self._state = Role.FOLLOWER  # in SyncObj
-        self._told = RoleEvent(Role.FOLLOWER, 0, None, False, "start")
+        self._reported = RoleEvent(Role.FOLLOWER, 0, None, False, "start")
         self._cut_due: int | None = None  # the index still has frames from there on
         self._failures = 0  # ticks in a row
         self._timer: asyncio.TimerHandle | None = None
@@ -322,7 +322,7 @@ class PySyncMember:
     def request_cut(self, at_once: bool = False) -> None:
         """Schedule a frame of the application's data in this turn of the loop."""
         if self._running:
-            self._cut_wanted = True
+            self._frame_due = True
             self._schedule_pump()
 
     def propose_command(self, payload: bytes) -> asyncio.Future[int]:
@@ -337,7 +337,7 @@ class PySyncMember:
         """Wait until this node's known committed frames are applied. That does not prove
         leadership, and a deposed leader may also answer. Raises, or the future fails with,
         NotLeader and Busy."""
-        if not self._told.leader_ready or not self._running:
+        if not self._reported.leader_ready or not self._running:
             raise NotLeader(self.leader)
         return self._reads.add(self._confirm_read)
 
@@ -380,7 +380,7 @@ class PySyncMember:
 
     @property
     def leader(self) -> NodeId | None:
-        return self._told.leader if self._running else None
+        return self._reported.leader if self._running else None
 
     @property
     def applied_index(self) -> int:
@@ -401,7 +401,7 @@ class PySyncMember:
             self.config,
             self.sync,
             self._transport.links,
-            self._told,
+            self._reported,
             self._applier.applied_index,
             self._proposals.waiting,
             self.failure,
@@ -496,7 +496,7 @@ class PySyncMember:
 
     def _propose_next(self) -> bool:
         """Add a frame to SyncObj's queue; the next tick writes and sends it."""
-        if not self._told.leader_ready or self.sync.journal.held is not None:
+        if not self._reported.leader_ready or self.sync.journal.held is not None:
             return False
         in_flight = self.log.last_index - self.sync.raftCommitIndex
         if in_flight >= self.config.frames_in_flight_max:
@@ -515,11 +515,11 @@ class PySyncMember:
         self._command_last = command is not None
         if command is not None:
             return command
-        if self._cut_wanted:
+        if self._frame_due:
             frame = self._application.cut(term, index, self._commitlog.allocate)
             if frame is not None:
                 return frame
-            self._cut_wanted = False
+            self._frame_due = False
         return self._command(index, term)
 
     def _command(self, index: int, term: int) -> Frame | None:
@@ -558,7 +558,7 @@ class PySyncMember:
 
     def _observe(self) -> None:
         """Report SyncObj's role, term and leader to the application if they have changed."""
-        sync, reported, state = self.sync, self._told, self._state
+        sync, reported, state = self.sync, self._reported, self._state
         term = sync.raftCurrentTerm
         node = sync._getLeader()
         leader = None if node is None else node.id
@@ -572,7 +572,7 @@ class PySyncMember:
         ):
             return
         event = RoleEvent(state, term, leader, ready, "SyncObj says so")
-        self._told = event
+        self._reported = event
         log.info(
             "role_changed node=%s role=%s term=%s leader=%s ready=%s",
             self.config.node_id,
@@ -591,7 +591,7 @@ class PySyncMember:
                 waiter.set_result(None)
         self._role_waiters.clear()
         if ready and not reported.leader_ready:
-            self._cut_wanted = True
+            self._frame_due = True
         self._application.role_changed(event)
 
     # -- the end ------------------------------------------------------------------------------
@@ -607,10 +607,10 @@ class PySyncMember:
             self._timer.cancel()
         self._applier.stop()
         self._transport.links.abort()
-        term = self._told.term
-        self._told = RoleEvent(Role.FOLLOWER, term, None, False, self.failure)
+        term = self._reported.term
+        self._reported = RoleEvent(Role.FOLLOWER, term, None, False, self.failure)
         try:
-            self._application.role_changed(self._told)
+            self._application.role_changed(self._reported)
         finally:  # whatever state the rest is in, nobody may be left waiting
             self._proposals.close(self.failure)
             self._reads.close()

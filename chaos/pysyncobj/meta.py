@@ -65,11 +65,11 @@ class MetaFile:
             }
         )
         self._disk.makedirs(self._path.rpartition("/")[0])
-        beside = self._path + ".tmp"
-        file = self._disk.open(beside)
+        temporary = self._path + ".tmp"
+        file = self._disk.open(temporary)
         try:
             file.truncate(0)
             file.pwrite(0, data)
         finally:
             file.close()
-        self._disk.rename(beside, self._path)
+        self._disk.rename(temporary, self._path)

@@ -79,14 +79,14 @@ def recovery_rows(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], lis
     return ("fault", *(candidate.name for candidate in candidates)), rows
 
 
-def _cell(found: Mapping[str, Any]) -> str:
-    worst = [ms for ms in found["worst_client_ms"] if ms is not None]
+def _cell(figures: Mapping[str, Any]) -> str:
+    worst = [ms for ms in figures["worst_client_ms"] if ms is not None]
     if not worst:
-        return f"never in {found['faults']}"
-    spread = found["worst_client"]
+        return f"never in {figures['faults']}"
+    spread = figures["worst_client"]
     text = f"{ms_text(spread['p50_ms'])} / {ms_text(spread['max_ms'])}"
-    missing = found["faults"] - len(worst)
-    return f"{text} ({missing} of {found['faults']} not)" if missing else text
+    missing = figures["faults"] - len(worst)
+    return f"{text} ({missing} of {figures['faults']} not)" if missing else text
 
 
 def comparison_page(title: str, command: str, candidates: Sequence[Candidate]) -> str:

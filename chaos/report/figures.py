@@ -59,18 +59,18 @@ def load_of(history: History) -> Load:
     counts = {outcome: 0 for outcome in Outcome}
     for send in sends:
         counts[send.outcome] += 1
-    begin_ns = min((send.due_ns for send in sends), default=0)
+    start_ns = min((send.due_ns for send in sends), default=0)
     end_ns = max((max(send.done_ns, send.due_ns) for send in sends), default=0)
     acknowledged = sorted(s.done_ns - s.due_ns for s in sends if s.outcome is Outcome.OK)
     in_ms = [took_ns / NS_PER_MS for took_ns in acknowledged]
-    figures = [carried(in_ms, part) for part in (0.5, 0.99, 0.999, 1.0)]
+    figures = [carried(in_ms, quantile) for quantile in (0.5, 0.99, 0.999, 1.0)]
     return Load(
         len(sends),
         counts[Outcome.OK],
         counts[Outcome.FAIL],
         counts[Outcome.UNKNOWN] + counts[Outcome.OPEN],
         sum(send.shed for send in sends),
-        (end_ns - begin_ns) / NS_PER_S,
+        (end_ns - start_ns) / NS_PER_S,
         Latency(*figures),
     )
 
@@ -104,7 +104,7 @@ def lateness_of(history: History) -> dict[str, Any]:
     series = [(at_s, sorted(values)) for at_s, values in sorted(buckets.items())]
     return {
         "count": len(late),
-        "ms": {name: carried(late, part) for name, part in figures.items()},
+        "ms": {name: carried(late, quantile) for name, quantile in figures.items()},
         "series": {
             "at_s": [at_s for at_s, _ in series],
             "p50_ms": [percentile(values, 0.5) for _, values in series],

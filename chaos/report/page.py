@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raftmq.ops.page import chart_sections, document, key, section
-from raftmq.ops.svg import Lanes, Panel, Scale
+from raftmq.ops.svg import LabelRows, Panel, Scale
 from raftmq.ops.svg import by_kind as dots_by_kind
 
 from ..checks.verdict import Check, Verdict, merge
@@ -99,9 +99,9 @@ def send_tiles(history: History) -> tuple[tuple[str, str], ...]:
     )
 
 
-def recovery_tiles(found: Sequence[Recovery]) -> tuple[tuple[str, str], ...]:
+def recovery_tiles(recoveries: Sequence[Recovery]) -> tuple[tuple[str, str], ...]:
     """Return the times from a fault to the next acknowledged send; nothing if there were none."""
-    times = spread(r.everybody_ms for r in found if r.everybody_ms is not None)
+    times = spread(r.everybody_ms for r in recoveries if r.everybody_ms is not None)
     if times is None:
         return ()
     return (
@@ -124,7 +124,7 @@ def check_table(checks: Sequence[Check]) -> PageTable:
     return PageTable("Checks of the history", ("check", "count"), rows, marked=True)
 
 
-def recovery_table(found: Sequence[Recovery], history: History) -> PageTable:
+def recovery_table(recoveries: Sequence[Recovery], history: History) -> PageTable:
     """Return a table with a row per fault."""
     rows = tuple(
         Row(
@@ -139,7 +139,7 @@ def recovery_table(found: Sequence[Recovery], history: History) -> PageTable:
                 ms_text(r.normal_ms),
             )
         )
-        for number, r in enumerate(found, 1)
+        for number, r in enumerate(recoveries, 1)
     )
     head = (
         "fault", "at", "kind", "node", "next ack", "slowest client", "longest gap", "usual rate"
@@ -147,10 +147,10 @@ def recovery_table(found: Sequence[Recovery], history: History) -> PageTable:
     return PageTable("From each fault to the next acknowledged send", head, rows)
 
 
-def kinds_table(found: Sequence[Recovery]) -> PageTable:
+def kinds_table(recoveries: Sequence[Recovery]) -> PageTable:
     """Return a table with a row per kind of fault and role."""
     rows = []
-    for name, of_kind in by_kind(found).items():
+    for name, of_kind in by_kind(recoveries).items():
         everybody = spread(r.everybody_ms for r in of_kind if r.everybody_ms is not None)
         worst = spread(r.worst_client_ms for r in of_kind if r.worst_client_ms is not None)
         rows.append(
@@ -212,7 +212,7 @@ def render(page: Page, history: History) -> str:
         f'<p class="soft">{html.escape(page.subtitle)}</p>'
         f'<p><span class="badge {mark}">{text[mark]}</span></p>'
         f'<div class="tiles">{tiles}</div>{chart_sections(charts)}'
-        f"{''.join(table(part) for part in page.tables)}"
+        f"{''.join(table(page_table) for page_table in page.tables)}"
         f"{again(page.command) if page.command else ''}",
     )
 
@@ -222,10 +222,10 @@ def figure(series: Series) -> str:
     return "".join((_legend(), _rates(series), _latencies(series), _strips(series)))
 
 
-def recovery_figure(found: Mapping[str, Sequence[Recovery]]) -> str:
+def recovery_figure(by_name: Mapping[str, Sequence[Recovery]]) -> str:
     """Draw every recovery time as a dot, by kind of fault; one colour per name (a mode or "")."""
     times: dict[tuple[str, str], list[float]] = {}
-    for name, of_name in found.items():
+    for name, of_name in by_name.items():
         for recovery in of_name:
             for label, ms in (
                 ("any client", recovery.everybody_ms),
@@ -295,7 +295,7 @@ def _strips(series: Series) -> str:
 
 def _faults(panel: Panel, series: Series, *, worded: bool) -> None:
     """Draw faults as bands and new leaders as lines, with words that do not touch."""
-    lanes = Lanes(LANES_MAX)
+    lanes = LabelRows(LANES_MAX)
     marks = [
         (band.from_s, band.to_s, "fault", f"{band.kind} {band.nodes}".strip())
         for band in series.bands
@@ -303,31 +303,31 @@ def _faults(panel: Panel, series: Series, *, worded: bool) -> None:
     marks += [
         (at_s, at_s, "leads", f"{node} leads term {term}") for at_s, node, term in series.leaders
     ]
-    for begin, end, style, text in sorted(marks):
-        panel.band(begin, end, style, text)
+    for start, end, style, text in sorted(marks):
+        panel.band(start, end, style, text)
         if worded:
-            panel.words(begin, text, style, lanes)
+            panel.label(start, text, style, lanes)
 
 
 def again(command: str) -> str:
     return section(f"<h2>Do it again</h2><pre>{html.escape(command)}</pre>")
 
 
-def table(part: PageTable) -> str:
-    head = "".join(f"<th>{html.escape(text)}</th>" for text in part.head)
-    if part.marked:
+def table(page_table: PageTable) -> str:
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in page_table.head)
+    if page_table.marked:
         head += "<th>verdict</th>"
     rows = []
-    for row in part.rows:
+    for row in page_table.rows:
         cells = [html.escape(text) for text in row.cells]
         if row.note:
             note = html.escape(row.note).replace("\n", "<br>")
             cells[0] += f"<small>{note}</small>"
-        if part.marked:
+        if page_table.marked:
             mark = row.mark
             cells.append(f'<span class="badge {mark}">{mark}</span>' if mark else "")
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     return section(
-        f"<h2>{html.escape(part.title)}</h2><table><thead><tr>{head}</tr></thead>"
+        f"<h2>{html.escape(page_table.title)}</h2><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table>"
     )

@@ -85,10 +85,10 @@ def recoveries(history: History) -> list[Recovery]:
     for number, fault in enumerate(faults):
         last = number + 1 == len(faults)
         until_ns = end_ns if last else faults[number + 1].invoked_ns
-        begin = bisect_left(done, fault.invoked_ns)
+        first = bisect_left(done, fault.invoked_ns)
         end = len(done) if last else bisect_left(done, until_ns)
-        normal_ms = _normal_ms(done, fault.invoked_ns, begin, end)
-        result.append(_recovery(fault, acknowledged[begin:end], until_ns, clients, normal_ms))
+        normal_ms = _normal_ms(done, fault.invoked_ns, first, end)
+        result.append(_recovery(fault, acknowledged[first:end], until_ns, clients, normal_ms))
     return result
 
 
@@ -97,10 +97,10 @@ def inflicted(history: History) -> list[Fault]:
     return [fault for fault in history.faults if fault.kind != "start"]
 
 
-def by_kind(found: Iterable[Recovery]) -> dict[str, list[Recovery]]:
+def by_kind(recoveries: Iterable[Recovery]) -> dict[str, list[Recovery]]:
     """Group the recoveries by name (`kill:leader`), sorted."""
     groups: dict[str, list[Recovery]] = defaultdict(list)
-    for recovery in found:
+    for recovery in recoveries:
         groups[recovery.name].append(recovery)
     return dict(sorted(groups.items()))
 
@@ -131,31 +131,36 @@ def ms_text(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:,.{digits}f} ms"
 
 
-def summary(found: Sequence[Recovery]) -> dict[str, Any]:
+def summary(recoveries: Sequence[Recovery]) -> dict[str, Any]:
     """Return the figures for verdict.json, of all and of each kind, with raw values."""
-    kinds = {name: _summary(of_kind) for name, of_kind in by_kind(found).items()}
-    return _summary(found) | {"kinds": kinds}
+    kinds = {name: _summary(of_kind) for name, of_kind in by_kind(recoveries).items()}
+    return _summary(recoveries) | {"kinds": kinds}
 
 
-def _summary(found: Sequence[Recovery]) -> dict[str, Any]:
-    everybody = [r.everybody_ms for r in found if r.everybody_ms is not None]
-    worst = [r.worst_client_ms for r in found if r.worst_client_ms is not None]
+def _summary(recoveries: Sequence[Recovery]) -> dict[str, Any]:
+    everybody = [r.everybody_ms for r in recoveries if r.everybody_ms is not None]
+    worst = [r.worst_client_ms for r in recoveries if r.worst_client_ms is not None]
     return {
-        "faults": len(found),
+        "faults": len(recoveries),
         "recovered": len(everybody),
-        "everybody_ms": [r.everybody_ms for r in found],
-        "worst_client_ms": [r.worst_client_ms for r in found],
-        "longest_gap_ms": [r.longest_gap_ms for r in found],
-        "normal_ms": [r.normal_ms for r in found],
+        "everybody_ms": [r.everybody_ms for r in recoveries],
+        "worst_client_ms": [r.worst_client_ms for r in recoveries],
+        "longest_gap_ms": [r.longest_gap_ms for r in recoveries],
+        "normal_ms": [r.normal_ms for r in recoveries],
         "everybody": _plain(spread(everybody)),
         "worst_client": _plain(spread(worst)),
     }
 
 
-def _plain(found: Spread | None) -> dict[str, float | None] | None:
-    if found is None:
+def _plain(spread_: Spread | None) -> dict[str, float | None] | None:
+    if spread_ is None:
         return None
-    return {"count": found.count, "p50_ms": found.p50, "p99_ms": found.p99, "max_ms": found.max}
+    return {
+        "count": spread_.count,
+        "p50_ms": spread_.p50,
+        "p99_ms": spread_.p99,
+        "max_ms": spread_.max,
+    }
 
 
 def _recovery(
@@ -198,17 +203,17 @@ def _outage_ms(fault: Fault, acknowledged: Iterable[Send]) -> float | None:
     return None
 
 
-def _normal_ms(done: Sequence[int], injected_ns: int, begin: int, end: int) -> float | None:
+def _normal_ms(done: Sequence[int], injected_ns: int, start: int, end: int) -> float | None:
     """Return the time from the injection until the acknowledgement rate is back.
 
     The rate is normal at the first acknowledgement from which on the window has at least the
     earlier average (times NORMAL_SHARE).
     """
-    before = begin - bisect_left(done, injected_ns - BEFORE_NS)
+    before = start - bisect_left(done, injected_ns - BEFORE_NS)
     desired = NORMAL_SHARE * before * WINDOW_NS / BEFORE_NS
     if before == 0:
         return None
-    for at in range(begin, end):
+    for at in range(start, end):
         if bisect_left(done, done[at] + WINDOW_NS, at, end) - at >= desired:
             return (done[at] - injected_ns) / NS_PER_MS
     return None

@@ -77,8 +77,8 @@ async def _candidate(
     directory = config.directory / engine.name
     settings = dict(config.settings) | dict(engine.settings)
 
-    def tell(words: str) -> None:
-        say(f"{engine.name}: {words}")
+    def tell(text: str) -> None:
+        say(f"{engine.name}: {text}")
 
     calm_per_s = 0.0
     if config.calm_s:
@@ -145,9 +145,9 @@ class _Loop:
 
     def __init__(self, producer: Producer, seconds: float) -> None:
         self._producer = producer
-        self._begin_s = time.monotonic()
-        self._count_from_s = self._begin_s + seconds * WARM_SHARE
-        self._until_s = self._begin_s + seconds
+        self._start_s = time.monotonic()
+        self._count_from_s = self._start_s + seconds * WARM_SHARE
+        self._until_s = self._start_s + seconds
         self._open = 0
         self._acknowledged = 0
         self._error: ClientError | None = None

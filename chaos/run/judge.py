@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from ..checks.experiment import took_place
+from ..checks.experiment import was_run
 from ..checks.suite import (
     BY_CLIENT_RETRY,
     LOST,
@@ -29,7 +29,7 @@ from ..report.figures import Load, lateness_of, load_of
 from ..report.page import write_report
 from ..report.recovery import Recovery, inflicted, recoveries, summary
 
-WHOLE = "whole again after each fault"
+RECOVERED = "whole again after each fault"
 # Keys of verdict["counts"] → the checks with the counted violations.
 COUNTED = {
     "lost": (LOST,),
@@ -66,9 +66,9 @@ def judge(
     if history.stuck is None:
         _recall(history, path.with_name("verdict.json"))
     suite = suite_of(history)
-    checks = (took_place(history), *suite.results())
+    checks = (was_run(history), *suite.results())
     if history.stuck is not None:
-        checks = (*checks, whole_check(history, history.stuck))
+        checks = (*checks, recovered_check(history, history.stuck))
     result = recoveries(history)
     page = page or directory / "report.html"
     write_report(history, checks, page)
@@ -87,20 +87,20 @@ def _recall(history: History, verdict: Path) -> None:
     try:
         saved = orjson.loads(verdict.read_bytes())
         history.skipped = tuple(saved["skipped"])
-        whole = [check for check in saved["checks"] if check["name"] == WHOLE]
+        recovered = [check for check in saved["checks"] if check["name"] == RECOVERED]
     except (OSError, ValueError, KeyError, TypeError):
         return
-    if whole:
-        history.stuck = tuple(whole[0]["examples"])
+    if recovered:
+        history.stuck = tuple(recovered[0]["examples"])
 
 
-def whole_check(history: History, stuck: Sequence[str]) -> Check:
+def recovered_check(history: History, stuck: Sequence[str]) -> Check:
     """Check that every heal brought back leaders in all groups and up-to-date replicas."""
     count = len(inflicted(history))
     detail = f"{count} faults"
     if stuck:
-        return Check(WHOLE, Verdict.FAIL, len(stuck), detail, tuple(stuck[:10]))
-    return Check(WHOLE, Verdict.PASS, 0, detail)
+        return Check(RECOVERED, Verdict.FAIL, len(stuck), detail, tuple(stuck[:10]))
+    return Check(RECOVERED, Verdict.PASS, 0, detail)
 
 
 def after_last_heal(history: History) -> dict[str, int]:
@@ -113,7 +113,7 @@ def after_last_heal(history: History) -> dict[str, int]:
 def verdict_data(
     history: History,
     checks: Sequence[Check],
-    found: Sequence[Recovery],
+    recoveries: Sequence[Recovery],
     load: Load,
     lost: Sequence[LostMessage],
 ) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def verdict_data(
         ],
         "faults": Counter(fault.kind for fault in inflicted(history)),
         "skipped": list(history.skipped),
-        "recovery": summary(found),
+        "recovery": summary(recoveries),
         "lateness": lateness_of(history),
         "lost": [asdict(message) for message in lost],
     }

@@ -42,11 +42,11 @@ class Nemesis:
     def __init__(
         self,
         context: Context,
-        begin_s: float,
+        start_s: float,
         recovery_timeout_s: float = RECOVERY_TIMEOUT_S,
     ) -> None:
         self._context = context
-        self._begin_s = begin_s
+        self._start_s = start_s
         self._recovery_timeout_s = recovery_timeout_s
         self.result = Inflicted()
 
@@ -58,11 +58,11 @@ class Nemesis:
             text = " + ".join(f"{planned.kind}:{planned.whom}" for planned in together)
             self._context.say(f"fault {number}: {text}")
             await self._together(together, late_s, check_load)
-            await self._make_whole(text)
+            await self._wait_recovered(text)
         return self.result
 
     def _at(self, at_s: float) -> float:
-        return self._begin_s + at_s
+        return self._start_s + at_s
 
     async def _sleep_until(self, when_s: float, check_load: Callable[[], None]) -> None:
         while (left_s := when_s - time.monotonic()) > 0:
@@ -78,8 +78,8 @@ class Nemesis:
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
         async def after_the_first(planned: Planned) -> None:
-            begin_s = await asyncio.shield(done)
-            await self._one(planned, begin_s + planned.at_s - first.at_s, check_load)
+            start_s = await asyncio.shield(done)
+            await self._one(planned, start_s + planned.at_s - first.at_s, check_load)
 
         async with asyncio.TaskGroup() as group:
             group.create_task(self._one(first, self._at(first.at_s) + late_s, check_load, done))
@@ -124,7 +124,7 @@ class Nemesis:
                     self._context.say(f"  not healed: {error}")
                 await asyncio.sleep(WATCH_S)
 
-    async def _make_whole(self, words: str) -> None:
+    async def _wait_recovered(self, text: str) -> None:
         cluster = self._context.cluster
         for node in cluster.state().nodes:
             if node.process is None or cluster.is_alive(node.name):
@@ -148,7 +148,7 @@ class Nemesis:
             await wait_recovered(cluster, self._recovery_timeout_s, rebuild)
         except ClusterError as error:
             first = str(error).splitlines()[0]
-            self.result.stuck.append(f"after {words}: {first}")
+            self.result.stuck.append(f"after {text}: {first}")
             self._context.say(f"  {first}")
 
     async def _rebuild(self, name: str) -> None:

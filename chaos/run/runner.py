@@ -158,10 +158,10 @@ async def _torment(
         links = await _links(cluster, stack)
         context = Context(cluster, history, links, random.Random(rng.random()), say)
         await _flows(workloads)
-        begin_s = time.monotonic() + SETTLE_S
-        nemesis = Nemesis(context, begin_s, config.recovery_timeout_s)
+        start_s = time.monotonic() + SETTLE_S
+        nemesis = Nemesis(context, start_s, config.recovery_timeout_s)
         inflicted = await nemesis.inflict(plan, lambda: _raise_failure(workloads))
-        await asyncio.sleep(max(SETTLE_S, begin_s + config.minutes * 60 - time.monotonic()))
+        await asyncio.sleep(max(SETTLE_S, start_s + config.minutes * 60 - time.monotonic()))
         for workload in workloads:
             workload.stop()
         for workload in workloads:

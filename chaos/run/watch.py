@@ -39,7 +39,7 @@ class Scene:
     def __init__(self) -> None:
         self.suite = Suite()
         self.now_ns = 0
-        self.begin_ns = 0
+        self.start_ns = 0
         self.counts: Counter[str] = Counter()
         self.consumed = 0
         self.leaders: dict[str, tuple[str, int]] = {}
@@ -54,7 +54,7 @@ class Scene:
         self.suite.feed(record)
         t_ns = record["t_ns"]
         self.now_ns = max(self.now_ns, t_ns)
-        self.begin_ns = self.begin_ns or t_ns
+        self.start_ns = self.start_ns or t_ns
         function, type_ = record.get("f"), record.get("type")
         if function in ("send", "post"):
             self._send(record, t_ns)
@@ -87,7 +87,7 @@ class Scene:
         """Return the window's outcomes a second, and ascending latencies of `ok` sends in ms."""
         while self._recent and self._recent[0][0] < self.now_ns - WINDOW_NS:
             self._recent.popleft()
-        seconds = min(WINDOW_NS, max(self.now_ns - self.begin_ns, 1)) / 1e9
+        seconds = min(WINDOW_NS, max(self.now_ns - self.start_ns, 1)) / 1e9
         counts = Counter(type_ for _, type_, _ in self._recent)
         took = sorted(took / 1e6 for _, type_, took in self._recent if type_ == "ok")
         return {type_: count / seconds for type_, count in counts.items()}, took

@@ -40,8 +40,8 @@ class Tally:
 def sum_tallies(tallies: Iterable[Tally]) -> Tally:
     total = Tally()
     for tally in tallies:
-        for part in fields(Tally):
-            setattr(total, part.name, getattr(total, part.name) + getattr(tally, part.name))
+        for field in fields(Tally):
+            setattr(total, field.name, getattr(total, field.name) + getattr(tally, field.name))
     return total
 
 
@@ -52,7 +52,7 @@ class Environment:
     namesrv: str
     history: HistoryWriter
     rng: random.Random
-    say: Callable[[str], None] = lambda words: None
+    say: Callable[[str], None] = lambda text: None
     join_timeout_s: float = 120.0
     drain_timeout_s: float = 120.0
 

@@ -92,8 +92,8 @@ class Contender:
 
     async def ask(self, queue: MessageQueue, *, unlock: bool) -> None:
         op = self._history.next_op()
-        place = {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id}
-        fields = {"group": self._group, **place, "unlock": unlock}
+        queue_of = {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id}
+        fields = {"group": self._group, **queue_of, "unlock": unlock}
         self._history.event("invoke", "lock", self.name, op, **fields)
         outcome, result = await self._send(queue, unlock)
         self._history.event(outcome, "lock", self.name, op, **fields, **result)

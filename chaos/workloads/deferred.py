@@ -80,11 +80,11 @@ class Paced:
         self._tally = tally
         self._work = work
         self._number = 0
-        self._begin_ns = 0
+        self._start_ns = 0
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        self._begin_ns = time.monotonic_ns()
+        self._start_ns = time.monotonic_ns()
         async with asyncio.TaskGroup() as workers:
             for _ in range(self._window):
                 workers.create_task(self._worker())
@@ -96,7 +96,7 @@ class Paced:
         while not self._stopping.is_set():
             number = self._number
             self._number += 1
-            due_ns = self._begin_ns + int(number * self._pause_ns)
+            due_ns = self._start_ns + int(number * self._pause_ns)
             early_s = (due_ns - time.monotonic_ns()) / NS_PER_S
             if early_s < -LATE_S:
                 self._tally.invoked += 1
@@ -133,8 +133,8 @@ class Deliveries:
 
     def times_of(self, message: MessageExt) -> int:
         """Return how often it was given back when stored; a client counts on by itself."""
-        place = (*real_queue(message, self._group), message.queue_offset)
-        return self._stored_times.setdefault(place, message.reconsume_times)
+        position = (*real_queue(message, self._group), message.queue_offset)
+        return self._stored_times.setdefault(position, message.reconsume_times)
 
     def listener(self, process: str) -> Listener:
         """Return a listener for the consumer called `process`."""
@@ -273,7 +273,7 @@ class Posting:
         if self.ends(process, op, name, answer, delay_ms) is not Outcome.OK:
             self.awaited.discard(name)
 
-    def begins(self, process: str, delay_ms: int = 0) -> tuple[int, str]:
+    def starts(self, process: str, delay_ms: int = 0) -> tuple[int, str]:
         """Record the start of an operation; return its number and message id."""
         op, name = self.history.next_op(), self._ids.next()
         self.tally.invoked += 1
@@ -355,7 +355,7 @@ class Work(Protocol):
     async def prepare(self, admin: Admin) -> None:
         """Find out or create more than the topic."""
 
-    async def begin(self, stack: AsyncExitStack) -> None:
+    async def start(self, stack: AsyncExitStack) -> None:
         """Start more than the consumers, before they join."""
 
     def consumers(self) -> Consumers:
@@ -410,7 +410,7 @@ class PostedWorkload:
     async def start(self, stack: AsyncExitStack) -> None:
         config, posting = self.config, self.posting
         env = posting.env
-        await self._work.begin(stack)
+        await self._work.start(stack)
         self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
         self._consumers = await stack.enter_async_context(self.make_consumers())
         for number in range(config.consumers):

@@ -55,7 +55,7 @@ class Delayed:
         if not self.levels:
             raise ClusterError(f"no broker has delay levels of at most {DELAY_MS_MAX} ms")
 
-    async def begin(self, stack: AsyncExitStack) -> None:
+    async def start(self, stack: AsyncExitStack) -> None:
         """Start nothing more."""
 
     async def producer(
@@ -68,7 +68,7 @@ class Delayed:
         async def one(number: int) -> None:
             level = rng.choice((0, rng.choice(levels)))  # 0: at any time
             delay_ms = self.levels[level] if level else rng.randint(1, TIMER_MS_MAX)
-            op, key = posting.begins(name, delay_ms)
+            op, key = posting.starts(name, delay_ms)
             self._known[key] = delay_ms
             message = posting.message(key, rng)
             if level:

@@ -157,16 +157,16 @@ class KeyedSender:
             self._fill()
 
     async def _pace(self, rate_per_s: float) -> None:
-        looked_ns = begin_ns = time.monotonic_ns()
+        looked_ns = start_ns = time.monotonic_ns()
         number = 0
         while not self._done.is_set():
             now_ns = time.monotonic_ns()
             if self._held:
-                begin_ns += now_ns - looked_ns
+                start_ns += now_ns - looked_ns
             looked_ns = now_ns
-            due_count = int((now_ns - begin_ns) * rate_per_s / NS_PER_S) + 1
+            due_count = int((now_ns - start_ns) * rate_per_s / NS_PER_S) + 1
             while number < due_count and self._reads():
-                self._arrive(begin_ns + int(number * NS_PER_S / rate_per_s))
+                self._arrive(start_ns + int(number * NS_PER_S / rate_per_s))
                 number += 1
             try:
                 async with asyncio.timeout(PACE_S):
@@ -411,14 +411,14 @@ class Commits:
     def committing(self, process: str, group: str) -> Callable[[MessageQueue, int], None]:
         """Return a PushConsumer's `on_committing` for the consumer called `process`."""
 
-        def begin(queue: MessageQueue, offset: int) -> None:
+        def start(queue: MessageQueue, offset: int) -> None:
             op = self._history.next_op()
             self._open[process, queue, offset] = op
             if len(self._open) > COMMITS_OPEN_MAX:
                 del self._open[next(iter(self._open))]
             self._commit("invoke", process, group, op, queue, offset)
 
-        return begin
+        return start
 
     def committer(self, process: str, group: str) -> Callable[[MessageQueue, int], None]:
         """Return a PushConsumer's `on_commit` for the consumer called `process`."""

@@ -145,15 +145,15 @@ class MetadataWorkload:
             except TimeoutError:
                 pass  # the load continues
 
-    async def _write(self, process: str, found: MetaObject) -> None:
-        found.version += 1
-        version = found.version  # a concurrent writer may raise it
-        fields = {"what": found.what, "name": found.name, "broker": found.broker}
+    async def _write(self, process: str, entry: MetaObject) -> None:
+        entry.version += 1
+        version = entry.version  # a concurrent writer may raise it
+        fields = {"what": entry.what, "name": entry.name, "broker": entry.broker}
         fields_now = {**fields, "version": version}
         op = self._history.next_op()
         self._tally.invoked += 1
         self._history.event("invoke", "meta_write", process, op, **fields_now)
-        outcome, error = await self._send(found, version)
+        outcome, error = await self._send(entry, version)
         reason = {"error": error} if error else {}
         self._history.event(outcome.value, "meta_write", process, op, **fields_now, **reason)
         if outcome is Outcome.OK:
@@ -163,13 +163,13 @@ class MetadataWorkload:
         else:
             self._tally.fail += 1
 
-    async def _send(self, found: MetaObject, version: int) -> tuple[Outcome, str]:
+    async def _send(self, entry: MetaObject, version: int) -> tuple[Outcome, str]:
         """Send the write once; return its outcome, and the error if it was not done."""
         try:
-            address = await self._leader(found.broker)
+            address = await self._leader(entry.broker)
         except ClientError as error:
             return Outcome.FAIL, str(error)  # nothing was sent
-        code, ext, body = write_request(found, version)
+        code, ext, body = write_request(entry, version)
         try:
             await self._ask(address, code, ext, body)
         except BrokerRefused as error:
@@ -179,14 +179,14 @@ class MetadataWorkload:
             return (Outcome.UNKNOWN if error.outcome_unknown else Outcome.FAIL), str(error)
         return Outcome.OK, ""
 
-    async def _read(self, process: str, found: MetaObject) -> bool:
+    async def _read(self, process: str, entry: MetaObject) -> bool:
         """Read an object back; return whether there was an answer."""
-        fields = {"what": found.what, "name": found.name, "broker": found.broker}
+        fields = {"what": entry.what, "name": entry.name, "broker": entry.broker}
         op = self._history.next_op()
         self._tally.invoked += 1
         self._history.event("invoke", "meta_read", process, op, **fields)
         try:
-            version = await self._version(found)
+            version = await self._version(entry)
         except (ClientError, RemotingError) as error:
             self._tally.fail += 1
             self._history.event("fail", "meta_read", process, op, **fields, error=str(error))
@@ -195,19 +195,19 @@ class MetadataWorkload:
         self._history.event("ok", "meta_read", process, op, **fields, version=version)
         return True
 
-    async def _version(self, found: MetaObject) -> int | None:
-        address = await self._leader(found.broker)
+    async def _version(self, entry: MetaObject) -> int | None:
+        address = await self._leader(entry.broker)
         await self._prove_leader(address)
-        if found.what == "topic":
+        if entry.what == "topic":
             try:
-                body = await self._ask(address, RequestCode.GET_TOPIC_CONFIG, {"topic": found.name})
+                body = await self._ask(address, RequestCode.GET_TOPIC_CONFIG, {"topic": entry.name})
             except BrokerRefused as refused:
                 if refused.code == ResponseCode.TOPIC_NOT_EXIST:
                     return None
                 raise
             return int(loads_object(body)["writeQueueNums"])
         body = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
-        group = loads_object(body)["subscriptionGroupTable"].get(found.name)
+        group = loads_object(body)["subscriptionGroupTable"].get(entry.name)
         return None if group is None else int(group["retryMaxTimes"])
 
     async def _prove_leader(self, address: str) -> None:
@@ -232,13 +232,13 @@ class MetadataWorkload:
         return answer.body
 
 
-def write_request(found: MetaObject, version: int) -> tuple[int, dict[str, str], bytes]:
+def write_request(entry: MetaObject, version: int) -> tuple[int, dict[str, str], bytes]:
     """Return code, ext and body of the request that gives an object this version."""
-    if found.what == "topic":
-        header = TopicHeader(found.name, version, version, PERM_READ_WRITE)
+    if entry.what == "topic":
+        header = TopicHeader(entry.name, version, version, PERM_READ_WRITE)
         return RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext(), b""
     group: dict[str, Any] = {
-        "groupName": found.name,
+        "groupName": entry.name,
         "consumeEnable": True,
         "retryQueueNums": 1,
         "retryMaxTimes": version,

@@ -82,7 +82,7 @@ class Pops:
                         raise
                     await asyncio.sleep(POLL_S)
 
-    async def begin(self, stack: AsyncExitStack) -> None:
+    async def start(self, stack: AsyncExitStack) -> None:
         """Start a consumer of dead letters before there are any."""
         posting = self._posting
         config, env = posting.config, posting.env
@@ -107,7 +107,7 @@ class Pops:
         weights, fates = [weight for weight, _ in FATES], [fate for _, fate in FATES]
 
         async def one(number: int) -> None:
-            op, key = posting.begins(name)
+            op, key = posting.starts(name)
             (self.fates[key],) = rng.choices(fates, weights)
             message = posting.message(key, rng)
             await posting.send_awaited(producer, name, op, key, message)
@@ -162,7 +162,7 @@ class Poppers:
                 return None
             if stats.headless:
                 return None
-            behind += sum(part.behind for part in stats.queues.values())
+            behind += sum(queue_stats.behind for queue_stats in stats.queues.values())
         return behind
 
     async def _pop(self, process: str, consumer: SimpleConsumer) -> None:
@@ -228,7 +228,7 @@ class Poppers:
     async def _ack(
         self, process: str, consumer: SimpleConsumer, messages: list[MessageExt]
     ) -> None:
-        ops = [self._begins(process, message, ACK) for message in messages]
+        ops = [self._start(process, message, ACK) for message in messages]
         gone: list[MessageExt] = []
         outcome = Outcome.OK
         try:
@@ -242,7 +242,7 @@ class Poppers:
                 self._posting.arrived(message.msg_id)
 
     async def _change(self, process: str, consumer: SimpleConsumer, message: MessageExt) -> None:
-        op = self._begins(process, message, CHANGE, SOON_MS)
+        op = self._start(process, message, CHANGE, SOON_MS)
         try:
             done = await consumer.change_invisible(message, SOON_MS)
             outcome = Outcome.OK if done else Outcome.FAIL
@@ -250,7 +250,7 @@ class Poppers:
             outcome = Outcome.UNKNOWN
         self._ends(process, op, message, CHANGE, outcome, SOON_MS)
 
-    def _begins(self, process: str, message: MessageExt, what: str, invisible_ms: int = 0) -> int:
+    def _start(self, process: str, message: MessageExt, what: str, invisible_ms: int = 0) -> int:
         op = self._posting.history.next_op()
         self._write("invoke", process, op, message, what, invisible_ms)
         return op

@@ -93,7 +93,7 @@ class Retries:
     async def prepare(self, admin: Admin) -> None:
         """Create nothing more."""
 
-    async def begin(self, stack: AsyncExitStack) -> None:
+    async def start(self, stack: AsyncExitStack) -> None:
         """Start a consumer of dead letters before there are any."""
         posting = self._posting
         config, env = posting.config, posting.env
@@ -136,7 +136,7 @@ class Retries:
         weights, counts = zip(*FAILURES, strict=True)
 
         async def one(number: int) -> None:
-            op, key = posting.begins(name)
+            op, key = posting.starts(name)
             (self._failures[key],) = rng.choices(counts, weights)
             message = posting.message(key, rng)
             await posting.send_awaited(producer, name, op, key, message)

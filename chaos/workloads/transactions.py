@@ -108,7 +108,7 @@ class Transacted:
     async def prepare(self, admin: Admin) -> None:
         """Create nothing more."""
 
-    async def begin(self, stack: AsyncExitStack) -> None:
+    async def start(self, stack: AsyncExitStack) -> None:
         """Start nothing more."""
 
     async def producer(
@@ -122,7 +122,7 @@ class Transacted:
 
         async def one(number: int) -> None:
             (drawn,) = rng.choices([plan for _, plan in PLANS], weights)
-            op, key = posting.begins(name)
+            op, key = posting.starts(name)
             self._plans[key] = plan = Plan(drawn.first, drawn.final, drawn.asks)
             message = posting.message(key, rng)
             if plan.final == COMMIT:  # it may arrive before its send is answered, by a check-back
@@ -208,4 +208,4 @@ class Halves:
                 self.records += 1
 
     def open(self) -> list[MessageExt]:
-        return [half for place, half in self._halves.items() if place not in self._ended]
+        return [half for position, half in self._halves.items() if position not in self._ended]

@@ -95,11 +95,11 @@ def consume_stats(body: Mapping[str, Any]) -> ConsumeStats:
 
 def broker_consume_stats(body: Mapping[str, Any]) -> dict[str, list[ConsumeStats]]:
     """Parse the body of 317 GET_BROKER_CONSUME_STATS by group, an entry per topic."""
-    found: dict[str, list[ConsumeStats]] = {}
+    result: dict[str, list[ConsumeStats]] = {}
     for entry in body.get("consumeStatsList") or ():
         for group, parts in entry.items():
-            found.setdefault(str(group), []).extend(consume_stats(part) for part in parts)
-    return found
+            result.setdefault(str(group), []).extend(consume_stats(stats) for stats in parts)
+    return result
 
 
 def queue_offsets(table: Any) -> dict[MessageQueue, int]:
@@ -121,21 +121,21 @@ def merged(parts: Iterable[ConsumeStats], headless: tuple[str, ...] = ()) -> Con
     """Merge the answers of several brokers, without the groups `headless`."""
     queues: dict[MessageQueue, Progress] = {}
     tps = 0.0
-    for part in parts:
-        queues.update(part.queues)
-        tps += part.tps
+    for stats in parts:
+        queues.update(stats.queues)
+        tps += stats.tps
     return ConsumeStats(tps, queues, headless)
 
 
 def properties(text: str) -> dict[str, str]:
     """Parse properties as brokers write them, in `key=value` lines without escapes."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for line in text.splitlines():
         if not line or line.startswith(("#", "!")):
             continue
         key, _, value = line.partition("=")
-        found[key.strip()] = value.strip()
-    return found
+        result[key.strip()] = value.strip()
+    return result
 
 
 def _by_queue(table: Any) -> Iterable[tuple[MessageQueue, Mapping[str, Any]]]:

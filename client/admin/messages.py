@@ -62,7 +62,7 @@ class MessageAdmin:
         topic: str,
         key: str,
         max_num: int = 32,
-        begin_ms: int = 0,
+        start_ms: int = 0,
         end_ms: int = TIME_MS_MAX,
         *,
         unique_key: bool = False,
@@ -71,9 +71,9 @@ class MessageAdmin:
         every broker group of the topic. Returns the newest `max_num`, oldest first. With
         `unique_key` the key is a UNIQ_KEY, for which brokers have a separate limit. Raises if a
         group cannot be asked, because its messages would be missing."""
-        ext = QueryMessageHeader(topic, key, max_num, begin_ms, end_ms, unique_key).to_ext()
+        ext = QueryMessageHeader(topic, key, max_num, start_ms, end_ms, unique_key).to_ext()
         route = await self._instance.directory.route(topic)
-        found: list[MessageExt] = []
+        messages: list[MessageExt] = []
         for name in sorted(broker.broker_name for broker in route.brokers):
             response = await self._instance.invoke_leader(
                 name, lambda: RemotingCommand.request(RequestCode.QUERY_MESSAGE, dict(ext))
@@ -82,9 +82,9 @@ class MessageAdmin:
                 continue
             body = successful(response, name).body
             # Apache's brokers compare only the key's hash.
-            found += [m for m in decode_messages(body, name) if _has_key(m, topic, key)]
-        found.sort(key=lambda m: (m.store_timestamp_ms, m.broker_name, m.commit_log_offset))
-        return found[-max_num:] if max_num > 0 else []
+            messages += [m for m in decode_messages(body, name) if _has_key(m, topic, key)]
+        messages.sort(key=lambda m: (m.store_timestamp_ms, m.broker_name, m.commit_log_offset))
+        return messages[-max_num:] if max_num > 0 else []
 
     async def pull(
         self,
@@ -148,9 +148,9 @@ def _pull(
 
 
 def _pulled(
-    response: RemotingCommand, queue: MessageQueue, place: str
+    response: RemotingCommand, queue: MessageQueue, source: str
 ) -> tuple[list[MessageExt], int]:
     messages = []
     if response.code not in NOTHING:
-        messages = decode_messages(successful(response, place).body, queue.broker_name)
+        messages = decode_messages(successful(response, source).body, queue.broker_name)
     return messages, PullResponseHeader.parse(response.ext).next_offset

@@ -75,5 +75,5 @@ class Requests:
 
     async def beans(self, address: str, code: int, table: str) -> dict[str, dict[str, Any]]:
         """Return the beans by name under `table` in the answer's body."""
-        found = (await self.json(address, code)).get(table) or {}
-        return {str(name): dict(bean) for name, bean in found.items()}
+        beans = (await self.json(address, code)).get(table) or {}
+        return {str(name): dict(bean) for name, bean in beans.items()}

@@ -80,10 +80,10 @@ class TopicAdmin:
 
     async def offsets(self, topic: str) -> dict[MessageQueue, TopicOffset]:
         """Return the topic's offsets by queue (202), from all its brokers."""
-        found: dict[MessageQueue, TopicOffset] = {}
+        offsets: dict[MessageQueue, TopicOffset] = {}
         for address in (await self._cluster.leaders_of(topic)).values():
-            found |= await self.offsets_at(address, topic)
-        return found
+            offsets |= await self.offsets_at(address, topic)
+        return offsets
 
     async def offsets_at(self, address: str, topic: str) -> dict[MessageQueue, TopicOffset]:
         """Return the topic's offsets by queue (202) on a broker."""
@@ -93,12 +93,12 @@ class TopicAdmin:
     async def writers(self, topic: str) -> list[dict[str, Any]]:
         """Return the topic's exactly-once writers (30006) in every broker group, each with
         "broker", "writer", "epoch", "lastTimeMs", "watermarks"."""
-        found = []
+        writers = []
         ext = {"topic": topic, "op": "list"}
         for broker, address in sorted((await self._cluster.leaders_of(topic)).items()):
             body = await self._requests.json(address, RequestCode.WRITERS, dict(ext))
-            found += [{"broker": broker, **writer} for writer in body["writers"]]
-        return found
+            writers += [{"broker": broker, **writer} for writer in body["writers"]]
+        return writers
 
     async def delete_writer(self, topic: str, writer: str) -> None:
         """Delete a writer and its watermarks (30006) in every broker group of the topic."""

@@ -182,7 +182,7 @@ class ConcurrentDeliverer:
         self._back = back
         self._policy = policy
         self._sent_back = sent_back
-        self._places = asyncio.Semaphore(at_once_max) if at_once_max else nullcontext()
+        self._slots = asyncio.Semaphore(at_once_max) if at_once_max else nullcontext()
         self._deliveries: set[Delivery] = set()
         limit = policy.max_reconsume_times
         self._reconsume_times_max = RECONSUME_TIMES_MAX if limit is None else limit
@@ -217,7 +217,7 @@ class ConcurrentDeliverer:
     async def _try(self, delivery: Delivery) -> bool:
         """Attempt a delivery; return whether messages remain to be redelivered here."""
         given = delivery.messages
-        async with self._places:
+        async with self._slots:
             delivery.since = asyncio.get_running_loop().time()
             answer = await self._listener.call(given)
             delivery.since = None

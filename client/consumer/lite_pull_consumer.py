@@ -81,7 +81,7 @@ class LitePullConsumer:
         self.membership = Membership(
             group, "CONSUME_ACTIVELY", instance, self, offsets, self.config, pull
         )
-        self._asked = ServerRequestHandlers(self.membership, self)
+        self._handlers = ServerRequestHandlers(self.membership, self)
         self._on_queues_changed = on_queues_changed
         self._seen_queues: dict[str, frozenset[MessageQueue]] = {}
         self._polled: dict[MessageQueue, int] = {}  # everything below was handed out
@@ -145,7 +145,7 @@ class LitePullConsumer:
 
     async def start(self) -> None:
         """Start, without waiting for a server."""
-        await self.membership.start(self._asked.handlers())
+        await self.membership.start(self._handlers.handlers())
         self._commit_due = self._now() + self.config.auto_commit_interval_ms / 1000
         if not self._assigned:
             self.membership.rebalancer.start()

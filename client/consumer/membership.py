@@ -217,7 +217,7 @@ class Membership:
             if self.locks is not None:
                 rest = dict(zip(queues, idle, strict=True))
                 await self.locks.release([queue for queue in queues if rest[queue]])
-                await self.locks.release([q for q in queues if not rest[q]], tell=False)
+                await self.locks.release([q for q in queues if not rest[q]], notify=False)
             for queue in queues:
                 self.offsets.table.drop(queue)
                 logger.info("queue_given_up queue=%s", queue)
@@ -246,6 +246,6 @@ class Membership:
                 worker.leader_changed()
 
     def _heartbeat(self) -> Mapping[str, Any]:
-        model, begin = self._config.message_model.value, self._config.consume_from.value
+        model, consume_from = self._config.message_model.value, self._config.consume_from.value
         subscriptions = self.subscriptions.values()
-        return consumer_heartbeat(self.group, self.consume_type, model, begin, subscriptions)
+        return consumer_heartbeat(self.group, self.consume_type, model, consume_from, subscriptions)

@@ -261,15 +261,17 @@ class PullConsumer:
 
     def _subscription(self, topic: str, expression: str, kind: str) -> Subscription:
         key = (topic, expression, kind)
-        found = self._subscriptions.get(key)
-        if found is None:
+        subscription = self._subscriptions.get(key)
+        if subscription is None:
             if len(self._subscriptions) >= SUBSCRIPTIONS_MAX:
                 raise ClientError(-1, f"{SUBSCRIPTIONS_MAX} expressions are in use already")
-            found = subscribe(topic, expression, int(time.time() * 1000), kind)
-            self._subscriptions[key] = found
-        return found
+            subscription = subscribe(topic, expression, int(time.time() * 1000), kind)
+            self._subscriptions[key] = subscription
+        return subscription
 
     def _heartbeat(self) -> Mapping[str, Any]:
         topics = {subscription.topic: subscription for subscription in self._subscriptions.values()}
-        model, begin = MessageModel.CLUSTERING.value, ConsumeFrom.LAST_OFFSET.value
-        return consumer_heartbeat(self.group, "CONSUME_ACTIVELY", model, begin, topics.values())
+        model, consume_from = MessageModel.CLUSTERING.value, ConsumeFrom.LAST_OFFSET.value
+        return consumer_heartbeat(
+            self.group, "CONSUME_ACTIVELY", model, consume_from, topics.values()
+        )

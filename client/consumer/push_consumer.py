@@ -122,7 +122,9 @@ class PushConsumer:
             config.stop_grace_ms,
         )  # fmt: skip
         self._deliverer = self._new_deliverer()
-        self._asked = ServerRequestHandlers(self.membership, self, self._listener, config.orderly)
+        self._handlers = ServerRequestHandlers(
+            self.membership, self, self._listener, config.orderly
+        )
         self._retry_check: asyncio.TimerHandle | None = None
 
     @property
@@ -168,7 +170,7 @@ class PushConsumer:
         for an invalid expression or without the broker's SQL92 support."""
         if not self._broadcasting:
             self.membership.subscribe(RETRY_PREFIX + self.group, ALL, "TAG")
-        await self.membership.start(self._asked.handlers())
+        await self.membership.start(self._handlers.handlers())
         try:
             await self._check_expressions()
         except BaseException:

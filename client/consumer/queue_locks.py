@@ -92,7 +92,7 @@ class QueueLocks:
     async def acquire(self, queue: MessageQueue) -> bool:
         """Request a lock; if granted, it is renewed from now on. Raises ClientError."""
         working = list(self._working.items())  # finished threads remove theirs
-        if any(place == queue and not work.done() for work, place in working):
+        if any(other == queue and not work.done() for work, other in working):
             logger.info("queue_still_worked_on queue=%s", queue)
             return False
         self._at_work.discard(queue)
@@ -119,17 +119,17 @@ class QueueLocks:
             if not self.valid(queue):
                 await asyncio.sleep(self._config.retry_ms / 1000)
 
-    async def release(self, queues: Iterable[MessageQueue], tell: bool = True) -> None:
-        """Release locks. With `tell` False they are not unlocked at the broker, because work under
-        them may continue; they expire there."""
+    async def release(self, queues: Iterable[MessageQueue], notify: bool = True) -> None:
+        """Release locks. With `notify` False they are not unlocked at the broker, because work
+        under them may continue; they expire there."""
         by_group: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             self._held.discard(queue)
             self._requested_at.pop(queue, None)
-            if queue in self._perhaps and tell:
+            if queue in self._perhaps and notify:
                 by_group.setdefault(queue.broker_name, []).append(queue)
             self._perhaps.discard(queue)
-            if not tell:
+            if not notify:
                 self._at_work.add(queue)
         for name, items in by_group.items():
             body = self._body(items)
@@ -170,13 +170,13 @@ class QueueLocks:
         in no further attempt, which might arrive after its unlock and lock it again for no holder.
         """
         requested_at = 0.0
-        asked: list[MessageQueue] = []
+        requested: list[MessageQueue] = []
 
         def command() -> RemotingCommand:
-            nonlocal requested_at, asked
+            nonlocal requested_at, requested
             requested_at = _now()  # the last attempt is the answered attempt
-            asked = [queue for queue in queues if queue in self._perhaps]
-            return RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, {}, self._body(asked))
+            requested = [queue for queue in queues if queue in self._perhaps]
+            return RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, {}, self._body(requested))
 
         self._perhaps.update(queues)
         response = await self._instance.invoke_leader(name, command, leader_only=True)
@@ -189,7 +189,7 @@ class QueueLocks:
         except (KeyError, TypeError, RemotingError) as error:
             logger.error("lock_answer_broken error=%r", error)
             return
-        for queue in asked:
+        for queue in requested:
             if queue not in self._perhaps:
                 continue  # released, and the unlock arrived after this attempt
             if queue in granted:

@@ -174,7 +174,7 @@ class QueueWorker:
 
     def reset(self, offset: int) -> None:
         """Drop the cache and continue at `offset`. Taken batches no longer count."""
-        self._begin_at(offset)
+        self._start_at(offset)
         if self._pull is not None:
             self._pull.cancel()
 
@@ -199,7 +199,7 @@ class QueueWorker:
             self._owner.advanced(self.queue, offset)
         return batch
 
-    def _begin_at(self, offset: int) -> None:
+    def _start_at(self, offset: int) -> None:
         self.process_queue.discard()
         self.process_queue = ProcessQueue(offset, self._config.limits, self._budget)
         self._capacity.set()
@@ -366,7 +366,7 @@ class QueueWorker:
         """Continue at the offset of an administrator's reset, and drop the cache."""
         logger.info("offset_reset queue=%s to=%d", self.queue, offset)
         self._good_answer()
-        self._begin_at(offset)
+        self._start_at(offset)
         self._owner.rewound(self.queue, offset)
 
     def _offset_moved(self, process_queue: ProcessQueue, answer: PullResponseHeader) -> None:
@@ -384,7 +384,7 @@ class QueueWorker:
             process_queue.add([], answer.next_offset)
             self._owner.advanced(self.queue, process_queue.committable)
         else:
-            self._begin_at(answer.next_offset)
+            self._start_at(answer.next_offset)
             self._owner.rewound(self.queue, answer.next_offset)
 
     def _good_answer(self) -> None:

@@ -67,7 +67,7 @@ Target = tuple[str, str]  # topic, broker group
 class Answer:
     """The messages of a pop, or its error, and their arrival `at_s` (loop time)."""
 
-    found: list[MessageExt] | ClientError
+    result: list[MessageExt] | ClientError
     at_s: float
 
 
@@ -91,20 +91,20 @@ class Pop:
     @property
     def owed(self) -> bool:
         """Return whether its answer is missing or was an error."""
-        return self.answer is None or isinstance(self.answer.found, ClientError)
+        return self.answer is None or isinstance(self.answer.result, ClientError)
 
     def left_s(self, now_s: float) -> float:
         """Return how long its messages, if any, stay invisible."""
         if self.answer is None:
             return 0.0 if self.task.done() else self.invisible_ms / 1000
-        if isinstance(self.answer.found, ClientError) or not self.answer.found:
+        if isinstance(self.answer.result, ClientError) or not self.answer.result:
             return 0.0
         return max(0.0, self.answer.at_s + self.invisible_ms / 1000 - now_s)
 
     def serves(self, count_max: int, invisible_ms: int, now_s: float) -> bool:
         """Return whether its messages fit a call, with most of the requested time left."""
-        found = None if self.answer is None else self.answer.found
-        count = len(found) if isinstance(found, list) else self.count_max
+        result = None if self.answer is None else self.answer.result
+        count = len(result) if isinstance(result, list) else self.count_max
         return count <= count_max and self.left_s(now_s) >= 0.75 * invisible_ms / 1000
 
     def silence(self, now_s: float) -> list[MessageExt] | ClientError:
@@ -137,9 +137,9 @@ class LatePops:
         """Remove and return a pop that serves such a call. Drop pops that can serve no call, or
         with a different expression, since the broker filters their messages again."""
         kept = self._usable(target, subscription, now_s)
-        found = next((pop for pop in kept if pop.serves(count_max, invisible_ms, now_s)), None)
-        self._pops[target] = [pop for pop in kept if pop is not found]
-        return found
+        match = next((pop for pop in kept if pop.serves(count_max, invisible_ms, now_s)), None)
+        self._pops[target] = [pop for pop in kept if pop is not match]
+        return match
 
     def owed(self, target: Target) -> bool:
         """Return whether a pop there still waits for its answer, or ended with an error. False when
@@ -183,7 +183,7 @@ class SimpleConsumer:
         """`consume_from` is the start of a new group, FIRST_OFFSET or LAST_OFFSET."""
         self.group = group
         self._instance = ClientInstance(namesrv, instance_config)
-        self._begin = consume_from
+        self._consume_from = consume_from
         self._subscriptions: dict[str, Subscription] = {}
         self._turn = 0
         self._late = LatePops()
@@ -247,21 +247,21 @@ class SimpleConsumer:
             for target in () if alone else targets:
                 rest_s = max(0.0, end_s + ANSWER_GRACE_MS / 1000 - now())
                 patience_s = 0.0 if self._late.owed(target) else min(SLICE_MS / 1000, rest_s)
-                found = await pop(target, 0, patience_s)
-                if isinstance(found, ClientError):
-                    failures[target] = found
-                elif found:
-                    return found
+                result = await pop(target, 0, patience_s)
+                if isinstance(result, ClientError):
+                    failures[target] = result
+                elif result:
+                    return result
             left_ms = max(0, int(1000 * (end_s - now())))
             fit = [target for target in targets if target not in failures] or targets
             if fit and (alone or left_ms):
                 wait_ms = left_ms if alone else min(left_ms, SLICE_MS)
                 grace_ms = ANSWER_GRACE_MS if alone else SLICE_MS
-                found = await pop(fit[0], wait_ms, (wait_ms + grace_ms) / 1000)
-                if isinstance(found, ClientError):
-                    failures[fit[0]] = found
-                elif found:
-                    return found
+                result = await pop(fit[0], wait_ms, (wait_ms + grace_ms) / 1000)
+                if isinstance(result, ClientError):
+                    failures[fit[0]] = result
+                elif result:
+                    return result
             elif left_ms:
                 await asyncio.sleep(min(left_ms, SLICE_MS) / 1000)  # no route yet
             if int(1000 * (end_s - now())) <= 0:
@@ -271,7 +271,7 @@ class SimpleConsumer:
 
     async def _targets(self) -> list[Target]:
         """Return the topics' broker groups, with a rotating start. Raises NoRoute without any."""
-        found: list[Target] = []
+        targets: list[Target] = []
         absent: NoRoute | None = None
         for topic in sorted(self._subscriptions):
             try:
@@ -280,12 +280,12 @@ class SimpleConsumer:
                 absent = error
                 continue
             names = {queue.broker_name for queue in route.read_queues(topic)}
-            found += [(topic, name) for name in sorted(names)]
-        if absent is not None and not found:
+            targets += [(topic, name) for name in sorted(names)]
+        if absent is not None and not targets:
             raise absent
         self._turn += 1
-        at = self._turn % len(found) if found else 0
-        return found[at:] + found[:at]
+        at = self._turn % len(targets) if targets else 0
+        return targets[at:] + targets[:at]
 
     async def _pop_within(
         self, count_max: int, invisible_ms: int, target: Target, wait_ms: int, patience_s: float
@@ -301,8 +301,8 @@ class SimpleConsumer:
         if pop is not None:
             patience_s = min(patience_s, wait_ms / 1000)
         else:
-            asked = partial(self._pop, target, subscription, count_max, invisible_ms, wait_ms)
-            task = self._instance.spawn(_answer_of(asked), f"pop {target}")
+            request = partial(self._pop, target, subscription, count_max, invisible_ms, wait_ms)
+            task = self._instance.spawn(_answer_of(request), f"pop {target}")
             pop = Pop(target, subscription, count_max, invisible_ms, now(), wait_ms, task)
         try:
             await asyncio.wait((pop.task,), timeout=patience_s)
@@ -314,10 +314,10 @@ class SimpleConsumer:
             return pop.silence(now())
         if pop.answer is None:
             raise ClientClosed("the client was stopped before the call ended", outcome_unknown=True)
-        found = pop.answer.found
-        if isinstance(found, ClientError) and not found.retriable:
-            raise found
-        return found
+        result = pop.answer.result
+        if isinstance(result, ClientError) and not result.retriable:
+            raise result
+        return result
 
     async def _pop(
         self,
@@ -330,7 +330,7 @@ class SimpleConsumer:
         topic, broker = target
         now = asyncio.get_running_loop().time
         deadline_s = now() + (wait_ms + ANSWER_GRACE_MS) / 1000
-        first = self._begin is ConsumeFrom.FIRST_OFFSET
+        first = self._consume_from is ConsumeFrom.FIRST_OFFSET
         header = PopHeader(
             self.group,
             topic,
@@ -426,13 +426,13 @@ class SimpleConsumer:
             return False
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerRefused(answer.code, answer.remark or "", message.broker_name)
-        told = ChangeResponseHeader.parse(answer.ext)
+        response = ChangeResponseHeader.parse(answer.ext)
         start = handle.start if handle.order else handle.offset
         changed = handle._replace(
             start=start,
-            pop_ms=told.pop_ms,
-            invisible_ms=told.invisible_ms,
-            revive_queue=told.revive_queue,
+            pop_ms=response.pop_ms,
+            invisible_ms=response.invisible_ms,
+            revive_queue=response.revive_queue,
         )
         message.properties[POP_CK] = changed.encode()
         return True
@@ -472,20 +472,20 @@ class SimpleConsumer:
             self.group,
             "CONSUME_POP",
             MessageModel.CLUSTERING.value,
-            self._begin.value,
+            self._consume_from.value,
             self._subscriptions.values(),
         )
 
 
 async def _answer_of(pop: Callable[[], Awaitable[list[MessageExt]]]) -> Answer:
-    found: list[MessageExt] | ClientError
+    result: list[MessageExt] | ClientError
     try:
-        found = await pop()
+        result = await pop()
     except ClientError as error:
-        found = error
+        result = error
     except Exception as error:  # kept like an answer, and reported once
-        found = ClientError(-1, repr(error))
-    return Answer(found, asyncio.get_running_loop().time())
+        result = ClientError(-1, repr(error))
+    return Answer(result, asyncio.get_running_loop().time())
 
 
 def popped(answer: RemotingCommand, broker: str, topic: str) -> list[MessageExt]:

@@ -51,7 +51,7 @@ class StoredAnswer(Struct, gc=False):
     code: int
     flag: int
     opaque: int
-    place: StoredPosition = field(name="extFields")
+    position: StoredPosition = field(name="extFields")
 
 
 # Raises msgspec.MsgspecError for anything else. Not strict, because numbers may be strings.

@@ -138,9 +138,11 @@ class ExactlyOnceWriter:
         every attempt, so a message stored twice would be detected."""
         return f"{self._key_start}{queue.queue_id & 0xFFFF:04X}{batch & 0xFFFFFFFF:08X}".upper()
 
-    async def write_encoded(self, queue: MessageQueue, place: WritePosition, body: bytes) -> bool:
+    async def write_encoded(
+        self, queue: MessageQueue, position: WritePosition, body: bytes
+    ) -> bool:
         """Do as `write` for messages encoded as the body of a batch."""
-        if place <= self.last(queue):
+        if position <= self.last(queue):
             return False
         header = SendHeader(
             self.name, self.topic, "", 0, queue.queue_id, 0, int(time.time() * 1000), 0,
@@ -152,11 +154,11 @@ class ExactlyOnceWriter:
             ext |= {
                 "writer": self.name,
                 "epoch": str(self._epochs[queue.broker_name]),
-                "batch": str(place.batch),
-                "sequence": str(place.sequence),
+                "batch": str(position.batch),
+                "sequence": str(position.sequence),
             }
         await self._ask(queue.broker_name, code, ext, body)
-        self._last[queue] = place
+        self._last[queue] = position
         return True
 
     @property
@@ -168,14 +170,14 @@ class ExactlyOnceWriter:
         """Open the writer in these groups, at an epoch that is new to all of them."""
         for attempt in range(OPENINGS_MAX):
             known = [
-                found["epoch"] for b in brokers for found in await self._reported(b, "list", 0)
+                writer["epoch"] for b in brokers for writer in await self._reported(b, "list", 0)
             ]
             epoch = max(known, default=0) + 1
             try:
                 for broker in brokers:
-                    (found,) = await self._reported(broker, "open", epoch)
+                    (writer,) = await self._reported(broker, "open", epoch)
                     self._epochs[broker] = epoch
-                    for number, (batch, sequence) in found["watermarks"].items():
+                    for number, (batch, sequence) in writer["watermarks"].items():
                         queue = MessageQueue(self.topic, broker, int(number))
                         self._last[queue] = WritePosition(int(batch), int(sequence))
             except BrokerRefused as error:

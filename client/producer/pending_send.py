@@ -154,10 +154,10 @@ class UnroutedSends:
 
     def overdue(self, now: float) -> list[Pending]:
         """Remove and return the overdue sends, each with its reason."""
-        found: list[Pending] = []
+        overdue: list[Pending] = []
         for topic in list(self._sends):
             reason = self._reasons.get(topic, "no name server answered in time")
             for pending in self.take(topic, now):
                 pending.failed_attempt(CODE_NO_ROUTE, f"topic {topic!r}: {reason}", False)
-                found.append(pending)
-        return found
+                overdue.append(pending)
+        return overdue

@@ -134,12 +134,12 @@ class SendEngine:
             self.sender(pending.queue.broker_name).submit(pending)
 
     def sender(self, broker_name: str) -> LeaderSender:
-        found = self._senders.get(broker_name)
-        if found is None:
+        sender = self._senders.get(broker_name)
+        if sender is None:
             group = self._instance.directory.group(broker_name)
-            found = LeaderSender(group, self, self.now, self.config.scout_timeout_ms)
-            self._senders[broker_name] = found
-        return found
+            sender = LeaderSender(group, self, self.now, self.config.scout_timeout_ms)
+            self._senders[broker_name] = sender
+        return sender
 
     def is_open(self, broker_name: str) -> bool:
         """Return whether the group's leader is known and connected."""
@@ -288,9 +288,9 @@ class SendEngine:
             or item.code == SEND_REPLY_MESSAGE_V2
         ):
             return False
-        place, queue = answer.place, pending.queue
-        if place.queue_id != queue.queue_id:
-            queue = MessageQueue(queue.topic, queue.broker_name, place.queue_id)
+        stored, queue = answer.position, pending.queue
+        if stored.queue_id != queue.queue_id:
+            queue = MessageQueue(queue.topic, queue.broker_name, stored.queue_id)
         now = self.now()
         latency_ms = (now - pending.sent_at) * 1000
         if latency_ms >= SLOW_MS or not self.fault.quiet:
@@ -302,11 +302,11 @@ class SendEngine:
         result = SendResult(
             SendStatus.OK,
             item.unique_key,
-            place.message_id,
+            stored.message_id,
             queue,
-            place.queue_offset,
+            stored.queue_offset,
             pending.attempts,
-            place.recall_handle,
+            stored.recall_handle,
         )
         try:
             pending.callback(result, None)

@@ -140,7 +140,7 @@ class RaftMember:
         self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
         commitlog.served = FrameReads(self.log)
         self.identity = GroupIdentity(file_of(disk, directory), self._is_empty, disk_failed)
-        self.identity.tell(self._promises.note_owner)
+        self.identity.subscribe(self._promises.note_owner)
         self._roster = Roster(config, disk, disk_failed)
         self.healer = Healer(
             config, disk, self.log, clock_ms, send=self._send, on_failed=disk_failed

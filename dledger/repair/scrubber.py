@@ -128,7 +128,7 @@ class Scrubber:
         self._passed = 0  # steps left out because the node was busy
         self.rounds = 0
         self.checked_bytes = 0
-        self.found_damaged = 0
+        self.damaged_count = 0
 
     def start(self, pool: Executor) -> None:
         self._pool = pool
@@ -195,7 +195,7 @@ class Scrubber:
         for index in bad:
             # Check again, because it may have changed while the thread read it.
             if self._log.check(index) is not None:
-                self.found_damaged += 1
+                self.damaged_count += 1
         if not blank_is_intact and self._pool is not None:
             self._on_blank(step.first + len(step.frames) - 1)
 
@@ -206,5 +206,5 @@ class Scrubber:
             "next_index": max(self._next, self._log.index.first_index),
             "rounds": self.rounds,
             "checked_bytes": self.checked_bytes,
-            "found": self.found_damaged,
+            "found": self.damaged_count,
         }

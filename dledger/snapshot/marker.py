@@ -42,9 +42,9 @@ _WRITE_BYTES = 1 << 20
 def note(disk: Disk, directory: str, data: bytes) -> None:
     """Make the marker durable. Blocking. After an OSError the marker may exist or not."""
     path = f"{directory}/{_MARKER}"
-    beside = path + ".new"
+    temporary = path + ".new"
     disk.makedirs(directory)
-    file = disk.open(beside)
+    file = disk.open(temporary)
     try:
         file.truncate(0)  # left by a crash
         for at in range(0, len(data), _WRITE_BYTES):
@@ -52,7 +52,7 @@ def note(disk: Disk, directory: str, data: bytes) -> None:
         file.sync()
     finally:
         file.close()
-    disk.rename(beside, path)
+    disk.rename(temporary, path)
     disk.sync_directory(directory)
 
 

@@ -96,7 +96,7 @@ class GroupIdentity:
         self.group_id = self._saved = content
         log.info("group_id id=%s", content.hex() or "none")
 
-    def tell(self, listener: Callable[[], None]) -> None:
+    def subscribe(self, listener: Callable[[], None]) -> None:
         """Call `listener` when the id becomes known or changes."""
         self._listeners.append(listener)
 

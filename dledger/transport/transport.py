@@ -62,7 +62,7 @@ class PeerLinks:
         assert node_id in peers, (node_id, list(peers))
         identity, config = identity or GroupIdentity(), config or LinkConfig()
         local = self.local = Local(node_id, group, peers[node_id], config, identity)
-        identity.tell(self._group_known)
+        identity.subscribe(self._group_known)
         self._handler = handler
         self._rng = rng
         self._listen_socket = listen_socket

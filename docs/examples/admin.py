@@ -15,8 +15,8 @@ async def main() -> None:
         sent = await producer.send(Message("Invoices", b"7.50", keys="i-1"), queue=queue)
 
         print("ends at", await admin.offset.max(queue))
-        found = await admin.message.view(sent.offset_msg_id)
-        print("found", found.body, found.keys)
+        message = await admin.message.view(sent.offset_msg_id)
+        print("found", message.body, message.keys)
         for name, group in (await admin.cluster.info()).brokers.items():
             print(name, "has", len(group.addresses), "brokers")
 

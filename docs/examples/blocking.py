@@ -13,7 +13,7 @@ from raftmq import (
 )
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
-WANTED = 3
+COUNT = 3
 
 seen: list[bytes] = []
 enough = threading.Event()
@@ -21,12 +21,12 @@ enough = threading.Event()
 
 def listen(messages: list[MessageExt]) -> None:
     seen.extend(message.body for message in messages)  # in one of eight threads
-    if len(seen) >= WANTED:
+    if len(seen) >= COUNT:
         enough.set()
 
 
 with BlockingProducer("mail", NAMESRV) as producer:
-    for number in range(WANTED):
+    for number in range(COUNT):
         producer.send(Message("Letters", b"letter %d" % number))
 
 first = ConsumerConfig(consume_from=ConsumeFrom.FIRST_OFFSET)

@@ -9,12 +9,12 @@ NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 
 
 async def main() -> None:
-    found: list[bytes] = []
+    bodies: list[bytes] = []
     all_of_them = asyncio.Event()
 
     async def listen(messages: list[MessageExt]) -> None:
-        found.extend(message.body for message in messages)
-        if b"the end" in found:
+        bodies.extend(message.body for message in messages)
+        if b"the end" in bodies:
             all_of_them.set()
 
     async with Producer("shop", NAMESRV) as producer:
@@ -30,7 +30,7 @@ async def main() -> None:
     consumer.subscribe("Prices", "price BETWEEN 5 AND 100 AND place = 'inside'", "SQL92")
     async with consumer, asyncio.timeout(30):
         await all_of_them.wait()
-    print(found)
+    print(bodies)
 
 
 asyncio.run(main())

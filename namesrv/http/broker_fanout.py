@@ -110,9 +110,9 @@ class Leaders:
                 answer = await self.ask(group, "GET", path, query=query)
                 if answer.ok:
                     return group, (answer.json(kind), answer.version), ""
-                return group, None, "" if answer.status == 404 else answer.words()
+                return group, None, "" if answer.status == 404 else answer.reason()
             except NodeSilent as silent:
-                return group, None, silent.words
+                return group, None, silent.reason
 
         result: dict[str, tuple[Any, str]] = {}
         errors = []
@@ -151,11 +151,11 @@ class Leaders:
                     return GroupResult(group, OK, answer.status, value)
             except NodeSilent as silent:
                 outcome = UNKNOWN if silent.sent else FAILED
-                return GroupResult(group, outcome, 0, error=silent.words)
+                return GroupResult(group, outcome, 0, error=silent.reason)
             except ApiProblem as problem:
                 return GroupResult(group, FAILED, problem.status, error=problem.detail)
             outcome = UNKNOWN if is_unknown(answer) else FAILED
-            return GroupResult(group, outcome, answer.status, error=answer.words())
+            return GroupResult(group, outcome, answer.status, error=answer.reason())
 
         return list(await asyncio.gather(*(one(g, headers) for g, headers in groups.items())))
 
@@ -172,12 +172,12 @@ def is_unknown(answer: Answer) -> bool:
 
 def problem_of(owner: str, silent: NodeSilent) -> ApiProblem:
     if isinstance(silent, WrongAnswer):
-        text = f"{owner} gives a wrong answer: {silent.words}"
+        text = f"{owner} gives a wrong answer: {silent.reason}"
         if silent.sent:
             text += "; the change may have been made: look before you repeat it"
             return ApiProblem(502, "OUTCOME_UNKNOWN", text)
         return ApiProblem(502, "WRONG_ANSWER", text)
-    text = f"{owner} does not answer: {silent.words}"
+    text = f"{owner} does not answer: {silent.reason}"
     if silent.sent:
         return outcome_unknown(f"{text}; it may have been done: look before trying again")
     return unavailable(text, "NODE_SILENT")

@@ -43,7 +43,7 @@ class NodeSilent(Exception):
 
     def __init__(self, text: str, *, sent: bool) -> None:
         super().__init__(text)
-        self.words = text
+        self.reason = text
         self.sent = sent
 
 
@@ -93,7 +93,7 @@ class Answer:
             return None
         return fields if isinstance(fields, dict) else None
 
-    def words(self) -> str:
+    def reason(self) -> str:
         problem = self.problem()
         reported = self.body[:200].decode("utf-8", "replace")
         if problem is not None:
@@ -199,7 +199,7 @@ class Nodes:
         """Return the JSON of a GET. Raises NodeSilent, also for an error status."""
         answer = await self.ask(http_address, "GET", path, query=query)
         if not answer.ok:
-            raise NodeSilent(answer.words(), sent=False)
+            raise NodeSilent(answer.reason(), sent=False)
         return answer.json()
 
     @asynccontextmanager

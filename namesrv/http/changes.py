@@ -23,7 +23,7 @@ from raftmq.web.resources.node import (
     TransferBody,
     TransferView,
 )
-from raftmq.web.resources.topics import SubscriptionGroupBody, TopicWanted
+from raftmq.web.resources.topics import SubscriptionGroupBody, TopicChange
 from raftmq.web.schema import Input
 
 from ..routes import PERM_WRITE
@@ -154,7 +154,7 @@ class Changes:
                answer=GroupNamed),
             op("PUT", TOPIC, "putTopic", "Make or change a topic in every group, or "
                "in one.", self._everywhere.at(TOPIC), admin, **topic,
-               body_schema=TopicWanted),
+               body_schema=TopicChange),
             op("DELETE", TOPIC, "deleteTopic", "Delete a topic in every group.",
                self.delete_topic, admin, **topic),
             op("PUT", SUBSCRIPTION, "putSubscriptionGroup",

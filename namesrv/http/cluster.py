@@ -24,8 +24,8 @@ from .broker_http import Nodes, NodeSilent
 from .directory import Directory, Known, by_group, find, leader_of
 from .seen import NodeSeen
 
-LOOK_PERIOD_S = 1.0  # maximum delay before a new broker's events are followed
-LOOK_BYTES_MAX = 64 * 1024 * 1024  # of all brokers' answers to a refresh
+REFRESH_PERIOD_S = 1.0  # maximum delay before a new broker's events are followed
+REFRESH_BYTES_MAX = 64 * 1024 * 1024  # of all brokers' answers to a refresh
 NODE_PATH = "/api/v1/node"
 GROUPS_PER_TURN = 20
 
@@ -48,7 +48,7 @@ class ClusterView:
         self._streams = Streams(nodes, self._take)
         self._events = RememberedEvents()
         self._names: dict[str, str] = {}  # address → the replica's last name
-        self._looking: asyncio.Task[Item] | None = None
+        self._refreshing: asyncio.Task[Item] | None = None
         self._changed = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
         table.watch(self._route_changed)
@@ -57,14 +57,14 @@ class ClusterView:
         self._follower = asyncio.create_task(self._follow_forever())
 
     async def stop(self) -> None:
-        tasks = [task for task in (self._follower, self._looking) if task is not None]
+        tasks = [task for task in (self._follower, self._refreshing) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._streams.stop()
 
     def known(self) -> list[Known]:
-        return self._directory.look(_wall_ms())
+        return self._directory.poll(_wall_ms())
 
     def find(self, group: str, reference: str) -> Known | None:
         """Find a broker by broker id, address, or replica name."""
@@ -98,16 +98,16 @@ class ClusterView:
         removed = [name for name in self.leaders() if self.table.group(name) is None]
         return [*having, *removed]
 
-    async def look(self) -> Item:
+    async def refresh(self) -> Item:
         """Request the views of all brokers, or join the current refresh. Return {nameServer, at,
         groups, differences, findings}."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
-        return await asyncio.shield(self._looking)
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh())
+        return await asyncio.shield(self._refreshing)
 
-    async def _look(self) -> Item:
+    async def _refresh(self) -> Item:
         known = self.known()
-        room = Allowance(LOOK_BYTES_MAX)
+        room = Allowance(REFRESH_BYTES_MAX)
         brokers = await asyncio.gather(*(self._broker(item, room) for item in known))
         members: dict[str, list[Item]] = {}
         for item, broker in zip(known, brokers, strict=True):
@@ -124,22 +124,24 @@ class ClusterView:
             "at": _wall_ms(),
             "topicCount": self.table.topic_count,
             "groups": groups,
-            "differences": [finding.words for finding in result],
+            "differences": [finding.text for finding in result],
             "findings": [asdict(finding) for finding in result],
         }
 
     async def _broker(self, known: Known, room: Allowance) -> Item:
         node, error = None, None
-        asked_s = time.monotonic()
+        start_s = time.monotonic()
         try:
             answer = await self.nodes.ask(known.http_address, "GET", NODE_PATH)
             if not answer.ok:
-                raise NodeSilent(answer.words(), sent=False)
+                raise NodeSilent(answer.reason(), sent=False)
             if not room.take(len(answer.body)):
-                raise NodeSilent(f"all brokers answer more than {LOOK_BYTES_MAX} bytes", sent=False)
+                raise NodeSilent(
+                    f"all brokers answer more than {REFRESH_BYTES_MAX} bytes", sent=False
+                )
             node = answer.json(NodeSeen)
         except NodeSilent as silent:
-            error = silent.words
+            error = silent.reason
         if node is not None and node.get("name"):
             self._names[known.address] = node["name"][:NAME_LENGTH_MAX]
         return {
@@ -149,7 +151,7 @@ class ClusterView:
             "httpAddress": known.http_address or None,
             "registered": known.gone_since_ms is None,
             "goneSinceMs": known.gone_since_ms,
-            "tookMs": round((time.monotonic() - asked_s) * 1000, 1),
+            "tookMs": round((time.monotonic() - start_s) * 1000, 1),
             "node": node,
             "error": error,
         }
@@ -240,7 +242,7 @@ class ClusterView:
                 del self._names[address]
             self._changed.clear()
             try:
-                async with asyncio.timeout(LOOK_PERIOD_S):
+                async with asyncio.timeout(REFRESH_PERIOD_S):
                     await self._changed.wait()
             except TimeoutError:
                 pass  # forget brokers that have left

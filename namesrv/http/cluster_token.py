@@ -33,7 +33,7 @@ class ClusterToken:
 
     token: str = ""
     is_signed: Callable[[str], bool] = _nobody
-    signatures_wanted: bool = False  # this name server has a key for registrations
+    signatures_required: bool = False  # this name server has a key for registrations
     tls_verifies: bool = True
     own_ca: bool = False
     in_the_clear: bool = False
@@ -56,7 +56,7 @@ class ClusterToken:
         is_private = url.scheme == "https" and self.tls_verifies
         if not (is_private or self.in_the_clear or is_loopback(url.host or "")):
             return "its HTTP is in the clear: httpTlsMode, or httpClusterTokenInTheClear=true"
-        has_certificate = is_private and self.own_ca and not self.signatures_wanted
+        has_certificate = is_private and self.own_ca and not self.signatures_required
         if has_certificate or self.is_signed(http_address):
             return ""
         return "its registration is not signed: registrationKeyFile"

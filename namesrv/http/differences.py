@@ -26,7 +26,7 @@ class Finding:
     severity: str
     field: str
     nodes: tuple[str, ...]
-    words: str
+    text: str
 
 
 def findings(

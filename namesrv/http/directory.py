@@ -40,7 +40,7 @@ class Known:
 
 
 class Directory:
-    """Remembers the table's brokers. `look` reads the table without changing it."""
+    """Remembers the table's brokers. `poll` reads the table without changing it."""
 
     def __init__(
         self, table: RouteTable, reach: Reach | None = None, gone_max: int = GONE_MAX
@@ -50,7 +50,7 @@ class Directory:
         self._gone_max = gone_max
         self._seen: dict[tuple[str, str], Known] = {}
 
-    def look(self, now_ms: int) -> list[Known]:
+    def poll(self, now_ms: int) -> list[Known]:
         """Return all brokers by group and address; a broker that left keeps its last entry."""
         live = self._live()
         for key, known in list(self._seen.items()):

@@ -81,20 +81,20 @@ def failovers(group: str, events: Iterable[Event]) -> list[Failover]:
     for event in sorted(mine, key=_at_ms):
         reader.take(event)
     # A registration of the present leader is no election.
-    return [f for f in reader.found if any(mark.what != "routeChanged" for mark in f.marks)]
+    return [f for f in reader.failovers if any(mark.what != "routeChanged" for mark in f.marks)]
 
 
 class _Reader:
     def __init__(self, group: str) -> None:
         self.group = group
-        self.found: list[Failover] = []
+        self.failovers: list[Failover] = []
         self.leader = ""  # according to the events so far
         self.leader_address = ""  # the leader in this name server's routes
 
     def take(self, event: Event) -> None:
         kind, detail = event.get("kind"), event.get("detail")
         reported = detail if isinstance(detail, Mapping) else {}
-        last = self.found[-1] if self.found else None
+        last = self.failovers[-1] if self.failovers else None
         if kind == "transfer":
             self._mark(self._open(start=True, planned=True), "transfer", event)
         elif kind == "electionStarted":
@@ -114,7 +114,7 @@ class _Reader:
             return
         ready = bool(reported.get("ready") or reported.get("leaderReady"))
         term = _term(event)
-        last = self.found[-1] if self.found else None
+        last = self.failovers[-1] if self.failovers else None
         if last is not None and last.term == term and last.new_leader == node:
             failover = last  # already elected, and possibly ready now
         else:
@@ -127,7 +127,7 @@ class _Reader:
         self.leader = node
 
     def _route(self, event: Event, leader: str, still_listed: bool) -> None:
-        last = self.found[-1] if self.found else None
+        last = self.failovers[-1] if self.failovers else None
         if not leader:
             # A former leader that registers as a follower of the elected leader is no loss. A
             # leader that left is a loss, even if the election was faster than the name server.
@@ -145,11 +145,11 @@ class _Reader:
 
     def _open(self, *, start: bool = False, planned: bool = False) -> Failover:
         """Return the current failover, or a new failover for this event."""
-        last = self.found[-1] if self.found else None
+        last = self.failovers[-1] if self.failovers else None
         if last is not None and not last.routed and not (start and last.ready):
             return last
-        self.found.append(Failover(self.group, planned, self.leader or self.leader_address))
-        return self.found[-1]
+        self.failovers.append(Failover(self.group, planned, self.leader or self.leader_address))
+        return self.failovers[-1]
 
     def _mark(self, failover: Failover, subject: str, event: Event, node: str = "") -> None:
         if len(failover.marks) < MARKS_MAX:

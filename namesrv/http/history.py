@@ -114,9 +114,9 @@ class Histories:
                 if answer.ok:
                     answers.append(answer.json(History))
                 else:
-                    error = answer.words()
+                    error = answer.reason()
             except NodeSilent as silent:
-                error = silent.words
+                error = silent.reason
 
         await asyncio.gather(*(ask(address) for address in addresses))
         return answers, error
@@ -139,11 +139,11 @@ def merged(answers: Sequence[Answer], times: Sequence[int], summed: Sequence[str
             "topic": topic,
             "values": [_one_of(by_time.get(at, ()), name in summed) for at in times],
         }
-        for (name, topic), by_time in sorted(figures.items(), key=_place)
+        for (name, topic), by_time in sorted(figures.items(), key=_position)
     ]
 
 
-def _place(item: tuple[tuple[str, str | None], Any]) -> tuple[str, str]:
+def _position(item: tuple[tuple[str, str | None], Any]) -> tuple[str, str]:
     (name, topic), _ = item
     return topic or "", name
 

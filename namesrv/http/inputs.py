@@ -104,7 +104,7 @@ class MessagesQuery(Input, frozen=True):
     topic: Name
     key: OptionalName = ""
     unique_key: OptionalName = ""
-    begin_ms: TimeMs | None = None
+    start_ms: TimeMs | None = None
     end_ms: TimeMs | None = None
     limit: MessageLimit = 32
     cursor: Cursor = ""
@@ -124,7 +124,7 @@ def filled(path: str, call: Call) -> str:
     return "/api/v1" + path.format_map({key: quote(str(v), "") for key, v in values.items()})
 
 
-def asked_of(**values: str | int | None) -> dict[str, str]:
+def query_of(**values: str | int | None) -> dict[str, str]:
     """Return query parameters without missing values."""
     return {key: str(value) for key, value in values.items() if value not in ("", None)}
 

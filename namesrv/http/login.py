@@ -46,7 +46,7 @@ class Login:
             Operation("GET", PATH, "getLogins", "How one may log in.", self.ways, role=None,
                       answer=LoginsView),
             Operation("POST", PATH, "logIn", "Begin a session with a token; the answer sets a "
-                      "cookie.", self.begin, role=None, body=LoginBody, answer=SessionView,
+                      "cookie.", self.start, role=None, body=LoginBody, answer=SessionView,
                       problems=(401, 409)),
             Operation("DELETE", PATH, "logOut", "End the session of this browser.", self.end,
                       role=None, status=204),
@@ -55,7 +55,7 @@ class Login:
     async def ways(self, _: Call) -> LoginsView:
         return LoginsView(token=self._access.sessions is not None, oidc=self._oidc)
 
-    async def begin(self, call: Call) -> Reply:
+    async def start(self, call: Call) -> Reply:
         sessions = self._access.sessions
         if sessions is None:
             raise conflict("there are no tokens here: everybody on this machine is admin", "OPEN")

@@ -43,9 +43,9 @@ async def pages_of(
             answer = await leaders.ask(group, "GET", path, query=requested)
             if answer.ok:
                 return group, answer.json(Messages), ""
-            return group, None, "" if answer.status == 404 else answer.words()
+            return group, None, "" if answer.status == 404 else answer.reason()
         except NodeSilent as silent:
-            return group, None, silent.words
+            return group, None, silent.reason
 
     answers = await asyncio.gather(*(one(group) for group in groups))
     pages = {group: page for group, page, _ in answers if page is not None}

@@ -283,14 +283,14 @@ class OidcLogin:
 
     def routes(self) -> list[RawRoute]:
         return [
-            RawRoute("GET", PATH, self._begin, _nobody),
+            RawRoute("GET", PATH, self._start, _nobody),
             RawRoute("GET", f"{PATH}/callback", self._end, _nobody),
         ]
 
     async def close(self) -> None:
         await self._provider.close()
 
-    async def _begin(self, request: web.Request, _: Caller) -> web.StreamResponse:
+    async def _start(self, request: web.Request, _: Caller) -> web.StreamResponse:
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         digest = hashlib.sha256(verifier.encode()).digest()
         try:

@@ -93,7 +93,7 @@ class Proxy:
         group, broker = request.match_info["group"], request.match_info["broker"]
         known = self._cluster.find(group, broker)
         if known is None:  # replicas report their names in their views
-            await self._cluster.look()
+            await self._cluster.refresh()
             known = self._cluster.find(group, broker)
         if known is None:
             raise not_found(f"no broker {broker!r} of group {group!r} is known")

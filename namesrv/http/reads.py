@@ -47,16 +47,16 @@ from .inputs import (
     QueueMessagesQuery,
     SearchPage,
     TopicsQuery,
-    asked_of,
     filled,
     items_of,
+    query_of,
 )
 from .message_pages import marks_of, merged_oldest, pages_of
 from .seen import Connections, ConsumerSeen, Items, Messages
 from .views import (
     BrokerGroupPage,
     BrokerGroupView,
-    ClusterLook,
+    ClusterReport,
     ConnectionsOfGroups,
     ConsumersPage,
     ConsumersView,
@@ -89,7 +89,7 @@ class Reads:
         by = {"parameters": OfName}
         return [
             get("/cluster", "getCluster", "Every replica's own view, side by side.", self.cluster,
-                answer=ClusterLook),
+                answer=ClusterReport),
             get("/groups", "listGroups", "The broker groups.", self.groups, query=PageQuery,
                 answer=BrokerGroupPage),
             get("/groups/{group}", "getGroup", "One broker group.", self.group, parameters=OfGroup,
@@ -147,15 +147,15 @@ class Reads:
     # --- cluster
 
     async def cluster(self, _: Call) -> Item:
-        return await self._cluster.look()
+        return await self._cluster.refresh()
 
     async def groups(self, call: Call) -> Item:
-        seen = await self._cluster.look()
+        seen = await self._cluster.refresh()
         return page(seen["groups"], lambda group: str(group["name"]), dict, call.query)
 
     async def group(self, call: Call) -> Item:
         name = call.parameters.group
-        for group in (await self._cluster.look())["groups"]:
+        for group in (await self._cluster.refresh())["groups"]:
             if group["name"] == name:
                 return dict(group)
         raise not_found(f"no group {name!r} is known to this name server")
@@ -235,7 +235,7 @@ class Reads:
     async def queue_messages(self, call: Call) -> Item:
         query = call.query
         group = query.group or self._only_group_of(call.parameters.topic)
-        requested = asked_of(limit=query.limit, offset=query.offset, timeMs=query.time_ms)
+        requested = query_of(limit=query.limit, offset=query.offset, timeMs=query.time_ms)
         path = filled(QUEUE_MESSAGES, call)
         value, _ = await self._leaders.relay(group, "GET", path, Items, query=requested)
         return {**value, "items": merging.with_group(group, items_of(value))}
@@ -269,7 +269,7 @@ class Reads:
         """Return the named items of all groups as a list, which may repeat names."""
         selected, after = query.q.lower(), decode_cursor(query.cursor) if query.cursor else ""
         while True:
-            requested = asked_of(limit=query.limit, cursor=encode_cursor(after))
+            requested = query_of(limit=query.limit, cursor=encode_cursor(after))
             result, errors = await self._leaders.views(path, requested, query.group, Items)
             rows, behind = merging.page_of(result, tracing.name_of, query.limit)
             items = [
@@ -297,12 +297,12 @@ class Reads:
 
     async def messages(self, call: Call) -> Item:
         query = call.query
-        requested = asked_of(
+        requested = query_of(
             topic=query.topic,
             limit=query.limit,
             key=query.key,
             uniqueKey=query.unique_key,
-            beginMs=query.begin_ms,
+            startMs=query.start_ms,
             endMs=query.end_ms,
         )
         if query.key or query.unique_key:
@@ -346,7 +346,7 @@ class Reads:
 
     async def _replicas_of(self, group: str, message: Item) -> list[Item]:
         end = tracing.end_offset(message)
-        for result in (await self._cluster.look())["groups"]:
+        for result in (await self._cluster.refresh())["groups"]:
             if result["name"] == group:
                 return [tracing.on_replica(broker, end) for broker in result["brokers"]]
         return []

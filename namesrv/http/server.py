@@ -213,7 +213,7 @@ def _cluster_token(config: NameServerConfig, table: RouteTable) -> ClusterToken:
     return ClusterToken(
         load_token(Path(path), "httpClusterTokenFile"),
         is_signed=table.is_signed_http,
-        signatures_wanted=bool(config.registration_key_file),
+        signatures_required=bool(config.registration_key_file),
         tls_verifies=checks,
         own_ca=bool(config.tls_client_trust_cert_path),
         in_the_clear=config.http_cluster_token_in_the_clear,

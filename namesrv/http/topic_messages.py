@@ -16,7 +16,7 @@ from . import tracing
 from .broker_fanout import Leaders, acting_for, is_unknown
 from .broker_http import NodeSilent
 from .cluster import ClusterView, Item
-from .inputs import MessageLimit, OfTopic, OptionalName, asked_of, filled
+from .inputs import MessageLimit, OfTopic, OptionalName, filled, query_of
 from .merging import FAILED, UNKNOWN, with_group
 from .message_pages import marks_of, merged_newest, pages_of
 from .reads import none_has
@@ -65,7 +65,7 @@ class TopicMessages:
         marks = marks_of(query.before, "before")
         path = filled(TOPIC_MESSAGES, call)
         names = self._leaders.names(query.group)
-        requested = asked_of(
+        requested = query_of(
             limit=query.limit,
             sinceMs=query.since_ms or None,
             tag=query.tag,
@@ -106,7 +106,7 @@ class TopicMessages:
             except (NodeSilent, ApiProblem) as error:
                 sent = isinstance(error, NodeSilent) and error.sent
                 return _all_of(ids, UNKNOWN if sent else FAILED, str(error))
-            return _all_of(ids, UNKNOWN if is_unknown(answer) else FAILED, answer.words())
+            return _all_of(ids, UNKNOWN if is_unknown(answer) else FAILED, answer.reason())
 
         result = await asyncio.gather(*(one(group, ids) for group, ids in by_group.items()))
         items = [

@@ -46,7 +46,7 @@ class FindingView(View, frozen=True, kw_only=True):
     severity: str
     field: str
     nodes: list[str]
-    words: str
+    text: str
 
 
 class MarkView(View, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ class BrokerGroupPage(View, frozen=True, kw_only=True):
     next: str | None
 
 
-class ClusterLook(View, frozen=True, kw_only=True):
+class ClusterReport(View, frozen=True, kw_only=True):
     """Every replica's own view. `differences` has the texts of the findings."""
 
     name_server: NameServerView

@@ -75,8 +75,8 @@ class AccountFile:
         self.accounts = accounts
 
     def _stamp_now(self) -> tuple[int, int, int]:
-        found = self.path.stat()
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        status = self.path.stat()
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 FILE_SIZE_BYTES_MAX = 4 * 1024 * 1024  # because it becomes a frame of a Raft log

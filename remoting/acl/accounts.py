@@ -81,10 +81,10 @@ _BY_WORD = {
 
 def parse_permission(word: str) -> Permission:
     """Parse a permission. Raises AclError for an unknown word, which Apache reads as DENY."""
-    found = _BY_WORD.get(word.strip())
-    if found is None:
+    permission = _BY_WORD.get(word.strip())
+    if permission is None:
         raise AclError(f"The permission {word[:40]!r} is none of {', '.join(_BY_WORD)}")
-    return found
+    return permission
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class Account:
             "topic_default": parse_permission(self.default_topic_perm or "DENY"),
             "group_default": parse_permission(self.default_group_perm or "DENY"),
         }
-        for name, found in parsed.items():
-            object.__setattr__(self, name, found)
+        for name, permissions in parsed.items():
+            object.__setattr__(self, name, permissions)
 
     @property
     def is_unbound(self) -> bool:
@@ -290,19 +290,19 @@ def pattern(text: str) -> AddressPattern:
 
 
 def _list(value: Mapping[str, Any], key: str) -> list[Any]:
-    found = value.get(key) or []
-    if not isinstance(found, list):
+    items = value.get(key) or []
+    if not isinstance(items, list):
         raise AclError(f"{key} is not a list")
-    return found
+    return items
 
 
 def _parsed(kind: str, perms: tuple[str, ...]) -> dict[str, Permission]:
     if len(perms) > PERMISSIONS_MAX:
         raise AclError(f"more than {PERMISSIONS_MAX} permissions of {kind}s")
-    found: dict[str, Permission] = {}
+    permissions: dict[str, Permission] = {}
     for one in perms:
         name, equals, word = one.partition("=")
         if not equals or not name.strip() or "=" in word:
             raise AclError(f"Parse resource permission failed for {kind}:{one[:80]}")
-        found[name.strip()] = parse_permission(word)
-    return found
+        permissions[name.strip()] = parse_permission(word)
+    return permissions

@@ -150,22 +150,22 @@ def _reply(command: RemotingCommand) -> list[Need] | None:
 def _heartbeat(command: RemotingCommand) -> list[Need]:
     """Return the needs of a heartbeat's consumer groups. Producer groups are checked when a message
     is sent to a producer (broker.access)."""
-    found: list[Need] = []
+    needs: list[Need] = []
     for consumer in _objects(loads_request(command.body), "consumerDataSet"):
-        found.append(Need(True, str(consumer.get("groupName") or ""), SUB))
+        needs.append(Need(True, str(consumer.get("groupName") or ""), SUB))
         for subscription in _objects(consumer, "subscriptionDataSet"):
-            found.append(topic_need(str(subscription.get("topic") or ""), SUB))
-    return found
+            needs.append(topic_need(str(subscription.get("topic") or ""), SUB))
+    return needs
 
 
 def _client_config(command: RemotingCommand) -> list[Need]:
     """Return the needs of 46, which checks a filter expression."""
     body = loads_request(command.body)
     group, subscription = body.get("group"), body.get("subscriptionData")
-    found = [Need(True, str(group), SUB)] if group else []
+    needs = [Need(True, str(group), SUB)] if group else []
     if isinstance(subscription, dict) and subscription.get("topic"):
-        found.append(topic_need(str(subscription["topic"]), SUB))
-    return found
+        needs.append(topic_need(str(subscription["topic"]), SUB))
+    return needs
 
 
 def _locks(command: RemotingCommand) -> list[Need]:

@@ -61,10 +61,10 @@ def credentials_of(text: str) -> Credentials | None:
     try:
         value = loads(text)
         token = value.get("securityToken")
-        found = str(value["accessKey"]), str(value["secretKey"]), token and str(token)
+        fields = str(value["accessKey"]), str(value["secretKey"]), token and str(token)
     except (orjson.JSONDecodeError, KeyError, AttributeError, TypeError):
         raise ValueError('expected {"accessKey":"…","secretKey":"…"}') from None
-    return Credentials(*found)
+    return Credentials(*fields)
 
 
 def credentials_of_environment(environment: Mapping[str, str]) -> Credentials | None:

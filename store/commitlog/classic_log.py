@@ -161,8 +161,8 @@ class ClassicLog:
         while start < size:
             try:
                 entries, stop = index(data, position + start, start, size), size
-            except QueueRestarted as begun:
-                entries, stop = index(data, position + start, start, begun.at), begun.at
+            except QueueRestarted as restarted:
+                entries, stop = index(data, position + start, start, restarted.at), restarted.at
             yield [*entries], position + stop
             start = stop
 

@@ -183,13 +183,13 @@ class CommitLog:
             # Never lowers it; syncs it even if it is only written.
             mark.lower_durable(max(end, mark.durable_offset))
 
-    def _write_again(self, begin: int, end: int) -> None:
+    def _write_again(self, start: int, end: int) -> None:
         """Rewrite everything from the durable mark to `end`. If its sync failed before the last
         process ended, the kernel considers the pages clean although they are not on the disk, and
         no sync would write them."""
-        begin = min(max(begin, self.durable_hint), end)
+        start = min(max(start, self.durable_hint), end)
         for segment in self._segments:
-            at = max(begin, segment.start)
+            at = max(start, segment.start)
             while at < min(end, segment.end):
                 size = min(end, segment.end, at + _COPIED_BYTES) - at
                 segment.file.pwrite(

@@ -87,7 +87,7 @@ class GroupFlusher:
     def request(self) -> None:
         """Request a sync of new data. In ASYNC mode the interval does it."""
         if self._mode is FlushMode.SYNC:
-            self._begin()
+            self._start()
 
     async def wait(self, offset: int) -> None:
         """Wait until everything below `offset` is durable. Raises SyncFailed, TooManyWaiting."""
@@ -108,9 +108,9 @@ class GroupFlusher:
 
     def _tick(self) -> None:
         self._set_timer()
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         if self._running is not None:
             self._again = True
             return
@@ -148,7 +148,7 @@ class GroupFlusher:
             if not waiter.done():  # cancelled while it waited
                 waiter.set_result(None)
         if self._again and self._mode is FlushMode.SYNC:
-            self._begin()
+            self._start()
         self._on_durable(durable)
 
     def _fail(self, error: BaseException) -> None:

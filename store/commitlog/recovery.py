@@ -111,11 +111,11 @@ class _Window:
 
     def get(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes at `offset`; fewer at the end of the segment or the log."""
-        begin = offset - self._start
-        if begin < 0 or begin + size > len(self._data):
-            self._start, begin = offset, 0
+        at = offset - self._start
+        if at < 0 or at + size > len(self._data):
+            self._start, at = offset, 0
             self._data = self._commitlog.read(offset, max(size, self.ahead_bytes))
-        return self._data[begin : begin + size]
+        return self._data[at : at + size]
 
 
 class FrameWalk:

@@ -36,8 +36,8 @@ class Segment:
     file: File
     written_end: int
 
-    def fill(self, begin: int, end: int) -> None:
-        for at in range(begin, end, len(ZEROS)):
+    def fill(self, start: int, end: int) -> None:
+        for at in range(start, end, len(ZEROS)):
             zeros = memoryview(ZEROS)[: min(len(ZEROS), end - at)]
             self.file.pwrite(at - self.start, zeros)
 

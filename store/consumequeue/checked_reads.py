@@ -49,7 +49,7 @@ class CheckedReads:
                 data = log.served.read(start, length, budget)
             except OffsetOutOfRange as error:
                 raise self.damaged(queue, offsets[first], error.offset) from error
-            pieces += [data[begin - start : end - start] for begin, end in bounds]
+            pieces += [data[low - start : end - start] for low, end in bounds]
             if len(data) < length:
                 ends = map(add, chosen.positions[first:], sizes[first:])
                 behind = [end > start + len(data) for end in ends].index(True)
@@ -83,9 +83,9 @@ class CheckedReads:
                 suspects.append(bisect_left(starts, at))
         for number in suspects:
             at, position, size = starts[number], chosen.positions[number], chosen.sizes[number]
-            found = queue_offset_at(data, at, position, size, topic, queue_id)
+            stored_offset = queue_offset_at(data, at, position, size, topic, queue_id)
             valid = not cold or body_is_valid(data, at, position)
-            if found != chosen.offsets[number] or not valid:
+            if stored_offset != chosen.offsets[number] or not valid:
                 raise self._damaged_at(queue, chosen, number)
 
     def _damaged_at(self, queue: ConsumeQueue, chosen: Selected, number: int) -> EntryDamaged:

@@ -102,12 +102,12 @@ class ConsumeQueue:
     def min_offset(self) -> int:
         """The offset of the oldest visible message. Messages of a topic's earlier life, below a
         CommitLog offset, are not visible."""
-        begin = self._first_shown.get(self.topic, 0)
-        if not begin:
+        first_shown = self._first_shown.get(self.topic, 0)
+        if not first_shown:
             return self.first_offset
-        if begin != self._shown_from:
-            self._shown_from = begin
-            self._shown_offset = self.first_at(lambda at, _: at >= begin, self.first_offset)
+        if first_shown != self._shown_from:
+            self._shown_from = first_shown
+            self._shown_offset = self.first_at(lambda at, _: at >= first_shown, self.first_offset)
         return max(self.first_offset, self._shown_offset)
 
     @property
@@ -247,12 +247,12 @@ class ConsumeQueue:
             return
         for start in self.file_starts:
             files.fill_up(self.path, start)
-        self.first_offset = begin = self.file_starts[0]
+        self.first_offset = first_offset = self.file_starts[0]
         self._end_at(self.file_starts[-1] + files.entries_per_file)
         if (
             recorded is not None
-            and begin > recorded.first_file
-            and self.entry(begin)[0] > log_start
+            and first_offset > recorded.first_file
+            and self.entry(first_offset)[0] > log_start
         ):
             raise QueueDamaged(f"there was a file of entry {recorded.first_file} once")
         first, probed = self._plain_end(confirmed, recorded) if suspicious else (0, b"")
@@ -367,9 +367,9 @@ class ConsumeQueue:
 
     def _start_at(self, first: int) -> None:
         files = self._files
-        begin = self.max_offset if self.file_starts else files.start_of(first)
-        fillers = FILLER * (first - begin)
-        for offset, entries in within_files(begin, fillers, files.entries_per_file):
+        start = self.max_offset if self.file_starts else files.start_of(first)
+        fillers = FILLER * (first - start)
+        for offset, entries in within_files(start, fillers, files.entries_per_file):
             self._write(offset, entries)
         self.first_offset = first
         self._end_at(first)
@@ -414,8 +414,8 @@ class FlushTicket:
         changed = dirty.directories or (self.due and dirty.paths)
         if changed or not self.files.disk.exists(self.manifest):
             nothing = range(0)
-            found = (queue.extent(self.saved.get(queue, nothing)) for queue in self.queues)
-            write_manifest(self.files.disk, self.manifest, filter(None, found))
+            extents = (queue.extent(self.saved.get(queue, nothing)) for queue in self.queues)
+            write_manifest(self.files.disk, self.manifest, filter(None, extents))
 
 
 class ConsumeQueueStore:
@@ -468,7 +468,7 @@ class ConsumeQueueStore:
         self._files.adopt_size(clean=clean or foreign)
         recorded = {} if self._manifest is None else read_manifest(self._disk, self._manifest)
         self._recorded = dict(recorded)
-        found: list[ConsumeQueue] = []
+        queues: list[ConsumeQueue] = []
         shorter = False
         for topic in self._disk.listdir(self._files.directory):
             for name in self._disk.listdir(f"{self._files.directory}/{topic}"):
@@ -483,16 +483,16 @@ class ConsumeQueueStore:
                         raise AssertionError(f"{queue.path}: {damage.reason}") from damage
                     self.damaged[key] = damage.reason
                     continue
-                found.append(queue)
+                queues.append(queue)
                 shorter |= extent is not None and queue.max_offset < extent.end
-        if foreign and any(queue.file_starts for queue in found):
+        if foreign and any(queue.file_starts for queue in queues):
             for key in recorded:
                 del self._recorded[key]
         else:
             self.damaged |= dict.fromkeys(recorded, "its directory is gone")
         if shorter:
-            self._record_shorter(found)
-        for queue in found:
+            self._record_shorter(queues)
+        for queue in queues:
             if queue.has_more:
                 queue.truncate(queue.max_offset)
             if queue.file_starts:
@@ -500,12 +500,12 @@ class ConsumeQueueStore:
         kept = self._manifest is not None and self._disk.exists(self._manifest)
         self.unknown = not (kept or self._queues or self.damaged)
 
-    def _record_shorter(self, found: Sequence[ConsumeQueue]) -> None:
+    def _record_shorter(self, queues: Sequence[ConsumeQueue]) -> None:
         """Rewrite the manifest with the shorter queues before entries are dropped that will be
         dispatched again. After a power cut before the next flush they are then not reported
         missing. Raises OSError, but not for a shortage."""
         assert self._manifest is not None
-        extents = [queue.extent(range(0)) for queue in found]
+        extents = [queue.extent(range(0)) for queue in queues]
         extents += [self._recorded[key] for key in self.damaged if key in self._recorded]
         try:
             write_manifest(self._disk, self._manifest, filter(None, extents))
@@ -592,10 +592,10 @@ class ConsumeQueueStore:
         queue = self.queue(topic, queue_id)
         return queue is not None and queue.first_offset < queue.max_offset
 
-    def show_from(self, topic: str, begin: int) -> None:
+    def show_from(self, topic: str, first_offset: int) -> None:
         """Hide the messages of a topic below this CommitLog offset; 0 shows all."""
-        if begin:
-            self._first_shown[topic] = begin
+        if first_offset:
+            self._first_shown[topic] = first_offset
         else:
             self._first_shown.pop(topic, None)
 
@@ -604,10 +604,10 @@ class ConsumeQueueStore:
 
     def topics(self) -> dict[str, list[int]]:
         """Return the sorted queue ids by topic."""
-        found: dict[str, list[int]] = {}
+        queue_ids: dict[str, list[int]] = {}
         for topic, queue_id in sorted(self._queues):
-            found.setdefault(topic, []).append(queue_id)
-        return found
+            queue_ids.setdefault(topic, []).append(queue_id)
+        return queue_ids
 
     # -- flushing ----------------------------------------------------------------------------
 

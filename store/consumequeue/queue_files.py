@@ -77,19 +77,19 @@ class FlushFiles:
 
     def write(self, queue: str, offset: int, entries: bytes) -> None:
         """Write entries to their files, which are created if missing. Blocking. Raises OSError."""
-        for at, part in within_files(offset, entries, self.entries_per_file):
+        for at, chunk in within_files(offset, entries, self.entries_per_file):
             start = at - at % self.entries_per_file
             path = path_of(queue, start)
             if not self.disk.exists(path):
                 self.disk.makedirs(queue)
-                places = (queue, queue.rpartition("/")[0], self.directory)
-                self.directories |= dict.fromkeys(places)
+                directories = (queue, queue.rpartition("/")[0], self.directory)
+                self.directories |= dict.fromkeys(directories)
             file = self.disk.open(path)
             try:
                 self.paths[path] = None
                 if file.size_bytes < self.entries_per_file * QUEUE_ENTRY_BYTES:
                     file.truncate(self.entries_per_file * QUEUE_ENTRY_BYTES)
-                file.pwrite((at - start) * QUEUE_ENTRY_BYTES, part)
+                file.pwrite((at - start) * QUEUE_ENTRY_BYTES, chunk)
             finally:
                 file.close()
 

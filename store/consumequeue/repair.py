@@ -76,8 +76,8 @@ class QueueStep:
                 position = self.position + at
                 queue_offset = queue_offset_at(data, at, position, size, topic, self.queue_id)
                 if queue_offset >= 0:
-                    found = self.dispatcher.index(data[at : at + size], position)
-                    self.entries.update({u.first_queue_offset: u.entries for u in found})
+                    batches = self.dispatcher.index(data[at : at + size], position)
+                    self.entries.update({u.first_queue_offset: u.entries for u in batches})
             self.position += walk.end
             if walk.stop in (StopReason.BLANK, StopReason.ZEROS):
                 self.position = self.segment_end
@@ -191,8 +191,8 @@ class QueueRepairs:
         except OffsetOutOfRange:
             return -1
         topic = queue.topic.encode()
-        told = queue_offset_at(data, 0, position, size, topic, queue.queue_id)
-        return position if told == offset else -1
+        queue_offset = queue_offset_at(data, 0, position, size, topic, queue.queue_id)
+        return position if queue_offset == offset else -1
 
 
 def rebuild_queues(
@@ -263,8 +263,10 @@ def queue_offset_at(
     for a different queue or position."""
     if at + max(size, HEAD_SIZE_BYTES) > len(data):
         return -1
-    told, magic, queue, queue_offset, physical, sys_flag, body_length = _HEAD.unpack_from(data, at)
-    if told != size or physical != position or queue != queue_id:
+    record_size, magic, queue, queue_offset, physical, sys_flag, body_length = _HEAD.unpack_from(
+        data, at
+    )
+    if record_size != size or physical != position or queue != queue_id:
         return -1
     if magic == MAGIC_V1 and not sys_flag & _UNUSUAL:
         start = at + 89 + body_length

@@ -80,7 +80,7 @@ def limits_of(disk: Disk, path: str, configured: IndexLimits) -> IndexLimits:
         first, last = index.entry(1), index.entry(count - 1)
     finally:
         index.close()
-    fits = first[1] == index.begin_offset <= last[1] <= index.end_offset and first[3] == 0
+    fits = first[1] == index.start_offset <= last[1] <= index.end_offset and first[3] == 0
     return index.limits if index.plausible and fits else configured
 
 
@@ -108,7 +108,7 @@ class IndexFile:
         self._entries_at = HEADER_SIZE_BYTES + limits.slots * SLOT_SIZE_BYTES
         header = self.file.pread(0, HEADER_SIZE_BYTES).ljust(HEADER_SIZE_BYTES, b"\0")
         fields: tuple[int, ...] = HEADER.unpack(header)
-        self.begin_ms, self.end_ms, self.begin_offset, self.end_offset = fields[:4]
+        self.start_ms, self.end_ms, self.start_offset, self.end_offset = fields[:4]
         self.used_slots = fields[4]
         self.count = max(1, fields[5])  # number of the next entry
         self.slots: Int32s | None = None  # in memory while the file is appended to
@@ -128,8 +128,8 @@ class IndexFile:
             self.file.size_bytes == self.limits.file_size_bytes
             and self.count <= self.limits.entries
             and 0 <= self.used_slots <= self.limits.slots
-            and 0 <= self.begin_offset <= self.end_offset
-            and 0 <= self.begin_ms <= self.end_ms
+            and 0 <= self.start_offset <= self.end_offset
+            and 0 <= self.start_ms <= self.end_ms
         )
 
     # -- writing ------------------------------------------------------------------------------
@@ -146,11 +146,11 @@ class IndexFile:
         if not len(hashes):
             return 0
         first = self.count
-        begin_ms = self.begin_ms if first > 1 else int(store_ms[0])
+        start_ms = self.start_ms if first > 1 else int(store_ms[0])
         slots = self._loaded_slots()
         entries = np.empty(len(hashes), _ENTRIES)
         entries["hash"], entries["offset"] = hashes, offsets
-        entries["seconds"] = _seconds(store_ms, begin_ms)
+        entries["seconds"] = _seconds(store_ms, start_ms)
         numbers = np.arange(first, first + len(hashes), dtype=np.int32)
         which = hashes % np.int32(self.limits.slots)
         before = slots[which]  # several keys of a slot get the same number
@@ -165,7 +165,7 @@ class IndexFile:
             self._changed(which)
             raise
         if first == 1:
-            self.begin_ms, self.begin_offset = begin_ms, int(offsets[0])
+            self.start_ms, self.start_offset = start_ms, int(offsets[0])
         self.count = first + len(hashes)
         self.used_slots += int(np.count_nonzero(entries["before"] == 0))
         self.mark(int(offsets[-1]), int(store_ms[-1]))
@@ -178,7 +178,7 @@ class IndexFile:
     def mark(self, offset: int, store_ms: int) -> None:
         """Record that the log is indexed up to and including the message at `offset`."""
         if self.count == 1 and not self.end_offset:  # without entries, as Apache starts a next file
-            self.begin_offset, self.begin_ms = offset, store_ms
+            self.start_offset, self.start_ms = offset, store_ms
         self.end_offset, self.end_ms = offset, max(store_ms, self.end_ms)
         self.changed = True
 
@@ -229,13 +229,13 @@ class IndexFile:
         if low > 1:
             _, last, seconds, _ = self.entry(low - 1)
             self.end_offset = last
-            self.end_ms = self.begin_ms + seconds * 1000 if end_ms is None else end_ms
+            self.end_ms = self.start_ms + seconds * 1000 if end_ms is None else end_ms
         self.rebuild()
 
     def drop_bad(self) -> bool:
         """Read every entry and truncate at the first invalid entry; return whether there was such
         an entry. Blocking. Raises OSError."""
-        offset = self.begin_offset
+        offset = self.start_offset
         for first, entries in self._chunks():
             offsets = entries["offset"].astype(np.int64)
             earlier = np.concatenate(([offset], offsets[:-1]))
@@ -282,7 +282,7 @@ class IndexFile:
         at = self._entries_at + number * ENTRY_SIZE_BYTES
         return ENTRY.unpack(self.file.pread(at, ENTRY_SIZE_BYTES))
 
-    def select(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int | None]:
+    def select(self, hashed: int, start_ms: int, end_ms: int) -> Iterator[int | None]:
         """Yield offsets of messages that may match, newest first, and None for each non-matching
         entry, so that the caller can bound the search. Raises OSError."""
         slot = hashed % self.limits.slots
@@ -293,12 +293,12 @@ class IndexFile:
             number = _SLOT.unpack(self.file.pread(at, SLOT_SIZE_BYTES))[0]
         above = self.count
         while 0 < number < above:
-            found, offset, seconds, before = self.entry(number)
+            entry_hash, offset, seconds, before = self.entry(number)
             # The first entry of a file defines its start; Apache counts it from the previous file.
-            time_ms = self.begin_ms + (seconds * 1000 if number > 1 else 0)
-            if time_ms + 999 < begin_ms:
+            time_ms = self.start_ms + (seconds * 1000 if number > 1 else 0)
+            if time_ms + 999 < start_ms:
                 return
-            yield offset if found == hashed and time_ms <= end_ms else None
+            yield offset if entry_hash == hashed and time_ms <= end_ms else None
             # a chain only leads back, so damage cannot make it a circle
             above, number = number, before
 
@@ -315,9 +315,9 @@ class IndexFile:
         """Return a flush that makes the file's current state durable."""
         self.changed = False
         header = HEADER.pack(
-            self.begin_ms,
+            self.start_ms,
             self.end_ms,
-            self.begin_offset,
+            self.start_offset,
             self.end_offset,
             self.used_slots,
             self.count,
@@ -375,12 +375,12 @@ class FileFlush:
             index.slots = None
 
 
-def _seconds(store_ms: Int64s, begin_ms: int) -> Int64s | int:
+def _seconds(store_ms: Int64s, start_ms: int) -> Int64s | int:
     """Return the seconds of store times since the file's first, rounded down."""
-    first, last = int(store_ms.min()) - begin_ms, int(store_ms.max()) - begin_ms
+    first, last = int(store_ms.min()) - start_ms, int(store_ms.max()) - start_ms
     if first // 1000 == last // 1000:  # the usual case, which saves a division per time
         return min(max(0, first // 1000), _SECONDS_MAX)
-    return np.clip((store_ms - begin_ms) // 1000, 0, _SECONDS_MAX)
+    return np.clip((store_ms - start_ms) // 1000, 0, _SECONDS_MAX)
 
 
 def _set_last(slots: Int32s, which: Int32s, numbers: Int32s) -> bool:

@@ -26,9 +26,9 @@ def key_hash(topic: str, key: str) -> int:
 
 
 def keys_of(properties: dict[str, str]) -> list[str]:
-    found = [properties[UNIQ_KEY]] if UNIQ_KEY in properties else []
-    found += [key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key]
-    return found
+    keys = [properties[UNIQ_KEY]] if UNIQ_KEY in properties else []
+    keys += [key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key]
+    return keys
 
 
 def has_key(record: MessageRecord, topic: str, key: str) -> bool:
@@ -39,13 +39,13 @@ def has_key(record: MessageRecord, topic: str, key: str) -> bool:
 def find_sound(data: bytes, base: int) -> int:
     """Return the offset of the first record or frame in `data` with a right stored CommitLog
     offset; -1 if none. `data` starts at CommitLog offset `base`, within anything."""
-    found = -1
+    lowest = -1
     for magic, position_at in _POSITION_AT:
         mark = data.find(magic, 4)
-        while mark >= 4 and (found < 0 or mark - 4 < found):
-            begin = mark - 4
-            stored = data[begin + position_at : begin + position_at + 8]
-            if stored == (base + begin).to_bytes(8, "big"):
-                found = begin
+        while mark >= 4 and (lowest < 0 or mark - 4 < lowest):
+            start = mark - 4
+            stored = data[start + position_at : start + position_at + 8]
+            if stored == (base + start).to_bytes(8, "big"):
+                lowest = start
             mark = data.find(magic, mark + 1)
-    return found
+    return lowest

@@ -122,16 +122,16 @@ class KeyWalker:
         starts, end, error = _records(data, base, queue_entries)
         parts, done, last, last_ms = [NO_KEYS], 0, -1, 0
         while done < len(starts):
-            part = starts[done : done + _AT_ONCE]
+            chunk = starts[done : done + _AT_ONCE]
             try:
-                keys, stamps = self._find(data, base, part)
+                keys, stamps = self._find(data, base, chunk)
             except WalkError as broken:  # its sizes add up, but not its fields, so stop before it
                 starts = starts[starts < broken.at]
                 end, error = broken.at, broken.reason
                 continue
             parts.append(keys)
-            done += len(part)
-            last, last_ms = base + int(part[-1]), int(stamps[-1])
+            done += len(chunk)
+            last, last_ms = base + int(chunk[-1]), int(stamps[-1])
         keys = Keys(*map(np.concatenate, zip(*parts, strict=True)))
         return Walk(keys, base + end, last, last_ms, error)
 
@@ -143,23 +143,23 @@ class KeyWalker:
         endings = heads["size"].astype(np.int64) - HEAD_SIZE_BYTES - heads["body"]
         plain = (heads["magic"] == MAGIC_V1) & (heads["sys_flag"] & _UNUSUAL == 0)
         plain &= (heads["body"] >= 0) & (endings >= 3)
-        found = _Hashes()
+        result = _Hashes()
         irregular = np.flatnonzero(~plain)
         for rows in _equal(endings, np.flatnonzero(plain)):
             size = int(endings[rows[0]])
             if len(rows) >= _ROWS_MIN and size <= _ENDING_MAX:
-                rows = self._by_shape(data, size, stops, rows, found)
+                rows = self._by_shape(data, size, stops, rows, result)
             irregular = np.concatenate((irregular, rows))
         irregular.sort()
         for row in irregular:
             at = int(starts[row])
-            found.add_one(int(row), _decoded(data[at : int(stops[row])], at))
+            result.add_one(int(row), _decoded(data[at : int(stops[row])], at))
             stamps[row] = store_timestamp_at(data, at)  # its position differs behind an IPv6 host
-        rows, hashes = found.in_order()
+        rows, hashes = result.in_order()
         return Keys(hashes, base + starts[rows], stamps[rows]), stamps
 
     def _by_shape(
-        self, data: bytes, size: int, stops: Int64s, rows: Int64s, found: _Hashes
+        self, data: bytes, size: int, stops: Int64s, rows: Int64s, hashes: _Hashes
     ) -> Int64s:
         """Find the keys of records with endings of `size` bytes; return rows without shape."""
         width = -(-size // 8) * 8  # whole words; bytes before the ending are masked
@@ -168,7 +168,7 @@ class KeyWalker:
             self._shapes.clear()
         shapes = self._shapes.setdefault(size, [])
         for shape in shapes:
-            rows, endings = shape.take(rows, endings, found)
+            rows, endings = shape.take(rows, endings, hashes)
         irregular = rows[:0]
         for _ in range(_SHAPES_MAX):
             if len(rows) < _ROWS_MIN:
@@ -176,7 +176,7 @@ class KeyWalker:
             shape = _Shape(endings[0, width - size :].tobytes(), width)
             if shape.usable:
                 shapes.append(shape)
-                rows, endings = shape.take(rows, endings, found)
+                rows, endings = shape.take(rows, endings, hashes)
             else:
                 irregular = np.append(irregular, rows[0])
                 rows, endings = rows[1:], endings[1:]
@@ -251,7 +251,7 @@ class _Shape:
         self._topic_powers = _powers(ending[0])[1:]
         self._powers = [_powers(columns.stop - columns.start) for columns, _ in self._keys]
 
-    def take(self, rows: Int64s, endings: Bytes, found: _Hashes) -> tuple[Int64s, Bytes]:
+    def take(self, rows: Int64s, endings: Bytes, hashes: _Hashes) -> tuple[Int64s, Bytes]:
         """Add the keys of the endings with this shape; return rows and endings of the rest."""
         if not len(rows):
             return rows, endings
@@ -266,9 +266,9 @@ class _Shape:
         bad = [matrix.any(axis=1) for matrix in bad if matrix.any()]
         if bad:
             fits = ~np.logical_or.reduce(bad)
-            found.add(rows[fits], self._hashes(endings[fits]))
+            hashes.add(rows[fits], self._hashes(endings[fits]))
             return rows[~fits], endings[~fits]
-        found.add(rows, self._hashes(endings))
+        hashes.add(rows, self._hashes(endings))
         return rows[:0], endings[:0]
 
     def _hashes(self, endings: Bytes) -> Int32s:

@@ -98,26 +98,26 @@ class DispatchedEntries:
     def __init__(self) -> None:
         # (end in the log, entries)
         self._batches: deque[tuple[int, Sequence[EntryBatch]]] = deque()
-        self._begin = 0  # start of the first batch in the log
+        self._start = 0  # start of the first batch in the log
 
-    def add(self, begin: int, end: int, queue_entries: Sequence[EntryBatch]) -> None:
-        """Add the entries of the log's part from `begin` to `end`, just dispatched. It should
+    def add(self, start: int, end: int, queue_entries: Sequence[EntryBatch]) -> None:
+        """Add the entries of the log's part from `start` to `end`, just dispatched. It should
         follow the previous part."""
         batches = self._batches
-        many = len(batches) >= BATCHES_MAX or end - self._begin > BATCHES_BYTES_MAX
-        if not batches or batches[-1][0] != begin or many:
+        many = len(batches) >= BATCHES_MAX or end - self._start > BATCHES_BYTES_MAX
+        if not batches or batches[-1][0] != start or many:
             batches.clear()
-            self._begin = begin
+            self._start = start
         batches.append((end, queue_entries))
 
     def take(self, position: int, limit: int) -> tuple[int, bytes]:
         """Remove and return the end of the last batch between the two offsets, and the entries from
         `position` to there. If they are unknown, return `position` and no entries."""
         batches, end, parts = self._batches, position, []
-        while batches and self._begin <= end and batches[0][0] <= limit:
-            self._begin, queue_entries = batches.popleft()
-            if self._begin > position:
-                end = self._begin
+        while batches and self._start <= end and batches[0][0] <= limit:
+            self._start, queue_entries = batches.popleft()
+            if self._start > position:
+                end = self._start
                 parts += [packed for _, _, _, packed in queue_entries]
         return end, b"".join(parts)
 
@@ -188,9 +188,9 @@ class MessageIndex:
         if not file.plausible or (file.count == 1 and not file.end_offset):
             return False
         expected = self._first_key_behind(bound)
-        if expected is not None and file.begin_offset > expected:
+        if expected is not None and file.start_offset > expected:
             return False
-        if self.files and file.begin_offset < self.files[-1].end_offset:
+        if self.files and file.start_offset < self.files[-1].end_offset:
             return False
         trusted = clean or (file.full and file.end_ms <= self.full_until_ms)
         if not trusted and not file.drop_bad() and file.end_offset < bound:
@@ -289,15 +289,15 @@ class MessageIndex:
         """Let `step` continue after the damage that it found at `position`."""
         self._passed = position
 
-    def _next_sound(self, begin: int, limit: int, budget_bytes: int) -> int:
-        """Return the start of the next record or frame from `begin` on within `budget_bytes`;
+    def _next_sound(self, start: int, limit: int, budget_bytes: int) -> int:
+        """Return the start of the next record or frame from `start` on within `budget_bytes`;
         otherwise the end of the searched part."""
-        end = min(self._commitlog.segment_end(begin), limit)
-        data = self._commitlog.read(begin, min(end - begin, budget_bytes + HEAD_SIZE_BYTES))
-        found = find_sound(data, begin)
-        if found >= 0:
-            return begin + found
-        return end if begin + len(data) >= end else begin + budget_bytes
+        end = min(self._commitlog.segment_end(start), limit)
+        data = self._commitlog.read(start, min(end - start, budget_bytes + HEAD_SIZE_BYTES))
+        at = find_sound(data, start)
+        if at >= 0:
+            return start + at
+        return end if start + len(data) >= end else start + budget_bytes
 
     def _read(self, end: int, limit: int, queue_entries: bytes = b"") -> Walk:
         """Walk the log from `position` to `end`, or a larger record's end, within `limit`."""
@@ -355,7 +355,7 @@ class MessageIndex:
         topic: str,
         key: str,
         max_count: int,
-        begin_ms: int,
+        start_ms: int,
         end_ms: int,
         *,
         max_bytes: int = QUERY_BYTES_MAX,
@@ -370,11 +370,11 @@ class MessageIndex:
         for file in self.files[::-1]:
             if file not in self.files:  # retention removed it
                 continue
-            if len(chosen) >= limit or file.end_ms < begin_ms:
+            if len(chosen) >= limit or file.end_ms < start_ms:
                 break
-            if file.begin_ms > end_ms:
+            if file.start_ms > end_ms:
                 continue
-            for offset in file.select(hashed, begin_ms, end_ms):
+            for offset in file.select(hashed, start_ms, end_ms):
                 yield
                 scanned += 1
                 if file not in self.files:
@@ -383,7 +383,7 @@ class MessageIndex:
                     break
                 if offset is None or offset in chosen:
                     continue
-                record = self._verified(offset, topic, key, begin_ms, end_ms)
+                record = self._verified(offset, topic, key, start_ms, end_ms)
                 if record is None:
                     continue
                 size += len(record)
@@ -399,10 +399,10 @@ class MessageIndex:
         )
 
     def _verified(
-        self, offset: int, topic: str, key: str, begin_ms: int, end_ms: int
+        self, offset: int, topic: str, key: str, start_ms: int, end_ms: int
     ) -> bytes | None:
         data = self._commitlog.served.record_at(offset)
-        if data is None or not begin_ms <= store_timestamp_at(data, 0) <= end_ms:
+        if data is None or not start_ms <= store_timestamp_at(data, 0) <= end_ms:
             return None
         try:
             record = decode_record(data, check_body=False)

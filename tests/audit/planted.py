@@ -123,19 +123,19 @@ def commands_of(log: Log) -> list[tuple[int, int, bytes, int]]:
 def index_file(log: Log) -> bytes:
     """An IndexFile of all messages, as Apache lays it out."""
     entries, slots, first = [bytes(20)], [0] * SLOTS, log.placed[0]
-    begin_ms = first.message.store_ms
+    start_ms = first.message.store_ms
     for placed in log.placed:
         properties = properties_of(placed.message)
         for key in (properties["UNIQ_KEY"], *properties["KEYS"].split()):
             value = abs(java_hash(f"{placed.message.topic}#{key}"))
-            seconds = (placed.message.store_ms - begin_ms) // 1000
+            seconds = (placed.message.store_ms - start_ms) // 1000
             slot = value % SLOTS
             entries.append(INDEX_ENTRY.pack(value, placed.position, seconds, slots[slot]))
             slots[slot] = len(entries) - 1
     last = log.placed[-1]
     used = sum(slot > 0 for slot in slots)
     header = INDEX_HEADER.pack(
-        begin_ms, last.message.store_ms, first.position, last.position, used, len(entries)
+        start_ms, last.message.store_ms, first.position, last.position, used, len(entries)
     )
     data = header + struct.pack(f">{SLOTS}i", *slots) + b"".join(entries)
     return data.ljust(40 + SLOTS * 84, b"\0")
@@ -214,16 +214,16 @@ class Hit:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of damage. `check` names it, `place` is in what it says of it; `two` and `all`: the
-    check where two or all replicas have it alike, if that is another. `together`: kinds that can be
-    planted in one group ("beside …": in files beside the log, and in the history, which do not
-    touch each other). `names`: whether the check names the stores that have it (alone)."""
+    """A kind of damage. `check` names it, `directory` is in what it says of it; `two` and `all`:
+    the check where two or all replicas have it alike, if that is another. `together`: kinds that
+    can be planted in one group ("beside …": in files beside the log, and in the history, which do
+    not touch each other). `names`: whether the check names the stores that have it (alone)."""
 
     name: str
     together: str
     plant: Callable[[Hit], object]
     check: str
-    place: Callable[[Run], str] = field(default=lambda run: "")
+    directory: Callable[[Run], str] = field(default=lambda run: "")
     two: str = ""
     all: str = ""
     names: bool = True
@@ -522,7 +522,7 @@ LOG_KINDS = (
         lambda hit: _other_body(hit, 33),
         "replicas",
         two="altered",
-        place=lambda run: message_id(33),
+        directory=lambda run: message_id(33),
     ),
     Kind(
         "another key, with right checksums",
@@ -530,7 +530,7 @@ LOG_KINDS = (
         lambda hit: hit.reseal(frame(hit, 77), _property(hit, 77)),
         "replicas",
         two="altered",
-        place=lambda run: message_id(77),
+        directory=lambda run: message_id(77),
     ),
     Kind(
         "another born time, with right checksums",
@@ -538,7 +538,7 @@ LOG_KINDS = (
         lambda hit: hit.reseal(frame(hit, 100), _born(hit, 100)),
         "replicas",
         two="altered",
-        place=lambda run: message_id(100),
+        directory=lambda run: message_id(100),
     ),
     Kind(
         "a delayed message that came, under another id",
@@ -546,7 +546,7 @@ LOG_KINDS = (
         lambda hit: _other_id(hit, DELAYED, "Other"),
         "replicas",
         two="due_missing",
-        place=said(DELAYED),
+        directory=said(DELAYED),
         names=False,
     ),
     Kind(
@@ -555,7 +555,7 @@ LOG_KINDS = (
         lambda hit: _other_id(hit, DECIDED, "RMQ_SYS_TRANS_HALF_TOPIC"),
         "replicas",
         two="committed_unprepared",
-        place=said(DECIDED),
+        directory=said(DECIDED),
         names=False,
     ),
     Kind("the log stops too early", "tail", _cut_tail, "damage"),

@@ -291,7 +291,7 @@ def test_the_first_different_byte_is_named(files: tuple[Run, AuditReport]) -> No
     assert {(row["store"], row["unlike"], row["because"]) for row in rows} == {
         ("n1", "n0", "a majority has these bytes")
     }
-    assert rows[0]["place"].startswith("commitlog/00000000000000000000:")
+    assert rows[0]["location"].startswith("commitlog/00000000000000000000:")
     differences = [row["first_difference"] for row in rows]
     first_segment_damage = min(
         run.placed(3).position + 90,

@@ -53,7 +53,7 @@ def test_a_changed_byte_is_blamed_on_its_replica(
     assert report.count("damage") == 1
     (different,) = report.check("replicas").offenders
     assert (different["store"], different["first_difference"]) == ("n2", at)
-    assert different["place"] == f"dledger-n2/data/{0:020d}:{at}"
+    assert different["location"] == f"dledger-n2/data/{0:020d}:{at}"
 
 
 def test_a_lost_entry_and_a_lost_unit_are_found(

@@ -148,7 +148,7 @@ def test_an_incremental_audit_reads_what_was_added(
         spark, connection(group), AuditOptions(results=results, incremental=True)
     )
     assert first.ok and second.ok, [check for check in second.checks if not check.ok]
-    assert {store.begin for store in second.stores} == {first.agreed_end}
+    assert {store.start for store in second.stores} == {first.agreed_end}
     assert 100 <= second.figures["stored"] < COUNT
     assert second.agreed_end > first.agreed_end
     assert "found nothing wrong with it" in " ".join(second.not_judged)
@@ -199,7 +199,7 @@ def test_damage_on_one_replica_is_found_there(spark: SparkSession, group: Cluste
     assert not report.ok
     (difference,) = report.check("replicas").offenders
     assert difference["store"] == name
-    assert difference["place"] == f"commitlog/{0:020d}:{at}"
+    assert difference["location"] == f"commitlog/{0:020d}:{at}"
     assert {offender["store"] for offender in report.check("damage").offenders} == {name}
     assert audited(spark, group).ok
 

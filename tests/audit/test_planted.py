@@ -51,11 +51,11 @@ def audited(
 def unnamed(report: AuditReport, run: Run, kind: Kind, damaged: int) -> str:
     """Say what is not as it has to be; empty if the damage is named."""
     name = kind.check_on(damaged)
-    rows = [row for row in report.check(name).offenders if kind.place(run) in str(row)]
+    rows = [row for row in report.check(name).offenders if kind.directory(run) in str(row)]
     if name == "replicas":  # it tells of blocks
         rows = [*report.check(name).offenders]
     if report.check(name).ok or not rows:
-        return f"{name} says nothing of {kind.place(run)!r}: {report.check(name).offenders}"
+        return f"{name} says nothing of {kind.directory(run)!r}: {report.check(name).offenders}"
     stores = {row["store"] for row in rows if "store" in row}
     if kind.names and name != "replicas" and stores and stores != {*DAMAGED[damaged]}:
         return f"{name} names {sorted(stores)}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raftmq.audit.read.log_reader import LOG_SCHEMA, Copy, log_batches, shared_parts
+from raftmq.audit.read.log_reader import LOG_SCHEMA, Copy, log_batches, shared_items
 from raftmq.audit.read.store_files import STORES_SEPARATOR, BlockCopy, Segment, different_blocks
 from tests.audit.stores import Log, Message
 
@@ -58,7 +58,7 @@ def shared(copies: list[tuple[str, bytearray]], start: int, end: int) -> list[pa
         for store, data in copies
         if start < len(data)
     ]
-    parts = shared_parts(views, BASE, start, end)
+    parts = shared_items(views, BASE, start, end)
     return [batch for part in parts for batch in part.batches]
 
 

@@ -42,11 +42,11 @@ class FakeLog:
         self.index = 0
         self.term = 1
         self.end = 0
-        self.cuts_wanted = 0
+        self.cuts_requested = 0
         self.commands = []  # (payload, done)
 
     def request_cut(self, at_once):
-        self.cuts_wanted += 1
+        self.cuts_requested += 1
 
     def propose(self, payload, done):
         self.commands.append((payload, done))

@@ -424,11 +424,11 @@ async def test_full_disk_refuses_sends_and_serves_reads(tmp_path):
         await group.create_topic(broker, "T")
         await group.send(broker, "T")
         broker.disk.usage = lambda: DiskUsage(100, 0)
-        broker.reliever.look()
+        broker.reliever.poll()
         refused = await group.send(broker, "T")
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert refused.remark.startswith("[DISK_FULL]")
         assert (await group.pull(broker, "T", 0)).code == 0
         broker.disk.usage = lambda: DiskUsage(50, 50)
-        broker.reliever.look()
+        broker.reliever.poll()
         assert (await group.send(broker, "T")).code == 0

@@ -105,28 +105,28 @@ def test_a_large_group_is_told_of_many_changes_at_once():
     for number, connection in enumerate(connections):
         beat(clients, connection, f"c{number}")
         if number % 100 == 99:
-            clients.tell()
+            clients.notify_pending()
             rounds += 1
-    clients.tell()
+    clients.notify_pending()
     prompt = PROMPT_MEMBERS_MAX
     first, *_, last = told(*connections)
     assert prompt < first <= prompt + 2 * (rounds + 1)
     assert last >= 1, "the last to join is told, too"
-    clients.tell()
+    clients.notify_pending()
     assert told(*connections) == [0] * count
     clients.closed(connections[0])
     assert told(*connections[1:]) == [1] * (count - 1), "a lone change is told at once"
     clients.closed(connections[1])
     beat(clients, connections[2], "c2", "A || B", version=2)
     assert told(*connections[2:]) == [0] * (count - 2)
-    clients.tell()
+    clients.notify_pending()
     assert told(*connections[2:]) == [1] * (count - 2)
-    clients.tell()
+    clients.notify_pending()
     assert told(*connections[2:]) == [0] * (count - 2)
     clients.closed(connections[2])
     for connection in connections[3:]:  # the group is gone before it could be told
         clients.closed(connection)
-    clients.tell()
+    clients.notify_pending()
     assert clients.consumers == {}
 
 

@@ -17,7 +17,7 @@ def test_the_bound_falls_as_the_log_grows(caplog):
     first = server.connections_max
     assert f"connections_limited max={first} wanted=20000 descriptors=1024" in caplog.text
     store.files_held += 100
-    clients.look()
+    clients.poll()
     assert server.connections_max == first - 100
 
 

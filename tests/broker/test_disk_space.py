@@ -32,7 +32,7 @@ def disk(size_gib, free_gib):
 )
 def test_a_disk_is_full_by_percentage_and_free_bytes(usage, percent_max, free_gib, full):
     room = DiskRoom()
-    room.look(usage, DiskMark(percent_max, free_gib * GIB))
+    room.poll(usage, DiskMark(percent_max, free_gib * GIB))
     assert (room.full, room.short) == (full, full)
     assert room.percent == usage.used_percent
 
@@ -49,15 +49,15 @@ def test_a_disk_is_full_by_percentage_and_free_bytes(usage, percent_max, free_gi
 def test_a_disk_that_was_full_is_short_of_room_until_it_is_well_below(size, free_bytes_min, steps):
     room = DiskRoom()
     for free, full, short in steps:
-        room.look(disk(size, free), DiskMark(90, free_bytes_min * GIB))
+        room.poll(disk(size, free), DiskMark(90, free_bytes_min * GIB))
         assert (free, room.full, room.short) == (free, full, short)
 
 
 def test_raising_the_limits_makes_room_at_once():
     room = DiskRoom()
-    room.look(disk(100, 8), DiskMark(90, 16 * GIB))
+    room.poll(disk(100, 8), DiskMark(90, 16 * GIB))
     assert room.short
-    room.look(disk(100, 8), DiskMark(98, 16 * GIB))
+    room.poll(disk(100, 8), DiskMark(98, 16 * GIB))
     assert not room.full
     assert not room.short
 
@@ -81,7 +81,7 @@ def test_a_forecast_goes_by_the_rate_of_half_an_hour(rooms, full_in_ms):
     forecast = Forecast()
     for n, room in enumerate(rooms):
         for again in range(3):  # looks in between are no samples
-            forecast.look(room * GIB, n * SAMPLE_MS + again)
+            forecast.poll(room * GIB, n * SAMPLE_MS + again)
     assert forecast.full_in_ms == full_in_ms
 
 

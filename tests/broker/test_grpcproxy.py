@@ -17,7 +17,7 @@ import pytest
 
 from raftmq import Admin, ClientError
 from raftmq.broker.config import build_config
-from raftmq.broker.grpcproxy import environment_of, proxy_beside
+from raftmq.broker.grpcproxy import environment_of, proxy_process
 from raftmq.broker.process import serve
 from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.namesrv.config import NameServerConfig
@@ -118,7 +118,7 @@ async def test_a_stopped_broker_ends_its_proxy(tmp_path):
         writer.close()
         return True
 
-    async with proxy_beside(asked, os.environ):
+    async with proxy_process(asked, os.environ):
         await until(listens)
     assert not await listens()
     held.close()

@@ -43,7 +43,7 @@ async def fill(group, usages):
     """As the next looks find it; and the leader hears of it."""
     for name, usage in usages.items():
         group.brokers[name].disk.space = usage
-        group.brokers[name].reliever.look()
+        group.brokers[name].reliever.poll()
 
     def heard():
         leaders = [name for name, broker in group.brokers.items() if broker.roles.leading]
@@ -181,7 +181,7 @@ async def test_a_disk_around_the_mark_gets_leadership_back_only_well_below_it(gr
         for usage in (HIGH, FULL):
             for name in (first, second):
                 group.brokers[name].disk.space = usage
-                group.brokers[name].reliever.look()
+                group.brokers[name].reliever.poll()
         await asyncio.sleep(0.005)
     assert (await group.leader(), core(group, second).term) == (second, term)
     await fill(group, {first: ROOMY})
@@ -262,7 +262,7 @@ async def test_a_follower_of_before_says_nothing_and_is_taken_for_roomy(group, m
     refused = await group.send(group.brokers[new], "T")
     assert refused.remark.startswith("[DISK_FULL]")
     for _ in range(20):
-        group.brokers[old].reliever.look()
+        group.brokers[old].reliever.poll()
         await asyncio.sleep(0.005)
     assert (await group.leader(), core(group, new).term) == (new, term)
 
@@ -307,11 +307,11 @@ async def test_where_all_disks_are_slow_the_leader_stays(group, monkeypatch):
         paces = broker.engine.parts.chores.paces
         monkeypatch.setattr(paces, "reason", "says the test")
         monkeypatch.setattr(paces, "look", lambda _: None)
-        broker.reliever.look()
+        broker.reliever.poll()
     await until(lambda: all(p.no_room for p in core(group, first).progress.values()))
     for _ in range(20):
         assert (await sender.one()).code == ResponseCode.SUCCESS
-        group.brokers[first].reliever.look()
+        group.brokers[first].reliever.poll()
     assert (await group.leader(), core(group, first).term) == (first, term)
 
 

@@ -322,10 +322,10 @@ async def test_whom_every_name_server_refuses_says_so_and_is_not_healthy(tmp_pat
 
             told = f"127.0.0.1:{names.server.port} answers 1: a wrong secret"
             registrar._refusals.clear()
-            monkeypatch.setattr(registration, "REFUSALS_TOLD", 10**9)
+            monkeypatch.setattr(registration, "REFUSALS_REPORTED", 10**9)
             await until(lambda: registrar._refusals)
             assert registrar.refused == ""
-            monkeypatch.setattr(registration, "REFUSALS_TOLD", 5)
+            monkeypatch.setattr(registration, "REFUSALS_REPORTED", 5)
             await until(lambda: registrar.refused == told)
             assert await why() == f"in no route: {told}"
             names.refusing = False

@@ -114,7 +114,7 @@ def test_a_clock_that_jumps_a_month_makes_nothing_old(store, clocks, caplog):
 
 def test_an_operator_confirms_the_clock(store, clocks):
     retention = retention_of(store, clocks)
-    retention.look()
+    retention.poll()
     clocks.off = MONTH
     assert retention.expired().before == 0
     retention.trust_clock()
@@ -124,7 +124,7 @@ def test_an_operator_confirms_the_clock(store, clocks):
 
 def test_time_that_passes_on_both_clocks_makes_old(store, clocks):
     retention = retention_of(store, clocks)
-    retention.look()
+    retention.poll()
     clocks.now = MONTH
     assert retention.expired().before == store.commitlog.segments()[-1].start
 
@@ -154,7 +154,7 @@ def test_a_start_by_a_wrong_clock_makes_nothing_old(disk, clocks, clean, noted, 
     """Messages were stored a moment ago, then the broker starts again, a year ahead, say."""
     store = written(disk)
     if noted:  # else by a version that noted no time
-        retention_of(store, clocks).look()
+        retention_of(store, clocks).poll()
     store = restarted(store, disk, clean)
     clocks.now, clocks.off = 1000, off - 1000
     retention = retention_of(store, clocks)
@@ -234,7 +234,7 @@ class Engine:
 def aged(store, disk, clocks, space, **settings):
     """Let a month pass by steady clocks; return where segments begin, and who decides."""
     retention = retention_of(store, clocks, **settings)
-    retention.look()
+    retention.poll()
     clocks.now = MONTH
     disk.space = space
     return [segment.start for segment in store.commitlog.segments()], retention

@@ -496,7 +496,7 @@ async def pages_and_saves_what_is_found(page: Page) -> None:
     await page.until(f"{rows} == 'g-1,g-2'")
     assert await page.js("document.querySelector('[data-do=more]')") is None
     last = "asked.filter(it => it.startsWith('GET /api/v1/messages?')).at(-1)"
-    pattern = r"GET /api/v1/messages\?topic=T&beginMs=\d+&limit=64&cursor=more"
+    pattern = r"GET /api/v1/messages\?topic=T&startMs=\d+&limit=64&cursor=more"
     assert re.fullmatch(pattern, await page.js(last))
     await page.click("[data-do=save]")
     toast = "document.querySelector('.toast.warn')?.textContent"

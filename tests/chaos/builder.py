@@ -128,7 +128,7 @@ class HistoryBuilder:
     def replicas(self, group: str = "broker-a", errors: Any = None, **digests: str) -> None:
         """Each node's digests of two parts, a letter each."""
         parts = {node: {"0": text[0], "512": text[1]} for node, text in digests.items()}
-        fields = {"group": group, "begin": 0, "end": 1000, "parts": parts, "errors": errors or {}}
+        fields = {"group": group, "start": 0, "end": 1000, "parts": parts, "errors": errors or {}}
         self.add("ok", "replicas", "runner", **fields)
 
     def drained(self, complete: bool = True) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from raftmq.chaos.checks.experiment import TOOK_PLACE
+from raftmq.chaos.checks.experiment import WAS_RUN
 from raftmq.chaos.checks.verdict import Verdict
 from raftmq.chaos.run.judge import RunResult
 
@@ -20,6 +20,6 @@ async def at_a_load_it_carries(
     for attempt in range(ATTEMPTS):
         result = await run(max(1, rate_per_s // 4**attempt), f"attempt-{attempt}")
         verdicts = {check.name: check.verdict for check in result.checks}
-        if verdicts[TOOK_PLACE] is not Verdict.INVALID or result.verdict is Verdict.FAIL:
+        if verdicts[WAS_RUN] is not Verdict.INVALID or result.verdict is Verdict.FAIL:
             break
     return result

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from raftmq.chaos.history.deferred_events import LockAsked
+from raftmq.chaos.history.deferred_events import LockRequested
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter, read_history
 from raftmq.chaos.workloads import contention
@@ -53,7 +53,7 @@ def leader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "leader_of", leader_of)
 
 
-def recorded(path: Path) -> list[LockAsked]:
+def recorded(path: Path) -> list[LockRequested]:
     return [event for _, event in read_history(path).later]
 
 

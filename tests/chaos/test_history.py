@@ -129,7 +129,7 @@ def test_round_trip_of_offsets_metadata_faults_and_what_the_observer_finds(tmp_p
         writer.event("ok", "log_line", "o", writer.next_op(), node="n1", line="x", level="ERROR")
         writer.event("ok", "logs", "o", writer.next_op(), lines={"n1": 5})
         parts = {"n0": {"0": "aa"}, "n1": {"0": "bb"}}
-        found = {"group": "broker-a", "begin": 0, "end": 9, "parts": parts, "errors": {}}
+        found = {"group": "broker-a", "start": 0, "end": 9, "parts": parts, "errors": {}}
         writer.event("ok", "replicas", "r", writer.next_op(), **found)
         writer.event("ok", "note", "r", writer.next_op(), text="anything")
     history = read_history(path)

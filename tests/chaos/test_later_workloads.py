@@ -164,7 +164,7 @@ async def test_what_could_not_begin_in_time_is_shed() -> None:
 
     loop = Paced(100, 1, tally, work)
     begin_ns = time.monotonic_ns()
-    loop._begin_ns = begin_ns - int((LATE_S + 1) * 1e9)  # as after a stall of that length
+    loop._start_ns = begin_ns - int((LATE_S + 1) * 1e9)  # as after a stall of that length
     await loop._worker()
     assert tally.shed == tally.invoked >= 100
     assert tally.ok == 0

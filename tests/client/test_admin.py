@@ -76,10 +76,10 @@ async def test_unreachable_servers_are_said_so() -> None:
 
 class TrueOnce:
     def __init__(self) -> None:
-        self._asked = False
+        self._handlers = False
 
     def __bool__(self) -> bool:
-        first, self._asked = not self._asked, True
+        first, self._handlers = not self._handlers, True
         return first
 
 

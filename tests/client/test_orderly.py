@@ -202,7 +202,7 @@ async def test_a_lock_that_is_not_believed_any_more_is_given_back_all_the_same()
             assert {key for key in broker.locks if key[0] == "other"} == {
                 ("other", "T", 1), ("other", "T", 2),
             }  # fmt: skip
-            await locks.release([queue(1)], tell=False)  # somebody is still at work there
+            await locks.release([queue(1)], notify=False)  # somebody is still at work there
             await locks.hold(queue(1))  # and asks for it once more
             await locks.release_all()
             assert {key for key in broker.locks if key[0] == "other"} == {("other", "T", 1)}
@@ -216,7 +216,7 @@ async def test_a_queue_is_not_acquired_while_a_thread_works_on_it() -> None:
             work: Future[None] = Future()
             assert await locks.acquire(queue(0))
             locks.worked_on(queue(0), work)
-            await locks.release([queue(0)], tell=False)
+            await locks.release([queue(0)], notify=False)
             assert not await locks.acquire(queue(0)) and await locks.acquire(queue(1))
             work.set_result(None)
             assert await locks.acquire(queue(0))
@@ -287,9 +287,9 @@ class Delayed:
         return await self._instance.invoke_leader(name, command, **rest)
 
 
-@pytest.mark.parametrize("tell", [True, False])
+@pytest.mark.parametrize("notify", [True, False])
 async def test_a_queue_given_up_while_its_lock_is_asked_for_is_not_asked_for_again(
-    tell: bool,
+    notify: bool,
 ) -> None:
     """It belonged to nobody for a minute: this client did not know that it had the lock."""
     async with FakeCluster({"g0": 1}) as cluster:
@@ -304,7 +304,7 @@ async def test_a_queue_given_up_while_its_lock_is_asked_for_is_not_asked_for_aga
             delayed.again.clear()
             renewal = asyncio.ensure_future(locks._renew("g0"))
             await asyncio.sleep(0)
-            await locks.release([queue(0), queue(1)], tell)
+            await locks.release([queue(0), queue(1)], notify)
             for number in range(2):
                 broker.locks.pop(("other", "T", number), None)  # unlocked, or over by then
             delayed.again.set()

@@ -636,7 +636,7 @@ class Answered:
     def _ok(self, channel: Channel, pending: Pending, answer: StoredAnswer) -> bool:
         if self.takes:
             del channel.outstanding[answer.opaque]
-            place = answer.place
+            place = answer.position
             self.stored.append(
                 (answer.opaque, place.message_id, place.queue_id, place.queue_offset)
             )

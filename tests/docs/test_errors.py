@@ -257,7 +257,7 @@ def test_http_problems_stand_there_with_their_statuses() -> None:
         *(make("") for make in (problem.too_large, problem.busy, problem.unavailable)),
         *(make("") for make in (problem.not_leader, problem.outcome_unknown, problem.timed_out)),
         problem.invalid([]),
-        problem.version_wanted(),
+        problem.version_required(),
     ]
     statuses = {name: row.cells[1] for row in rows("## The HTTP APIs") for name in row.names(0)}
     assert not [one for one in made if str(one.status) not in statuses[one.code]]

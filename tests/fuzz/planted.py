@@ -100,7 +100,7 @@ def oneway() -> None:
         honest(self, 1 << 40)
 
     Backlog.__init__ = init  # type: ignore[method-assign]
-    Turns.begin = lambda self: True  # type: ignore[method-assign]
+    Turns.start = lambda self: True  # type: ignore[method-assign]
     Turns.is_over = False  # type: ignore[method-assign, assignment]
 
 

@@ -66,7 +66,7 @@ async def test_routes_may_need_an_account_too_and_an_edited_file_is_taken_over(t
         assert (await nobody.ask(*ask)).code == 1
         path = tmp_path / "plain_acl.yml"
         await asyncio.to_thread(path.write_text, PLAIN_ACL.replace("somebody", "somebody-else"))
-        server.access.look_at_file()
+        server.access.check_file()
         assert "No acl config" in (await somebody.ask(*ask)).remark
         await somebody.remoting.close()
         await nobody.remoting.close()

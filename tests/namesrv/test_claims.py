@@ -208,7 +208,7 @@ def test_a_name_is_free_again_when_nobody_signed_is_there():
 
 
 def test_strangers_cannot_fill_the_room_of_who_is_signed():
-    table = RouteTable(RouteLimits(brokers_max=3, topics_max=5, places_max=15))
+    table = RouteTable(RouteLimits(brokers_max=3, topics_max=5, topic_entries_max=15))
     many = [TopicConfig(f"t{n}", 1, 1, 6) for n in range(5)]
     for number in range(3):
         table.register(claim(f"x{number}:1", broker_name=f"x{number}", topics=many), 0)

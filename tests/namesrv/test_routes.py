@@ -650,11 +650,11 @@ def test_a_new_leader_may_go_on_with_deltas() -> None:
 def test_one_topic_of_an_apache_broker_is_not_all_it_has() -> None:
     """It registers a topic just made alone, and its whole table without saying so."""
     table = RouteTable()
-    table.register(claim(N0, 0, 0, topics=[topic("A"), topic("B")], whole=False), 0)
-    table.register(claim(N0, 0, 0, version=V2, topics=[topic("C")], whole=False), 1)
+    table.register(claim(N0, 0, 0, topics=[topic("A"), topic("B")], complete=False), 0)
+    table.register(claim(N0, 0, 0, version=V2, topics=[topic("C")], complete=False), 1)
     assert names(table) == ["A", "B", "C"]
     assert table.wants_topics("g", N0, 0, V2)  # what comes next may tell more
-    table.register(claim(N0, 0, 0, version=V2, topics=[topic("A", 16)], whole=False), 2)
+    table.register(claim(N0, 0, 0, version=V2, topics=[topic("A", 16)], complete=False), 2)
     queues = table.queues("A")
     assert queues is not None
     assert queues["g"].write_queue_count == 16
@@ -720,11 +720,11 @@ def test_the_number_of_topics_is_bounded_and_a_refusal_changes_nothing() -> None
 
 
 def test_a_topic_counts_once_for_each_group_that_has_it() -> None:
-    table = RouteTable(RouteLimits(topics_max=10, places_max=4))
+    table = RouteTable(RouteLimits(topics_max=10, topic_entries_max=4))
     two, three = [topic("A"), topic("B")], [topic("A"), topic("B"), topic("C")]
     table.register(claim("n0:1", 0, broker_name="g", topics=two), 0)
     table.register(claim("n1:1", 0, broker_name="h", topics=two), 0)
-    assert table.place_count == 4
+    assert table.topic_entry_count == 4
     with pytest.raises(RegistrationRefused, match="limit of 4 topics of groups"):
         table.register(claim("n2:1", 0, broker_name="i", topics=[topic("A")]), 0)
     assert table.group("i") is None
@@ -735,7 +735,7 @@ def test_a_topic_counts_once_for_each_group_that_has_it() -> None:
     table.put_queues("g", topic("A", 9))
     table.unregister("n1:1", "h", 0)
     table.put_queues("g", topic("C"))
-    assert table.place_count == 3
+    assert table.topic_entry_count == 3
 
 
 def test_http_addresses_and_watchers() -> None:
@@ -786,7 +786,7 @@ def test_many_topics_change_in_steps_and_addresses_at_once() -> None:
     assert table.register(delta, 2).need_full
     assert worker.work() >= 10_000 // routes.TOPICS_PER_STEP
     assert (later.topics.done, later.topics.changed) == (True, True)
-    assert names(table) == ["small"] and table.place_count == table.topic_count == 1
+    assert names(table) == ["small"] and table.topic_entry_count == table.topic_count == 1
     assert not table.register(delta, 3).need_full
 
 
@@ -803,7 +803,7 @@ def test_a_group_that_goes_leaves_no_route_and_its_topics_in_steps() -> None:
     table.register(claim(N1, 0, topics=[topic("t7"), topic("own")]), 2)
     assert names(table) == ["own", "t7"]
     assert worker.work() >= (5_000 - 300) // routes.TOPICS_PER_STEP
-    assert names(table) == ["own", "t7"] and table.place_count == table.topic_count == 2
+    assert names(table) == ["own", "t7"] and table.topic_entry_count == table.topic_count == 2
 
 
 def test_a_group_may_go_while_its_topics_change() -> None:
@@ -815,7 +815,7 @@ def test_a_group_may_go_while_its_topics_change() -> None:
     assert len(table.channel_closed("ch0", 1)) == 1
     assert made.topics is not None and made.topics.done and names(table) == []
     worker.work()
-    assert table.place_count == table.topic_count == 0
+    assert table.topic_entry_count == table.topic_count == 0
 
 
 def test_a_table_without_a_version_is_known_by_its_bytes() -> None:
@@ -833,7 +833,7 @@ def test_a_table_without_a_version_is_known_by_its_bytes() -> None:
         lambda: table.set_writable("g", False),
         lambda: table.delete_topic("A"),
         lambda: table.put_queues("g", topic("C")),
-        lambda: table.register(claim(N0, 0, whole=False, digest=b"2", topics=[topic("D")]), 1),
+        lambda: table.register(claim(N0, 0, complete=False, digest=b"2", topics=[topic("D")]), 1),
     ):
         table.register(claim(N0, 0, **whole), 1)
         assert not wanted()

@@ -22,11 +22,11 @@ def told(watchers):
 def test_who_asked_is_told_once_of_what_it_asked_for():
     kept = Allowance(1_000_000)
     watchers = RouteWatchers(kept)
-    watchers.asked("one", "T", ["a"])
-    watchers.asked("one", "T", ["a"])
+    watchers.requested("one", "T", ["a"])
+    watchers.requested("one", "T", ["a"])
     assert kept.used_bytes == 2 * (1 + NAME_BYTES)
-    watchers.asked("two", "T", ["a", "b"])
-    watchers.asked("two", "Unknown", [])
+    watchers.requested("two", "T", ["a", "b"])
+    watchers.requested("two", "Unknown", [])
     assert watchers.group_changed("b")
     assert watchers.group_changed("b")
     assert not watchers.group_changed("c")
@@ -50,7 +50,7 @@ def test_the_first_that_asked_is_told_first():
     watchers = RouteWatchers(Allowance(1 << 20))
     names = [f"client {number}" for number in range(20)]
     for name in names:
-        watchers.asked(name, "T", ["a"])
+        watchers.requested(name, "T", ["a"])
     watchers.topic_changed("T")
     assert list(told(watchers)) == names
     watchers.group_changed("a")
@@ -62,20 +62,20 @@ def test_beyond_the_bounds_anything_may_have_changed(monkeypatch):
     monkeypatch.setattr(room, "CONNECTION_BYTES_MAX", 5 * (2 + NAME_BYTES) + 1 + NAME_BYTES)
     watchers = RouteWatchers(Allowance(1_000_000))
     for number in range(5):
-        watchers.asked("one", f"T{number}", ["a"])
+        watchers.requested("one", f"T{number}", ["a"])
     for number in range(3):
         watchers.topic_changed(f"T{number}")
     assert told(watchers) == {"one": (set(), {"T0", "T1", "T2"}, False)}
     for number in range(4):
         watchers.topic_changed(f"T{number}")
     assert told(watchers)["one"][2]
-    watchers.asked("one", "one too many", [])
+    watchers.requested("one", "one too many", [])
     assert not watchers.topic_changed("one too many")
     watchers.topic_changed("T1")
     assert told(watchers) == {"one": (set(), {"T1"}, False)}
     watchers.group_changed("a")
     assert told(watchers)["one"][2]
-    watchers.asked("two", "one too many", ["b"])  # another connection has room of its own
+    watchers.requested("two", "one too many", ["b"])  # another connection has room of its own
     assert watchers.topic_changed("one too many")
 
 
@@ -83,12 +83,12 @@ def test_all_connections_together_are_bounded_and_give_back():
     kept = Allowance(3 * (1 + NAME_BYTES))
     watchers = RouteWatchers(kept)
     for number in range(4):
-        watchers.asked(number, "T", [])
+        watchers.requested(number, "T", [])
     watchers.topic_changed("T")
     assert list(told(watchers)) == [0, 1, 2]
     watchers.closed(3)
     watchers.closed(0)
-    watchers.asked(4, "U", [])
+    watchers.requested(4, "U", [])
     assert watchers.topic_changed("U")
     for number in (1, 2, 4):
         watchers.closed(number)

@@ -57,7 +57,7 @@ def test_a_toml_file_is_read(tmp_path: Path) -> None:
     assert config.disk_max_used_space_ratio == 80
     assert [peer.port for peer in config.peers] == [1, 2]
     assert config.election_timeout_max_ms == 2000
-    assert found.places["flush_disk_type"].endswith("broker.toml:7")
+    assert found.locations["flush_disk_type"].endswith("broker.toml:7")
 
 
 def test_the_environment_is_over_the_file_and_the_command_line_over_both(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_the_environment_is_over_the_file_and_the_command_line_over_both(tmp_pat
     found = load(path, ["brokerIP1=c"], variables)
     assert (found.config.listen_port, found.config.broker_ip1) == (2, "c")
     assert found.config.advertised_port == 1
-    assert found.places["listen_port"] == "env RAFTMQ_LISTEN_PORT"
-    assert found.places["broker_ip1"] == "--set"
+    assert found.locations["listen_port"] == "env RAFTMQ_LISTEN_PORT"
+    assert found.locations["broker_ip1"] == "--set"
 
 
 def test_units_are_understood_in_properties_too(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_every_default_is_within_its_own_range() -> None:
 def test_what_is_shown_reads_back(tmp_path: Path) -> None:
     found = load(written(tmp_path, GOOD))
     for changed in (False, True):
-        text = effective(broker_config.OPTIONS, found.config, found.places, changed=changed)
+        text = effective(broker_config.OPTIONS, found.config, found.locations, changed=changed)
         again = load(written(tmp_path, text, "again.toml"))
         assert again.config == found.config
     assert "  # default" not in text  # the last one showed what is changed only

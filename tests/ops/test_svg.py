@@ -13,7 +13,7 @@ from raftmq.ops.svg import (
     LEFT,
     RIGHT,
     WIDTH,
-    Lanes,
+    LabelRows,
     Panel,
     Scale,
     bars,
@@ -40,11 +40,11 @@ def test_values_are_within_the_picture() -> None:
 
 
 def test_words_do_not_touch() -> None:
-    lanes = Lanes(3)
+    lanes = LabelRows(3)
     placed: dict[int, list[tuple[float, float]]] = {}
     for number in range(200):
         words = "kill n0, n1, n2" if number % 2 else "n1 leads term 7"
-        found = lanes.place(number * 5.0, words)
+        found = lanes.allocate(number * 5.0, words)
         if found is not None:
             lane, x = found
             end = x + CHARACTER * len(words)

@@ -81,11 +81,11 @@ async def test_what_was_put_off_is_served_in_order_and_closing_loses_nothing_sen
 
 async def test_a_turn_that_is_used_up_is_another_one_later():
     turns = Turns(asyncio.get_running_loop(), turn_s=1e-9)
-    assert turns.begin()
+    assert turns.start()
     turns.done()
-    assert not turns.begin()
+    assert not turns.start()
     await asyncio.sleep(0)
-    assert turns.begin()
+    assert turns.start()
 
     class Arrived:
         turns_taken = 0
@@ -94,9 +94,9 @@ async def test_a_turn_that_is_used_up_is_another_one_later():
             Arrived.turns_taken += 1
 
     turns.wait(Arrived())
-    assert not turns.begin(), "who arrives later is served later"
+    assert not turns.start(), "who arrives later is served later"
     await asyncio.sleep(0)
-    assert Arrived.turns_taken == 1 and turns.begin()
+    assert Arrived.turns_taken == 1 and turns.start()
 
 
 async def test_who_raises_in_a_turn_costs_the_others_none():

@@ -99,7 +99,7 @@ def read(monkeypatch: pytest.MonkeyPatch, some: _Pulls) -> list[int]:
     monkeypatch.setattr(Cluster, "blocks", blocks)
     given = {"namesrv": "h:1", "topic": "Orders", "columns": "queue_offset"}
     options = read_options(given, streaming=False)
-    batches = source._read(options, source.Part(some._range))
+    batches = source._read(options, source.Partition(some._range))
     return [offset for batch in batches for offset in batch.column(0).to_pylist()]
 
 

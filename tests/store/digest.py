@@ -421,9 +421,9 @@ class Life:
         rng = self.rng
         topic = rng.choice(TOPICS)
         key = rng.choice([f"k{rng.randrange(5)}", f"ID{rng.randint(0, self.number):014d}"])
-        begin_ms = rng.choice([0, self.now_ms - HOUR_MS])
+        start_ms = rng.choice([0, self.now_ms - HOUR_MS])
         self.note(
-            topic, key, drained(self.store.derived.query(topic, key, 10, begin_ms, self.now_ms))
+            topic, key, drained(self.store.derived.query(topic, key, 10, start_ms, self.now_ms))
         )
 
     def index(self) -> None:

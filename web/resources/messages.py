@@ -63,7 +63,7 @@ class MessagesQuery(Input, frozen=True, kw_only=True):
     topic: Name
     key: Annotated[str, Meta(max_length=1_024)] = ""
     unique_key: Annotated[str, Meta(max_length=1_024)] = ""
-    begin_ms: TimeMs = 0
+    start_ms: TimeMs = 0
     end_ms: TimeMs = INTEGER_MAX
     limit: MessageLimit = 32
     cursor: Count = 0

@@ -115,12 +115,12 @@ class PreferredBody(Input, frozen=True, kw_only=True):
 
 
 class PreferredView(View, frozen=True, kw_only=True):
-    """`name` is null if no replica is preferred. `standing` is the leader's reason for the present
+    """`name` is null if no replica is preferred. `reason` is the leader's reason for the present
     leader."""
 
     name: str | None
     leader: str | None
-    standing: str
+    reason: str
 
 
 class RemoveBody(Input, frozen=True, kw_only=True):

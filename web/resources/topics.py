@@ -39,7 +39,7 @@ class TopicBody(Input, frozen=True, kw_only=True):
     message_type: MessageType | UnsetType = UNSET
 
 
-TopicWanted = Annotated[
+TopicChange = Annotated[
     TopicBody,
     Meta(
         extra_json_schema={

@@ -68,7 +68,7 @@ class HaMaster:
         self._server: PlainListening | TlsListener | None = None
 
     async def start(
-        self, host: str, port: int, told_host: str, bound_socket: socket.socket | None = None
+        self, host: str, port: int, advertised_host: str, bound_socket: socket.socket | None = None
     ) -> None:
         """Listen; `address` is then the advertised address. Raises OSError."""
         policy = self._tls
@@ -83,7 +83,7 @@ class HaMaster:
         else:
             self._server = await listen_plain(accepting, host, port, bound_socket)
         bound = self._server.sockets[0].getsockname()[1]
-        self.address = format_address(told_host, bound)
+        self.address = format_address(advertised_host, bound)
         log.info("ha_listening address=%s", self.address)
 
     async def stop(self) -> None:
@@ -204,13 +204,13 @@ class SlaveLink(asyncio.Protocol):
                 "with an empty store directory; keep a copy of its own"
             )
         if not self.serving:
-            self._begin(offset)
+            self._start(offset)
         elif offset > self.next_offset:
             raise HaProtocolError(f"the slave reports {offset}, sent was up to {self.next_offset}")
         self.acknowledged = max(self.acknowledged, offset)
         self._master.reported(offset)
 
-    def _begin(self, offset: int) -> None:
+    def _start(self, offset: int) -> None:
         commitlog = self._master.commitlog
         start = offset
         if offset == 0:
@@ -292,6 +292,6 @@ class SlaveLink(asyncio.Protocol):
 
 def no_delay(transport: asyncio.BaseTransport) -> None:
     """Set TCP_NODELAY, so that small reports and transfers are sent at once."""
-    found = transport.get_extra_info("socket")
-    if found is not None:
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    socket_ = transport.get_extra_info("socket")
+    if socket_ is not None:
+        socket_.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -111,7 +111,7 @@ class MetadataSync:
         self._log_has_all = log_has_all
         self._link: object | None = None  # represents the link that is up
         self._refused: dict[str, str] = {}  # entries of the master's tables in the last round
-        self._wanted = asyncio.Event()
+        self._due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -121,7 +121,7 @@ class MetadataSync:
         """Start to sync after a new link to the master, or stop after its end."""
         self._link = object() if up else None
         if up:
-            self._wanted.set()
+            self._due.set()
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -144,16 +144,16 @@ class MetadataSync:
                     failing = True
             try:
                 async with asyncio.timeout(wait_ms / 1000):
-                    await self._wanted.wait()
+                    await self._due.wait()
             except TimeoutError:
                 continue  # the next round is due
             finally:
-                self._wanted.clear()
+                self._due.clear()
 
     async def sync(self) -> None:
         """Do a round. Raises RemotingError, StateError, OSError; loaded tables stay."""
         ask, state, link = self._master.ask, self._state, self._link
-        before = dict(state.topics.entries), dict(state.topics.begins)
+        before = dict(state.topics.entries), dict(state.topics.starts)
         refused: dict[str, str] = {}
         # Groups are requested before the topics and loaded after them. So every group has its retry
         # topic here, which its consumers would otherwise request in vain without a master.
@@ -162,19 +162,19 @@ class MetadataSync:
         await self._master_has_all()
         self._check(link)
         _load(topics, lambda: state.topics.load(topics, state.topics.applied_index, refused))
-        if (state.topics.entries, state.topics.begins) != before:
+        if (state.topics.entries, state.topics.starts) != before:
             self._on_topics()
         _load(groups, lambda: state.groups.load(groups, state.groups.applied_index, refused))
         offsets = _object(await ask(RequestCode.GET_ALL_CONSUMER_OFFSET))
         delays = _object(await ask(RequestCode.GET_ALL_DELAY_OFFSET))
         if not delays.get("timer"):
             delays["timer"] = (await self._timer_progress())._asdict()
-        ends = _load(offsets, lambda: queueends.told(offsets))
+        ends = _load(offsets, lambda: queueends.decode(offsets))
         await self._log_has_all()
         self._check(link)
-        await queueends.take(self._queues, ends)
+        await queueends.apply_ends(self._queues, ends)
         self._check(link)
-        _load(offsets, lambda: popcopy.take(state.offsets, state.pops, offsets, refused))
+        _load(offsets, lambda: popcopy.apply_answer(state.offsets, state.pops, offsets, refused))
         _load(delays, lambda: state.delays.load(delays, state.delays.applied_index, refused))
         self._warn(refused)
         await self._files.saved()
@@ -184,8 +184,8 @@ class MetadataSync:
     def _warn(self, refused: dict[str, str]) -> None:
         """Log the omitted entries of the master's tables, once."""
         if refused and refused != self._refused:
-            path, told = self._master.address(), refused_text(refused)
-            log.warning("entries_refused path=%s count=%d: %s", path, len(refused), told)
+            path, text = self._master.address(), refused_text(refused)
+            log.warning("entries_refused path=%s count=%d: %s", path, len(refused), text)
         self._refused = refused
 
     def _check(self, link: object | None) -> None:
@@ -201,8 +201,8 @@ class MetadataSync:
             answer = await self._master.ask(RequestCode.GET_TIMER_CHECK_POINT)
         except MetadataError:
             return known
-        told = progress_of(answer.body)
-        return known if told == NOTHING else told
+        progress = progress_of(answer.body)
+        return known if progress == NOTHING else progress
 
 
 class LogComparison:
@@ -219,18 +219,18 @@ class LogComparison:
         self._address_follows = address_follows
         self.master_end = 0  # the master's log end at the last request
         self.own_from: int | None = None  # the start of its own writes; None for Apache's
-        self._master_begin = 0
+        self._master_start = 0
         self._master = master
         self._commitlog = commitlog
         self._last_record = last_record
         self._grew = asyncio.Event()
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Request the end of the master's log. Raises RemotingError."""
         table = _object(await self._master.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).get("table")
         try:
             self.master_end = int((table or {})["commitLogMaxOffset"])
-            self._master_begin = int((table or {})["commitLogMinOffset"])
+            self._master_start = int((table or {})["commitLogMinOffset"])
             own_from = (table or {}).get("masterFromOffset")
             self.own_from = None if own_from is None else int(own_from)
         except (KeyError, TypeError, ValueError) as error:
@@ -239,7 +239,7 @@ class LogComparison:
     async def covered(self) -> None:
         """Return if the master's log is no shorter than this log. Raises RemotingError."""
         end = self._commitlog.max_offset  # this log may grow during the request
-        await self.look()
+        await self.poll()
         if self.master_end < end:
             text = f"this log has {end} bytes, the master's has {self.master_end}"
             raise MetadataError(f"{text}: its tables are not taken")
@@ -275,8 +275,8 @@ class LogComparison:
                     "master takes requests"
                 )
             return 0
-        await self.look()
-        return 0 if self.own_from is not None else max(SECOND_BYTE, self._master_begin)
+        await self.poll()
+        return 0 if self.own_from is not None else max(SECOND_BYTE, self._master_start)
 
     async def verify(self) -> None:
         """Return if this log is a prefix of the master's, by its length and last record. Raises
@@ -288,20 +288,20 @@ class LogComparison:
                 "the logs cannot be compared yet: masterAddress is not set, and no name server has "
                 "said where the master takes requests"
             )
-        await self.look()
+        await self.poll()
         end = self._commitlog.max_offset
         if end > self.master_end:
             raise LogsDiffer(
                 f"this log has {end} bytes, the master's has {self.master_end}: the master lost "
                 "its tail, or it is another log"
             )
-        if end < self._master_begin:
+        if end < self._master_start:
             raise LogsDiffer(
-                f"this log ends at {end}, the master's begins at {self._master_begin}: what lies "
+                f"this log ends at {end}, the master's begins at {self._master_start}: what lies "
                 "between is gone"
             )
         position = self._last_record()
-        if position is None or position < self._master_begin:
+        if position is None or position < self._master_start:
             return  # deleted by the master; its next bytes decide
         mine = self._commitlog.record_at(position)
         try:

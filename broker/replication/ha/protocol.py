@@ -66,9 +66,9 @@ class ReportReader:
     def feed(self, data: bytes) -> list[int]:
         """Return the complete reports, oldest first. Raises HaProtocolError."""
         data = self._rest + data
-        whole = len(data) - len(data) % REPORT.size
-        self._rest = data[whole:]
-        offsets = [offset for (offset,) in REPORT.iter_unpack(data[:whole])]
+        complete = len(data) - len(data) % REPORT.size
+        self._rest = data[complete:]
+        offsets = [offset for (offset,) in REPORT.iter_unpack(data[:complete])]
         if any(offset < 0 for offset in offsets):
             raise HaProtocolError(f"a slave reports offset {min(offsets)}")
         return offsets
@@ -86,7 +86,7 @@ class TransferReader:
         """Return the complete frames. Raises HaProtocolError."""
         buffer = self._buffer
         buffer += data
-        found: list[Transfer] = []
+        transfers: list[Transfer] = []
         at = 0
         while len(buffer) - at >= TRANSFER_HEADER.size:
             offset, size = TRANSFER_HEADER.unpack_from(buffer, at)
@@ -95,10 +95,10 @@ class TransferReader:
             end = at + TRANSFER_HEADER.size + size
             if end > len(buffer):
                 break
-            found.append(Transfer(offset, bytes(buffer[at + TRANSFER_HEADER.size : end])))
+            transfers.append(Transfer(offset, bytes(buffer[at + TRANSFER_HEADER.size : end])))
             at = end
         del buffer[:at]
-        return found
+        return transfers
 
 
 def transfer(offset: int, body: bytes | memoryview) -> list[bytes | memoryview]:
@@ -176,14 +176,16 @@ def _records_end(data: bytes, start: int, position: int, room: int) -> tuple[int
     shift = position - start
     at, last, limit = start, start, len(data)
     while limit - at >= HEAD_SIZE_BYTES:
-        size, magic, crc, told, sys_flag, body_size = head(data, at)
+        size, magic, crc, stored_position, sys_flag, body_size = head(data, at)
         if magic != MAGIC_V1 and magic != MAGIC_V2:
             if magic == MAGIC_BLANK:
                 break
             raise HaProtocolError(f"no record at {at + shift}: {magic & 0xFFFFFFFF:#010x}")
         end = at + size
-        if told != at + shift or not FIXED_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX:
-            raise HaProtocolError(f"a record at {at + shift} says {told}, and {size} bytes")
+        if stored_position != at + shift or not FIXED_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX:
+            raise HaProtocolError(
+                f"a record at {at + shift} says {stored_position}, and {size} bytes"
+            )
         if end + BLANK.size - start > room:
             raise HaProtocolError(
                 f"a record at {at + shift} does not fit its segment: the master's "

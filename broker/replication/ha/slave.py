@@ -235,7 +235,7 @@ class MasterLink(asyncio.Protocol):
                 offset, body = 0, FIRST_BYTE + body
             self.served = True
             if self._runs is None:
-                self._runs = self._begin(offset)
+                self._runs = self._start(offset)
             expected = self._runs.received + sum(map(len, bodies))
             if offset != expected:
                 raise HaProtocolError(f"the master goes on at {offset}, expected was {expected}")
@@ -257,7 +257,7 @@ class MasterLink(asyncio.Protocol):
                 return
         self.report()
 
-    def _begin(self, offset: int) -> RecordRuns:
+    def _start(self, offset: int) -> RecordRuns:
         """Apply the first frame's offset. An empty log starts at the master's offset."""
         commitlog = self._slave.commitlog
         if commitlog.max_offset == 0 and offset > 0:

@@ -80,7 +80,7 @@ function differences(findings) {
     h("h2", null, "What differs"),
     h("ul", null, findings.map((one) => {
       const [kind, title] = SEVERITY[one.severity];
-      return h("li", { class: kind }, h("span", { class: `tag ${kind}` }, title), h("span", null, one.words));
+      return h("li", { class: kind }, h("span", { class: `tag ${kind}` }, title), h("span", null, one.text));
     })));
 }
 

@@ -28,7 +28,7 @@ export async function preferLeader(app, group) {
     title: `Who should lead ${group.name}?`,
     words: [
       "The preferred leader leads whenever it can: another leader hands over to it, as with a transfer, once it has been connected and caught up for some seconds. Not more than twice a minute, and less and less often if it does not last. Every replica remembers it, also when all are started anew.",
-      value.name ? `Preferred now: ${value.name}. The leader says: ${value.standing || "nothing yet"}.` : "Nobody is preferred now.",
+      value.name ? `Preferred now: ${value.name}. The leader says: ${value.reason || "nothing yet"}.` : "Nobody is preferred now.",
     ],
     fields: [h("fieldset", null, h("legend", null, "Preferred leader"),
       choice("name", "", "nobody in particular", "whoever is elected leads", !value.name),

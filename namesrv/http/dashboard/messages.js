@@ -149,7 +149,7 @@ function where(by, { topic, key, uniqueKey, queueId, offset, group, begin, end }
   if (by === "uniqueKey") return `/messages${query({ topic, uniqueKey, limit: LIMIT })}`;
   if (by === "offset") return `/topics/${seg(topic)}/queues/${seg(queueId ?? "0")}/messages${query({ offset: cursor || offset, group, limit: LIMIT })}`;
   const moment = (text) => (text ? new Date(text).getTime() : "");
-  return `/messages${query({ topic, beginMs: moment(begin), endMs: moment(end), limit: LIMIT, cursor })}`;
+  return `/messages${query({ topic, startMs: moment(begin), endMs: moment(end), limit: LIMIT, cursor })}`;
 }
 
 function results({ items, next, errors = [] }, busy) {

@@ -89,7 +89,7 @@ def test_only_what_was_added_is_read(
     assert wrong(report) == set()
     added = [placed for placed in run.log.placed if placed.position >= middle(run)]
     assert report.figures["stored"] == len(added)
-    assert {store.begin for store in report.stores} == {middle(run)}
+    assert {store.start for store in report.stores} == {middle(run)}
     assert report.agreed_end == run.log.end
     assert report.not_judged[0].startswith(f"the log before {middle(run):,}: ")
     # Nothing has been added since.
@@ -98,7 +98,7 @@ def test_only_what_was_added_is_read(
     assert again.figures["stored"] == 0
     assert again.agreed_end == run.log.end
     ranges = pq.read_table(results / "ranges.parquet").to_pylist()
-    edges = [(row["begin"], row["end"]) for row in ranges]
+    edges = [(row["start"], row["end"]) for row in ranges]
     assert edges == [(0, middle(run)), (middle(run), run.log.end)]
 
 

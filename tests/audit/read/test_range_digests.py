@@ -12,7 +12,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from raftmq.audit.read.log_reader import Copy, shared_parts
+from raftmq.audit.read.log_reader import Copy, shared_items
 from raftmq.audit.read.range_digests import (
     RANGE_BYTES,
     FrameRun,
@@ -112,7 +112,7 @@ def runs_of(messages: Sequence[Message]) -> list[tuple[object, ...]]:
     log = Log(SIZE)
     log.frame(1, list(messages))
     data = memoryview(bytes(log.segments[0]))
-    (part,) = shared_parts([Copy("n0", data, SIZE)], 0, 0, SIZE)
+    (part,) = shared_items([Copy("n0", data, SIZE)], 0, 0, SIZE)
     summary = LogSummary()
     found: list[dict[str, object]] = []
     for batch in part.batches:
@@ -138,7 +138,7 @@ def test_runs_are_what_goes_on_by_one_in_each_queue() -> None:
 def digest_of(*messages: Message) -> tuple[LogDigest, Log]:
     log = Log(SIZE)
     log.frame(1, list(messages))
-    (part,) = shared_parts([Copy("n0", memoryview(bytes(log.segments[0])), SIZE)], 0, 0, SIZE)
+    (part,) = shared_items([Copy("n0", memoryview(bytes(log.segments[0])), SIZE)], 0, 0, SIZE)
     summary = LogSummary()
     for batch in part.batches:
         assert isinstance(batch, pa.RecordBatch)
@@ -173,7 +173,7 @@ def test_stores_are_alike_if_all_bytes_of_the_range_are(seed: int) -> None:
     start, end = sorted(rng.sample(range(SIZE + 1), 2))
     there = [bytes(copy) for copy in copies if len(copy) > start]
     views = [Copy(f"n{number}", memoryview(data), len(data)) for number, data in enumerate(there)]
-    parts = [*shared_parts(views, 0, start, end)]
+    parts = [*shared_items(views, 0, start, end)]
     same = len({(len(data), data[start:end]) for data in there}) == 1
     # What is told to be alike is; what begins before the range may tell copies apart, too.
     assert all(part.alike for part in parts) <= same

@@ -170,7 +170,7 @@ def test_a_log_begins_where_a_majority_has_it(
     )
     members = Members(frozenset(voters), frozenset(), "")
     absent = tuple(sorted({*voters} - {*voting}))
-    assert Limits(stores, members, tuple(voting), absent).begin == begin
+    assert Limits(stores, members, tuple(voting), absent).start == begin
 
 
 def gone_places(run: Run) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,7 @@ LOST = CheckResult.of_faults(
     "missing",
     "acknowledged and lost",
     [
-        {"id_text": "A1", "position": 77, "store": "n0", "place": "n0/commitlog/0:77"},
+        {"id_text": "A1", "position": 77, "store": "n0", "location": "n0/commitlog/0:77"},
         {"id_text": "A2", "held_by": ["n2"]},
     ],
 )
@@ -49,7 +49,7 @@ def test_the_tables_say_what_the_reports_say(written: Path) -> None:
         ("duplicate_retry", 4, True),
     ]
     first, second = tables["findings"]
-    assert (first["store"], first["position"], first["place"]) == ("n0", 77, "n0/commitlog/0:77")
+    assert (first["store"], first["position"], first["location"]) == ("n0", 77, "n0/commitlog/0:77")
     assert second["store"] is None and json.loads(second["details"])["held_by"] == ["n2"]
     assert not [path for path in written.iterdir() if path.name.endswith(".tmp")]
 

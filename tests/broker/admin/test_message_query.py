@@ -46,9 +46,9 @@ class Store:
         assert position == self.error.position
         self.error = None
 
-    def query(self, topic, key, max_count, begin_ms, end_ms):
+    def query(self, topic, key, max_count, start_ms, end_ms):
         yield
-        self.asked.append((topic, key, max_count, begin_ms, end_ms))
+        self.asked.append((topic, key, max_count, start_ms, end_ms))
         return KeyQuery([], 5, 7)
 
 
@@ -198,8 +198,8 @@ async def test_the_number_that_is_wanted(asked, unique, got):
     assert response.ext == {"indexLastUpdateTimestamp": "5", "indexLastUpdatePhyoffset": "7"}
 
 
-async def query(group, broker, topic, key, count=32, begin_ms=0, end_ms=FOREVER, unique=False):
-    header = QueryMessageHeader(topic, key, count, begin_ms, end_ms, unique)
+async def query(group, broker, topic, key, count=32, start_ms=0, end_ms=FOREVER, unique=False):
+    header = QueryMessageHeader(topic, key, count, start_ms, end_ms, unique)
     return await group.ask(broker, RequestCode.QUERY_MESSAGE, header.to_ext())
 
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from raftmq.broker.errors import Refused
-from raftmq.broker.tables.topics import BEGINS_MAX, TopicConfig, TopicTable
+from raftmq.broker.tables.topics import STARTS_MAX, TopicConfig, TopicTable
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fast_json import loads_object
@@ -164,14 +164,14 @@ async def test_a_slave_shows_what_its_master_shows_of_a_topic_made_again(tmp_pat
 def test_only_so_many_deleted_topics_are_remembered():
     table = TopicTable()
     table.put(TopicConfig("made-again"), 1)
-    table.begin_anew("made-again", 7)
-    for number in range(BEGINS_MAX + 1):
-        table.begin_anew(f"gone {number}", 8 + number)
-    assert len(table.begins) == BEGINS_MAX + 1
-    assert table.begins["made-again"] == 7 and "gone 0" not in table.begins
+    table.restart_at("made-again", 7)
+    for number in range(STARTS_MAX + 1):
+        table.restart_at(f"gone {number}", 8 + number)
+    assert len(table.starts) == STARTS_MAX + 1
+    assert table.starts["made-again"] == 7 and "gone 0" not in table.starts
     other = TopicTable()
     other.load(orjson.loads(orjson.dumps(table.to_json())), 3)
-    assert other.begins == table.begins
+    assert other.starts == table.starts
 
 
 async def remove_topic(broker):

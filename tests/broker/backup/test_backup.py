@@ -355,7 +355,7 @@ async def test_retention_spares_what_a_backup_reads_and_may_overtake_it(tmp_path
         ends = {queue: broker.store.queues.end_of("T", queue) for queue in range(4)}
         segments = broker.store.commitlog.segments()
         source = RemoteSource(group.client, broker.address)
-        offer = await source.begin(0)
+        offer = await source.start(0)
         assert broker.backups.needed_from() == 0
         await source.read(segments[1].start, 1)
         assert broker.backups.needed_from() == segments[1].start
@@ -364,7 +364,7 @@ async def test_retention_spares_what_a_backup_reads_and_may_overtake_it(tmp_path
         manifest = (
             await take(lost, BackupDirectory(str(tmp_path / "b")), say=said.append, pause_s=0.0)
         ).manifest
-        assert offer.end <= manifest.end and manifest.begin == segments[2].start
+        assert offer.end <= manifest.end and manifest.start == segments[2].start
         assert "[OVERTAKEN]" in said[0]
         assert broker.backups.needed_from() is None
     alone = Group(tmp_path / "alone", 1, **SMALL)
@@ -458,7 +458,7 @@ async def test_one_disk_is_left_of_three(tmp_path):
         config = replace(group.config(left), store_path_root_dir=str(group.root / left))
     directory = BackupDirectory(str(tmp_path / "backup"))
     known = (await take(StoppedSource(config), directory)).manifest
-    manifest = (await take(StoppedSource(config, whole_log=True), directory)).manifest
+    manifest = (await take(StoppedSource(config, full_log=True), directory)).manifest
     assert known.commit_index <= manifest.commit_index and manifest.messages >= 30
     assert list(complaints(directory, manifest)) == []
     alone = renamed(Group(tmp_path / "alone", 1, **SMALL))

@@ -94,7 +94,7 @@ class Store:
         self.close(replica, clean=clean)
         return frames, *found
 
-    def look(self):
+    def poll(self):
         replica = self.open()
         found = replica.queues(), replica.tables(), replica.log.last_index
         self.close(replica)
@@ -131,21 +131,21 @@ def store(written_once, tmp_path):
 
 
 @pytest.fixture
-def place(tmp_path):
+def location(tmp_path):
     return BackupDirectory(str(tmp_path / "backup"))
 
 
-def backup(store, place, **options):
+def backup(store, location, **options):
     source = StoppedSource(store.config, **options)
-    return asyncio.run(take(source, place, pause_s=0.0))
+    return asyncio.run(take(source, location, pause_s=0.0))
 
 
-def restored(place, *roots, peers=PEERS, incarnation=RUN, **point):
-    manifest = place.required()
-    at = point_of(place, manifest, **point)
+def restored(location, *roots, peers=PEERS, incarnation=RUN, **point):
+    manifest = location.required()
+    at = point_of(location, manifest, **point)
     config = store_config(config_of("unused"))
     stores = [str(root) for root in roots]
-    return restore(place, manifest, at, stores, peers, incarnation, config=config)
+    return restore(location, manifest, at, stores, peers, incarnation, config=config)
 
 
 def run(*arguments):
@@ -160,24 +160,24 @@ def segments(root):
 # -- copying --------------------------------------------------------------------------------------
 
 
-def test_what_is_there_is_not_copied_again(store, place):
-    first = backup(store, place)
+def test_what_is_there_is_not_copied_again(store, location):
+    first = backup(store, location)
     assert first.kept_bytes == 0 and first.copied_bytes == first.manifest.end > 2 * SEGMENT
     assert first.manifest.messages == 18 * 8
-    again = backup(store, place)
+    again = backup(store, location)
     assert (again.copied_bytes, again.kept_bytes) == (0, first.copied_bytes)
     assert again.manifest.segments == first.manifest.segments
     frames, *_ = store.write([commit_offsets([("T", "g", 0, 11)])], [batch()], term=3)
-    grown = backup(store, place)
+    grown = backup(store, location)
     assert grown.copied_bytes == frames[-1].end - first.manifest.end
     assert grown.manifest.commit_index == first.manifest.commit_index + 2
     assert [s.index for s in grown.manifest.states] == [
         first.manifest.commit_index,
         grown.manifest.commit_index,
     ]
-    assert list(complaints(place, grown.manifest)) == []
+    assert list(complaints(location, grown.manifest)) == []
     # And until its manifest was there, the one before was true.
-    assert list(complaints(place, first.manifest)) == []
+    assert list(complaints(location, first.manifest)) == []
 
 
 class Dies:
@@ -197,93 +197,93 @@ class Dies:
         return await self._source.read(position, min(size, 50_000))
 
 
-def test_an_interrupted_backup_is_none_and_the_next_one_goes_on(store, place):
+def test_an_interrupted_backup_is_none_and_the_next_one_goes_on(store, location):
     dies = Dies(StoppedSource(store.config), 10)  # in the second segment
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(take(dies, place))
-    assert place.manifest() is None
+        asyncio.run(take(dies, location))
+    assert location.manifest() is None
     with pytest.raises(BackupError, match=r"no manifest\.json"):
-        place.required()
-    assert run("verify", place.path)[0] == 2
-    done = backup(store, place)
+        location.required()
+    assert run("verify", location.path)[0] == 2
+    done = backup(store, location)
     assert done.kept_bytes == SEGMENT
     assert done.copied_bytes == done.manifest.end - SEGMENT
-    assert run("verify", place.path)[0] == 0
+    assert run("verify", location.path)[0] == 0
     # Interrupted once more, the one that was finished is as true as before.
     store.write([], [batch(), batch()], term=3)
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(take(Dies(StoppedSource(store.config), 4), place))
-    assert place.required() == done.manifest
-    assert run("verify", place.path)[0] == 0
+        asyncio.run(take(Dies(StoppedSource(store.config), 4), location))
+    assert location.required() == done.manifest
+    assert run("verify", location.path)[0] == 0
 
 
-def test_what_an_interrupted_backup_finished_may_be_more_than_the_next_one_wants(store, place):
-    manifest = backup(store, place).manifest
+def test_what_an_interrupted_backup_finished_may_be_more_than_the_next_one_wants(store, location):
+    manifest = backup(store, location).manifest
     store.write([], [batch()], term=3, clean=False)  # nobody knows that it is committed
-    dies = Dies(StoppedSource(store.config, whole_log=True), 10)
-    place.save_manifest, kept = None, place.save_manifest  # it dies before its manifest
+    dies = Dies(StoppedSource(store.config, full_log=True), 10)
+    location.save_manifest, kept = None, location.save_manifest  # it dies before its manifest
     with pytest.raises(TypeError):
-        asyncio.run(take(dies, place))
-    place.save_manifest = kept
-    assert place.progress()[-1].end > manifest.end
-    again = backup(store, place)
+        asyncio.run(take(dies, location))
+    location.save_manifest = kept
+    assert location.progress()[-1].end > manifest.end
+    again = backup(store, location)
     assert again.copied_bytes == 0
     assert again.manifest.segments == manifest.segments
-    assert run("verify", place.path)[0] == 0
+    assert run("verify", location.path)[0] == 0
 
 
-def test_a_backup_stays_whole_if_the_next_one_of_the_same_frame_fails(store, place, tmp_path):
+def test_a_backup_stays_whole_if_the_next_one_of_the_same_frame_fails(store, location, tmp_path):
     """Nothing was written meanwhile, but the queues begin later: that state is another."""
-    first = backup(store, place).manifest
+    first = backup(store, location).manifest
     behind_retention(store)
-    place.save_manifest, kept = None, place.save_manifest  # it dies before its manifest
+    location.save_manifest, kept = None, location.save_manifest  # it dies before its manifest
     with pytest.raises(TypeError):
-        backup(store, place)
-    place.save_manifest = kept
-    assert place.required() == first
-    assert list(complaints(place, first)) == []
-    restored(place, tmp_path / "new")
-    second = backup(store, place).manifest
+        backup(store, location)
+    location.save_manifest = kept
+    assert location.required() == first
+    assert list(complaints(location, first)) == []
+    restored(location, tmp_path / "new")
+    second = backup(store, location).manifest
     assert second.commit_index == first.commit_index and second.states != first.states
-    assert list(complaints(place, second)) == []
-    assert len(list((place.path / "states").iterdir())) == 1
+    assert list(complaints(location, second)) == []
+    assert len(list((location.path / "states").iterdir())) == 1
 
 
-def test_a_damaged_part_is_copied_again(store, place):
-    manifest = backup(store, place).manifest
-    flip(place.path / "commitlog" / f"{SEGMENT:020d}", 1000)
-    again = backup(store, place)
+def test_a_damaged_part_is_copied_again(store, location):
+    manifest = backup(store, location).manifest
+    flip(location.path / "commitlog" / f"{SEGMENT:020d}", 1000)
+    again = backup(store, location)
     assert again.copied_bytes == SEGMENT
     assert again.manifest.segments == manifest.segments
-    assert list(complaints(place, again.manifest)) == []
+    assert list(complaints(location, again.manifest)) == []
 
 
-def test_another_log_is_not_written_over_a_backup(store, place, tmp_path):
-    manifest = backup(store, place).manifest
+def test_another_log_is_not_written_over_a_backup(store, location, tmp_path):
+    manifest = backup(store, location).manifest
     other = Store(tmp_path / "other")
     stamped = [[record(body=b"y" * 5_000, store_timestamp_ms=9)] * 8 for _ in range(20)]
     other.write([put_topic(TopicConfig("T", 2, 2))], stamped, term=2)
     with pytest.raises(BackupError, match="another log"):
-        backup(other, place)
+        backup(other, location)
     elsewhere = Store(tmp_path / "other")
     elsewhere.config = config_of(tmp_path / "other", brokerName="group-b")
     with pytest.raises(BackupError, match="a backup of group group-a"):
-        backup(elsewhere, place)
-    assert place.required() == manifest
-    assert list(complaints(place, manifest)) == []
+        backup(elsewhere, location)
+    assert location.required() == manifest
+    assert list(complaints(location, manifest)) == []
 
 
-def test_a_group_made_anew_is_not_written_over_the_backup_of_the_lost_one(place, tmp_path):
+def test_a_group_made_anew_is_not_written_over_the_backup_of_the_lost_one(location, tmp_path):
     """It has the name, more frames, and fewer bytes."""
     lost = Store(tmp_path / "lost")
     lost.write([put_topic(TopicConfig("T", 2, 2))], [batch() for _ in range(5)])
-    manifest = backup(lost, place).manifest
+    manifest = backup(lost, location).manifest
     anew = Store(tmp_path / "anew")
     anew.write([put_topic(TopicConfig("T", 2, 2))], [[record(body=b"n")] for _ in range(20)])
     with pytest.raises(BackupError, match="another log"):
-        backup(anew, place)
-    assert place.required() == manifest
-    assert list(complaints(place, manifest)) == []
+        backup(anew, location)
+    assert location.required() == manifest
+    assert list(complaints(location, manifest)) == []
 
 
 def behind_retention(store):
@@ -297,7 +297,7 @@ def behind_retention(store):
 
 @pytest.mark.parametrize(("ours", "theirs", "taken"), [(1, 1, True), (1, 2, False), (0, 2, True)])
 def test_where_retention_left_nothing_of_a_backup_the_group_ids_tell(
-    place, tmp_path, ours, theirs, taken
+    location, tmp_path, ours, theirs, taken
 ):
     def named(number):
         topic = put_topic(TopicConfig("T", 2, 2))
@@ -305,56 +305,56 @@ def test_where_retention_left_nothing_of_a_backup_the_group_ids_tell(
 
     lost = Store(tmp_path / "lost")
     lost.write(named(ours), [batch() for _ in range(2)])
-    manifest = backup(lost, place).manifest
+    manifest = backup(lost, location).manifest
     later = Store(tmp_path / "later")
     later.write(named(theirs), [batch() for _ in range(12)])
     behind_retention(later)
     if taken:
-        assert backup(later, place).manifest.begin > manifest.end
+        assert backup(later, location).manifest.start > manifest.end
         return
     with pytest.raises(BackupError, match="another group with the name group-a"):
-        backup(later, place)
-    assert place.required() == manifest
-    assert list(complaints(place, manifest)) == []
+        backup(later, location)
+    assert location.required() == manifest
+    assert list(complaints(location, manifest)) == []
 
 
-def test_a_log_that_went_back_is_another_one(store, place, tmp_path):
+def test_a_log_that_went_back_is_another_one(store, location, tmp_path):
     shutil.copytree(store.root, tmp_path / "older")
     store.write([], [batch()], term=3)
-    backup(store, place)
+    backup(store, location)
     with pytest.raises(BackupError, match="has frames up to"):
-        backup(Store(tmp_path / "older"), place)
+        backup(Store(tmp_path / "older"), location)
 
 
-def test_one_backup_at_a_time(store, place):
-    with place.locked(), pytest.raises(BackupError, match="another backup"):
-        backup(store, place)
+def test_one_backup_at_a_time(store, location):
+    with location.locked(), pytest.raises(BackupError, match="another backup"):
+        backup(store, location)
 
 
-def test_a_replica_whose_log_is_damaged_is_no_source(store, place):
+def test_a_replica_whose_log_is_damaged_is_no_source(store, location):
     flip(segments(store.root)[1], 70_000)
     with pytest.raises(BackupError, match="the log is damaged at"):
-        backup(store, place)
-    assert place.manifest() is None
+        backup(store, location)
+    assert location.manifest() is None
 
 
-def test_only_the_latest_states_are_kept(store, place):
+def test_only_the_latest_states_are_kept(store, location):
     for number in range(4):
         store.write([commit_offsets([("T", "g", 1, number)])], [], term=2)
-        asyncio.run(take(StoppedSource(store.config), place, states_kept=2))
-    manifest = place.required()
+        asyncio.run(take(StoppedSource(store.config), location, states_kept=2))
+    manifest = location.required()
     assert [s.index for s in manifest.states] == [
         manifest.commit_index - 1,
         manifest.commit_index,
     ]
-    assert len(list((place.path / "states").iterdir())) == 2
+    assert len(list((location.path / "states").iterdir())) == 2
 
 
-def test_after_a_kill_what_was_known_to_be_committed_is_taken_or_all_there_is(store, place):
-    before = store.look()[2]
+def test_after_a_kill_what_was_known_to_be_committed_is_taken_or_all_there_is(store, location):
+    before = store.poll()[2]
     store.write([commit_offsets([("T", "g", 0, 12)])], [batch()], term=3, clean=False)
-    assert backup(store, place).manifest.commit_index == before
-    assert backup(store, place, whole_log=True).manifest.commit_index == before + 2
+    assert backup(store, location).manifest.commit_index == before
+    assert backup(store, location, full_log=True).manifest.commit_index == before + 2
 
 
 def behind_the_last(root, count):
@@ -367,7 +367,7 @@ def prepared(path):
     os.truncate(path, SEGMENT)
 
 
-@pytest.mark.parametrize("whole_log", [False, True])
+@pytest.mark.parametrize("full_log", [False, True])
 @pytest.mark.parametrize(
     "leave",
     [
@@ -378,16 +378,16 @@ def prepared(path):
     ],
 )
 def test_what_a_kill_leaves_does_not_keep_a_stopped_replica_from_being_read(
-    store, place, leave, whole_log
+    store, location, leave, full_log
 ):
     leave(store.root)
     before = contents(store.root)
     names = segments(store.root)
-    manifest = backup(store, place, whole_log=whole_log).manifest
+    manifest = backup(store, location, full_log=full_log).manifest
     assert manifest.messages == 18 * 8
-    assert list(complaints(place, manifest)) == []
+    assert list(complaints(location, manifest)) == []
     assert contents(store.root) == before and segments(store.root) == names
-    assert store.look()[2] == manifest.commit_index  # and a start reads it as well
+    assert store.poll()[2] == manifest.commit_index  # and a start reads it as well
 
 
 def test_repairs_of_a_disk_of_which_nothing_is_changed_are_seen_and_not_made(tmp_path):
@@ -419,11 +419,11 @@ def test_repairs_of_a_disk_of_which_nothing_is_changed_are_seen_and_not_made(tmp
         (lambda root: segments(root)[0].unlink(), "segments before 0 are missing"),
     ],
 )
-def test_what_is_no_sound_store_is_refused(store, place, change, text):
+def test_what_is_no_sound_store_is_refused(store, location, change, text):
     change(store.root)
     with pytest.raises(BackupError, match=text):
-        backup(store, place)
-    assert place.manifest() is None
+        backup(store, location)
+    assert location.manifest() is None
 
 
 # -- verifying ------------------------------------------------------------------------------------
@@ -456,14 +456,14 @@ SECOND = f"commitlog/{SEGMENT:020d}"
         (lambda path: (path / "manifest.json").write_text("{}"), "is no manifest"),
     ],
 )
-def test_damage_is_found_and_named(store, place, tmp_path, damage, text):
-    backup(store, place)
-    damage(place.path)
-    status, output = run("verify", place.path)
+def test_damage_is_found_and_named(store, location, tmp_path, damage, text):
+    backup(store, location)
+    damage(location.path)
+    status, output = run("verify", location.path)
     assert status == 1
     assert re.search(text, output), output
     root = tmp_path / "new"
-    arguments = ("restore", place.path, "--into", root, "--peers", "n0-127.0.0.1:1")
+    arguments = ("restore", location.path, "--into", root, "--peers", "n0-127.0.0.1:1")
     if "is not the manifest's" in text:  # behind the last frame: nothing that is restored
         assert run(*arguments)[0] == 0
         return
@@ -475,25 +475,25 @@ def test_damage_is_found_and_named(store, place, tmp_path, damage, text):
         assert run(*arguments)[0] == 2
 
 
-def test_the_manifest_of_another_backup_is_found_out(store, place, tmp_path):
-    backup(store, place)
+def test_the_manifest_of_another_backup_is_found_out(store, location, tmp_path):
+    backup(store, location)
     other = Store(tmp_path / "other")
     other.write([], [batch(topic="U") for _ in range(20)])
     elsewhere = BackupDirectory(str(tmp_path / "elsewhere"))
     backup(other, elsewhere)
-    shutil.copy(elsewhere.path / "manifest.json", place.path)
-    status, output = run("verify", place.path)
+    shutil.copy(elsewhere.path / "manifest.json", location.path)
+    status, output = run("verify", location.path)
     assert status == 1
     assert f"commitlog/{0:020d}" in output and "states/" in output
 
 
-def test_a_manifest_that_contradicts_itself_is_refused(store, place):
-    manifest = backup(store, place).manifest
+def test_a_manifest_that_contradicts_itself_is_refused(store, location):
+    manifest = backup(store, location).manifest
     assert decode(encode(manifest)) == manifest
     for change in (
         {"segments": manifest.segments[1:]},
         {"segments": manifest.segments[:-1]},
-        {"begin": 1},
+        {"start": 1},
         {"end": manifest.end + 1},
         {"commit_index": manifest.commit_index + 1},
         {"states": ()},
@@ -507,17 +507,17 @@ def test_a_manifest_that_contradicts_itself_is_refused(store, place):
 # -- restoring ------------------------------------------------------------------------------------
 
 
-def test_stores_are_alike_and_hold_everything(store, place, tmp_path):
-    queues, tables, last = store.look()
-    backup(store, place)
+def test_stores_are_alike_and_hold_everything(store, location, tmp_path):
+    queues, tables, last = store.poll()
+    backup(store, location)
     a, b = tmp_path / "a", tmp_path / "b"
-    made = restored(place, a, b)
+    made = restored(location, a, b)
     assert (made.index, made.configuration_index, made.term) == (last, last + 1, 5)
-    assert restored(place, tmp_path / "c") == made  # elsewhere, later
+    assert restored(location, tmp_path / "c") == made  # elsewhere, later
     for one, two, three in zip(*map(segments, (a, b, tmp_path / "c")), strict=True):
         assert one.read_bytes() == two.read_bytes() == three.read_bytes()
     found = Store(a)
-    assert found.look() == (queues, tables, last + 2)  # whose the group is, and its id
+    assert found.poll() == (queues, tables, last + 2)  # whose the group is, and its id
     gaps = []
     for path in segments(a):
         data = memoryview(path.read_bytes())
@@ -531,8 +531,8 @@ def test_stores_are_alike_and_hold_everything(store, place, tmp_path):
     for path in (a, b, tmp_path / "c"):
         assert file_of(OsDisk(str(path)), "raft").load() == made.group_id
     elsewhere = (("x", "127.0.0.1:1"), ("y", "127.0.0.1:3"))
-    assert restored(place, tmp_path / "d", peers=elsewhere).group_id != made.group_id
-    assert restored(place, tmp_path / "e", incarnation=RUN_AGAIN).group_id != made.group_id
+    assert restored(location, tmp_path / "d", peers=elsewhere).group_id != made.group_id
+    assert restored(location, tmp_path / "e", incarnation=RUN_AGAIN).group_id != made.group_id
     assert [(m.node_id, m.address, m.broker_id) for m in members.members] == [
         ("x", "127.0.0.1:1", 1),
         ("y", "127.0.0.1:2", 2),
@@ -540,13 +540,13 @@ def test_stores_are_alike_and_hold_everything(store, place, tmp_path):
     found.close(replica)
 
 
-def test_each_restoration_is_another_group_and_runs_for_one_say_so(store, place, tmp_path):
-    backup(store, place)
+def test_each_restoration_is_another_group_and_runs_for_one_say_so(store, location, tmp_path):
+    backup(store, location)
     peers = ("--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2")
 
     def made(name, *options):
         root = tmp_path / name
-        status, output = run("restore", place.path, "--into", root, *peers, *options)
+        status, output = run("restore", location.path, "--into", root, *peers, *options)
         assert status == 0, output
         return re.findall(r"--incarnation (\S+)", output), file_of(OsDisk(str(root)), "raft").load()
 
@@ -559,7 +559,7 @@ def test_each_restoration_is_another_group_and_runs_for_one_say_so(store, place,
     assert len({first, second, *(identity for _, identity in whole)}) == 4
 
 
-def test_a_log_without_its_beginning_goes_on_with_its_numbers(store, place, tmp_path):
+def test_a_log_without_its_beginning_goes_on_with_its_numbers(store, location, tmp_path):
     replica = store.open()
     written(replica, 3, [], [batch(topic="U", count=3) for _ in range(20)])
     replica.flush()
@@ -568,73 +568,73 @@ def test_a_log_without_its_beginning_goes_on_with_its_numbers(store, place, tmp_
     queues, tables, last = replica.queues(), replica.tables(), replica.log.last_index
     store.close(replica)
     assert queues["T", 1] == (48, 48, b"")  # of these messages none is left
-    manifest = backup(store, place).manifest
-    assert manifest.first_index > 1 and manifest.begin > 0
-    made = restored(place, tmp_path / "new")
+    manifest = backup(store, location).manifest
+    assert manifest.first_index > 1 and manifest.start > 0
+    made = restored(location, tmp_path / "new")
     new = Store(tmp_path / "new")
-    assert new.look() == (queues, tables, last + 2)
+    assert new.poll() == (queues, tables, last + 2)
     _, after, *_ = new.write([], [batch(queue_id=1, count=1)], term=made.term + 1)
     assert after["T", 1][:2] == (48, 49)
     with pytest.raises(BackupError, match="is not in this backup"):
-        point_of(place, manifest, to_index=manifest.first_index - 2)
+        point_of(location, manifest, to_index=manifest.first_index - 2)
 
 
-def test_a_point_in_time_has_the_tables_of_then(store, place, tmp_path):
+def test_a_point_in_time_has_the_tables_of_then(store, location, tmp_path):
     frames, *_ = store.write([commit_offsets([("T", "g", 0, 50)])], [batch()], term=3)
-    backup(store, place)
+    backup(store, location)
     store.write([commit_offsets([("T", "g", 0, 60)])], [batch()], term=3)
-    manifest = backup(store, place).manifest
+    manifest = backup(store, location).manifest
     wanted = {1: None, 2: 7, frames[0].index - 1: 9, frames[0].index: 50, None: 60}
     for number, (index, offset) in enumerate(wanted.items()):
-        made = restored(place, tmp_path / str(number), to_index=index)
+        made = restored(location, tmp_path / str(number), to_index=index)
         assert made.index == (index or manifest.commit_index)
         replica = Store(tmp_path / str(number)).open()
         assert replica.state.offsets.get("T", "g", 0) == offset
         assert replica.log.last_index == made.configuration_index + 1
         ends = [queue[1] for queue in replica.queues().values()]
-        frames_before = (f for f in frames_in(place, manifest) if f.index <= made.index)
+        frames_before = (f for f in frames_in(location, manifest) if f.index <= made.index)
         assert sum(ends) == sum(f.record_count for f in frames_before)
         Store(tmp_path / str(number)).close(replica)
 
 
-def test_a_point_before_retention_has_the_queues_of_the_log_that_is_left(store, place, tmp_path):
-    first = backup(store, place).manifest
+def test_a_point_before_retention_has_the_queues_of_the_log_that_is_left(store, location, tmp_path):
+    first = backup(store, location).manifest
     replica = store.open()
     written(replica, 3, [], [batch()])
     replica.flush()
     trimmed(replica.log, replica.store.commitlog.segments()[-2].start)
     replica.store.derived.correct_min_offset()
-    begins = {place: queue[0] for place, queue in replica.queues().items()}
+    begins = {location: queue[0] for location, queue in replica.queues().items()}
     store.close(replica)
-    manifest = backup(store, place).manifest
+    manifest = backup(store, location).manifest
     assert 1 < manifest.first_index <= first.commit_index
-    restored(place, tmp_path / "new", to_index=first.commit_index)
-    found = Store(tmp_path / "new").look()[0]
-    assert found and {place: queue[0] for place, queue in found.items()} == begins
+    restored(location, tmp_path / "new", to_index=first.commit_index)
+    found = Store(tmp_path / "new").poll()[0]
+    assert found and {location: queue[0] for location, queue in found.items()} == begins
 
 
-def frames_in(place, manifest):
-    return list(frames_of(place, manifest))
+def frames_in(location, manifest):
+    return list(frames_of(location, manifest))
 
 
-def test_a_point_is_found_by_the_leaders_clock(store, place):
-    manifest = backup(store, place).manifest
-    frames = frames_in(place, manifest)
+def test_a_point_is_found_by_the_leaders_clock(store, location):
+    manifest = backup(store, location).manifest
+    frames = frames_in(location, manifest)
     stamps = [frame.timestamp_ms for frame in frames]
-    at = point_of(place, manifest, to_time_ms=max(stamps))
+    at = point_of(location, manifest, to_time_ms=max(stamps))
     assert at.index == manifest.commit_index
     early = next(n for n, stamp in enumerate(stamps) if stamp > min(stamps))
-    assert point_of(place, manifest, to_time_ms=min(stamps)).index == early
+    assert point_of(location, manifest, to_time_ms=min(stamps)).index == early
     with pytest.raises(BackupError, match="is not in this backup"):
-        point_of(place, manifest, to_time_ms=1)
+        point_of(location, manifest, to_time_ms=1)
 
 
-def test_a_restore_says_what_it_leaves_out(store, place, tmp_path):
-    manifest = backup(store, place).manifest
-    arguments = ("restore", place.path, "--peers", "n0-127.0.0.1:1", "--into")
+def test_a_restore_says_what_it_leaves_out(store, location, tmp_path):
+    manifest = backup(store, location).manifest
+    arguments = ("restore", location.path, "--peers", "n0-127.0.0.1:1", "--into")
     status, output = run(*arguments, tmp_path / "a", "--to-index", manifest.commit_index - 3)
     assert status == 0 and "left out    3 frames\n" in output, output
-    stamps = [frame.timestamp_ms for frame in frames_in(place, manifest)]
+    stamps = [frame.timestamp_ms for frame in frames_in(location, manifest)]
     status, output = run(*arguments, tmp_path / "b", "--to-time", min(stamps))
     count = len(stamps) - next(n for n, stamp in enumerate(stamps) if stamp > min(stamps))
     assert status == 0 and f"left out    {count} frames, the first of 20" in output, output
@@ -642,24 +642,24 @@ def test_a_restore_says_what_it_leaves_out(store, place, tmp_path):
     assert status == 0 and "left out" not in output, output
 
 
-def test_a_point_without_tables_cannot_be_restored_to(store, place):
+def test_a_point_without_tables_cannot_be_restored_to(store, location):
     replica = store.open()
     trimmed(replica.log, replica.store.commitlog.segments()[-1].start)
     replica.store.derived.correct_min_offset()
     store.close(replica)
-    manifest = backup(store, place).manifest
+    manifest = backup(store, location).manifest
     assert manifest.first_index < manifest.commit_index
     with pytest.raises(BackupError, match="the oldest ones in this backup are of frame"):
-        point_of(place, manifest, to_index=manifest.commit_index - 1)
-    assert point_of(place, manifest).index == manifest.commit_index
+        point_of(location, manifest, to_index=manifest.commit_index - 1)
+    assert point_of(location, manifest).index == manifest.commit_index
 
 
-def test_nothing_is_overwritten(store, place, tmp_path):
-    backup(store, place)
+def test_nothing_is_overwritten(store, location, tmp_path):
+    backup(store, location)
     occupied = tmp_path / "occupied"
     occupied.mkdir()
     (occupied / "a-file").write_text("mine")
-    arguments = ("restore", place.path, "--into", tmp_path / "new", "--into", occupied)
+    arguments = ("restore", location.path, "--into", tmp_path / "new", "--into", occupied)
     status, output = run(*arguments, "--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2")
     assert status == 2 and "is not empty (a-file)" in output
     assert not (tmp_path / "new").exists()
@@ -667,14 +667,14 @@ def test_nothing_is_overwritten(store, place, tmp_path):
     assert status == 2 and "is no backup" in output
 
 
-def test_a_new_file_system_is_empty(store, place, tmp_path):
-    backup(store, place)
+def test_a_new_file_system_is_empty(store, location, tmp_path):
+    backup(store, location)
     (tmp_path / "new" / "lost+found").mkdir(parents=True)
-    made = restored(place, tmp_path / "new")
-    assert Store(tmp_path / "new").look()[2] == made.configuration_index + 1
+    made = restored(location, tmp_path / "new")
+    assert Store(tmp_path / "new").poll()[2] == made.configuration_index + 1
 
 
-def test_a_directory_of_something_else_is_no_place_for_a_backup(store, place, tmp_path):
+def test_a_directory_of_something_else_is_no_place_for_a_backup(store, location, tmp_path):
     """A replica's own store least of all: its segments are called as a backup's are."""
     source = StoppedSource(store.config)
     before = contents(Path(store.root))
@@ -704,33 +704,35 @@ def test_a_directory_of_something_else_is_no_place_for_a_backup(store, place, tm
         ([(f"n{n}", "h" * 200 + ":1") for n in range(9)], "exceed"),
     ],
 )
-def test_members_that_cannot_be(store, place, tmp_path, peers, text):
-    manifest = backup(store, place).manifest
+def test_members_that_cannot_be(store, location, tmp_path, peers, text):
+    manifest = backup(store, location).manifest
     with pytest.raises(BackupError, match=text):
-        restore(place, manifest, point_of(place, manifest), [str(tmp_path / "new")], peers, RUN)
+        restore(
+            location, manifest, point_of(location, manifest), [str(tmp_path / "new")], peers, RUN
+        )
     assert not (tmp_path / "new").exists()
 
 
-def test_there_are_not_more_stores_than_members(store, place, tmp_path):
-    manifest = backup(store, place).manifest
+def test_there_are_not_more_stores_than_members(store, location, tmp_path):
+    manifest = backup(store, location).manifest
     stores = [str(tmp_path / name) for name in ("one", "two")]
     with pytest.raises(BackupError, match="2 stores for 1 members"):
-        restore(place, manifest, point_of(place, manifest), stores, [("n0", "h:1")], RUN)
+        restore(location, manifest, point_of(location, manifest), stores, [("n0", "h:1")], RUN)
     assert not (tmp_path / "one").exists()
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_killed_at_any_operation_a_store_is_whole_or_nobody_starts_with_it(store, place, power):
-    queues, tables, last = store.look()
-    manifest = backup(store, place).manifest
-    point, config = point_of(place, manifest), store_config(config_of("unused"))
+def test_killed_at_any_operation_a_store_is_whole_or_nobody_starts_with_it(store, location, power):
+    queues, tables, last = store.poll()
+    manifest = backup(store, location).manifest
+    point, config = point_of(location, manifest), store_config(config_of("unused"))
     outcomes = []
     operations = 1
     while "done" not in outcomes:
         disk = SimDisk(Random(operations))
         disk.crash_after(operations)
         try:
-            restore_one(place, manifest, point, disk, founding(PEERS), RUN, config)
+            restore_one(location, manifest, point, disk, founding(PEERS), RUN, config)
             outcomes.append("done")
         except SimCrash:
             pass
@@ -750,14 +752,14 @@ def test_killed_at_any_operation_a_store_is_whole_or_nobody_starts_with_it(store
     assert outcomes.count("refused") > 50
 
 
-def test_segments_of_another_size_are_refused(store, place, tmp_path):
-    manifest = backup(store, place).manifest
+def test_segments_of_another_size_are_refused(store, location, tmp_path):
+    manifest = backup(store, location).manifest
     other = store_config(config_of("unused", mappedFileSizeCommitLog="512KiB"))
     with pytest.raises(BackupError, match="the brokers need mappedFileSizeCommitLog=262144"):
         restore(
-            place,
+            location,
             manifest,
-            point_of(place, manifest),
+            point_of(location, manifest),
             [str(tmp_path / "new")],
             PEERS,
             RUN,
@@ -765,23 +767,23 @@ def test_segments_of_another_size_are_refused(store, place, tmp_path):
         )
 
 
-def rewritten_state(place, change):
+def rewritten_state(location, change):
     """The backup as another version of the program would have written it."""
-    manifest = place.required()
+    manifest = location.required()
     (state,) = manifest.states
-    value = orjson.loads(place.state(state))
+    value = orjson.loads(location.state(state))
     change(value["tables"])
-    state = place.save_state(state.index, state.time_ms, orjson.dumps(value))
-    place.save_manifest(msgspec.structs.replace(manifest, states=(state,)))
+    state = location.save_state(state.index, state.time_ms, orjson.dumps(value))
+    location.save_manifest(msgspec.structs.replace(manifest, states=(state,)))
 
 
-def test_a_table_of_a_later_version_is_not_dropped(store, place, tmp_path):
-    backup(store, place)
-    rewritten_state(place, lambda tables: tables.update({"new.json": {"raftAppliedIndex": 21}}))
-    status, output = run("verify", place.path)
+def test_a_table_of_a_later_version_is_not_dropped(store, location, tmp_path):
+    backup(store, location)
+    rewritten_state(location, lambda tables: tables.update({"new.json": {"raftAppliedIndex": 21}}))
+    status, output = run("verify", location.path)
     assert status == 1 and "holds new.json, which this version does not know" in output
     with pytest.raises(BackupError, match="or a later one"):
-        restored(place, tmp_path / "new")
+        restored(location, tmp_path / "new")
 
 
 # -- the commands ---------------------------------------------------------------------------------
@@ -793,24 +795,24 @@ def contents(root):
     return {path: path.read_bytes() for path in files}
 
 
-def test_a_stopped_replica_is_given_by_its_configuration(store, place, tmp_path):
+def test_a_stopped_replica_is_given_by_its_configuration(store, location, tmp_path):
     conf = tmp_path / "broker.conf"
     conf.write_text(store.config.properties_text())
     before = contents(store.root)
-    status, output = run("backup", place.path, "-c", conf)
+    status, output = run("backup", location.path, "-c", conf)
     assert status == 0, output
     assert contents(store.root) == before
     assert "from n0 (stopped)" in output and "which no leader confirmed" in output
-    status, output = run("verify", "--json", place.path)
+    status, output = run("verify", "--json", location.path)
     told = orjson.loads(output)
     assert (status, told["damaged"], told["messages"]) == (0, [], 18 * 8)
     new = tmp_path / "new"
-    arguments = ("restore", place.path, "-c", conf, "--set", f"storePathRootDir={new}")
+    arguments = ("restore", location.path, "-c", conf, "--set", f"storePathRootDir={new}")
     status, output = run(*arguments, "--incarnation", "new")
     assert status == 0, output
     assert "need mappedFileSizeCommitLog=262144" in output
     assert "a dLegerGroup other than group-a" in output
-    assert Store(new).look()[:2] == store.look()[:2]
+    assert Store(new).poll()[:2] == store.poll()[:2]
 
 
 @pytest.mark.parametrize(
@@ -819,7 +821,7 @@ def test_a_stopped_replica_is_given_by_its_configuration(store, place, tmp_path)
         (("backup", "DIR"), "give one of --from"),
         (("backup", "DIR", "--from", "h:1", "-n", "h:2", "--brokerName", "b"), "give one of"),
         (("backup", "DIR", "-n", "h:2"), "give one of"),
-        (("backup", "DIR", "--from", "h:1", "--whole-log"), "of a stopped replica"),
+        (("backup", "DIR", "--from", "h:1", "--full-log"), "of a stopped replica"),
         (("backup", "DIR", "--from", "h:1", "--bytes-per-s", "fast"), "whole number"),
         (("backup", "DIR", "--set", "brokerName=x"), "backups are of Raft groups"),
         (("restore", "DIR", "--into", "X"), "give either --into and --peers"),

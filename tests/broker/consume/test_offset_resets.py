@@ -219,7 +219,7 @@ def test_marks_are_state_like_any_other():
     assert not state.offsets.resets
 
 
-class Place:
+class GroupMembership:
     """The model: the one offset that a group has in a queue, whoever moves it and asks for it."""
 
     def __init__(self, end):
@@ -255,7 +255,7 @@ async def test_14_15_222_208_and_pops_agree_on_one_place_in_any_order(group, see
     await group.create_topic(broker, "T", 1)
     body = orjson.dumps({"groupName": "cg"})
     await group.ask(broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
-    place, done = Place(0), []
+    place, done = GroupMembership(0), []
     for _ in range(50):
         do = rng.choice(DEEDS)
         offset = rng.randint(0, place.end)

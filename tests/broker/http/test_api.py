@@ -124,7 +124,7 @@ async def test_messages_by_id_key_time_and_offset(client):
         found = (await client.get("/api/v1/messages", topic="T", **query)).json["items"]
         assert [m["offsetMsgId"] for m in found] == [first["offsetMsgId"]]
     assert (await client.get("/api/v1/messages", topic="T", key="none")).json["items"] == []
-    both = (await client.get("/api/v1/messages", topic="T", beginMs=one["storeTimestamp"])).json
+    both = (await client.get("/api/v1/messages", topic="T", startMs=one["storeTimestamp"])).json
     assert [m["msgId"] for m in both["items"]] == [first["msgId"], second["msgId"]]
     past = await client.get("/api/v1/messages", topic="T", endMs=one["storeTimestamp"] - 1)
     assert past.json["items"] == []
@@ -275,4 +275,4 @@ async def test_connections_and_runtime_info(client, group, broker):
 
 async def test_a_planned_stop_is_asked_for(client, broker):
     assert (await client.post("/api/v1/node/stop")).status == 202
-    assert broker.life.stop_wanted.is_set()
+    assert broker.life.stop_requested.is_set()

@@ -88,7 +88,7 @@ async def test_messages_of_a_time_come_in_pages_that_leave_nothing_out(client):
     assert seen == ids
     assert pages == [4, 4, 2], "1 MiB of messages, then so many"
     time_ms = (await client.get(f"/api/v1/messages/{ids[3]}")).json["storeTimestamp"]
-    page = (await client.get("/api/v1/messages", topic="T", beginMs=time_ms, endMs=time_ms)).json
+    page = (await client.get("/api/v1/messages", topic="T", startMs=time_ms, endMs=time_ms)).json
     assert ids[3] in [one["offsetMsgId"] for one in page["items"]]
     assert {one["storeTimestamp"] for one in page["items"]} == {time_ms}
     assert page["next"] is None

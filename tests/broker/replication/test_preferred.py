@@ -115,7 +115,7 @@ async def shows(client, there, wanted):
     """The former leader and the new one say the same."""
     first, second = await client.get(PATH), await there.get(PATH)
     assert first.headers["ETag"] == second.headers["ETag"]
-    assert second.json == {"name": wanted, "leader": wanted, "standing": f"{wanted} leads"}
+    assert second.json == {"name": wanted, "leader": wanted, "reason": f"{wanted} leads"}
     for one in (client, there):
         assert (await one.get("/api/v1/node")).json["preferredLeader"] == wanted
     peers = (await there.get("/api/v1/node")).json["peers"]
@@ -142,7 +142,7 @@ async def test_broker_conf_says_it_to_a_group_that_was_never_told(tmp_path):
         for name in group.names:
             await group.start(name)
         leader = await group.leading()
-        leader.members.preferred.look()
+        leader.members.preferred.poll()
         assert leader.engine.core.membership.configurations.current.preferred == ""
         body = {"op": "prefer", "memberId": "n9"}
         refused = await group.ask(leader, RequestCode.CHANGE_MEMBERS, body)

@@ -33,7 +33,7 @@ async def start_again(group, name):
     """Start the broker anew in the same process, as `mqbroker` does after a snapshot install."""
     broker = await group.start(name)
     times = 0
-    while not broker.begins_anew:
+    while not broker.restarts:
         if broker.application.applied_position and broker.store.commitlog.min_offset:
             return times
         await asyncio.sleep(0.01)

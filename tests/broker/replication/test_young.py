@@ -41,7 +41,7 @@ async def retained(group):
         for broker in group.brokers.values():
             broker.engine.parts.chores.peer_info._due_ms = 0.0
             found += (await broker.keeper.retain(at_once=True)).deleted
-            broker.reliever.look()
+            broker.reliever.poll()
         await asyncio.sleep(0.05)
     return found
 
@@ -97,7 +97,7 @@ async def test_a_full_disk_deletes_nothing_young_and_is_still_operated(tmp_path,
         await filled(group)
         for broker in group.brokers.values():
             broker.disk.space = DiskUsage(95, 5)
-            broker.reliever.look()
+            broker.reliever.poll()
 
         def refusing():
             return [b for b in group.brokers.values() if b.roles.leading and b.sends.disk_full]
@@ -128,7 +128,7 @@ async def test_one_that_was_off_believes_the_others(tmp_path, monkeypatch):
         away = next(name for name, broker in group.brokers.items() if not broker.roles.leading)
         broker = group.brokers[away]
         broker.retention._clock._ahead_ms -= YEAR  # the time that its store noted is a year back
-        broker.reliever.look()
+        broker.reliever.poll()
         assert broker.retention.contradiction and not broker.engine.core.election.is_willing
         await until(lambda: not broker.retention.contradiction)
         assert broker.retention.clock_lead_ms == 0

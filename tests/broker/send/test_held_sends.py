@@ -36,9 +36,9 @@ def test_a_new_leader_takes_them_when_it_is_ready():
     bench.sends.leadership(3, False, awaited=True)
     bench.send()
     bench.send(one_way=True)
-    assert bench.log.cuts_wanted == 0
+    assert bench.log.cuts_requested == 0
     bench.sends.leadership(3, True)
-    assert bench.log.cuts_wanted == 1
+    assert bench.log.cuts_requested == 1
     frame = bench.log.cut(bench.sends)
     assert frame.record_count == 2 and frame.term == 3
     bench.sends.answer([bench.sends.applied(frame)])

@@ -83,7 +83,7 @@ def test_sends_share_a_frame_and_are_answered_after_commit():
         bench.send(e="1")
     bench.send(e="1", connection=other)
     bench.sends.wake()
-    assert bench.log.cuts_wanted == 1
+    assert bench.log.cuts_requested == 1
     frame = bench.log.cut(bench.sends)
     assert frame.record_count == 4
     assert not bench.connection.writes  # nothing before commit
@@ -229,7 +229,7 @@ def test_auto_created_topic_holds_the_send_until_it_is_committed():
     assert bench.log.cut(bench.sends) is None
     bench.log.commit_commands(bench.sends.topic_changed)
     assert bench.state.topics.get("New") == TopicConfig("New", 3, 3, 6)
-    assert bench.log.cuts_wanted == 1
+    assert bench.log.cuts_requested == 1
     bench.commit()
     assert [answer.code for answer in bench.connection.answers()] == [0, 0]
     assert bench.sends.held_bytes == 0

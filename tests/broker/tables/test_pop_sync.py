@@ -3,14 +3,28 @@
 import pytest
 
 from raftmq.broker.tables.offsets import OffsetTable
-from raftmq.broker.tables.pop_sync import KEY, take, tell
+from raftmq.broker.tables.pop_sync import KEY, apply_answer, encode
 from raftmq.broker.tables.pops import PopTable
 from raftmq.remoting.fast_json import loads_object
 
 
 def pop(queue_id, before, after, *, order=False):
     told = after - before
-    return ("take", "T", "g", queue_id, before, after, before, 1_000, 2_000, told, "", "", order)
+    return (
+        "take",
+        "T",
+        "g",
+        queue_id,
+        before,
+        after,
+        before,
+        1_000,
+        2_000,
+        told,
+        "",
+        "",
+        order,
+    )
 
 
 def tables(*steps):
@@ -25,7 +39,7 @@ def tables(*steps):
 def test_a_slave_has_the_masters_pops_in_place_of_its_own():
     offsets, pops = tables(pop(0, 0, 10), ("done", "T", "g", 0, 0, 1_000, 3))
     mine = tables(pop(0, 0, 30), pop(1, 0, 5))
-    take(*mine, loads_object(tell(offsets, pops, {})))
+    apply_answer(*mine, loads_object(encode(offsets, pops, {})))
     assert mine[1].to_json() == pops.to_json()
     assert mine[0].offsets == {("T", "g"): {0: 10, 1: 5}}
 
@@ -43,7 +57,7 @@ def test_a_table_that_fits_no_answer_leaves_offsets_before_what_is_in_flight():
     offsets.delete_group("g")
     offsets.commit([("T", "g", 0, 10), ("T", "g", 1, 4)])
     mine = tables(pop(0, 0, 30))
-    take(*mine, loads_object(tell(offsets, pops, {}, bytes_max=100)))
+    apply_answer(*mine, loads_object(encode(offsets, pops, {}, bytes_max=100)))
     assert mine[0].offsets == {("T", "g"): {0: 3, 1: 4, 2: 0}}
     assert (mine[1].queues, mine[1].batch_count) == ({}, 0)
     assert mine[1].modes == {("T", "g"): ("POP", 4)}
@@ -52,7 +66,7 @@ def test_a_table_that_fits_no_answer_leaves_offsets_before_what_is_in_flight():
 def test_a_master_that_tells_of_no_pops_has_none():
     offsets, _ = tables(pop(0, 0, 10))
     mine = tables(pop(0, 0, 30), ("mode", "T", "g", "POP", 4))
-    take(*mine, offsets.to_json())
+    apply_answer(*mine, offsets.to_json())
     assert (mine[1].queues, mine[1].batch_count) == ({}, 0)
     assert mine[1].modes == {("T", "g"): ("POP", 4)}
 
@@ -80,5 +94,5 @@ def test_what_is_no_table_changes_nothing(value):
     mine = tables(pop(0, 0, 30))
     before = [table.to_json() for table in mine]
     with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
-        take(*mine, value)
+        apply_answer(*mine, value)
     assert [table.to_json() for table in mine] == before

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.broker.tables.queue_ends_sync import KEY, take, tell, told
+from raftmq.broker.tables.queue_ends_sync import KEY, apply_ends, decode, encode
 from raftmq.store.disk import OsDisk
 from tests.store.make import append_classic, record
 from tests.store.stores import classic_store
@@ -20,12 +20,12 @@ async def test_queues_without_a_message_in_the_last_segment_are_told(tmp_path):
     append_classic(master, [record(topic="Idle", queue_id=2)] * 50, 1_000)
     append_classic(master, [record(topic="Busy")] * 50, 1_000)
     first, *_, last = master.commitlog.segments()
-    value = {KEY: tell(master.queues, last.start)}
-    assert sorted(told(value)) == [("Idle", 2, 50), ("Old", 0, 5)]
-    assert tell(master.queues, first.start) == []
+    value = {KEY: encode(master.queues, last.start)}
+    assert sorted(decode(value)) == [("Idle", 2, 50), ("Old", 0, 5)]
+    assert encode(master.queues, first.start) == []
     slave = classic_store(OsDisk(str(tmp_path / "slave")))
     append_classic(slave, [record(topic="Old")], 1_000)  # the log has it
-    await take(slave.queues, told(value))
+    await apply_ends(slave.queues, decode(value))
     assert ends(slave) == [("Idle", 2, 50), ("Old", 0, 1)]
     slave.close()
     again = classic_store(OsDisk(str(tmp_path / "slave")))
@@ -34,7 +34,7 @@ async def test_queues_without_a_message_in_the_last_segment_are_told(tmp_path):
 
 
 def test_a_master_that_tells_no_ends_has_none():
-    assert told({}) == []
+    assert decode({}) == []
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_a_master_that_tells_no_ends_has_none():
 )
 def test_what_is_no_list_of_ends_is_refused(ends):
     with pytest.raises((TypeError, ValueError)):
-        told({KEY: ends})
+        decode({KEY: ends})

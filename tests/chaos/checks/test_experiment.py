@@ -8,7 +8,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from raftmq.chaos.checks.experiment import CALM_SENDS_MIN, ENDS, GRACE_NS, PLANNED, took_place
+from raftmq.chaos.checks.experiment import CALM_SENDS_MIN, ENDS, GRACE_NS, PLANNED, was_run
 from raftmq.chaos.checks.verdict import Check, Verdict, merge
 from raftmq.chaos.cli import main
 from raftmq.chaos.history.events import Fault, History, Outcome, Send
@@ -62,7 +62,7 @@ DURING = [(105, True)] * 40  # while the first fault is in effect
 def test_what_did_not_take_place(
     sends: list[tuple[int, bool]], faults: int, planned: int | None, says: str
 ) -> None:
-    check = took_place(history(sends, faults, planned))
+    check = was_run(history(sends, faults, planned))
     assert check.verdict is (Verdict.INVALID if says else Verdict.PASS), check
     assert says in " ".join(check.examples)
 
@@ -71,7 +71,7 @@ def test_nothing_acknowledged_is_no_experiment() -> None:
     found = history(CALM, 1, 1)
     for send in found.sends:
         send.outcome = Outcome.UNKNOWN
-    assert took_place(found).examples == ("no send was acknowledged",)
+    assert was_run(found).examples == ("no send was acknowledged",)
 
 
 @pytest.mark.parametrize("planned", [2, None], ids=["planned", "of an older history"])
@@ -79,7 +79,7 @@ def test_a_fault_that_was_not_healed_is_no_experiment(planned: int | None) -> No
     """A failed replacement of a member is reported at the heal."""
     found = history(CALM, 2, planned)
     found.faults[1].healed_ns = 0
-    check = took_place(found)
+    check = was_run(found)
     assert check.verdict is (Verdict.INVALID if planned else Verdict.PASS)
     assert check.examples == (("kill of n0 was not healed",) if planned else ())
 
@@ -91,7 +91,7 @@ def test_an_interrupted_run_is_no_experiment(tmp_path: Path, ends: bool, says_en
         builder.records[0] |= {ENDS: True}
     if says_end:
         builder.records.append({"type": "ok", "f": "end", "op": 1 << 40, "t_ns": 1, "p": "runner"})
-    found = took_place(builder.build())
+    found = was_run(builder.build())
     assert found.verdict is (Verdict.INVALID if ends and not says_end else Verdict.PASS)
     assert ("the run was interrupted" in found.examples) is (ends and not says_end)
 

@@ -59,7 +59,7 @@ def test_equal_stores_pass_whatever_stands_behind_blanks(tmp_path: Path, framed:
     other.patch(tail_low, bytes(tail_high - tail_low))
     stores = written(tmp_path, {"n0": log, "n1": other, "n2": log})
     found = compare_replicas(stores)
-    assert (found.begin, found.end, found.errors) == (0, log.end, {})
+    assert (found.start, found.end, found.errors) == (0, log.end, {})
     assert len(found.parts["n0"]) == len(log.segments)
     assert verdict(tmp_path, stores)[0] is Verdict.PASS
 
@@ -108,7 +108,7 @@ def test_a_log_that_starts_later_is_compared_from_there(tmp_path: Path) -> None:
     first = min((stores["n1"] / "commitlog").iterdir())
     size = first.stat().st_size
     first.unlink()
-    assert compare_replicas(stores).begin == size
+    assert compare_replicas(stores).start == size
     assert verdict(tmp_path, stores)[0] is Verdict.PASS
 
 

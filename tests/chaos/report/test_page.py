@@ -14,7 +14,7 @@ from raftmq.chaos.checks.suite import check_all
 from raftmq.chaos.cli import main
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.ports import NoFreePort
-from raftmq.chaos.commands import attempt, operating_words
+from raftmq.chaos.commands import attempt, operating_text
 from raftmq.chaos.faults.catalogue import REGISTRY
 from raftmq.chaos.history.events import HistoryError, Outcome
 from raftmq.chaos.report.figures import load_of
@@ -161,8 +161,8 @@ def test_list_names_scenarios_faults_and_workloads() -> None:
 
 def test_operating_errors_are_told_apart_from_bugs() -> None:
     group = ExceptionGroup("", [ClusterError("a"), ExceptionGroup("", [OSError("b")])])
-    assert operating_words(group) == "a; b"
-    assert operating_words(ExceptionGroup("", [ClusterError("a"), KeyError("b")])) is None
+    assert operating_text(group) == "a; b"
+    assert operating_text(ExceptionGroup("", [ClusterError("a"), KeyError("b")])) is None
 
 
 @pytest.mark.parametrize(

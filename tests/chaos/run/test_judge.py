@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from raftmq.chaos.cli import main
-from raftmq.chaos.run.judge import WHOLE, judge
+from raftmq.chaos.run.judge import RECOVERED, judge
 from tests.chaos.builder import HistoryBuilder, clean
 
 STUCK = ("after kill:leader: not whole after 120 s",)
@@ -45,5 +45,5 @@ def test_an_older_history_without_a_verdict_is_not_asked(tmp_path: Path) -> None
     path = written(tmp_path, builder)
     for _ in range(2):  # its own verdict does not contain it either
         result = judge(path, tmp_path, lambda words: None)
-        assert WHOLE not in [check.name for check in result.checks]
+        assert RECOVERED not in [check.name for check in result.checks]
         assert result.skipped == ()

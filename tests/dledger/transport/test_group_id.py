@@ -264,7 +264,7 @@ async def test_nothing_is_taken_before_it_is_durable(world: World, tmp_path: Pat
     identity = world.empty("n2")
     blocked = world.pool.submit(gate.wait, 60)  # the pool has one thread
     asked = [0]
-    identity.tell(lambda: asked.__setitem__(0, asked[0] + 1))
+    identity.subscribe(lambda: asked.__setitem__(0, asked[0] + 1))
     assert "first notes that it is of group id " + ONE.hex() in identity.judge(meeting(ONE), 0)
     assert "first notes that it is of group id " + ONE.hex() in identity.judge(meeting(TWO), 0)
     assert identity.group_id == b"" and asked == [0]

@@ -19,14 +19,14 @@ Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 
 class FakeNode:
     """One broker. `answers`: (method, path) → (status, JSON[, headers]), or a function of the
-    request that gives it. Every request is kept in `asked`."""
+    request that gives it. Every request is kept in `requested`."""
 
     def __init__(self, name: str, group: str = "broker-a", **view: Any) -> None:
         self.name = name
         self.group = group
         self.view = node_view(name, group) | view
         self.answers: dict[tuple[str, str], Reply | Callable[[web.Request, bytes], Reply]] = {}
-        self.asked: list[tuple[str, str, Any, dict[str, str]]] = []
+        self.requested: list[tuple[str, str, Any, dict[str, str]]] = []
         self.hang = asyncio.Event()  # cleared: nothing is answered
         self.hang.set()
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -38,7 +38,7 @@ class FakeNode:
     @property
     def last(self) -> tuple[str, str, Any, dict[str, str]]:
         """Return the last request except for events, which the name server asks for at any time."""
-        return next(asked for asked in reversed(self.asked) if asked[1] != EVENTS)
+        return next(asked for asked in reversed(self.requested) if asked[1] != EVENTS)
 
     async def start(self) -> None:
         app = web.Application()
@@ -65,7 +65,7 @@ class FakeNode:
         body = await request.read()
         await self.hang.wait()
         said = orjson.loads(body) if body else None
-        self.asked.append((request.method, request.path_qs, said, dict(request.headers)))
+        self.requested.append((request.method, request.path_qs, said, dict(request.headers)))
         found = self.answers.get((request.method, request.path))
         if found is None and (request.method, request.path) == ("GET", "/api/v1/node"):
             return web.json_response(self.view)
@@ -83,7 +83,7 @@ class FakeNode:
         )
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(("GET", request.path, None, dict(request.headers)))
+        self.requested.append(("GET", request.path, None, dict(request.headers)))
         task = asyncio.current_task()
         assert task is not None
         self._streams.add(task)

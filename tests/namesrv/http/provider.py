@@ -27,7 +27,7 @@ class Provider:
         self.key_id = "one"
         self.methods: list[str] | None = None
         self.sign = self.signed
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self._codes: dict[str, dict[str, str]] = {}
         self._runner: web.AppRunner | None = None
         self.url = ""
@@ -62,7 +62,7 @@ class Provider:
         raise web.HTTPFound(self.let_in(str(request.url)))
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(request.path)
+        self.requested.append(request.path)
         said = self.said.get(request.path)
         if said is not None:
             return await said(request) if callable(said) else web.Response(body=said)

@@ -141,7 +141,7 @@ async def test_looks_at_one_time_share_one(
     cluster: FakeCluster, call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[ClusterView] = []
-    look = ClusterView.look
+    look = ClusterView.refresh
 
     async def counted(view: ClusterView) -> Any:
         asked.append(view)
@@ -154,7 +154,7 @@ async def test_looks_at_one_time_share_one(
     await until(lambda: len(asked) == len(looks))
     node.hang.set()
     await asyncio.gather(*looks)
-    assert sum(path == "/api/v1/node" for _, path, _, _ in node.asked) <= 2
+    assert sum(path == "/api/v1/node" for _, path, _, _ in node.requested) <= 2
 
 
 async def test_topics_are_what_clients_find(cluster: FakeCluster, call: Caller) -> None:
@@ -308,7 +308,7 @@ async def test_messages_and_the_trace_of_one(cluster: FakeCluster, call: Caller)
     path = ("GET", "/api/v1/messages")
     first.answers[path] = (200, {"items": [message], "next": None})
     second.answers[path] = (200, {"items": [message | {"storeTimestamp": 9}], "next": None})
-    found = await call.get("/messages?topic=Orders&key=k1&beginMs=0")
+    found = await call.get("/messages?topic=Orders&key=k1&startMs=0")
     assert [item["group"] for item in found["items"]] == ["broker-b", "broker-a"]
     assert "topic=Orders" in first.last[1] and "key=k1" in first.last[1]
     first.answers["GET", f"/api/v1/messages/{message_id}"] = (200, message)
@@ -412,7 +412,7 @@ async def test_events_of_all_brokers_and_the_failover_in_them(
     def kinds(group: str) -> list[str]:
         return [event["kind"] for event in seen if event["group"] == group]
 
-    await until(lambda: any(path == "/api/v1/events" for _, path, _, _ in new.asked))
+    await until(lambda: any(path == "/api/v1/events" for _, path, _, _ in new.requested))
     await until(lambda: kinds("broker-a").count("routeChanged") == 3)
     cluster.server.table.unregister(old.address, "broker-a", 0)
     new.tell("electionStarted", 4)
@@ -474,7 +474,7 @@ async def test_what_brokers_say_of_themselves_is_bounded(
     first.view["name"] = "n" * 1_000
     names = [b["name"] for b in (await call.get("/cluster"))["groups"][0]["brokers"]]
     assert "n" * 255 in names
-    monkeypatch.setattr("raftmq.namesrv.http.cluster.LOOK_BYTES_MAX", 20_000)
+    monkeypatch.setattr("raftmq.namesrv.http.cluster.REFRESH_BYTES_MAX", 20_000)
     second.view["more"] = "x" * 20_000
     brokers = (await call.get("/cluster"))["groups"][0]["brokers"]
     errors = {broker["address"]: broker["error"] for broker in brokers}

@@ -6,7 +6,7 @@ from raftmq.namesrv.http.broker_http import url_of
 from raftmq.namesrv.http.cluster_token import ClusterToken
 
 SIGNED = {"127.0.0.1:1", "h:1", "https://h:1"}
-KEY = {"signatures_wanted": True}
+KEY = {"signatures_required": True}
 CLEAR = {"in_the_clear": True}
 
 

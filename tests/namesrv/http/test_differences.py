@@ -33,14 +33,14 @@ def view(name: str, **more: Any) -> dict[str, Any]:
     return {"address": f"{name}:1", "name": name, "node": node | more, "error": None}
 
 
-def words(*brokers: dict[str, Any], route: str = "n0:1") -> list[str]:
-    return [finding.words for finding in findings("g", brokers, route)]
+def text(*brokers: dict[str, Any], route: str = "n0:1") -> list[str]:
+    return [finding.text for finding in findings("g", brokers, route)]
 
 
 def test_nothing_is_said_of_a_group_that_agrees() -> None:
-    assert words(view("n0"), view("n1"), view("n2")) == []
+    assert text(view("n0"), view("n1"), view("n2")) == []
     behind = view("n1", commitIndex=1000 - FRAMES_APART_MAX, appliedIndex=800)
-    assert words(view("n0"), behind, view("n2")) == []
+    assert text(view("n0"), behind, view("n2")) == []
 
 
 CASES = [
@@ -70,16 +70,16 @@ CASES = [
 @pytest.mark.parametrize(("changes", "expected"), CASES)
 def test_one_difference(changes: dict[str, Any], expected: str) -> None:
     group = [view(name, **changes.get(name, {})) for name in ("n0", "n1", "n2")]
-    assert expected in words(*group)
+    assert expected in text(*group)
 
 
 def test_the_silent_and_the_route() -> None:
     gone = {"address": "n2:1", "name": "n2", "node": None, "error": "no connection: refused"}
-    assert words(view("n0"), view("n1"), gone) == ["g: n2 does not answer (no connection: refused)"]
-    assert words(view("n0"), route="n1:1") == [
+    assert text(view("n0"), view("n1"), gone) == ["g: n2 does not answer (no connection: refused)"]
+    assert text(view("n0"), route="n1:1") == [
         "g: n0 leads, but this name server sends clients to n1:1"
     ]
-    assert words(view("n0"), route="") == ["g: n0 leads, but this name server knows no leader"]
+    assert text(view("n0"), route="") == ["g: n0 leads, but this name server knows no leader"]
 
 
 def test_the_worst_comes_first_and_says_whom_and_what_it_is_about() -> None:
@@ -95,5 +95,5 @@ def test_the_worst_comes_first_and_says_whom_and_what_it_is_about() -> None:
 def test_classic_groups_have_no_terms() -> None:
     master = view("m", mode="classic", role="master", term=0, leader=None)
     slave = view("s", mode="classic", role="slave", term=0, leader=None, commitIndex=0)
-    assert words(master, slave, route="m:1") == []
-    assert words(slave, route="") == ["g: no replica says that it leads"]
+    assert text(master, slave, route="m:1") == []
+    assert text(slave, route="") == ["g: no replica says that it leads"]

@@ -81,23 +81,23 @@ def test_a_broker_that_went_is_remembered_for_a_while() -> None:
     directory = Directory(table, gone_max=1)
     for number, address in enumerate(("n0:1", "n1:1", "n2:1")):
         table.register(Registration("c", "g", address, number, http_address=f"{address}5"), 0)
-    assert [known.address for known in directory.look(0)] == ["n0:1", "n1:1", "n2:1"]
+    assert [known.address for known in directory.poll(0)] == ["n0:1", "n1:1", "n2:1"]
     table.unregister("n1:1", "g", 0)
-    (_, gone, _) = directory.look(10)
+    (_, gone, _) = directory.poll(10)
     assert (gone.broker_id, gone.http_address, gone.gone_since_ms) == (1, "n1:15", 10)
     table.register(Registration("c", "g", "n9:1", 1), 0)  # another takes its id
-    found = find(directory.look(20), "g", "1")
+    found = find(directory.poll(20), "g", "1")
     assert found is not None
     assert found.address == "n9:1"
     assert not directory.forget("g", "n9:1")  # that one is there
     table.unregister("n0:1", "g", 0)
-    assert [k.address for k in directory.look(30)] == ["n0:1", "n2:1", "n9:1"]  # one, not two
-    assert len(directory.look(30 + FORGET_MS)) == 3
-    assert len(directory.look(31 + FORGET_MS)) == 2
+    assert [k.address for k in directory.poll(30)] == ["n0:1", "n2:1", "n9:1"]  # one, not two
+    assert len(directory.poll(30 + FORGET_MS)) == 3
+    assert len(directory.poll(31 + FORGET_MS)) == 2
     table.unregister("n2:1", "g", 0)
-    assert directory.look(0)[0].address == "n2:1"
+    assert directory.poll(0)[0].address == "n2:1"
     assert directory.forget("g", "n2:1")
-    assert find(directory.look(0), "g", "n2:1") is None
+    assert find(directory.poll(0), "g", "n2:1") is None
 
 
 def test_the_store_host_of_an_id() -> None:

@@ -59,14 +59,14 @@ async def test_pages_of_a_time_have_every_message_of_all_groups_once() -> None:
         path = ("GET", "/api/v1/messages")
         cluster.nodes["n0"].answers[path] = answer(range(0, 30, 3), 2)
         cluster.nodes["n3"].answers[path] = answer(range(1, 60, 5), 99)
-        seen = await call.times_of_all_pages("/messages?topic=Orders&beginMs=0&limit=6&cursor=")
+        seen = await call.times_of_all_pages("/messages?topic=Orders&startMs=0&limit=6&cursor=")
         await call.session.close()
     assert seen == sorted([*range(0, 30, 3), *range(1, 60, 5)])
 
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("messages?topic=Orders&beginMs=0", "cursor"), ("topics/Orders/messages?", "before")],
+    [("messages?topic=Orders&startMs=0", "cursor"), ("topics/Orders/messages?", "before")],
 )
 async def test_a_group_that_fails_beside_the_last_page_of_another_is_asked_again(
     path: str, name: str

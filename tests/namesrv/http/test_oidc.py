@@ -154,12 +154,12 @@ async def test_a_login_is_of_one_browser_and_ends_once(
         assert (await visitor.get(wrong))[1] == "/?login=again"
         visitor.cookies = {oidc.LOGIN_COOKIE: kept[oidc.LOGIN_COOKIE][:-1] + "x"}
         assert (await visitor.get(back))[1] == "/?login=again"
-        assert "/token" not in provider.asked
+        assert "/token" not in provider.requested
         visitor.cookies = dict(kept)
         assert (await visitor.get(back))[1] == "/"
         visitor.cookies = dict(kept)
         assert (await visitor.get(back))[1] == "/?login=again"
-        assert provider.asked.count("/token") == 1  # for a login, whatever codes it shows
+        assert provider.requested.count("/token") == 1  # for a login, whatever codes it shows
         # What signs sessions signs no login, and the other way round.
         visitor.cookies = {COOKIE: kept[oidc.LOGIN_COOKIE]}
         assert (await visitor.get(f"{cluster.url}/api/v1/whoami"))[0] == 401
@@ -270,7 +270,7 @@ async def test_what_the_provider_says_by_the_browser(
         FakeCluster(**settings, oidc_issuer=provider.url) as cluster,
     ):
         assert await logged_in(visitor, provider, cluster.url, **changed) == f"/?login={code}"
-        assert "/token" not in provider.asked
+        assert "/token" not in provider.requested
 
 
 async def test_a_secret_is_shown_as_the_provider_takes_it(
@@ -307,7 +307,7 @@ async def test_keys_may_change(
         provider.key, provider.key_id = ec.generate_private_key(ec.SECP256R1()), "two"
         for _ in range(3):  # unknown keys have the keys asked for now and then only
             assert await logged_in(visitor, provider, cluster.url) == "/?login=token"
-        assert provider.asked.count("/keys") == provider.asked.count(ABOUT) == 1
+        assert provider.requested.count("/keys") == provider.requested.count(ABOUT) == 1
         monkeypatch.setattr(oidc, "KEYS_AGAIN_S", 0)
         assert await logged_in(visitor, provider, cluster.url) == "/"
 
@@ -335,7 +335,7 @@ async def test_so_many_logins_at_a_time(
         provider.said["/token"] = hold
         back, visitor.cookies[oidc.LOGIN_COOKIE] = await begun()
         first = asyncio.create_task(visitor.get(back))
-        await until(lambda: "/token" in provider.asked)
+        await until(lambda: "/token" in provider.requested)
         back, visitor.cookies[oidc.LOGIN_COOKIE] = await begun()
         assert (await visitor.get(back))[1] == "/?login=busy"
         assert oidc.LOGIN_COOKIE in visitor.cookies

@@ -83,7 +83,7 @@ async def test_a_strangers_registration_sends_no_request_to_another_host(
             if local and not keyed:
                 await until(lambda: victim.arrived)  # the dashboard of a cluster without keys works
             else:
-                look = await names.http.cluster.look()
+                look = await names.http.cluster.refresh()
                 error = look["groups"][0]["brokers"][0]["error"]
                 assert error.startswith("it is not asked: ") and "registrationKeyFile" in error
                 names.http.cluster._changed.set()  # it follows the events of all brokers

@@ -128,7 +128,9 @@ async def test_a_secret_is_not_sent_to_a_broker_that_is_not_trusted(
     for path in ("accounts", "brokers/broker-a/0/accounts", "brokers/broker-a/n1/%61ccounts"):
         status, value, _ = await call("PUT", f"/{path}/shop-0001", body)
         assert (status, value["code"]) == (503, "DISTRUST")
-    assert not any(method == "PUT" for node in cluster.nodes.values() for method, *_ in node.asked)
+    assert not any(
+        method == "PUT" for node in cluster.nodes.values() for method, *_ in node.requested
+    )
     await call("PUT", "/brokers/broker-a/0/accounts/shop-0001", {"admin": False})
     assert cluster.nodes["n0"].last[2] == {"admin": False}  # that is none
 

@@ -17,7 +17,7 @@ JSON = "application/json"
 FILLED = {"group": "broker-a", "topic": "Orders", "queueId": "0", "member": "n1", "name": "cg",
           "accessKey": "shop-0001", "logger": "raftmq", "address": "127.0.0.1:1"}  # fmt: skip
 BODIES = {"putAccount": {"secretKey": "0123456789"}, "resetOffsets": {"topic": "Orders"}}
-QUERIES = {"findMessages": "?topic=Orders&beginMs=0", "listQueueMessages": "?group=broker-a"}
+QUERIES = {"findMessages": "?topic=Orders&startMs=0", "listQueueMessages": "?group=broker-a"}
 OF_THIS_PROCESS = ("/health", "/api/v1/events", "/api/v1/log-levels", "/api/v1/session",
                    "/api/v1/config", "/api/v1/whoami")  # fmt: skip
 

@@ -60,7 +60,7 @@ class Asked:
     size: int
 
 
-Place = tuple[int, int]  # queue and offset
+GroupMembership = tuple[int, int]  # queue and offset
 
 
 class AskedWorkload:
@@ -77,13 +77,13 @@ class AskedWorkload:
         self._env: Environment | None = None
         self._stopping = asyncio.Event()
         self._tasks = Tasks()
-        self._stored: dict[Place, Asked] = {}  # acknowledged
+        self._stored: dict[GroupMembership, Asked] = {}  # acknowledged
         self._batches: dict[str, list[str]] = {}  # keys, by the first of them
         self._maybe: dict[str, Asked] = {}  # of unknown outcome, or perhaps stored twice
         self._kept: dict[int, str] = {}  # of the topic that is deleted, since then: offset → key
         self._gone: set[str] = set()  # keys of before
         self._deleted_late = False  # a deletion was not answered: it may come behind a message
-        self._delivered: dict[Place, int] = defaultdict(int)  # how often
+        self._delivered: dict[GroupMembership, int] = defaultdict(int)  # how often
         self._admin: Admin | None = None
         self._consumer: PullConsumer | None = None
 
@@ -270,7 +270,7 @@ class AskedWorkload:
                 await self._reset_to(queue_id, offset)
 
     async def _reset_to(self, queue_id: int, offset: int) -> None:
-        before: dict[Place, int] = {}
+        before: dict[GroupMembership, int] = {}
 
         async def ask() -> bool:
             before.update(self._delivered)

@@ -116,7 +116,7 @@ class FaultPlan:
         """Whether brokers may have ended: of their disks, or a second start had the store."""
         return self.spoils_disks or not self.kinds.keys().isdisjoint(OF_STARTS)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         for one in self.schedule:
             self._later(one.at_s, self._strike, one)
 

@@ -30,7 +30,7 @@ from raftmq.client import (
     PushConsumer,
 )
 from raftmq.remoting.codes import ResponseCode
-from tests.simulator.cluster.asked import FILTERS, SIZES, TAGS, Asked, Place, insist
+from tests.simulator.cluster.asked import FILTERS, SIZES, TAGS, Asked, GroupMembership, insist
 from tests.simulator.cluster.invariants import CheckFailed
 
 TOPIC = "Filtered"
@@ -68,8 +68,8 @@ class FilteredWorkload:
         self._stopping = asyncio.Event()
         self._tasks = Tasks()
         self._sent: dict[str, Asked] = {}
-        self._stored: dict[Place, Asked] = {}  # acknowledged
-        self._delivered: dict[str, dict[Place, str]] = {}  # group → place → key
+        self._stored: dict[GroupMembership, Asked] = {}  # acknowledged
+        self._delivered: dict[str, dict[GroupMembership, str]] = {}  # group → place → key
         self._open: set[tuple[str, str]] = set()  # address and setting: it may change any time
         self._booted: dict[str, str] = {}  # address → when what is there started
         self._as_started: dict[str, str] = {}  # broker.conf is the same everywhere, in these keys

@@ -49,7 +49,7 @@ class Guests:
         self.machine = Machine("guest", world.loop, world.network, Random(rng.random()))
         self._name = ""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Let them come and go."""
         self._later(AWAY_S, self._come)
 

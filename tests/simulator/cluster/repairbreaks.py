@@ -169,7 +169,7 @@ def carried_out(marker_behind: int) -> Planted:
         snapshotmarker.write_empty_log(disk, directory, noted, log, checkpoint)
         if marker_behind == 1:
             snapshotmarker.done(disk, directory)
-        snapshotinstall.begin_queues(disk, config, queues)
+        snapshotinstall.create_queues(disk, config, queues)
         snapshot.write(disk, tables)
 
     return instead(snapshotinstall, "carry_out", carries_out)

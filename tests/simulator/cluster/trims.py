@@ -28,7 +28,7 @@ LOOK_S = 0.2
 READ_WITHIN_S = 60.0
 
 Record = Mapping[str, Any]
-Place = tuple[str, int]  # topic and queue
+GroupMembership = tuple[str, int]  # topic and queue
 
 
 class Trims:
@@ -39,7 +39,7 @@ class Trims:
         where a log begins now."""
         self.count = 0
         self._own = own
-        self._told = taken
+        self._reported = taken
         self._taken: list[tuple[int, int]] = []  # (position, ns), both rise
 
     @contextmanager
@@ -60,7 +60,7 @@ class Trims:
         self.count += 1
         if not self._taken or start > self._taken[-1][0]:
             self._taken.append((start, time.monotonic_ns()))
-            self._told(start)
+            self._reported(start)
 
     def taken_ns(self, position: int) -> int | None:
         """Return when the message at this position of the log was taken; None if it was not."""
@@ -73,7 +73,9 @@ class Trims:
         if not self._taken:
             return set()
         read: set[tuple[str, int, int]] = set()
-        passes: dict[Place, list[tuple[int, int]]] = defaultdict(list)  # (highest offset, ns)
+        passes: dict[GroupMembership, list[tuple[int, int]]] = defaultdict(
+            list
+        )  # (highest offset, ns)
         for record in records:
             if record["type"] == "ok" and record.get("f") == "consume":
                 place = record["topic"], record["queue"]
@@ -138,7 +140,7 @@ class Latecomer:
         self._trims = trims
         self._next: dict[MessageQueue, int] = {}
         self._ids: dict[tuple[str, int, int], str] = {}
-        self._gaps: dict[Place, list[Gap]] = defaultdict(list)
+        self._gaps: dict[GroupMembership, list[Gap]] = defaultdict(list)
         self._ending = asyncio.Event()
 
     async def run(self, namesrv: str) -> None:

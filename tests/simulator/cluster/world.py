@@ -355,10 +355,10 @@ class ClusterWorld:
         await self._until(lambda: self.leader() is not None, JOIN_WITHIN_S, "nobody leads")
         self.client.start("client", self._run_load, self.finished)
         await self._until(lambda: self.load.began, JOIN_WITHIN_S, "the load did not begin")
-        self.plan.begin()
+        self.plan.start()
         self._crowd(self.profile.filled or self.profile.kept)
         if self.profile.guests:
-            self.guests.begin()
+            self.guests.start()
         if self.profile.operated:
             self.desk.start("operator", self.operator.run, self.finished)
         await self._wait(self.profile.faults_s)

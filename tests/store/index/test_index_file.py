@@ -19,8 +19,8 @@ def flush(file: IndexFile, synced: bool = True) -> None:
     ticket.finish(synced=synced)
 
 
-def found(file: IndexFile, hashed: int, begin_ms: int = 0, end_ms: int = 1 << 60) -> list[int]:
-    return [at for at in file.select(hashed, begin_ms, end_ms) if at is not None]
+def found(file: IndexFile, hashed: int, start_ms: int = 0, end_ms: int = 1 << 60) -> list[int]:
+    return [at for at in file.select(hashed, start_ms, end_ms) if at is not None]
 
 
 def test_the_bytes(disk: OsDisk, tmp_path: Path) -> None:

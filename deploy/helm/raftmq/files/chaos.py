@@ -37,8 +37,8 @@ def main() -> int:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
             return json.load(answer)
 
-    found = ask(f"{pods}?labelSelector={quote(os.environ['SELECTOR'])}", "GET")["items"]
-    names = [pod["metadata"]["name"] for pod in found if ready(pod)]
+    items = ask(f"{pods}?labelSelector={quote(os.environ['SELECTOR'])}", "GET")["items"]
+    names = [pod["metadata"]["name"] for pod in items if ready(pod)]
     if len(names) < int(os.environ["BROKERS"]):
         print(f"nothing is deleted: {len(names)} of {os.environ['BROKERS']} brokers are ready")
         return 0

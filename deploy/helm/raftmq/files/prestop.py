@@ -45,9 +45,9 @@ class Api:
     def leaders(self, node: dict) -> str:
         """Return the URL of the API of a follower's leader; "" if there is none. A replica that was
         restarted does not know its leader's addresses at first, only its id."""
-        told: str = node["leaderHttpAddress"]
-        if told:
-            return told if "://" in told else f"http://{told}"
+        address: str = node["leaderHttpAddress"]
+        if address:
+            return address if "://" in address else f"http://{address}"
         return self.of(self._hosts[node["leader"]]) if node["leader"] in self._hosts else ""
 
     def ask(self, url: str, body: dict | None = None) -> dict:

@@ -243,7 +243,7 @@ async def test_a_new_slave_gets_everything_or_the_last_segment_only(tmp_path):
 async def test_a_new_slave_of_apaches_master_gets_every_segment(tmp_path, monkeypatch, known):
     """Apache's master sends its last segment to a slave that requests offset 0. A slave that cannot
     ask the master where its log begins gets no more, and reports that."""
-    look = LogComparison.look
+    look = LogComparison.poll
 
     async def of_apaches(comparison):
         await look(comparison)
@@ -900,7 +900,7 @@ async def test_what_was_asked_over_a_link_that_has_ended_is_not_taken(
         await pair.create_topic(pair.master, "New")
         pair.master.state.delays.advance(1, 7)
         monkeypatch.setattr(metadata._master, "ask", ask_and_lose_the_link)
-        monkeypatch.setattr(metadata, "_wanted", asyncio.Event())  # no round but this one
+        monkeypatch.setattr(metadata, "_due", asyncio.Event())  # no round but this one
         with pytest.raises(MetadataError, match="the link to the master has ended"):
             await metadata.sync()
         assert (pair.slave.state.topics.get("New") is not None) == taken

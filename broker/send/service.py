@@ -483,10 +483,15 @@ class SendPath:
                 topic = SendTopic(TopicConfig(name, 1, 1))
             else:
                 raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first")
-        if message.force and message.queue_id >= topic.queue_count:
-            queue = self._queue(name, message.queue_id)
+        queue_id = message.queue_id
+        if message.force:
+            config = self._state.topics.get(name)
+            if config is not None and config.read_queue_count:
+                queue_id %= config.read_queue_count  # consumers do not read a removed queue
+        if message.force and queue_id >= topic.queue_count:
+            queue = self._queue(name, queue_id)
         else:
-            queue = self._queue_for(topic, message.queue_id)
+            queue = self._queue_for(topic, queue_id)
         return record_of(message, queue, topic, entry_code(message), self._rules)
 
     def _reserve(self, size: int, command_size: int = 0, reserve_bytes: int = 0) -> Group:

@@ -182,3 +182,16 @@ async def test_a_classic_slave_follows_and_delivers_nothing(tmp_path):
         slave.delays.tick()
         assert slave.sends.held_bytes == 0
         assert slave.store.commitlog.max_offset == end
+
+
+async def test_a_message_whose_queue_was_removed_arrives_in_another(tmp_path):
+    """Consumers read only the topic's queues; the message has chosen its queue at its send."""
+    async with Group(tmp_path, messageDelayLevel="300ms") as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Shrinks", 4)
+        answer = await group.send(broker, "Shrinks", queue=3, properties="DELAY\x011\x02")
+        assert answer.code == 0
+        await group.create_topic(broker, "Shrinks", 2)
+        queue = broker.store.queues
+        await until(lambda: queue.end_of("Shrinks", 1) + queue.end_of("Shrinks", 3) == 1)
+        assert queue.end_of("Shrinks", 1) == 1

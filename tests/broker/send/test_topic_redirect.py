@@ -218,7 +218,7 @@ def test_a_transaction_that_was_committed_may_be_delayed_then():
     assert parked.sys_flag == SYS_TRANSACTION_COMMIT
 
 
-def test_own_messages_go_to_what_there_is_not_any_more_only_if_they_say_so():
+def test_own_messages_go_to_a_deleted_topic_only_if_they_say_so_and_never_to_a_removed_queue():
     bench = Bench()
     gone = Outgoing("Gone", 5, b"x", b"", 5, BORN)
     with pytest.raises(Refused, match="not exist"):
@@ -229,7 +229,7 @@ def test_own_messages_go_to_what_there_is_not_any_more_only_if_they_say_so():
         )
         bench.sends.store([delivered(message)], b"", lambda *_: None)
     found = records(bench.commit())
-    assert [(r.topic, r.queue_id, r.queue_offset) for r in found] == [("Gone", 5, 0), ("T", 5, 0)]
+    assert [(r.topic, r.queue_id, r.queue_offset) for r in found] == [("Gone", 5, 0), ("T", 1, 0)]
     bench.send(e="5")
     bench.send(b="Gone", c="")
     assert [answer.code != 0 for answer in bench.connection.answers()] == [True, True]

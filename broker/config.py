@@ -454,11 +454,6 @@ def load(
     return replace(_build(settings), repeated=repeated(OPTIONS, settings))
 
 
-def load_config(path: str | None, overrides: Sequence[str] = ()) -> BrokerConfig:
-    """Load the configuration without environment. Raises ConfigError."""
-    return load(path, overrides).config
-
-
 def build_config(settings: Iterable[Setting]) -> BrokerConfig:
     """Turn settings into a checked BrokerConfig. Raises ConfigError."""
     return _build(settings).config

@@ -18,27 +18,31 @@ of a leadership, and every 10 s for locks not renewed for half a lifetime. So fa
 delay the expiry of a dead owner's lock only by the time in which no replica was running. Nothing is
 logged while there are no locks, or while all are renewed in time.
 
-Two consumers never hold the same lock: - Requests are decided in sequential rounds. Each round
-waits for its command, so it sees all changes of earlier rounds. After a command with an unknown
-outcome, the next round first has an empty command applied; by then all earlier commands are applied
-or lost. - A request is not decided in a later leadership than it was received in. A late unlock
-must not undo a later leader's grant. - A response follows a commit or a barrier that started after
-the request arrived, so at some later moment no other replica was a ready leader. A consumer relies
-on its lock for 31 s from its request. That is at most 31 + 3 s from the decision about the queue's
-last command, since a barrier confirms nothing later. A later leader became ready after the request.
-So it has the owner and that command applied, and recorded it no earlier than its decision. Ages are
-differences by a leader's clock, from such a record to a moment before the ages are applied, so they
-never date a record before its decision. So a later leader grants the queue to another consumer
-after 45 s at the earliest. A command that the former leader never saw committed is, once the new
-leader is ready, applied or lost. - This requires that all leaders since then logged renewals. Each
-states so, with its term, in all its commands. If the previous term in the log did not (an earlier
-version led, or there was no lock command in time), the leader cannot date renewals. It counts them
-from its own readiness, and all other replicas from its first command (`fresh`, in its commands
-until the first is applied). - A deposed leader gets neither commit nor barrier and grants nothing.
-If it is paused between barrier and response, its consumer has timed out. - Clocks of different
-replicas are never compared, and all are monotonic. A clock that is fast by a quarter is harmless,
-even after a leader with a clock slow by a fifth. A clock that stops while its machine sleeps
-prolongs locks.
+Two consumers never hold the same lock:
+
+- Requests are decided in sequential rounds. Each round waits for its command, so it sees all
+  changes of earlier rounds. After a command with an unknown outcome, the next round first has an
+  empty command applied; by then all earlier commands are applied or lost.
+- A request is not decided in a later leadership than it was received in. A late unlock must not
+  undo a later leader's grant.
+- A response follows a commit or a barrier that started after the request arrived, so at some later
+  moment no other replica was a ready leader. A consumer relies on its lock for 31 s from its
+  request. That is at most 31 + 3 s from the decision about the queue's last command, since a
+  barrier confirms nothing later. A later leader became ready after the request. So it has the owner
+  and that command applied, and recorded it no earlier than its decision. Ages are differences by a
+  leader's clock, from such a record to a moment before the ages are applied, so they never date a
+  record before its decision. So a later leader grants the queue to another consumer after 45 s at
+  the earliest. A command that the former leader never saw committed is, once the new leader is
+  ready, applied or lost.
+- This requires that all leaders since then logged renewals. Each states so, with its term, in all
+  its commands. If the previous term in the log did not (an earlier version led, or there was no
+  lock command in time), the leader cannot date renewals. It counts them from its own readiness, and
+  all other replicas from its first command (`fresh`, in its commands until the first is applied).
+- A deposed leader gets neither commit nor barrier and grants nothing. If it is paused between
+  barrier and response, its consumer has timed out.
+- Clocks of different replicas are never compared, and all are monotonic. A clock that is fast by a
+  quarter is harmless, even after a leader with a clock slow by a fifth. A clock that stops while
+  its machine sleeps prolongs locks.
 
 Unregistering (35) or closing a connection frees nothing immediately, because a listener may still
 be running. Java's consumers do not wait for it by default, and ours leave exactly its queues

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.broker.config import OPTIONS, BrokerConfig, Peer, build_config, load_config, parse_peers
+from raftmq.broker.config import OPTIONS, BrokerConfig, Peer, build_config, load, parse_peers
 from raftmq.ops.options import ConfigError
 from raftmq.ops.settings import parse_properties
 from raftmq.ops.settings import parse_properties as parse
@@ -27,7 +27,7 @@ def test_apache_file_is_read():
 def test_overrides_win(tmp_path):
     path = tmp_path / "broker.conf"
     path.write_text("brokerName=a\n")
-    assert load_config(str(path), ["brokerName=b", "listenPort=1"]).broker_name == "b"
+    assert load(str(path), ["brokerName=b", "listenPort=1"]).config.broker_name == "b"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_addresses_of_name_servers_need_not_resolve(text):
 
 def test_missing_file_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
-        load_config(str(tmp_path / "none.conf"))
+        load(str(tmp_path / "none.conf"))
 
 
 @pytest.mark.parametrize(

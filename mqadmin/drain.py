@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raftmq.client.admin import Admin
+from raftmq.client.admin import Admin, until_empty
 
-from .command import Arguments, Done, Fields, Section, Table, show_time
+from .command import Arguments, CommandError, Done, Fields, Section, Table, show_time
 from .targets import leader_of
+from .terminal import Terminal
 
 COUNTS = ("delayed", "timers", "transactions", "popped", "writers", "idempotent", "deadLetters")
 
@@ -16,8 +17,19 @@ COUNTS = ("delayed", "timers", "transactions", "popped", "writers", "idempotent"
 async def drain_group(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     name, op = arguments.text("brokerName"), "cancel" if arguments.on("cancel") else "start"
     status = await admin.broker.drain(await leader_of(admin, name), op)
-    sentence = f"{name} takes sends again" if op == "cancel" else f"{name} is draining"
-    return [Done(sentence, status)]
+    wait_s = arguments.number("wait")
+    if wait_s is None or op == "cancel":
+        sentence = f"{name} takes sends again" if op == "cancel" else f"{name} is draining"
+        return [Done(sentence, status)]
+
+    async def leader() -> str | None:
+        return (await admin.cluster.leaders()).get(name)
+
+    terminal = Terminal()
+    status = await until_empty(admin, leader, wait_s, lambda text: terminal.say(f"{name}: {text}"))
+    if not status["isEmpty"]:
+        raise CommandError(f"{name} is not empty after {wait_s:g} s: {status['remainder']}")
+    return [Done(f"{name} is empty", status)]
 
 
 async def drain_status(admin: Admin, arguments: Arguments) -> Sequence[Section]:

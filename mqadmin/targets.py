@@ -53,10 +53,12 @@ async def leaders(admin: Admin, cluster: str = "") -> list[Replica]:
 
 async def leader_of(admin: Admin, name: str) -> str:
     """Return the address of a broker group's leader. Raises CommandError."""
-    for replica in await leaders(admin):
-        if replica.broker_name == name:
-            return replica.address
-    raise CommandError(f"the name server knows no broker group {name!r}")
+    info = await admin.cluster.info()
+    if name not in info.brokers:
+        raise CommandError(f"the name server knows no broker group {name!r}")
+    if name not in info.leaders:
+        raise CommandError(no_leader([name]))
+    return info.leaders[name]
 
 
 async def leaders_of(admin: Admin, topic: str) -> dict[str, str]:

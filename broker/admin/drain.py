@@ -16,7 +16,7 @@ group, by `id` and `name`). remove is rejected before the group is empty, except
 
     {"brokerName":name,"drainingMs":since,"takesSends":bool,"isEmpty":bool,"removed":bool,
      "unconsumed":[{"topic":t,"group":g,"messages":n},…],"delayed":n,"timers":n,"latestDueMs":ms|null,
-     "transactions":n,"popped":n,"writers":n,"idempotent":n,"deadLetters":n}
+     "transactions":n,"popped":n,"writers":n,"idempotent":n,"deadLetters":n,"remainder":sentence}
 
 `unconsumed` has a row per topic and consumer group, largest first, at most ROWS_MAX. A topic
 without any group has a row with an empty group. Dead letters, writers and idempotent sends end with
@@ -181,8 +181,8 @@ class Drain:
             raise forbidden("the broker group is not draining")
         if not status["isEmpty"]:
             if not lose:
-                raise Refused(ResponseCode.NO_PERMISSION, _remainder(status), tag="NOT_EMPTY")
-            log.warning("removed_with_content %s", _remainder(status))
+                raise Refused(ResponseCode.NO_PERMISSION, status["remainder"], tag="NOT_EMPTY")
+            log.warning("removed_with_content %s", status["remainder"])
         await self._report_removal()
         await self._context.log.propose(remove_group())
         log.warning("group_removed")
@@ -233,7 +233,7 @@ class Drain:
         transactions = self._halves.open_count
         left = len(rows) + delayed + self._wheel.count + popped + transactions
         known = self._halves.book is not None and self._timers_are_read
-        return {
+        value: dict[str, Any] = {
             "brokerName": self._context.config.broker_name,
             "removed": state.group.removed,
             "drainingMs": state.group.draining_ms,
@@ -249,6 +249,7 @@ class Drain:
             "idempotent": len(state.once.sent),
             "deadLetters": dead_letters,
         }
+        return value | {"remainder": "" if value["isEmpty"] else _remainder(value)}
 
     @property
     def _timers_are_read(self) -> bool:

@@ -49,6 +49,9 @@ def main() -> None:
       mqcluster restart --dir /tmp/demo --rolling
       mqcluster add --dir /tmp/demo
       mqcluster remove --dir /tmp/demo n1
+      mqcluster add-group --dir /tmp/demo
+      mqcluster drain-group --dir /tmp/demo --name broker-b
+      mqcluster remove-group --dir /tmp/demo --name broker-b --wait 600
       mqcluster down --dir /tmp/demo
     """
 
@@ -186,6 +189,44 @@ def add_member(**given: Any) -> None:
 def remove_member(**given: Any) -> None:
     """Take the broker called NAME, dead or alive, out of its Raft group; its files stay."""
     _work().remove_member(**given)
+
+
+GROUP = click.option("--name", required=True, metavar="NAME", help="The broker group.")
+
+
+@main.command("add-group")
+@DIRECTORY
+@click.option("--name", metavar="NAME", help="Its name (the next letter: broker-b, …).")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, REPLICAS_MAX),
+    default=3,
+    show_default=True,
+    help="Its brokers.",
+)
+@click.option("--timeout", default=UP_TIMEOUT_S, show_default=True, help="Seconds to come up in.")
+def add_group(**given: Any) -> None:
+    """Start one more broker group; return once a send to it would be acknowledged."""
+    _work().add_group(**given)
+
+
+@main.command("drain-group")
+@DIRECTORY
+@GROUP
+@click.option("--cancel", is_flag=True, help="Take it back.")
+def drain_group(**given: Any) -> None:
+    """Empty a broker group: clients send elsewhere, and consume the rest."""
+    _work().drain_group(**given)
+
+
+@main.command("remove-group")
+@DIRECTORY
+@GROUP
+@click.option("--lose", is_flag=True, help="Even if it is not empty, or none of it runs.")
+@click.option("--wait", default=0.0, show_default=True, help="Seconds to wait until it is empty.")
+def remove_group(**given: Any) -> None:
+    """Remove an empty broker group from the cluster and stop it; its stores stay."""
+    _work().remove_group(**given)
 
 
 @main.command()

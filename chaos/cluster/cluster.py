@@ -279,6 +279,11 @@ class Cluster:
         """
         await self._wait_serving(timeout_s, everybody=False, say=lambda text: None)
 
+    async def wait_group(self, group: str, timeout_s: float, say: Callable[[str], None]) -> None:
+        """Return once a send to `group` would be acknowledged and all its replicas answer. Raises
+        ClusterError with the logs' tails."""
+        await self._wait_serving(timeout_s, everybody=True, say=say, group=group)
+
     def _plan(
         self, shape: Shape, settings: dict[str, str], proxy_settings: dict[str, str]
     ) -> ClusterState:
@@ -359,39 +364,41 @@ class Cluster:
         return process
 
     async def _wait_serving(
-        self, timeout_s: float, *, everybody: bool, say: Callable[[str], None]
+        self, timeout_s: float, *, everybody: bool, say: Callable[[str], None], group: str = ""
     ) -> None:
         deadline = time.monotonic() + timeout_s
         reported = ""
         while True:
-            reason = await self._not_serving(everybody)
+            reason = await self._not_serving(everybody, group)
             if reason is None:
                 return
             if reason != reported:
                 reported = reason
                 say(reason)
-            dead = [node for node in self.state().nodes if self.process_state(node) == "dead"]
+            nodes = self.state().members(group) if group else self.state().nodes
+            dead = [node for node in nodes if self.process_state(node) == "dead"]
             if dead and everybody:
                 names = ", ".join(node.name for node in dead)
                 raise ClusterError(f"ended by itself: {names}\n{self.log_tails(dead)}")
             if time.monotonic() > deadline:
-                tails = self.log_tails(self.state().nodes)
+                tails = self.log_tails(nodes)
                 raise ClusterError(f"not serving after {timeout_s:g} s: {reason}\n{tails}")
             await asyncio.sleep(POLL_S)
 
-    async def _not_serving(self, everybody: bool) -> str | None:
-        """Return why a send would not be acknowledged yet; None if it would.
+    async def _not_serving(self, everybody: bool, group: str) -> str | None:
+        """Return why a send (to `group`, if given) would not be acknowledged yet; None if it would.
 
         With `everybody`, every replica must also answer.
         """
         result = self.state()
-        views = await self._views(result, result.brokers)
-        for group in result.groups:
-            reason = await self._group_not_serving(result, group, views)
+        brokers = result.members(group) if group else result.brokers
+        views = await self._views(result, brokers)
+        for name in (group,) if group else result.groups:
+            reason = await self._group_not_serving(result, name, views)
             if reason is not None:
                 return reason
-        silent = [n.name for n, v in zip(result.brokers, views, strict=True) if v is None]
-        silent += await self.silent_proxies() if everybody else []
+        silent = [n.name for n, v in zip(brokers, views, strict=True) if v is None]
+        silent += await self.silent_proxies() if everybody and not group else []
         if everybody and silent:
             return f"no answer from {', '.join(silent)} yet"
         return slaves_missing(result, views) if everybody else None

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from raftmq.ops.console import QuietConsole, print_no_more
 
-from . import members
+from . import groups, members
 from .cluster import Cluster, NodeStatus
 from .clusterfile import ClusterError, SettingsError
 from .credentials import who_refuses
@@ -147,6 +147,34 @@ def remove_member(directory: Path, name: str, timeout: float) -> None:
         progress(f"taking {name} out of its group")
         node, how = await members.remove(cluster, name, timeout)
         say(f"{name} is no member of {node.group} any more; its process: {how}")
+
+    run(directory, work)
+
+
+def add_group(directory: Path, name: str | None, replicas: int, timeout: float) -> None:
+
+    async def work(cluster: Cluster) -> None:
+        nodes = await groups.add(cluster, name, replicas, progress, timeout)
+        say(f"{nodes[0].group} takes sends: {', '.join(node.name for node in nodes)}")
+        show(await cluster.status())
+
+    run(directory, work)
+
+
+def drain_group(directory: Path, name: str, cancel: bool) -> None:
+
+    async def work(cluster: Cluster) -> None:
+        status = await groups.drain(cluster, name, cancel=cancel)
+        say(f"{name} takes sends again" if cancel else f"{name} is draining: {status['remainder']}")
+
+    run(directory, work)
+
+
+def remove_group(directory: Path, name: str, lose: bool, wait: float) -> None:
+
+    async def work(cluster: Cluster) -> None:
+        left = await groups.remove(cluster, name, say, lose=lose, wait_s=wait)
+        say(f"{name} is removed and stopped; its stores stay in {', '.join(map(str, left))}")
 
     run(directory, work)
 

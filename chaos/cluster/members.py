@@ -9,10 +9,12 @@ never reused, because directories stay. The founders' broker.conf is not changed
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -122,18 +124,17 @@ def _planned(cluster: Cluster, group: str | None) -> Node:
     result = _founded(changeable(cluster.state()))
     group = group or result.groups[0]
     port, peer_port, http_port = cluster.ports.choose(3, random.Random())
-    node = planned(result, group, _free_name(cluster, result), (port, peer_port, http_port))
+    (name,) = free_names(cluster.directory, result, 1)
+    node = planned(result, group, name, (port, peer_port, http_port))
     save_state(cluster.directory, replace(result, nodes=(*result.nodes, node)))
     return node
 
 
-def _free_name(cluster: Cluster, state: ClusterState) -> str:
-    number = len(state.brokers)
-    while f"n{number}" in {node.name for node in state.nodes} or (
-        (cluster.directory / f"n{number}").exists()
-    ):
-        number += 1
-    return f"n{number}"
+def free_names(directory: Path, state: ClusterState, count: int) -> list[str]:
+    """Return names for brokers that no broker had before."""
+    taken = {node.name for node in state.nodes} | {path.name for path in directory.iterdir()}
+    names = (f"n{number}" for number in itertools.count(len(state.brokers)))
+    return list(itertools.islice((name for name in names if name not in taken), count))
 
 
 def changeable(state: ClusterState) -> ClusterState:

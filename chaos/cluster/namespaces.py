@@ -15,7 +15,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from .clusterfile import ClusterError
@@ -86,25 +86,35 @@ def create(name: str, addresses: dict[str, str]) -> None:
         return
     delete(name)
     try:
-        ip([f"netns add {namespace}" for namespace in sorted(desired)])
         hub = ["link set lo up", "link add br0 type bridge", "link set br0 up"]
         hub.append(f"addr add {HUB_ADDRESS}/{_BITS} dev br0")
-        for number, node in enumerate(addresses):
-            hub.append(f"link add v{number} type veth peer name eth0 netns {name}-{node}")
-            hub.append(f"link set v{number} master br0")
-            hub.append(f"link set v{number} up")
+        ip([f"netns add {name}-hub"])
         ip(hub, f"{name}-hub")
-        for node, address in addresses.items():
-            own = ["link set lo up", f"addr add {address}/{_BITS} dev eth0", "link set eth0 up"]
-            ip(own, f"{name}-{node}")
+        add(name, addresses)
     except ClusterError:
         delete(name)
         raise
 
 
-def delete(name: str) -> None:
-    """Remove all of the cluster's namespaces. Raises ClusterError."""
-    result = _existing(name)
+def add(name: str, addresses: dict[str, str]) -> None:
+    """Make a host for each node → address, plugged into the hub. Raises ClusterError."""
+    ip([f"netns add {name}-{node}" for node in addresses])
+    hub = []
+    for node, address in addresses.items():
+        number = address.rpartition(".")[2]
+        hub.append(f"link add v{number} type veth peer name eth0 netns {name}-{node}")
+        hub.append(f"link set v{number} master br0")
+        hub.append(f"link set v{number} up")
+    ip(hub, f"{name}-hub")
+    for node, address in addresses.items():
+        own = ["link set lo up", f"addr add {address}/{_BITS} dev eth0", "link set eth0 up"]
+        ip(own, f"{name}-{node}")
+
+
+def delete(name: str, nodes: Collection[str] = ()) -> None:
+    """Remove the namespaces of these nodes, or all of the cluster's. Raises ClusterError."""
+    chosen = {f"{name}-{node}" for node in nodes}
+    result = [namespace for namespace in _existing(name) if not chosen or namespace in chosen]
     if result:
         ip([f"netns del {namespace}" for namespace in result])
 

@@ -112,6 +112,48 @@ def standard_ports(shape: Shape) -> list[int]:
     return [*listeners, *names, *doors, *(port + HTTP_SHIFT for port in with_http)]
 
 
+def standard_ports_of_group(state: ClusterState, replicas: int) -> list[int]:
+    """Return three ports (clients, peers, HTTP) for each broker of a further group, if the cluster
+    has standard ports; [] if not."""
+    if any(node.peer_port - node.port != PEER_SHIFT for node in state.brokers):
+        return []
+    taken = {(node.port - BROKER_PORT) // NEXT_GROUP for node in state.brokers}
+    group = next(number for number in itertools.count() if number not in taken)
+    first = BROKER_PORT + group * NEXT_GROUP
+    ports = range(first, first + replicas * NEXT_BROKER, NEXT_BROKER)
+    return [port + shift for port in ports for shift in (0, PEER_SHIFT, HTTP_SHIFT)]
+
+
+def with_group(state: ClusterState, nodes: Sequence[Node], free: Iterator[int]) -> ClusterState:
+    """Return the cluster with a further broker group. `free` has a port for each new link."""
+    result = replace(state, nodes=(*state.nodes, *nodes))
+    if not state.links:
+        return result
+    links = {name: next(free) for name in new_links(state, nodes)}
+    return replace(result, link_ports=state.link_ports | links)
+
+
+def new_links(state: ClusterState, nodes: Sequence[Node]) -> list[str]:
+    """Return the names of the links that `nodes` add to a cluster with links."""
+    names = link_names((*state.nodes, *nodes)) if state.links else []
+    return [name for name in names if name not in state.link_ports]
+
+
+def without_group(state: ClusterState, group: str) -> ClusterState:
+    """Return the cluster without a broker group."""
+    names = {node.name for node in state.members(group)}
+    return replace(
+        state,
+        nodes=tuple(node for node in state.nodes if node.name not in names),
+        link_ports={
+            link: port
+            for link, port in state.link_ports.items()
+            if names.isdisjoint(link.split(">"))
+        },
+        founders={name: peers for name, peers in state.founders.items() if name != group},
+    )
+
+
 def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]) -> ClusterState:
     """Return the nodes of a new cluster (the link proxy if there are links, name servers, brokers,
     gRPC proxies). Raises ClusterError."""
@@ -198,10 +240,12 @@ def check_unchanged(shape: Shape, state: ClusterState, directory: object) -> Non
     for what, result in has.items():
         requested = getattr(shape, what)
         if requested is not None and requested != result:
+            change = "make another cluster"
+            if what == "groups" and MODES[state.mode].engine == RAFT:
+                change = "use add-group or remove-group"
             raise ClusterError(
                 f"the cluster in {directory} has {what.replace('_', ' ')} {result}, not"
-                f" {requested}; that cannot be changed: make another cluster, or remove its"
-                " directory"
+                f" {requested}; up does not change that: {change}"
             )
     ports = (node.port for node in state.nodes)
     if shape.standard_ports and set(standard_ports(shape)).isdisjoint(ports):

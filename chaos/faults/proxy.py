@@ -4,7 +4,8 @@
 
 LINKS.json: [{"name", "host", "port", "target_port"}, …]. It listens at every `port` and forwards to
 `target_port`; while the target does not listen, neither does the proxy, so that a dead process
-refuses connections as it would without a proxy.
+refuses connections as it would without a proxy. On SIGHUP it reads the file again, and opens and
+closes links.
 
 Control over a Unix socket, with a JSON object per line and a response line each:
 
@@ -143,13 +144,13 @@ class TargetWatch:
     def soon(self) -> None:
         self._wake.set()
 
-    async def run(self, links: Sequence[ProxiedLink]) -> None:
+    async def run(self, links: Mapping[str, ProxiedLink]) -> None:
         while True:
             self._wake.clear()
             result = listening_ports()
-            for link in links:
+            for link in list(links.values()):
                 await link.mind_listening(link.target[1] in result)
-            if all(link.target[1] in result for link in links):
+            if all(link.target[1] in result for link in links.values()):
                 await self._wake.wait()
                 await asyncio.sleep(POLL_GAP_S)
                 continue
@@ -164,12 +165,7 @@ class TargetWatch:
 class Proxy:
     def __init__(self, links: Sequence[Mapping[str, Any]]) -> None:
         self._looking = TargetWatch()
-        self.links = {
-            entry["name"]: ProxiedLink(
-                entry["name"], entry["host"], entry["port"], entry["target_port"], self._looking
-            )
-            for entry in links
-        }
+        self.links = {entry["name"]: self._link(entry) for entry in links}
         self._rules: dict[tuple[int, str], list[Rule]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -177,16 +173,36 @@ class Proxy:
         """Start. Raises OSError if a port is taken."""
         for link in self.links.values():
             await link.mind_listening(True)  # bind all of them now, or fail
-        self._task = asyncio.create_task(self._looking.run(tuple(self.links.values())))
+        self._task = asyncio.create_task(self._looking.run(self.links))
 
-    async def failure_or(self, stopping: asyncio.Event) -> None:
-        """Return once `stopping` is set. Raises OSError if the targets cannot be watched."""
+    async def change(self, links: Sequence[Mapping[str, Any]]) -> None:
+        """Open the links that are new here, and close those that are not listed. Raises OSError if
+        a port is taken."""
+        for name in self.links.keys() - {entry["name"] for entry in links}:
+            for owner, rules in self._rules.items():
+                self._rules[owner] = [rule for rule in rules if rule.link != name]
+            await self.links.pop(name).close()
+        for entry in links:
+            if entry["name"] not in self.links:
+                link = self._link(entry)
+                await link.mind_listening(True)
+                self.links[link.name] = link
+        self._looking.soon()
+
+    def _link(self, entry: Mapping[str, Any]) -> ProxiedLink:
+        return ProxiedLink(
+            entry["name"], entry["host"], entry["port"], entry["target_port"], self._looking
+        )
+
+    async def failure_or(self, signalled: asyncio.Queue[int]) -> int:
+        """Return the next signal. Raises OSError if the targets cannot be watched."""
         assert self._task is not None, "not started"
-        stop = asyncio.create_task(stopping.wait())
-        await asyncio.wait({stop, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
+        number = asyncio.create_task(signalled.get())
+        await asyncio.wait({number, self._task}, return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
+            number.cancel()
             self._task.result()
+        return await number
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -296,26 +312,33 @@ class Control:
         raise ValueError(f"unknown request {do!r}")
 
 
-async def run(links: Sequence[Mapping[str, Any]], control: Path) -> None:
-    """Proxy until SIGTERM or SIGINT. Raises OSError if a port is taken."""
+async def run(path: Path, control: Path) -> None:
+    """Proxy the links in the file `path` until SIGTERM or SIGINT. Raises OSError if a port is
+    taken."""
     loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    proxy = Proxy(links)
+    signalled: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, signalled.put_nowait, number)
+    proxy = Proxy(_read(path))
     controls = Control(proxy)
     await proxy.start()
     server = await asyncio.start_unix_server(
         controls.serve, sock=listen_at(control), limit=LINE_BYTES_MAX
     )
-    print(f"proxy of {len(links)} links", flush=True)
+    print(f"proxy of {len(proxy.links)} links", flush=True)
     try:
-        await proxy.failure_or(stopping)
+        while await proxy.failure_or(signalled) == signal.SIGHUP:
+            await proxy.change(_read(path))
     finally:
         server.close()
         # before the controls' rules are removed, so that held bytes stay undelivered
         await proxy.stop()
         await controls.stop()
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    result: list[dict[str, Any]] = orjson.loads(path.read_bytes())
+    return result
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -324,7 +347,7 @@ async def run(links: Sequence[Mapping[str, Any]], control: Path) -> None:
 def main(links: Path, control: Path) -> None:
     """Carry a cluster's traffic, and break it on request."""
     try:
-        uvloop.run(run(orjson.loads(links.read_bytes()), control))
+        uvloop.run(run(links, control))
     except OSError as error:
         sys.exit(f"proxy: {error}")
 

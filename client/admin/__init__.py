@@ -3,6 +3,7 @@
 from .admin import Admin
 from .brokers import BrokerAdmin
 from .cluster import ClusterAdmin, ClusterInfo, headless, leaders_in
+from .draining import until_empty
 from .groups import GroupAdmin
 from .messages import TIME_MS_MAX, MessageAdmin
 from .nameservers import NameServerAdmin
@@ -26,4 +27,5 @@ __all__ = [
     "TopicAdmin",
     "headless",
     "leaders_in",
+    "until_empty",
 ]

@@ -93,6 +93,7 @@ class Membership:
         self._pull = pull
         self._stop_grace_ms = stop_grace_ms
         self._budget = CacheBudget(pull.limits)
+        self._first_queues: dict[str, frozenset[MessageQueue]] = {}  # of a topic, when we joined
         self._broadcasting = config.message_model is MessageModel.BROADCASTING
         strategy = None if self._broadcasting else config.allocation
         self.rebalancer = Rebalancer(group, instance, self, strategy, config.rebalance_interval_ms)
@@ -110,6 +111,7 @@ class Membership:
 
     def unsubscribe(self, topic: str) -> None:
         self.subscriptions.pop(topic, None)
+        self._first_queues.pop(topic, None)
         self.rebalancer.subscription_changed()
 
     async def start(self, handlers: Mapping[int, Handler]) -> None:
@@ -147,6 +149,7 @@ class Membership:
         return {queue: worker.subscription for queue, worker in self.workers.items()}
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
+        self._first_queues.setdefault(topic, frozenset(queues))
         self._member.queues_changed(topic, queues)
 
     async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
@@ -162,7 +165,7 @@ class Membership:
                 self.offsets,
                 self.instance,
                 queue,
-                config.consume_from,
+                self._consume_from(queue),
                 config.consume_from_timestamp_ms,
             )
         except (ClientError, OSError) as error:
@@ -188,6 +191,12 @@ class Membership:
         await asyncio.shield(self._start_release(queues))
 
     # ---- inside
+
+    def _consume_from(self, queue: MessageQueue) -> ConsumeFrom:
+        """Return the start in a queue without an offset. A queue that was created after this member
+        joined has messages that the group must not skip (a further broker group, more queues)."""
+        is_later = queue not in self._first_queues.get(queue.topic, (queue,))
+        return ConsumeFrom.FIRST_OFFSET if is_later else self._config.consume_from
 
     async def _leave(self) -> None:
         try:

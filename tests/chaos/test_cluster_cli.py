@@ -85,6 +85,20 @@ def test_a_restart_of_all_at_once(run) -> None:
     assert not before & {n["pid"] for n in orjson.loads(run("status", "--json").output)["nodes"]}
 
 
+def test_a_group_is_added_and_treated_like_the_rest(run) -> None:
+    assert run("up", "--replicas", "1").exit_code == 0
+    added = run("add-group", "--replicas", "2")
+    assert added.exit_code == 0, added.output
+    assert "broker-b takes sends: n1, n2" in added.output
+    data = orjson.loads(run("status", "--json").output)
+    assert data["groups"] == ["broker-a", "broker-b"]
+    assert "SIGKILL to n1" in run("kill", "leader:broker-b").output
+    assert "started n1" in run("start", "n1").output
+    refused = run("up", "--groups", "1")
+    assert refused.exit_code == 1 and "use add-group or remove-group" in refused.output
+    assert "n2: stopped" in run("down").output
+
+
 def test_a_cluster_with_grpc_proxies(run) -> None:
     up = run("up", "--proxies", "2")
     assert up.exit_code == 0, up.output
@@ -135,6 +149,9 @@ def test_up_that_fails_prints_the_log_and_exits_with_1(run) -> None:
         (("kill", "leader", "--signal", "HUP"), 2, "'HUP'"),
         (("add",), 1, "no cluster in"),
         (("remove", "n1"), 1, "no cluster in"),
+        (("add-group",), 1, "no cluster in"),
+        (("drain-group", "--name", "broker-a"), 1, "no cluster in"),
+        (("remove-group", "--name", "broker-a"), 1, "no cluster in"),
     ],
 )
 def test_wrong_use_is_explained(run, words: tuple[str, ...], status: int, output: str) -> None:
@@ -203,7 +220,7 @@ def test_an_interrupted_command_says_so(
 
 def test_help_names_every_command() -> None:
     text = CliRunner().invoke(cluster_cli.main, ["--help"]).output
-    for name in ("up", "status", "kill", "start", "restart", "add", "remove", "down"):
+    for name in cluster_cli.main.commands.keys() - {"modes", "transfer"}:
         assert f"mqcluster {name}" in text
 
 

@@ -87,6 +87,24 @@ async def test_a_member_takes_its_queues_and_gives_them_up_when_it_leaves() -> N
         assert not member.instance.running
 
 
+async def test_a_queue_that_appears_later_starts_at_its_first_message() -> None:
+    """A further broker group gets messages before its consumers rebalance."""
+    notes = Notes()
+    async with FakeCluster({"g0": 1}) as cluster:
+        cluster.logs["g0"].append("T", 0, b"x")
+        cluster.logs["g0"].append("T", 4, b"x")
+        member = member_of(cluster, notes, ConsumerConfig())
+        member.subscribe("T", "*", "TAG")
+        await member.start({})
+        member.rebalancer.start()
+        await until(lambda: len(member.queues) == 4)
+        cluster.name_server.topics["T"] = {"g0": (5, 6)}
+        member.rebalancer.ask()
+        await until(lambda: len(member.queues) == 5)
+        assert (notes.offsets[queue(0)], notes.offsets[queue(4)]) == (1, 0)
+        await member.stop()
+
+
 async def test_a_member_whose_last_commit_fails_leaves_its_group_all_the_same() -> None:
     """Else it would stay a member, with queues that nobody reads."""
 

@@ -8,7 +8,7 @@ from tests.docs.pages import ROOT
 
 FILES = ("docker-compose.yml", "deploy/docker-compose.tls.yml")
 TAKEN = re.compile(r"\$\{(RAFTMQ_\w+)")
-ONE_OF_SOME = re.compile(r"_[AB]?[0-9]?$")  # the page says: `RAFTMQ_PORT_PROXY_0`, `…_1`
+ONE_OF_SOME = re.compile(r"_[ABC]?[0-9]?$")  # the page says: `RAFTMQ_PORT_PROXY_0`, `…_1`
 
 
 def test_every_variable_of_the_compose_files_is_explained() -> None:

@@ -85,7 +85,7 @@ BREAKS: tuple[Break, ...] = (
         shell.notes_forgotten_by_a_restart,
         faults=SETTING_BACK,
         profile={"operated": False},
-        first=1,
+        first=19,
     ),
     Break(shell.promises_never_lost, faults=("wipe", *SPLITS), profile={"operated": False}),
     Break(shell.installer_skips_a_chunk, profile=REFILLED, long=True),

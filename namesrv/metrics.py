@@ -77,7 +77,7 @@ class NameServerMetrics:
             [(("true",), signed), (("false",), table.broker_count - signed)],
         )
         families.counter(
-            "rocketmq_namesrv_groups_founded_anew_total",
+            "rocketmq_namesrv_group_id_changes_total",
             "Broker names that returned with a new group id, after all their brokers had left.",
             table.new_group_id_count,
         )

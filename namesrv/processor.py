@@ -221,7 +221,7 @@ class NameServerProcessor:
         connection.has_account = True
         if result.group_id_before:
             LOG.warning(
-                "group_founded_anew broker=%s address=%s id=%s before=%s: if nobody meant it, the"
+                "group_id_changed broker=%s address=%s id=%s before=%s: if nobody meant it, the"
                 " stores of the group before are elsewhere (storePathRootDir, a volume)",
                 header.broker_name, header.broker_address, header.raft_group_id,
                 result.group_id_before, extra=FROM_PEER,

@@ -124,7 +124,7 @@ class ProxyMetrics:
             now.answer_bytes,
         )
         families.counter(
-            "rocketmq_proxy_messages_given_back_total",
+            "rocketmq_proxy_messages_returned_total",
             "Received messages that could not be delivered to their client, and were returned.",
             now.returned,
         )

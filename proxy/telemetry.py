@@ -187,7 +187,7 @@ class TelemetryHandlers:
         command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
         self._access.permit(caller.account, command)
         if addresses and not await self._send(caller, addresses, [command]):
-            log.info("no_broker_told client=%s", client.client_id)
+            log.info("no_broker_notified client=%s", client.client_id)
 
     async def _send(
         self, caller: Caller, addresses: Sequence[str], commands: Sequence[RemotingCommand]

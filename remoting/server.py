@@ -181,7 +181,7 @@ class RemotingServer:
         self.refused_count += 1
         total = self.refused_count
         if total & (total - 1) == 0:  # 1, 2, 4, 8, …, against floods
-            LOG.warning("connection_given_up total=%d reason=too_many", total, extra=FROM_PEER)
+            LOG.warning("connection_abandoned total=%d reason=too_many", total, extra=FROM_PEER)
         evicted = self._evictor.choose(self.connections_max)
         if evicted is not None:
             evicted.abort("too many connections")

@@ -256,7 +256,7 @@ class WebServer:
                 log.warning("connection_refused total=%d reason=too_many", total, extra=FROM_PEER)
             return False
         if is_logged:
-            log.warning("connection_given_up total=%d reason=too_many", total, extra=FROM_PEER)
+            log.warning("connection_abandoned total=%d reason=too_many", total, extra=FROM_PEER)
         _abort(given_up)
         return True
 

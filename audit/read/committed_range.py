@@ -82,8 +82,8 @@ class Limits:
     def start(self) -> int:
         """The first log position that as many voters as needed still have, since each removes
         segments independently."""
-        begins = sorted(store.start for store in self.stores if store.store in self.voting)
-        return begins[min(self.needed, len(begins)) - 1]
+        starts = sorted(store.start for store in self.stores if store.store in self.voting)
+        return starts[min(self.needed, len(starts)) - 1]
 
     @property
     def read_from(self) -> int:

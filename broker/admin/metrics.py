@@ -277,10 +277,10 @@ class BrokerMetrics:
              max(0, log.max_offset - store.derived.dispatched_offset)),
             ("rocketmq_index_behind_bytes", "Bytes of dispatched log missing in the index of keys.",
              max(0, store.derived.dispatched_offset - store.derived.indexed_offset)),
-            ("rocketmq_queue_units_damaged",
+            ("rocketmq_queue_entries_damaged",
              "ConsumeQueue entries known to be wrong and not repaired yet.", len(store.repairs)),
-            ("rocketmq_queue_units_rewritten_total", "ConsumeQueue entries repaired from the log.",
-             store.repairs.rewritten),
+            ("rocketmq_queue_entries_rewritten_total",
+             "ConsumeQueue entries repaired from the log.", store.repairs.rewritten),
         ])  # fmt: skip
 
     def _disk(self, families: Families) -> None:
@@ -396,7 +396,7 @@ class BrokerMetrics:
             ("recovered", "raft_recovered", "0 while this replica may have lost promises."),
             (
                 "set_back",
-                "raft_store_set_back",
+                "raft_store_rolled_back",
                 "1 if it started on a store older than its promises.",
             ),
             ("commands_waiting", "raft_commands_waiting", "Commands waiting for their proposal."),
@@ -429,11 +429,11 @@ class BrokerMetrics:
                 DISK_STATES,
                 str(status["disk_state"]),
             )
-        mended, scrub = status.get("mended"), status.get("scrub")
-        if isinstance(mended, int):
-            families.counter("raft_log_mended_frames_total", "Frames repaired.", mended)
+        repaired, scrub = status.get("repaired"), status.get("scrub")
+        if isinstance(repaired, int):
+            families.counter("raft_log_repaired_frames_total", "Frames repaired.", repaired)
         if isinstance(scrub, dict):
-            families.counter("raft_scrub_found_total", "Damage found by reading.", scrub["found"])
+            families.counter("raft_scrub_damaged_total", "Damage found by reading.", scrub["found"])
             families.counter(
                 "raft_scrub_checked_bytes_total",
                 "Bytes of log read by the scrubber.",

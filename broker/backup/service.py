@@ -155,7 +155,7 @@ class Backups:
         if len(session.parcel) > GROUP_SNAPSHOT_BYTES_MAX:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the tables have {len(session.parcel)} bytes")
         log.info(
-            "backup_begun session=%s index=%d begin=%d end=%d",
+            "backup_started session=%s index=%d start=%d end=%d",
             name,
             facts.index,
             facts.start,

@@ -97,7 +97,7 @@ class ResetMarks:
     def _reset_applied(self, key: Key, error: Exception | None) -> None:
         self._redirected.discard(key)
         if error is not None:  # the waiting pulls are redirected again or get the leader's address
-            log.info("reset_not_taken group=%s topic=%s: %s", key[1], key[0], error)
+            log.info("reset_not_applied group=%s topic=%s: %s", key[1], key[0], error)
         waiting = self._waiting.pop(key, [])
         self._waiting_count -= len(waiting)
         for again in waiting:

@@ -63,5 +63,5 @@ class SubscriptionRefresh:
             self._clients.set_subscriptions(group, subscriptions)
         except RemotingError as error:  # its next heartbeat reports them
             name = member.client_id
-            log.info("subscription_not_told group=%s client=%s: %s", group, name, error)
+            log.info("subscription_not_sent group=%s client=%s: %s", group, name, error)
             await asyncio.sleep(AGAIN_S)

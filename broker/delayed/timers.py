@@ -232,7 +232,7 @@ class TimerService:
         if self._reorder_offset and table.end == table.floor >= self._reorder_offset:
             self._reorder_offset = 0  # the order is restored
         if queue.max_offset < wheel.next_offset or table < wheel.progress:
-            log.info("timers_anew end=%d taken=%d", queue.max_offset, wheel.next_offset)
+            log.info("timers_rebuilt end=%d taken=%d", queue.max_offset, wheel.next_offset)
             self._end_move()
             wheel.clear(table)  # the send path keeps using this wheel
             self._recalls.clear()

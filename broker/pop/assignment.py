@@ -83,7 +83,7 @@ class TopicQueues:
                 answer = await self._client.invoke(address, request, ASK_TIMEOUT_MS)
                 queues = _queues(topic, answer)
             except RemotingError as error:
-                log.info("route_not_told topic=%s by=%s: %s", topic, address, error)
+                log.info("route_not_sent topic=%s by=%s: %s", topic, address, error)
                 continue
             if len(self._known) >= ROUTES_MAX:
                 self._known.clear()

@@ -141,7 +141,7 @@ class LocalApplication:
     async def start_as_master(self) -> None:
         """Lower and save progress that is ahead of the log, before appends. Raises OSError."""
         if keep_within(self.state, self.store.queues.end_of):
-            log.info("progress_taken_back: it was ahead of the log")
+            log.info("progress_rolled_back: it was ahead of the log")
             await self.files.save()
 
     def topics_changed(self, names: Sequence[str]) -> None:

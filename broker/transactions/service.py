@@ -519,7 +519,7 @@ class Transactions:
             if error is None:
                 self.counts.given_up += 1
                 log.warning(
-                    "transaction_given_up group=%s key=%s checks=%d topic=%s",
+                    "transaction_abandoned group=%s key=%s checks=%d topic=%s",
                     half.root.group,
                     half.root.unique_key,
                     half.checks,

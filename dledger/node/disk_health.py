@@ -101,7 +101,7 @@ class DiskHealth:
 
     def has_room(self) -> None:
         """Note that the held frames are written."""
-        log.warning("disk_has_room node=%s", self._core.node_id)
+        log.warning("disk_has_space node=%s", self._core.node_id)
         self._end(DiskState.FULL)
         self.written()
 

@@ -293,7 +293,7 @@ class Pump:
 
     def lose_promises(self, incarnation: int, reason: str) -> None:
         """Recover (RaftCore.lose_promises); discard messages that wait for the vote file."""
-        log.error("promises_lost node=%s reason=%s", self.core.node_id, reason)
+        log.error("durable_state_lost node=%s reason=%s", self.core.node_id, reason)
         if self._unfinished is not None:
             self._unfinished = replace(self._unfinished, messages=())
         self.promises.recovering = reason

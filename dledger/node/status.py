@@ -30,7 +30,7 @@ def status_of(
       lead, and until the peer has answered. `inflight` is the number of requests, `contact_ms` the
       time since it was last heard (a follower has it for its leader). `ahead_ms`, `first_position`
       and `settings_differ` are the peer's reports (peer_info.py).
-    - `healing` has `repairing`, `damaged`, `damaged_count`, `mended`, `scrub`
+    - `healing` has `repairing`, `damaged`, `damaged_count`, `repaired`, `scrub`
       (dledger/repair/repairer.py) and `installing`, `behind_bytes` (dledger/snapshot/transfer.py).
     - `preferred` is the preferred leader, if any.
     - `election_backoff` is the factor on the configured election time-outs, `election_halved` is

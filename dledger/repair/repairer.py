@@ -9,7 +9,7 @@ the log behind the damage aside, then truncates it.
 While the core runs, damage that a read or the scrubber finds is repaired frame by frame; reads of
 that frame wait or are repeated.
 
-Limits: a single question at a time, a single frame in memory, FRAMES_WANTED_MAX known damaged
+Limits: a single question at a time, a single frame in memory, DAMAGED_FRAMES_MAX known damaged
 frames, ASIDE_FILES_MAX copies of at most ASIDE_BYTES_MAX.
 """
 
@@ -96,7 +96,7 @@ class Healer:
         self._pool: Executor | None = None
         self._core: RaftCore | None = None  # once it runs
         self._committed: Callable[[], int] = lambda: 0
-        self._on_mended: Callable[[], None] = lambda: None
+        self._on_repaired: Callable[[], None] = lambda: None
         self._log_is_busy = False  # a thread uses the log before it is open
         self._verdict: asyncio.Future[Patch | GiveUp] | None = None
         self._repairing: DamagedFrame | None = None
@@ -231,12 +231,12 @@ class Healer:
         pool: Executor,
         core: RaftCore,
         committed: Callable[[], int],
-        on_mended: Callable[[], None],
+        on_repaired: Callable[[], None],
     ) -> None:
         """Start to watch for damage in an open log. `committed()` is the last committed frame in
-        the log's files, which may be behind the core's (Applier.commit_index). `on_mended` is
+        the log's files, which may be behind the core's (Applier.commit_index). `on_repaired` is
         called when a frame is readable again."""
-        self._pool, self._core, self._on_mended = pool, core, on_mended
+        self._pool, self._core, self._on_repaired = pool, core, on_repaired
         self._committed = committed
         self._log.tell_damage(self._damaged)
         self._scrubber.start(pool)
@@ -288,9 +288,9 @@ class Healer:
         except OSError as error:
             self._on_failed("mending a frame failed", error)
             return
-        log.warning("frame_mended node=%s frame=%r", self._config.node_id, frame)
+        log.warning("frame_repaired node=%s frame=%r", self._config.node_id, frame)
         self._sync(ticket)
-        self._on_mended()
+        self._on_repaired()
 
     def _answer(self, request: RepairRequest) -> RepairResponse:
         core, frames = self._core, self._log.frames
@@ -322,7 +322,7 @@ class Healer:
     def _blank_damaged(self, index: int) -> None:
         ticket = self._log.overwrite_blank(index)
         if ticket is not None:
-            log.error("blank_mended node=%s behind=%d", self._config.node_id, index)
+            log.error("blank_repaired node=%s behind=%d", self._config.node_id, index)
             self._sync(ticket)
 
     def _scrub_failed(self, error: BaseException) -> None:
@@ -376,7 +376,7 @@ class Healer:
             "repairing": self.repairing,
             "damaged": self._frames.indexes()[:100],
             "damaged_count": len(self._frames),
-            "mended": self._frames.patched_frames + self._start.patched_frames,
+            "repaired": self._frames.patched_frames + self._start.patched_frames,
             "scrub": self._scrubber.status(),
         }
 

@@ -286,7 +286,7 @@ class Admissions:
         """Count an accepted connection without a proof."""
         self.unproven_count += 1
         if _is_due(self.unproven_count):
-            log.warning("peer_taken_unproven from=%s total=%d", where, self.unproven_count)
+            log.warning("peer_accepted_unproven from=%s total=%d", where, self.unproven_count)
 
 
 class GuardedNetwork:

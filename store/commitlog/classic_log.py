@@ -201,5 +201,5 @@ class ClassicLog:
             if (
                 queue.last_position < QUEUE_ENTRY.unpack_from(packed)[0]
             ):  # otherwise it has these entries
-                logger.info("queue_begun_anew topic=%s queue=%d", topic, queue_id)
+                logger.info("queue_restarted topic=%s queue=%d", topic, queue_id)
                 queues.discard(topic, queue_id)

@@ -139,7 +139,7 @@ def test_several_regions_at_once_and_blank_records(tmp_path: Path) -> None:
                     overwrite(node, frame.end, b"\x01")
             await node.start()
             assert node.member.core.recovered
-            assert int(str(node.member.status()["mended"])) >= 5
+            assert int(str(node.member.status()["repaired"])) >= 5
             await group.all_applied()
             assert node.app.frames == frames
             assert_same_logs(group)
@@ -322,7 +322,7 @@ def test_rot_of_a_running_node_is_found_by_the_scrubber_and_mended(
 
             def is_valid_frame() -> bool:
                 status = node.member.status()
-                return int(str(status["mended"])) == 4 and status["damaged_count"] == 0
+                return int(str(status["repaired"])) == 4 and status["damaged_count"] == 0
 
             await group.until(is_valid_frame)
             await leader.member.propose_command(b"after")
@@ -372,7 +372,7 @@ def test_rot_met_while_applying_at_start(tmp_path: Path) -> None:
             await node.start()
             await group.all_applied()
             assert node.app.frames == frames
-            assert node.member.status()["mended"] == 3
+            assert node.member.status()["repaired"] == 3
             assert_same_logs(group)
 
     run(test)

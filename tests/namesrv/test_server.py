@@ -201,7 +201,7 @@ async def test_a_name_that_comes_back_with_another_id_is_logged_once(
     for _ in range(2):
         answer = await caller.register("n0:1", 0, **own, raft_group_id="0b" * 16)
         assert answer.code == 0
-    (line,) = [r.getMessage() for r in caplog.records if "group_founded_anew" in r.getMessage()]
+    (line,) = [r.getMessage() for r in caplog.records if "group_id_changed" in r.getMessage()]
     assert server.table.new_group_id_count == 1
     assert f"address=n0:1 id={'0b' * 16} before={'0a' * 16}: if nobody meant it" in line
 

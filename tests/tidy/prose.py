@@ -75,10 +75,14 @@ HABITS = (
 
 # Words of no field: docs/glossary.md has the field's.
 PRIVATE = frozenset(
-    "told anew whoever wanted anyhow words whole look looks place places begin mend lacking lane "
+    "told anew whoever wanted anyhow words whole look looks place places begin begins begun mend "
+    "mends mended lacking lane "
     "pulse recollection surroundings circumstances landmark milestone milestones standing relief "
     "hindrance parked asked beside".split()
 )
+
+# Words that name nothing by themselves. They are the field's in longer names, as PULL_NOT_FOUND.
+PRIVATE_ALONE = frozenset({"found", "Found"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,9 @@ def private_identifiers(paths: Iterable[Path]) -> dict[str, str]:
 
 def is_private(name: str) -> bool:
     """Return whether a private word is a part of the identifier."""
-    return not PRIVATE.isdisjoint(part.lower() for part in _PART.findall(name))
+    return name.strip("_") in PRIVATE_ALONE or not PRIVATE.isdisjoint(
+        part.lower() for part in _PART.findall(name)
+    )
 
 
 def _identifiers(tree: ast.AST) -> Iterator[str]:

@@ -64,6 +64,15 @@ def test_docstrings_comments_and_paragraphs_are_counted(tmp_path: Path) -> None:
     assert prose.rates(paragraphs)["what as a clause"] == pytest.approx(1_000 / 12)
 
 
-@pytest.mark.parametrize("name, private", [("told_by", True), ("isWanted", True), ("stood", False)])
+@pytest.mark.parametrize(
+    "name, private",
+    [
+        ("told_by", True),
+        ("isWanted", True),
+        ("stood", False),
+        ("_found", True),
+        ("NOT_FOUND", False),
+    ],
+)
 def test_words_of_identifiers_are_found(name: str, private: bool) -> None:
     assert prose.is_private(name) is private

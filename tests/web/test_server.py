@@ -426,7 +426,7 @@ async def test_strangers_keep_nobody_out(tmp_path, held, caplog):
         assert await known.ask("/fine", TOKENS["viewer"]) == 200
         assert client.server.refused_connections == 9
         told = [r.getMessage() for r in caplog.records if "connection_" in r.getMessage()]
-        begin = "connection_given_up total="
+        begin = "connection_abandoned total="
         assert told == [f"{begin}{total} reason=too_many" for total in (1, 2, 4, 8)]
 
 

@@ -141,7 +141,7 @@ async def test_rot_under_a_running_broker_is_never_served_and_mended(tmp_path):
         assert await bodies(group, broker, 60) == EXPECTED
         assert broker.store.repairs.rewritten == 3
         await until(lambda: broker.engine.status()["damaged_count"] == 0)
-        assert broker.engine.status()["mended"] == 1
+        assert broker.engine.status()["repaired"] == 1
         assert await group.leader() == leader
 
 
@@ -280,4 +280,4 @@ async def test_a_property_that_rots_is_never_served_and_mended(tmp_path, read):
         assert "frame" in refused.remark
         await until(lambda: broker.engine.status()["damaged_count"] == 0)
         assert (await ask()).body[:size] == intact
-        assert broker.engine.status()["mended"] >= 1
+        assert broker.engine.status()["repaired"] >= 1

@@ -92,7 +92,7 @@ async def test_stores_of_the_program_before_are_opened(tmp_path):
             found |= {bytes(decode_record(record, 0).body) for record in records.values()}
         assert found == set(bodies)
         for name in NAMES:
-            assert "promises_lost" not in group.log(name)
+            assert "durable_state_lost" not in group.log(name)
 
 
 async def sent(group, leader, first):

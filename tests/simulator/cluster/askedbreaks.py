@@ -72,7 +72,7 @@ def offsets_outlive_their_topic() -> AbstractContextManager[Any]:
 
 def messages_outlive_their_topic() -> AbstractContextManager[Any]:
     """A topic that is made again has its messages of before."""
-    return instead(TopicTable, "begin_anew", lambda self, name, position: None)
+    return instead(TopicTable, "restart_at", lambda self, name, position: None)
 
 
 def commits_taken_for_a_tools() -> AbstractContextManager[Any]:

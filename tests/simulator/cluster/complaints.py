@@ -45,14 +45,16 @@ EXPLAINED = {
     "popped_message_lost": Why((), "retention has taken it (waits.py)"),
     "transactions_lost": Why((), "and halves (waits.py)"),
     "frame_damaged": Why(ROT, "a bit of the log has flipped, and is found by whoever reads it"),
-    "blank_mended": Why(ROT, "or one of what fills a segment up"),
+    "blank_repaired": Why(ROT, "or one of what fills a segment up"),
     "log_cut": Why(ROT, "or one that no other replica has to be mended by"),
     "tables_ahead": Why(ROT, "the log ends before a frame that was given up"),
     "read_failed": Why(ROT, "a consumer's read finds it before it is mended"),
     "revival_unread": Why(ROT, "so does what lets popped messages come again"),
     "delayed_unread": Why(ROT, "so does what delivers delayed messages"),
     "timers_unread": Why(ROT, "so does what delivers timer messages"),
-    "promises_lost": Why(("set_back", MISNAMED), "a replica has held more than its store has now"),
+    "durable_state_lost": Why(
+        ("set_back", MISNAMED), "a replica has held more than its store has now"
+    ),
     "queues_not_rebuilt": Why(ROT, "and the log from which it is made has a flipped bit before it"),
     "queue_damaged": Why(
         (*DAMAGE, "fill_disk"),

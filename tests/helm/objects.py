@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.helm.rendering import NAMESPACE, Object, rendered
 
-POD_OWNERS = ("StatefulSet", "Deployment", "CronJob", "Pod")
+POD_OWNERS = ("StatefulSet", "Deployment", "CronJob", "Job", "Pod")
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,6 +302,21 @@ def test_commands_are_the_products() -> None:
     assert used == {"updateTopic", "sendMessage", "consume"} and used <= known.keys()
 
 
+def test_groups_that_leave_are_drained_before_the_upgrade() -> None:
+    assert not Rendered.of("large").of_kind("Job")
+    (job,) = Rendered.of("proxies").of_kind("Job")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
+    assert job["spec"]["backoffLimit"] == 0  # it refuses the upgrade
+    pod = Pod(Rendered.of("proxies"), job)
+    told = pod.environment()
+    assert (told["BROKER_GROUPS"], told["DRAIN_SECONDS"]) == ("", "7200")  # none runs here
+    script = pod.container["command"][-1]
+    known = {command.name: command for command in MQADMIN_COMMANDS}
+    used = {(match[1], match[2]) for match in re.finditer(r"mqadmin (\w+).*?(--\w+)", script)}
+    assert used == {("drainGroup", "--wait")}
+    assert "wait" in {flag.long for flag in known["drainGroup"].flags}
+
+
 def test_monitoring_is_what_prometheus_has_elsewhere() -> None:
     found = Rendered.of("large")
     jobs, services = set(), found.of_kind("Service")

@@ -62,6 +62,20 @@ n{{ $i }}-{{ $name }}-{{ $i }}.{{ $domain }}:40911
 {{- end -}}
 {{- end -}}
 
+{{/* The running groups that these values no longer have, separated by spaces; none for `helm template`. */}}
+{{- define "raftmq.leavingGroups" -}}
+{{- $prefix := printf "%s-broker-" (include "raftmq.fullname" .) -}}
+{{- $groups := int .Values.broker.groups -}}
+{{- $leaving := list -}}
+{{- range $one := (lookup "apps/v1" "StatefulSet" .Release.Namespace "").items -}}
+{{- $number := trimPrefix $prefix $one.metadata.name -}}
+{{- if and (hasPrefix $prefix $one.metadata.name) (regexMatch "^[0-9]+$" $number) (ge (atoi $number) $groups) -}}
+{{- $leaving = append $leaving (printf "broker-%s" $number) -}}
+{{- end -}}
+{{- end -}}
+{{- join " " $leaving -}}
+{{- end -}}
+
 {{- define "raftmq.secretName" -}}
 {{ .Values.secrets.existing | default (printf "%s-secrets" (include "raftmq.fullname" .)) }}
 {{- end -}}

@@ -9,5 +9,5 @@ from raftmq.dledger.transport.peer_info_message import Held, decode_notes
 def notes_in(data: bytes) -> dict[str, Held]:
     """Return what a file of these bytes says; nothing if it is empty or damaged."""
     parsed = [_parse_slot(data[at : at + SLOT_SIZE_BYTES]) for at in (0, SLOT_SIZE_BYTES)]
-    whole = [slot for slot in parsed if isinstance(slot, tuple)]
-    return decode_notes(max(whole)[1]) if whole else {}
+    complete = [slot for slot in parsed if isinstance(slot, tuple)]
+    return decode_notes(max(complete)[1]) if complete else {}

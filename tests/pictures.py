@@ -18,18 +18,18 @@ FETCHES = re.compile(r"<script|<link|<iframe|\bsrc=|\bhref=|@import|url\(|https?
 
 def pictures(page: str) -> list[ElementTree.Element]:
     """Return the page's pictures, without the swatches of keys."""
-    found = re.findall(r"<svg viewBox.*?</svg>", page, re.DOTALL)
-    return [ElementTree.fromstring(svg) for svg in found]
+    matches = re.findall(r"<svg viewBox.*?</svg>", page, re.DOTALL)
+    return [ElementTree.fromstring(svg) for svg in matches]
 
 
 def tooltips(picture: ElementTree.Element, style: str) -> list[str]:
     """Return the tooltips of the parts with that class, one for each of their places."""
-    found = []
+    result = []
     for part in picture.iter():
         if style in part.get("class", "").split():
-            places = part.get("d", "M").count("M")
-            found += [part.findtext("title") or ""] * places
-    return found
+            positions = part.get("d", "M").count("M")
+            result += [part.findtext("title") or ""] * positions
+    return result
 
 
 def words_of(picture: ElementTree.Element) -> list[str]:
@@ -57,12 +57,12 @@ def assert_readable(page: str) -> None:
 def _assert_words_are_apart(picture: ElementTree.Element) -> None:
     lines = defaultdict(list)
     for part in picture.iter("text"):
-        words, x = part.text or "", float(part.get("x", 0))
-        width = CHARACTER * SIZES.get(part.get("class", ""), 1.0) * len(words)
-        begin = x - {"middle": width / 2, "end": width}.get(part.get("text-anchor", ""), 0.0)
-        assert begin > -CHARACTER, words
-        assert begin + width <= WIDTH + CHARACTER, words
-        lines[part.get("y")].append((begin, begin + width, words))
+        text, x = part.text or "", float(part.get("x", 0))
+        width = CHARACTER * SIZES.get(part.get("class", ""), 1.0) * len(text)
+        start = x - {"middle": width / 2, "end": width}.get(part.get("text-anchor", ""), 0.0)
+        assert start > -CHARACTER, text
+        assert start + width <= WIDTH + CHARACTER, text
+        lines[part.get("y")].append((start, start + width, text))
     for line in lines.values():
-        for (_, end, left), (begin, _, right) in pairwise(sorted(line)):
-            assert end <= begin + 1, f"{left!r} touches {right!r}"
+        for (_, end, left), (start, _, right) in pairwise(sorted(line)):
+            assert end <= start + 1, f"{left!r} touches {right!r}"

@@ -49,9 +49,9 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._clock.now_s()
-        found = super().select(timeout)
+        result = super().select(timeout)
         self._clock.waited(timeout)
-        return found
+        return result
 
 
 class SteadyLoop(asyncio.SelectorEventLoop):

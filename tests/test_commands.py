@@ -73,9 +73,9 @@ def test_a_bug_is_a_line_and_its_traceback_a_file(
     assert isinstance(raised.value, SystemExit) and raised.value.code == BROKEN
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{command}: a bug: KeyError: 'nobody thought of this'")
-    found = re.search(r"in (/\S+\.traceback)$", line)
-    assert found is not None
-    path = Path(found[1])
+    match = re.search(r"in (/\S+\.traceback)$", line)
+    assert match is not None
+    path = Path(match[1])
     assert "in main" in path.read_text()
     path.unlink()
 

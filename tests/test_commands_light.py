@@ -160,8 +160,8 @@ def printed_by(code: str, *arguments: str) -> set[str]:
 
 
 def test_every_mqadmin_command_names_what_carries_it_out() -> None:
-    found = [command.load() for command in ADMIN_COMMANDS]
-    assert all(inspect.iscoroutinefunction(function) for function in found)
-    assert len(set(found)) == len(ADMIN_COMMANDS)
+    result = [command.load() for command in ADMIN_COMMANDS]
+    assert all(inspect.iscoroutinefunction(function) for function in result)
+    assert len(set(result)) == len(ADMIN_COMMANDS)
     for module, _ in COMMANDS.values():
         importlib.import_module(module)

@@ -32,9 +32,10 @@ OTHERS = [
 
 def is_usable(python: str) -> bool:
     """Whether a command runs: version managers put names on the PATH that do not."""
-    found = shutil.which(python)
+    result = shutil.which(python)
     return (
-        found is not None and not subprocess.run([found, "-c", ""], capture_output=True).returncode
+        result is not None
+        and not subprocess.run([result, "-c", ""], capture_output=True).returncode
     )
 
 
@@ -232,10 +233,10 @@ def test_the_lowest_versions_that_are_allowed_serve_and_send(project, wheel, tmp
 
 
 def test_all_public_names_come_with_a_star() -> None:
-    found: dict[str, object] = {}
-    exec("from raftmq import *", found)
-    assert found["Producer"] is raftmq.Producer
-    assert set(found) - {"__builtins__"} == set(raftmq.client.__all__)
+    result: dict[str, object] = {}
+    exec("from raftmq import *", result)
+    assert result["Producer"] is raftmq.Producer
+    assert set(result) - {"__builtins__"} == set(raftmq.client.__all__)
 
 
 def test_every_pinned_package_takes_the_oldest_python():

@@ -178,8 +178,8 @@ def test_a_room_is_imported_by_one_name_only() -> None:
     module would be there twice."""
     bare = re.compile(rf"^\s*(?:from|import) ({'|'.join(ROOMS)})\b", re.M)
     paths = [p for room in (*ROOMS, "raftmq", *OTHERS) for p in (ROOT / room).rglob("*.py")]
-    found = {str(path): bare.findall(path.read_text()) for path in paths}
-    assert not {path: rooms for path, rooms in found.items() if rooms}
+    matches = {str(path): bare.findall(path.read_text()) for path in paths}
+    assert not {path: rooms for path, rooms in matches.items() if rooms}
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
@@ -216,9 +216,9 @@ def test_who_says_that_it_is_pure_is_so() -> None:
     wrong = {}
     for path in pure:
         name = str(path.relative_to(ROOT))
-        found = IMPURE & {n.split(".")[0] for n in imported(path)}
-        if found != PURE_BUT_FOR.get(name, set()):
-            wrong[name] = found
+        result = IMPURE & {n.split(".")[0] for n in imported(path)}
+        if result != PURE_BUT_FOR.get(name, set()):
+            wrong[name] = result
     assert not wrong
 
 
@@ -229,8 +229,8 @@ def test_a_module_says_what_it_is(path: Path) -> None:
 
 def test_files_that_comments_name_are_there() -> None:
     others = [path for room in OTHERS for path in (ROOT / room).rglob("*.py")]
-    found = {str(path.relative_to(ROOT)): missing(path) for path in (*product(), *others)}
-    assert not {path: names for path, names in found.items() if names}
+    result = {str(path.relative_to(ROOT)): missing(path) for path in (*product(), *others)}
+    assert not {path: names for path, names in result.items() if names}
 
 
 def in_circles() -> list[str]:
@@ -240,9 +240,9 @@ def in_circles() -> list[str]:
 def folder_circles() -> list[str]:
     """The folders of a room that import each other; a room's own files may import any of them."""
     edges: dict[str, set[str]] = {}
-    for file, found in graph().items():
+    for file, result in graph().items():
         folder = str(Path(file).parent)
-        for other in {str(Path(each).parent) for each in found} - {folder}:
+        for other in {str(Path(each).parent) for each in result} - {folder}:
             inner = all(len(Path(each).parts) > 1 for each in (folder, other))
             if inner and Path(folder).parts[0] == Path(other).parts[0]:
                 edges.setdefault(folder, set()).add(other)

@@ -31,9 +31,9 @@ async def until(
         async with asyncio.timeout(patience_s) as limit:
             while True:
                 answer = condition()
-                found = await answer if isinstance(answer, Awaitable) else answer
-                if found:
-                    return found
+                result = await answer if isinstance(answer, Awaitable) else answer
+                if result:
+                    return result
                 await asyncio.sleep(pause_s)
     except TimeoutError:
         if not limit.expired():
@@ -50,16 +50,16 @@ def wait_until(
 ) -> T:
     """Return the first true answer; blocks the thread."""
     deadline = time.monotonic() + patience_s
-    while not (found := condition()):
+    while not (result := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(_never(condition, seen, patience_s))
         time.sleep(pause_s)
-    return found
+    return result
 
 
 def _never(condition: Callable[[], object], seen: Seen | None, patience_s: float) -> str:
     code = getattr(inspect.unwrap(condition), "__code__", None)
     line = linecache.getline(code.co_filename, code.co_firstlineno).strip() if code else ""
-    place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
-    told = f"; there was {seen()}" if seen else ""
-    return f"not within {patience_s:g} s: {line or condition!r}{place}{told}"
+    position = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    reported = f"; there was {seen()}" if seen else ""
+    return f"not within {patience_s:g} s: {line or condition!r}{position}{reported}"

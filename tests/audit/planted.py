@@ -110,14 +110,14 @@ def save_configuration(store: Path, index: int, members: Configuration) -> None:
 
 def commands_of(log: Log) -> list[tuple[int, int, bytes, int]]:
     """The log's commands: index of the frame, its time, payload, where its records begin."""
-    found = []
+    result = []
     for at, size in log.frames:
         base = at - at % log.segment_size_bytes
         data = bytes(log.segments[base][at - base : at - base + size])
         hop, _, index, _, _, stamp_ms, _, _, kind, *_ = parse_header(data)
         if kind == FrameKind.COMMAND or (kind == FrameKind.MESSAGES and hop > 60):
-            found.append((index, stamp_ms, data[60:hop], at + hop))
-    return found
+            result.append((index, stamp_ms, data[60:hop], at + hop))
+    return result
 
 
 def index_file(log: Log) -> bytes:
@@ -270,19 +270,19 @@ def _commands(run: Run) -> list[int]:
 def _other_body(hit: Hit, number: int) -> None:
     """Another body with all checksums right, as a program that alters messages writes it."""
     placed = hit.run.placed(number)
-    begin = frame(hit, number)
+    start = frame(hit, number)
     body = placed.message.body[::-1]
-    record = placed.position - begin
+    record = placed.position - start
     crc = struct.pack(">I", crc32(body) & 0x7FFFFFFF)
-    hit.reseal(begin, {record + 8: crc, record + 88: body})
+    hit.reseal(start, {record + 8: crc, record + 88: body})
 
 
 def _property(hit: Hit, number: int) -> dict[int, bytes]:
     """The change of a letter of KEYS, in the message's frame."""
     placed = hit.run.placed(number)
-    begin = frame(hit, number)
+    start = frame(hit, number)
     data = bytes(hit.run.log.byte(placed.position + i) for i in range(placed.size))
-    return {placed.position - begin + data.index(b"KEYS\x01k") + 5: b"x"}
+    return {placed.position - start + data.index(b"KEYS\x01k") + 5: b"x"}
 
 
 def _born(hit: Hit, number: int) -> dict[int, bytes]:
@@ -293,24 +293,24 @@ def _born(hit: Hit, number: int) -> dict[int, bytes]:
 
 def _letter(hit: Hit, number: int) -> None:
     """Change the same letter, with the checksum as it was."""
-    for place, letter in _property(hit, number).items():
-        hit.log(frame(hit, number) + place, letter)
+    for position, letter in _property(hit, number).items():
+        hit.log(frame(hit, number) + position, letter)
 
 
 def _other_id(hit: Hit, id: str, topic: str) -> None:
     """Change the id of the message in that topic, with right checksums."""
     (placed,) = (p for p in hit.run.log.placed if p.message.id == id and p.message.topic == topic)
-    begin = hit.frame_of(placed.position)[0]
+    start = hit.frame_of(placed.position)[0]
     data = bytes(hit.run.log.byte(placed.position + i) for i in range(placed.size))
-    hit.reseal(begin, {placed.position - begin + data.index(id.encode()): b"A"})
+    hit.reseal(start, {placed.position - start + data.index(id.encode()): b"A"})
 
 
 def _cut_tail(hit: Hit) -> None:
     """The log ends in the middle, as if what is behind had never been written."""
-    name, begin = hit.segment(frame(hit, 140))
+    name, start = hit.segment(frame(hit, 140))
     for path in hit.files(name):
         content = path.read_bytes()
-        path.write_bytes(content[:begin] + bytes(len(content) - begin))
+        path.write_bytes(content[:start] + bytes(len(content) - start))
     for base in hit.run.log.segments:
         if base > frame(hit, 140):
             hit.remove(f"commitlog/{base:020d}")

@@ -272,15 +272,15 @@ def test_damaged_files_fail_the_verdict(files: tuple[Run, AuditReport]) -> None:
 
 def test_damaged_bytes_are_named(files: tuple[Run, AuditReport]) -> None:
     run, report = files
-    found = {
+    result = {
         (row["position"], row["what"].split(":")[0]) for row in report.check("damage").offenders
     }
     assert {row["store"] for row in report.check("damage").offenders} == {"n1"}
-    assert (run.placed(3).position, "record") in found
-    assert (run.placed(20).position, "hole") in found
-    assert (run.log.frames[9][0], "hole") in found
+    assert (run.placed(3).position, "record") in result
+    assert (run.placed(20).position, "hole") in result
+    assert (run.log.frames[9][0], "hole") in result
     command = next(at for at, size in run.log.frames if size == 60 + 14 * 20)
-    assert (command, "frame") in found
+    assert (command, "frame") in result
     # The frames around the two records say so too.
     assert report.count("damage") == 6
 
@@ -582,17 +582,17 @@ def test_nothing_is_looked_at_one_by_one_where_all_agrees(
 ) -> None:
     run = Run.plan(tmp_path).store()
     run.write()
-    asked: list[str] = []
+    requested: list[str] = []
     evaluate = job.evaluate
 
     def evaluated(checks: list[Check]) -> list[CheckResult]:
-        asked.extend(check.name for check in checks if check.table is not None)
+        requested.extend(check.name for check in checks if check.table is not None)
         return evaluate(checks)
 
     monkeypatch.setattr(job, "evaluate", evaluated)
     report = run_audit(spark, run.stores)
     assert report.ok and report.figures["stored"] == len(run.log.placed)
-    assert asked == []
+    assert requested == []
     assert {"offset_holes", "damage", "frame_sequence", "queue_index"} <= {
         check.name for check in report.checks
     }

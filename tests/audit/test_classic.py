@@ -134,11 +134,11 @@ def described(root: Path, mode: str, groups: dict[str, str]) -> dict[str, str]:
 )
 def test_the_mode_of_a_cluster(tmp_path: Path, mode: str, expected: str) -> None:
     stores = described(tmp_path, mode, {"n0": "broker-a", "n1": "broker-a"})
-    found = subject_of(stores)
-    assert (found.mode, found.group) == (expected, "broker-a")
-    assert found.founders == {"n0", "n1"}
-    found = subject_of(stores, mode=RAFT, group="other")
-    assert (found.mode, found.group, found.founders) == (RAFT, "other", frozenset())
+    result = subject_of(stores)
+    assert (result.mode, result.group) == (expected, "broker-a")
+    assert result.founders == {"n0", "n1"}
+    result = subject_of(stores, mode=RAFT, group="other")
+    assert (result.mode, result.group, result.founders) == (RAFT, "other", frozenset())
 
 
 def test_stores_of_several_groups_are_refused(tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ def test_stores_of_several_groups_are_refused(tmp_path: Path) -> None:
 
 
 def test_stores_without_a_cluster_say_nothing(tmp_path: Path) -> None:
-    found = subject_of({"n0": str(tmp_path / "n0" / "store")})
-    assert (found.mode, found.group, found.founders) == (None, None, frozenset())
+    result = subject_of({"n0": str(tmp_path / "n0" / "store")})
+    assert (result.mode, result.group, result.founders) == (None, None, frozenset())
     assert subject_of({"n0": str(tmp_path / "n0" / "store")}, CLASSIC).mode == CLASSIC
 
 
@@ -164,7 +164,7 @@ def test_a_damaged_cluster_file_is_an_error(tmp_path: Path, content: str) -> Non
 def test_a_mode_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "n0" / "store" / "commitlog").mkdir(parents=True)
     (tmp_path / "h").write_text("{}\n")
-    words = ["--history", str(tmp_path / "h"), "--topic", "T", "--mode", "sync"]
-    result = CliRunner().invoke(main, [*words, "--store", f"n0={tmp_path / 'n0' / 'store'}"])
+    text = ["--history", str(tmp_path / "h"), "--topic", "T", "--mode", "sync"]
+    result = CliRunner().invoke(main, [*text, "--store", f"n0={tmp_path / 'n0' / 'store'}"])
     assert result.exit_code == 2
     assert "'sync' is not one of 'raft', 'classic'" in result.output

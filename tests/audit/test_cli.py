@@ -184,9 +184,9 @@ def test_what_mqchaos_left_is_found_in_its_directory(spark: SparkSession, tmp_pa
     left = {"mode": "raft", "nodes": [{"name": "namesrv", "group": ""}, *nodes]}
     (tmp_path / "cluster" / "cluster.json").write_text(json.dumps(left))
     run.history_path.rename(tmp_path / "history.jsonl")
-    found = CliRunner().invoke(main, ["--run", str(tmp_path)])
-    assert found.exit_code == 0, found.output
-    assert all(f" {name} " in found.output for name in run.stores)
+    result = CliRunner().invoke(main, ["--run", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert all(f" {name} " in result.output for name in run.stores)
     assert "n0" in stores_of_run(tmp_path, "broker-a")
     other = CliRunner().invoke(main, ["--run", str(tmp_path), "--group", "broker-z"])
     assert other.exit_code == 2
@@ -250,7 +250,9 @@ def test_java_version_of_what_is_no_java(tmp_path: Path) -> None:
 def test_where_java_is_looked_for(tmp_path: Path) -> None:
     old = fake_java(tmp_path / "old", "11.0.2")
     new = fake_java(tmp_path / "new", "17.0.2")
-    places = {version: fake_java(tmp_path / "jvm" / version, version) for version in ("21", "25")}
+    positions = {
+        version: fake_java(tmp_path / "jvm" / version, version) for version in ("21", "25")
+    }
     usual = (str(tmp_path / "jvm" / "*"),)
 
     def found(java_home: Path | None, path: Path | None, usual: tuple[str, ...]) -> str:
@@ -261,7 +263,7 @@ def test_where_java_is_looked_for(tmp_path: Path) -> None:
 
     assert found(new, None, ()) == str(new)
     assert found(old, new, ()) == str(new)
-    assert found(old, old, usual) == str(places["21"])
+    assert found(old, old, usual) == str(positions["21"])
     with pytest.raises(JavaNotFound, match="Java 17 or newer") as caught:
         found(old, None, ())
     assert "\n" not in str(caught.value)

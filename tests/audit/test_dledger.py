@@ -86,8 +86,8 @@ def test_ranges_that_begin_anywhere_have_each_item_once(
     stores: dict[str, Path], split: int
 ) -> None:
     data = memoryview(log_of(stores, "n0").read_bytes())
-    whole = walk_range(data, 0, 0, len(data))
-    assert (len(whole.records), len(whole.frames)) == (ENTRIES, ENTRIES)
+    complete = walk_range(data, 0, 0, len(data))
+    assert (len(complete.records), len(complete.frames)) == (ENTRIES, ENTRIES)
     low, high = walk_range(data, 0, 0, split), walk_range(data, 0, split, len(data))
-    assert low.records + high.records == whole.records
-    assert low.frames + high.frames == whole.frames
+    assert low.records + high.records == complete.records
+    assert low.frames + high.frames == complete.frames

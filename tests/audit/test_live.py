@@ -166,8 +166,8 @@ def test_a_group_under_load_is_clean(spark: SparkSession, group: Cluster, tmp_pa
     assert {store.agreed for store in report.stores} == {report.agreed_end}  # one commit index
     assert COUNT + before <= report.figures["stored"]
     assert after > before and report.figures["topics"] >= 2
-    told = " ".join(report.not_judged)
-    assert "no history" in told and "ConsumeQueues" in told
+    reported = " ".join(report.not_judged)
+    assert "no history" in reported and "ConsumeQueues" in reported
     assert (report.voters, report.group) == (("n0", "n1", "n2"), "broker-a")
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
@@ -386,9 +386,9 @@ def test_what_was_sent_to_a_classic_group_alone_is_refused(
     """Nothing of it could be judged: that nothing is wrong must not be said."""
     path = tmp_path / "told.jsonl"
     path.write_text(json.dumps({"msg_id": "gone", "topic": "Orders"}) + "\n")
-    for told in ({"acknowledged": str(path)}, {"history": str(path)}):
+    for reported in ({"acknowledged": str(path)}, {"history": str(path)}):
         with pytest.raises(HistoryUnfit, match="compared with the logs of Raft groups"):
-            audit_cluster(spark, connection(pair), AuditOptions(**told))  # type: ignore[arg-type]
+            audit_cluster(spark, connection(pair), AuditOptions(**reported))  # type: ignore[arg-type]
 
 
 def test_a_message_that_a_classic_group_lacks_is_a_hole(
@@ -397,8 +397,8 @@ def test_a_message_that_a_classic_group_lacks_is_a_hole(
     counted = pulled._counted
 
     def one_less(*arguments):
-        found = counted(*arguments)
-        return {q: (n - (q.queue_id == 0), d - (q.queue_id == 0)) for q, (n, d) in found.items()}
+        result = counted(*arguments)
+        return {q: (n - (q.queue_id == 0), d - (q.queue_id == 0)) for q, (n, d) in result.items()}
 
     monkeypatch.setattr(pulled, "_counted", one_less)
     (hole,) = audited(spark, pair).check("offset_holes").offenders

@@ -31,12 +31,12 @@ def segment(seed: int = 1) -> bytearray:
 
 def rows(batches: list[pa.RecordBatch]) -> Rows:
     """All rows, one for each store."""
-    found: Rows = set()
+    result: Rows = set()
     for batch in batches:
         for row in batch.to_pylist():
             for store in row.pop("store").split(STORES_SEPARATOR):
-                found.add((store, *map(str, row.values())))
-    return found
+                result.add((store, *map(str, row.values())))
+    return result
 
 
 def one_by_one(copies: list[tuple[str, bytearray]], start: int, end: int) -> Rows:
@@ -100,24 +100,26 @@ def blocks(tmp_path: Path, *copies: tuple[bytes, int, list[tuple[int, int]]]) ->
         path.write_bytes(data)
         made.append(BlockCopy(f"n{number}", Segment(str(path), 0, len(data)), limit, skipped))
     cuts = sorted({limit for _, limit, _ in copies})
-    found = list(different_blocks(made, 0, 1 << 21, cuts))
+    result = list(different_blocks(made, 0, 1 << 21, cuts))
     kinds: dict[int, set[tuple[int, bytes]]] = {}
-    for _, start, end, digest in found:
+    for _, start, end, digest in result:
         kinds.setdefault(start, set()).add((end, digest))
-    return sorted(f"{start}:{store}" for store, start, *_ in found if len(kinds[start]) > 1)
+    return sorted(f"{start}:{store}" for store, start, *_ in result if len(kinds[start]) > 1)
 
 
 def test_blocks_that_differ_are_told_of_every_copy(tmp_path: Path) -> None:
-    whole = random.Random(3).randbytes(1 << 21)
-    size = len(whole)
-    other = bytearray(whole)
+    complete = random.Random(3).randbytes(1 << 21)
+    size = len(complete)
+    other = bytearray(complete)
     other[(1 << 20) + 5] ^= 1
-    assert blocks(tmp_path, (whole, size, []), (whole, size, [])) == []
-    told = blocks(tmp_path, (whole, size, []), (bytes(other), size, []), (whole, size, []))
-    assert told == ["1048576:n0", "1048576:n1", "1048576:n2"]
+    assert blocks(tmp_path, (complete, size, []), (complete, size, [])) == []
+    reported = blocks(
+        tmp_path, (complete, size, []), (bytes(other), size, []), (complete, size, [])
+    )
+    assert reported == ["1048576:n0", "1048576:n1", "1048576:n2"]
     # Behind its limit a copy has no block; what is skipped is not there.
-    assert blocks(tmp_path, (whole, size, []), (bytes(other), 1 << 20, [])) == []
+    assert blocks(tmp_path, (complete, size, []), (bytes(other), 1 << 20, [])) == []
     garbage = [((1 << 20) + 5, (1 << 20) + 6)]
-    assert blocks(tmp_path, (whole, size, garbage), (bytes(other), size, garbage)) == []
-    assert blocks(tmp_path, (whole, size, garbage), (bytes(other), size, [])) != []
-    assert blocks(tmp_path, (whole[:-1], size, []), (whole, size, [])) != []
+    assert blocks(tmp_path, (complete, size, garbage), (bytes(other), size, garbage)) == []
+    assert blocks(tmp_path, (complete, size, garbage), (bytes(other), size, [])) != []
+    assert blocks(tmp_path, (complete[:-1], size, []), (complete, size, [])) != []

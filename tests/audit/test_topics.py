@@ -50,13 +50,13 @@ def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Au
 
 def test_what_is_wrong_in_any_topic_is_found(damaged: AuditReport) -> None:
     assert wrong(damaged) == {"missing", "phantom", "altered", "not_consumed"}
-    for check, found in (
+    for check, result in (
         ("missing", {(TOPIC, message_id(5)), (SECOND, message_id(105))}),
         ("phantom", {(SECOND, "F" * 32)}),
         ("altered", {(SECOND, message_id(107))}),
     ):
         offenders = damaged.check(check).offenders
-        assert {(row["topic"], row["id_text"]) for row in offenders} == found
+        assert {(row["topic"], row["id_text"]) for row in offenders} == result
     assert damaged.figures["sent"] == 48
     assert damaged.figures["acknowledged"] == 48
 

@@ -13,10 +13,10 @@ def test_the_time_of_ended_threads_counts() -> None:
     spent: list[float] = []
 
     def work() -> None:
-        begun = time.thread_time()
-        while time.thread_time() - begun < 0.05:
+        started = time.thread_time()
+        while time.thread_time() - started < 0.05:
             pass
-        spent.append(time.thread_time() - begun)
+        spent.append(time.thread_time() - started)
 
     before = cpu_us(os.getpid())
     thread = threading.Thread(target=work)

@@ -18,15 +18,15 @@ from bench.scenarios import SCENARIOS, Figures, Scenario, body, window
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
     """The points that the scenario "window" was asked for."""
-    asked: list[tuple[int, float]] = []
+    requested: list[tuple[int, float]] = []
 
     async def measured(value: int, seconds: float) -> Figures:
-        asked.append((value, seconds))
+        requested.append((value, seconds))
         return {"rate": 1_000.0 / value}
 
     monkeypatch.setitem(SCENARIOS, "window", Scenario("things", (1, 2), measured))
     monkeypatch.setattr(command, "raise_file_limit", lambda: None)
-    return asked
+    return requested
 
 
 def run(*arguments: str) -> str:

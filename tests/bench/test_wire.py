@@ -25,10 +25,10 @@ async def counting(seen: Counter[tuple[bytes, bytes]]) -> AsyncIterator[str]:
         served.append(asyncio.current_task())
         while head := await reader.read(4):
             frame = await reader.readexactly(int.from_bytes(head, "big"))
-            found = re.search(rb'"b":"(.*?)".*"e":"(\d+)".*"opaque":(\d+)', frame, re.S)
-            assert found is not None, frame
-            seen[found[1], found[2]] += 1
-            header = ANSWER % found[3]
+            match = re.search(rb'"b":"(.*?)".*"e":"(\d+)".*"opaque":(\d+)', frame, re.S)
+            assert match is not None, frame
+            seen[match[1], match[2]] += 1
+            header = ANSWER % match[3]
             sizes = (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big")
             writer.write(sizes + header)
         writer.close()

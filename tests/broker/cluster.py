@@ -175,14 +175,14 @@ class Group:
 
     async def leader(self):
         """The name of the ready leader, once there is one."""
-        found = []
+        result = []
 
         def look():
-            found[:] = [name for name, b in self.brokers.items() if b.roles.leading]
-            return bool(found)
+            result[:] = [name for name, b in self.brokers.items() if b.roles.leading]
+            return bool(result)
 
         await until(look)
-        return found[0]
+        return result[0]
 
     async def leading(self):
         return self.brokers[await self.leader()]

@@ -351,14 +351,14 @@ async def test_requests_wait_for_a_new_leaders_first_commit_and_no_longer(tmp_pa
 async def test_held_pulls_are_told_once_that_other_accounts_are_in_force(tmp_path):
     async with guarded(tmp_path) as group:
         broker = await group.leading()
-        told = []
-        look = broker.access.service(lambda: told.append(1)).chores[-1].run
+        reported = []
+        look = broker.access.service(lambda: reported.append(1)).chores[-1].run
         look()
-        assert not told
+        assert not reported
         broker.state.acl.accounts = broker.access.book.current().without("only-writes", 1)
         look()
         look()
-        assert told == [1]
+        assert reported == [1]
 
 
 async def test_without_acl_there_is_no_step_more(tmp_path):
@@ -397,9 +397,9 @@ def test_wrong_credentials_of_the_node_are_named_and_not_shown(text):
 
 def put_in_place(path, text):
     """All of it at once: half a file is one that says something else."""
-    beside = path.with_suffix(".new")
-    beside.write_text(text)
-    beside.replace(path)
+    alongside = path.with_suffix(".new")
+    alongside.write_text(text)
+    alongside.replace(path)
 
 
 async def test_classic_the_file_is_the_truth(tmp_path):

@@ -41,10 +41,10 @@ async def test_create_send_pull(group):
     assert (pulled.code, pulled.remark) == (0, "FOUND")
     header = PullResponseHeader.parse(pulled.ext)
     assert (header.next_offset, header.offset_min, header.offset_max) == (5, 0, 5)
-    found = records(pulled.body)
-    assert [record.body for record in found] == [b"m2", b"m3", b"m4"]
+    result = records(pulled.body)
+    assert [record.body for record in result] == [b"m2", b"m3", b"m4"]
     viewed = await group.ask(
-        broker, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(found[0].physical_offset)}
+        broker, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(result[0].physical_offset)}
     )
     assert decode_record(viewed.body).body == b"m2"
     for code, answer in ((RequestCode.GET_MAX_OFFSET, "5"), (RequestCode.GET_MIN_OFFSET, "0")):
@@ -54,7 +54,7 @@ async def test_create_send_pull(group):
     assert (await group.ask(broker, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext)).ext[
         "offset"
     ] == "0"
-    ext["timestamp"] = str(found[-1].store_timestamp_ms + 1)
+    ext["timestamp"] = str(result[-1].store_timestamp_ms + 1)
     assert (await group.ask(broker, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext)).ext[
         "offset"
     ] == "5"
@@ -65,7 +65,7 @@ async def test_create_send_pull(group):
     earliest = await group.ask(
         broker, RequestCode.GET_EARLIEST_MSG_STORETIME, {"topic": "T", "queueId": "1"}
     )
-    assert 0 < int(earliest.ext["timestamp"]) <= found[0].store_timestamp_ms
+    assert 0 < int(earliest.ext["timestamp"]) <= result[0].store_timestamp_ms
 
 
 async def test_a_namespace_that_separates_nothing_is_refused(group):
@@ -213,9 +213,9 @@ async def test_administration(group):
 
 async def test_heartbeats_make_groups_and_tell_members(group):
     broker = await group.leading()
-    told = []
+    reported = []
     other = type(group.client)(
-        {int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED): lambda _, c: told.append(c.ext)}
+        {int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED): lambda _, c: reported.append(c.ext)}
     )
     try:
         for client, name in ((other, "c1"), (group.client, "c2")):
@@ -238,8 +238,8 @@ async def test_heartbeats_make_groups_and_tell_members(group):
             )
             command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
             assert (await client.invoke(broker.address, command, 60_000)).code == 0
-        await until(lambda: len(told) >= 2)
-        assert told[-1] == {"consumerGroup": "cg2"}
+        await until(lambda: len(reported) >= 2)
+        assert reported[-1] == {"consumerGroup": "cg2"}
         ext = {"consumerGroup": "cg2"}
         listed = await group.ask(broker, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
         assert orjson.loads(listed.body) == {"consumerIdList": ["c1", "c2"]}
@@ -312,12 +312,12 @@ async def test_a_snapshot_that_cannot_be_written_is_told_once(tmp_path, monkeypa
         broker = await group.leading()
         await group.create_topic(broker, "T")
         await until(lambda: broker.state.group.value)  # nothing more is applied by itself
-        for told in (1, 2):
+        for reported in (1, 2):
             with monkeypatch.context() as patch:
                 patch.setattr(RaftMember, "durable_index", 0)
                 for _ in range(3):
                     await broker.keeper.write_snapshot()
-            assert caplog.text.count("snapshot_skipped") == told
+            assert caplog.text.count("snapshot_skipped") == reported
             before = broker.keeper.covered_index
             await broker.keeper.write_snapshot()
             assert broker.keeper.covered_index > before

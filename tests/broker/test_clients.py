@@ -194,8 +194,8 @@ async def test_whoever_is_told_finds_the_members(tmp_path, notified, switch):
 
 def differing(clients):
     return {
-        client: [tuple(one) for one in found]
-        for client, found in clients.consumers["g"].differences().items()
+        client: [tuple(one) for one in result]
+        for client, result in clients.consumers["g"].differences().items()
     }
 
 
@@ -213,8 +213,8 @@ def test_consumers_with_other_subscriptions_than_most_are_named(caplog):
     beats("A || B", "B||A", "A")
     assert differing(clients) == {"c": [("T", "A", "A || B")]}
     (record,) = caplog.records
-    for words in ("subscriptions_inconsistent group=g", "client=c topic=T expression=A"):
-        assert words in record.getMessage()
+    for line in ("subscriptions_inconsistent group=g", "client=c topic=T expression=A"):
+        assert line in record.getMessage()
     beats("A || B", "B||A", "A", now_ms=WARN_PAUSE_MS - 1)
     assert len(caplog.records) == 1
     beats("A || B", "B||A", "A", now_ms=WARN_PAUSE_MS)
@@ -269,5 +269,7 @@ TYPED = frozenset({("T", "*")})
     ],
 )  # fmt: skip
 def test_differences_of_subscriptions(members, found):
-    told = {client: [tuple(one) for one in each] for client, each in differences(members).items()}
-    assert told == found
+    reported = {
+        client: [tuple(one) for one in each] for client, each in differences(members).items()
+    }
+    assert reported == found

@@ -124,16 +124,16 @@ class Processes:
 
     async def keys(self, name):
         """Return the keys of all messages, in their order."""
-        found, offset = [], 0
+        result, offset = [], 0
         while True:
             header = PullHeader("cg", "T", 0, offset, 32, 0x4, 0, 0, "*", 0)
             answer = await self.ask(name, RequestCode.PULL_MESSAGE, header.to_ext())
             assert answer.code in (0, 19), answer
             if answer.code == 19:
-                return found
+                return result
             offset = int(answer.ext["nextBeginOffset"])
             for at, _ in walk_records(answer.body):
-                found.append(int(decode_record(answer.body, at).body[:6]))
+                result.append(int(decode_record(answer.body, at).body[:6]))
 
     async def is_filled(self, name):
         """Return whether the broker has all the clients that it has room for, and refused some."""
@@ -149,12 +149,12 @@ class Processes:
 
 def strangers(port, count):
     """Return so many connections that say nothing; the broker may have closed some of them."""
-    found = []
+    result = []
     for _ in range(count):
-        found.append(socket.socket())
-        found[-1].setblocking(False)
-        found[-1].connect_ex(("127.0.0.1", port))
-    return found
+        result.append(socket.socket())
+        result[-1].setblocking(False)
+        result[-1].connect_ex(("127.0.0.1", port))
+    return result
 
 
 async def test_strangers_take_no_descriptor_that_the_log_needs(tmp_path):

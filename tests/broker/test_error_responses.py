@@ -99,9 +99,9 @@ async def test_the_leader_proves_that_its_answer_is_the_newest_and_a_follower_an
     async def answer(leads: bool, barrier: Barrier) -> tuple[int, str | None]:
         guarded = Guard(lambda: leads, lambda: "", barrier).around(look)
         request = RemotingCommand(RequestCode.QUERY_MESSAGE, 1)
-        found = guarded(cast(Connection, FakeConnection()), request)
-        assert asyncio.iscoroutine(found)
-        response = await found
+        result = guarded(cast(Connection, FakeConnection()), request)
+        assert asyncio.iscoroutine(result)
+        response = await result
         assert response is not None
         return response.code, response.remark
 

@@ -108,7 +108,7 @@ def alive(pid: int) -> bool:
 async def test_a_stopped_broker_ends_its_proxy(tmp_path):
     held = HeldPorts("127.0.0.1")
     (port,) = held.choose(1, random.Random())
-    asked = config(f"grpcPort={port}\nnamesrvAddr=127.0.0.1:1\n")
+    requested = config(f"grpcPort={port}\nnamesrvAddr=127.0.0.1:1\n")
 
     async def listens() -> bool:
         try:
@@ -118,7 +118,7 @@ async def test_a_stopped_broker_ends_its_proxy(tmp_path):
         writer.close()
         return True
 
-    async with proxy_process(asked, os.environ):
+    async with proxy_process(requested, os.environ):
         await until(listens)
     assert not await listens()
     held.close()
@@ -128,16 +128,16 @@ def test_the_proxy_is_told_what_holds_for_the_broker_and_nothing_else_of_its_own
     text = "grpcPort=8081\nnamesrvAddr=a:1;b:2\nmaxMessageSize=2MiB\naclEnable=true\n"
     text += 'innerClientAuthenticationCredentials={"accessKey":"k","secretKey":"s3cret"}\n'
     own = {"PATH": "/bin", "RAFTMQ_HTTP_PORT": "1", "RAFTMQ_STORE_PATH_ROOT_DIR": "/x"}
-    told = environment_of(config(text), own)
-    proxy = load(None, [], told).config
+    environment = environment_of(config(text), own)
+    proxy = load(None, [], environment).config
     assert (proxy.port, proxy.namesrv, proxy.bind) == (8081, "a:1;b:2", "0.0.0.0")
     assert (proxy.message_size_max, proxy.acl_enable) == (2 << 20, True)
     assert proxy.inner_credentials is not None
     assert proxy.inner_credentials.secret_key == "s3cret"
     assert not proxy.http_enable
-    assert told["PATH"] == "/bin"
+    assert environment["PATH"] == "/bin"
     variables = {one.variable for one in OPTIONS.values()}
-    assert {name for name in told if name.startswith("RAFTMQ_")} <= variables | {
+    assert {name for name in environment if name.startswith("RAFTMQ_")} <= variables | {
         "RAFTMQ_CLIENTS_MAX"
     }
 

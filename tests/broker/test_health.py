@@ -32,10 +32,10 @@ async def run(command, address):
 async def test_a_leader_is_healthy_and_a_stopped_one_is_not(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
-        found = await run(broker_health, broker.address)
-        assert (found.exit_code, found.output) == (0, f"{broker.address}: healthy\n")
-    found = await run(broker_health, broker.address)
-    assert found.exit_code == 1 and broker.address in found.output
+        result = await run(broker_health, broker.address)
+        assert (result.exit_code, result.output) == (0, f"{broker.address}: healthy\n")
+    result = await run(broker_health, broker.address)
+    assert result.exit_code == 1 and broker.address in result.output
 
 
 async def test_a_name_server_is_healthy():
@@ -44,8 +44,8 @@ async def test_a_name_server_is_healthy():
     await server.start()
     address = server.address
     try:
-        found = await run(namesrv_health, address)
-        assert (found.exit_code, found.output) == (0, f"{address}: healthy\n")
+        result = await run(namesrv_health, address)
+        assert (result.exit_code, result.output) == (0, f"{address}: healthy\n")
     finally:
         await server.stop()
     assert (await run(namesrv_health, address)).exit_code == 1
@@ -69,17 +69,17 @@ async def test_a_name_servers_certificate_that_expires_is_told_while_it_serves(
     monkeypatch.setattr(process_tls, "RELOAD_S", 0.1)
     async with NameServer(config) as server, Client(server.http.address) as client:
         address = server.address
-        found = await run(namesrv_health, address)
+        result = await run(namesrv_health, address)
         ready = await client.get("/health/ready")
         (warning,) = ready.json["warnings"]
         assert warning.startswith("TLS: server: the certificate expires at 2")
-        told = f"{address}: healthy\n{address}: warning: {warning}\n"
-        assert (found.exit_code, found.output) == (0, told)
+        reported = f"{address}: healthy\n{address}: warning: {warning}\n"
+        assert (result.exit_code, result.output) == (0, reported)
         assert (ready.status, ready.json["status"]) == (200, "ready")
         authority.issue("server")
         await until(lambda: not server.tls.expiring)
-        found = await run(namesrv_health, address)
-        assert (found.exit_code, found.output) == (0, f"{address}: healthy\n")
+        result = await run(namesrv_health, address)
+        assert (result.exit_code, result.output) == (0, f"{address}: healthy\n")
         assert (await client.get("/health/ready")).json["warnings"] == []
 
 
@@ -111,10 +111,10 @@ async def test_warnings_are_printed_and_end_nothing(tmp_path):
         broker = await group.leading()
         identity = broker.engine.identity
         identity.founders_differ("n9", "n9 names others", now_ms())
-        found = await run(broker_health, broker.address)
+        result = await run(broker_health, broker.address)
         where = broker.address
-        told = f"{where}: healthy\n{where}: warning: n9 names others\n"
-        assert (found.exit_code, found.output) == (0, told)
+        reported = f"{where}: healthy\n{where}: warning: n9 names others\n"
+        assert (result.exit_code, result.output) == (0, reported)
         async with Client(broker.http.address) as client:
             ready = await client.get("/health/ready")
         assert (ready.status, ready.json["warnings"]) == (200, ["n9 names others"])
@@ -124,8 +124,8 @@ async def test_warnings_are_printed_and_end_nothing(tmp_path):
 def test_half_an_account_is_told(command, monkeypatch):
     monkeypatch.setenv("RAFTMQ_ACCESS_KEY", "alone")
     monkeypatch.delenv("RAFTMQ_SECRET_KEY", raising=False)
-    found = CliRunner().invoke(command, ["--address", "127.0.0.1:1"])
-    assert found.exit_code == 2 and "credentials need an access key" in found.output
+    result = CliRunner().invoke(command, ["--address", "127.0.0.1:1"])
+    assert result.exit_code == 2 and "credentials need an access key" in result.output
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,8 @@ async def test_leadership_goes_to_the_one_with_room_and_no_send_fails(group):
     await until(lambda: group.brokers[old].sends.disk_full)
     await until(lambda: len({core(group, name).commit_index for name in group.names}) == 1)
     pulled = await group.pull(group.brokers[roomy], "T", 0)
-    found = [decode_record(pulled.body, at).body for at, _ in walk_records(pulled.body)]
-    assert found == sender.stored[: len(found)] and len(found) > 20
+    result = [decode_record(pulled.body, at).body for at, _ in walk_records(pulled.body)]
+    assert result == sender.stored[: len(result)] and len(result) > 20
 
 
 async def test_when_nobody_has_room_sends_are_refused_and_leadership_stays(group):
@@ -200,8 +200,8 @@ async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_
         await until(lambda: not group.brokers[first].roles.leading)
         second = await group.leader()
         engine = group.brokers[second].engine
-        words = f"{first} should not lead: its disk is short of room or slow"
-        await until(lambda: words in engine.status()["preferred_reason"])
+        text = f"{first} should not lead: its disk is short of room or slow"
+        await until(lambda: text in engine.status()["preferred_reason"])
         assert await group.leader() == second
         await fill(
             group, {first: ROOMY}

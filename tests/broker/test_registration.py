@@ -167,8 +167,8 @@ async def test_a_group_of_a_name_that_another_has_stays_out_and_says_so(tmp_path
         async with Group(tmp_path / "own", **settings) as own:
             broker = await own.leading()
             # Once the id is in the log, and not when the period is over.
-            found = server.table.group
-            await until(lambda: (known := found("group-a")) is not None and known.group_id)
+            result = server.table.group
+            await until(lambda: (known := result("group-a")) is not None and known.group_id)
             held = broker.log.identity.group_id
             assert server.table.group("group-a").group_id == held
             async with Group(tmp_path / "other", **settings) as other:
@@ -320,14 +320,14 @@ async def test_whom_every_name_server_refuses_says_so_and_is_not_healthy(tmp_pat
                 answer = await group.ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO)
                 return why_not(loads_object(answer.body)["table"])
 
-            told = f"127.0.0.1:{names.server.port} answers 1: a wrong secret"
+            reported = f"127.0.0.1:{names.server.port} answers 1: a wrong secret"
             registrar._refusals.clear()
             monkeypatch.setattr(registration, "REFUSALS_REPORTED", 10**9)
             await until(lambda: registrar._refusals)
             assert registrar.refused == ""
             monkeypatch.setattr(registration, "REFUSALS_REPORTED", 5)
-            await until(lambda: registrar.refused == told)
-            assert await why() == f"in no route: {told}"
+            await until(lambda: registrar.refused == reported)
+            assert await why() == f"in no route: {reported}"
             names.refusing = False
             await until(lambda: registrar.registered)
             assert await why() == ""
@@ -339,13 +339,13 @@ async def test_whom_every_name_server_refuses_says_so_and_is_not_healthy(tmp_pat
 def test_tools_find_a_broker_by_the_topics_of_its_names():
     """Java's createTopic takes a cluster's or a broker's name, and asks for its route."""
     config = build_config(parse_properties("brokerName=broker-a\nbrokerClusterName=c\n", "test"))
-    found = {topic.name: topic for topic in topics_of_names(config)}
-    assert {name: (t.queue_count, t.perm) for name, t in found.items()} == {
+    result = {topic.name: topic for topic in topics_of_names(config)}
+    assert {name: (t.queue_count, t.perm) for name, t in result.items()} == {
         "c": (16, 7),
         "broker-a": (1, 7),
     }
     table = TopicTable()
-    table.internal.update(found)
+    table.internal.update(result)
     assert {topic.topic for topic in RegisteredTopics(table, None, BrokerGroupTable()).all()} == {
         "c",
         "broker-a",

@@ -190,10 +190,10 @@ def test_deletion_that_is_forced_goes_by_no_clock(store, disk, clocks):
 async def test_a_pass_looks_at_the_ages_once(store, disk, clocks, monkeypatch, at_once):
     _, retention = aged(store, disk, clocks, HALF_FULL)
     keeper = keeper_of(store, disk, retention, Engine(store, []))
-    looks, ages = [], Expiry._ages
-    monkeypatch.setattr(Expiry, "_ages", lambda *args: looks.append(1) or ages(*args))
+    checks, ages = [], Expiry._ages
+    monkeypatch.setattr(Expiry, "_ages", lambda *args: checks.append(1) or ages(*args))
     await keeper.retain(at_once=at_once)
-    assert len(looks) == 1
+    assert len(checks) == 1
 
 
 class Events:
@@ -426,8 +426,8 @@ async def test_what_is_deleted_early_is_counted(store, disk, clocks, caplog, mod
         return
     assert gone > 20
     size_bytes = store.commitlog.min_offset
-    found = (unexpired.messages, unexpired.unconsumed, unexpired.size_bytes)
-    assert found == (gone, gone - 5, size_bytes)
+    result = (unexpired.messages, unexpired.unconsumed, unexpired.size_bytes)
+    assert result == (gone, gone - 5, size_bytes)
     detail = {
         "messages": gone,
         "bytes": size_bytes,

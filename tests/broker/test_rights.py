@@ -129,7 +129,7 @@ def made_up(rng, where):
     groups = ["secret-group", "fresh-group", "secret-producer", ""]
     offsets = [str(offset) for offset in (*where.values(), 0, 1, -1, 10**9, 1 << 63)]
     host = pack_host(("127.0.0.1", 10911))
-    ids = [offset_message_id(host, place) for place in where.values()] + ["", "zz"]
+    ids = [offset_message_id(host, position) for position in where.values()] + ["", "zz"]
     numbers = [str(number) for number in (-1, 0, 1, 2, 16, 1 << 31)] + ["x", "true"]
     clients = ["secret-client", "nobody-client", ""]
     choices = {
@@ -206,9 +206,9 @@ async def ask_everything(broker, codes, seed, rounds=ROUNDS):
                 refused = (answer.remark or "").startswith(EXCEPTION)
                 if not refused and code not in HARMLESS:
                     wrong.append((code, number, "answered", answer.code, answer.remark))
-                told = f"{answer.remark} {answer.ext} {answer.body!r}"
+                reported = f"{answer.remark} {answer.ext} {answer.body!r}"
                 wrong += [(code, number, "handed out", word) for word in PLANTED
-                          if word in told and word not in given]  # fmt: skip
+                          if word in reported and word not in given]  # fmt: skip
                 if fingerprint(broker) != before:
                     wrong.append((code, number, "changed something"))
                     return wrong
@@ -272,17 +272,17 @@ async def test_a_place_in_the_log_is_for_who_may_read_the_topic_there(tmp_path, 
                 return RemotingCommand.response_to(request, body=b"{}")
 
             ask.client.register(309, consume)
-            for place in (*broker.where.values(), own):
-                back = {"offset": str(place), "group": "own", "delayLevel": "0"}
-                message_id = offset_message_id(pack_host(("127.0.0.1", 1)), place)
+            for position in (*broker.where.values(), own):
+                back = {"offset": str(position), "group": "own", "delayLevel": "0"}
+                message_id = offset_message_id(pack_host(("127.0.0.1", 1)), position)
                 direct = ConsumeDirectlyHeader("own", "own-client", message_id).to_ext()
                 answers = [
                     await ask(code, ext) for code, ext in ((33, back), (36, back), (309, direct))
                 ]
                 for answer in answers:
-                    told = f"{answer.remark} {answer.ext} {answer.body!r}"
-                    assert place == own or not any(word in told for word in PLANTED)
-                    assert (answer.code == 0) == (place == own), (place, answer)
+                    reported = f"{answer.remark} {answer.ext} {answer.body!r}"
+                    assert position == own or not any(word in reported for word in PLANTED)
+                    assert (answer.code == 0) == (position == own), (position, answer)
             assert len(given) == 1 and b"mine" in given[0][0]
             assert not {"AccessKey", "Signature"} & set(given[0][1])
             ends = [
@@ -334,9 +334,10 @@ async def test_a_half_message_is_shown_to_nobody_who_only_says_that_he_is_its_pr
         async with speaking(broker, OWNER) as ask:
             assert (await ask(34, None, beat("a-stranger"))).code == 0
             for _ in range(4):  # they take turns
-                found = asked_of("secret-producer", needs)
+                result = asked_of("secret-producer", needs)
                 assert (
-                    found is broker.clients.producers["secret-producer"]["secret-client"].connection
+                    result
+                    is broker.clients.producers["secret-producer"]["secret-client"].connection
                 )
             await group.client.close()  # the real one leaves
             await until(lambda: "secret-client" not in broker.clients.producers["secret-producer"])
@@ -406,8 +407,8 @@ async def test_pulls_of_what_waits_for_its_delivery_take_more_than_a_default(tmp
             for topic in ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "TopSecret"):
                 header = PullHeader("g", topic, 0, 0, 32, 0x4, 0, 0, "*", 0)
                 assert (await ask(11, header.to_ext())).remark.startswith(EXCEPTION)
-            for place in broker.where.values():
-                assert (await ask(33, {"offset": str(place)})).remark.startswith(EXCEPTION)
+            for position in broker.where.values():
+                assert (await ask(33, {"offset": str(position)})).remark.startswith(EXCEPTION)
 
 
 async def test_a_retry_of_a_pop_is_its_groups_whatever_the_topics_name_says(tmp_path):
@@ -420,15 +421,15 @@ async def test_a_retry_of_a_pop_is_its_groups_whatever_the_topics_name_says(tmp_
         broker.sends.store([popped], b"", ended)
         broker.sends.wake()
         await ended.stored()
-        found = broker.store.reads.get_messages(topic, 0, 0, 1, 4096).buffers[0]
-        place = {"offset": str(decode_record(found).physical_offset)}
+        messages = broker.store.reads.get_messages(topic, 0, 0, 1, 4096).buffers[0]
+        position = {"offset": str(decode_record(messages).physical_offset)}
         for name, code in (("secret-group", 0), ("secret-group_TopSecret", 1)):
             who = Credentials("reads-retries", "sesame-open-9")
             fields = {"accessKey": who.access_key, "secretKey": who.secret_key,
                       "admin": "false", "groupPerms": f"{name}=SUB"}  # fmt: skip
             assert (await group.ask(broker, 50, fields)).code == 0
             async with speaking(broker, who) as ask:
-                assert (await ask(33, place)).code == code
+                assert (await ask(33, position)).code == code
 
 
 async def test_what_waits_for_its_delivery_takes_a_right_to_where_it_was_sent_too(tmp_path):

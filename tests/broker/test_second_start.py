@@ -66,14 +66,14 @@ async def load(processes, acknowledged):
 
 async def stored(processes, name):
     """Every body of queue 0."""
-    found, offset = [], 0
+    result, offset = [], 0
     while True:
         header = PullHeader("cg", "T", 0, offset, 32, 0x4, 0, 0, "*", 0)
         answer = await processes.ask(name, RequestCode.PULL_MESSAGE, header.to_ext())
         if answer.code != ResponseCode.SUCCESS:
-            return found
+            return result
         for at, _ in walk_records(answer.body):
-            found.append(decode_record(answer.body, at).body)
+            result.append(decode_record(answer.body, at).body)
             offset += 1
 
 
@@ -102,9 +102,9 @@ async def test_a_second_start_ends_and_loses_nothing(tmp_path, names):
         for name in names:
             processes.start(name)
         leader = await processes.leader()
-        found = await stored(processes, leader)
-        assert len(set(found)) == len(found)
-        assert [body for body in found if body in set(acknowledged)] == acknowledged
+        result = await stored(processes, leader)
+        assert len(set(result)) == len(result)
+        assert [body for body in result if body in set(acknowledged)] == acknowledged
 
 
 @pytest.mark.timeout(300)

@@ -153,9 +153,9 @@ async def test_a_new_store_is_noted_and_an_old_one_adopted_once(tmp_path, caplog
     own = StoreIdentity("raft", "group-a", "n0", config.mapped_file_size_commit_log)
 
     def told():
-        found = [(r.levelname, r.getMessage().split()[0]) for r in caplog.records]
+        result = [(r.levelname, r.getMessage().split()[0]) for r in caplog.records]
         caplog.clear()
-        return [one for one in found if one[1].startswith("store_")]
+        return [one for one in result if one[1].startswith("store_")]
 
     await run(config_of(tmp_path))
     assert told() == [("INFO", "store_noted")]

@@ -12,8 +12,8 @@ def test_every_request_code_has_its_cases():
 
 async def test_no_request_takes_a_long_turn(tmp_path):
     limit_s = LIMIT_S * turns.calibrated()
-    found = await turns.measure(tmp_path, limit_s=limit_s)
-    assert {code for _, code, *_ in found} == set(BROKER)
-    long = [(round(1000 * seconds), code, name, what) for seconds, code, name, what, _ in found
+    result = await turns.measure(tmp_path, limit_s=limit_s)
+    assert {code for _, code, *_ in result} == set(BROKER)
+    long = [(round(1000 * seconds), code, name, what) for seconds, code, name, what, _ in result
             if seconds > limit_s]  # fmt: skip
     assert long == []

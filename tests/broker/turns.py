@@ -99,11 +99,11 @@ def subscription(topic, text="*", kind="TAG"):
 
 
 def heartbeat(client, groups, subscriptions=1, tags="*"):
-    told = [subscription(f"topic-{n:05}", tags) for n in range(subscriptions)]
+    reported = [subscription(f"topic-{n:05}", tags) for n in range(subscriptions)]
     name = "cg" if groups == 1 else "group-"
     consumers = [{"groupName": name if groups == 1 else f"{name}{n:05}", "consumeType":
                   "CONSUME_PASSIVELY", "messageModel": "CLUSTERING", "consumeFromWhere":
-                  "CONSUME_FROM_LAST_OFFSET", "subscriptionDataSet": told}
+                  "CONSUME_FROM_LAST_OFFSET", "subscriptionDataSet": reported}
                  for n in range(groups)]  # fmt: skip
     return orjson.dumps({"clientID": client, "consumerDataSet": consumers, "producerDataSet": []})
 
@@ -280,10 +280,10 @@ def usual(**changes):
     """Return a request with the usual fields, and one with these."""
 
     def of(code):
-        found = {"usual": (EXT, b"")}
+        result = {"usual": (EXT, b"")}
         if changes:
-            found["changed"] = ({**EXT, **changes}, b"")
-        return found
+            result["changed"] = ({**EXT, **changes}, b"")
+        return result
 
     return of
 
@@ -394,7 +394,7 @@ async def measure(root: Path, codes=None, limit_s=0.02):
 
 
 async def _measure(root, codes, limit_s):
-    found = []
+    result = []
     world, longest = World(root), Longest()
     async with world.group:
         await world.fill()
@@ -422,8 +422,8 @@ async def _measure(root, codes, limit_s):
                     if best[0] < limit_s:
                         break
                 seconds, what, answer = best
-                found.append((seconds, code, name, what, answer))
-    return sorted(found, key=lambda entry: -entry[0])
+                result.append((seconds, code, name, what, answer))
+    return sorted(result, key=lambda entry: -entry[0])
 
 
 def calibrated() -> float:
@@ -449,11 +449,11 @@ def unique(worst):
 def main() -> None:
     codes = [int(word) for word in sys.argv[1:]] or None
     with tempfile.TemporaryDirectory() as root:
-        found = asyncio.run(measure(Path(root), codes))
+        result = asyncio.run(measure(Path(root), codes))
     print(f"this machine is {calibrated():.2f} times slower than the reference")
     print(f"{'ms':>8}  {'code':>6}  request")
     worst: dict[object, tuple] = {}
-    for entry in found:
+    for entry in result:
         if entry[0] > 0.008:
             worst.setdefault((entry[1], entry[2]), entry)
         worst.setdefault(entry[1], entry)

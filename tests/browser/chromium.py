@@ -63,12 +63,12 @@ class BrowserError(Exception):
 
 def find() -> str:
     """The path of a Chromium; installed if we may. Raises BrowserError."""
-    found = subprocess.run(
+    result = subprocess.run(
         [ROOT / "tools" / "find-chromium.sh"], capture_output=True, text=True, check=False
     )
-    if found.returncode:
-        raise BrowserError(found.stderr.strip())
-    return found.stdout.strip()
+    if result.returncode:
+        raise BrowserError(result.stderr.strip())
+    return result.stdout.strip()
 
 
 class Browser:
@@ -103,13 +103,13 @@ class Browser:
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
-        told = profile / "DevToolsActivePort"
+        reported = profile / "DevToolsActivePort"
         deadline = time.monotonic() + START_S
-        while not told.exists() or len(told.read_text().splitlines()) < 2:
+        while not reported.exists() or len(reported.read_text().splitlines()) < 2:
             if self._process.returncode is not None or time.monotonic() > deadline:
                 raise BrowserError(f"{program} did not start ({self._process.returncode})")
             await asyncio.sleep(POLL_S)
-        port, path = told.read_text().splitlines()[:2]
+        port, path = reported.read_text().splitlines()[:2]
         self._session = aiohttp.ClientSession()
         self._socket = await self._session.ws_connect(
             f"ws://127.0.0.1:{port}{path}", max_msg_size=64 << 20
@@ -230,12 +230,12 @@ class Page:
 
     async def js(self, expression: str) -> Any:
         """The value of an expression; promises are awaited. Raises BrowserError."""
-        found = await self.send(
+        result = await self.send(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
-        if "exceptionDetails" in found:
-            raise BrowserError(f"{expression}: {found['exceptionDetails']}")
-        return found["result"].get("value")
+        if "exceptionDetails" in result:
+            raise BrowserError(f"{expression}: {result['exceptionDetails']}")
+        return result["result"].get("value")
 
     async def until(self, condition: str, patience_s: float = PATIENCE_S) -> Any:
         """The value of `condition` once it is true. Raises BrowserError with the page's text."""

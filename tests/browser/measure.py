@@ -30,8 +30,8 @@ SHOWN = """new Promise(done => {
 
 async def main() -> None:
     counts = [int(text) for text in sys.argv[1:]] or [1000]
-    with tempfile.TemporaryDirectory() as place:
-        async with Browser(Path(place)) as browser:
+    with tempfile.TemporaryDirectory() as position:
+        async with Browser(Path(position)) as browser:
             for count in counts:
                 took = [await one(browser, count) for _ in range(ROUNDS)]
                 print(

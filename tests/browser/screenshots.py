@@ -27,10 +27,10 @@ DESKTOP, PHONE = (1280, 860), (380, 780)
 async def main() -> None:
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else DIRECTORY
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as position:
         async with (
-            running(Path(place, "cluster"), Shape(groups=2)) as cluster,
-            Browser(Path(place)) as browser,
+            running(Path(position, "cluster"), Shape(groups=2)) as cluster,
+            Browser(Path(position)) as browser,
         ):
             for topic in TOPICS:
                 await cluster.topic(topic)

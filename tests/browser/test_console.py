@@ -139,11 +139,11 @@ async def sees_what_was(page: Page, cluster: Running) -> None:
         6,
     ]
     for lag in ("9 - n", "n"):  # a line has its colour whatever is most just now
-        found = (
+        result = (
             "({groups: Array.from({length: 9}, (_, n) => ({group: 'g' + n, series: ["
             f"{{name: 'lag', values: [n == 4 ? 0 : 5 + {lag}]}}]}}))}})"
         )
-        lines = f"{HISTORY}.then(one => one.linesOf({{names: ['lag']}}, {found}))"
+        lines = f"{HISTORY}.then(one => one.linesOf({{names: ['lag']}}, {result}))"
         shown = await page.js(
             f"{lines}.then(({{shown, more}}) => [...shown.map(l => l.label), more])"
         )
@@ -160,16 +160,16 @@ async def resends_dead_letters(page: Page, cluster: Running) -> None:
     await page.until("document.querySelectorAll('.messages [data-input=one]').length == 5")
     await page.click("[aria-label='Choose d3']")
     await page.click("[aria-label='Choose d1']")
-    told = "document.querySelector('[data-key=progress]')?.textContent"
+    reported = "document.querySelector('[data-key=progress]')?.textContent"
     await page.click("[data-do=some]:not(:disabled)")
     await page.until(DIALOG)
     await page.click("dialog button[type=submit]")
-    await page.until(f"{told}?.startsWith('2 dead letters resent of 2 · done')")
+    await page.until(f"{reported}?.startsWith('2 dead letters resent of 2 · done')")
     await page.click("[data-do=all]:not(:disabled)")
     await page.until(DIALOG)
     await page.type("dialog [name=typed]", "billing")
     await page.click("dialog button[type=submit]")
-    await page.until(f"{told}?.startsWith('5 dead letters resent · done')")
+    await page.until(f"{reported}?.startsWith('5 dead letters resent · done')")
     retries = await cluster.ask("GET", "/topics/%25RETRY%25billing/messages")
     assert sorted(one["text"] for one in retries["items"]) == [
         "dead 0", "dead 1", "dead 1", "dead 2", "dead 3", "dead 3", "dead 4",

@@ -110,21 +110,21 @@ async def has_another_one_lead(page: Page) -> None:
     said = await page.js("document.querySelector('dialog').textContent")
     assert "Nobody is preferred now." in said
     choices = "[...document.querySelectorAll('dialog [name=name]')].map(e => e.value)"
-    wanted = next(name for name in await page.js(choices) if name not in ("", before))
-    await page.click(f"dialog [value={wanted}]")
+    expected = next(name for name in await page.js(choices) if name not in ("", before))
+    await page.click(f"dialog [value={expected}]")
     await page.click("dialog button[type=submit]")
-    await page.until(f"{LEADER} == '{wanted}'")
+    await page.until(f"{LEADER} == '{expected}'")
     tag = "document.querySelector('.replica.leader .who .tag')?.textContent"
     await page.until(f"{tag} == 'preferred'")
     rows = "[...document.querySelectorAll('.beliefs tbody tr')].map(r => r.textContent)"
-    assert f"Should lead{wanted * 3}" in await page.until(
-        f"{rows}.some(t => t == 'Should lead{wanted * 3}') && {rows}"
+    assert f"Should lead{expected * 3}" in await page.until(
+        f"{rows}.some(t => t == 'Should lead{expected * 3}') && {rows}"
     )
     heard = "t.startsWith('Heard by the leader') && /\\d m?s ago/.test(t)"
     await page.until(f"{rows}.some(t => {heard})")
     await page.until("document.querySelector('.note.good')")
     await opens(page, "preferred", "name")
-    assert f"Preferred now: {wanted}." in await page.js(
+    assert f"Preferred now: {expected}." in await page.js(
         "document.querySelector('dialog').textContent"
     )
     await page.click("dialog [name=name]")  # the first one: nobody
@@ -140,7 +140,7 @@ async def changes_the_members(page: Page, cluster: Running) -> None:
     members = "document.querySelector('.beliefs')?.textContent.includes('n9 (learner)')"
     await page.until(members)
     open_dialog = "document.querySelector('dialog[open]')?.textContent"
-    for deed, words in (
+    for deed, text in (
         ("promote", "of which 1 may fail now, and 4 voters, of which 1 may fail then"),
         ("remove", "The group's voters stay as they are."),
     ):
@@ -149,12 +149,12 @@ async def changes_the_members(page: Page, cluster: Running) -> None:
         await page.click(f"dialog [value='{deed} n9']")
         await page.click("dialog button[type=submit]")
         said = await page.until(f"{open_dialog}?.startsWith('{deed.title()} n9') && {open_dialog}")
-        assert words in said
+        assert text in said
         await page.click("dialog button[type=submit]")
         if deed == "promote":
             refused = "[...document.querySelectorAll('.toast.bad')].map(e => e.textContent).join()"
-            told = await page.until(f"{refused}.includes('Promotion of n9') && {refused}")
-            assert "n9" in told
+            reported = await page.until(f"{refused}.includes('Promotion of n9') && {refused}")
+            assert "n9" in reported
     await page.until(f"!{members}")
 
 

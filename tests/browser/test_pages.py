@@ -81,13 +81,13 @@ SHORT = """(() => {
 
 async def tells_that_nobody_answers(page: Page) -> None:
     """The state is not green, the events are not live, and a change is perhaps done."""
-    words = "this name server does not answer"
+    text = "this name server does not answer"
     await page.js(SHORT)
-    await page.until(f"document.querySelector('.pill.bad')?.textContent == '{words}'")
-    await page.until(f"document.querySelector('[role=alert]')?.textContent.startsWith('{words}')")
+    await page.until(f"document.querySelector('.pill.bad')?.textContent == '{text}'")
+    await page.until(f"document.querySelector('[role=alert]')?.textContent.startsWith('{text}')")
     api = "import('/dashboard/api.js')"
     written = f"{api}.then(one => one.call('PUT', '/topics/T')).catch(e => [e.message, e.code])"
-    assert await page.js(written) == [words, "OUTCOME_UNKNOWN"]
+    assert await page.js(written) == [text, "OUTCOME_UNKNOWN"]
     ended = f"{api}.then(one => one.get('/x', {{signal: AbortSignal.abort()}})).catch(e => e.name)"
     assert await page.js(ended) == "AbortError"
     # A stream that opens, says something, and says no more.
@@ -251,9 +251,9 @@ NO_PLOTS = "{'/history': () => ({times: [30000, 60000], errors: [], groups: []})
 
 
 async def says_when_a_line_begins(page: Page) -> None:
-    told = "[...document.querySelectorAll('.card .empty')].map(e => e.textContent)"
-    await page.until(f"{told}.length == 4")
-    stored, _, commits, _ = await page.js(told)
+    reported = "[...document.querySelectorAll('.card .empty')].map(e => e.textContent)"
+    await page.until(f"{reported}.length == 4")
+    stored, _, commits, _ = await page.js(reported)
     begins = (
         "Nothing was noted in this time. In this range a line begins 60 s after a broker's start"
     )
@@ -298,14 +298,14 @@ async def offers_the_names_that_are_there(page: Page) -> None:
 async def canvases_are(page: Page, count: int) -> bool:
     """Whether so many are in the browser's memory, shown or not."""
     kind = await page.send("Runtime.evaluate", expression="HTMLCanvasElement.prototype")
-    found = await page.send("Runtime.queryObjects", prototypeObjectId=kind["result"]["objectId"])
+    result = await page.send("Runtime.queryObjects", prototypeObjectId=kind["result"]["objectId"])
     length = await page.send(
         "Runtime.callFunctionOn",
-        objectId=found["objects"]["objectId"],
+        objectId=result["objects"]["objectId"],
         functionDeclaration="function () { return this.length; }",
         returnByValue=True,
     )
-    await page.send("Runtime.releaseObject", objectId=found["objects"]["objectId"])
+    await page.send("Runtime.releaseObject", objectId=result["objects"]["objectId"])
     return length["result"]["value"] == count
 
 
@@ -344,8 +344,8 @@ async def finds_the_readers_among_many(page: Page) -> None:
     assert sorted(set(await page.js(views))) == ["new", "zbilling"]
     await page.js("window.endless = true")
     notes = "[...document.querySelectorAll('.note')].map(e => e.textContent)"
-    told = "Only the first 1,007 consumer groups were looked through."
-    await page.until(f"{notes}.includes('{told}')")
+    reported = "Only the first 1,007 consumer groups were looked through."
+    await page.until(f"{notes}.includes('{reported}')")
     assert page.errors == []
 
 
@@ -500,8 +500,8 @@ async def pages_and_saves_what_is_found(page: Page) -> None:
     assert re.fullmatch(pattern, await page.js(last))
     await page.click("[data-do=save]")
     toast = "document.querySelector('.toast.warn')?.textContent"
-    words = "1 message is saved without its body, which is too large for lists."
-    assert (await page.until(toast)).startswith(words)
+    text = "1 message is saved without its body, which is too large for lists."
+    assert (await page.until(toast)).startswith(text)
     assert page.errors == []
 
 
@@ -515,7 +515,7 @@ async def asks_for_a_login_only_when_it_may(page: Page) -> None:
     """Not over a dialog that is being filled, and not at each poll once somebody said no."""
     await page.click("[data-do=create]")
     await page.type("dialog [name=accessKey]", "half-filled")
-    looks = "asked.filter(one => one.endsWith('/cluster')).length"
+    checks = "asked.filter(one => one.endsWith('/cluster')).length"
     look = "import('/dashboard/app.js').then(it => it.app.look())"
     await page.js("window.refuses = true")
     await page.js(look)
@@ -525,8 +525,8 @@ async def asks_for_a_login_only_when_it_may(page: Page) -> None:
     await page.until("document.querySelector('dialog[open] [name=token]')")
     await page.click("dialog [data-cancel]")
     await page.until(f"!{DIALOG}")
-    before = await page.js(looks)
-    await page.until(f"{looks} > {before}")
+    before = await page.js(checks)
+    await page.until(f"{checks} > {before}")
     await page.js(PAUSE)
     assert not await page.js(f"!!{DIALOG}")
     await page.js("answers['/accounts/'] = answers['/cluster']; 0")
@@ -553,7 +553,7 @@ DEAD_LETTERS = """{
 
 async def resends_what_was_asked_for(page: Page) -> None:
     """Another filter that is set meanwhile changes nothing; what is uncertain is said."""
-    told = "document.querySelector('[data-key=progress]')?.textContent"
+    reported = "document.querySelector('[data-key=progress]')?.textContent"
     shown = "document.querySelector('.messages .name')?.textContent"
 
     async def resend_all() -> None:
@@ -572,12 +572,12 @@ async def resends_what_was_asked_for(page: Page) -> None:
     await page.click("form button[type=submit]")
     await page.until(f"{shown} == 'any-2'")
     await page.js("release()")
-    await page.until(f"{told}?.startsWith('2 dead letters resent · done')")
-    whole = "asked.filter(one => one.includes('limit=256')).map(one => one.match(/tag=\\w+/)[0])"
-    assert await page.js(whole) == ["tag=red", "tag=red"]
+    await page.until(f"{reported}?.startsWith('2 dead letters resent · done')")
+    complete = "asked.filter(one => one.includes('limit=256')).map(one => one.match(/tag=\\w+/)[0])"
+    assert await page.js(complete) == ["tag=red", "tag=red"]
     await page.js("window.breaks = true")
     await resend_all()
-    await page.until(f"{told}?.startsWith('0 dead letters resent · 1 perhaps')")
+    await page.until(f"{reported}?.startsWith('0 dead letters resent · 1 perhaps')")
     await page.js("window.breaks = false; hold()")
     await resend_all()
     count = "asked.filter(one => one.endsWith('/messages/resend')).length"

@@ -46,8 +46,8 @@ class HistoryBuilder:
         process: str = "producer-0",
         **more: Any,
     ) -> int:
-        place = {"queue": queue, "offset": offset, "msg_id": "", "attempts": attempts}
-        return self.add("ok", "send", process, op, **place, **more)
+        position = {"queue": queue, "offset": offset, "msg_id": "", "attempts": attempts}
+        return self.add("ok", "send", process, op, **position, **more)
 
     def sent(self, name: str, queue: int, offset: int, **more: Any) -> None:
         """A send, invoked and acknowledged at `queue`, `offset`, perhaps of a `broker`, or with a
@@ -81,12 +81,12 @@ class HistoryBuilder:
 
     def committing(self, queue: int, offset: int, process: str = "consumer-0") -> int:
         """A commit that `answered` answers later, or never."""
-        place = {"topic": "T", "group": "G", "queue": queue, "offset": offset}
-        return self.add("invoke", "commit", process, **place)
+        position = {"topic": "T", "group": "G", "queue": queue, "offset": offset}
+        return self.add("invoke", "commit", process, **position)
 
     def answered(self, op: int, queue: int, offset: int, process: str = "consumer-0") -> None:
-        place = {"topic": "T", "group": "G", "queue": queue, "offset": offset}
-        self.add("ok", "commit", process, op, **place)
+        position = {"topic": "T", "group": "G", "queue": queue, "offset": offset}
+        self.add("ok", "commit", process, op, **position)
 
     def joined(self, process: str) -> None:
         self.add("ok", "join", process, group="G")
@@ -153,9 +153,9 @@ class HistoryBuilder:
         self.add("invoke", "decide", "check", id=name, decision=decision, check=True)
 
     def delivered(self, name: str, offset: int, queue: int = 0, **more: Any) -> None:
-        place = {"topic": "T", "broker": "b", "queue": queue, "offset": offset, "id": name}
+        position = {"topic": "T", "broker": "b", "queue": queue, "offset": offset, "id": name}
         fields = {"work": "delayed", "group": "G", "store_ms": 0, "times": 0, "accepted": True}
-        self.add("ok", "deliver", "consumer-0", **(fields | place | more))
+        self.add("ok", "deliver", "consumer-0", **(fields | position | more))
 
     def given_back(
         self, name: str, times: int, outcome: str = "ok", *, tries: int = 1, seen: int = -1,
@@ -191,8 +191,8 @@ class HistoryBuilder:
         return op
 
     def stored(self, name: str, store_ms: int = 0, work: str = "delayed") -> None:
-        place = {"broker": "b", "queue": 0, "offset": 0, "store_ms": store_ms}
-        self.add("ok", "stored", "scanner", work=work, id=name, **place)
+        position = {"broker": "b", "queue": 0, "offset": 0, "store_ms": store_ms}
+        self.add("ok", "stored", "scanner", work=work, id=name, **position)
 
     def scanned(self, work: str = "delayed") -> None:
         self.add("ok", "scan", "scanner", work=work, records=7)
@@ -203,25 +203,25 @@ class HistoryBuilder:
     ) -> None:  # fmt: skip
         """A piece of work that started `ms` before now."""
         began_ns = len(self.records) * 1_000_000 + self.waited_ns - int(ms * 1e6)
-        place = {"group": "G", "topic": "T", "broker": "b", "queue": queue}
+        position = {"group": "G", "topic": "T", "broker": "b", "queue": queue}
         span = {"began_ns": began_ns, "first": first, "last": last, "done": done}
-        self.add("ok", "work", process, **place, **span)
+        self.add("ok", "work", process, **position, **span)
 
     def locking(self, client: str, *, unlock: bool = False) -> int:
         """A request for a queue's lock, or an unlock, with a later answer or none."""
-        place = {"group": "G", "topic": "T", "broker": "b", "queue": 0, "unlock": unlock}
-        return self.add("invoke", "lock", client, **place)
+        position = {"group": "G", "topic": "T", "broker": "b", "queue": 0, "unlock": unlock}
+        return self.add("invoke", "lock", client, **position)
 
     def locked(self, client: str, granted: bool = True, op: int = 0, outcome: str = "ok") -> None:
         """The answer to a request for a lock, after `locking` if that was called."""
         op = op or self.locking(client)
-        place = {"group": "G", "topic": "T", "broker": "b", "queue": 0, "unlock": False}
-        self.add(outcome, "lock", client, op, **place, granted=granted)
+        position = {"group": "G", "topic": "T", "broker": "b", "queue": 0, "unlock": False}
+        self.add(outcome, "lock", client, op, **position, granted=granted)
 
     def unlocked(self, client: str, outcome: str = "ok") -> None:
         op = self.locking(client, unlock=True)
-        place = {"group": "G", "topic": "T", "broker": "b", "queue": 0, "unlock": True}
-        self.add(outcome, "lock", client, op, **place, granted=False)
+        position = {"group": "G", "topic": "T", "broker": "b", "queue": 0, "unlock": True}
+        self.add(outcome, "lock", client, op, **position, granted=False)
 
     def kill(self, node: str = "n0") -> None:
         op = self.add("invoke", "kill", "nemesis", node=node, pid=7, role="leader")

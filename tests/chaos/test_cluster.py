@@ -42,9 +42,9 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 async def test_up_status_kill_start_down_and_up_again(cluster: Cluster) -> None:
     made = await cluster.up(settings={"flushDiskType": "SYNC_FLUSH"})
     assert [node.name for node in made.nodes] == ["namesrv", "n0", "n1", "n2"]
-    found = await cluster.status()
-    assert [s.state for s in found] == ["running"] * 4
-    assert [s.role for s in found] == ["name server", "leader", "follower", "follower"]
+    status = await cluster.status()
+    assert [s.state for s in status] == ["running"] * 4
+    assert [s.role for s in status] == ["name server", "leader", "follower", "follower"]
 
     leader = await cluster.find("leader")
     killed = cluster.signal(leader.name, signal.SIGKILL)

@@ -32,8 +32,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     PROGRAMS.programs.clear()
 
     def call(command: str, *arguments: str) -> Result:
-        words = [command, "--dir", str(tmp_path / "c"), *arguments]
-        return CliRunner().invoke(cluster_cli.main, words)
+        text = [command, "--dir", str(tmp_path / "c"), *arguments]
+        return CliRunner().invoke(cluster_cli.main, text)
 
     yield call
     call("down", "--timeout", "5")
@@ -189,9 +189,9 @@ def test_nobody_has_to_read_what_is_done(run, tmp_path, monkeypatch: pytest.Monk
     with unread(monkeypatch), pytest.raises(SystemExit) as ended:
         cluster_cli.main(["up", "--dir", str(tmp_path / "c")])
     assert ended.value.code == 0
-    for words in (["status"], ["status", "--json"], ["kill", "n0"], ["down"]):
+    for text in (["status"], ["status", "--json"], ["kill", "n0"], ["down"]):
         with unread(monkeypatch), pytest.raises(SystemExit) as ended:
-            cluster_cli.main([*words, "--dir", str(tmp_path / "c")])
+            cluster_cli.main([*text, "--dir", str(tmp_path / "c")])
         assert ended.value.code == 0
 
 
@@ -225,7 +225,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_a_person_sees_how_far_it_is(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(work, "progress", told.append)
+    reported: list[str] = []
+    monkeypatch.setattr(work, "progress", reported.append)
     assert run("up").exit_code == 0
-    assert told[:4] == ["namesrv starts", "n0 starts", "n1 starts", "n2 starts"]
+    assert reported[:4] == ["namesrv starts", "n0 starts", "n1 starts", "n2 starts"]

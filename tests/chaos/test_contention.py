@@ -83,15 +83,15 @@ async def test_how_a_request_for_a_lock_ends(
         client = Contender(cast(Admin, admin), history, "c", "G")
         client.held |= {QUEUE} if unlock else set()
         await client.ask(QUEUE, unlock=unlock)
-    begun, ended = recorded(tmp_path / "h.jsonl")
-    assert (begun.outcome, ended.outcome, ended.granted) == (Outcome.OPEN, outcome, granted)
-    assert {(one.op, one.process, one.group, one.unlock) for one in (begun, ended)} == {
-        (begun.op, "c", "G", unlock)
+    started, ended = recorded(tmp_path / "h.jsonl")
+    assert (started.outcome, ended.outcome, ended.granted) == (Outcome.OPEN, outcome, granted)
+    assert {(one.op, one.process, one.group, one.unlock) for one in (started, ended)} == {
+        (started.op, "c", "G", unlock)
     }
     assert (ended.topic, ended.broker, ended.queue) == ("T", "b", 3)
     assert (QUEUE in client.held, client.doubtful) == (held, outcome is Outcome.UNKNOWN)
-    wanted = RequestCode.UNLOCK_BATCH_MQ if unlock else RequestCode.LOCK_BATCH_MQ
-    assert admin.asked == [wanted]
+    expected = RequestCode.UNLOCK_BATCH_MQ if unlock else RequestCode.LOCK_BATCH_MQ
+    assert admin.asked == [expected]
 
 
 @pytest.mark.usefixtures("leader")
@@ -105,9 +105,9 @@ async def test_who_got_no_answer_gives_up_and_is_another_client(tmp_path: Path) 
         admin.answer = b""
         await client.retire()
         assert (client.name, client.doubtful, client.held) == ("c.1", False, set())
-    asked = [one for one in recorded(tmp_path / "h.jsonl") if one.outcome is Outcome.OPEN]
-    assert [one.unlock for one in asked] == [False, True, True]
-    assert {one.process for one in asked} == {"c"}
+    requested = [one for one in recorded(tmp_path / "h.jsonl") if one.outcome is Outcome.OPEN]
+    assert [one.unlock for one in requested] == [False, True, True]
+    assert {one.process for one in requested} == {"c"}
 
 
 async def test_without_a_leader_nothing_is_sent(
@@ -140,9 +140,9 @@ async def test_they_ask_for_few_queues_until_they_are_stopped(
             await until(lambda: history.next_op() > 50)
             contest.stop()
             await tasks.finish()
-    asked = recorded(tmp_path / "h.jsonl")
-    assert {one.process for one in asked} == {"locks-contender-0", "locks-contender-1"}
-    assert {(one.broker, one.queue) for one in asked} == {("a", 0), ("b", 0)}
-    assert {one.group for one in asked} == {"locks-contest"}
-    last = {one.process: one for one in asked}
+    requested = recorded(tmp_path / "h.jsonl")
+    assert {one.process for one in requested} == {"locks-contender-0", "locks-contender-1"}
+    assert {(one.broker, one.queue) for one in requested} == {("a", 0), ("b", 0)}
+    assert {one.group for one in requested} == {"locks-contest"}
+    last = {one.process: one for one in requested}
     assert all(one.unlock for one in last.values())  # their locks were released

@@ -67,8 +67,8 @@ class Traffic:
 
     async def has_sent_to(self, group: str, count: int = 20) -> None:
         """Return once `count` further messages are stored in a group."""
-        wanted = list(self.sent.values()).count(group) + count
-        await until(lambda: list(self.sent.values()).count(group) >= wanted)
+        expected = list(self.sent.values()).count(group) + count
+        await until(lambda: list(self.sent.values()).count(group) >= expected)
 
 
 async def test_a_cluster_moves_to_a_second_group_while_clients_send_and_consume(

@@ -26,8 +26,8 @@ def test_round_trip_of_every_kind_of_event(tmp_path: Path) -> None:
         op = writer.next_op()
         send = {"id": "U", "topic": "T", "key": "K", "order": "o", "seq": 3, "crc": 5}
         writer.event("invoke", "send", "p", op, **send)
-        place = {"queue": 2, "offset": 9, "msg_id": "M", "attempts": 1}
-        writer.event("ok", "send", "p", op, **place)
+        position = {"queue": 2, "offset": 9, "msg_id": "M", "attempts": 1}
+        writer.event("ok", "send", "p", op, **position)
         op = writer.next_op()
         writer.event("invoke", "kill", "nemesis", op, node="n0", pid=4, role="leader")
         writer.event("ok", "kill", "nemesis", op, node="n0", pid=4, role="leader")
@@ -97,16 +97,16 @@ def test_killed_writer_leaves_a_readable_history(tmp_path: Path) -> None:
 def test_round_trip_of_offsets_metadata_faults_and_what_the_observer_finds(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     with HistoryWriter(path) as writer:
-        place = {"topic": "T", "group": "G", "broker": "broker-a", "queue": 2}
+        position = {"topic": "T", "group": "G", "broker": "broker-a", "queue": 2}
         op = writer.next_op()
-        begun_ns = writer.event("invoke", "commit", "c", op, **place, offset=7)
-        writer.event("ok", "commit", "c", op, **place, offset=7)
-        writer.event("invoke", "commit", "c", writer.next_op(), **place, offset=8)
+        begun_ns = writer.event("invoke", "commit", "c", op, **position, offset=7)
+        writer.event("ok", "commit", "c", op, **position, offset=7)
+        writer.event("invoke", "commit", "c", writer.next_op(), **position, offset=8)
         op = writer.next_op()
-        writer.event("invoke", "commit", "c", op, **place, offset=9)
-        writer.event("unknown", "commit", "c", op, **place, offset=9)
-        writer.event("ok", "fetch", "o", writer.next_op(), **place, offset=None, invoked_ns=3)
-        writer.event("ok", "reset", "a", writer.next_op(), **place, offset=0)
+        writer.event("invoke", "commit", "c", op, **position, offset=9)
+        writer.event("unknown", "commit", "c", op, **position, offset=9)
+        writer.event("ok", "fetch", "o", writer.next_op(), **position, offset=None, invoked_ns=3)
+        writer.event("ok", "reset", "a", writer.next_op(), **position, offset=0)
         writer.event("ok", "join", "c.1", writer.next_op(), group="G")
         writer.event("ok", "leave", "c.1", writer.next_op(), group="G")
         fault = {"fault": 4, "kind": "pause", "whom": "leader", "nodes": ["n0", "n1"]}
@@ -129,8 +129,8 @@ def test_round_trip_of_offsets_metadata_faults_and_what_the_observer_finds(tmp_p
         writer.event("ok", "log_line", "o", writer.next_op(), node="n1", line="x", level="ERROR")
         writer.event("ok", "logs", "o", writer.next_op(), lines={"n1": 5})
         parts = {"n0": {"0": "aa"}, "n1": {"0": "bb"}}
-        found = {"group": "broker-a", "start": 0, "end": 9, "parts": parts, "errors": {}}
-        writer.event("ok", "replicas", "r", writer.next_op(), **found)
+        result = {"group": "broker-a", "start": 0, "end": 9, "parts": parts, "errors": {}}
+        writer.event("ok", "replicas", "r", writer.next_op(), **result)
         writer.event("ok", "note", "r", writer.next_op(), text="anything")
     history = read_history(path)
     commit, fetch = history.commits
@@ -174,8 +174,8 @@ def test_what_comes_later_is_read_in_the_order_in_which_it_was_written(tmp_path:
     kinds = [kind for kind, _ in history.timeline()]
     assert kinds == [kind for kind, _ in history.later]
     assert set(kinds) == {kind for kind in Kind if kind >= Kind.POSTED}
-    begun, ended = (event for kind, event in history.later[:2])
-    assert (begun.outcome, ended.outcome, ended.attempts) == (Outcome.OPEN, Outcome.UNKNOWN, 2)
+    started, ended = (event for kind, event in history.later[:2])
+    assert (started.outcome, ended.outcome, ended.attempts) == (Outcome.OPEN, Outcome.UNKNOWN, 2)
     first, second = all_sends(history)
     assert (first.id, first.outcome, first.attempts) == ("a", Outcome.UNKNOWN, 2)
     assert (second.outcome, second.done_ns > second.invoked_ns) == (Outcome.OK, True)
@@ -235,8 +235,8 @@ def test_following_reads_a_part_of_the_file_at_a_time(
         for number in range(50):
             writer.event("ok", "leader", "o", number, node="n0", term=number)
     with Follower(path) as follower:
-        found = [record for batch in iter(follower.poll, []) for record in batch]
-    assert [record.get("term") for record in found] == [None, *range(50)]
+        result = [record for batch in iter(follower.poll, []) for record in batch]
+    assert [record.get("term") for record in result] == [None, *range(50)]
 
 
 def test_torn_last_line_is_left_out_and_a_torn_middle_is_an_error(tmp_path: Path) -> None:

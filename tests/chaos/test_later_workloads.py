@@ -100,12 +100,12 @@ async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
         await cluster.down()
         await cluster.close()
     assert drained == [True] * 5
-    found = read_history(path)
-    results = {check.name: check for check in suite_of(found).results()}
+    result = read_history(path)
+    results = {check.name: check for check in suite_of(result).results()}
     assert {*results} >= CHECKS
     wrong = [check for check in results.values() if check.verdict is not Verdict.PASS]
     assert wrong == []
-    posts = [event for kind, event in found.later if kind is Kind.POSTED]
+    posts = [event for kind, event in result.later if kind is Kind.POSTED]
     sent = {work: 0 for work in ("transactions", "delayed", "retries", "pop")}
     for post in posts:
         sent[post.work] += post.outcome is Outcome.OK
@@ -113,7 +113,7 @@ async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
     assert transactions.checked > 0
     levels = {int(ms) for ms in delay_levels(SETTINGS["messageDelayLevel"]).values()}
     assert sum(post.work == "delayed" and post.delay_ms not in levels for post in posts) > 50
-    seen = [event for kind, event in found.later if kind is Kind.DELIVERED]
+    seen = [event for kind, event in result.later if kind is Kind.DELIVERED]
     assert {event.topic for event in seen} >= {"%RETRY%chaos-retries", "%DLQ%chaos-retries"}
     assert results["skipped in an orderly queue"].detail.endswith("4 queues")
 
@@ -191,14 +191,14 @@ def test_a_delivery_is_where_the_message_lies(tmp_path: Path) -> None:
         listen([message("T", 2, 6, RETRY_TOPIC="T")])
         listen([message("%DLQ%G", 3, RETRY_TOPIC="T")])
     assert news == ["U", "U"]
-    found = [event for _, event in read_history(tmp_path / "h.jsonl").later]
-    assert [(e.topic, e.offset, e.times, e.accepted) for e in found] == [
+    result = [event for _, event in read_history(tmp_path / "h.jsonl").later]
+    assert [(e.topic, e.offset, e.times, e.accepted) for e in result] == [
         ("%RETRY%G", 5, 1, False),
         ("%RETRY%G", 5, 1, False),
         ("%RETRY%G", 6, 2, True),
         ("%DLQ%G", 5, 3, True),
     ]
-    assert {e.store_ms for e in found} == {77}
+    assert {e.store_ms for e in result} == {77}
 
 
 async def test_nothing_new_for_long_ends_the_waiting(tmp_path: Path) -> None:

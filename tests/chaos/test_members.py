@@ -69,10 +69,10 @@ async def test_a_dead_broker_is_replaced_under_load(tmp_path: Path) -> None:
     sent: dict[bytes, SendResult] = {}
     try:
         async with asyncio.timeout(PATIENCE_S):
-            found = await cluster.up(settings=SETTINGS)
+            result = await cluster.up(settings=SETTINGS)
             leader = await cluster.find("leader")
-            dead = next(node for node in found.brokers if node.name != leader.name)
-            async with Producer("p", found.namesrv) as producer, Admin(found.namesrv) as admin:
+            dead = next(node for node in result.brokers if node.name != leader.name)
+            async with Producer("p", result.namesrv) as producer, Admin(result.namesrv) as admin:
                 lanes = [keep_sending(producer, sent, lane) for lane in range(SENDERS)]
                 sending = [asyncio.create_task(lane) for lane in lanes]
                 while len(sent) < 50:  # noqa: ASYNC110 (of several senders)
@@ -91,10 +91,10 @@ async def test_a_dead_broker_is_replaced_under_load(tmp_path: Path) -> None:
                 assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
 
                 now = cluster.state().brokers
-                kept = next(n for n in found.brokers if n.name not in (leader.name, dead.name))
+                kept = next(n for n in result.brokers if n.name not in (leader.name, dead.name))
                 assert {node.name for node in now} == {leader.name, kept.name, "n3"}
-                wanted = {0: leader.address, 1 + kept.broker_id: kept.address, 4: new.address}
-                while await shown(admin) != wanted:  # noqa: ASYNC110 (another process's table)
+                expected = {0: leader.address, 1 + kept.broker_id: kept.address, 4: new.address}
+                while await shown(admin) != expected:  # noqa: ASYNC110 (another process's table)
                     await asyncio.sleep(0.05)
                 rows = {row["node_id"]: row for row in await admin.broker.members(leader.address)}
                 assert {row["role"] for row in rows.values()} == {"voter"}
@@ -129,17 +129,17 @@ async def test_a_change_whose_answer_was_lost_is_asked_for_until_the_leader_says
     async def asked(
         self: RemotingClient, address: str, command: RemotingCommand, timeout_ms: float
     ) -> RemotingCommand:
-        words = answers.pop(0)
-        if not words:
+        text = answers.pop(0)
+        if not text:
             raise SendTimeout("no answer", outcome_unknown=True)
-        return RemotingCommand.response_to(command, ResponseCode.SYSTEM_ERROR, words)
+        return RemotingCommand.response_to(command, ResponseCode.SYSTEM_ERROR, text)
 
     monkeypatch.setattr(RemotingClient, "invoke", asked)
     cluster = Cluster(tmp_path / "c", AgreeingProbe(), Programs())
     try:
-        found = await cluster.up()
+        result = await cluster.up()
         async with asyncio.timeout(PATIENCE_S):
-            await members._change(cluster, found.node("n1"), op, time.monotonic() + PATIENCE_S)
+            await members._change(cluster, result.node("n1"), op, time.monotonic() + PATIENCE_S)
         assert answers == []
     finally:
         await cluster.down()

@@ -74,8 +74,8 @@ async def test_what_the_machine_lacks_is_said_before_anything_is_done(
 def test_too_many_hosts() -> None:
     reason = namespaces.why_not()
     addresses = {f"n{i}": "10.77.0.9" for i in range(namespaces.NODES_MAX + 1)}
-    words = "at most 200 nodes, not 201" if reason is None else reason
-    with pytest.raises(ClusterError, match=words):
+    text = "at most 200 nodes, not 201" if reason is None else reason
+    with pytest.raises(ClusterError, match=text):
         namespaces.create("rmq-test", addresses)
 
 

@@ -38,12 +38,12 @@ async def test_proxies_get_the_brokers_accounts_tls_and_limits_and_their_own_set
     own = {"tlsEnable": "true", "idempotentSends": "true"}
     made = await cluster.up(Shape(replicas=1, proxies=2), settings, proxy_settings=own)
     first, second = made.grpc_proxies
-    told = conf(cluster, "mqproxy-1")
-    assert told["namesrvAddr"] == made.namesrv
-    assert (told["bindAddress"], told["grpcServerPort"]) == (second.host, str(second.port))
-    assert told["httpPort"] == str(second.http_port) != conf(cluster, "mqproxy-0")["httpPort"]
-    assert (told["maxMessageSize"], told["tlsEnable"]) == ("1048576", "true")
-    assert told["idempotentSends"] == "true" and "traceOn" not in told
+    reported = conf(cluster, "mqproxy-1")
+    assert reported["namesrvAddr"] == made.namesrv
+    assert (reported["bindAddress"], reported["grpcServerPort"]) == (second.host, str(second.port))
+    assert reported["httpPort"] == str(second.http_port) != conf(cluster, "mqproxy-0")["httpPort"]
+    assert (reported["maxMessageSize"], reported["tlsEnable"]) == ("1048576", "true")
+    assert reported["idempotentSends"] == "true" and "traceOn" not in reported
     assert first.port != second.port
 
     await cluster.down()
@@ -88,8 +88,8 @@ def test_standard_ports_are_8081_and_the_next() -> None:
     shape = Shape(groups=2, proxies=3, standard_ports=True)
     ports = standard_ports(shape)
     assert len(ports) == len(set(ports)) == ports_needed(shape)
-    found = plan(shape, {}, "127.0.0.1", ports).grpc_proxies
-    assert [(n.port, n.http_port) for n in found] == [(8081, 8085), (8082, 8086), (8083, 8087)]
+    result = plan(shape, {}, "127.0.0.1", ports).grpc_proxies
+    assert [(n.port, n.http_port) for n in result] == [(8081, 8085), (8082, 8086), (8083, 8087)]
     with pytest.raises(ClusterError, match="4 proxies, not 5"):
         standard_ports(Shape(proxies=5))
 

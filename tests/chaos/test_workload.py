@@ -146,13 +146,13 @@ async def test_every_outcome_is_counted_written_and_told(writer: HistoryWriter) 
     def fate(message: Message) -> str:
         return {0: "ok", 1: "fail", 2: "unknown"}[int(message.body) % 3]
 
-    told: list[Outcome] = []
-    sender = sender_of(StandInProducer(fate=fate), writer, window=8, on_outcome=told.append)
+    reported: list[Outcome] = []
+    sender = sender_of(StandInProducer(fate=fate), writer, window=8, on_outcome=reported.append)
     tally = await sender.run(items(30, 4, random.Random(3)))
     assert (tally.ok, tally.fail, tally.unknown) == (10, 10, 10)
     writer.flush()
     sends = read_history(writer.path).sends
-    assert sorted(o.value for o in told) == sorted(send.outcome.value for send in sends)
+    assert sorted(o.value for o in reported) == sorted(send.outcome.value for send in sends)
     by_outcome = {send.outcome: send for send in sends}
     assert by_outcome[Outcome.FAIL].attempts == 2
     assert "silence" in by_outcome[Outcome.UNKNOWN].error
@@ -243,12 +243,12 @@ async def test_open_loop_latency_counts_from_when_a_send_was_due(writer: History
 
 
 async def test_what_is_due_beyond_the_backlog_is_shed_and_said(writer: HistoryWriter) -> None:
-    told: list[Outcome] = []
+    reported: list[Outcome] = []
     all_due = asyncio.Event()
 
     def tell(outcome: Outcome) -> None:
-        told.append(outcome)
-        if len(told) == 98 - 2 * BACKLOG_PER_WINDOW:
+        reported.append(outcome)
+        if len(reported) == 98 - 2 * BACKLOG_PER_WINDOW:
             all_due.set()
 
     stuck: list = []
@@ -259,7 +259,7 @@ async def test_what_is_due_beyond_the_backlog_is_shed_and_said(writer: HistoryWr
     await all_due.wait()
     assert len(stuck) == 2
     assert sender.tally.shed == 98 - 2 * BACKLOG_PER_WINDOW
-    assert told == [Outcome.FAIL] * sender.tally.shed
+    assert reported == [Outcome.FAIL] * sender.tally.shed
     while stuck:
         message, callback, _, queue = stuck.pop(0)
         result = SendResult(SendStatus.OK, message.unique_key, "M", queue, 0, 1)

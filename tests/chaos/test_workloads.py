@@ -81,18 +81,18 @@ async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> 
     by_name = {check.name: check for check in suite.results()}
     assert suite.verdict() is Verdict.PASS, by_name
     assert {"order as consumed", OFFSETS, OFFSETS_BACK, METADATA} <= {*by_name}
-    found = read_history(path)
-    assert found.joins and found.leaves and churn.restarts > 0
-    assert any(commit.fetched for commit in found.commits)
-    assert {consume.broker for consume in found.consumes} == {"broker-a"}
-    assert {consume.topic for consume in found.consumes if consume.orderly} == {"ChaosOrdered"}
-    assert {send.topic for send in found.sends} == {t for w in workloads for t in w.topics}
+    result = read_history(path)
+    assert result.joins and result.leaves and churn.restarts > 0
+    assert any(commit.fetched for commit in result.commits)
+    assert {consume.broker for consume in result.consumes} == {"broker-a"}
+    assert {consume.topic for consume in result.consumes if consume.orderly} == {"ChaosOrdered"}
+    assert {send.topic for send in result.sends} == {t for w in workloads for t in w.topics}
     assert workloads[3].tally.ok > 20
     writers = defaultdict(set)
-    for write in found.meta_writes:
+    for write in result.meta_writes:
         writers[write.name].add(write.process)
     assert {len(processes) for processes in writers.values()} == {1, 2}
-    assert sum(w.tally.ok for w in workloads[:3]) == sum(s.promised for s in found.sends) > 500
+    assert sum(w.tally.ok for w in workloads[:3]) == sum(s.promised for s in result.sends) > 500
 
 
 def queue(number: int, broker: str = "b") -> MessageQueue:

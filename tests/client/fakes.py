@@ -359,10 +359,10 @@ class FakeBroker:
 
     def _query_offset(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
         header = ConsumerOffsetHeader.parse(request.ext)
-        found = self.log.offsets.get((header.consumer_group, header.topic, header.queue_id))
-        if found is None:
+        result = self.log.offsets.get((header.consumer_group, header.topic, header.queue_id))
+        if result is None:
             return RemotingCommand.response_to(request, ResponseCode.QUERY_NOT_FOUND, "none", {})
-        return _offset_answer(request, found)
+        return _offset_answer(request, result)
 
     def _update_offset(
         self, connection: Connection, request: RemotingCommand

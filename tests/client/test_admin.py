@@ -54,8 +54,8 @@ async def test_message_by_id_and_runtime_info() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Admin(cluster.namesrv) as admin:
         address = cluster.brokers["g0"][0].address
         _, position = cluster.logs["g0"].append("T", 0, b"look", "TAGS\x01A\x02")
-        found = await admin.message.view_at(address, position)
-        assert found.body == b"look" and found.tags == "A"
+        view = await admin.message.view_at(address, position)
+        assert view.body == b"look" and view.tags == "A"
         with pytest.raises(BrokerRefused):
             await admin.message.view_at(address, 999)
         with pytest.raises(BrokerRefused):

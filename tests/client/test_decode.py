@@ -89,13 +89,13 @@ def read(record: MessageRecord, size_bytes: int) -> MessageExt:
 
 def slowly(body: bytes) -> list[MessageExt]:
     """Decode a pull body by store.record alone. Raises RecordError."""
-    found = []
+    result = []
     offset = 0
     while offset < len(body):
         size = check_record(body, offset)
-        found.append(read(decode_record(body, offset), size))
+        result.append(read(decode_record(body, offset), size))
         offset += size
-    return found
+    return result
 
 
 def fields_of(message: MessageExt) -> dict[str, object]:
@@ -121,8 +121,8 @@ def test_a_message_has_all_that_its_record_has() -> None:
     for pair in itertools.product(RECORDS, repeat=2):  # whatever record is read before it
         data = [encode_record(record) for record in pair]
         messages = decode_messages(b"".join(data), "g0")
-        wanted = [read(record, len(one)) for record, one in zip(pair, data, strict=True)]
-        assert [told(message) for message in messages] == [told(message) for message in wanted]
+        expected = [read(record, len(one)) for record, one in zip(pair, data, strict=True)]
+        assert [told(message) for message in messages] == [told(message) for message in expected]
 
 
 def test_a_compressed_message_differs_by_its_body_and_a_bit() -> None:
@@ -140,13 +140,13 @@ def test_a_damaged_record_is_refused_whatever_byte_is_damaged() -> None:
             body = bytearray(b"".join(good))
             body[position] ^= bits
             try:
-                wanted = slowly(bytes(body))
+                expected = slowly(bytes(body))
             except RecordError:
                 with pytest.raises(RecordError):
                     decode_messages(bytes(body), "g0")
                 continue
             messages = decode_messages(bytes(body), "g0")
-            assert [fields_of(message) for message in messages] == [fields_of(m) for m in wanted]
+            assert [fields_of(message) for message in messages] == [fields_of(m) for m in expected]
 
 
 def test_a_body_that_ends_early_is_refused_wherever_it_ends() -> None:

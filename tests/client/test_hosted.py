@@ -274,7 +274,7 @@ def test_a_caller_interrupted_as_it_asks_leaves_nothing_running(
 
 def test_a_call_under_way_at_the_stop_is_told_that_its_outcome_is_unknown() -> None:
     counter = BlockingCounter()
-    began, told = threading.Event(), Future[ClientClosed]()
+    began, reported = threading.Event(), Future[ClientClosed]()
 
     async def work() -> None:
         began.set()
@@ -283,14 +283,14 @@ def test_a_call_under_way_at_the_stop_is_told_that_its_outcome_is_unknown() -> N
     def call() -> None:
         with pytest.raises(ClientClosed) as caught:
             counter._hosted.run(work())
-        told.set_result(caught.value)
+        reported.set_result(caught.value)
 
     counter.start()
     caller = threading.Thread(target=call)
     caller.start()
     began.wait()
     counter.stop()
-    assert told.result(60).outcome_unknown
+    assert reported.result(60).outcome_unknown
     caller.join()
 
 

@@ -108,5 +108,5 @@ async def test_of_many_routes_those_that_nobody_uses_are_forgotten(
         await kept.refresh_all()
         kept.route_if_known("c")
     assert kept.topics == ("c", "d"), "so many are kept, used or not"
-    asked = names.asked
-    assert await kept.route("a") and names.asked == asked + 1
+    requested = names.asked
+    assert await kept.route("a") and names.asked == requested + 1

@@ -103,8 +103,8 @@ async def test_a_lock_that_is_lost_begins_anew_where_the_other_one_stopped() -> 
             broker.locks[("g", "T", 0)] = "somebody"
             await until(lambda: queue(0) not in consumer.queues)
             log.offsets[("g", "T", 0)] = 3  # somebody works
-            asked = broker.count(LOCK)
-            await until(lambda: broker.count(LOCK) > asked + 2)  # after all work has ended here
+            requested = broker.count(LOCK)
+            await until(lambda: broker.count(LOCK) > requested + 2)  # after all work has ended here
             gate.set()
             assert seen == [] and log.offsets[("g", "T", 0)] == 3
             del broker.locks[("g", "T", 0)]

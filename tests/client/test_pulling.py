@@ -309,14 +309,14 @@ async def test_assigned_queues_seek_pause_and_resume() -> None:
 
 
 async def test_lite_pulls_follow_the_leader_and_queue_changes_are_told() -> None:
-    told: list[tuple[str, int]] = []
+    reported: list[tuple[str, int]] = []
     async with FakeCluster({"g0": 3}) as cluster:
         fill(cluster, 8)
         consumer = LitePullConsumer(
             "g",
             cluster.namesrv,
             config=LITE,
-            on_queues_changed=lambda topic, queues: told.append((topic, len(queues))),
+            on_queues_changed=lambda topic, queues: reported.append((topic, len(queues))),
         )
         consumer.subscribe("T")
         async with consumer:
@@ -325,7 +325,7 @@ async def test_lite_pulls_follow_the_leader_and_queue_changes_are_told() -> None
             await cluster.brokers["g0"][0].stop()
             fill(cluster, 8)
             assert len({m.commit_log_offset for m in await poll_all(consumer, 8)}) == 8
-        assert told == [("T", 4)]
+        assert reported == [("T", 4)]
 
 
 async def test_a_lite_consumer_answers_what_it_is_asked() -> None:
@@ -343,16 +343,16 @@ async def test_a_lite_consumer_answers_what_it_is_asked() -> None:
                 answer = await connection.invoke(command, 5000)
                 return answer.code, loads_object(answer.body) if answer.body else None
 
-            places = {WireQueue("T", "g0", n): 10 for n in range(4)}
+            positions = {WireQueue("T", "g0", n): 10 for n in range(4)}
             who = {"consumerGroup": "g", "clientId": consumer.client_id}
             code, info = await ask(RequestCode.GET_CONSUMER_RUNNING_INFO, who)
             assert code == 0 and info["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_ACTIVELY"
-            assert {q: v["commitOffset"] for q, v in info["mqTable"].items()} == places
+            assert {q: v["commitOffset"] for q, v in info["mqTable"].items()} == positions
             assert [s["topic"] for s in info["subscriptionSet"]] == ["T"]
             status = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
             assert await ask(status, {"topic": "T", "group": "g"}) == (
                 0,
-                {"messageQueueTable": places},
+                {"messageQueueTable": positions},
             )
             assert (await ask(status, {"topic": "T", "group": "other"}))[0] == 1
             reset = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
@@ -427,7 +427,7 @@ async def test_broadcasting_gives_everything_to_everybody_and_keeps_offsets_here
 
 async def test_a_consumer_that_stops_waits_for_the_save_under_way() -> None:
     """Or two of them would write one file, or write it after the consumer is gone."""
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     class Slow(Kept):
         saving = 0
@@ -435,7 +435,7 @@ async def test_a_consumer_that_stops_waits_for_the_save_under_way() -> None:
         def save(self, offsets: Mapping[MessageQueue, int]) -> None:
             self.saving += 1
             assert self.saving == 1, "another save is under way"
-            begun.set()
+            started.set()
             assert go_on.wait(60)
             super().save(offsets)
             self.saving -= 1
@@ -444,7 +444,7 @@ async def test_a_consumer_that_stops_waits_for_the_save_under_way() -> None:
     store = LocalOffsetStore(kept)
     store.table.start(queue(0), 1)
     periodic = asyncio.create_task(store.commit_oneway())
-    assert await asyncio.to_thread(begun.wait, 60)
+    assert await asyncio.to_thread(started.wait, 60)
     periodic.cancel()
     last = asyncio.create_task(store.commit_confirmed())
     await asyncio.sleep(0.01)  # time enough to begin

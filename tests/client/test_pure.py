@@ -336,8 +336,8 @@ def test_tags_are_compared_as_strings() -> None:
     log = SharedLog()
     for tags in ("Aa", "BB", "", "xAa"):
         log.append("T", 0, b"b", f"OTHERTAGS\x01Aa\x02TAGS\x01{tags}\x02" if tags else "")
-    wanted = subscribe("T", "Aa", 1).subscribed_tags()
-    assert [m.tags for m in decode_messages(body_of(log), "g", wanted)] == ["Aa"]
+    expected = subscribe("T", "Aa", 1).subscribed_tags()
+    assert [m.tags for m in decode_messages(body_of(log), "g", expected)] == ["Aa"]
     assert (
         subscribe("T", "Aa", 1).to_json()["codeSet"] == subscribe("T", "BB", 1).to_json()["codeSet"]
     )
@@ -636,9 +636,9 @@ class Answered:
     def _ok(self, channel: Channel, pending: Pending, answer: StoredAnswer) -> bool:
         if self.takes:
             del channel.outstanding[answer.opaque]
-            place = answer.position
+            position = answer.position
             self.stored.append(
-                (answer.opaque, place.message_id, place.queue_id, place.queue_offset)
+                (answer.opaque, position.message_id, position.queue_id, position.queue_offset)
             )
         return self.takes
 

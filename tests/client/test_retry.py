@@ -13,15 +13,15 @@ async def no_pause(seconds: float) -> None:
 
 async def pauses_ms(policy: RetryPolicy, attempts: int) -> list[float]:
     """The pauses before each attempt after the first."""
-    found: list[float] = []
+    result: list[float] = []
     async for attempt in policy.until_true().copy(sleep=no_pause):
         number = attempt.retry_state.attempt_number
         if number > 1:
-            found.append(attempt.retry_state.idle_for * 1000 - sum(found))
+            result.append(attempt.retry_state.idle_for * 1000 - sum(result))
         with attempt:
             pass
         attempt.retry_state.set_result(number > attempts)
-    return found
+    return result
 
 
 async def test_pauses_grow_up_to_the_most() -> None:
@@ -29,11 +29,11 @@ async def test_pauses_grow_up_to_the_most() -> None:
 
 
 async def test_jitter_is_added_below_the_most() -> None:
-    found = await pauses_ms(RetryPolicy(10, 12, 1, 5), 50)
-    assert len(found) == 50
-    assert 10 <= min(found) and max(found) <= 12.000001
+    result = await pauses_ms(RetryPolicy(10, 12, 1, 5), 50)
+    assert len(result) == 50
+    assert 10 <= min(result) and max(result) <= 12.000001
 
 
 async def test_a_loop_of_many_attempts_does_not_overflow() -> None:
-    found = await pauses_ms(RetryPolicy(10, 60, 1.5, 0), 3000)
-    assert found[-1] == pytest.approx(60)
+    result = await pauses_ms(RetryPolicy(10, 60, 1.5, 0), 3000)
+    assert result[-1] == pytest.approx(60)

@@ -61,13 +61,13 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("client", "blocks"), PAIRS, ids=lambda one: one.__name__)
 def test_every_coroutine_of_a_client_can_be_called_without_a_loop(client, blocks) -> None:
-    found = {
+    result = {
         name: method
         for name, method in inspect.getmembers(client, inspect.iscoroutinefunction)
         if not name.startswith("_") and name not in CALLED_BACK
     }
-    assert found
-    for name, method in found.items():
+    assert result
+    for name, method in result.items():
         blocking = getattr(blocks, name)
         assert not inspect.iscoroutinefunction(blocking)
         if name not in ("start", "stop", "fetch"):  # fetch leaves out the expression's type
@@ -275,13 +275,13 @@ async def test_blocking_transactions_and_requests() -> None:
                 loop.call_soon_threadsafe(lambda: broker.push(check_back(cluster)))
                 with pytest.raises(RequestTimedOut):
                     producer.request(Message("T", b"ping"), 2_000)  # enough to be sent in
-                assert asked.wait(PATIENCE_MS / 1000)
+                assert requested.wait(PATIENCE_MS / 1000)
 
         loop = asyncio.get_running_loop()
-        asked = threading.Event()
+        requested = threading.Event()
         producing = asyncio.create_task(asyncio.to_thread(produce))
         await until(lambda: broker.count(RequestCode.END_TRANSACTION) == 2)
-        asked.set()
+        requested.set()
         await producing
     assert len(threads) == 2 and all(name.startswith("transactions") for name in threads)
 

@@ -161,13 +161,13 @@ def alerts(url: str, state: str, seconds: float) -> dict[str, int]:
     """In how many evaluations each alert was in a state, summed over what it is about."""
     span = f"[{int(seconds) + INTERVAL_S}s]"
     query = f'sum by (alertname) (count_over_time(ALERTS{{alertstate="{state}"}}{span}))'
-    found = ask(url, "query", query=query)["result"]
-    return {one["metric"]["alertname"]: int(one["value"][1]) for one in found}
+    result = ask(url, "query", query=query)["result"]
+    return {one["metric"]["alertname"]: int(one["value"][1]) for one in result}
 
 
 def figure(url: str, query: str) -> float:
-    found = ask(url, "query", query=query)["result"]
-    return float(found[0]["value"][1]) if found else 0.0
+    result = ask(url, "query", query=query)["result"]
+    return float(result[0]["value"][1]) if result else 0.0
 
 
 def told(words: str) -> None:

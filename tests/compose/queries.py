@@ -46,8 +46,8 @@ def report(url: str) -> dict[str, Any]:
         try:
             if not ask(url, "query", query=query)["result"]:
                 empty.append(f"{title}: {query}")
-        except Refused as words:
-            failed[f"{title}: {query}"] = str(words)
+        except Refused as text:
+            failed[f"{title}: {query}"] = str(text)
     health = [rule for group in ask(url, "rules")["groups"] for rule in group["rules"]]
     return {
         "targets": {"up": len(targets) - len(down), "down": down},
@@ -63,14 +63,14 @@ def report(url: str) -> dict[str, Any]:
 def panels() -> list[tuple[str, str]]:
     """Title and expression of every panel, for all clusters, groups and replicas."""
     board = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
-    found = []
+    result = []
     for panel in board["panels"]:
         for target in panel.get("targets", ()):
             query = target["expr"]
             for name in VARIABLES:
                 query = query.replace(f"${name}", ".*")
-            found.append((panel["title"], query))
-    return found
+            result.append((panel["title"], query))
+    return result
 
 
 def rules() -> list[tuple[str, str]]:

@@ -73,8 +73,8 @@ class Stage:
     def run_service(self, name: str, *command: str) -> subprocess.CompletedProcess[str]:
         """`docker compose run` of a profile's service, or of another command in its place; its
         status is the caller's to judge."""
-        words = ("--profile", name, "run", "--rm", "-T", name, *command)
-        return self._run("compose", *words, timeout_s=CALL_TIMEOUT_S)
+        text = ("--profile", name, "run", "--rm", "-T", name, *command)
+        return self._run("compose", *text, timeout_s=CALL_TIMEOUT_S)
 
     def within(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command where the published ports are; its status is the caller's to judge."""
@@ -94,14 +94,14 @@ class Stage:
             tried = self.mqadmin(*words, tls=tls)
             return None if tried.returncode else tried
 
-        found = wait_until(
+        result = wait_until(
             done,
             lambda: self.mqadmin(*words, tls=tls),
             patience_s=HEALTHY_TIMEOUT_S,
             pause_s=0.5,
         )
-        assert found is not None
-        return found.stdout
+        assert result is not None
+        return result.stdout
 
     def containers(self) -> list[dict[str, Any]]:
         """Return what the engine says of each."""

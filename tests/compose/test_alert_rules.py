@@ -36,15 +36,15 @@ def firing(check: dict[str, Any]) -> set[str]:
 def test_every_alert_fires_in_a_case_in_which_it_does_not_fire_at_first(cases, alerts):
     tried = set()
     for case in cases:
-        begin, *later = [firing(check) for check in case["promql_expr_test"]]
-        tried |= {name for names in later for name in names - begin}
+        start, *later = [firing(check) for check in case["promql_expr_test"]]
+        tried |= {name for names in later for name in names - start}
     assert tried == set(alerts)
 
 
 def test_cases_give_what_the_alerts_ask_for(cases, alerts):
     metric = re.compile(r"\b(?:up|(?:rocketmq|raft|process)_[a-z0-9_]+)\b")
-    asked = {name for expr in alerts.values() for name in metric.findall(expr)}
+    matches = {name for expr in alerts.values() for name in metric.findall(expr)}
     given = {one["series"].split("{")[0] for case in cases for one in case["input_series"]}
-    assert given == asked
+    assert given == matches
     for case in cases:
         assert all("ALERTS" in check["expr"] for check in case["promql_expr_test"]), case["name"]

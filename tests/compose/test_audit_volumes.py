@@ -11,10 +11,10 @@ from tests.compose.stage import ROOT
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    found = importlib.util.spec_from_file_location("av", ROOT / "deploy" / "audit_volumes.py")
-    assert found is not None and found.loader is not None
-    module: Any = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    result = importlib.util.spec_from_file_location("av", ROOT / "deploy" / "audit_volumes.py")
+    assert result is not None and result.loader is not None
+    module: Any = importlib.util.module_from_spec(result)
+    result.loader.exec_module(module)
     module.STORES, module.RUNS = tmp_path / "stores", tmp_path / "runs"
     for node in ("a/n0", "a/n1", "b/n2"):
         (module.STORES / node / "store" / "commitlog").mkdir(parents=True)
@@ -31,17 +31,17 @@ def run(script, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 def test_groups_are_those_whose_nodes_hold_a_log(script):
-    found = script.stores_of(script.STORES)
-    names = {group: [node.name for node in nodes] for group, nodes in found.items()}
+    stores = script.stores_of(script.STORES)
+    names = {group: [node.name for node in nodes] for group, nodes in stores.items()}
     assert names == {"a": ["n0", "n1"], "b": ["n2"]}
 
 
 def test_all_groups_or_those_that_are_named(script, monkeypatch):
-    asked = []
-    monkeypatch.setattr(script, "audit", lambda *given: asked.append(given) or 0)
+    requested = []
+    monkeypatch.setattr(script, "audit", lambda *given: requested.append(given) or 0)
     assert run(script, monkeypatch, "--run", "one", "--topic", "T") == 0
     assert run(script, monkeypatch, "--run", "two", "b") == 0
-    assert [(path.parent.name, topic, list(groups)) for path, topic, groups in asked] == [
+    assert [(path.parent.name, topic, list(groups)) for path, topic, groups in requested] == [
         ("one", "T", ["a", "b"]),
         ("two", "", ["b"]),
     ]

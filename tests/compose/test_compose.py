@@ -61,13 +61,13 @@ def test_all_profiles_read(stage):
 def test_everything_comes_up_and_says_that_it_is_healthy(stage):
     deadline = time.monotonic() + HEALTHY_TIMEOUT_S
     while True:
-        found = stage.containers()
-        health = health_of(found)
+        result = stage.containers()
+        health = health_of(result)
         if set(health) == SERVICES and set(health.values()) == {"healthy"}:
             break
         assert time.monotonic() < deadline, (health, stage.compose("logs", "--tail", "20"))
         time.sleep(1)
-    for container in found:
+    for container in result:
         host = container["HostConfig"]
         assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"]
         assert host["Memory"] > 0 and host["NanoCpus"] > 0
@@ -107,8 +107,8 @@ def test_proxies_reach_the_brokers_inside(stage):
         return said.count("(healthy)") == 2
 
     wait_until(healthy, lambda: stage.compose("ps"), patience_s=HEALTHY_TIMEOUT_S, pause_s=0.5)
-    words = ("-m", "tests.compose.throughproxies", "Rpc", "8081", "8082")
-    done = stage.within(sys.executable, *words)
+    text = ("-m", "tests.compose.throughproxies", "Rpc", "8081", "8082")
+    done = stage.within(sys.executable, *text)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "received 8 of 8 from 2 broker groups" in done.stdout
 

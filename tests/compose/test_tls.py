@@ -82,10 +82,10 @@ def leader_of(stage: Stage, certificates: Path, group: str) -> str:
     """Return the name of the service that leads a group."""
     for number in range(3):
         name, port = f"broker-{group}{number}", 10911 + 100 * (group == "b") + 10 * number
-        found = said(stage, certificates, "brokerStatus", "-b", f"127.0.0.1:{port}")
-        if re.search(r"raftRole\s+leader", found):
+        result = said(stage, certificates, "brokerStatus", "-b", f"127.0.0.1:{port}")
+        if re.search(r"raftRole\s+leader", result):
             return name
-    raise AssertionError(found)
+    raise AssertionError(result)
 
 
 def test_clients_outlive_the_leader(stage, certificates):

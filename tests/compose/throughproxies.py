@@ -32,8 +32,8 @@ async def main(topic: str, ports: list[int]) -> None:
         bodies: set[bytes] = set()
         while len(bodies) < COUNT:
             for queue in queues:
-                found = await consumer.receive(topic, queue=queue, poll_ms=1000)
-                for message in [] if isinstance(found, pb.Status) else found:
+                result = await consumer.receive(topic, queue=queue, poll_ms=1000)
+                for message in [] if isinstance(result, pb.Status) else result:
                     assert await consumer.ack(message) == pb.Code.OK
                     bodies.add(message.body)
         assert bodies == {b"%d" % i for i in range(COUNT)}

@@ -219,13 +219,13 @@ def test_what_else_must_hold() -> None:
 
 
 def test_rates_by_phase_and_the_files(tmp_path: Path) -> None:
-    found = evidence()
-    lines = lines_of(found)
+    result = evidence()
+    lines = lines_of(result)
     names = [line.name for line in lines if line.name.startswith("acknowledged a second")]
     assert [name.split(", ")[1] for name in names] == phase_names(2)
     assert phase_names(0) == ["all of it"]
     assert len(phase_names(3)) == 4
-    write_verdict(found, lines, tmp_path / "report")
+    write_verdict(result, lines, tmp_path / "report")
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
     assert "everything holds" in page and "mean departure delay" in page
     assert b'"ok": true' in (tmp_path / "report" / "verdict.json").read_bytes()

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.timeout(900)  # Spark starts in it, and may have to sha
 
 
 def demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    words = ["--dir", str(directory / "work"), "--report", str(directory / "report"), *arguments]
+    text = ["--dir", str(directory / "work"), "--report", str(directory / "report"), *arguments]
     return subprocess.run(
-        [sys.executable, "-m", "demo.flights", *words],
+        [sys.executable, "-m", "demo.flights", *text],
         env=os.environ | PROGRAM,
         capture_output=True,
         text=True,

@@ -60,21 +60,21 @@ def describe(message: Message) -> str:
             commit = f"commit {message.commit_index}"
             return f"{link} append term {message.term} {prev} [{frames}] {commit}"
         case AppendResponse():
-            asked = f"term {message.term} for {message.request_term}"
+            requested = f"term {message.term} for {message.request_term}"
             if message.success:
                 standing = ", recovering" if message.recovering else ""
-                return f"{link} appended {asked} match {message.match_index}{standing}"
+                return f"{link} appended {requested} match {message.match_index}{standing}"
             hint = f"try {message.conflict_index} after term {message.conflict_term}"
-            return f"{link} refused {asked} at {message.prev_index}, {hint}"
+            return f"{link} refused {requested} at {message.prev_index}, {hint}"
         case Heartbeat():
             what = f"round {message.round} commit {message.commit_index}"
             what += " certified" if message.certified else ""
             return f"{link} heartbeat term {message.term} {what}"
         case HeartbeatResponse():
-            asked = f"term {message.term} for {message.request_term}"
+            requested = f"term {message.term} for {message.request_term}"
             has = f"durable {message.last_index} match {message.match_index}"
             has += ", recovering" if message.recovering else ""
-            return f"{link} alive {asked} round {message.round} {has}"
+            return f"{link} alive {requested} round {message.round} {has}"
         case TimeoutNow():
             return f"{link} timeout-now term {message.term}"
         case PrevFrame():
@@ -86,8 +86,8 @@ def describe(message: Message) -> str:
             kind = "pre-vote" if message.pre_vote else "vote"
             verdict = "granted" if message.granted else "refused"
             standing = ", recovering" if message.recovering else ""
-            asked = f"term {message.term} for {message.request_term}"
-            return f"{link} {kind} {verdict} {asked}{standing}"
+            requested = f"term {message.term} for {message.request_term}"
+            return f"{link} {kind} {verdict} {requested}{standing}"
 
 
 class Script:
@@ -114,9 +114,9 @@ class Script:
         return "\n\n".join(blocks) + "\n"
 
     def execute(self, line: str) -> None:
-        command, *words = line.split()
+        command, *text = line.split()
         try:
-            events = getattr(self, f"do_{command}")(*words)
+            events = getattr(self, f"do_{command}")(*text)
         except RaftError as error:
             self.lines.append(f"{error.code}: {error}")
             return

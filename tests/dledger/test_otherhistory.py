@@ -173,10 +173,10 @@ def test_committed_frames_are_reported_on_new_links_and_periodically() -> None:
 def test_two_that_committed_different_frames_part(
     log: list[Frame], index: int, different: str
 ) -> None:
-    told = committed_by(index, log[index - 1].term, log[index - 1].header_crc)
+    reported = committed_by(index, log[index - 1].term, log[index - 1].header_crc)
     with pytest.raises(OtherHistory, match=different):
-        Committing(OURS, 3).exchange.take(told)
-    Committing(OURS, 2).exchange.take(told)  # here it may give way still
+        Committing(OURS, 3).exchange.take(reported)
+    Committing(OURS, 2).exchange.take(reported)  # here it may give way still
     Committing(OURS, 3).exchange.take(committed_by(3, 2, OURS[2].header_crc))
 
 

@@ -65,21 +65,21 @@ async def leads(group: Group, name: str) -> None:
 async def test_it_leads_and_leads_again_when_it_comes_back(tmp_path: Path) -> None:
     async with looking(tmp_path) as group:
         first = await group.leader()
-        wanted = group.others(first)[1]
-        name = wanted.node_id
+        expected = group.others(first)[1]
+        name = expected.node_id
         index = await prefer(group, name, None)
         await leads(group, name)
         with pytest.raises(PreferredChanged, match=f"is {name}"):
             await prefer(group, first.node_id, None)
-        await wanted.kill()
-        await group.leader(group.others(wanted))
-        await wanted.start()
+        await expected.kill()
+        await group.leader(group.others(expected))
+        await expected.start()
         await leads(group, name)
         await group.all_applied()
         for node in group.nodes:
             assert node.member.status()["preferred"] == name
             assert node.member.core.membership.configurations.index == index
-        assert wanted.member.status()["preferred_reason"] == f"{name} leads"
+        assert expected.member.status()["preferred_reason"] == f"{name} leads"
         # What is said stays said over restarts of all, too.
         for node in group.nodes:
             await node.stop()
@@ -91,13 +91,13 @@ async def test_it_leads_and_leads_again_when_it_comes_back(tmp_path: Path) -> No
 async def test_it_goes_with_the_member_and_nobody_is_preferred_then(tmp_path: Path) -> None:
     async with looking(tmp_path) as group:
         first = await group.leader()
-        wanted = group.others(first)[0]
+        expected = group.others(first)[0]
         with pytest.raises(ChangeRefused, match="n9 is no member"):
             await first.member.change_members(Change(ChangeKind.PREFER, "n9"))
-        await prefer(group, wanted.node_id)
-        await leads(group, wanted.node_id)
-        await change(group, ChangeKind.REMOVE, wanted.node_id)
-        after = await group.leader(group.others(wanted))
+        await prefer(group, expected.node_id)
+        await leads(group, expected.node_id)
+        await change(group, ChangeKind.REMOVE, expected.node_id)
+        after = await group.leader(group.others(expected))
         assert after.member.core.membership.configurations.current.preferred == ""
         await group.until(
             lambda: after.member.status()["preferred_reason"] == "nobody is preferred"
@@ -107,16 +107,16 @@ async def test_it_goes_with_the_member_and_nobody_is_preferred_then(tmp_path: Pa
 async def test_one_that_cannot_take_over_costs_no_send(tmp_path: Path) -> None:
     async with looking(tmp_path) as group:
         leader = await group.leader()
-        wanted = group.others(leader)[0]
-        wanted.member.core.disk_fails("a test says so")  # nothing that the leader could see
-        await prefer(group, wanted.node_id)
+        expected = group.others(leader)[0]
+        expected.member.core.disk_fails("a test says so")  # nothing that the leader could see
+        await prefer(group, expected.node_id)
         term = leader.member.core.term
-        given_up = f"transfer to {wanted.node_id} given up"
+        given_up = f"transfer to {expected.node_id} given up"
         tries = lambda: [e for e in leader.app.events if e.reason.startswith(given_up)]  # noqa: E731
         await group.until(lambda: leader.member.core.transfer_target is not None)
         leader.app.send(b"held meanwhile")
         await group.until(lambda: len(tries()) > 0)
         await group.until(lambda: leader.app.fates.get(b"held meanwhile") == "stored")
         assert (leader.member.core.term, leader.member.core.role.value) == (term, "leader")
-        wanted.member.core.disk_works()
-        await leads(group, wanted.node_id)
+        expected.member.core.disk_works()
+        await leads(group, expected.node_id)

@@ -41,8 +41,8 @@ class World:
     def pull(self, offset: int, count: int = 32, queue_id: int = 0) -> tuple[GetResult, int]:
         """Return the result, and how many bytes were read for it."""
         before = self.served.checked_bytes
-        found = self.store.reads.get_messages("T", queue_id, offset, count, 256 << 10)
-        return found, self.served.checked_bytes - before
+        messages = self.store.reads.get_messages("T", queue_id, offset, count, 256 << 10)
+        return messages, self.served.checked_bytes - before
 
 
 @pytest.fixture
@@ -54,10 +54,10 @@ def pass_through(world: World) -> tuple[list[int], list[int]]:
     """Pull all small messages; return the numbers of messages and of bytes read, by pull."""
     offset, counts, sizes = 0, [], []
     while offset < FRAMES * SMALL_EACH:
-        found, size = world.pull(offset)
-        assert found.status is GetStatus.FOUND and found.next_offset == offset + counts_of(found)
-        offset = found.next_offset
-        counts.append(found.message_count)
+        result, size = world.pull(offset)
+        assert result.status is GetStatus.FOUND and result.next_offset == offset + counts_of(result)
+        offset = result.next_offset
+        counts.append(result.message_count)
         sizes.append(size)
     return counts, sizes
 
@@ -81,8 +81,8 @@ def test_each_pull_reads_a_few_large_frames_and_delivers_what_lies_in_them(world
 
 def test_a_pull_reads_less_than_twice_what_it_delivers_and_one_frame(world: World) -> None:
     for offset in range(FRAMES):
-        found, size = world.pull(offset, 8, queue_id=1)
-        assert found.message_count and size <= 2 * found.size_bytes + world.frames[0].size_bytes
+        result, size = world.pull(offset, 8, queue_id=1)
+        assert result.message_count and size <= 2 * result.size_bytes + world.frames[0].size_bytes
 
 
 def test_what_changes_behind_the_check_is_found(world: World) -> None:

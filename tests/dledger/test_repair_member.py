@@ -252,9 +252,9 @@ def test_damage_at_different_places_of_all_costs_nothing(tmp_path: Path) -> None
             frames = await filled(group, 30)
             for node in group.nodes:
                 await node.stop()
-            for node, places in zip(group.nodes, ((3, 11), (5, 20), (8, 15)), strict=True):
-                for place in places:
-                    header(node, frames[place])
+            for node, positions in zip(group.nodes, ((3, 11), (5, 20), (8, 15)), strict=True):
+                for position in positions:
+                    header(node, frames[position])
             async with asyncio.timeout(WAIT_S):
                 await asyncio.gather(*(node.start() for node in group.nodes))
             assert all(n.member.recovering is None for n in group.nodes)

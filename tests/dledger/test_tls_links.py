@@ -122,7 +122,7 @@ def test_who_is_not_believed(wrong: str) -> None:
         "expired": {"expired": True},
         "host": {"hosts": ("n1.example",)},
     }
-    told, heard = {
+    reported, heard = {
         "ca": ("certificate is refused: unable to get local issuer", "closed before"),
         "expired": ("certificate is refused: certificate has expired", "closed before"),
         "host": ("IP address mismatch", "the certificate shown is not valid for 127.0.0.1"),
@@ -132,7 +132,7 @@ def test_who_is_not_believed(wrong: str) -> None:
     async def scenario() -> None:
         good, bad = world().links(), world().links(**options[wrong])
         async with running(good, bad) as net:
-            await until(lambda: told in net.links["n0"].last_error("n1"))
+            await until(lambda: reported in net.links["n0"].last_error("n1"))
             await until(lambda: heard in net.links["n1"].last_error("n0"))
             assert good.listener is not None
             counts = good.listener.counts

@@ -35,8 +35,8 @@ class Block:
     @property
     def title(self) -> str:
         """The file that the block shows, from the repository's root; "" for none."""
-        found = TITLE.search(self.info)
-        return found[1] if found else ""
+        match = TITLE.search(self.info)
+        return match[1] if match else ""
 
     @property
     def where(self) -> str:
@@ -92,9 +92,9 @@ def calls(words: list[str]) -> Iterator[tuple[str, str]]:
     posts = any(word in ("-d", "--data") for word in words)
     method = words[words.index("-X") + 1] if "-X" in words else "POST" if posts else "GET"
     for word in words[1:]:
-        found = OURS.match(word)
-        if found:
-            yield method, found[1]
+        match = OURS.match(word)
+        if match:
+            yield method, match[1]
 
 
 def commands(line: str) -> Iterator[list[str]]:
@@ -103,11 +103,11 @@ def commands(line: str) -> Iterator[list[str]]:
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     try:
-        words = list(lexer)
+        text = list(lexer)
     except ValueError:
         return
     simple: list[str] = []
-    for word in [*words, ";"]:
+    for word in [*text, ";"]:
         if word in SEPARATORS or word.startswith((">", "<")):
             if simple:
                 yield simple

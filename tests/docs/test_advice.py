@@ -43,12 +43,12 @@ def paragraphs() -> Iterator[tuple[str, str]]:
 
 
 def test_what_could_be_the_only_copy_is_kept() -> None:
-    found = [
+    result = [
         f"{where}: {match[0]}: {text.strip()[:300]}"
         for where, text in paragraphs()
         if (match := ADVICE.search(text)) and not KEPT.search(text)
     ]
-    assert not found, "\n".join(found)
+    assert not result, "\n".join(result)
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,13 @@ def test_sizes_are_those_of_the_formats() -> None:
 def test_limits_are_the_defaults() -> None:
     limits = [row for row in rows("Limits") if KEY.search(row[-1])]
     assert len(limits) >= 5
-    for _, told, keys in limits:
-        unit = next((UNITS[word] for word in UNITS if word in told), 1)
+    for _, reported, keys in limits:
+        unit = next((UNITS[word] for word in UNITS if word in reported), 1)
         first = KEY.findall(keys)[0]
-        assert numbers(told)[0] * unit in (OPTIONS[first].default, OPTIONS[first].default * unit)
+        assert numbers(reported)[0] * unit in (
+            OPTIONS[first].default,
+            OPTIONS[first].default * unit,
+        )
     assert REPLICAS_MAX == 9 and "up to nine members" in TEXT
 
 
@@ -79,8 +82,8 @@ def test_fixed_limits_are_the_constants() -> None:
         "exactly-once writers": WRITERS_MAX,
         "unacknowledged pops": BATCHES_MAX,
     }
-    told = {row[0]: numbers(row[1]) for row in rows("Limits") if row[-1] == "fixed"}
-    assert told == {name: [limit] for name, limit in fixed.items()}
+    reported = {row[0]: numbers(row[1]) for row in rows("Limits") if row[-1] == "fixed"}
+    assert reported == {name: [limit] for name, limit in fixed.items()}
     assert FRAMES_IN_FLIGHT_MAX == 8 and "| a frame; eight may be uncommitted |" in TEXT
 
 
@@ -94,23 +97,23 @@ def test_keys_and_metrics_that_the_page_names_are_there() -> None:
 
 
 def test_the_example_follows_from_the_formulas() -> None:
-    told = {row[0]: row[1] for row in rows("A worked example") if len(row) == 2}
+    reported = {row[0]: row[1] for row in rows("A worked example") if len(row) == 2}
     peak, average, hours, body, readers, replicas = 40_000, 10_000, 72, 1_024, 2, 3
     send_us, read_us, frame = 7 + 4.6 * body / 1_024, 1.7, 100
-    assert numbers(told["a send on the leader"])[2:] == [send_us, 2 * send_us]
+    assert numbers(reported["a send on the leader"])[2:] == [send_us, 2 * send_us]
     cores = peak * (2 * send_us + readers * read_us) / 1e6
-    assert numbers(told["`leader_cores`"])[-1] == round(cores, 2)
+    assert numbers(reported["`leader_cores`"])[-1] == round(cores, 2)
     groups = math.ceil(cores / 0.5)
-    assert numbers(told["`groups`"])[-1] == groups
+    assert numbers(reported["`groups`"])[-1] == groups
     record = 91 + 6 + 115 + body
     message = record + HEADER_SIZE_BYTES / frame + 20 + 21 * 2
-    assert numbers(told["`message`"])[-1] == round(message)
+    assert numbers(reported["`message`"])[-1] == round(message)
     disk = average * 3_600 * hours * message / groups / 0.75 + 2 * (1 << 30)
-    assert f"= {disk / 1e12:.2f} TB" in told["`disk` of a replica"]
+    assert f"= {disk / 1e12:.2f} TB" in reported["`disk` of a replica"]
     out = peak / groups * record * (replicas - 1 + readers) / 1e6
-    assert f"= {out:.0f} MB a second" in told["leader's network, of one group"]
+    assert f"= {out:.0f} MB a second" in reported["leader's network, of one group"]
     frames = average * 3_600 * hours / frame
-    assert f"{frames / 1e6:.0f} million frames, {frames * 6 / 1e6:.0f} MB" in told["memory"]
+    assert f"{frames / 1e6:.0f} million frames, {frames * 6 / 1e6:.0f} MB" in reported["memory"]
 
 
 @pytest.mark.parametrize("name", ["performance", "pop", "proxy", "security"])
@@ -124,4 +127,4 @@ def test_figures_that_it_takes_from_other_pages_stand_there(name: str) -> None:
         "proxy": ["0.5 ms", "0.6 ms"],
         "security": ["10 µs of a request"],
     }  # fmt: skip
-    assert not [words for words in taken[name] if words not in page]
+    assert not [text for text in taken[name] if text not in page]

@@ -33,9 +33,9 @@ PRODUCT = ("mqadmin", "mqaudit", "mqbroker", "mqchaos", "mqcluster", "mqnamesrv"
 def script(name: str) -> click.Command:
     """Return the function that the installed command of that name calls."""
     assert SCRIPTS[name] == f"raftmq.commands:{name}"
-    found = importlib.import_module(COMMANDS[name][0]).main
-    assert isinstance(found, click.Command)
-    return found
+    result = importlib.import_module(COMMANDS[name][0]).main
+    assert isinstance(result, click.Command)
+    return result
 
 
 def complaint(words: list[str]) -> str:
@@ -74,10 +74,10 @@ def parsed(command: click.Command, name: str, arguments: list[str]) -> str:
             rest = [*context._protected_args, *context.args]
             if not isinstance(command, click.Group) or not rest or rest[0] in PLACEHOLDERS:
                 return ""
-            found, command_below, arguments = command.resolve_command(context, rest)
-            assert found is not None
+            result, command_below, arguments = command.resolve_command(context, rest)
+            assert result is not None
             assert command_below is not None
-            name, command, parent = found, command_below, context
+            name, command, parent = result, command_below, context
     except click.exceptions.Exit:
         return ""  # --help
     except click.BadParameter as error:
@@ -90,8 +90,8 @@ def parsed(command: click.Command, name: str, arguments: list[str]) -> str:
 def unknown_profile(arguments: list[str]) -> str:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     known = {profile for service in services.values() for profile in service.get("profiles", ())}
-    asked = {b for a, b in pairwise(arguments) if a == "--profile"}
-    return f"no profile {asked - known}" if asked - known else ""
+    requested = {b for a, b in pairwise(arguments) if a == "--profile"}
+    return f"no profile {requested - known}" if requested - known else ""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -100,8 +100,8 @@ def test_every_command_line_is_one_that_there_is(page: Path) -> None:
         f"{block.where}: {line.strip()}: {why}"
         for block in [*blocks(page), *indented(page)]
         for line in command_lines(block)
-        for words in commands(line)
-        if (why := complaint(words))
+        for text in commands(line)
+        if (why := complaint(text))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -113,8 +113,8 @@ def test_commands_within_sentences_have_the_names_and_flags_that_there_are(page:
     wrong = [
         f"{page.relative_to(ROOT)}: {code}: {why}"
         for code in INLINE.findall(text)
-        for words in commands(code)
-        if words[0] in SCRIPTS and (why := unknown_word(words))
+        for texts in commands(code)
+        if texts[0] in SCRIPTS and (why := unknown_word(texts))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -141,13 +141,13 @@ def flags(command: click.Command) -> list[str]:
 
 def indented(page: Path) -> list[Block]:
     """Code by four spaces, one line each."""
-    found = re.findall(r"^    (mq[a-z]+ .*)$", page.read_text(), re.MULTILINE)
-    return [Block(page, 0, "", line) for line in found if line.split()[0] in SCRIPTS]
+    matches = re.findall(r"^    (mq[a-z]+ .*)$", page.read_text(), re.MULTILINE)
+    return [Block(page, 0, "", line) for line in matches if line.split()[0] in SCRIPTS]
 
 
 def test_something_is_looked_at() -> None:
     lines = [line for page in PAGES for block in blocks(page) for line in command_lines(block)]
-    names = {words[0] for line in lines for words in commands(line)}
+    names = {text[0] for line in lines for text in commands(line)}
     assert names >= {*PRODUCT, "make", "python", "docker"}
 
 
@@ -173,16 +173,16 @@ def test_something_is_looked_at() -> None:
 )
 def test_what_is_wrong_is_found(line: str, why: str) -> None:
     block = Block(ROOT / "README.md", 1, "bash", line)
-    found = [complaint(words) for one in command_lines(block) for words in commands(one)]
-    assert any(why in text for text in found), found
+    result = [complaint(texts) for one in command_lines(block) for texts in commands(one)]
+    assert any(why in text for text in result), result
 
 
 @pytest.mark.parametrize(
     ("code", "why"), [("mqcluster upp", "no upp"), ("mqcluster add --grp x", "no --grp")]
 )
 def test_what_is_wrong_within_a_sentence_is_found(code: str, why: str) -> None:
-    (words,) = commands(code)
-    assert why in unknown_word(words)
+    (text,) = commands(code)
+    assert why in unknown_word(text)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_what_is_wrong_within_a_sentence_is_found(code: str, why: str) -> None:
     ],
 )
 def test_what_a_curl_calls(line: str, found: list[tuple[str, str]]) -> None:
-    assert [call for words in commands(line) for call in calls(words)] == found
+    assert [call for text in commands(line) for call in calls(text)] == found
 
 
 def test_workloads_and_scenarios_that_the_pages_name_are_there() -> None:
@@ -204,10 +204,10 @@ def test_workloads_and_scenarios_that_the_pages_name_are_there() -> None:
     workloads = set(re.findall(r"^\| `([a-z]+)` \|", chaos, re.MULTILINE))
     assert {"log", "ordered"} <= workloads <= set(WORKLOADS)
     lines = [line for page in PAGES for block in blocks(page) for line in command_lines(block)]
-    runs = [words for line in lines for words in commands(line) if words[:2] == ["mqchaos", "run"]]
-    asked = {words[2] for words in runs} - {"SCENARIO", "$RAFTMQ_SCENARIO"}
-    assert len(asked) > 5
-    for wishes in asked:
+    runs = [text for line in lines for text in commands(line) if text[:2] == ["mqchaos", "run"]]
+    requested = {text[2] for text in runs} - {"SCENARIO", "$RAFTMQ_SCENARIO"}
+    assert len(requested) > 5
+    for wishes in requested:
         assert find_scenario(wishes).wants()
 
 

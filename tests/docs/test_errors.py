@@ -54,19 +54,19 @@ QUOTE_MIN = 6  # characters of a quotation between two gaps that must be in the 
 @cache
 def nodes_of(room: str) -> tuple[tuple[str, tuple[ast.AST, ...]], ...]:
     """The modules of a room, each with the nodes of its syntax tree."""
-    found = []
+    result = []
     for path in sorted((ROOT / room).rglob("*.py")):
         if path.name != "messaging_pb2.py":
             name = ".".join(("raftmq", *path.relative_to(ROOT).with_suffix("").parts))
             every = ast.walk(ast.parse(path.read_text()))
-            found.append((name, tuple(node for node in every if isinstance(node, LOOKED_AT))))
-    return tuple(found)
+            result.append((name, tuple(node for node in every if isinstance(node, LOOKED_AT))))
+    return tuple(result)
 
 
 def nodes(*rooms: str) -> Iterator[tuple[str, ast.AST]]:
     for room in rooms:
-        for name, found in nodes_of(room):
-            for node in found:
+        for name, result in nodes_of(room):
+            for node in result:
                 yield name, node
 
 
@@ -82,8 +82,8 @@ def calls(*rooms: str) -> Iterator[tuple[str, str, ast.Call]]:
     """Every call of a room: (module, name of what is called, the call)."""
     for module, node in nodes(*rooms):
         if isinstance(node, ast.Call):
-            found = node.func
-            name = found.attr if isinstance(found, ast.Attribute) else getattr(found, "id", "")
+            result = node.func
+            name = result.attr if isinstance(result, ast.Attribute) else getattr(result, "id", "")
             yield module, name, node
 
 
@@ -104,14 +104,14 @@ def source(*rooms: str) -> str:
 def tags() -> set[str]:
     """The words in brackets that answers begin with."""
     texts = (text_of(module, node) for module, node in strings(*ANSWERING))
-    found = {tag for text in texts for tag in TAG.findall(text)}
+    matches = {tag for text in texts for tag in TAG.findall(text)}
     for module, _, call in calls(*ANSWERING):
         for keyword in call.keywords:
             if keyword.arg == "tag":
-                found.add(text_of(module, keyword.value))
+                matches.add(text_of(module, keyword.value))
         if isinstance(call.func, ast.Name) and call.func.id == "_refused" and call.args:
-            found.add(text_of(module, call.args[0]))  # of exactly-once writers
-    return {tag for tag in found | {UNKNOWN} if CODE.fullmatch(tag)}
+            matches.add(text_of(module, call.args[0]))  # of exactly-once writers
+    return {tag for tag in matches | {UNKNOWN} if CODE.fullmatch(tag)}
 
 
 def given_codes() -> set[str]:
@@ -128,14 +128,14 @@ def problems() -> set[str]:
     """The `code`s of the HTTP API's error answers."""
     makers = [make for make in vars(problem).values() if inspect.isfunction(make)]
     defaults = [inspect.signature(make).parameters.get("code") for make in makers]
-    found = {one.default for one in defaults if one is not None}
+    result = {one.default for one in defaults if one is not None}
     for module, node in nodes("broker", "namesrv", "proxy", "web"):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for call in ast.walk(node):
                 if isinstance(call, ast.Call) and ast.unparse(call.func) in CODED:
-                    found |= codes_given(module, node, call)
-    found |= {tag for tag in UNAVAILABLE_TAGS if tag in tags()}
-    return {code for code in found if isinstance(code, str) and CODE.fullmatch(code)}
+                    result |= codes_given(module, node, call)
+    result |= {tag for tag in UNAVAILABLE_TAGS if tag in tags()}
+    return {code for code in result if isinstance(code, str) and CODE.fullmatch(code)}
 
 
 def codes_given(module: str, function: ast.AST, call: ast.Call) -> set[str]:
@@ -159,18 +159,18 @@ def grpc_codes() -> set[str]:
 
 def events(*rooms: str) -> set[str]:
     """The first words of what is logged at WARNING or above."""
-    found = set()
+    result = set()
     for module, name, call in calls(*rooms):
         if not call.args or "log" not in ast.unparse(call.func).lower():
             continue
         if name in LEVELS:
-            found |= strings_of(module, call.args[0])
+            result |= strings_of(module, call.args[0])
         elif name == "log":  # of a level that is decided as it goes
-            found |= {text for one in ast.walk(call) if (text := text_of(module, one))}
+            result |= {text for one in ast.walk(call) if (text := text_of(module, one))}
     if "remoting" in rooms:  # its listener logs some events by a function
         given = (call.args for _, name, call in calls("remoting") if name == "_report")
-        found |= {text_of("", args[1]) for args in given if len(args) == REPORT_ARGUMENTS}
-    return {match[0] for text in found if (match := EVENT.match(text))} - LOWER
+        result |= {text_of("", args[1]) for args in given if len(args) == REPORT_ARGUMENTS}
+    return {match[0] for text in result if (match := EVENT.match(text))} - LOWER
 
 
 def strings_of(module: str, node: ast.expr) -> set[str]:
@@ -209,8 +209,8 @@ def rows(heading: str) -> tuple[Row, ...]:
     rest = text[at + len(heading) + 2 :]
     end = re.search(rf"^#{{1,{len(level)}}} ", rest, re.MULTILINE)
     lines = rest[: end.start() if end else None].splitlines()
-    found = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
-    split = [Row(tuple(cell.strip() for cell in cells)) for cells in found]
+    result = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
+    split = [Row(tuple(cell.strip() for cell in cells)) for cells in result]
     titles = {split[0].cells[0]} | {"code", "event", "the text"}
     return tuple(row for row in split if row.cells[0] not in titles)
 
@@ -232,11 +232,11 @@ def test_every_word_in_brackets_is_explained_with_its_code() -> None:
 
 
 def test_every_response_code_is_there_with_its_number() -> None:
-    found = {}
+    result = {}
     for row in rows(HEADING_OF_CODES):
         for number, name in NUMBERED.findall(row.cells[0]):
-            found[name] = int(number)
-    assert found == {code.name: code.value for code in ResponseCode}
+            result[name] = int(number)
+    assert result == {code.name: code.value for code in ResponseCode}
 
 
 def test_codes_that_only_apaches_servers_give_are_named_by_none_of_ours() -> None:
@@ -276,27 +276,27 @@ def test_every_exception_of_the_client_is_there_with_its_own_code() -> None:
     }
     assert set(named(heading)) == every
     own = {value for name, value in vars(client_errors).items() if name.startswith("CODE_")}
-    told = {int(row.cells[1]) for row in rows(heading) if row.cells[1].startswith("-")}
-    assert told == own | {-1}
+    reported = {int(row.cells[1]) for row in rows(heading) if row.cells[1].startswith("-")}
+    assert reported == own | {-1}
 
 
 def test_every_log_event_from_warning_on_is_there() -> None:
     """An event may stand in two tables: the client logs some that servers log, too."""
-    found = named(HEADING_OF_LOGS)
-    assert set(found) == events(*SERVERS, "client")
+    result = named(HEADING_OF_LOGS)
+    assert set(result) == events(*SERVERS, "client")
     client = named("### The Python client's")
     assert set(client) == events("client")
-    servers = found[: len(found) - len(client)]
+    servers = result[: len(result) - len(client)]
     assert len(servers) == len(set(servers))
 
 
 def test_exit_statuses_are_those_of_the_commands() -> None:
-    told: dict[str, set[int]] = {}
+    reported: dict[str, set[int]] = {}
     for row in rows(HEADING_OF_ENDS):
         if len(row.cells) > 2:
             for name in row.names(0) or [row.cells[0]]:
-                told.setdefault(name, set()).add(int(row.cells[1]))
-    assert told == {
+                reported.setdefault(name, set()).add(int(row.cells[1]))
+    assert reported == {
         "any": {commands.NOT_INSTALLED, commands.INTERRUPTED},
         "any but servers": {commands.BROKEN},
         "mqbroker": {1, configcli.WRONG, os.EX_TEMPFAIL},
@@ -311,7 +311,7 @@ def test_exit_statuses_are_those_of_the_commands() -> None:
         "mqchaos": {*mqchaos.EXIT_OF.values(), mqchaos.EXIT_UNUSABLE} - {0},
         "mqaudit": {mqaudit.EXIT_WRONG, mqaudit.EXIT_UNUSABLE},
     }
-    assert set(told) - {"any", "any but servers"} == set(commands.COMMANDS)
+    assert set(reported) - {"any", "any but servers"} == set(commands.COMMANDS)
 
 
 def test_texts_that_the_page_quotes_are_written_in_the_code() -> None:

@@ -141,8 +141,8 @@ def test_every_path_that_a_page_calls_is_served(cluster: Cluster) -> None:
         for page in PAGES
         for block in blocks(page)
         for line in command_lines(block)
-        for words in commands(line)
-        for method, path in calls(words)
+        for text in commands(line)
+        for method, path in calls(text)
     }
     unknown = [
         one for one in called if not any(one[0] == m and re.match(p, one[1]) for m, p in served)

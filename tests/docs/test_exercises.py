@@ -15,10 +15,10 @@ WAIT_S = 300.0  # a bound against hanging, not an expectation
 
 def test_the_simulated_life_has_what_the_page_promises() -> None:
     page = (ROOT / "docs" / "concepts.md").read_text()
-    found = re.findall(r"python -m tests\.simulator --verbose (\d+)", page)
-    assert len(found) == 1
+    matches = re.findall(r"python -m tests\.simulator --verbose (\d+)", page)
+    assert len(matches) == 1
     played = subprocess.run(
-        [sys.executable, "-m", "tests.simulator", "--verbose", found[0]],
+        [sys.executable, "-m", "tests.simulator", "--verbose", matches[0]],
         cwd=ROOT,
         capture_output=True,
         text=True,

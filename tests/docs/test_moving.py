@@ -52,8 +52,8 @@ class Shell:
     def type_in(self, line: str) -> str:
         """Return what the line prints. Raises AssertionError if it fails; what ends in & goes on
         until `end`."""
-        for place, here in self._places.items():
-            line = line.replace(place, here)
+        for position, here in self._places.items():
+            line = line.replace(position, here)
         if line.startswith("export "):
             name, _, value = line.removeprefix("export ").partition("=")
             self._environment[name] = value
@@ -112,9 +112,9 @@ def shell(directory: Path, places: dict[str, str]) -> Iterator[Shell]:
 
 
 def rehearsal(heading: str) -> list[str]:
-    found = [step.command for step in steps(PAGE) if step.heading == heading]
-    assert len(found) > 5
-    return found
+    result = [step.command for step in steps(PAGE) if step.heading == heading]
+    assert len(result) > 5
+    return result
 
 
 def free_port() -> str:
@@ -129,8 +129,8 @@ def test_a_store_of_apaches_is_taken_over_as_the_page_says(tmp_path: Path) -> No
     lines = rehearsal(TAKEN)
     where = {"/tmp/taken": str(tmp_path), ":9876": ":{ns}", "-p 9876": "-p {ns}"}
     port = free_port()
-    places = {text: here.replace("{ns}", port) for text, here in where.items()}
-    with shell(tmp_path, places | {"listenPort=10911": f"listenPort={free_port()}"}) as typed:
+    positions = {text: here.replace("{ns}", port) for text, here in where.items()}
+    with shell(tmp_path, positions | {"listenPort=10911": f"listenPort={free_port()}"}) as typed:
         shown = {}
         for line in lines:
             if line.startswith("mqadmin clusterList"):
@@ -173,14 +173,14 @@ def test_the_move_to_a_raft_group_loses_nothing(tmp_path: Path) -> None:
     with name_server() as namesrv:
         old = ApacheBroker(tmp_path / "old", namesrv, autoCreateTopicEnable="false", **cluster)
         old.start()
-        places = {
+        positions = {
             "127.0.0.1:9876": namesrv,
             "127.0.0.1:11911": old.address,
             "--standard-ports": f"--namesrv {namesrv} --set diskSpaceWarningLevelRatio=100",
             "/tmp/": f"{tmp_path}/",
         }
         try:
-            with shell(tmp_path, places) as typed:
+            with shell(tmp_path, positions) as typed:
                 shown = follow(typed, namesrv)
         finally:
             old.kill()
@@ -203,8 +203,8 @@ def follow(typed: Shell, namesrv: str) -> dict:
     wait_until(lambda: "old-a" in typed.type_in(f"mqadmin clusterList -n {namesrv}"))
     for line in rehearsal(SIDE):
         text = typed.type_in(line)
-        for begin, name in seen.items():
-            if line.startswith(begin):
+        for start, name in seen.items():
+            if line.startswith(start):
                 shown[name] = stored(typed)
         if "copyDefinitions" in line:
             shown["copy"] = text

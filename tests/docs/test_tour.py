@@ -87,7 +87,7 @@ def here(command: str, directory: Path) -> str:
 
 
 def test_steps_stand_under_their_headings() -> None:
-    found = list(steps(START))
-    assert found[0] == Step("Install", "git clone REPOSITORY raftmq")
-    assert len(found) > 15
-    assert found[-1] == Step("Stop", "mqcluster down --dir /tmp/c")
+    result = list(steps(START))
+    assert result[0] == Step("Install", "git clone REPOSITORY raftmq")
+    assert len(result) > 15
+    assert result[-1] == Step("Stop", "mqcluster down --dir /tmp/c")

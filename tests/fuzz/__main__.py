@@ -48,8 +48,8 @@ def main(
     planted: str,
 ) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the world ends with it
-    wanted = PORTS if "all" in ports else ports
-    scope = Scope(seed, tuple(wanted), _pair(steps), _pair(frames), weight=weight)
+    expected = PORTS if "all" in ports else ports
+    scope = Scope(seed, tuple(expected), _pair(steps), _pair(frames), weight=weight)
     if kept:
         given = findings.load()
         scope = Scope(0, tuple(given), given=given)
@@ -73,8 +73,8 @@ def main(
 def _pair(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    begin, _, end = text.partition(":")
-    return int(begin), int(end)
+    start, _, end = text.partition(":")
+    return int(start), int(end)
 
 
 if __name__ == "__main__":

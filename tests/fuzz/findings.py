@@ -18,12 +18,12 @@ KEPT = Path(__file__).with_name("findings.jsonl")
 
 def load() -> dict[str, list[Step]]:
     """All kept steps by port."""
-    found: dict[str, list[Step]] = {}
+    result: dict[str, list[Step]] = {}
     for line in KEPT.read_text(encoding="utf-8").splitlines():
         fields = json.loads(line)
         frames = tuple(base64.b64decode(frame) for frame in fields["frames"])
-        found.setdefault(fields["port"], []).append(Step(fields["what"], frames, fields["seed"]))
-    return found
+        result.setdefault(fields["port"], []).append(Step(fields["what"], frames, fields["seed"]))
+    return result
 
 
 def keep(port: str, steps: Sequence[Step], why: str) -> None:

@@ -133,23 +133,23 @@ class Live:
         while offset <= end:
             pull = self._admin.message.pull
             messages, after = await self._until_done(pull, queue, offset, READ_AT_ONCE)
-            found = {message.queue_offset: message.body for message in messages}
+            result = {message.queue_offset: message.body for message in messages}
             after = max(after, offset + 1)
             for at in range(offset, min(after, end + 1)):
-                if at in sent and found.get(at) != sent[at]:
+                if at in sent and result.get(at) != sent[at]:
                     raise Finding("lost", queue.broker_name,
                                   f"{sent[at]!r} was acknowledged at {queue} offset {at}, where "
-                                  f"{found.get(at)!r} stands")  # fmt: skip
+                                  f"{result.get(at)!r} stands")  # fmt: skip
             offset = after
 
     async def _all_consumed(self) -> None:
-        wanted = {body for sent in self.acknowledged.values() for body in sent.values()}
+        expected = {body for sent in self.acknowledged.values() for body in sent.values()}
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while not wanted <= self._consumed:  # noqa: ASYNC110
+                while not expected <= self._consumed:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            missing = sorted(wanted - self._consumed)
+            missing = sorted(expected - self._consumed)
             raise Finding("lost", "consumer", f"{len(missing)} messages that were acknowledged did "
                           f"not come, {missing[0]!r} first") from None  # fmt: skip
 
@@ -158,15 +158,15 @@ class Live:
         and registrations have come round again."""
         for group in self._groups:
             addresses = {self._world.address(name) for name in GROUPS[group]}
-            found = ""
+            result = ""
             try:
                 async with asyncio.timeout(PATIENCE_S / 2):
-                    while found not in addresses:
+                    while result not in addresses:
                         brokers = (await self._until_done(self._admin.cluster.info)).brokers
-                        found = brokers[group].leader if group in brokers else ""
+                        result = brokers[group].leader if group in brokers else ""
                         await asyncio.sleep(0.1)
             except TimeoutError:
-                raise Finding("route", "names", f"it says that {found!r} leads {group}, "
+                raise Finding("route", "names", f"it says that {result!r} leads {group}, "
                               f"one of {sorted(addresses)} does") from None  # fmt: skip
 
     async def _leader(self, group: str) -> tuple[str, str]:

@@ -58,12 +58,12 @@ async def _taken(
 ) -> T:
     while True:
         try:
-            found = decode(bytes(heard))
+            result = decode(bytes(heard))
         except wire.WireError as error:
             raise NotWelcome(error.reason) from error
-        if found is not None:
-            del heard[: found[1]]
-            return found[0]
+        if result is not None:
+            del heard[: result[1]]
+            return result[0]
         heard += await _more(reader)
 
 

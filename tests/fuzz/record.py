@@ -245,11 +245,11 @@ def _peer_messages(said: bytes) -> Iterator[Sample]:
     """The opening, and each message."""
     at = _proven(said)
     yield Sample("raft", "opening", said[:at])
-    found = wire.decode_hello(said[at:])
-    if found is None:
+    result = wire.decode_hello(said[at:])
+    if result is None:
         return
-    yield Sample("raft", "hello", said[at : at + found[1]])
-    at += found[1]
+    yield Sample("raft", "hello", said[at : at + result[1]])
+    at += result[1]
     identity = wire.decode_identity(said[at:])
     at += identity[1] if identity is not None else 0
     while _is_message(said, at):

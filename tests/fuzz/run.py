@@ -200,8 +200,8 @@ async def wait_until_up(world: World) -> None:
 def nodes_of(ports: Sequence[str]) -> list[str]:
     """Those that the ports' steps go to, with the rest of their groups; a name server, and a group
     whose clients are live."""
-    wanted = {"solo", *(node for port in ports for node in TARGETS[port])}
-    groups = {GROUP_OF[node] for node in wanted if node in GROUP_OF}
+    expected = {"solo", *(node for port in ports for node in TARGETS[port])}
+    groups = {GROUP_OF[node] for node in expected if node in GROUP_OF}
     return ["names", *(node for group in sorted(groups) for node in GROUPS[group])]
 
 
@@ -228,9 +228,9 @@ def bisected(
     kind = outcome.finding.kind
 
     def shows(scope: Scope) -> bool:
-        found = run(scope, product=product, planted=planted).finding
-        told(f"{command_of(scope)}: {found.kind if found else 'nothing'}")
-        return found is not None and found.kind == kind
+        result = run(scope, product=product, planted=planted).finding
+        told(f"{command_of(scope)}: {result.kind if result else 'nothing'}")
+        return result is not None and result.kind == kind
 
     least = outcome.scope
     for port in least.ports if len(least.ports) > 1 else ():
@@ -239,14 +239,14 @@ def bisected(
             break
     if len(least.ports) > 1:
         return least
-    begin, end = least.steps or (0, len(least.plan(least.ports[0])))
-    begin, end = _halved(begin, end, lambda b, e: shows(replace(least, steps=(b, e))))
-    least = replace(least, steps=(begin, end))
+    start, end = least.steps or (0, len(least.plan(least.ports[0])))
+    start, end = _halved(start, end, lambda b, e: shows(replace(least, steps=(b, e))))
+    least = replace(least, steps=(start, end))
     sizes = {len(step.frames) for step in least.plan(least.ports[0])}
-    if end - begin == 1 and max(sizes) > 1:
-        begin, end = least.frames or (0, max(sizes))
-        begin, end = _halved(begin, end, lambda b, e: shows(replace(least, frames=(b, e))))
-        least = replace(least, frames=(begin, end))
+    if end - start == 1 and max(sizes) > 1:
+        start, end = least.frames or (0, max(sizes))
+        start, end = _halved(start, end, lambda b, e: shows(replace(least, frames=(b, e))))
+        least = replace(least, frames=(start, end))
     return least
 
 

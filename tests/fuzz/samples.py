@@ -31,12 +31,12 @@ class Sample:
 @cache
 def load() -> dict[str, list[Sample]]:
     """All samples by port."""
-    found: dict[str, list[Sample]] = {}
+    result: dict[str, list[Sample]] = {}
     for line in RECORDED.read_text(encoding="ascii").splitlines():
         fields = json.loads(line)
         sample = Sample(fields["port"], fields["kind"], base64.b64decode(fields["data"]))
-        found.setdefault(sample.port, []).append(sample)
-    return found
+        result.setdefault(sample.port, []).append(sample)
+    return result
 
 
 def save(samples: Iterable[Sample]) -> int:

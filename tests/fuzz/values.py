@@ -122,13 +122,13 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 @cache
 def field_names() -> dict[str, str]:
     """Every field that some handler reads out of extFields, and as what: text, integer, boolean."""
-    found = dict.fromkeys("abcdefghijklmn", "text") | dict.fromkeys("defghjl", "integer")
+    result = dict.fromkeys("abcdefghijklmn", "text") | dict.fromkeys("defghjl", "integer")
     for room in READERS:
         for path in sorted((ROOT / room).rglob("*.py")):
             source = path.read_text()
-            found |= {name: kind for kind, name in _READ.findall(source)}
-            found |= {name: _KINDS[kind] for kind, name in _DECLARED.findall(source)}
-    return dict(sorted(found.items()))
+            result |= {name: kind for kind, name in _READ.findall(source)}
+            result |= {name: _KINDS[kind] for kind, name in _DECLARED.findall(source)}
+    return dict(sorted(result.items()))
 
 
 def plausible(name: str, read_as: str, rng: random.Random) -> str:

@@ -151,13 +151,13 @@ class Watch:
 
     def _ping(self, node: Node) -> None:
         """Ask it something, and weigh what its loop did meanwhile."""
-        asked = self._asked[node.name]
+        requested = self._asked[node.name]
         before_ns = node.loop_ns()
         deadline = time.monotonic() + STUCK_S
-        asked.sendall(PING)
+        requested.sendall(PING)
         ready = False
         while not ready:
-            ready = bool(select.select([asked], [], [], PING_EVERY_S)[0])
+            ready = bool(select.select([requested], [], [], PING_EVERY_S)[0])
             spent_ns = node.loop_ns() - before_ns
             count = spent_ns / self.cost_ns[node.name]
             if count > STALL_REQUESTS:
@@ -166,7 +166,7 @@ class Watch:
                               f"{'' if ready else _stack(node)}")  # fmt: skip
             if time.monotonic() > deadline:
                 raise Finding("stuck", node.name, f"no answer for {STUCK_S} s\n{_stack(node)}")
-        answered(asked, 1)
+        answered(requested, 1)
         self.worst_ns[node.name] = max(spent_ns, self.worst_ns.get(node.name, 0))
 
     def _look(self, node: Node) -> None:
@@ -189,10 +189,10 @@ class Watch:
         window.append((now, len(new)))
         while window[0][0] < now - LOG_WINDOW_S:
             window.popleft()
-        for found in _BAD_EVENT.finditer(new):
-            if any(words in found.group() for words in _EXPLAINED):
+        for result in _BAD_EVENT.finditer(new):
+            if any(texts in result.group() for texts in _EXPLAINED):
                 continue
-            text = found.group().decode(errors="replace")[-_TAIL_BYTES:]
+            text = result.group().decode(errors="replace")[-_TAIL_BYTES:]
             finding = Finding("log", node.name, text)
             if not self._go_on:
                 raise finding
@@ -203,12 +203,12 @@ class Watch:
             raise Finding("flood", node.name, f"{written} bytes logged in {LOG_WINDOW_S} s\n{tail}")
 
     def _ordinary(self, node: Node) -> float:
-        asked = self._asked[node.name]
-        asked.sendall(PING)
-        answered(asked, 1)  # the first of a kind costs more
+        requested = self._asked[node.name]
+        requested.sendall(PING)
+        answered(requested, 1)  # the first of a kind costs more
         before = node.loop_ns()
-        asked.sendall(PING * ORDINARY)
-        answered(asked, ORDINARY)
+        requested.sendall(PING * ORDINARY)
+        answered(requested, ORDINARY)
         return max(1.0, (node.loop_ns() - before) / ORDINARY)
 
 
@@ -226,9 +226,9 @@ def _stack(node: Node) -> str:
 
 def _signature(text: str) -> str:
     """Return what tells events of one cause from others: where it was raised, and what."""
-    places = re.findall(r'(\w+/\w+\.py)(?:", line |:)(\d+)', text)
+    matches = re.findall(r'(\w+/\w+\.py)(?:", line |:)(\d+)', text)
     last = text.rstrip().rsplit("\n", 1)[-1]
-    return f"{places[-1] if places else ''} {re.sub(r'[^A-Za-z ]+', '', last)[:60]}"
+    return f"{matches[-1] if matches else ''} {re.sub(r'[^A-Za-z ]+', '', last)[:60]}"
 
 
 def has_ended(node: Node) -> bool:
@@ -243,9 +243,9 @@ def has_ended(node: Node) -> bool:
 
 def connected(node: Node) -> socket.socket:
     """A connection to its remoting port."""
-    found = socket.create_connection((HOST, node.ports["remoting"]), STUCK_S)
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return found
+    result = socket.create_connection((HOST, node.ports["remoting"]), STUCK_S)
+    result.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return result
 
 
 def answered(asked: socket.socket, count: int) -> None:

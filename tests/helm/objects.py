@@ -26,8 +26,8 @@ class Rendered:
         return [one for one in self.objects if one["kind"] == kind]
 
     def named(self, kind: str, name: str) -> Object:
-        (found,) = [one for one in self.of_kind(kind) if one["metadata"]["name"] == name]
-        return found
+        (result,) = [one for one in self.of_kind(kind) if one["metadata"]["name"] == name]
+        return result
 
     def data(self, kind: str, name: str) -> dict[str, str]:
         """The content of a ConfigMap or Secret."""
@@ -40,9 +40,9 @@ class Rendered:
 
     def pods(self) -> list[tuple[Object, Object]]:
         """Each object that makes pods, and the template (metadata and spec) of its pods."""
-        found = [(one, template_of(one)) for one in self.objects if one["kind"] in POD_OWNERS]
-        assert found, "there are none"
-        return found
+        result = [(one, template_of(one)) for one in self.objects if one["kind"] in POD_OWNERS]
+        assert result, "there are none"
+        return result
 
 
 def template_of(owner: Object) -> Object:
@@ -76,21 +76,21 @@ class Pod:
 
     @property
     def container(self) -> Object:
-        (found,) = self.spec["containers"]
-        assert isinstance(found, dict)
-        return found
+        (result,) = self.spec["containers"]
+        assert isinstance(result, dict)
+        return result
 
     def secret(self, name: str) -> dict[str, str]:
         return self.secrets[name] if name in self.secrets else self.of.data("Secret", name)
 
     def environment(self) -> dict[str, str]:
         """Its container's environment, as a kubelet makes it."""
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         for one in self.container["env"]:
-            found[one["name"]] = re.sub(
-                r"\$\((\w+)\)", lambda match: found[match[1]], self._value(one)
+            result[one["name"]] = re.sub(
+                r"\$\((\w+)\)", lambda match: result[match[1]], self._value(one)
             )
-        return found
+        return result
 
     def _value(self, one: Object) -> str:
         if "value" in one:
@@ -108,7 +108,7 @@ class Pod:
     def files(self) -> dict[str, str]:
         """The files that are mounted from ConfigMaps and Secrets, by their path."""
         volumes = {volume["name"]: volume for volume in self.spec["volumes"]}
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         for mount in self.container["volumeMounts"]:
             volume = volumes.get(mount["name"], {})
             if "configMap" in volume:
@@ -120,8 +120,8 @@ class Pod:
                     content = {item["path"]: content[item["key"]] for item in items}
             else:
                 continue
-            found |= {f"{mount['mountPath']}/{key}": text for key, text in content.items()}
-        return found
+            result |= {f"{mount['mountPath']}/{key}": text for key, text in content.items()}
+        return result
 
     def write_files(self, root: Path) -> None:
         """Write its files below `root` in the place of /, for nobody else to read."""

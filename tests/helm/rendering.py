@@ -78,11 +78,11 @@ def steady(text: str) -> str:
 
 def digest() -> str:
     """Of all that a rendering depends on: the chart without its README, and the cases."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     files = [path for path in CHART.rglob("*") if path.is_file() and path.suffix != ".md"]
     for path in sorted([*files, *(HERE / "cases").glob("*.yaml")]):
-        found.update(str(path.relative_to(HERE.parents[1])).encode() + b"\n" + path.read_bytes())
-    return found.hexdigest()
+        result.update(str(path.relative_to(HERE.parents[1])).encode() + b"\n" + path.read_bytes())
+    return result.hexdigest()
 
 
 @functools.cache

@@ -22,8 +22,8 @@ def pod(name: str, ready: str = "True", **metadata: str) -> dict[str, Any]:
 
 @pytest.fixture
 def api() -> Iterator[HttpApi]:
-    with HttpApi() as found:
-        yield found
+    with HttpApi() as result:
+        yield result
 
 
 def run(api: HttpApi, tmp_path: Path, *pods: dict[str, Any]) -> str:
@@ -47,10 +47,10 @@ def run(api: HttpApi, tmp_path: Path, *pods: dict[str, Any]) -> str:
 
 def test_one_ready_pod_is_deleted(api: HttpApi, tmp_path: Path) -> None:
     names = ("b-0", "b-1", "b-2")
-    told = run(api, tmp_path, *map(pod, names))
-    asked, deleted = api.seen
-    assert asked == ("GET", f"{PODS}?labelSelector=app%3Da%2Cb%3Dc", "Bearer a-token")
-    name = told.removeprefix("deleted ").strip()
+    reported = run(api, tmp_path, *map(pod, names))
+    requested, deleted = api.seen
+    assert requested == ("GET", f"{PODS}?labelSelector=app%3Da%2Cb%3Dc", "Bearer a-token")
+    name = reported.removeprefix("deleted ").strip()
     assert name in names
     assert deleted == ("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0", "Bearer a-token")
 
@@ -62,6 +62,6 @@ def test_one_ready_pod_is_deleted(api: HttpApi, tmp_path: Path) -> None:
 def test_none_is_deleted_unless_all_are_ready(
     api: HttpApi, tmp_path: Path, third: list[dict[str, Any]]
 ) -> None:
-    told = run(api, tmp_path, pod("b-0"), pod("b-1"), *third)
-    assert told == "nothing is deleted: 2 of 3 brokers are ready\n"
+    reported = run(api, tmp_path, pod("b-0"), pod("b-1"), *third)
+    assert reported == "nothing is deleted: 2 of 3 brokers are ready\n"
     assert [method for method, *_ in api.seen] == ["GET"]

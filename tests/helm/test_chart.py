@@ -153,9 +153,9 @@ def issued(secret: Object) -> dict[str, Any]:
         ssl.Purpose.SERVER_AUTH.oid,
         ssl.Purpose.CLIENT_AUTH.oid,
     }
-    found = [("DNS", name) for name in names.get_values_for_type(x509.DNSName)]
-    found += [("IP Address", str(ip)) for ip in names.get_values_for_type(x509.IPAddress)]
-    return {"subjectAltName": tuple(found)}
+    result = [("DNS", name) for name in names.get_values_for_type(x509.DNSName)]
+    result += [("IP Address", str(ip)) for ip in names.get_values_for_type(x509.IPAddress)]
+    return {"subjectAltName": tuple(result)}
 
 
 def test_every_installation_has_secrets_of_its_own() -> None:

@@ -146,13 +146,15 @@ def http_port(pod: Pod) -> int:
 
 def issued(root: Path) -> dict[str, dict[str, str]]:
     """The Secrets of certificates; these are for 127.0.0.1."""
-    found = {}
+    result = {}
     for name in ("tls", "raft-tls"):
         authority = Authority(root, name)
         cert, key = authority.issue(f"{name}-server")
         texts = [Path(path).read_text() for path in (cert, key, authority.path)]
-        found[f"mq-raftmq-{name}"] = dict(zip(("tls.crt", "tls.key", "ca.crt"), texts, strict=True))
-    return found
+        result[f"mq-raftmq-{name}"] = dict(
+            zip(("tls.crt", "tls.key", "ca.crt"), texts, strict=True)
+        )
+    return result
 
 
 def place(running: Running, addresses: dict[str, str]) -> None:
@@ -185,13 +187,13 @@ def place(running: Running, addresses: dict[str, str]) -> None:
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    found = Cluster(tmp_path)
+    result = Cluster(tmp_path)
     try:
-        for one in found.pods.values():
+        for one in result.pods.values():
             await one.start()
-        yield found
+        yield result
     finally:
-        for one in found.pods.values():
+        for one in result.pods.values():
             await one.end()
         shutil.rmtree(tmp_path, ignore_errors=True)
 
@@ -238,11 +240,16 @@ async def the_test_pod_sends_and_reads(cluster: Cluster) -> None:
     broker = cluster.pods["mq-raftmq-broker-0-0"]
     script = broker.root / "message.sh"
     script.write_text(pod.files()["/etc/raftmq/config/message.sh"])
-    told = pod.environment()
-    assert told["BROKER_GROUPS"] == "broker-0 broker-1"
-    tools = {key: broker.environment[key] for key in told if key in broker.environment}
+    reported = pod.environment()
+    assert reported["BROKER_GROUPS"] == "broker-0 broker-1"
+    tools = {key: broker.environment[key] for key in reported if key in broker.environment}
     assert tools.keys() >= {"NAMESRV_ADDR", "RAFTMQ_TLS_CONFIG_FILE", "RAFTMQ_SECRET_KEY"}
-    environment = {**told, **tools, "BROKER_GROUPS": "broker-0", "PATH": broker.environment["PATH"]}
+    environment = {
+        **reported,
+        **tools,
+        "BROKER_GROUPS": "broker-0",
+        "PATH": broker.environment["PATH"],
+    }
     result = await asyncio.to_thread(
         subprocess.run, ["sh", str(script)], env=environment, capture_output=True, text=True
     )

@@ -73,9 +73,9 @@ def test_a_replica_stays_while_its_group_needs_it(
     said: str,
 ) -> None:
     apis[0].answers, apis[1].answers = {NODE: own}, {NODE: leader}
-    status, words = run(apis[0].port, tmp_path)
+    status, text = run(apis[0].port, tmp_path)
     assert status == bool(said)
-    assert words.startswith(f"stops although {said}" if said else "")
+    assert text.startswith(f"stops although {said}" if said else "")
     asked_to_move = ("POST", TRANSFER, "Bearer a-token") in apis[0].seen
     assert asked_to_move is (said == "this replica still leads")
 
@@ -84,8 +84,8 @@ def test_the_leader_is_asked_where_it_says_that_it_is(
     apis: tuple[HttpApi, HttpApi], tmp_path: Path
 ) -> None:
     own, other = apis
-    told = {"leader": "n2", "leaderHttpAddress": f"{OTHER}:{other.port}"}
-    own.answers, other.answers = {NODE: FOLLOWER | told}, {NODE: leading("n1", peer("n0"))}
+    reported = {"leader": "n2", "leaderHttpAddress": f"{OTHER}:{other.port}"}
+    own.answers, other.answers = {NODE: FOLLOWER | reported}, {NODE: leading("n1", peer("n0"))}
     assert run(own.port, tmp_path) == (0, "")
     assert other.seen == [("GET", NODE, "Bearer a-token")]
 

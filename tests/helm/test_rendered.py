@@ -49,12 +49,12 @@ ISSUED = {"mq-raftmq-tls": CERTIFICATES, "mq-raftmq-raft-tls": CERTIFICATES}
 
 
 def servers(case: str) -> list[Pod]:
-    found = Rendered.of(case)
+    result = Rendered.of(case)
     secrets = OWN_SECRETS if case == "own" else ISSUED if case == "large" else {}
-    owners = [*found.of_kind("StatefulSet"), *found.of_kind("Deployment")]
+    owners = [*result.of_kind("StatefulSet"), *result.of_kind("Deployment")]
     assert owners, case
     return [
-        Pod(found, owner, index, secrets)
+        Pod(result, owner, index, secrets)
         for owner in owners
         for index in range(owner["spec"]["replicas"])
     ]
@@ -172,8 +172,8 @@ def test_every_file_that_a_configuration_names_is_mounted(case: str, tmp_path: P
 
 
 def test_generated_secrets_are_what_the_servers_read(tmp_path: Path) -> None:
-    found = Rendered.of("default")
-    secrets, accounts = (found.data("Secret", f"mq-raftmq-{n}") for n in ("secrets", "accounts"))
+    result = Rendered.of("default")
+    secrets, accounts = (result.data("Secret", f"mq-raftmq-{n}") for n in ("secrets", "accounts"))
     for key, text in (secrets | accounts).items():
         (tmp_path / key).write_text(text)
         (tmp_path / key).chmod(0o440)  # as a kubelet mounts them, for the group of the pod
@@ -193,7 +193,7 @@ def test_generated_secrets_are_what_the_servers_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_ports_are_where_the_servers_listen(case: str, tmp_path: Path) -> None:
-    found = Rendered.of(case)
+    result = Rendered.of(case)
     for pod in servers(case):
         config = config_of(pod, tmp_path / pod.name)
         ports = {one["name"]: one["containerPort"] for one in pod.container["ports"]}
@@ -207,12 +207,12 @@ def test_ports_are_where_the_servers_listen(case: str, tmp_path: Path) -> None:
             assert ports == {"remoting": config.port, "http": config.port + 4}
         labels = template_of(pod.owner)["metadata"]["labels"]
         selecting = [
-            one for one in found.of_kind("Service")
+            one for one in result.of_kind("Service")
             if one["spec"]["selector"].items() <= labels.items()
         ]  # fmt: skip
         offered = {p["targetPort"]: p["port"] for one in selecting for p in one["spec"]["ports"]}
         assert offered == ports
-        for policy in found.of_kind("NetworkPolicy"):
+        for policy in result.of_kind("NetworkPolicy"):
             if policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items():
                 allowed = {p["port"] for rule in policy["spec"]["ingress"] for p in rule["ports"]}
                 assert allowed == set(ports.values())
@@ -220,16 +220,16 @@ def test_ports_are_where_the_servers_listen(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_selectors_and_names_meet(case: str) -> None:
-    found = Rendered.of(case)
-    names = {(one["kind"], one["metadata"]["name"]) for one in found.objects}
-    for owner, template in found.pods():
+    result = Rendered.of(case)
+    names = {(one["kind"], one["metadata"]["name"]) for one in result.objects}
+    for owner, template in result.pods():
         if owner["kind"] in ("StatefulSet", "Deployment"):
             labels = template["metadata"]["labels"]
-            wanted = owner["spec"]["selector"]["matchLabels"]
-            assert wanted.items() <= labels.items()
-            others = [t for o, t in found.pods() if o is not owner]
+            expected = owner["spec"]["selector"]["matchLabels"]
+            assert expected.items() <= labels.items()
+            others = [t for o, t in result.pods() if o is not owner]
             assert not [
-                t for t in others if wanted.items() <= t["metadata"]["labels"].items()
+                t for t in others if expected.items() <= t["metadata"]["labels"].items()
             ]  # or two would fight for a pod
         if owner["kind"] == "StatefulSet":
             assert ("Service", owner["spec"]["serviceName"]) in names
@@ -260,11 +260,11 @@ def test_pods_run_without_root_and_without_a_writable_root(case: str) -> None:
 
 
 def test_one_replica_of_a_group_is_away_at_a_time() -> None:
-    found = Rendered.of("large")
-    for owner in [*found.of_kind("StatefulSet"), *found.of_kind("Deployment")]:
+    result = Rendered.of("large")
+    for owner in [*result.of_kind("StatefulSet"), *result.of_kind("Deployment")]:
         labels = template_of(owner)["metadata"]["labels"]
         (budget,) = [
-            one for one in found.of_kind("PodDisruptionBudget")
+            one for one in result.of_kind("PodDisruptionBudget")
             if one["spec"]["selector"]["matchLabels"].items() <= labels.items()
         ]  # fmt: skip
         assert budget["spec"]["maxUnavailable"] == 1
@@ -318,21 +318,21 @@ def test_groups_that_leave_are_drained_before_the_upgrade() -> None:
 
 
 def test_monitoring_is_what_prometheus_has_elsewhere() -> None:
-    found = Rendered.of("large")
-    jobs, services = set(), found.of_kind("Service")
-    for monitor in found.of_kind("ServiceMonitor"):
+    result = Rendered.of("large")
+    jobs, services = set(), result.of_kind("Service")
+    for monitor in result.of_kind("ServiceMonitor"):
         (endpoint,) = monitor["spec"]["endpoints"]
         jobs |= {r["replacement"] for r in endpoint["relabelings"] if r.get("targetLabel") == "job"}
-        wanted = monitor["spec"]["selector"]["matchLabels"]
-        (service,) = [s for s in services if wanted.items() <= s["metadata"]["labels"].items()]
+        expected = monitor["spec"]["selector"]["matchLabels"]
+        (service,) = [s for s in services if expected.items() <= s["metadata"]["labels"].items()]
         assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
         assert service["spec"]["clusterIP"] == "None"
-        assert endpoint["tlsConfig"]["serverName"] in dns_names(found)
+        assert endpoint["tlsConfig"]["serverName"] in dns_names(result)
     scrapes = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
     assert jobs == {one["job_name"] for one in scrapes["scrape_configs"]}
-    for name, place in (("alerts.yml", "prometheus"), ("dashboard.json", "grafana")):
+    for name, position in (("alerts.yml", "prometheus"), ("dashboard.json", "grafana")):
         linked = CHART / "files" / name
-        assert linked.resolve() == (ROOT / "deploy" / place / name).resolve()
+        assert linked.resolve() == (ROOT / "deploy" / position / name).resolve()
 
 
 def dns_names(found: Rendered) -> list[str]:
@@ -341,22 +341,22 @@ def dns_names(found: Rendered) -> list[str]:
 
 
 def test_certificates_are_for_all_that_is_dialled(tmp_path: Path) -> None:
-    found = Rendered.of("large")
-    replicas = found.named("Certificate", "mq-raftmq-raft-tls")["spec"]["dnsNames"]
+    result = Rendered.of("large")
+    replicas = result.named("Certificate", "mq-raftmq-raft-tls")["spec"]["dnsNames"]
     issuers = {
-        one["metadata"]["name"]: one["spec"]["issuerRef"] for one in found.of_kind("Certificate")
+        one["metadata"]["name"]: one["spec"]["issuerRef"] for one in result.of_kind("Certificate")
     }
     assert issuers["mq-raftmq-tls"] == {"name": "company", "kind": "ClusterIssuer"}
     assert issuers["mq-raftmq-raft-tls"]["name"] == "mq-raftmq-raft-tls"  # never somebody else's
     for pod in servers("large"):
         config = config_of(pod, tmp_path / pod.name)
         if isinstance(config, BrokerConfig):
-            assert f"*.{config.broker_ip1.partition('.')[2]}" in dns_names(found)
+            assert f"*.{config.broker_ip1.partition('.')[2]}" in dns_names(result)
             assert [f"*.{peer.host.partition('.')[2]}" for peer in config.peers] == replicas * 5
             for address in config.name_servers:
-                assert f"*.{address.partition('.')[2].removesuffix(':9876')}" in dns_names(found)
+                assert f"*.{address.partition('.')[2].removesuffix(':9876')}" in dns_names(result)
     for service in ("namesrv", "proxy"):
-        assert f"mq-raftmq-{service}.{NAMESPACE}.svc.cluster.local" in dns_names(found)
+        assert f"mq-raftmq-{service}.{NAMESPACE}.svc.cluster.local" in dns_names(result)
 
 
 def test_values_and_their_schema_have_the_same_keys() -> None:

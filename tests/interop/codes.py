@@ -41,26 +41,26 @@ async def answered(address: str, codes: Collection[int], known: int) -> set[int]
         return (await client.invoke(address, RemotingCommand.request(code), PATIENCE_MS)).code
 
     try:
-        asked = {code: asyncio.create_task(ask(code)) for code in {*codes, NOBODYS}}
+        requested = {code: asyncio.create_task(ask(code)) for code in {*codes, NOBODYS}}
         fences = 0
-        while fences < FENCES and not all(task.done() for task in asked.values()):
-            before = sum(task.done() for task in asked.values())
+        while fences < FENCES and not all(task.done() for task in requested.values()):
+            before = sum(task.done() for task in requested.values())
             await asyncio.sleep(FENCE_S)
             await ask(known)
-            after = sum(task.done() for task in asked.values())
+            after = sum(task.done() for task in requested.values())
             fences = fences + 1 if after == before else 0
-        silence = not asked[NOBODYS].done()  # is what it has for codes that it does not know
-        found = set()
-        for code, task in asked.items():
+        silence = not requested[NOBODYS].done()  # is what it has for codes that it does not know
+        result = set()
+        for code, task in requested.items():
             if task.done():
                 if task.result() != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                    found.add(code)
+                    result.add(code)
             elif not silence:
-                found.add(code)
+                result.add(code)
             task.cancel()
-        await asyncio.gather(*asked.values(), return_exceptions=True)
-        assert NOBODYS not in found
-        return found
+        await asyncio.gather(*requested.values(), return_exceptions=True)
+        assert NOBODYS not in result
+        return result
     finally:
         await client.close()
 
@@ -132,13 +132,13 @@ def part(heading: str) -> str:
 def rows(heading: str) -> dict[int, tuple[str, ...]]:
     """By code: name, in 4.9, in 5.3, here, why not."""
     lines = [line for line in part(heading).splitlines() if re.match(r"\| \d", line)]
-    found = {}
+    result = {}
     for line in lines:
         match = ROW.match(line)
         assert match is not None, line
-        found[int(match[1])] = match.groups()[1:]
-    assert len(found) == len(lines), "a code twice"
-    return found
+        result[int(match[1])] = match.groups()[1:]
+    assert len(result) == len(lines), "a code twice"
+    return result
 
 
 def page() -> dict[str, dict[int, tuple[str, ...]]]:
@@ -151,9 +151,9 @@ def unsaid(seen: Seen) -> dict[str, list[str]]:
     on_page = page()
     lacking = {}
     for kind, headings in (("broker", BROKER_PARTS), ("namesrv", (NAMESRV_PART,))):
-        told = {code for heading in headings for code in on_page[heading]}
+        reported = {code for heading in headings for code in on_page[heading]}
         of_kind = set().union(*getattr(seen, kind).values())
-        lacking[kind] = [f"{code} {names[code]}" for code in sorted(of_kind - told)]
+        lacking[kind] = [f"{code} {names[code]}" for code in sorted(of_kind - reported)]
     return lacking
 
 

@@ -107,19 +107,19 @@ class Story:
             self._changed.notify_all()
 
     def wait_for(self, *names: str) -> None:
-        wanted = set(names)
+        expected = set(names)
         with self._changed:
-            came = self._changed.wait_for(lambda: wanted <= set(self.told), WAIT_S)
-        assert came, f"never came: {sorted(wanted - set(self.told))}; did: {sorted(self.told)}"
+            came = self._changed.wait_for(lambda: expected <= set(self.told), WAIT_S)
+        assert came, f"never came: {sorted(expected - set(self.told))}; did: {sorted(self.told)}"
 
     def _fields(self, message: JavaObject) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for name in self._getters_of(message):
             value = getattr(message, name)()
-            found[name] = value if isinstance(value, int | str | bool | None) else str(value)
+            result[name] = value if isinstance(value, int | str | bool | None) else str(value)
         properties = {str(k): str(v) for k, v in dict(message.getProperties()).items()}
-        check_places(found)
-        return plain(found, properties) | {"properties": plain_properties(properties, found)}
+        check_places(result)
+        return plain(result, properties) | {"properties": plain_properties(properties, result)}
 
     def _getters_of(self, message: JavaObject) -> list[str]:
         """Return the methods that give a field, of whichever class the message is."""
@@ -252,8 +252,8 @@ class Decider:
 
     def executeLocalTransaction(self, message: Any, arg: Any) -> Any:
         del arg
-        asked = bytes(message.getBody()) == b"checked"
-        return self._state.UNKNOW if asked else self._state.COMMIT_MESSAGE
+        requested = bytes(message.getBody()) == b"checked"
+        return self._state.UNKNOW if requested else self._state.COMMIT_MESSAGE
 
     def checkLocalTransaction(self, message: Any) -> Any:
         # Noting it asks the JVM some fifty times: too long, as the broker asks again each second.
@@ -399,7 +399,7 @@ class Clients:
 
     def _note_result(self, name: str, result: JavaObject) -> None:
         handle = result.getRecallHandle()
-        found = {
+        actual = {
             "status": str(result.getSendStatus()),
             "queue": str(result.getMessageQueue()),
             "offset": "ANY" if name in NOT_ALONE else result.getQueueOffset(),
@@ -409,15 +409,15 @@ class Clients:
             "transactionId": known_id(result.getTransactionId(), result.getMsgId()),
             "recallHandle": handle is not None,
         }
-        self.story.note(f"sent: {name}", found)
+        self.story.note(f"sent: {name}", actual)
         if name == "dressed":
             self._look_up(result)
 
     def _look_up(self, result: JavaObject) -> None:
         for by, what in (("place", result.getOffsetMsgId()), ("id", result.getMsgId())):
-            found = viewed(self.producer, topic("dressed"), what)
-            assert found.getMsgId() == result.getMsgId()
-            self.story.take(f"found by {by}", found)
+            actual = viewed(self.producer, topic("dressed"), what)
+            assert actual.getMsgId() == result.getMsgId()
+            self.story.take(f"found by {by}", actual)
 
 
 def dress(message: JavaObject) -> None:
@@ -447,8 +447,8 @@ DELIVERED = (
 
 def java() -> Jvm:
     """Start a JVM with the client, and what it compresses with besides zlib: Spark's."""
-    found = [path for name in ("lz4-java", "zstd-jni") for path in PYSPARK_JARS.glob(f"{name}-*")]
-    return Jvm(jars=[*fetch_jars(), *map(str, found)])
+    result = [path for name in ("lz4-java", "zstd-jni") for path in PYSPARK_JARS.glob(f"{name}-*")]
+    return Jvm(jars=[*fetch_jars(), *map(str, result)])
 
 
 def told(jvm: Jvm, namesrv: str) -> Told:

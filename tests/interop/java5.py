@@ -67,9 +67,9 @@ class Java5:
     def expressions(self, topic):
         consumer = self.apis.consumer
         expression = consumer.FilterExpression("*", consumer.FilterExpressionType.TAG)
-        found = self.jvm.gateway.jvm.java.util.HashMap()
-        found.put(topic, expression)
-        return found
+        result = self.jvm.gateway.jvm.java.util.HashMap()
+        result.put(topic, expression)
+        return result
 
     def push(self, group, topic, listener):
         builder = self.provider.newPushConsumerBuilder().setClientConfiguration(self.config)

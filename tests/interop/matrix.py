@@ -35,8 +35,8 @@ def page_table() -> list[str]:
 
 def pairs(clients: Iterable[str], names: Iterable[str] = ()) -> list[Pair]:
     """The rows of the table (all, or those named) with those of the clients that they are for."""
-    wanted, among = set(names), list(clients)
-    rows = [row for row in TABLE if not wanted or row.name in wanted]
+    expected, among = set(names), list(clients)
+    rows = [row for row in TABLE if not expected or row.name in expected]
     return [(row, client) for row in rows for client in among if client in row.clients]
 
 

@@ -23,7 +23,7 @@ AGAIN = (
 
 
 def is_impatient(complaint: str) -> bool:
-    return any(words in complaint for words in AGAIN)
+    return any(text in complaint for text in AGAIN)
 
 
 class ApacheAdmin:
@@ -46,8 +46,8 @@ class ApacheAdmin:
     def options(self, name: str) -> set[tuple[str, str]]:
         """(short, long) of a sub-command's flags but -h and -n."""
         options = self._options(self.commands[name]).getOptions().toArray()
-        found = {(o.getOpt() or "", (o.getLongOpt() or "").strip()) for o in options}
-        return {flag for flag in found if flag[0] not in ("h", "n")}
+        result = {(o.getOpt() or "", (o.getLongOpt() or "").strip()) for o in options}
+        return {flag for flag in result if flag[0] not in ("h", "n")}
 
     def main(self, *arguments: str) -> str:
         """Its main class. Raises AssertionError with everything it printed if it complained."""

@@ -130,8 +130,8 @@ class Rooms:
         deadline = time.monotonic() + patience_s
         while True:
             info = ask(self.namesrv, lambda admin: admin.cluster.info())
-            found = info.brokers.get(group)
-            node = self._addresses.get((found and found.leader) or "", "")
+            result = info.brokers.get(group)
+            node = self._addresses.get((result and result.leader) or "", "")
             if node and node != other_than:
                 return node
             assert time.monotonic() < deadline, f"nobody leads {group}\n{self._log_text()}"
@@ -232,20 +232,20 @@ class Sharing:
         deadline = time.monotonic() + PATIENCE_S
         seen: object = "the broker does not know the members"
         while time.monotonic() < deadline:
-            wanted = self._wanted()
-            if wanted is None:
+            expected = self._wanted()
+            if expected is None:
                 time.sleep(PACE_S)
                 continue
             try:
-                found = self._round(wanted)
+                result = self._round(expected)
             except ClientError as error:  # nobody leads at the moment
                 seen = error
                 time.sleep(PACE_S)
                 continue
-            once = all(len(owners) == 1 for owners in found.values())
-            if once if self.rule is None else found == wanted:
+            once = all(len(owners) == 1 for owners in result.values())
+            if once if self.rule is None else result == expected:
                 return
-            seen = f"{found}, by the rule {wanted}"
+            seen = f"{result}, by the rule {expected}"
         raise AssertionError(f"queues are not shared as they should be: {seen}")
 
     def _queues(self) -> list[MessageQueue]:
@@ -268,12 +268,12 @@ class Sharing:
         }
         if len(ids) != len(self.members) or len(known) != len(ids):
             return None
-        wanted: dict[str, list[str]] = {short(queue): [] for queue in self._queues()}
+        expected: dict[str, list[str]] = {short(queue): [] for queue in self._queues()}
         for client_id, name in known.items():
             taken = self.rule(self._queues(), ids, client_id) if self.rule else self._queues()
             for queue in taken:
-                wanted[short(queue)].append(name)
-        return wanted
+                expected[short(queue)].append(name)
+        return expected
 
     def _round(self, wanted: Mapping[str, list[str]]) -> dict[str, list[str]]:
         """By queue, who was given this round's message."""
@@ -283,30 +283,30 @@ class Sharing:
             self.producer.send(message, queue=queue)
         deadline = time.monotonic() + ANSWER_S
         while True:
-            found = self._found()
-            silent = [queue for queue, owners in wanted.items() if owners and not found[queue]]
+            result = self._found()
+            silent = [queue for queue, owners in wanted.items() if owners and not result[queue]]
             if not silent or time.monotonic() > deadline:
-                return found
+                return result
             time.sleep(PACE_S)
 
     def _found(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {short(queue): [] for queue in self._queues()}
+        result: dict[str, list[str]] = {short(queue): [] for queue in self._queues()}
         for member in self.members:
             for body in member.bodies():
                 queue, _, number = body.partition("#")
                 if number == str(self.rounds):
-                    found[queue].append(member.name)
-        return found
+                    result[queue].append(member.name)
+        return result
 
 
 def configured(members: Sequence[Consumer], shares: Sequence[list[str]]) -> AllocationStrategy:
     """The rule of members that were told their queues."""
-    told = {member.name: share for member, share in zip(members, shares, strict=True)}
+    reported = {member.name: share for member, share in zip(members, shares, strict=True)}
 
     def rule(
         queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
     ) -> tuple[MessageQueue, ...]:
-        (mine,) = (share for name, share in told.items() if f"@{name}" in client_id)
+        (mine,) = (share for name, share in reported.items() if f"@{name}" in client_id)
         return tuple(queue for queue in queues if short(queue) in mine)
 
     return rule
@@ -318,14 +318,14 @@ def shares(strategy: str, mixed: bool = False) -> Callable[[Run], None]:
 
     def work(run: Run) -> None:
         run.make_topic()
-        whole = [f"{group}/{n}" for group in REPLICAS for n in range(QUEUES)]
-        parts = [whole[:3], whole[3:4], whole[4:]]
+        complete = [f"{group}/{n}" for group in REPLICAS for n in range(QUEUES)]
+        parts = [complete[:3], complete[3:4], complete[4:]]
         members: list[Consumer] = [
             run.consumer(room=room, strategy=strategy, queues=part, rooms=["east"])
             for room, part in list(zip(ROOMS, parts, strict=True))[: 2 if mixed else 3]
         ]
-        told = strategy == "config"
-        rule = configured(members, parts) if told else rule_of(run.client, strategy)
+        reported = strategy == "config"
+        rule = configured(members, parts) if reported else rule_of(run.client, strategy)
         with ExitStack() as stack:
             everybody: list[Consumer | Ours] = list(members)
             if mixed:
@@ -337,7 +337,7 @@ def shares(strategy: str, mixed: bool = False) -> Callable[[Run], None]:
             run.strike()
             run.kill.wait_over()
             sharing.settle()
-            if not told:
+            if not reported:
                 everybody.remove(members[0])
                 members[0].stop()
                 sharing.settle()

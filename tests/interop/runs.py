@@ -157,7 +157,7 @@ def patiently(call: Callable[[], T]) -> T:
             return call()
         except ClientError as error:
             said = str(error).lower()
-            impatient = any(words in said for words in IMPATIENT)
+            impatient = any(text in said for text in IMPATIENT)
             if not impatient or time.monotonic() > deadline:
                 raise
         time.sleep(PACE_S)
@@ -237,21 +237,21 @@ class Run:
 
     def send(self, producer: str, how: str, *messages: dict[str, Any]) -> bool:
         """Whether all were acknowledged; what was, is noted."""
-        wanted = list(messages)
+        expected = list(messages)
         try:
             results = self.driver.call(
-                "send", producer=producer, how=how, topic=self.topic, messages=wanted
+                "send", producer=producer, how=how, topic=self.topic, messages=expected
             )
         except ClientError as error:
             results = [{"ok": False, "error": str(error)}]
-        for number, message in enumerate(wanted):
+        for number, message in enumerate(expected):
             result = results[min(number, len(results) - 1)]
             if not result["ok"]:
                 self.failures.append(message["body"])
                 self.outcome.error = result["error"]  # the last one, should the scenario fail
             elif how != "oneway":
                 assert result["status"] == "SEND_OK", result
-                inside = number if len(results) < len(wanted) else 0  # of a batch
+                inside = number if len(results) < len(expected) else 0  # of a batch
                 ids = result.get("unique") or "", result.get("place") or ""
                 sent = Sent(message["body"], result["queue"], result["offset"] + inside, *ids)
                 self.sent.append(sent)
@@ -293,9 +293,9 @@ class Run:
     def check_delivered(self, *consumers: Consumer, bodies: set[str] | None = None) -> None:
         """Every acknowledged message came to one of them, at the place that its sender was told;
         nothing came that was not sent. Repeats are counted."""
-        wanted = {sent.body for sent in self.sent} if bodies is None else bodies
+        expected = {sent.body for sent in self.sent} if bodies is None else bodies
 
-        told = {(s.body, s.queue, s.offset) for s in self.sent if s.body in wanted}
+        reported = {(s.body, s.queue, s.offset) for s in self.sent if s.body in expected}
 
         def given() -> list[Delivery]:
             return [d for consumer in consumers for d in consumer.deliveries]
@@ -303,30 +303,30 @@ class Run:
         def all_came() -> bool:
             # A message that was tried again may have come from where it was stored before.
             came = given()
-            places = {(d["body"], d["queue"], d["offset"]) for d in came}
-            return told <= places and wanted <= {d["body"] for d in came}
+            positions = {(d["body"], d["queue"], d["offset"]) for d in came}
+            return reported <= positions and expected <= {d["body"] for d in came}
 
         self.driver.wait(all_came, PATIENCE_S)
         deliveries = given()
         self.count_repeats(deliveries)
-        places: dict[str, set[tuple[int, int]]] = {}
+        positions: dict[str, set[tuple[int, int]]] = {}
         for d in deliveries:
-            places.setdefault(d["body"], set()).add((d["queue"], d["offset"]))
-        missing = sorted(wanted - set(places))
+            positions.setdefault(d["body"], set()).add((d["queue"], d["offset"]))
+        missing = sorted(expected - set(positions))
         self.outcome.lost += len(missing)
         assert not missing, f"{len(missing)} acknowledged, not delivered: {missing[:8]}"
-        stray = set(places) - {sent.body for sent in self.sent} - set(self.failures)
+        stray = set(positions) - {sent.body for sent in self.sent} - set(self.failures)
         assert not stray, f"never sent: {sorted(stray)[:8]}"
         for sent in self.sent:
-            if sent.body in wanted:
-                where = places[sent.body]
+            if sent.body in expected:
+                where = positions[sent.body]
                 assert (sent.queue, sent.offset) in where, (sent, where)
 
     def count_repeats(self, deliveries: list[Delivery]) -> None:
         """Deliveries of one place beyond the first, and places of one body beyond the first."""
-        places = Counter((d["body"], d["queue"], d["offset"]) for d in deliveries)
-        self.outcome.redelivered += sum(places.values()) - len(places)
-        self.outcome.stored_twice += len(places) - len({body for body, _, _ in places})
+        positions = Counter((d["body"], d["queue"], d["offset"]) for d in deliveries)
+        self.outcome.redelivered += sum(positions.values()) - len(positions)
+        self.outcome.stored_twice += len(positions) - len({body for body, _, _ in positions})
 
     def check_committed(self, *consumers: Consumer) -> None:
         """Their group commits the ends of all queues, exactly, and keeps to that when they stop."""
@@ -338,8 +338,10 @@ class Run:
     def wait_committed(self, group: str) -> None:
         def missing() -> dict[Any, tuple[int | None, int]]:
             at = ends(self.target.namesrv, self.topic)
-            found = committed(self.target.namesrv, group, self.topic)
-            return {q: (found.get(q), end) for q, end in at.items() if end and found.get(q) != end}
+            result = committed(self.target.namesrv, group, self.topic)
+            return {
+                q: (result.get(q), end) for q, end in at.items() if end and result.get(q) != end
+            }
 
         wait_until(lambda: not missing(), missing, patience_s=PATIENCE_S, pause_s=ASKING_PACE_S)
 

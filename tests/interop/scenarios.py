@@ -294,8 +294,8 @@ def refused_for_good(run: Run, consumer: Consumer) -> list[str]:
     """Bodies that did not come again: given back, with their count; or from the same place as
     before, where the client lost the queue, and with it what its listener had said."""
     again = {d["body"] for d in consumer.deliveries if d["reconsumed"] > 0}
-    places = Counter((d["body"], d["queue"], d["offset"]) for d in consumer.deliveries)
-    again |= {body for (body, _, _), times in places.items() if times > 1}
+    positions = Counter((d["body"], d["queue"], d["offset"]) for d in consumer.deliveries)
+    again |= {body for (body, _, _), times in positions.items() if times > 1}
     return [sent.body for sent in run.sent if sent.body not in again]
 
 
@@ -331,8 +331,8 @@ def dead_letters(run: Run) -> None:
         assert time.monotonic() < deadline, "no dead-letter topic"
         time.sleep(PACE_S)
     reader = run.consumer(dead, f"{run.group}-dead")
-    wanted = {sent.body for sent in run.sent}
-    reader.wait_for(wanted)
+    expected = {sent.body for sent in run.sent}
+    reader.wait_for(expected)
     run.count_repeats(reader.deliveries)
     # A client that cannot give a message back tries again itself, and counts beyond the limit.
     assert {0, 1} <= {d["reconsumed"] for d in refusing.deliveries}
@@ -348,8 +348,8 @@ def delays(run: Run) -> None:
 
     run.several(lambda number: send(f"early{number}", 3))
     run.traffic(lambda number: send(f"late{number}", 1))
-    wanted = {sent.body for sent in run.sent}
-    consumer.wait_for(wanted)
+    expected = {sent.body for sent in run.sent}
+    consumer.wait_for(expected)
     for d in consumer.deliveries:
         late = d["at_ms"] - d["born_ms"]
         assert late >= LEVEL_MS[int(d["body"].split("-")[1])], (d["body"], late)
@@ -374,8 +374,8 @@ def transactions(run: Run) -> None:
         return send(f"u{number}", "unknown", "rollback" if number % 2 else "commit") and done
 
     run.traffic(step)
-    wanted = {sent.body for sent in run.sent if sent.body.endswith(":commit")}
-    consumer.wait_for(wanted)
+    expected = {sent.body for sent in run.sent if sent.body.endswith(":commit")}
+    consumer.wait_for(expected)
     open_ones = {sent.body for sent in run.sent if sent.body.startswith("u")}
 
     def asked() -> set[str]:
@@ -431,14 +431,14 @@ def lookups(run: Run) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                found = run.driver.call(
+                result = run.driver.call(
                     "lookup", producer=producer, by=by, topic=run.topic, value=value
                 )
-                if body in [d["body"] for d in found]:
+                if body in [d["body"] for d in result]:
                     return
             except ClientError as error:
-                found = str(error)
-            assert time.monotonic() < deadline, (by, value, found)
+                result = str(error)
+            assert time.monotonic() < deadline, (by, value, result)
             time.sleep(PACE_S)
 
     run.surely(lambda: step(-1))
@@ -459,7 +459,7 @@ def resets(run: Run) -> None:
     run.check_delivered(consumer)
     run.wait_committed(run.group)
     counted = len(consumer.deliveries)
-    begin = 0  # ms
+    start = 0  # ms
     if run.client in JAVA:
         run.driver.call(
             "reset",
@@ -467,16 +467,16 @@ def resets(run: Run) -> None:
             namesrv=run.target.namesrv,
             topic=run.topic,
             group=run.group,
-            timestamp=begin,
+            timestamp=start,
         )
     else:
         ask(run.target.namesrv, lambda admin: _reset(admin, run))
-    wanted = {sent.body for sent in run.sent}
+    expected = {sent.body for sent in run.sent}
 
     def again() -> set[str]:
         return set(consumer.bodies()[counted:])
 
-    assert run.driver.wait(lambda: wanted <= again(), PATIENCE_S), wanted - again()
+    assert run.driver.wait(lambda: expected <= again(), PATIENCE_S), expected - again()
     run.check_committed(consumer)
 
 

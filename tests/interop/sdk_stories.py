@@ -15,15 +15,15 @@ async def simple_consumer(world, sdk):
     await sdk.subscribe(group="cg", topic="T", tag="a")
     sent = [await sdk.send(topic="T", body=f"m{n}", tag="a", key="k") for n in range(10)]
     await sdk.send(topic="T", body="other", tag="b")
-    found = await sdk.received(10)
-    assert sorted(one[1] for one in found) == [f"m{n}" for n in range(10)]
-    assert {one[0] for one in found} == {one[0] for one in sent}
-    assert all(one[2:] == ["a", {"from": "sdk"}] for one in found)
-    await sdk.hide(message_id=found[0][0], seconds=1)
-    for one in found[1:]:
+    result = await sdk.received(10)
+    assert sorted(one[1] for one in result) == [f"m{n}" for n in range(10)]
+    assert {one[0] for one in result} == {one[0] for one in sent}
+    assert all(one[2:] == ["a", {"from": "sdk"}] for one in result)
+    await sdk.hide(message_id=result[0][0], seconds=1)
+    for one in result[1:]:
         await sdk.ack(message_id=one[0])
     (again,) = await sdk.received(1)
-    assert again[1] == found[0][1]
+    assert again[1] == result[0][1]
     await sdk.ack(message_id=again[0])
     with pytest.raises(SdkError):
         await sdk.send(topic="Nowhere", body="x")
@@ -55,8 +55,8 @@ async def push_consumers(world, sdk, *, recalls, asked_once=True):
 
     async def all_is_heard():
         heard[:] = [one[0] for one in await sdk.heard()]
-        wanted = len(set(heard)) == 17 and heard.count("fail once") == 2
-        return wanted or len(heard) > 24
+        expected = len(set(heard)) == 17 and heard.count("fail once") == 2
+        return expected or len(heard) > 24
 
     await until(all_is_heard, lambda: heard, patience_s=60, pause_s=0.05)
     in_order = [int(body) for body in heard if body.isdigit()]
@@ -66,5 +66,5 @@ async def push_consumers(world, sdk, *, recalls, asked_once=True):
     if not asked_once:
         others = sorted([*set(others), "fail once"])
     assert others == ["committed", "fail once", "fail once", "good", "later", "orphan"], others
-    asked = await sdk.checked()
-    assert "orphan" in asked and "gone" not in asked
+    requested = await sdk.checked()
+    assert "orphan" in requested and "gone" not in requested

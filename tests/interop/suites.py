@@ -99,10 +99,10 @@ def node(sources: Path, work: Path, target: Target) -> None:
     report = {"TEST_REPORTER": "xunit", "ROCKETMQ_NODEJS_CLIENT_ENDPOINTS": target.proxy}
     logged(["npx", "--no-install", "egg-bin", "test"], copy, work, **report)
     text = (work / "log").read_text()
-    begin, end = text.find("<testsuite "), text.find("</testsuite>")
-    assert begin >= 0 and end >= 0, text[-2000:]
+    start, end = text.find("<testsuite "), text.find("</testsuite>")
+    assert start >= 0 and end >= 0, text[-2000:]
     (work / "reports").mkdir()
-    (work / "reports" / "mocha.xml").write_text(text[begin:end] + "</testsuite>")
+    (work / "reports" / "mocha.xml").write_text(text[start:end] + "</testsuite>")
 
 
 SUITES = (

@@ -83,26 +83,26 @@ def make_topic(namesrv: str, topic: str, queues: int) -> None:
 
 async def leader_of(admin: Admin, topic: str, broker: str) -> str:
     """Its address. Raises NoRoute while nobody leads."""
-    found = (await admin.cluster.leaders_of(topic)).get(broker)
-    if found is None:
+    result = (await admin.cluster.leaders_of(topic)).get(broker)
+    if result is None:
         raise NoRoute(topic, f"nobody leads {broker}")
-    return found
+    return result
 
 
 async def _offsets(admin: Admin, topic: str) -> dict[MessageQueue, TopicOffset]:
     """Of all its queues. Raises NoRoute while somewhere nobody leads: queues would be missing."""
     route = await again(lambda: admin.cluster.route(topic))
-    wanted = {broker.broker_name for broker in route.brokers}
-    found = await again(lambda: admin.topic.offsets(topic))
-    if not wanted or {queue.broker_name for queue in found} != wanted:
-        raise NoRoute(topic, f"not all of {sorted(wanted)} have a leader")
-    return found
+    expected = {broker.broker_name for broker in route.brokers}
+    result = await again(lambda: admin.topic.offsets(topic))
+    if not expected or {queue.broker_name for queue in result} != expected:
+        raise NoRoute(topic, f"not all of {sorted(expected)} have a leader")
+    return result
 
 
 async def _committed(admin: Admin, group: str, topic: str) -> Offsets:
     offsets = await again(lambda: _offsets(admin, topic))
-    found = {q: await again(partial(admin.offset.committed, group, q)) for q in offsets}
-    return {queue: offset for queue, offset in found.items() if offset is not None}
+    result = {q: await again(partial(admin.offset.committed, group, q)) for q in offsets}
+    return {queue: offset for queue, offset in result.items() if offset is not None}
 
 
 def committed(namesrv: str, group: str, topic: str) -> Offsets:
@@ -147,9 +147,9 @@ class RaftGroup:
 
         async def up(cluster: Cluster) -> ClusterState:
             given = {**SETTINGS, **settings}
-            found = await cluster.up(shape or Shape(), given, UP_S, proxy_settings=proxy)
+            result = await cluster.up(shape or Shape(), given, UP_S, proxy_settings=proxy)
             cluster.ports, self._held = self._held, cluster.ports  # or they were let go of here
-            return found
+            return result
 
         state = self._do(up)
         self.namesrv = state.namesrv
@@ -173,8 +173,8 @@ class RaftGroup:
                 return False
             async with Admin(self.namesrv) as admin:
                 brokers = (await admin.cluster.info()).brokers
-            found = brokers.get(self.broker)
-            return found is not None and found.leader == leader.address
+            result = brokers.get(self.broker)
+            return result is not None and result.leader == leader.address
         except (ClusterError, ClientError):  # whoever was too busy is asked again
             return False
 

@@ -197,8 +197,8 @@ def test_java_is_refused_what_it_may_not(java: Jvm, secured: Secured) -> None:
         with producer(java, secured, secret) as sending:
             with pytest.raises(Py4JJavaError) as raised:
                 sent(sending, java.message(topic, "T", "k", b"x"))
-            words = raised.value.java_exception.getCause().toString()
-            assert "CODE: 1" in words and f"AclException: {why}" in words
+            text = raised.value.java_exception.getCause().toString()
+            assert "CODE: 1" in text and f"AclException: {why}" in text
         assert [queue_end(topic, queue) for queue in range(QUEUES)] == stored
     before = secured.refused()
     listener = Listener(java)
@@ -235,8 +235,8 @@ def test_javas_admin_client_changes_accounts(secured: Secured) -> None:
         account.setAccessKey("short")
         with pytest.raises(Py4JJavaError) as raised:
             admin.createAndUpdatePlainAccessConfig(secured.address, account)
-        words = raised.value.java_exception.toString()
-        assert "AclException" in words and "sesame" not in words
+        text = raised.value.java_exception.toString()
+        assert "AclException" in text and "sesame" not in text
         admin.shutdown()
     finally:
         jvm.close()

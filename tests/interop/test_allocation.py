@@ -103,13 +103,13 @@ def compare(jvm: Jvm) -> int:
         for theirs, ours in compared:
             for client in clients:
                 answer = theirs.allocate("G", client, java_queues, clients)
-                found = [
+                result = [
                     MessageQueue(q.getTopic(), q.getBrokerName(), q.getQueueId()) for q in answer
                 ]
-                assert found == list(ours(queues, clients, client)), (
+                assert result == list(ours(queues, clients, client)), (
                     f"{theirs.getName()} of seed {SEED}: {queues}, {clients}, {client}"
                 )
-                given += len(found)
+                given += len(result)
     return given
 
 
@@ -126,8 +126,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[st
     directory = Path(tmp_path_factory.mktemp("rooms"))
     with drivers(["java53", "node"], directory) as started:
         with rooms(directory / "group", **OURS) as target:
-            found = wave(target, started, SELECTION, "ci")
-    yield {(outcome.scenario, outcome.client): outcome for outcome in found}
+            result = wave(target, started, SELECTION, "ci")
+    yield {(outcome.scenario, outcome.client): outcome for outcome in result}
 
 
 @pytest.mark.parametrize("pair", SELECTION, ids=lambda pair: f"{pair[0].name}-{pair[1]}")

@@ -79,10 +79,10 @@ class Loop:
 
     def ask_all(self, address: str, code: int, exts: list[dict[str, str]]) -> list[RemotingCommand]:
         """Several at one time: no more than a broker takes from one connection."""
-        places = asyncio.Semaphore(ASKS_MAX)
+        positions = asyncio.Semaphore(ASKS_MAX)
 
         async def asked(ext: dict[str, str]) -> RemotingCommand:
-            async with places:
+            async with positions:
                 command = RemotingCommand.request(code, ext)
                 return await self.client.invoke(address, command, WAIT_S * 1000)
 
@@ -172,16 +172,16 @@ def append_ours(store: MessageStore, first: int, count: int, port: int) -> None:
 
 
 def served_by_ours(store: MessageStore) -> Queues:
-    found: Queues = {}
+    actual: Queues = {}
     for queue in store.queues.queues():
-        rows = found[queue.topic, queue.queue_id] = []
+        rows = actual[queue.topic, queue.queue_id] = []
         offset = queue.min_offset
         while offset < queue.max_offset:
             result = store.reads.get_messages(queue.topic, queue.queue_id, offset, 32, 1 << 20)
             assert result.status is GetStatus.FOUND
             rows += cut(b"".join(result.buffers))
             offset = result.next_offset
-    return found
+    return actual
 
 
 def cut(body: bytes) -> list[bytes]:
@@ -195,16 +195,16 @@ def served_by(loop: Loop, address: str, queues: Queues, count: int) -> Queues:
     """All that pulls get from these queues, once there are `count` messages in them."""
     deadline = time.monotonic() + WAIT_S
     while True:
-        found = pulled(loop, address, queues)
-        if sum(map(len, found.values())) >= count or time.monotonic() > deadline:
-            return found
+        result = pulled(loop, address, queues)
+        if sum(map(len, result.values())) >= count or time.monotonic() > deadline:
+            return result
         time.sleep(POLL_S)
 
 
 def pulled(loop: Loop, address: str, queues: Queues) -> Queues:
-    found: Queues = {}
+    result: Queues = {}
     for topic, queue_id in queues:
-        rows = found[topic, queue_id] = []
+        rows = result[topic, queue_id] = []
         offset = 0
         while True:
             header = PullHeader("reader", topic, queue_id, offset, 32, 0x4, 0, 0, "*", 0)
@@ -214,7 +214,7 @@ def pulled(loop: Loop, address: str, queues: Queues) -> Queues:
             rows += cut(response.body)
             assert response.ext is not None
             offset = int(response.ext["nextBeginOffset"])
-    return found
+    return result
 
 
 def same_lookups(loop: Loop, address: str, ours: MessageStore | None, all_: Queues) -> None:
@@ -225,24 +225,24 @@ def same_lookups(loop: Loop, address: str, ours: MessageStore | None, all_: Queu
             for key in keys_of(decode_properties(decode_record(data).properties)):
                 by_key.setdefault((topic, key), set()).add(data)
     newest = {
-        key: sorted(wanted, key=lambda data: decode_record(data).physical_offset)[-64:]
-        for key, wanted in by_key.items()
+        key: sorted(expected, key=lambda data: decode_record(data).physical_offset)[-64:]
+        for key, expected in by_key.items()
     }
     exts = [QueryMessageHeader(*key, 64, 0, FOREVER_MS).to_ext() for key in newest]
     deadline = time.monotonic() + WAIT_S
     while True:
         answers = loop.ask_all(address, RequestCode.QUERY_MESSAGE, exts)
-        found = {
+        result = {
             key: cut(answer.body) if answer.code == 0 else answer.remark
             for key, answer in zip(newest, answers, strict=True)
         }
-        if found == newest or time.monotonic() > deadline:  # the index is made behind the log
+        if result == newest or time.monotonic() > deadline:  # the index is made behind the log
             break
         time.sleep(POLL_S)
-    assert found == newest
-    for (topic, key), wanted in newest.items():
+    assert result == newest
+    for (topic, key), expected in newest.items():
         if ours is not None:
-            assert drained(ours.derived.query(topic, key, 64, 0, FOREVER_MS)).records == wanted
+            assert drained(ours.derived.query(topic, key, 64, 0, FOREVER_MS)).records == expected
     for (topic, queue_id), rows in all_.items():
         for at, data in list(enumerate(rows))[:: max(1, len(rows) // 5)]:
             record = decode_record(data)
@@ -250,16 +250,16 @@ def same_lookups(loop: Loop, address: str, ours: MessageStore | None, all_: Queu
             assert loop.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, ext).body == data
             stamps = [decode_record(row).store_timestamp_ms for row in rows]
             at_ms = record.store_timestamp_ms
-            asked = (stamps[0] - 1, at_ms, at_ms + 1, stamps[-1] + 1)
+            requested = (stamps[0] - 1, at_ms, at_ms + 1, stamps[-1] + 1)
             exts = [
                 QueueOffsetHeader(topic, queue_id, stamp, boundary).to_ext()
-                for stamp in asked
+                for stamp in requested
                 for boundary in ("LOWER", "UPPER")
             ]
             by_time = loop.ask_all(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, exts)
             offsets = [int((answer.ext or {})["offset"]) for answer in by_time]
             for stamp, found_first, found_last in zip(
-                asked, offsets[::2], offsets[1::2], strict=True
+                requested, offsets[::2], offsets[1::2], strict=True
             ):
                 first = sum(s < stamp for s in stamps)
                 last = max(0, sum(s <= stamp for s in stamps) - 1)
@@ -294,13 +294,13 @@ def java_finds(jvm: Jvm, loop: Loop, data: bytes, port: int, by_key: bool) -> No
             result = producer.queryMessage(record.topic, key, 32, 0, FOREVER_MS)
             seen += list(result.getMessageList())
             assert len(seen) == 2
-        for found in seen:
-            assert bytes(found.getBody() or b"") == record.body  # Java has null for an empty one
-            assert found.getQueueOffset() == record.queue_offset
-            assert found.getStoreTimestamp() == record.store_timestamp_ms
-            assert found.getKeys() == properties["KEYS"]
-            assert found.getTags() == properties["TAGS"]
-            assert found.getUserProperty("note") == properties["note"]
+        for actual in seen:
+            assert bytes(actual.getBody() or b"") == record.body  # Java has null for an empty one
+            assert actual.getQueueOffset() == record.queue_offset
+            assert actual.getStoreTimestamp() == record.store_timestamp_ms
+            assert actual.getKeys() == properties["KEYS"]
+            assert actual.getTags() == properties["TAGS"]
+            assert actual.getUserProperty("note") == properties["note"]
     finally:
         producer.shutdown()
 
@@ -390,8 +390,8 @@ def test_ours_then_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop, clean
     for queue in store.queues.queues():
         assert queue.max_offset >= before.get((queue.topic, queue.queue_id), 0)
     store.derived.index_all()
-    found = drained(store.derived.query("Events", "java", 64, 0, FOREVER_MS)).records
-    assert {decode_record(data).body for data in found} == set(bodies)
+    result = drained(store.derived.query("Events", "java", 64, 0, FOREVER_MS)).records
+    assert {decode_record(data).body for data in result} == set(bodies)
     everything = {key: rows for key, rows in served_by_ours(store).items() if key in written}
     store.close()
     if not clean:

@@ -45,8 +45,8 @@ pytestmark = pytest.mark.timeout(1800)
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], Outcome]]:
     directory = Path(tmp_path_factory.mktemp("clients"))
     with drivers(CLIENTS, directory) as started, raft_group(directory) as group:
-        found = wave(group, started, SELECTION, "ci")
-    yield {(outcome.scenario, outcome.client): outcome for outcome in found}
+        result = wave(group, started, SELECTION, "ci")
+    yield {(outcome.scenario, outcome.client): outcome for outcome in result}
 
 
 @pytest.mark.parametrize("pair", SELECTION, ids=lambda pair: f"{pair[0].name}-{pair[1]}")

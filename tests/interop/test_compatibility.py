@@ -71,9 +71,9 @@ async def test_a_broker_handles_what_the_page_says(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         broker = await group.leading()
         handled = {int(code) for code in broker.processor.handlers}
-    asked = said(*BROKER_PARTS)
+    requested = said(*BROKER_PARTS)
     own = {int(code) for code, _, of in OURS.findall(part("Ours alone")) if of == "broker"}
-    assert handled == asked | own
+    assert handled == requested | own
 
 
 async def test_a_name_server_handles_what_the_page_says() -> None:

@@ -45,13 +45,13 @@ def flat(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(theirs: Told, ours: Told) -> dict[tuple[str, str], tuple[Any, Any]]:
-    found = {}
+    result = {}
     for entry in sorted({*theirs, *ours}):
         left, right = flat(theirs.get(entry, {})), flat(ours.get(entry, {}))
         for name in sorted({*left, *right}):
             if left.get(name) != right.get(name):
-                found[entry, name] = left.get(name), right.get(name)
-    return found
+                result[entry, name] = left.get(name), right.get(name)
+    return result
 
 
 @pytest.fixture(scope="module")

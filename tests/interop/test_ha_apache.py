@@ -142,8 +142,8 @@ async def tables(mixed, address):
     """Topic names, and the offsets of T in group cg, as one broker tells them."""
     topics = loads_object((await mixed.ask(address, RequestCode.GET_ALL_TOPIC_CONFIG)).body)
     offsets = loads_object((await mixed.ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)).body)
-    found = offsets["offsetTable"].get("T@cg", {})
-    return set(topics["topicConfigTable"]), {int(q): offset for q, offset in found.items()}
+    result = offsets["offsetTable"].get("T@cg", {})
+    return set(topics["topicConfigTable"]), {int(q): offset for q, offset in result.items()}
 
 
 async def commit(mixed, address, queue, offset):
@@ -205,8 +205,8 @@ async def test_our_slave_of_apaches_master(mixed):
 
     # The master dies; the slave serves what it has, and takes commits, and no sends.
     mixed.apache.kill()
-    found = await mixed.pull(mixed.ours.address, "T", 5, 1)
-    assert [body[:1] for body in bodies(found.body)] == [b"1", b"5", b"9"]
+    result = await mixed.pull(mixed.ours.address, "T", 5, 1)
+    assert [body[:1] for body in bodies(result.body)] == [b"1", b"5", b"9"]
     assert await commit(mixed, mixed.ours.address, 1, 7) == ResponseCode.SUCCESS
     refused = await mixed.send(mixed.ours.address, "T", b"x")
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -247,8 +247,8 @@ async def test_our_slave_of_apaches_master(mixed):
     await mixed.start_ours(mixed.apache.store, brokerRole="ASYNC_MASTER", brokerId="0")
     address = mixed.ours.address
     assert (await commit_of(mixed, address, 1)) == 5
-    found = await mixed.pull(address, "T", 7, 0)
-    assert [body[:5] for body in bodies(found.body)] == [b"88888", b"after", b"more"]
+    result = await mixed.pull(address, "T", 7, 0)
+    assert [body[:5] for body in bodies(result.body)] == [b"88888", b"after", b"more"]
     sent = await mixed.send(address, "T", b"ours now")
     assert (sent.code, sent.ext["queueOffset"]) == (ResponseCode.SUCCESS, "10")
 
@@ -282,8 +282,8 @@ async def test_our_slave_of_apaches_master_knows_which_timer_messages_were_deliv
         return mixed.ours.store.queues.end_of("T", 0) > 4
 
     await mixed.eventually(delivered)
-    found = bodies((await mixed.pull(address, "T", 0)).body)
-    assert sorted(found) == [b"at once", b"ours", b"timer 0", b"timer 1", b"timer 2"]
+    result = bodies((await mixed.pull(address, "T", 0)).body)
+    assert sorted(result) == [b"at once", b"ours", b"timer 0", b"timer 1", b"timer 2"]
 
 
 async def commit_of(mixed, address, queue):

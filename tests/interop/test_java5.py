@@ -88,8 +88,8 @@ class Load:
 
     async def more(self, count):
         """Wait until so many more are sent."""
-        wanted = len(self.sent) + count
-        await until(lambda: len(self.sent) >= wanted, patience_s=60)
+        expected = len(self.sent) + count
+        await until(lambda: len(self.sent) >= expected, patience_s=60)
 
     def end(self):
         self._ends = True
@@ -209,14 +209,14 @@ async def load_through_a_kill(java, proxy):
         await load.more(50)
         load.end()
         await sends
-        wanted = set(load.sent)
-        await until(lambda: wanted <= load.taken, patience_s=60)
+        expected = set(load.sent)
+        await until(lambda: expected <= load.taken, patience_s=60)
         takes.cancel()
     assert load.again == []
-    if not wanted <= set(listener.found):
+    if not expected <= set(listener.found):
         # This client does not repeat a receive that breaks off, so what the dead proxy was about
         # to tell it stays its own until it ends.
         java.clients.remove(push)
         await asyncio.to_thread(push.close)
         await asyncio.to_thread(java.push, "push", "T", listener)
-    await until(lambda: wanted <= set(listener.found), patience_s=150)
+    await until(lambda: expected <= set(listener.found), patience_s=150)

@@ -177,8 +177,8 @@ def test_java_sends_and_java_consumes(jvm: Jvm, cluster: Cluster) -> None:
 
         consumer, listener = push_consumer(jvm, cluster, "cg-java-a", "JavaJava", "TagA")
         try:
-            wanted = {f"k{n}" for n in range(52) if n % 2 or n >= 40}
-            listener.wait_for(lambda: {row[2] for row in listener.received} >= wanted)
+            expected = {f"k{n}" for n in range(52) if n % 2 or n >= 40}
+            listener.wait_for(lambda: {row[2] for row in listener.received} >= expected)
         finally:
             consumer.shutdown()
         assert {row[1] for row in listener.received} == {"TagA"}
@@ -220,8 +220,8 @@ def wait_committed(namesrv: str, group: str, topic: str) -> None:
         return committed(namesrv, group, topic), ends(namesrv, topic)
 
     def reached() -> bool:
-        found, at = offsets()
-        return found == at
+        result, at = offsets()
+        return result == at
 
     wait_until(reached, offsets, patience_s=WAIT_S, pause_s=POLL_S)
 

@@ -77,8 +77,8 @@ def operation_names(document: dict[str, Any]) -> set[str]:
 
 async def document_at(url: str) -> dict[str, Any]:
     async with aiohttp.ClientSession() as session, session.get(f"{url}/api/v1/openapi.json") as one:
-        found: dict[str, Any] = await one.json()
-        return found
+        result: dict[str, Any] = await one.json()
+        return result
 
 
 def lacking(document: dict[str, Any]) -> list[str]:

@@ -31,15 +31,15 @@ async def test_normal_messages_reach_a_simple_consumer(world, sdk):
     sent = [await sdk.send(topic="T", body=f"m{n}", tag="a", key="k") for n in range(10)]
     await sdk.send(topic="T", body="other", tag="b")
     await sdk.subscribe(group="cg", topic="T", tag="a")
-    found = await sdk.received(10)
-    assert sorted(one[1] for one in found) == [f"m{n}" for n in range(10)]
-    assert {one[0] for one in found} == {one[0] for one in sent}
-    assert all(one[2] == "a" and one[3] == {"from": "sdk"} for one in found)
-    await sdk.hide(message_id=found[0][0], seconds=1)
-    for one in found[1:]:
+    result = await sdk.received(10)
+    assert sorted(one[1] for one in result) == [f"m{n}" for n in range(10)]
+    assert {one[0] for one in result} == {one[0] for one in sent}
+    assert all(one[2] == "a" and one[3] == {"from": "sdk"} for one in result)
+    await sdk.hide(message_id=result[0][0], seconds=1)
+    for one in result[1:]:
         await sdk.ack(message_id=one[0])
     (again,) = await sdk.received(1)
-    assert again[1] == found[0][1]
+    assert again[1] == result[0][1]
     await sdk.ack(message_id=again[0])
     broker = await world.group.leading()
     assert broker.state.pops.in_flight("T", "cg") == 0
@@ -60,9 +60,9 @@ async def test_messages_of_a_group_and_delayed_ones_reach_push_consumers(world, 
         await sdk.send(topic="D", body="later", delay_s=2)
         for n in range(12):
             await sdk.send(topic="F", body=f"{n}", group=f"g{n % 2}")
-        found = [one[0] for one in await sdk.heard_of(12)]
-        assert [n for n in found if int(n) % 2] == [str(n) for n in range(1, 12, 2)]
-        assert [n for n in found if not int(n) % 2] == [str(n) for n in range(0, 12, 2)]
+        result = [one[0] for one in await sdk.heard_of(12)]
+        assert [n for n in result if int(n) % 2] == [str(n) for n in range(1, 12, 2)]
+        assert [n for n in result if not int(n) % 2] == [str(n) for n in range(0, 12, 2)]
         assert [one[0] for one in await second.heard_of(1)] == ["later"]
 
 
@@ -72,8 +72,8 @@ async def test_a_push_consumer_gets_a_failed_message_again(world, sdk):
     await sdk.listen(group="cg", topic="T")
     await sdk.send(topic="T", body="fail once")
     await sdk.send(topic="T", body="good")
-    found = await sdk.heard_of(3)
-    assert sorted(one[:2] for one in found) == [["fail once", 1], ["fail once", 2], ["good", 1]]
+    result = await sdk.heard_of(3)
+    assert sorted(one[:2] for one in result) == [["fail once", 1], ["fail once", 2], ["good", 1]]
     await asyncio.sleep(0)
     broker = await world.group.leading()
     assert broker.clients.client_ids("cg")
@@ -95,8 +95,8 @@ async def test_transactions_are_ended_or_asked_about(tmp_path):
             await sdk.transact(topic="X", body="committed", end="commit")
             await sdk.transact(topic="X", body="rolled back", end="rollback")
             await sdk.transact(topic="X", body="orphan", end="")
-            found = await sdk.heard_of(2)
-            assert sorted(one[0] for one in found) == ["committed", "orphan"]
+            result = await sdk.heard_of(2)
+            assert sorted(one[0] for one in result) == ["committed", "orphan"]
             assert "orphan" in await sdk.checked()
             assert "rolled back" not in await sdk.checked()
 
@@ -169,10 +169,10 @@ async def enough(sdk, count):
 async def all_are_heard(sdk):
     """End the load, and wait until the push consumer was given all that was acknowledged."""
     sent, _ = await sdk.end_load()
-    found = set()
+    result = set()
 
     async def complete():
-        found.update(int(one[0]) for one in await sdk.heard())
-        return found.issuperset(sent)
+        result.update(int(one[0]) for one in await sdk.heard())
+        return result.issuperset(sent)
 
-    await until(complete, lambda: sorted(set(sent) - found), pause_s=0.05)
+    await until(complete, lambda: sorted(set(sent) - result), pause_s=0.05)

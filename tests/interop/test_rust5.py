@@ -32,14 +32,14 @@ async def test_a_simple_consumer_receives_and_acknowledges(world, sdk):
     await sdk.subscribe(group="cg", topic="T", tag="a")
     sent = [await sdk.send(topic="T", body=f"m{n}", tag="a", key="k") for n in range(10)]
     await sdk.send(topic="T", body="other", tag="b")
-    found = await sdk.received(10)
-    assert sorted(one[1] for one in found) == [f"m{n}" for n in range(10)]
-    assert {one[0] for one in found} == {one[0] for one in sent}
-    assert all(one[2:] == ["a", {"from": "sdk"}] for one in found)
-    for one in found[1:]:
+    result = await sdk.received(10)
+    assert sorted(one[1] for one in result) == [f"m{n}" for n in range(10)]
+    assert {one[0] for one in result} == {one[0] for one in sent}
+    assert all(one[2:] == ["a", {"from": "sdk"}] for one in result)
+    for one in result[1:]:
         await sdk.ack(message_id=one[0])
     (again,) = await sdk.received(1)
-    assert again[1] == found[0][1]
+    assert again[1] == result[0][1]
     await sdk.ack(message_id=again[0])
     broker = await world.group.leading()
     assert broker.state.pops.in_flight("T", "cg") == 0
@@ -63,14 +63,14 @@ async def test_every_kind_of_message_is_heard(world, sdk):
     await sdk.send(topic="NORMAL", body="fail once")
     await sdk.send(topic="NORMAL", body="good")
 
-    found = [one[0] for one in await sdk.heard_of(18)]
-    in_order = [int(body) for body in found if body.isdigit()]
+    result = [one[0] for one in await sdk.heard_of(18)]
+    in_order = [int(body) for body in result if body.isdigit()]
     assert [n for n in in_order if n % 2] == list(range(1, 12, 2))
     assert [n for n in in_order if not n % 2] == list(range(0, 12, 2))
-    others = sorted(body for body in found if not body.isdigit())
+    others = sorted(body for body in result if not body.isdigit())
     assert others == ["committed", "fail once", "fail once", "good", "later", "orphan"]
-    asked = await sdk.checked()
-    assert "orphan" in asked and "gone" not in asked
+    requested = await sdk.checked()
+    assert "orphan" in requested and "gone" not in requested
 
 
 async def test_a_leader_that_is_killed_under_load_loses_nothing(tmp_path):

@@ -43,6 +43,6 @@ class Busy:
 
 def test_an_answered_request_is_not_asked_again() -> None:
     busy = Busy()
-    found = asyncio.run(_committed(cast(Admin, busy), "G", "T"))
-    assert found == {queue: queue.queue_id for queue in QUEUES[1:]}
+    result = asyncio.run(_committed(cast(Admin, busy), "G", "T"))
+    assert result == {queue: queue.queue_id for queue in QUEUES[1:]}
     assert busy.answers == Counter(["route", "offsets", *QUEUES])

@@ -107,8 +107,8 @@ class Client:
         raise AssertionError("none was recalled in time")
 
     def check(self, gone: str) -> None:
-        wanted = {*self.times, *self.delays}
-        assert self.listener.wait_for(wanted), wanted - set(self.listener.seen)
+        expected = {*self.times, *self.delays}
+        assert self.listener.wait_for(expected), expected - set(self.listener.seen)
         seen = self.listener.seen
         assert gone not in seen
         for body, at_ms in self.times.items():

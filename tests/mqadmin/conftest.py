@@ -70,8 +70,18 @@ class Small:
 
     def make_topic(self, topic: str, queues: int = 2) -> None:
         """Make a topic, and wait until name servers know it."""
-        asked = ("updateTopic", "-c", CLUSTER, "-t", topic, "-r", str(queues), "-w", str(queues))
-        wait_until(lambda: self.run(*asked).exit_code == 0)
+        requested = (
+            "updateTopic",
+            "-c",
+            CLUSTER,
+            "-t",
+            topic,
+            "-r",
+            str(queues),
+            "-w",
+            str(queues),
+        )
+        wait_until(lambda: self.run(*requested).exit_code == 0)
         wait_until(lambda: self.run("topicRoute", "-t", topic).exit_code == 0)
 
     def add_headless(self, name: str, *topics: str) -> None:
@@ -103,8 +113,8 @@ class Two(Small):
 
     def at(self, name: str) -> str:
         """The address of a group's leader."""
-        found = json.loads(self.run("clusterList", "--json").stdout)
-        (address,) = (row["address"] for row in found if row["broker"] == name)
+        result = json.loads(self.run("clusterList", "--json").stdout)
+        (address,) = (row["address"] for row in result if row["broker"] == name)
         return address
 
     def is_routed(self, topic: str, name: str) -> bool:

@@ -161,14 +161,14 @@ async def test_last_administrator_stays_at_brokers_that_do_not_look(tmp_path, mo
     """Older ones, and Apache's: nothing is changed anywhere if one of them shows no other."""
     monkeypatch.setattr(acl, "_check_not_last", lambda accounts, key: None)
     async with two_groups(tmp_path) as (server, (first, second)):
-        asked = (*command, "-a", "administrator", "-n", server)
+        requested = (*command, "-a", "administrator", "-n", server)
         why = f"mqadmin: administrator is the last administrator at {second.address}: "
         for where in (("-b", second.address), ("-c", "TestCluster")):
-            status, said = await mqadmin(*asked, *where)
+            status, said = await mqadmin(*requested, *where)
             assert status == 1 and said.startswith(why) and "--force" in said
         for broker in (first, second):
             assert (await ask(broker, ADMIN, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)).code == 0
-        assert (await mqadmin(*asked, "-c", "TestCluster", "--force"))[0] == 0
+        assert (await mqadmin(*requested, "-c", "TestCluster", "--force"))[0] == 0
 
 
 async def test_a_change_that_a_later_broker_refuses_says_where_it_was_made(tmp_path):

@@ -48,12 +48,12 @@ def costs(groups: list[Group], machines: tuple[str, ...]) -> tuple[int, int, int
 @pytest.mark.parametrize("seed", range(100))
 def test_no_other_placement_is_more_even_or_has_fewer_moves(seed: int) -> None:
     groups = drawn(seed)
-    found = balanced(groups)
-    assert all(found[group.name] in group.choices for group in groups)
-    machines = tuple(found[group.name] for group in groups)
+    result = balanced(groups)
+    assert all(result[group.name] in group.choices for group in groups)
+    machines = tuple(result[group.name] for group in groups)
     every = itertools.product(*(group.choices for group in groups))
     assert costs(groups, machines) == min(costs(groups, one) for one in every)
-    assert balanced(groups) == found
+    assert balanced(groups) == result
 
 
 def test_a_hundred_groups_on_seven_machines_differ_by_one_at_most() -> None:
@@ -82,10 +82,10 @@ class Machines(Brokers):
 
     def listener(self, name):
         super().listener(name).close()  # which holds the port
-        found = socket.socket()
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((self.host(name), self.ports[name]))
-        return found
+        result = socket.socket()
+        result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        result.bind((self.host(name), self.ports[name]))
+        return result
 
     @staticmethod
     def host(name):
@@ -139,9 +139,9 @@ def test_leaders_move_to_other_machines_and_no_send_fails(crowded: Crowded) -> N
         return {row["machine"]: [row["before"], row["after"]] for row in told["machines"]}
 
     def balance(*arguments: str) -> dict:
-        status, told = crowded.ask("balanceLeaders", *arguments)
+        status, reported = crowded.ask("balanceLeaders", *arguments)
         assert status == 0
-        return told
+        return reported
 
     moved = {"127.0.0.2": [2, 1], "127.0.0.3": [0, 1], "127.0.0.4": [0, 0]}
     plan = balance("--plan")
@@ -176,7 +176,7 @@ def test_leaders_move_to_other_machines_and_no_send_fails(crowded: Crowded) -> N
 def test_a_group_with_a_replica_that_is_down_is_left(crowded: Crowded) -> None:
     crowded.stop_replica(NEW, "n2")
     wait_until(lambda: crowded.run("clusterList").stdout.count("group-") == 5)
-    status, told = crowded.ask("balanceLeaders")
-    (left,) = (row for row in told["groups"] if row["outcome"] == "left")
+    status, reported = crowded.ask("balanceLeaders")
+    (left,) = (row for row in reported["groups"] if row["outcome"] == "left")
     assert (status, left["broker"], left["target"]) == (LATER, NEW, left["leader"])
     assert left["why"] == "n2 does not answer, or is recovering"

@@ -166,12 +166,12 @@ def test_a_running_cluster_is_asked(two: Two) -> None:
     wait_until(lambda: OLD in two.run("topicRoute", "-t", "Asked").stdout)
     for way, status in (("traffic", 0), ("store", 1)):  # a Raft group's store is no classic one
         done = two.run("checkMove", "-b", OLD, "--way", way, "--json")
-        told = json.loads(done.stdout)
+        reported = json.loads(done.stdout)
         assert done.exit_code == status, done.stdout
-        assert {row["broker"] for row in told["findings"]} == {OLD}
-        stops = [row["figure"] for row in told["findings"] if row["state"] == "stop"]
+        assert {row["broker"] for row in reported["findings"]} == {OLD}
+        stops = [row["figure"] for row in reported["findings"] if row["state"] == "stop"]
         assert stops == (["enableDLegerCommitLog"] if status else [])
-        queues = [q for q in told["queues"] if q["topic"] == "Asked"]
+        queues = [q for q in reported["queues"] if q["topic"] == "Asked"]
         assert [(q["queue"], q["maxOffset"]) for q in queues] == [(0, 0), (1, 0)]
     unknown = two.run("checkMove", "-b", "none")
     assert unknown.exit_code == 1 and f"known: {OLD}, {NEW}" in unknown.stderr

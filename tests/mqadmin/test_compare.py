@@ -61,11 +61,11 @@ def test_differences_of_two_broker_groups(
     done = two.run(*arguments, *(["--by", by] if by else []))
     bad = sum(map(int, counts.split()[:3]))
     assert done.exit_code == (1 if bad else 0), done.stderr
-    told = json.loads(done.stdout)
-    (row,) = told["topics"]
+    reported = json.loads(done.stdout)
+    (row,) = reported["topics"]
     assert (row["from"], row["to"]) == (len(old), len(new))
     assert " ".join(str(row[k]) for k in ("missing", "changed", "doubled", "more")) == counts
-    assert sorted((d["what"], d["msgId"]) for d in told.get("differences", ())) == found
+    assert sorted((d["what"], d["msgId"]) for d in reported.get("differences", ())) == found
 
 
 def test_queues_of_one_name_are_compared_by_offset(two: Two) -> None:
@@ -76,9 +76,9 @@ def test_queues_of_one_name_are_compared_by_offset(two: Two) -> None:
     other = f"localhost:{port}"  # the same broker by another name
     assert host == "127.0.0.1"
     done = two.run("compare", "--from", OLD, "--to", other, "-t", topic, "--json")
-    told = json.loads(done.stdout)
-    assert told["topics"][0]["by"] == "offset"
-    queues = [(q["broker"], q["queue"], q["from"], q["to"]) for q in told["queues"]]
+    reported = json.loads(done.stdout)
+    assert reported["topics"][0]["by"] == "offset"
+    queues = [(q["broker"], q["queue"], q["from"], q["to"]) for q in reported["queues"]]
     assert queues == [(OLD, 0, 3, 3), (OLD, 1, 0, 0)]
     assert done.exit_code == 0
 
@@ -98,8 +98,8 @@ class Copies:
         self, address: str, queue: MessageQueue, offset: int, count: int
     ) -> tuple[list[MessageExt], int]:
         copy = self._copies[address]
-        found = [at for at in copy if offset <= at < offset + count]
-        return [_stored(at, copy[at]) for at in found], offset + count
+        result = [at for at in copy if offset <= at < offset + count]
+        return [_stored(at, copy[at]) for at in result], offset + count
 
 
 def _stored(offset: int, body: bytes) -> MessageExt:

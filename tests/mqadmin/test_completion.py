@@ -47,8 +47,8 @@ def test_installing_adds_a_line_once(home: dict[str, str], shell: str) -> None:
 
 def test_fish_reads_its_own_directory(home: dict[str, str], tmp_path: Path) -> None:
     install_for("fish", {**home, "XDG_CONFIG_HOME": str(tmp_path / "conf")})
-    found = {path.stem for path in (tmp_path / "conf/fish/completions").iterdir()}
-    assert found == set(COMMANDS)
+    result = {path.stem for path in (tmp_path / "conf/fish/completions").iterdir()}
+    assert result == set(COMMANDS)
 
 
 def test_where_nothing_can_be_written_is_told(tmp_path: Path) -> None:

@@ -54,8 +54,10 @@ def test_lines_of_files_come_out_in_the_order_in_which_they_were_stored(
     stored = read.stdout.splitlines()
     assert sorted(stored) == sorted([*(f"line {n}" for n in range(300)), "last without an end"])
     # One at a time: the queues' order is the lines', but for those of one millisecond.
-    found = [json.loads(x) for x in small.run("consume", "lines", "-F", "json").stdout.splitlines()]
-    times = [one["storedMs"] for one in found]
+    result = [
+        json.loads(x) for x in small.run("consume", "lines", "-F", "json").stdout.splitlines()
+    ]
+    times = [one["storedMs"] for one in result]
     assert times == sorted(times)
     progress = small.run("consumerProgress", "--json")
     assert json.loads(progress.stdout) == []  # no group came into being
@@ -96,12 +98,12 @@ def test_what_json_says_of_a_message_is_sent_and_comes_back(small: Small, tmp_pa
     flags = ("-F", "json", "-t", "C", "-k", "mine", "-p", "size=big", "--window", "1")
     assert small.run("produce", "json", str(file), *flags).exit_code == 0
     first = small.run("consume", "json", "-F", "json")
-    found = {
+    result = {
         one.get("body", one.get("bodyBase64")): one
         for one in map(json.loads, first.stdout.splitlines())
     }
-    assert set(found) == {"one", '{"n":[1]}', "/w=="}
-    one, two, three = found["one"], found['{"n":[1]}'], found["/w=="]
+    assert set(result) == {"one", '{"n":[1]}', "/w=="}
+    one, two, three = result["one"], result['{"n":[1]}'], result["/w=="]
     assert (one["tags"], one["keys"]) == ("A", ["k1", "k2"])
     assert one["properties"] == {"colour": "red", "size": "big"}
     assert (two["tags"], two["keys"], three["tags"]) == ("B", ["mine"], "C")
@@ -114,7 +116,7 @@ def test_what_json_says_of_a_message_is_sent_and_comes_back(small: Small, tmp_pa
     ]
     kept = ("body", "bodyBase64", "tags", "keys", "properties")
     assert sorted(str([o.get(n) for n in kept]) for o in second) == sorted(
-        str([o.get(n) for n in kept]) for o in found.values()
+        str([o.get(n) for n in kept]) for o in result.values()
     )
     assert bodies(small.run("consume", "json", "-F", "json", "--tag", "B || A").stdout) != []
     tagged = small.run("consume", "json", "-F", "json", "--tag", "B").stdout
@@ -277,8 +279,8 @@ def test_delayed_messages_come_later(small: Small, tmp_path: Path) -> None:
     before_ms = time.time_ns() // 1_000_000
     assert small.run("produce", "later", str(file), "--delay", "1s").exit_code == 0
     wait_until(lambda: small.run("consume", "later").stdout != "")
-    (found,) = small.run("consume", "later", "-F", "json").stdout.splitlines()
-    assert json.loads(found)["storedMs"] >= before_ms + 900
+    (result,) = small.run("consume", "later", "-F", "json").stdout.splitlines()
+    assert json.loads(result)["storedMs"] >= before_ms + 900
 
 
 # ---- pure

@@ -79,11 +79,11 @@ def test_refusals(arguments: tuple[str, ...], says: str) -> None:
 
 def test_what_a_command_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flags, then the context that a flag names, then variables, then the context in use."""
-    asked = []
+    requested = []
 
     def execute(command: Command, values: object, target: work.Target) -> int:
         key = target.credentials.access_key if target.credentials else ""
-        asked.append((list(target.name_servers), key))
+        requested.append((list(target.name_servers), key))
         return 0
 
     monkeypatch.setattr(work, "execute", execute)
@@ -100,7 +100,7 @@ def test_what_a_command_asks(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--accessKey", "me", "--secretKey", "x", "topicList", "--context", "prod"), variables),
     ):
         assert run(*arguments, **environment).exit_code == 0
-    assert asked == [
+    assert requested == [
         (["test:9876"], ""),
         (["env:1"], ""),
         (["prod:9876"], "p"),

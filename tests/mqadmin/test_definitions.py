@@ -25,8 +25,8 @@ FIFO = {"attributes": {"message.type": "FIFO"}}
 def rows(two: Two, *arguments: str) -> dict[tuple[str, str], tuple[str, str]]:
     done = two.run(*COPY, *arguments, "--json")
     assert done.exit_code == 0, done.stderr
-    found = json.loads(done.stdout)
-    return {(row["kind"], row["name"]): (row["outcome"], row["why"]) for row in found}
+    result = json.loads(done.stdout)
+    return {(row["kind"], row["name"]): (row["outcome"], row["why"]) for row in result}
 
 
 def topic(two: Two, group: str, name: str) -> dict:
@@ -50,16 +50,16 @@ def test_definitions_are_copied_once_and_what_differs_is_left(two: Two) -> None:
     ok(two, f"updateSubGroup -b {new} -g Known -r 9")
 
     left = "readQueueNums is 7, was 2; writeQueueNums is 7, was 2"
-    wanted = {
+    expected = {
         ("topic", "Orders"): ("made", ""),
         ("topic", f"only-{OLD}"): ("made", ""),
         ("topic", "Bills"): ("left: it differs", left),
         ("group", "Billing"): ("made", ""),
         ("group", "Known"): ("changed", "retryMaxTimes was 9"),
     }
-    assert rows(two, "--dryRun") == wanted
-    assert rows(two, "--dryRun") == wanted  # it has changed nothing
-    assert rows(two) == wanted
+    assert rows(two, "--dryRun") == expected
+    assert rows(two, "--dryRun") == expected  # it has changed nothing
+    assert rows(two) == expected
     again = rows(two)
     assert set(again.values()) == {("there already", ""), ("left: it differs", left)}
     wait_until(partial(two.is_routed, "Orders", NEW))
@@ -124,8 +124,8 @@ def sized(read: int, write: int, **more: Any) -> dict[str, Any]:
 def test_how_a_topic_is_aligned(has, outcome, why, puts) -> None:
     step = aligned_topic("T", dict(zip("ab", has, strict=True)), with_ordered=False)
     fields = ("readQueueNums", "writeQueueNums", "perm")
-    found = {name: tuple(bean[key] for key in fields) for name, bean in step.puts.items()}
-    assert (step.outcome, step.why, found) == (outcome, why, puts)
+    result = {name: tuple(bean[key] for key in fields) for name, bean in step.puts.items()}
+    assert (step.outcome, step.why, result) == (outcome, why, puts)
 
 
 def test_alignment_lowers_nothing_and_ends_at_the_second_time() -> None:

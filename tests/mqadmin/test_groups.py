@@ -35,8 +35,8 @@ class Consumers:
         return {"connectionSet": [{"clientId": client} for client in self._subscribed]}
 
     async def running_info(self, *who: str, stack: bool) -> dict[str, Any]:
-        told = {"topic": "T", "expressionType": "TAG", "subString": self._subscribed[who[2]]}
-        return {"subscriptionSet": [told]}
+        reported = {"topic": "T", "expressionType": "TAG", "subString": self._subscribed[who[2]]}
+        return {"subscriptionSet": [reported]}
 
 
 @pytest.mark.parametrize(

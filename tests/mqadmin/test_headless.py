@@ -38,11 +38,11 @@ def partial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
 
 
 def offsets(cluster: Small) -> dict[str, list[int]]:
-    found = {}
+    actual = {}
     for group in ("billing", "audit"):
         result = cluster.run("consumerProgress", "-g", group, "-t", "orders", "--json")
-        found[group] = [row["consumerOffset"] for row in json.loads(result.stdout)["queues"]]
-    return found
+        actual[group] = [row["consumerOffset"] for row in json.loads(result.stdout)["queues"]]
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_a_change_is_refused_before_anything_is_done(
 
 def test_a_groups_progress_has_no_total(partial: Small) -> None:
     result = partial.run("consumerProgress", *OF_GROUP, "--json")
-    told = json.loads(result.stdout)
+    reported = json.loads(result.stdout)
     assert result.exit_code == 1
-    assert [row["broker"] for row in told["queues"]] == ["group-a", "group-a", HEADLESS]
-    assert told["queues"][-1]["diff"] == NOBODY
-    assert len({tuple(row) for row in told["queues"]}) == 1
-    assert set(told["total"].values()) == {None}
+    assert [row["broker"] for row in reported["queues"]] == ["group-a", "group-a", HEADLESS]
+    assert reported["queues"][-1]["diff"] == NOBODY
+    assert len({tuple(row) for row in reported["queues"]}) == 1
+    assert set(reported["total"].values()) == {None}
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,16 @@ def test_an_answer_without_a_group_says_so(
 ) -> None:
     result = partial.run(*arguments, "--json")
     assert result.exit_code == 1
-    (told,) = [row for row in json.loads(result.stdout) if row[column] == NOBODY]
-    assert told.get("topic", "orders") in ("orders", "")
+    (reported,) = [row for row in json.loads(result.stdout) if row[column] == NOBODY]
+    assert reported.get("topic", "orders") in ("orders", "")
 
 
 def test_top_has_no_lag_without_a_group(partial: Small) -> None:
     result = partial.run("top", "--once", "--interval", "0.2", "--json")
     assert result.exit_code == 1
-    told = json.loads(result.stdout)
-    (topic,) = told["topics"]
-    (group,) = told["groups"]
+    reported = json.loads(result.stdout)
+    (topic,) = reported["topics"]
+    (group,) = reported["groups"]
     assert (topic["lag"], topic["stored"], group["lag"]) == (NOBODY, None, NOBODY)
     assert topic["inTps"] == 0.0
 

@@ -61,11 +61,11 @@ class Cluster:
 async def test_an_error_says_where_the_change_was_made(
     command: str, values: dict[str, object]
 ) -> None:
-    (wanted,) = (one for one in COMMANDS if one.name == command)
+    (expected,) = (one for one in COMMANDS if one.name == command)
     parts = dict.fromkeys(("topic", "group", "broker", "offset", "name_server"), Section())
     admin = cast(Admin, SimpleNamespace(cluster=Cluster(), **parts))
     with pytest.raises(BrokerRefused) as caught:
-        await wanted.load()(admin, Arguments({"clusterName": "c"} | values))
+        await expected.load()(admin, Arguments({"clusterName": "c"} | values))
     assert caught.value.__notes__ == [f"already changed: {FIRST}"]
 
 

@@ -28,8 +28,8 @@ def test_shares_differ_by_one_at_most_and_are_the_whole() -> None:
     for _ in range(200):
         names = [f"g{number:02}" for number in range(rng.randint(1, 20))]
         queues = rng.randint(len(names), 200)
-        found = shares(queues, names)
-        counts = [found[name] for name in names]
+        result = shares(queues, names)
+        counts = [result[name] for name in names]
         assert sum(counts) == queues and counts[0] - counts[-1] <= 1
         assert counts == sorted(counts, reverse=True)
 
@@ -73,9 +73,9 @@ def test_a_queue_is_left_while_a_group_or_everybody_has_not_consumed_it() -> Non
 def spread(two: Two, *arguments: str) -> tuple[int, dict[str, tuple], list[tuple]]:
     done = two.run("spreadTopic", *arguments, "--wait", "0", "--json")
     assert done.exit_code in (0, LATER), done.stderr
-    told = json.loads(done.stdout)
-    queues = told if isinstance(told, list) else told["queues"]
-    left: list[dict[str, Any]] = [] if isinstance(told, list) else told["not consumed"]
+    reported = json.loads(done.stdout)
+    queues = reported if isinstance(reported, list) else reported["queues"]
+    left: list[dict[str, Any]] = [] if isinstance(reported, list) else reported["not consumed"]
     return (
         done.exit_code,
         {row["broker"]: (row["before"], row["after"], row["outcome"]) for row in queues},
@@ -94,13 +94,13 @@ def test_surplus_queues_are_closed_then_consumed_then_taken_away(two: Two) -> No
     wait_until(lambda: two.run("topicRoute", "-t", "Wide").exit_code == 0)
     for queue in ("0", "3", "4"):
         ok(two, "sendMessage", "-t", "Wide", "-p", "x", "-b", OLD, "-i", queue)
-    asked = ("-t", "Wide", "--queues", "6")
+    requested = ("-t", "Wide", "--queues", "6")
     closing = {OLD: ("6/6", "5/3", "changed"), NEW: ("", "3/3", "made")}
     left: list[tuple] = [(OLD, 3, 1, []), (OLD, 4, 1, [])]
-    assert spread(two, *asked, "--dryRun") == (0, closing, left)
-    assert spread(two, *asked) == (LATER, closing, left)
+    assert spread(two, *requested, "--dryRun") == (0, closing, left)
+    assert spread(two, *requested) == (LATER, closing, left)
     there = {OLD: ("5/3", "5/3", "there already"), NEW: ("3/3", "3/3", "there already")}
-    assert spread(two, *asked) == (LATER, there, left)
+    assert spread(two, *requested) == (LATER, there, left)
     wait_until(partial(two.is_routed, "Wide", NEW))
     for _ in range(12):  # producers use each open queue, and no closed one
         ok(two, "sendMessage", "-t", "Wide", "-p", "y")
@@ -112,10 +112,10 @@ def test_surplus_queues_are_closed_then_consumed_then_taken_away(two: Two) -> No
     ok(two, "updateSubGroup", "-c", CLUSTER, "-g", "late", "-r", "3")
     ok(two, "resetOffsetByTime", "-g", "late", "-t", "Wide", "-b", OLD, "-q", "3", "-o", "1",
        "-s", "0")  # fmt: skip
-    assert spread(two, *asked) == (LATER, there, [(OLD, 4, 1, ["late"])])
+    assert spread(two, *requested) == (LATER, there, [(OLD, 4, 1, ["late"])])
     ok(two, "resetOffsetByTime", "-g", "late", "-t", "Wide", "-s", "-1")
     done = {OLD: ("5/3", "3/3", "changed"), NEW: ("3/3", "3/3", "there already")}
-    assert spread(two, *asked) == (0, done, [])
+    assert spread(two, *requested) == (0, done, [])
     wider = {OLD: ("3/3", "4/4", "changed"), NEW: ("3/3", "3/3", "there already")}
     assert spread(two, "-t", "Wide", "--queues", "7") == (0, wider, [])
 

@@ -26,8 +26,8 @@ def asked(answers):
 
 
 async def test_those_that_do_not_answer_have_a_line_beside_those_that_do():
-    found = await runtime_infos(*asked([DEAD, {"x": "1"}, CLOSED]))
-    assert found == [
+    result = await runtime_infos(*asked([DEAD, {"x": "1"}, CLOSED]))
+    assert result == [
         {"error": "no answer: b:1: refused"},
         {"x": "1"},
         {"error": "b:2 answered: No accessKey is configured"},
@@ -38,8 +38,8 @@ async def test_those_that_do_not_answer_have_a_line_beside_those_that_do():
 async def test_where_nobody_answers_the_command_fails():
     with pytest.raises(BrokerUnreachable):
         await runtime_infos(*asked([DEAD, CLOSED]))
-    found = await runtime_infos(*asked([DEAD]), one_answers=False)
-    assert found == [{"error": "no answer: b:1: refused"}]
+    result = await runtime_infos(*asked([DEAD]), one_answers=False)
+    assert result == [{"error": "no answer: b:1: refused"}]
 
 
 async def test_not_all_are_asked_at_once():

@@ -116,12 +116,12 @@ def test_a_look_at_a_cluster(small: Small, tmp_path: Path) -> None:
     small.run("consume", "orders", "-g", "billing", "-c", "5")
     said = small.run("top", "--once", "--interval", "0.2", "--json")
     assert (said.exit_code, said.stderr) == (0, "")
-    found = json.loads(said.stdout)
-    (broker,) = found["brokers"]
+    result = json.loads(said.stdout)
+    (broker,) = result["brokers"]
     assert (broker["role"], broker["leader"]) == ("leader", broker["node"])
-    (topic,) = found["topics"]  # the system's are left out
+    (topic,) = result["topics"]  # the system's are left out
     assert (topic["topic"], topic["stored"], topic["groups"]) == ("orders", 20, 1)
-    (group,) = found["groups"]
+    (group,) = result["groups"]
     assert (group["group"], group["lag"]) == ("billing", 15)
     every = json.loads(small.run("top", "--once", "--interval", "0.2", "--json", "-a").stdout)
     assert len(every["topics"]) > 1

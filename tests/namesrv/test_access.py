@@ -83,11 +83,11 @@ async def test_who_shows_an_account_or_has_registered_is_no_stranger(tmp_path):
         return answer, own.has_account
 
     async with NameServer(config(tmp_path)) as server:
-        for who, wanted in ((SOMEBODY, True), (Credentials("else", "who"), False), (None, False)):
+        for who, expected in ((SOMEBODY, True), (Credentials("else", "who"), False), (None, False)):
             caller = As(server, who)
             asks = functools.partial(caller.ask, RequestCode.GET_BROKER_CLUSTER_INFO)
             answer, has_account = await kept(server, caller, asks)
-            assert (answer.code, has_account) == (0, wanted)
+            assert (answer.code, has_account) == (0, expected)
     async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
         broker = As(server, None)
         _, is_kept = await kept(server, broker, lambda: broker.register("127.0.0.1:1", 0))

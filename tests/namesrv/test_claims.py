@@ -122,12 +122,12 @@ def test_nothing_unsigned_changes_a_held_name(seed):
         name = rng.choice(["g", "g", "x"])
         deed = rng.randrange(7)
         if deed <= 2:
-            wanted = claim(
+            expected = claim(
                 address, rng.choice([0, 0, 1, 5]), rng.choice([0, 5, 6, TERM_MAX]),
                 broker_name=name, topics=rng.choice([None, [], [TopicConfig("T", 1, 1, 0)]]),
                 channel="stranger",
             )  # fmt: skip
-            why = refused(table, wanted, now_ms)
+            why = refused(table, expected, now_ms)
             assert why.startswith("[SIGNED]") or (name == "x" and address == STRANGER)
             if not why:
                 assert table.unregister(STRANGER, "x", now_ms)
@@ -291,13 +291,13 @@ async def test_a_brokers_signed_name_is_nobody_elses(server):
     assert server.table.group("g").signed
     stranger = Stranger(server.address)
     wrong = await stranger.signer("a-key-that-is-another")
-    for signer, words in ((None, "[SIGNED]"), (wrong, "[SIGNATURE]")):
+    for signer, text in ((None, "[SIGNED]"), (wrong, "[SIGNATURE]")):
         for address in (STRANGER, LEADER):
             answer, _ = await stranger.say(HEADER._replace(broker_address=address), signer)
-            assert answer.code == 16 and answer.remark.startswith(words)
+            assert answer.code == 16 and answer.remark.startswith(text)
         gone = BrokerHeader("g", LEADER, "c", 0)
         answer, _ = await stranger.say(gone, signer, RequestCode.UNREGISTER_BROKER)
-        assert answer.code == 16 and answer.remark.startswith(words)
+        assert answer.code == 16 and answer.remark.startswith(text)
     for code in (RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER):
         assert (await stranger.ask(code, {"brokerName": "g"})).code == 16
     await stranger.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "T"})

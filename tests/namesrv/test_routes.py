@@ -448,11 +448,11 @@ def test_a_name_that_comes_back_with_another_id_is_taken_in_and_told_of() -> Non
     table.channel_closed("ch0", 1)
     table.channel_closed("ch1", 1)
     assert table.group("g") is None
-    told = [
+    reported = [
         table.register(claim(address, broker_id, 1, group_id=Q), 2).group_id_before
         for address, broker_id in ((N1, 2), (N0, 0), (N1, 2))
     ]
-    assert told == [P, "", ""]
+    assert reported == [P, "", ""]
     other = table.register(claim("10.0.2.1:10911", 0, 1, broker_name="h", group_id=P), 2)
     assert other.group_id_before == ""
 
@@ -747,8 +747,8 @@ def test_http_addresses_and_watchers() -> None:
     assert seen == [{0: "n0:1"}, {0: "n0:1", 2: "n1:1"}]
     assert {live.http_address for live in table.brokers("g")} == {"n0:5", "n1:5"}
     table.register(claim("n1:1", 0, 2), 0)  # deposes n0, and has no node API any more
-    found = {live.address: live.http_address for live in table.brokers("g")}
-    assert found == {"n0:1": "n0:5", "n1:1": ""}
+    result = {live.address: live.http_address for live in table.brokers("g")}
+    assert result == {"n0:1": "n0:5", "n1:1": ""}
     table.unregister("n1:1", "g", 0)
     assert seen[2:] == [{0: "n1:1"}, {}]
 
@@ -810,8 +810,8 @@ def test_a_group_may_go_while_its_topics_change() -> None:
     table = RouteTable()
     worker = Worker(table)
     made = table.register(claim(N0, 0, topics=many(5_000), channel="ch0"), 0)
-    begun = routes.STEPS_AT_ONCE * routes.TOPICS_PER_STEP
-    assert table.set_writable("g", False) == begun and table.under_way("g") is not made.topics
+    started = routes.STEPS_AT_ONCE * routes.TOPICS_PER_STEP
+    assert table.set_writable("g", False) == started and table.under_way("g") is not made.topics
     assert len(table.channel_closed("ch0", 1)) == 1
     assert made.topics is not None and made.topics.done and names(table) == []
     worker.work()
@@ -821,13 +821,13 @@ def test_a_group_may_go_while_its_topics_change() -> None:
 def test_a_table_without_a_version_is_known_by_its_bytes() -> None:
     """Apache's brokers send all of it every 30 s."""
     table = RouteTable()
-    whole: dict[str, Any] = {"whole": False, "digest": b"1"}
+    complete: dict[str, Any] = {"whole": False, "digest": b"1"}
 
     def wanted(address: str = N0, digest: bytes = b"1") -> bool:
         return table.wants_topics("g", address, 0, V1, digest=digest)
 
     assert wanted()
-    table.register(claim(N0, 0, **whole), 0)
+    table.register(claim(N0, 0, **complete), 0)
     assert not wanted() and wanted(digest=b"2") and wanted(N1)
     for change in (
         lambda: table.set_writable("g", False),
@@ -835,7 +835,7 @@ def test_a_table_without_a_version_is_known_by_its_bytes() -> None:
         lambda: table.put_queues("g", topic("C")),
         lambda: table.register(claim(N0, 0, complete=False, digest=b"2", topics=[topic("D")]), 1),
     ):
-        table.register(claim(N0, 0, **whole), 1)
+        table.register(claim(N0, 0, **complete), 1)
         assert not wanted()
         change()
         assert wanted(), "it would bring back what was changed"

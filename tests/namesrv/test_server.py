@@ -357,8 +357,8 @@ async def test_what_could_not_be_written_is_not_in_force(tmp_path: Path) -> None
             for n in range(9)
         ]
         assert [answer.code for answer in await asyncio.gather(*puts)] == [0] * 9
-        told = loads_object((await caller.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, key)).body)
-        assert len(told["table"]) == 10
+        reported = loads_object((await caller.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, key)).body)
+        assert len(reported["table"]) == 10
         await caller.remoting.close()
 
 
@@ -411,10 +411,10 @@ async def test_what_is_no_name_is_refused_wherever_one_is_asked_for(
         right = dict.fromkeys(names, "b") | {"value": "v", "watchRoutes": "true"}
         if "brokerAddr" in names:
             right["brokerAddr"] = "h:1"
-        told = b"" if code == RequestCode.QUERY_DATA_VERSION else body
-        assert "characters" not in ((await caller.ask(code, right, told)).remark or "")
+        reported = b"" if code == RequestCode.QUERY_DATA_VERSION else body
+        assert "characters" not in ((await caller.ask(code, right, reported)).remark or "")
         for name in names:
-            answer = await caller.ask(code, right | {name: wrong}, told)
+            answer = await caller.ask(code, right | {name: wrong}, reported)
             assert answer.code == ResponseCode.SYSTEM_ERROR, code
             remark = answer.remark or ""
             assert name in remark and len(remark) < 700 and "\n" not in remark, remark

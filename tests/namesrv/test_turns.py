@@ -143,8 +143,8 @@ def queue_datas(count: int) -> bytes:
 
 def filled(text: bytes, before: bytes = b"") -> bytes:
     """Repeat a text up to the largest body of a registration."""
-    begin = before + b'{"x":'
-    return begin + text * ((REGISTRATION_BYTES_MAX - len(begin)) // len(text))
+    start = before + b'{"x":'
+    return start + text * ((REGISTRATION_BYTES_MAX - len(start)) // len(text))
 
 
 BROKER = {"brokerName": BIG, "brokerAddr": f"{BIG}.example:1", "clusterName": "c", "brokerId": "0"}

@@ -18,13 +18,13 @@ class Scrape:
         ]
 
     def sum(self, name: str, **labels: str) -> float:
-        found = [
+        result = [
             value
             for known, its, value in self.samples
             if known == name and labels.items() <= its.items()
         ]
-        assert found, f"no series {name} {labels}"
-        return sum(found)
+        assert result, f"no series {name} {labels}"
+        return sum(result)
 
 
 def well_named(text: str) -> None:

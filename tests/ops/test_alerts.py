@@ -67,7 +67,7 @@ def known_in(text: str, known: Known) -> None:
 
 
 async def expositions(tmp_path: Path) -> list[str]:
-    found = []
+    result = []
     async with Group(tmp_path / "raft", 3) as group:
         leader = await group.leading()
         await group.create_topic(leader, "T")
@@ -78,10 +78,10 @@ async def expositions(tmp_path: Path) -> list[str]:
         await group.commit(leader, "T", 0, 0)
         await until(lambda: leader.state.offsets.offsets)
         assert await Popper(group).pop(leader)
-        found += [broker.metrics.render()[0].decode() for broker in group.brokers.values()]
+        result += [broker.metrics.render()[0].decode() for broker in group.brokers.values()]
     async with Classic(tmp_path / "classic") as classic:
         await classic.followed()
-        found += [broker.metrics.render()[0].decode() for broker in classic.brokers.values()]
+        result += [broker.metrics.render()[0].decode() for broker in classic.brokers.values()]
     authority = Authority(tmp_path)
     pem = Path(authority.path)
     cert, key = authority.issue("server")
@@ -104,8 +104,8 @@ async def expositions(tmp_path: Path) -> list[str]:
         await group.stop("n0")
         await group.start("n0")
         await until(lambda: namesrv.table.broker_count)
-        found.append(group.brokers["n0"].metrics.render()[0].decode())
-        found.append(namesrv.metrics.render()[0].decode())
+        result.append(group.brokers["n0"].metrics.render()[0].decode())
+        result.append(namesrv.metrics.render()[0].decode())
         proxy = ProxyServer(
             ProxyConfig(
                 namesrv=namesrv.address,
@@ -123,8 +123,8 @@ async def expositions(tmp_path: Path) -> list[str]:
             async with Caller(proxy, channel=channel) as caller:
                 await caller.call("Heartbeat")
             assert proxy.metrics is not None
-            found.append(proxy.metrics.render()[0].decode())
-    return found
+            result.append(proxy.metrics.render()[0].decode())
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +135,11 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def known(scraped: list[str]) -> Known:
     """Every series name with its labels."""
-    found: Known = {"up": set()}
+    result: Known = {"up": set()}
     for text in scraped:
         well_named(text)
-        known_in(text, found)
-    return found
+        known_in(text, result)
+    return result
 
 
 HEAD = """# Metrics
@@ -179,9 +179,9 @@ def test_every_program_tells_when_its_certificates_end_and_an_alert_asks_each(
     assert programs >= {"broker", "namesrv", "proxy"}
     (rule,) = (rule for rule in rules() if rule["alert"] == "RaftmqCertificateExpires")
     prefixes = {"rocketmq" if each == "broker" else f"rocketmq_{each}" for each in programs}
-    wanted = {f"{each}_tls_certificate_not_after_seconds" for each in prefixes}
-    assert wanted <= known.keys()
-    assert set(METRIC.findall(rule["expr"])) == wanted
+    expected = {f"{each}_tls_certificate_not_after_seconds" for each in prefixes}
+    assert expected <= known.keys()
+    assert set(METRIC.findall(rule["expr"])) == expected
 
 
 def rules() -> list[dict[str, Any]]:
@@ -226,10 +226,10 @@ def test_every_alert_is_whole() -> None:
 
 def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
     index = (RUNBOOKS / "README.md").read_text()
-    wanted: dict[str, set[str]] = {}
+    expected: dict[str, set[str]] = {}
     for rule in rules():
-        wanted.setdefault(rule["annotations"]["runbook_url"], set()).add(rule["alert"])
-    for url, alerts in wanted.items():
+        expected.setdefault(rule["annotations"]["runbook_url"], set()).add(rule["alert"])
+    for url, alerts in expected.items():
         text = (ROOT / url).read_text()
         named = set(re.findall(r"`(Raftmq\w+)`", text))
         assert named == alerts, url
@@ -237,7 +237,7 @@ def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
         for part in ("Meaning", "Impact", "Diagnosis", "Remedy", "Escalation"):
             assert f"\n## {part}" in text, (url, part)
     files = {f"docs/runbooks/{path.name}" for path in RUNBOOKS.glob("*.md")}
-    assert files == set(wanted) | {f"docs/runbooks/{name}" for name in WITHOUT_ALERT}
+    assert files == set(expected) | {f"docs/runbooks/{name}" for name in WITHOUT_ALERT}
     for name in WITHOUT_ALERT - {"README.md"}:
         assert f"({name})" in index
 
@@ -275,27 +275,27 @@ def test_runbooks_speak_of_what_there_is(known: Known) -> None:
     )
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in known} | set(known)
     keys = set(broker_config.OPTIONS) | set(namesrv_config.OPTIONS)
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for path in RUNBOOKS.glob("*.md"):
         text = path.read_text()
         for name in METRIC.findall(text):
-            found["metrics"] += 1
+            result["metrics"] += 1
             assert name in families, (path.name, name)
         for target in re.findall(r"\]\(([\w-]+\.md)\)", text):
-            found["links"] += 1
+            result["links"] += 1
             assert (RUNBOOKS / target).exists(), (path.name, target)
         for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text):
             key = re.fullmatch(r"([a-z]+(?:[A-Z][a-zA-Z0-9]*)+)(?:=\w+)?", span)
             if key is not None:
-                found["keys"] += 1
+                result["keys"] += 1
                 there = key[1] in keys or f'"{key[1]}"' in sources
                 assert there, f"{path.name}: no key {span}"
         for events in re.findall(r"[Ll]ogs?\b[^\n]*:[^\n]*(?:\n[^\n]+)*", text):
             for event in re.findall(r"`([a-z]+_[a-z_]+)", events):
                 if not METRIC.fullmatch(event):
-                    found["events"] += 1
+                    result["events"] += 1
                     assert event in sources, f"{path.name}: no event {event}"
-    assert found.keys() == {"metrics", "links", "keys", "events"}
+    assert result.keys() == {"metrics", "links", "keys", "events"}
 
 
 def test_what_grafana_is_given_reads() -> None:
@@ -310,8 +310,8 @@ def test_scrapes_and_rules_belong_together() -> None:
     for name in config["rule_files"]:
         assert (SCRAPES.parent / name).exists()
     jobs = {job["job_name"] for job in config["scrape_configs"]}
-    asked = set(re.findall(r'job="([^"]+)"', ALERTS.read_text() + DASHBOARD.read_text()))
-    assert asked <= jobs
+    matches = set(re.findall(r'job="([^"]+)"', ALERTS.read_text() + DASHBOARD.read_text()))
+    assert matches <= jobs
     assert all(job["metrics_path"] == "/metrics" for job in config["scrape_configs"])
 
 
@@ -334,10 +334,10 @@ def test_the_dashboard_shows_what_there_is(known: Known) -> None:
             check_expression(target["expr"], known)
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":
-            found = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["definition"])
-            assert found is not None, variable["definition"]
-            check_expression(found[1], known)
-            assert found[2] in known[METRIC.findall(found[1])[0]]
+            match = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["definition"])
+            assert match is not None, variable["definition"]
+            check_expression(match[1], known)
+            assert match[2] in known[METRIC.findall(match[1])[0]]
     for annotation in board["annotations"]["list"]:
         if "expr" in annotation:
             check_expression(annotation["expr"], known)

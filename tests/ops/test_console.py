@@ -31,14 +31,14 @@ def test_a_program_goes_on_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("reader", ["gone", "full"])
 def test_a_complaint_that_cannot_be_told_changes_no_status(reader: str) -> None:
-    words = "from raftmq.ops.console import complain; complain('no store'); raise SystemExit(2)"
+    text = "from raftmq.ops.console import complain; complain('no store'); raise SystemExit(2)"
     if reader == "full":
         errors = os.open("/dev/full", os.O_WRONLY)
     else:
         reads, errors = os.pipe()
         os.close(reads)
     try:
-        ended = subprocess.run([sys.executable, "-c", words], stderr=errors, check=False)
+        ended = subprocess.run([sys.executable, "-c", text], stderr=errors, check=False)
     finally:
         os.close(errors)
     assert ended.returncode == 2

@@ -17,8 +17,8 @@ WRONG = 2  # as of a wrong configuration
 
 def run(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RAFTMQ_SECRETS": str(directory)}
-    words = [sys.executable, str(ENTRYPOINT), *command]
-    return subprocess.run(words, env=environment, capture_output=True, text=True)
+    text = [sys.executable, str(ENTRYPOINT), *command]
+    return subprocess.run(text, env=environment, capture_output=True, text=True)
 
 
 def test_secrets_are_made_once_and_the_command_is_run(tmp_path: Path) -> None:

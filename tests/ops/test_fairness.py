@@ -17,10 +17,10 @@ class Peer:
 
 
 def evictor(peers: list[Peer], *, with_accounts: bool) -> Evictor[Peer]:
-    found: Evictor[Peer] = Evictor(with_accounts=with_accounts)
+    result: Evictor[Peer] = Evictor(with_accounts=with_accounts)
     for peer in peers:
-        found.added(peer)
-    return found
+        result.added(peer)
+    return result
 
 
 @pytest.mark.parametrize("share", [0.25, 1, 8])
@@ -56,23 +56,23 @@ def test_with_accounts_the_longest_held_without_one_goes_first() -> None:
     """However active it is. The last of them stays: it may be about to show an account."""
     peers = [Peer(last_active_s=9 - n) for n in range(6)]
     peers[0].has_account = peers[2].has_account = True
-    found = evictor(peers, with_accounts=True)
-    found.removed(peers[1])
-    assert [found.choose(8) for _ in range(3)] == [peers[3], peers[4], peers[2]]
+    result = evictor(peers, with_accounts=True)
+    result.removed(peers[1])
+    assert [result.choose(8) for _ in range(3)] == [peers[3], peers[4], peers[2]]
     peers[5].has_account = True
-    assert [found.choose(8) for _ in range(3)] == [peers[5], peers[0], None]
+    assert [result.choose(8) for _ in range(3)] == [peers[5], peers[0], None]
 
 
 def test_without_accounts_the_longest_silent_goes_first() -> None:
     assert evictor([], with_accounts=False).choose(9) is None
     peers = [Peer(last_active_s=float(n)) for n in range(RANKED_MAX + 5)]
-    found = evictor(peers[::-1], with_accounts=False)
-    assert found.choose(9) is peers[0]
+    result = evictor(peers[::-1], with_accounts=False)
+    assert result.choose(9) is peers[0]
     peers[1].last_active_s = float(len(peers))  # it spoke since the last ranking
-    found.removed(peers[2])
+    result.removed(peers[2])
     expected = [*peers[3:], peers[1]]
-    assert [found.choose(9) for _ in expected] == expected
-    assert found.choose(9) is None
+    assert [result.choose(9) for _ in expected] == expected
+    assert result.choose(9) is None
 
 
 @pytest.mark.parametrize("accepted", [False, True])
@@ -83,28 +83,28 @@ def test_the_holder_with_the_most_connections_loses_them(
     """A hundred of one address, all fresher and newer than the connections of three others."""
     others = [Peer(holder=f"10.0.0.{n}", has_account=accepted) for n in (2, 3, 4) for _ in range(5)]
     crowd = [Peer(last_active_s=9.0, has_account=accepted) for _ in range(100)]
-    found = evictor(others + crowd, with_accounts=with_accounts)
+    result = evictor(others + crowd, with_accounts=with_accounts)
     for _ in range(500):
-        chosen = found.choose(115)
+        chosen = result.choose(115)
         assert chosen in crowd
-        found.added(Peer(last_active_s=10.0, has_account=accepted))
-        crowd.append(list(found)[-1])
-    assert set(others) < set(found)
+        result.added(Peer(last_active_s=10.0, has_account=accepted))
+        crowd.append(list(result)[-1])
+    assert set(others) < set(result)
 
 
 def test_an_account_with_every_connection_shuts_nobody_out() -> None:
     """A new one without an account, which may be an administrator's, stays in any case."""
-    found = evictor([Peer(has_account=True) for _ in range(512)], with_accounts=True)
+    result = evictor([Peer(has_account=True) for _ in range(512)], with_accounts=True)
     for _ in range(600):
         admin = Peer(holder="10.0.0.9")
-        chosen = found.choose(512)
+        chosen = result.choose(512)
         assert chosen is not None and chosen.has_account
-        found.added(admin)
+        result.added(admin)
         admin.has_account = True
 
 
 def test_a_request_in_progress_is_finished() -> None:
     busy = [Peer(has_account=True, is_busy=True) for _ in range(3)]
     idle = Peer(last_active_s=99.0, has_account=True)
-    found = evictor([*busy, idle, Peer(is_open=False)], with_accounts=True)
-    assert [found.choose(5) for _ in range(2)] == [idle, None]
+    result = evictor([*busy, idle, Peer(is_open=False)], with_accounts=True)
+    assert [result.choose(5) for _ in range(2)] == [idle, None]

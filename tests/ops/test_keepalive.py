@@ -37,18 +37,18 @@ def test_a_client_is_found_gone_in_time() -> None:
 @both_loops
 def test_connections_that_a_listener_accepts_have_the_options(loop: object) -> None:
     """Also those of HTTP and of the classic mode's slaves, whose protocols set none."""
-    found: list[Keepalive] = []
+    result: list[Keepalive] = []
 
     class Accepted(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            found.append(options_of(transport))
+            result.append(options_of(transport))
             transport.close()
 
     async def run() -> None:
         listening = await listen_plain(Accepted, "127.0.0.1", 0)
         _, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
-        await until(lambda: bool(found))
-        assert found == [CLIENT_KEEPALIVE]
+        await until(lambda: bool(result))
+        assert result == [CLIENT_KEEPALIVE]
         writer.close()
         listening.close()
         await listening.wait_closed()

@@ -16,11 +16,11 @@ LOG = logging.getLogger("tests.ops.logs")
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
     """The root logger, put back as it was."""
-    found = logging.getLogger()
-    handlers, level = list(found.handlers), found.level
-    yield found
-    found.handlers[:] = handlers
-    found.setLevel(level)
+    result = logging.getLogger()
+    handlers, level = list(result.handlers), result.level
+    yield result
+    result.handlers[:] = handlers
+    result.setLevel(level)
     LOG.setLevel(logging.NOTSET)
 
 

@@ -40,9 +40,9 @@ async def scraped_until(
     session: aiohttp.ClientSession, node: Node, condition: Callable[[Scrape], bool]
 ) -> Scrape:
     async with asyncio.timeout(PATIENCE_S):
-        while not condition(found := await scrape(session, node)):  # noqa: ASYNC110 (no event)
+        while not condition(result := await scrape(session, node)):  # noqa: ASYNC110 (no event)
             await asyncio.sleep(0.05)
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Command:
 
 def commands() -> list[Command]:
     """All of docs/runbooks."""
-    found = []
+    result = []
     for book in sorted(RUNBOOKS.glob("*.md")):
         for line in re.findall(r"curl ([^\n`]+)", book.read_text()):
             for one in line.split("; curl "):
@@ -73,8 +73,8 @@ def commands() -> list[Command]:
                     keys = frozenset({grep[1]})
                 whom = "NS" if target[1] == "NS" else "B"
                 verb = method[1] if method else "GET"
-                found.append(Command(book.name, verb, whom, target[2], keys))
-    return found
+                result.append(Command(book.name, verb, whom, target[2], keys))
+    return result
 
 
 def keys_of(value: object) -> set[str]:

@@ -73,6 +73,6 @@ def test_the_same_for_a_name_server() -> None:
 
 
 def test_none_of_them_changes_while_it_runs() -> None:
-    wanted = parse_live({"tls.server.mode": "permissive", "topicsMax": 5})
-    assert wanted.fixed == {"tlsServerMode": "permissive"}
-    assert wanted.live == {"topicsMax": 5}
+    expected = parse_live({"tls.server.mode": "permissive", "topicsMax": 5})
+    assert expected.fixed == {"tlsServerMode": "permissive"}
+    assert expected.live == {"topicsMax": 5}

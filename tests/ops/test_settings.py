@@ -49,26 +49,26 @@ def written(tmp_path: Path, text: str, name: str = "broker.toml") -> str:
 
 
 def test_a_toml_file_is_read(tmp_path: Path) -> None:
-    found = load(written(tmp_path, GOOD))
-    config = found.config
+    result = load(written(tmp_path, GOOD))
+    config = result.config
     assert config.broker_name == "broker-x"
     assert config.mapped_file_size_commit_log == 64 << 20
     assert config.file_reserved_time == 72
     assert config.disk_max_used_space_ratio == 80
     assert [peer.port for peer in config.peers] == [1, 2]
     assert config.election_timeout_max_ms == 2000
-    assert found.locations["flush_disk_type"].endswith("broker.toml:7")
+    assert result.locations["flush_disk_type"].endswith("broker.toml:7")
 
 
 def test_the_environment_is_over_the_file_and_the_command_line_over_both(tmp_path: Path) -> None:
     network = "listenPort = 1\nbrokerIP1 = 'a'\nadvertisedPort = 1\nbindAddress = '0.0.0.0'\n"
     path = written(tmp_path, f"[network]\n{network}")
     variables = {"RAFTMQ_LISTEN_PORT": "2", "RAFTMQ_BROKER_IP1": "b", "HOME": "/"}
-    found = load(path, ["brokerIP1=c"], variables)
-    assert (found.config.listen_port, found.config.broker_ip1) == (2, "c")
-    assert found.config.advertised_port == 1
-    assert found.locations["listen_port"] == "env RAFTMQ_LISTEN_PORT"
-    assert found.locations["broker_ip1"] == "--set"
+    result = load(path, ["brokerIP1=c"], variables)
+    assert (result.config.listen_port, result.config.broker_ip1) == (2, "c")
+    assert result.config.advertised_port == 1
+    assert result.locations["listen_port"] == "env RAFTMQ_LISTEN_PORT"
+    assert result.locations["broker_ip1"] == "--set"
 
 
 def test_units_are_understood_in_properties_too(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_no_text_has_a_character_that_would_part_or_spoil_it(unfit: str) -> None
 def test_what_has_parts_may_be_spread_over_lines() -> None:
     """As YAML, TOML and a secret made by `echo` have it; a path with a line break is a mistake."""
     peers, name_servers = "n0-a:1;\n\tn1-b:1;\r\nn2-c:1\n", "a:9876;\n  b:9876\n"
-    found = load(
+    result = load(
         None,
         [],
         {
@@ -174,13 +174,13 @@ def test_what_has_parts_may_be_spread_over_lines() -> None:
             ),
         },
     ).config
-    assert found.peer_secret == f"{'s' * 32}\n"  # as the replicas of a version before have it
-    assert [(peer.node_id, peer.host) for peer in found.peers] == [
+    assert result.peer_secret == f"{'s' * 32}\n"  # as the replicas of a version before have it
+    assert [(peer.node_id, peer.host) for peer in result.peers] == [
         ("n0", "a"), ("n1", "b"), ("n2", "c")
     ]  # fmt: skip
-    assert found.name_servers == ("a:9876", "b:9876")
-    assert found.delay_levels_ms == (1_000, 5_000, 10_000)
-    assert '"s  3"' in found.inner_client_authentication_credentials
+    assert result.name_servers == ("a:9876", "b:9876")
+    assert result.delay_levels_ms == (1_000, 5_000, 10_000)
+    assert '"s  3"' in result.inner_client_authentication_credentials
     with pytest.raises(ConfigError, match="no text has such a character at its end"):
         load(None, [], {"RAFTMQ_STORE_PATH_ROOT_DIR": "/data\n"})
 
@@ -247,11 +247,11 @@ def test_every_default_is_within_its_own_range() -> None:
 
 
 def test_what_is_shown_reads_back(tmp_path: Path) -> None:
-    found = load(written(tmp_path, GOOD))
+    result = load(written(tmp_path, GOOD))
     for changed in (False, True):
-        text = effective(broker_config.OPTIONS, found.config, found.locations, changed=changed)
+        text = effective(broker_config.OPTIONS, result.config, result.locations, changed=changed)
         again = load(written(tmp_path, text, "again.toml"))
-        assert again.config == found.config
+        assert again.config == result.config
     assert "  # default" not in text  # the last one showed what is changed only
 
 
@@ -386,9 +386,9 @@ def test_a_key_that_stands_twice_is_told(tmp_path: Path) -> None:
     text = "listenPort=7\nbrokerName=b\nlistenPort=8\n"
     path = written(tmp_path, text, "x.conf")
     again = ["brokerName=c", "brokerName=d"]
-    found = load(path, again, {"RAFTMQ_BROKER_NAME": "e"})
-    assert found.config.listen_port == 8
-    assert found.repeated == {"listenPort": f"{path}:3"}
+    result = load(path, again, {"RAFTMQ_BROKER_NAME": "e"})
+    assert result.config.listen_port == 8
+    assert result.repeated == {"listenPort": f"{path}:3"}
     checked = CliRunner().invoke(mqbroker, ["config", "check", path])
     assert checked.exit_code == 0
     assert f"{path}:3: listenPort is set twice" in checked.stderr

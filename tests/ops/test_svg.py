@@ -43,16 +43,16 @@ def test_words_do_not_touch() -> None:
     lanes = LabelRows(3)
     placed: dict[int, list[tuple[float, float]]] = {}
     for number in range(200):
-        words = "kill n0, n1, n2" if number % 2 else "n1 leads term 7"
-        found = lanes.allocate(number * 5.0, words)
-        if found is not None:
-            lane, x = found
-            end = x + CHARACTER * len(words)
+        text = "kill n0, n1, n2" if number % 2 else "n1 leads term 7"
+        result = lanes.allocate(number * 5.0, text)
+        if result is not None:
+            lane, x = result
+            end = x + CHARACTER * len(text)
             assert x >= LEFT and end <= WIDTH - RIGHT
             placed.setdefault(lane, []).append((x, end))
     assert len(placed) == 3
     for spans in placed.values():
-        assert all(end < begin for (_, end), (begin, _) in pairwise(sorted(spans)))
+        assert all(end < start for (_, end), (start, _) in pairwise(sorted(spans)))
 
 
 def test_a_gap_in_a_line_is_a_gap() -> None:

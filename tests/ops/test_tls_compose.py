@@ -18,9 +18,9 @@ DEFAULTS = "${RAFTMQ_TLS_CLIENT_CERTIFICATES:-none}"
 
 
 def services(name: str) -> dict[str, Any]:
-    found = yaml.safe_load((ROOT / name).read_text())["services"]
-    assert isinstance(found, dict)
-    return found
+    result = yaml.safe_load((ROOT / name).read_text())["services"]
+    assert isinstance(result, dict)
+    return result
 
 
 WITHOUT, WITH = services("docker-compose.yml"), services("deploy/docker-compose.tls.yml")

@@ -22,10 +22,10 @@ def unit(name: str) -> ConfigParser:
 def test_a_unit_never_gives_up_starting_again(name: str) -> None:
     """By default systemd gives up after five starts in 10 s, as for a taken port or before DNS
     answers."""
-    found = unit(name)
-    assert found["Service"]["Restart"] == "on-failure"
-    assert found["Service"]["RestartPreventExitStatus"] == "2"
-    assert found["Unit"]["StartLimitIntervalSec"] == "0"
+    result = unit(name)
+    assert result["Service"]["Restart"] == "on-failure"
+    assert result["Service"]["RestartPreventExitStatus"] == "2"
+    assert result["Unit"]["StartLimitIntervalSec"] == "0"
 
 
 @pytest.mark.parametrize("name", UNITS)

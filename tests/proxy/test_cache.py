@@ -42,8 +42,8 @@ async def test_an_old_answer_serves_while_nobody_answers_and_one_question_is_ope
     assert await known.get("n", caller(), Asked("first")) == "first"
     silent = Asked(None)
     for _ in range(3):
-        found, took_s = await timed(known.get("n", caller(), silent))
-        assert found == "first" and took_s < 1
+        result, took_s = await timed(known.get("n", caller(), silent))
+        assert result == "first" and took_s < 1
     together = await asyncio.gather(*(known.get("n", caller(), silent) for _ in range(5)))
     assert together == ["first"] * 5 and silent.count == 1
 
@@ -63,7 +63,7 @@ async def test_a_new_answer_takes_the_place_of_the_old_one(known):
 async def test_a_fresh_answer_is_not_asked_for_and_so_many_are_kept(known, monkeypatch):
     monkeypatch.setattr(remembered, "KNOWN_S", 60.0)
     monkeypatch.setattr(remembered, "KNOWN_MAX", 2)
-    asked = Asked("x")
+    requested = Asked("x")
     for name in ("a", "a", "b", "b", "c", "c", "b"):
-        assert await known.get(name, caller(), asked) == "x"
-    assert asked.count == 3 and len(known._known) == 2
+        assert await known.get(name, caller(), requested) == "x"
+    assert requested.count == 3 and len(known._known) == 2

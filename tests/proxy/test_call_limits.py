@@ -37,8 +37,8 @@ def headers_of(name):
         "content-type": "application/grpc",
         "te": "trailers",
     }
-    words = [word.encode() for field in fields.items() for word in field]
-    texts = [bytes([len(word)]) + word for word in words]
+    text = [word.encode() for field in fields.items() for word in field]
+    texts = [bytes([len(word)]) + word for word in text]
     return b"".join(b"\0" + key + value for key, value in zip(texts[::2], texts[1::2], strict=True))
 
 

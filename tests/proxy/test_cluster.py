@@ -28,8 +28,8 @@ class Instance:
         self.groups = groups
         self.asked = []
         self.open = 0
-        found = tuple(BrokerData("c", name, {0: "127.0.0.1:1"}) for name in groups)
-        route = TopicRouteData((), found)
+        result = tuple(BrokerData("c", name, {0: "127.0.0.1:1"}) for name in groups)
+        route = TopicRouteData((), result)
         self.directory = SimpleNamespace(route_if_known=lambda _: route)
 
     async def ask_leader_once(self, name, command, timeout_ms, **_):
@@ -84,8 +84,8 @@ YES, ABSENT = b'{"consumeMessageOrderly":true}', ResponseCode.SUBSCRIPTION_GROUP
 async def test_a_silent_group_holds_nobody_up(tasks, groups, limit_s, expected):
     instance = Instance(**groups)
     brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
-    found, took_s = await timed(brokers.group_settings(caller(), "T", "cg"))
-    assert found == expected and took_s < limit_s
+    result, took_s = await timed(brokers.group_settings(caller(), "T", "cg"))
+    assert result == expected and took_s < limit_s
     assert instance.open == 0  # nobody is asked any more
 
 

@@ -55,8 +55,8 @@ def test_what_is_no_handle_is_refused(text):
 
 
 def test_a_transaction_id_says_where_its_message_is():
-    place = TransactionId("b1", 5, 900, "01AB")
-    assert TransactionId.decode(place.encode()) == place
+    position = TransactionId("b1", 5, 900, "01AB")
+    assert TransactionId.decode(position.encode()) == position
 
 
 @pytest.mark.parametrize("text", ["", "x", "!!", "AAAA", "9" * 2000, "é"])

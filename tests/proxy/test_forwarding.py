@@ -58,9 +58,9 @@ async def test_a_port_takes_what_its_mode_says_and_logs_what_to_switch(
     ca = await asyncio.to_thread(Path(authority.path).read_bytes)
     trusted = grpc.ssl_channel_credentials(ca)
     async with proxy_of(tls_server_mode=mode, **files) as proxy:
-        found = await answer(proxy)
+        result = await answer(proxy)
         secure = grpc.aio.secure_channel(f"localhost:{proxy.port}", trusted)
-        assert (found is not None, await answer(proxy, secure) is not None) == (plain, tls)
+        assert (result is not None, await answer(proxy, secure) is not None) == (plain, tls)
     lines = [one for one in caplog.messages if "_refused from" in one]
     assert len(lines) == bool(logged) and all(logged in one for one in lines), lines
 

@@ -84,8 +84,8 @@ async def test_bytes_that_are_no_call_end_their_connection_only(caller, tls):
     context = ssl._create_unverified_context() if tls else None
     for _ in range(ROUNDS):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-        begin = rng.choice((b"", PREFACE, b"\x16\x03\x01"))
-        writer.write(begin + rng.randbytes(rng.randrange(400)))
+        start = rng.choice((b"", PREFACE, b"\x16\x03\x01"))
+        writer.write(start + rng.randbytes(rng.randrange(400)))
         if writer.can_write_eof():
             writer.write_eof()
         with suppress(OSError, TimeoutError):

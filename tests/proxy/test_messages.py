@@ -70,9 +70,9 @@ async def test_a_message_whose_producer_counts_in_microseconds_is_told_with_its_
         ext = header.to_ext(RequestCode.SEND_MESSAGE_V2)
         sent = await world.group.ask(broker, RequestCode.SEND_MESSAGE_V2, ext, b"%d" % number)
         assert sent.code == 0, sent
-    found = await caller.receive("T")
-    assert [one.body for one in found] == [b"0", b"1", b"2", b"3"]
-    assert found[0].system_properties.born_timestamp.ToMilliseconds() == TIME_MS_MAX
+    result = await caller.receive("T")
+    assert [one.body for one in result] == [b"0", b"1", b"2", b"3"]
+    assert result[0].system_properties.born_timestamp.ToMilliseconds() == TIME_MS_MAX
 
 
 async def test_a_message_that_cannot_be_told_takes_no_other_along(world, caller, monkeypatch):
@@ -120,13 +120,13 @@ async def test_messages_of_a_group_stay_in_order_and_keep_one_queue(world, calle
     for number in range(6):
         sent = await caller.send("F", b"%d" % number, message_group="g")
         assert sent.status.code == pb.Code.OK
-    found = await caller.received("F", count=6)
-    assert [one.body for one in found] == [b"%d" % n for n in range(6)]
-    assert len({one.system_properties.queue_id for one in found}) == 1
-    assert found[0].system_properties.message_type == pb.MessageType.FIFO
-    assert found[0].system_properties.message_group == "g"
-    assert dict(found[0].user_properties) == {"__SHARDINGKEY": "g"}
-    forwarded = await caller.send("F", properties=dict(found[0].user_properties))
+    result = await caller.received("F", count=6)
+    assert [one.body for one in result] == [b"%d" % n for n in range(6)]
+    assert len({one.system_properties.queue_id for one in result}) == 1
+    assert result[0].system_properties.message_type == pb.MessageType.FIFO
+    assert result[0].system_properties.message_group == "g"
+    assert dict(result[0].user_properties) == {"__SHARDINGKEY": "g"}
+    forwarded = await caller.send("F", properties=dict(result[0].user_properties))
     assert forwarded.status.code == pb.Code.OK
     again = await caller.received("F", "other", count=7)
     assert again[-1].system_properties.message_group == "g"
@@ -189,9 +189,9 @@ async def test_tags_and_properties_choose(world, caller):
     await world.topic("T")
     for tag in ("a", "b", "Aa", "BB"):
         await caller.send("T", tag.encode(), tag=tag)
-    wanted = pb.FilterExpression(type=pb.FilterType.TAG, expression="a || Aa")
-    found = await caller.received("T", count=2, filter_expression=wanted)
-    assert sorted(one.body for one in found) == [b"Aa", b"a"]  # "BB" has the same hash as "Aa"
+    expected = pb.FilterExpression(type=pb.FilterType.TAG, expression="a || Aa")
+    result = await caller.received("T", count=2, filter_expression=expected)
+    assert sorted(one.body for one in result) == [b"Aa", b"a"]  # "BB" has the same hash as "Aa"
     for size in (1, 7):
         await caller.send("T", b"%d" % size, properties={"size": str(size)})
     large = pb.FilterExpression(type=pb.FilterType.SQL, expression="size > 5")

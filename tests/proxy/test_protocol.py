@@ -15,7 +15,7 @@ def test_the_generated_modules_are_made_of_the_proto(tmp_path):
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(PROTOCOL)]
     command += [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "messaging.proto"]
     subprocess.run(command, check=True)
-    found = sorted(tmp_path.iterdir())
-    assert len(found) == 2
-    for made in found:
+    result = sorted(tmp_path.iterdir())
+    assert len(result) == 2
+    for made in result:
         assert (PROTOCOL / made.name).read_text() == made.read_text(), made.name

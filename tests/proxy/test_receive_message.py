@@ -125,8 +125,8 @@ async def test_a_receive_that_names_no_wait_leaves_its_client_time_for_the_answe
     """Java's clients up to 5.0.3 name none: their call is over with their own wait for it."""
     leader = cluster.brokers["g0"][0]
     await caller.receive("T", poll_ms=None, timeout_s=4)
-    (asked,) = (PopHeader.parse(one.ext).poll_ms for one in leader.received(POP))
-    assert 1000 < asked <= 2500
+    (requested,) = (PopHeader.parse(one.ext).poll_ms for one in leader.received(POP))
+    assert 1000 < requested <= 2500
 
 
 async def test_an_answer_that_comes_after_the_calls_time_is_given_back(cluster, caller):

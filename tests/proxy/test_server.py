@@ -100,8 +100,8 @@ async def test_accounts_decide_what_a_client_may_do(tmp_path):
             secret = await other.send("Secret", b"secret")
             assert secret.status.code == pb.Code.OK
             (theirs,) = await other.received("Secret", "other")
-            place = theirs.system_properties.receipt_handle.split(" ")[8]
-            made_up = [*one.system_properties.receipt_handle.split(" ")[:8], place]
+            position = theirs.system_properties.receipt_handle.split(" ")[8]
+            made_up = [*one.system_properties.receipt_handle.split(" ")[:8], position]
             stolen = await user.call(
                 "ForwardMessageToDeadLetterQueue", group=OWN, topic=one.topic,
                 receipt_handle=" ".join(made_up), message_id="x",
@@ -160,13 +160,13 @@ async def test_a_dead_letter_takes_the_right_to_read_its_topic(tmp_path):
         ):
             assert (await other.send("Secret", b"secret")).status.code == pb.Code.OK
             (theirs,) = await other.received("Secret", "other")
-            *parts, place = theirs.system_properties.receipt_handle.split(" ")
+            *parts, location = theirs.system_properties.receipt_handle.split(" ")
             answers = [
                 await user.call(
                     "ForwardMessageToDeadLetterQueue", group=OWN, topic=theirs.topic,
                     receipt_handle=" ".join([*parts, position]), message_id="x",
                 )
-                for position in (place, str(int(place) + 1))
+                for position in (location, str(int(location) + 1))
             ]  # fmt: skip
         right, wrong = (answer.status for answer in answers)
         assert right.code == pb.Code.FORBIDDEN
@@ -313,9 +313,9 @@ async def test_the_health_check_says_why_a_proxy_cannot_serve(tmp_path, monkeypa
 
 def test_the_health_check_says_what_is_wrong_with_its_own_file_of_tls(tmp_path, monkeypatch):
     monkeypatch.setenv("RAFTMQ_TLS_CONFIG_FILE", str(tmp_path / "none"))
-    found = CliRunner().invoke(health, ["--address", "127.0.0.1:1"])
-    assert found.exit_code == 1
-    assert found.output.endswith("none: No such file or directory\n")
+    result = CliRunner().invoke(health, ["--address", "127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert result.output.endswith("none: No such file or directory\n")
 
 
 async def test_a_certificate_that_expires_is_told_while_the_proxy_serves(tmp_path, monkeypatch):
@@ -333,13 +333,13 @@ async def test_a_certificate_that_expires_is_told_while_the_proxy_serves(tmp_pat
         async with ProxyServer(config) as proxy, aiohttp.ClientSession() as session:
             async with session.get(f"{proxy.http.url}health/ready") as answer:
                 assert answer.status == 200
-                told = await answer.json()
-            (warning,) = told["warnings"]
+                reported = await answer.json()
+            (warning,) = reported["warnings"]
             assert warning.startswith("TLS: server: the certificate expires at 2")
             address = f"127.0.0.1:{proxy.http.port}"
-            found = await asyncio.to_thread(CliRunner().invoke, health, ["--address", address])
-            words = f"{address}: healthy\n{address}: warning: {warning}\n"
-            assert (found.exit_code, found.output) == (0, words)
+            result = await asyncio.to_thread(CliRunner().invoke, health, ["--address", address])
+            text = f"{address}: healthy\n{address}: warning: {warning}\n"
+            assert (result.exit_code, result.output) == (0, text)
             scrape = Scrape(proxy.metrics.render()[0].decode())
             ends = "rocketmq_proxy_tls_certificate_not_after_seconds"
             assert scrape.sum(ends, context="server") > time.time()

@@ -46,11 +46,13 @@ async def caller(world):
 
 async def test_a_producer_is_told_how_to_send(world, caller):
     _, answer = await caller.telemetry(producer("T"))
-    told = answer.settings
+    reported = answer.settings
     assert answer.status.code == pb.Code.OK
-    assert told.publishing.max_body_size == 4 << 20 and told.publishing.validate_message_type
-    assert told.backoff_policy.max_attempts == 3
-    assert told.backoff_policy.exponential_backoff.initial.ToMilliseconds() == 10
+    assert (
+        reported.publishing.max_body_size == 4 << 20 and reported.publishing.validate_message_type
+    )
+    assert reported.backoff_policy.max_attempts == 3
+    assert reported.backoff_policy.exponential_backoff.initial.ToMilliseconds() == 10
     broker = await world.group.leading()
     assert "c1" in broker.clients.producers["T"]
 
@@ -58,11 +60,15 @@ async def test_a_producer_is_told_how_to_send(world, caller):
 async def test_a_consumer_is_told_how_its_group_consumes(world, caller):
     await world.consumer_group("cg", consumeMessageOrderly=True, retryMaxTimes=3)
     _, answer = await caller.telemetry(consumer("cg", "T"))
-    told = answer.settings
-    assert told.subscription.fifo and told.subscription.receive_batch_size == 32
-    assert told.subscription.long_polling_timeout.seconds == 20
-    assert told.backoff_policy.max_attempts == 4
-    assert [one.seconds for one in told.backoff_policy.customized_backoff.next][:3] == [1, 5, 10]
+    reported = answer.settings
+    assert reported.subscription.fifo and reported.subscription.receive_batch_size == 32
+    assert reported.subscription.long_polling_timeout.seconds == 20
+    assert reported.backoff_policy.max_attempts == 4
+    assert [one.seconds for one in reported.backoff_policy.customized_backoff.next][:3] == [
+        1,
+        5,
+        10,
+    ]
     broker = await world.group.leading()
     assert broker.clients.client_ids("cg") == ["c1"]
     assert broker.clients.subscription("cg", "T") is not None
@@ -180,11 +186,11 @@ async def test_a_route_leads_back_to_where_the_client_asked(world, caller):
 
 async def test_a_push_consumer_is_assigned_a_broker_and_in_order_its_queues(world, caller):
     async def assigned(group):
-        found = await caller.ok(
+        result = await caller.ok(
             "QueryAssignment", topic={"name": "T"}, group={"name": group},
             endpoints=caller.endpoints,
         )  # fmt: skip
-        return [one.message_queue.id for one in found.assignments]
+        return [one.message_queue.id for one in result.assignments]
 
     await world.consumer_group("orderly", consumeMessageOrderly=True)
     assert await assigned("cg") == [-1]
@@ -202,8 +208,8 @@ async def test_a_proxy_that_stops_sends_its_clients_elsewhere(world, caller):
         assert await health(b"") == b"\x08\x01"
         world.proxies.remove(proxy)
         await proxy.stop()
-        told = await stream.read()
-        assert told.WhichOneof("command") == "reconnect_endpoints_command"
+        reported = await stream.read()
+        assert reported.WhichOneof("command") == "reconnect_endpoints_command"
         assert (await waiting).code == pb.Code.MESSAGE_NOT_FOUND
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await stream.read()
@@ -295,8 +301,8 @@ def test_producers_of_a_topic_are_asked_in_turn():
         client.kind = pb.ClientType.PRODUCER
         client.queue = clients.new_queue() if name != "c" else None
         client.add_topic("T")
-    asked = {clients.producer_of("T", lambda _: True).client_id for _ in range(4)}
-    assert asked == {"a", "b"} and clients.producer_of("U", lambda _: True) is None
+    requested = {clients.producer_of("T", lambda _: True).client_id for _ in range(4)}
+    assert requested == {"a", "b"} and clients.producer_of("U", lambda _: True) is None
     assert clients.producer_of("T", lambda client: client.client_id == "b").client_id == "b"
     assert clients.producer_of("T", lambda _: False) is None
 

@@ -66,8 +66,8 @@ async def test_an_orphaned_transaction_is_asked_about(world, caller):
     command = (await stream.read()).recover_orphaned_transaction_command
     assert command.message.body == b"orphan" and command.message.topic.name == "X"
     assert command.message.system_properties.message_id == sent.message_id
-    place = TransactionId.decode(command.transaction_id)  # of the half as it is stored by now
-    assert place.unique_key == sent.message_id
+    position = TransactionId.decode(command.transaction_id)  # of the half as it is stored by now
+    assert position.unique_key == sent.message_id
     answer = await caller.call(
         "EndTransaction",
         topic=command.message.topic,
@@ -91,10 +91,10 @@ async def test_a_producer_that_comes_later_is_asked(world, caller):
 
 async def test_a_forged_transaction_id_ends_nothing(world, caller):
     sent = await half(caller, b"mine")
-    place = TransactionId.decode(sent.transaction_id)
-    elsewhere = place._replace(broker_name="nowhere").encode()
+    position = TransactionId.decode(sent.transaction_id)
+    elsewhere = position._replace(broker_name="nowhere").encode()
     assert await end(caller, sent, COMMIT, elsewhere) == pb.Code.INVALID_RECEIPT_HANDLE
-    behind = place._replace(position=place.position + 1).encode()
+    behind = position._replace(position=position.position + 1).encode()
     assert await end(caller, sent, COMMIT, behind) != pb.Code.OK
     assert await end(caller, sent, COMMIT, "x") == pb.Code.INVALID_TRANSACTION_ID
     assert (await caller.receive("X")).code == pb.Code.MESSAGE_NOT_FOUND
@@ -121,9 +121,9 @@ async def test_who_may_not_send_to_a_topic_is_not_asked_about_its_transactions(t
             now_denied = ACCOUNTS.replace("PUB|SUB", "SUB")
             (tmp_path / "plain_acl.yml").write_text(now_denied)
             proxy._access.reload_if_changed()
-            asked, unasked = proxy.figures().checks, proxy.figures().checks_dropped
+            requested, unasked = proxy.figures().checks, proxy.figures().checks_dropped
             await until(lambda: proxy.figures().checks_dropped > unasked)
-            assert proxy.figures().checks == asked
+            assert proxy.figures().checks == requested
 
 
 async def test_a_transaction_takes_the_right_to_send_to_its_own_topic(tmp_path):
@@ -140,7 +140,7 @@ async def test_a_transaction_takes_the_right_to_send_to_its_own_topic(tmp_path):
         sent = await world.group.ask(broker, code, header.to_ext(code), b"half")
         assert sent.code == 0
         position = int(sent.ext["msgId"][-16:], 16)
-        place = TransactionId("group-a", int(sent.ext["queueOffset"]), position, "H")
+        location = TransactionId("group-a", int(sent.ext["queueOffset"]), position, "H")
 
         async def ended(caller, place):
             answer = await caller.call(
@@ -153,12 +153,12 @@ async def test_a_transaction_takes_the_right_to_send_to_its_own_topic(tmp_path):
             Caller(proxy, client_id="u", metadata=signed("user-key", "user-secret")) as user,
             Caller(proxy, client_id="o", metadata=signed("other-key", "other-secret")) as other,
         ):
-            refused = await ended(user, place)
+            refused = await ended(user, location)
             assert refused.code == pb.Code.INVALID_TRANSACTION_ID
             for wrong in (position + 1, -1, 1 << 70):  # nor does it tell where halves are
-                assert await ended(user, place._replace(position=wrong)) == refused
+                assert await ended(user, location._replace(position=wrong)) == refused
             assert broker.store.queues.end_of("X", 0) == 0
-            assert (await ended(other, place)).code == pb.Code.OK
+            assert (await ended(other, location)).code == pb.Code.OK
             assert broker.store.queues.end_of("X", 0) == 1
 
 
@@ -171,13 +171,13 @@ async def test_a_topic_that_a_client_has_no_right_to_is_not_taken_as_one_it_uses
             Caller(proxy, client_id="u", metadata=signed("user-key", "user-secret")) as user,
             Caller(proxy, client_id="o", metadata=signed("other-key", "other-secret")) as other,
         ):
-            asked = {"topic": {"name": "X"}, "endpoints": other.endpoints}
-            await other.ok("QueryRoute", **asked)  # so that the proxy knows the answer
-            await other.ok("QueryAssignment", group=OTHER, **asked)
+            requested = {"topic": {"name": "X"}, "endpoints": other.endpoints}
+            await other.ok("QueryRoute", **requested)  # so that the proxy knows the answer
+            await other.ok("QueryAssignment", group=OTHER, **requested)
             for group in (OWN, OTHER):
                 assert (await user.receive("X", group.name)).code == pb.Code.FORBIDDEN
-                answer = await user.call("QueryAssignment", group=group, **asked)
+                answer = await user.call("QueryAssignment", group=group, **requested)
                 assert answer.status.code == pb.Code.FORBIDDEN
-            assert (await user.call("QueryRoute", **asked)).status.code == pb.Code.FORBIDDEN
+            assert (await user.call("QueryRoute", **requested)).status.code == pb.Code.FORBIDDEN
         assert proxy._clients.find("u") is None
         assert "X" in proxy._clients.find("o").topics

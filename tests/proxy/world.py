@@ -204,21 +204,21 @@ class Caller:
             pb.ReceiveMessageRequest.SerializeToString,
             pb.ReceiveMessageResponse.FromString,
         )
-        found = [one async for one in method(request, metadata=self.metadata, timeout=timeout_s)]
-        assert found[0].HasField("status") and found[-1].HasField("delivery_timestamp")
-        if found[0].status.code != pb.Code.OK:
-            assert len(found) == 2
-            return found[0].status
-        return [one.message for one in found[1:-1]]
+        result = [one async for one in method(request, metadata=self.metadata, timeout=timeout_s)]
+        assert result[0].HasField("status") and result[-1].HasField("delivery_timestamp")
+        if result[0].status.code != pb.Code.OK:
+            assert len(result) == 2
+            return result[0].status
+        return [one.message for one in result[1:-1]]
 
     async def received(self, topic, group="cg", count=1, **fields):
         """Receive until there are so many."""
-        found = []
+        result = []
         async with asyncio.timeout(120):
-            while len(found) < count:
+            while len(result) < count:
                 more = await self.receive(topic, group, poll_ms=1000, **fields)
-                found += [] if isinstance(more, pb.Status) else more
-        return found
+                result += [] if isinstance(more, pb.Status) else more
+        return result
 
     async def ack(self, one, group="cg"):
         entry = pb.AckMessageEntry(
@@ -245,19 +245,19 @@ class Caller:
 
 
 def message(topic, body=b"hello", message_id=None, properties=(), **system):
-    found = pb.Message(topic=pb.Resource(name=topic), body=body, user_properties=dict(properties))
-    found.system_properties.message_id = message_id or uuid.uuid4().hex
-    found.system_properties.body_encoding = pb.Encoding.IDENTITY
+    result = pb.Message(topic=pb.Resource(name=topic), body=body, user_properties=dict(properties))
+    result.system_properties.message_id = message_id or uuid.uuid4().hex
+    result.system_properties.body_encoding = pb.Encoding.IDENTITY
     deliver_ms = system.pop("deliver_ms", None)
     if deliver_ms is not None:
-        found.system_properties.delivery_timestamp.FromMilliseconds(deliver_ms)
-    found.system_properties.born_timestamp.GetCurrentTime()
+        result.system_properties.delivery_timestamp.FromMilliseconds(deliver_ms)
+    result.system_properties.born_timestamp.GetCurrentTime()
     for name, value in system.items():
         if isinstance(value, list):
-            getattr(found.system_properties, name).extend(value)
+            getattr(result.system_properties, name).extend(value)
         else:
-            setattr(found.system_properties, name, value)
-    return found
+            setattr(result.system_properties, name, value)
+    return result
 
 
 def consumer(group, *topics, kind=pb.ClientType.PUSH_CONSUMER, expression="*"):

@@ -9,8 +9,8 @@ from raftmq.remoting.bound_port import BoundPort
 
 
 def listening():
-    found = socket.create_server(("127.0.0.1", 0))
-    return found, found.getsockname()[1]
+    result = socket.create_server(("127.0.0.1", 0))
+    return result, result.getsockname()[1]
 
 
 def test_a_port_that_is_listened_on_is_refused():

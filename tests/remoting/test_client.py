@@ -109,11 +109,11 @@ async def test_callers_of_a_client_that_closes_are_told() -> None:
 async def test_a_name_is_resolved_at_every_connect() -> None:
     async with serving({1: echo}) as (server, _):
         client = RemotingClient()
-        asked = []
+        requested = []
         resolve = dialling.addresses_of
 
         async def watched(host: str, port: int) -> Any:
-            asked.append(host)
+            requested.append(host)
             return await resolve(host, port)
 
         address = f"localhost:{server.port}"
@@ -123,7 +123,7 @@ async def test_a_name_is_resolved_at_every_connect() -> None:
                 assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
                 (await client.connect(address)).close()
                 await until(lambda: client.connection(address) is None)
-        assert asked == ["localhost", "localhost"]
+        assert requested == ["localhost", "localhost"]
         await client.close()
 
 

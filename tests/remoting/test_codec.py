@@ -36,10 +36,10 @@ def stream() -> tuple[bytes, list[tuple[int, bytes, bytes]]]:
 def test_frames_come_out_the_same_however_they_arrive(step: int) -> None:
     data, expected = stream()
     reader = FrameReader()
-    found = []
+    result = []
     for start in range(0, len(data), step):
-        found += reader.split(data[start : start + step])
-    assert found == expected
+        result += reader.split(data[start : start + step])
+    assert result == expected
     assert reader.buffered_bytes == 0
 
 
@@ -91,10 +91,10 @@ def test_damage_is_seen_as_soon_as_the_prefix_is_there(prefix: bytes, reason: st
 
 
 def test_the_largest_frame_passes_and_one_more_byte_does_not() -> None:
-    whole = join_frame(b"{}", b"b" * (1000 - 10))
-    assert len(whole) == 1000
+    complete = join_frame(b"{}", b"b" * (1000 - 10))
+    assert len(complete) == 1000
     reader = FrameReader(1000)
-    assert len(reader.split(whole)) == 1
+    assert len(reader.split(complete)) == 1
     assert reader.error is None
     reader.split(join_frame(b"{}", b"b" * (1000 - 9)))
     assert reader.error is not None

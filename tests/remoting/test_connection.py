@@ -343,10 +343,10 @@ async def test_a_raw_handler_sees_all_frames_of_one_arrival_and_answers_in_one_w
         )
         answers = [await peer.command() for _ in range(4)]
         assert arrivals == [4]
-        found = {a.opaque: (a.code, a.remark) for a in answers if a is not None}
-        assert found[0] == found[2] == (0, "fast")
-        assert found[1] == (0, None)
-        assert found[3][0] == 3
+        result = {a.opaque: (a.code, a.remark) for a in answers if a is not None}
+        assert result[0] == result[2] == (0, "fast")
+        assert result[1] == (0, None)
+        assert result[3][0] == 3
         await peer.close()
 
 

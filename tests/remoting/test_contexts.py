@@ -28,9 +28,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def save(environment: dict[str, str], current: str = "", **contexts: dict[str, str]) -> None:
-    with changing(path_of(environment)) as found:
-        found.by_name |= contexts
-        found.current = current
+    with changing(path_of(environment)) as result:
+        result.by_name |= contexts
+        result.current = current
 
 
 def test_only_the_owner_may_read_what_is_written(environment: dict[str, str]) -> None:

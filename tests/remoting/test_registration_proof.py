@@ -86,8 +86,8 @@ def test_whatever_is_changed_it_is_no_signature_any_more(seed):
 
 
 def test_nonces_and_keys_are_read_with_care(tmp_path):
-    for text, found in (("00" * 16, bytes(16)), ("00" * 15, None), ("zz", None), ("", None)):
-        assert nonce_of(RemotingCommand.response_to(signed(), ext={NONCE: text})) == found
+    for text, result in (("00" * 16, bytes(16)), ("00" * 15, None), ("zz", None), ("", None)):
+        assert nonce_of(RemotingCommand.response_to(signed(), ext={NONCE: text})) == result
     refused = RemotingCommand.response_to(signed(), 3, "not supported", {NONCE: "00" * 16})
     assert nonce_of(refused) is None
     assert keys_of("\n one-key-that-is-long \n\nanother-key-as-long\n")[1] == b"another-key-as-long"

@@ -23,10 +23,10 @@ async def test_what_the_thread_returns_or_raises() -> None:
 async def test_a_cancelled_caller_is_held_until_the_thread_has_ended(
     fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
-        begun.set()
+        started.set()
         assert go_on.wait(HANG_S)
         if fails:
             raise OSError("no room, says the test")
@@ -38,7 +38,7 @@ async def test_a_cancelled_caller_is_held_until_the_thread_has_ended(
             await in_thread_to_its_end(work)
 
     task = asyncio.create_task(locked())
-    assert await asyncio.to_thread(begun.wait, HANG_S)
+    assert await asyncio.to_thread(started.wait, HANG_S)
     for _ in range(2):
         task.cancel()
         await asyncio.sleep(0)

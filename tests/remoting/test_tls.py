@@ -166,12 +166,12 @@ def test_broken_files_change_nothing_and_are_told(
     renewed = Renewed(ServerTls(cert, key), "server")
     first = renewed.context
     good = Path(cert).read_bytes()
-    for broken, words in ((b"", "holds no certificate in PEM"), (good[:300], "does not end")):
+    for broken, text in ((b"", "holds no certificate in PEM"), (good[:300], "does not end")):
         Path(cert).write_bytes(broken)
         for _ in range(3):
             renewed.check()
         assert renewed.context is first
-        assert words in renewed.error or "cannot be read" in renewed.error
+        assert text in renewed.error or "cannot be read" in renewed.error
     assert caplog.text.count("tls_not_renewed") == 2  # once each, not at every look
     Path(cert).unlink()
     renewed.check()
@@ -191,9 +191,9 @@ def test_files_that_are_replaced_while_they_are_read_are_read_again(
     checked = tls._certificate
 
     def replaced(settings: ServerTls, purpose: ssl.Purpose) -> Certificate:
-        found = checked(settings, purpose)
+        result = checked(settings, purpose)
         ca.issue("server")
-        return found
+        return result
 
     with monkeypatch.context() as patched:
         patched.setattr(tls, "_certificate", replaced)
@@ -209,8 +209,8 @@ def test_an_expired_certificate_replaces_none_that_is_valid(
     cert, key = ca.issue("server", expired=True)
     renewed = Renewed(ServerTls(cert, key), "server")  # better than no server at all
     renewed.check()
-    told = [record.getMessage().split()[0] for record in caplog.records]
-    assert told == ["tls_certificate_expired"]  # once
+    reported = [record.getMessage().split()[0] for record in caplog.records]
+    assert reported == ["tls_certificate_expired"]  # once
     ca.issue("server")
     renewed.check()
     good = renewed.context
@@ -235,8 +235,8 @@ def test_the_end_of_a_certificate_is_told_in_time_and_when_it_has_come(
         caplog.clear()
         for _ in range(3):
             renewed.check()
-        found = [one for one in caplog.records if one.levelno >= logging.WARNING]
-        return [(one.levelno, one.getMessage().split()[0]) for one in found]
+        result = [one for one in caplog.records if one.levelno >= logging.WARNING]
+        return [(one.levelno, one.getMessage().split()[0]) for one in result]
 
     soon = [(logging.WARNING, "tls_certificate_expires")]
     over = [(logging.ERROR, "tls_certificate_expired")]

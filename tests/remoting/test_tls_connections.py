@@ -87,8 +87,8 @@ async def test_requests_both_ways_large_ones_too() -> None:
         assert [len(one.body) for one in answers] == [len(body)] * 4 + [0]
         assert all(one.body == body for one in answers[:4])
         (connection,) = server.connections
-        asked = await connection.invoke(REQUEST(7, {"c": "d"}), 60_000)
-        assert asked.ext == {"c": "d"}
+        requested = await connection.invoke(REQUEST(7, {"c": "d"}), 60_000)
+        assert requested.ext == {"c": "d"}
         assert counts(server).tls == 1
         await client.close()
         await until(lambda: not server.connections)
@@ -107,8 +107,8 @@ async def test_permissive_takes_both_and_enforcing_one() -> None:
         plain = RemotingClient()
         assert (await plain.invoke(address, REQUEST(1), 60_000)).code == 0
         await plain.close()
-        words = await refused(world().client(), address)
-        assert "closed" in words or "reset" in words
+        text = await refused(world().client(), address)
+        assert "closed" in text or "reset" in text
 
 
 @pytest.fixture
@@ -142,8 +142,8 @@ async def test_whom_a_client_believes() -> None:
         directory = Path(name)
         stranger = Authority(directory, "stranger")
         async with serving({1: echo}, tls=world().policy()) as (server, address):
-            words = await refused(world().client(ClientTls(stranger.path)), address)
-            assert "the certificate is refused" in words
+            text = await refused(world().client(ClientTls(stranger.path)), address)
+            assert "the certificate is refused" in text
             await until(lambda: counts(server).failed == 1)
             blind = world().client(ClientTls(stranger.path, auth_server=False))
             assert (await blind.invoke(address, REQUEST(1), 60_000)).code == 0
@@ -373,8 +373,8 @@ async def test_a_dial_that_is_given_up_leaves_nothing() -> None:
     """Nobody answers the ClientHello: the connect times out, or is cancelled."""
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        words = await refused(world().client(connect_timeout_ms=100), address)
-        assert "no answer in 100 ms" in words
+        text = await refused(world().client(connect_timeout_ms=100), address)
+        assert "no answer in 100 ms" in text
         client = world().client(connect_timeout_ms=30_000)
         dialling = asyncio.ensure_future(client.connect(address))
         await asyncio.sleep(0.05)

@@ -88,9 +88,9 @@ def replay(case: Case) -> int:
 
 
 def shorten(case: Case) -> int:
-    found = shrink(case, tell=say)
-    say("it does not fail" if found is None else found.report())
-    return 1 if found is None else 0
+    result = shrink(case, tell=say)
+    say("it does not fail" if result is None else result.report())
+    return 1 if result is None else 0
 
 
 def say(text: str) -> None:

@@ -13,7 +13,7 @@ WRITTEN = b"0123456789abcdef" * 2  # longer than what never tears
 
 def fates(write_sync: bool, tries: int = 200) -> set[bytes]:
     """Return what 200 power cuts leave of 32 bytes written over zeros."""
-    found = set()
+    result = set()
     for seed in range(tries):
         disk = SimDisk(Random(seed))
         file = disk.open("f", allocate_bytes=32)
@@ -23,8 +23,8 @@ def fates(write_sync: bool, tries: int = 200) -> set[bytes]:
         if write_sync:
             file.sync()
         disk.lose_power()
-        found.add(disk.open("f").pread(0, 32))
-    return found
+        result.add(disk.open("f").pread(0, 32))
+    return result
 
 
 def test_what_is_synced_survives() -> None:
@@ -32,10 +32,10 @@ def test_what_is_synced_survives() -> None:
 
 
 def test_what_is_not_synced_is_kept_dropped_or_torn() -> None:
-    found = fates(write_sync=False)
-    assert WRITTEN in found
-    assert bytes(32) in found
-    torn = found - {WRITTEN, bytes(32)}
+    result = fates(write_sync=False)
+    assert WRITTEN in result
+    assert bytes(32) in result
+    torn = result - {WRITTEN, bytes(32)}
     assert any(data.endswith(b"\0") for data in torn)
     assert any(data.startswith(b"\0") for data in torn)
 
@@ -52,7 +52,7 @@ def test_what_lies_in_one_sector_does_not_tear() -> None:
 
 
 def test_unsynced_writes_survive_independently() -> None:
-    found = set()
+    result = set()
     for seed in range(200):
         disk = SimDisk(Random(seed))
         file = disk.open("f", allocate_bytes=2)
@@ -61,8 +61,8 @@ def test_unsynced_writes_survive_independently() -> None:
         file.pwrite(0, b"a")
         file.pwrite(1, b"b")
         disk.lose_power()
-        found.add(disk.open("f").pread(0, 2))
-    assert found == {b"\0\0", b"a\0", b"\0b", b"ab"}
+        result.add(disk.open("f").pread(0, 2))
+    assert result == {b"\0\0", b"a\0", b"\0b", b"ab"}
 
 
 def test_a_killed_process_loses_nothing_but_its_open_files() -> None:
@@ -76,7 +76,7 @@ def test_a_killed_process_loses_nothing_but_its_open_files() -> None:
 
 
 def test_names_survive_up_to_some_operation() -> None:
-    found = set()
+    result = set()
     for seed in range(100):
         disk = SimDisk(Random(seed))
         disk.open("a").sync()
@@ -85,12 +85,12 @@ def test_names_survive_up_to_some_operation() -> None:
         disk.rename("b", "c")
         disk.remove("a")
         disk.lose_power()
-        found.add(tuple(disk.listdir("")))
-    assert found == {("a",), ("a", "b"), ("a", "c"), ("c",)}
+        result.add(tuple(disk.listdir("")))
+    assert result == {("a",), ("a", "b"), ("a", "c"), ("c",)}
 
 
 def test_a_rename_replaces_its_target_whole_or_not_at_all() -> None:
-    found = set()
+    result = set()
     for seed in range(50):
         disk = SimDisk(Random(seed))
         for name, content in (("old", b"old"), ("new", b"new")):
@@ -100,8 +100,8 @@ def test_a_rename_replaces_its_target_whole_or_not_at_all() -> None:
         disk.sync_directory("")
         disk.rename("new", "old")
         disk.lose_power()
-        found.add(disk.open("old").pread(0, 9))
-    assert found == {b"old", b"new"}
+        result.add(disk.open("old").pread(0, 9))
+    assert result == {b"old", b"new"}
 
 
 def test_a_sync_under_way_does_not_cover_later_writes() -> None:

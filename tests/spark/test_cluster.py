@@ -21,8 +21,8 @@ CONNECTION = connection_of({"namesrv": "h:1", "timeoutMs": "200"})
 
 
 def pulls(start: int, end: int, *, strict: bool = True, fail: bool = True) -> _Pulls:
-    wanted = QueueRange(Queue("T", "broker-a", 3), start, end, strict)
-    return _Pulls(ClientInstance("h:1"), CONNECTION, wanted, CONTROL, fail)
+    expected = QueueRange(Queue("T", "broker-a", 3), start, end, strict)
+    return _Pulls(ClientInstance("h:1"), CONNECTION, expected, CONTROL, fail)
 
 
 def answer(

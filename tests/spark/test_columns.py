@@ -111,17 +111,17 @@ PROPERTIES = [
 def test_properties_agree_with_the_stores_decoder() -> None:
     """All together, so that no string can leak into its neighbour, and each alone."""
     for strings in (PROPERTIES, PROPERTIES[::-1], *[[p] for p in PROPERTIES], []):
-        found = properties_of(pa.array(strings, pa.binary()), PROPERTY_NAMES)
+        properties = properties_of(pa.array(strings, pa.binary()), PROPERTY_NAMES)
         for column, name in PROPERTY_NAMES.items():
             want = [decode_properties(text).get(name.decode()) for text in strings]
-            assert found[column].to_pylist() == want, column
+            assert properties[column].to_pylist() == want, column
 
 
 def test_sums_agree_with_the_stores() -> None:
     for strings in (PROPERTIES, PROPERTIES[::-1], [], [b"A\x01b\x02"] * 3):
         once = [s for s in strings if s.count(b"KEYS\x01") < 2 and b"\xff" not in s]
-        found = pairs_of(pa.array(once, pa.binary())).sums() & FIELDS_SUM_MAX
-        assert found.tolist() == [fields_sum(0, decode_properties(text)) for text in once]
+        result = pairs_of(pa.array(once, pa.binary())).sums() & FIELDS_SUM_MAX
+        assert result.tolist() == [fields_sum(0, decode_properties(text)) for text in once]
     given = {"KEYS": "k", "TAGS": "t", "colour": "red"}
     added = {"UNIQ_KEY": "0A", "WAIT": "true", "CLUSTER": "c"}
     assert fields_sum(7, given) == fields_sum(7, added | given) == fields_sum(0, given) + 7

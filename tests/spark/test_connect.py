@@ -127,9 +127,9 @@ class Remote:
     def run(self, code: str, namesrv: str) -> dict[str, str]:
         """Return what stands behind the first word of each line; warnings are errors."""
         (address,) = wait_until(self._addresses)
-        told = (f"sc://{address}", namesrv, str(self._directory))
+        reported = (f"sc://{address}", namesrv, str(self._directory))
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", PRELUDE + code, *told],
+            [sys.executable, "-W", "error", "-c", PRELUDE + code, *reported],
             env={k: v for k, v in os.environ.items() if k != "JAVA_HOME"}
             | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
@@ -177,23 +177,23 @@ def namesrv(servers: tuple[Remote, Remote], cluster: Cluster) -> str:
 def test_what_works_at_a_server_that_has_the_package(
     servers: tuple[Remote, Remote], namesrv: str
 ) -> None:
-    told = servers[0].run(INSTALLED, namesrv)
-    assert told.pop("read") == told.pop("files") == f"{COUNT} {COUNT}"
-    assert told.pop("written") == told.pop("copies") == f"{COUNT + 1} {COUNT + 1}"
-    assert told.pop("progress") == f"{COUNT}"
-    assert "NoSuchTopic" in told.pop("topic")
-    assert told.pop("rdd") == "[NOT_IMPLEMENTED] rdd is not implemented."
-    assert "JVM_ATTRIBUTE_NOT_SUPPORTED" in told.pop("context")
-    assert not told
+    reported = servers[0].run(INSTALLED, namesrv)
+    assert reported.pop("read") == reported.pop("files") == f"{COUNT} {COUNT}"
+    assert reported.pop("written") == reported.pop("copies") == f"{COUNT + 1} {COUNT + 1}"
+    assert reported.pop("progress") == f"{COUNT}"
+    assert "NoSuchTopic" in reported.pop("topic")
+    assert reported.pop("rdd") == "[NOT_IMPLEMENTED] rdd is not implemented."
+    assert "JVM_ATTRIBUTE_NOT_SUPPORTED" in reported.pop("context")
+    assert not reported
 
 
 @pytest.mark.long
 def test_what_works_at_a_server_to_which_the_package_is_shipped(
     servers: tuple[Remote, Remote], namesrv: str
 ) -> None:
-    told = servers[1].run(SHIPPED, namesrv)
-    assert "DATA_SOURCE_NOT_FOUND" in told.pop("before")
-    assert told.pop("read") == f"{COUNT} {COUNT}"
-    assert told.pop("written") == f"{COUNT + 1} {COUNT + 1}"
-    assert "No module named 'raftmq'" in told.pop("stream")
-    assert not told
+    reported = servers[1].run(SHIPPED, namesrv)
+    assert "DATA_SOURCE_NOT_FOUND" in reported.pop("before")
+    assert reported.pop("read") == f"{COUNT} {COUNT}"
+    assert reported.pop("written") == f"{COUNT + 1} {COUNT + 1}"
+    assert "No module named 'raftmq'" in reported.pop("stream")
+    assert not reported

@@ -29,11 +29,11 @@ def test_a_path_may_have_a_question_mark() -> None:
 
 
 def test_hadoops_names_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(fs, "FileSystem", FakeFileSystem(asked))
+    requested: list[str] = []
+    monkeypatch.setattr(fs, "FileSystem", FakeFileSystem(requested))
     for name in ("s3", "s3a", "s3n"):
         opened(f"{name}://backups/n0")
-    assert asked == ["s3://backups/n0"] * 3
+    assert requested == ["s3://backups/n0"] * 3
 
 
 class FakeFileSystem:

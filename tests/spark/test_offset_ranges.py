@@ -19,8 +19,8 @@ def test_a_checkpoint_gives_back_what_it_was_given() -> None:
 
 
 def test_ranges_lie_between_two_places() -> None:
-    found = positions.ranges_between({A: 3, B: 5}, {A: 7, B: 5, C: 2})
-    assert found == [QueueRange(A, 3, 7), QueueRange(C, 0, 2, strict=False)]  # C has come since
+    result = positions.ranges_between({A: 3, B: 5}, {A: 7, B: 5, C: 2})
+    assert result == [QueueRange(A, 3, 7), QueueRange(C, 0, 2, strict=False)]  # C has come since
 
 
 @pytest.mark.parametrize("partitions_min", [1, 2, 3, 7, 100, 1000])
@@ -29,11 +29,11 @@ def test_a_split_has_every_offset_once(partitions_min: int) -> None:
     parts = positions.split(ranges, partitions_min)
     assert len(parts) >= min(partitions_min, 151)
     assert all(part.size > 0 for part in parts)
-    for whole in ranges:
-        own = [part for part in parts if part.queue == whole.queue]
-        assert [part.strict for part in own] == [whole.strict] * len(own)
+    for complete in ranges:
+        own = [part for part in parts if part.queue == complete.queue]
+        assert [part.strict for part in own] == [complete.strict] * len(own)
         assert [n for part in own for n in range(part.start, part.end)] == list(
-            range(whole.start, whole.end)
+            range(complete.start, complete.end)
         )
     assert positions.split([], partitions_min) == []
 

@@ -19,8 +19,8 @@ def test_what_is_read_when_little_is_said() -> None:
 
 def test_names_have_no_case() -> None:
     given = {"NAMESRV": "h:1", "topicpattern": "a.*", "maxoffsetspertrigger": "7"}
-    found = read_options(given, streaming=True)
-    assert (found.connection.namesrv, found.pattern, found.rows_max) == ("h:1", "a.*", 7)
+    options = read_options(given, streaming=True)
+    assert (options.connection.namesrv, options.pattern, options.rows_max) == ("h:1", "a.*", 7)
 
 
 def test_offsets_by_queue() -> None:

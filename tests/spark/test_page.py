@@ -51,8 +51,8 @@ def test_every_block_does_what_the_page_says(
         return sorted(bytes(row["body"]) for row in read.load().collect())
 
     assert found("PageCopies") == sorted(LINES)
-    words = [b'{"word":"%b","count":%d}' % w for w in ((b"one", 2), (b"three", 4), (b"two", 3))]
-    assert found("PageWords") == words
+    text = [b'{"word":"%b","count":%d}' % w for w in ((b"one", 2), (b"three", 4), (b"two", 3))]
+    assert found("PageWords") == text
     (month,) = (tmp_path / "orders").glob("month=*")
     assert re.fullmatch(r"month=\d{4}-\d\d", month.name)
     rows = spark.read.parquet(str(tmp_path / "orders")).collect()

@@ -22,7 +22,8 @@ def requests_of(batch: pa.RecordBatch, queues: list[MessageQueue] = QUEUES) -> l
     requests = Requests(plan, lambda queue, batch: "A" * 24)
     made = [*requests.add(batch), *requests.rest()]
     return [
-        [queue.queue_id, place, len(body), body.count(b"UNIQ_KEY")] for queue, place, body in made
+        [queue.queue_id, position, len(body), body.count(b"UNIQ_KEY")]
+        for queue, position, body in made
     ]
 
 
@@ -34,9 +35,9 @@ def test_a_key_goes_to_the_queue_that_javas_selector_chooses(hash: int) -> None:
 
 
 def test_a_request_has_no_more_messages_than_the_plan_says() -> None:
-    found = requests_of(rows(*[b"x"] * (REQUEST_MESSAGES * 2 + 1)), QUEUES[:1])
-    assert [one[3] for one in found] == [REQUEST_MESSAGES, REQUEST_MESSAGES, 1]
-    assert [one[1] for one in found] == [
+    requests = requests_of(rows(*[b"x"] * (REQUEST_MESSAGES * 2 + 1)), QUEUES[:1])
+    assert [one[3] for one in requests] == [REQUEST_MESSAGES, REQUEST_MESSAGES, 1]
+    assert [one[1] for one in requests] == [
         WritePosition(7, 0),
         WritePosition(7, 1),
         WritePosition(7, 2),
@@ -45,13 +46,13 @@ def test_a_request_has_no_more_messages_than_the_plan_says() -> None:
 
 def test_a_request_has_no_more_bytes_than_the_plan_says_but_one_message() -> None:
     third = bytes(REQUEST_BYTES // 3)
-    found = requests_of(rows(third, third, third, bytes(REQUEST_BYTES)), QUEUES[:1])
-    assert [one[3] for one in found] == [2, 1, 1]
+    requests = requests_of(rows(third, third, third, bytes(REQUEST_BYTES)), QUEUES[:1])
+    assert [one[3] for one in requests] == [2, 1, 1]
 
 
 def test_rows_without_a_key_go_around_the_queues_in_runs() -> None:
-    found = requests_of(rows(*[b"x"] * (REQUEST_MESSAGES * 3 + 1)))
-    assert sorted((one[0], one[3]) for one in found) == [
+    requests = requests_of(rows(*[b"x"] * (REQUEST_MESSAGES * 3 + 1)))
+    assert sorted((one[0], one[3]) for one in requests) == [
         (0, 1),
         (0, REQUEST_MESSAGES),
         (1, REQUEST_MESSAGES),

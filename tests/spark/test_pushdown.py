@@ -18,8 +18,8 @@ from raftmq.spark.pushdown import Narrowing
 
 
 def test_queues() -> None:
-    found = Narrowing.of([EqualTo(("broker",), "a"), In(("queue_id",), (1, 2))])
-    taken = [(b, n) for b in "ab" for n in range(4) if found.takes(Queue("T", b, n))]
+    result = Narrowing.of([EqualTo(("broker",), "a"), In(("queue_id",), (1, 2))])
+    taken = [(b, n) for b in "ab" for n in range(4) if result.takes(Queue("T", b, n))]
     assert taken == [("a", 1), ("a", 2)]
     both = Narrowing.of([In(("queue_id",), (1, 2)), EqualTo(("queue_id",), 3)])
     assert not any(both.takes(Queue("T", "a", n)) for n in range(4))
@@ -38,8 +38,8 @@ def test_offsets() -> None:
 
 def test_times() -> None:
     at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-    found = Narrowing.of([GreaterThan(("store_time",), at), LessThan(("store_time",), at)])
-    assert found.from_ms == at.timestamp() * 1000
+    result = Narrowing.of([GreaterThan(("store_time",), at), LessThan(("store_time",), at)])
+    assert result.from_ms == at.timestamp() * 1000
 
 
 def test_what_it_does_not_understand_narrows_nothing() -> None:

@@ -40,15 +40,15 @@ def read(data: bytes, start: int = 0, end: int = 100, columns: list[str] = ALL) 
 
 
 def test_every_column() -> None:
-    (found,) = read(record(5))
+    (result,) = read(record(5))
     born = dt.datetime.fromtimestamp(BORN_MS / 1000, dt.UTC)
-    assert dict(found.pop("properties")) == {
+    assert dict(result.pop("properties")) == {
         "UNIQ_KEY": "id5",
         "TAGS": "A",
         "KEYS": "k",
         "color": "red",
     }
-    assert found == {
+    assert result == {
         "topic": "Orders",
         "broker": "broker-a",
         "queue_id": 3,

@@ -78,13 +78,13 @@ def test_a_dataframe_becomes_a_topic(
     rows.write.format("raftmq").options(**target).mode("append").save()
     assert stored(topic) == sorted([b"first", *bodies(0, 3000)])
     options = target | {"includeProperties": "true"}
-    found = spark.read.format("raftmq").options(**options).load()
-    row = found.where("keys = 'k42'").collect()[0]
+    result = spark.read.format("raftmq").options(**options).load()
+    row = result.where("keys = 'k42'").collect()[0]
     assert (row["tags"], row["flag"], row["properties"]["n"]) == ("even", 42, "42")
-    assert found.where("keys = 'k43'").collect()[0]["tags"] is None
-    spread = found.where("properties['n'] is not null").groupBy("properties.__SHARDINGKEY")
+    assert result.where("keys = 'k43'").collect()[0]["tags"] is None
+    spread = result.where("properties['n'] is not null").groupBy("properties.__SHARDINGKEY")
     assert {r[1] for r in spread.agg(F.count_distinct("queue_id")).collect()} == {1}
-    assert found.select("msg_id").distinct().count() == 3001
+    assert result.select("msg_id").distinct().count() == 3001
     assert asyncio.run(writers(namesrv, topic)) == []  # nobody can come back to it
 
 
@@ -442,8 +442,8 @@ def test_a_topic_into_another_topic_while_leaders_and_queries_die(
     row = rows.where("keys = 'k7' and body <> 'first'").collect()[0]
     assert (row["tags"], row["properties"]["n"]) == ("B", "7")
     plan = next((tmp_path / "c" / "raftmq").glob("*.json"))
-    told = json.loads(plan.read_text())
-    assert (told["topic"], told["query"]) == (topic, query.id)
+    reported = json.loads(plan.read_text())
+    assert (reported["topic"], reported["query"]) == (topic, query.id)
 
 
 async def kill_leader(cluster: Cluster) -> None:
@@ -459,5 +459,5 @@ async def kill_leader(cluster: Cluster) -> None:
 
 
 def test_nothing_is_staged_where_a_task_has_no_rows(tmp_path: Path) -> None:
-    found = _stage(Staging(str(tmp_path)), iter([]))
-    assert found.rows == 0 and Staging(str(tmp_path)).missing([found.file]) == []
+    result = _stage(Staging(str(tmp_path)), iter([]))
+    assert result.rows == 0 and Staging(str(tmp_path)).missing([result.file]) == []

@@ -137,10 +137,10 @@ class Drivers:
 def kill_executor(work: Path) -> None:
     """Kill one of the executors that run below a directory, once there is one."""
     deadline = time.monotonic() + WAIT_S
-    while not (found := list(executors(work))):
+    while not (result := list(executors(work))):
         assert time.monotonic() < deadline, "no executor"
         time.sleep(0.2)
-    os.kill(random.choice(found), signal.SIGKILL)
+    os.kill(random.choice(result), signal.SIGKILL)
 
 
 def executors(work: Path) -> Iterator[int]:

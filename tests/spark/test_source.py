@@ -73,8 +73,8 @@ def test_a_topic_is_a_table(reader: Any, orders: str) -> None:
         assert (row["keys"], row["tags"]) == (f"k{number}", "AB"[number % 2])
         assert row["properties"]["UNIQ_KEY"] == row["msg_id"]
         assert 0 <= (row["store_time"] - row["born_time"]).total_seconds() < 60
-    places = {(row["queue_id"], row["queue_offset"]) for row in rows}
-    assert len(places) == COUNT + 1 and {queue for queue, _ in places} == {0, 1, 2}
+    locations = {(row["queue_id"], row["queue_offset"]) for row in rows}
+    assert len(locations) == COUNT + 1 and {queue for queue, _ in locations} == {0, 1, 2}
 
 
 def test_parts_and_columns_change_nothing(reader: Any, orders: str) -> None:
@@ -90,8 +90,8 @@ def test_from_here_to_there(reader: Any, orders: str) -> None:
     end = {orders: {"broker-a": {"0": 25, "2": 5}}}
     frame = reader.option("topic", orders).option("startingOffsets", json.dumps(start))
     rows = frame.option("endingOffsets", json.dumps(end)).load().collect()
-    places = sorted((row["queue_id"], row["queue_offset"]) for row in rows)
-    assert places == [*((0, n) for n in range(10, 25)), *((2, n) for n in range(5))]
+    locations = sorted((row["queue_id"], row["queue_offset"]) for row in rows)
+    assert locations == [*((0, n) for n in range(10, 25)), *((2, n) for n in range(5))]
 
 
 def test_from_a_time(reader: Any, cluster: Cluster) -> None:
@@ -309,11 +309,11 @@ def test_a_queue_that_comes_late_is_limited_from_where_it_begins(
 ) -> None:
     """A range that is strict begins where the queue holds something."""
     told.low, told.high = {B: 3000}, {A: 1000, B: 5000}
-    reader, place, read = stream_reader(), {A: 900}, 0
-    while place != told.high and read < 10:
-        following = reader.latestOffset(positions.to_json(place), ReadMaxRows(rows_max))
-        parts = [part.range for part in reader.partitions(positions.to_json(place), following)]
+    reader, position, read = stream_reader(), {A: 900}, 0
+    while position != told.high and read < 10:
+        following = reader.latestOffset(positions.to_json(position), ReadMaxRows(rows_max))
+        parts = [part.range for part in reader.partitions(positions.to_json(position), following)]
         assert all(part.start >= 3000 for part in parts if part.queue == B and part.strict)
         taken = sum(part.end - max(part.start, told.low.get(part.queue, 0)) for part in parts)
         assert taken == min(rows_max, 2100 - read * rows_max)
-        place, read = positions.of_json(following), read + 1
+        position, read = positions.of_json(following), read + 1

@@ -105,9 +105,9 @@ class Standalone:
 
     def _told(self, log: Path, pattern: str) -> tuple[str, ...]:
         for _ in range(1200):
-            found = re.search(pattern, log.read_text(errors="replace"))
-            if found is not None:
-                return found.groups()
+            match = re.search(pattern, log.read_text(errors="replace"))
+            if match is not None:
+                return match.groups()
             time.sleep(0.1)
         raise AssertionError(log.read_text(errors="replace"))
 
@@ -136,5 +136,5 @@ def test_workers_that_have_nothing_of_ours(
     )
     assert f"BODIES Row(count(1)={COUNT}, count(DISTINCT body)={COUNT})" in done.stdout, done.stderr
     assert f"WRITTEN Row(count(1)={COUNT + 1}, count(DISTINCT body)={COUNT + 1})" in done.stdout
-    (places,) = re.findall(r"PLACES \[(.*)\]", done.stdout)
-    assert places.count("/app-") == 8  # all tasks ran where our files are not
+    (positions,) = re.findall(r"PLACES \[(.*)\]", done.stdout)
+    assert positions.count("/app-") == 8  # all tasks ran where our files are not

@@ -368,10 +368,10 @@ class Life:
             store.classic.copy_blank(master.commitlog.read(position, end - position))
             return
         walk = walk_records(data, position)
-        found = [at for at, _ in walk]
+        result = [at for at, _ in walk]
         try:
-            if found:
-                newest_ms = store_timestamp_at(data, found[-1])
+            if result:
+                newest_ms = store_timestamp_at(data, result[-1])
                 self.note("copied", store.classic.copy(data[: walk.end], newest_ms))
         except StoreError as error:
             self.failed(error)

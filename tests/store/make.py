@@ -109,13 +109,13 @@ def append_classic(
         log.allocate(len(encode_record(item)))
     appended: list[Appended] = []
     run: list[bytes] = []  # adjacent records in one segment: one write
-    begin = position = limit = 0
+    start = position = limit = 0
     next_offsets: dict[tuple[str, int], int] = {}
 
     def write() -> None:
         data = b"".join(run)
         assert store.classic is not None
-        store.classic.append(begin, data, dispatcher.index(data, begin), now_ms)
+        store.classic.append(start, data, dispatcher.index(data, start), now_ms)
         run.clear()
 
     for item in records:
@@ -123,7 +123,7 @@ def append_classic(
         if run and position + size > limit:
             write()
         if not run:
-            begin = position = log.allocate(size)
+            start = position = log.allocate(size)
             limit = log.segment_end(position) - BLANK_SIZE_BYTES
         offset = 0
         if item.sys_flag & SYS_TRANSACTION_MASK in (0, SYS_TRANSACTION_COMMIT):
@@ -160,15 +160,15 @@ def recover_frames(
 ) -> RecoveredFrames:
     """Find the end of a Raft log without a peer that could mend it, truncate a torn tail, and
     settle the CommitLog there. Raises StoreDamaged, having truncated nothing."""
-    found: list[FrameHeader] = []
-    recovery = FrameRecovery(commitlog, durable_hint, found.append)
+    result: list[FrameHeader] = []
+    recovery = FrameRecovery(commitlog, durable_hint, result.append)
     damage = recovery.run()
     if on_frame is not None:
-        for header in found:
+        for header in result:
             on_frame(header)
     if damage is not None:
         raise StoreDamaged(damage.position, damage.reason)
-    first = found[0] if found else None
+    first = result[0] if result else None
     return RecoveredFrames(recovery.end, recovery.torn, first, recovery.last)
 
 
@@ -222,5 +222,5 @@ def drained(steps: Generator[None, None, KeyQuery]) -> KeyQuery:
         try:
             next(steps)
         except StopIteration as end:
-            found: KeyQuery = end.value
-            return found
+            result: KeyQuery = end.value
+            return result

@@ -68,15 +68,15 @@ def fill(store: MessageStore, frames: int = 10, dispatch: bool = True) -> FrameW
 
 
 def bodies(store: MessageStore, queue_id: int = 0, **options: object) -> list[bytes]:
-    found: list[bytes] = []
+    actual: list[bytes] = []
     offset = 0
     while True:
         result = store.reads.get_messages("T", queue_id, offset, 5, 4000, **options)  # type: ignore[arg-type]
         offset = result.next_offset
         body = b"".join(result.buffers)
         assert len(body) == result.size_bytes
-        places = list(walk_records(body))
-        assert len(places) == result.message_count
-        found += [decode_record(body, at).body for at, _ in places]
+        positions = list(walk_records(body))
+        assert len(positions) == result.message_count
+        actual += [decode_record(body, at).body for at, _ in positions]
         if result.status not in (GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE):
-            return found
+            return actual

@@ -58,24 +58,24 @@ def open_store(root: Path, index_limits: IndexLimits = INDEX_LIMITS) -> MessageS
 
 def walk(root: Path) -> dict[int, bytes]:
     """Every record by its position, verified."""
-    found = {}
+    result = {}
     for path in sorted((root / "commitlog").iterdir()):
         data, base = path.read_bytes(), int(path.name)
         records = walk_records(data, base)
         for offset, size in records:
-            found[base + offset] = data[offset : offset + size]
+            result[base + offset] = data[offset : offset + size]
         assert records.stop in (StopReason.BLANK, StopReason.ZEROS), records.detail
-    return found
+    return result
 
 
 def queue_files(root: Path) -> dict[tuple[str, int], bytes]:
     """The written part of every ConsumeQueue."""
-    found = {}
+    result = {}
     for path in sorted((root / "consumequeue").glob("*/*/*")):
         data = path.read_bytes()
         end = next(n for n in range(0, len(data), 20) if not any(data[n : n + 20]))
-        found[(path.parent.parent.name, int(path.parent.name))] = data[:end]
-    return found
+        result[(path.parent.parent.name, int(path.parent.name))] = data[:end]
+    return result
 
 
 def test_every_record_is_whole_and_encodes_back(apache: Path) -> None:
@@ -137,7 +137,7 @@ def test_open_serves_the_same_messages(apache: Path, unclean: bool, queues_lost:
     assert store.checkpoint.fields.physic_timestamp_ms == 0x01A1FCBF27B4
     assert store.last_stop_clean is not unclean
     for (topic, queue_id), entries in theirs.items():
-        wanted = [records[at] for at, _, _ in QUEUE_ENTRY.iter_unpack(entries)]
+        expected = [records[at] for at, _, _ in QUEUE_ENTRY.iter_unpack(entries)]
         offset, got = 0, []
         while True:
             result = store.reads.get_messages(topic, queue_id, offset, 32, 1 << 20)
@@ -149,11 +149,11 @@ def test_open_serves_the_same_messages(apache: Path, unclean: bool, queues_lost:
             got += spans
             offset = result.next_offset
         assert result.status is GetStatus.OFFSET_OVERFLOW_ONE
-        assert got == wanted
-        tags = decode_properties(decode_record(wanted[0]).properties).get("TAGS")
+        assert got == expected
+        tags = decode_properties(decode_record(expected[0]).properties).get("TAGS")
         if tags is not None and topic != "SCHEDULE_TOPIC_XXXX":
             chosen = store.reads.get_messages(topic, queue_id, 0, 1, 1 << 20, {tags_code(tags)})
-            assert chosen.buffers == [wanted[0]]
+            assert chosen.buffers == [expected[0]]
     store.close()
     (index,) = (apache / "index").iterdir()  # cut and made again after an unclean stop
     assert index.read_bytes() == index_before
@@ -209,14 +209,14 @@ def test_every_key_of_the_real_index_is_found(apache: Path) -> None:
         record = decode_record(data)
         stamp = record.store_timestamp_ms
         for key in keys_of(decode_properties(record.properties)):
-            found = drained(store.derived.query(record.topic, key, 64, stamp, stamp))
-            assert data in found.records, (position, key)
-            for other in found.records:
+            result = drained(store.derived.query(record.topic, key, 64, stamp, stamp))
+            assert data in result.records, (position, key)
+            for other in result.records:
                 assert has_key(decode_record(other), record.topic, key)
             assert drained(store.derived.query("elsewhere", key, 64, stamp, stamp)).records == []
             looked_up += 1
     assert looked_up == 663
-    assert (found.index_timestamp_ms, found.index_offset) == (1795241748404, 605908)
+    assert (result.index_timestamp_ms, result.index_offset) == (1795241748404, 605908)
     store.close()
 
 

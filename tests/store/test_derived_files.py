@@ -126,8 +126,8 @@ def test_a_queue_whose_messages_are_all_deleted_goes_on_where_it_ended(
             message = record(body=b"%d" % n, queue_id=queue_id)
             store.derived.dispatch_frame(writer.messages([message]))
     store.flush()
-    begin = store.commitlog.segments()[-2].start
-    store.delete_before(begin)
+    segments = store.commitlog.segments()[-2].start
+    store.delete_before(segments)
     store.flush()
     store.close()
     harm(tmp_path)
@@ -138,7 +138,7 @@ def test_a_queue_whose_messages_are_all_deleted_goes_on_where_it_ended(
     quiet, busy = store.queues.queue("T", 1), store.queues.queue("T", 0)
     assert quiet is not None and busy is not None
     assert (quiet.min_offset, quiet.max_offset) == (5, 5)
-    assert busy.entry(busy.min_offset)[0] >= begin
+    assert busy.entry(busy.min_offset)[0] >= segments
     again = FrameWriter(store.commitlog, index=writer.index)
     again.offsets = writer.offsets
     store.derived.dispatch_frame(again.messages([record(body=b"next", queue_id=1)]))
@@ -146,8 +146,8 @@ def test_a_queue_whose_messages_are_all_deleted_goes_on_where_it_ended(
     store.close()
     store = raft_store(disk)
     recover(store)
-    found = store.reads.get_messages("T", 1, 5, 9, 999)
-    assert [decode_record(data).body for data in found.buffers] == [b"next"]
+    messages = store.reads.get_messages("T", 1, 5, 9, 999)
+    assert [decode_record(data).body for data in messages.buffers] == [b"next"]
     assert store.queues.end_of("T", 0) == 60
 
 

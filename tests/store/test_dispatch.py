@@ -191,9 +191,9 @@ def test_agrees_with_the_walk() -> None:
             )
         )
     data = payload_of(items)
-    places = sorted(
+    positions = sorted(
         (at, size)
         for entries in index_payload(data, 0)
         for at, size, _ in QUEUE_ENTRY.iter_unpack(entries.entries)
     )
-    assert places == list(walk_records(data))
+    assert positions == list(walk_records(data))

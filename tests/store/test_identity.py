@@ -41,11 +41,11 @@ def test_another_is_told_what_stands_there_what_it_is_and_what_to_do(disk, other
     record_identity(disk, OWN)
     with pytest.raises(WrongIdentity) as wrong:
         check_identity(disk, "/data/store", other)
-    told = str(wrong.value)
-    assert "/data/store is that of node n1 of the Raft group group-a" in told
-    assert words in told
-    assert "storePathRootDir" in told
-    assert "copy it before" in told and "remove its file identity" in told
+    reported = str(wrong.value)
+    assert "/data/store is that of node n1 of the Raft group group-a" in reported
+    assert words in reported
+    assert "storePathRootDir" in reported
+    assert "copy it before" in reported and "remove its file identity" in reported
     assert read_identity(disk) == OWN
 
 
@@ -57,22 +57,25 @@ def test_the_segments_of_a_log_keep_their_size(disk):
     assert check_identity(disk, "store", noted) == noted
     with pytest.raises(WrongIdentity) as wrong:
         check_identity(disk, "/data/store", replace(OWN, segment_size_bytes=1 << 25))
-    told = str(wrong.value)
-    assert "/data/store has segments of 16777216 bytes" in told
-    assert "set mappedFileSizeCommitLog=16777216" in told
+    reported = str(wrong.value)
+    assert "/data/store has segments of 16777216 bytes" in reported
+    assert "set mappedFileSizeCommitLog=16777216" in reported
     other = replace(OWN, segment_size_bytes=1 << 25)
     assert check_identity(disk, "store", other, empty=True) == noted
 
 
 def test_a_damaged_file_says_nothing(disk, tmp_path):
     record_identity(disk, OWN)
-    whole = (tmp_path / "identity").read_bytes()
-    for at in range(len(whole)):
-        for wrong in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+    complete = (tmp_path / "identity").read_bytes()
+    for at in range(len(complete)):
+        for wrong in (
+            complete[:at],
+            complete[:at] + bytes([complete[at] ^ 1]) + complete[at + 1 :],
+        ):
             (tmp_path / "identity").write_bytes(wrong)
             assert check_identity(disk, "store", replace(OWN, node="n2")) is None
     record_identity(disk, OWN)
-    assert (tmp_path / "identity").read_bytes() == whole
+    assert (tmp_path / "identity").read_bytes() == complete
 
 
 @pytest.mark.parametrize("group", ["a=b", "%RETRY%x", "größe"])

@@ -36,15 +36,15 @@ def test_after_a_clean_stop_everything_is_there(disk: OsDisk) -> None:
 
 def open_files(below: Path) -> list[str]:
     """The files of this process below a directory, removed ones too."""
-    found = []
+    result = []
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(descriptor)
         except FileNotFoundError:  # the one by which the directory was listed
             continue
         if target.startswith(str(below)):
-            found.append(target)
-    return found
+            result.append(target)
+    return result
 
 
 def test_a_closed_store_has_no_file_open(disk: OsDisk, tmp_path: Path) -> None:
@@ -294,8 +294,8 @@ def test_a_classic_queue_is_made_again_around_what_is_damaged(
                 with pytest.raises(EntryDamaged):
                     store.reads.get_messages("T", 0, n, 1, 4000)
             else:
-                (found,) = store.reads.get_messages("T", 0, n, 1, 4000).buffers
-                assert decode_record(found).body == b"%d" % n
+                (result,) = store.reads.get_messages("T", 0, n, 1, 4000).buffers
+                assert decode_record(result).body == b"%d" % n
         append_classic(store, [record()], 1000)
         store.close()
     assert f"queue_gap at={position} to={third}" in caplog.text

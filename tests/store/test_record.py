@@ -143,35 +143,35 @@ def walked(data: bytes, base: int | None) -> tuple[list[tuple[int, int]], StopRe
 
 
 def three() -> tuple[bytes, list[tuple[int, int]]]:
-    parts, places, position = [], [], 1000
+    parts, positions, position = [], [], 1000
     for i in range(3):
         data = encode_record(record(physical_offset=position, body=b"x" * i))
-        places.append((position - 1000, len(data)))
+        positions.append((position - 1000, len(data)))
         position += len(data)
         parts.append(data)
-    return b"".join(parts), places
+    return b"".join(parts), positions
 
 
 def test_walk_and_its_reasons() -> None:
-    data, places = three()
-    assert walked(data, 1000) == (places, StopReason.END_OF_BUFFER, len(data))
-    assert walked(data, None)[0] == places
+    data, positions = three()
+    assert walked(data, 1000) == (positions, StopReason.END_OF_BUFFER, len(data))
+    assert walked(data, None)[0] == positions
     assert walked(data, 999) == ([], StopReason.BAD_POSITION, 0)
-    assert walked(data + bytes(8), 1000) == (places, StopReason.ZEROS, len(data))
+    assert walked(data + bytes(8), 1000) == (positions, StopReason.ZEROS, len(data))
     blank = BLANK.pack(50, MAGIC_BLANK)
-    assert walked(data + blank, 1000) == (places, StopReason.BLANK, len(data))
-    assert walked(data + b"garbage!", 1000) == (places, StopReason.BAD_MAGIC, len(data))
-    last = places[2][0]
+    assert walked(data + blank, 1000) == (positions, StopReason.BLANK, len(data))
+    assert walked(data + b"garbage!", 1000) == (positions, StopReason.BAD_MAGIC, len(data))
+    last = positions[2][0]
     for end in range(last + 1, len(data)):
-        assert walked(data[:end], 1000) == (places[:2], StopReason.TRUNCATED, last)
+        assert walked(data[:end], 1000) == (positions[:2], StopReason.TRUNCATED, last)
 
 
 def test_walk_hops_over_frame_headers() -> None:
-    data, places = three()
+    data, positions = three()
     message = seal_frame(1, 1, 940, 0, FrameKind.MESSAGES, 3, data).data
     command = seal_frame(2, 1, 1000 + len(data), 0, FrameKind.COMMAND, 0, b"secret" * 9).data
     both = message + command
-    shifted = [(offset + 60, size) for offset, size in places]
+    shifted = [(offset + 60, size) for offset, size in positions]
     assert walked(both, 940) == (shifted, StopReason.END_OF_BUFFER, len(both))
     assert walked(both[:-1], 940)[:2] == (shifted, StopReason.TRUNCATED)
     assert walked(both[:70], 940)[1] is StopReason.TRUNCATED

@@ -238,12 +238,12 @@ def test_retention(disk: OsDisk) -> None:
     result = store.reads.get_messages("T", 0, 0, 32, 9999)
     assert result.status is GetStatus.OFFSET_TOO_SMALL
     assert result.next_offset == result.min_offset > 0
-    found = store.reads.get_messages("T", 0, result.min_offset, 1, 9999)
-    assert found.status is GetStatus.FOUND
-    assert decode_record(found.buffers[0]).physical_offset >= offset
+    messages = store.reads.get_messages("T", 0, result.min_offset, 1, 9999)
+    assert messages.status is GetStatus.FOUND
+    assert decode_record(messages.buffers[0]).physical_offset >= offset
     assert (
         store.reads.earliest_store_time("T", 0)
-        == decode_record(found.buffers[0]).store_timestamp_ms
+        == decode_record(messages.buffers[0]).store_timestamp_ms
     )
     assert store.expiry.log_start_time() >= 1000
     assert store.reads.message_at(60) is None

@@ -59,18 +59,18 @@ def process(program, root):
 
 
 def said(program, root):
-    with process(program, root) as (_, words):
-        return words
+    with process(program, root) as (_, text):
+        return text
 
 
 def digest(root):
     """Of every name, content, size and time of change below a directory."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for path in sorted([root, *root.rglob("*")]):
         state = path.stat()
         content = path.read_bytes() if path.is_file() else b""
-        found.update(repr((path.name, state.st_mtime_ns, state.st_ctime_ns, content)).encode())
-    return found.hexdigest()
+        result.update(repr((path.name, state.st_mtime_ns, state.st_ctime_ns, content)).encode())
+    return result.hexdigest()
 
 
 @pytest.mark.parametrize("program", [FOREIGN, OURS])
@@ -84,8 +84,8 @@ def test_no_other_process_gets_the_lock_until_it_is_released(tmp_path, program):
 
 def test_a_refused_attempt_says_who_has_it_and_changes_nothing(tmp_path):
     (tmp_path / "commitlog").mkdir()
-    with process(OURS, tmp_path) as (other, words):
-        assert words == "locked"
+    with process(OURS, tmp_path) as (other, text):
+        assert text == "locked"
         before = digest(tmp_path)
         with pytest.raises(StoreInUse) as refused:
             lock_store(str(tmp_path), "the second")
@@ -97,18 +97,18 @@ def test_a_refused_attempt_says_who_has_it_and_changes_nothing(tmp_path):
 
 
 def test_an_owner_that_says_nothing_is_named_by_its_pid(tmp_path):
-    with process(FOREIGN, tmp_path) as (apache, words):
-        assert words == "locked"
+    with process(FOREIGN, tmp_path) as (apache, text):
+        assert text == "locked"
         with pytest.raises(StoreInUse, match=f"process {apache.pid} .*does not say") as refused:
             lock_store(str(tmp_path), "ours")
     assert refused.value.owner.what == ""
 
 
 def test_what_a_killed_owner_wrote_is_not_believed_of_the_next(tmp_path):
-    with process(OURS, tmp_path) as (_, words):
-        assert words == "locked"
-    with process(FOREIGN, tmp_path) as (apache, words):
-        assert words == "locked"
+    with process(OURS, tmp_path) as (_, text):
+        assert text == "locked"
+    with process(FOREIGN, tmp_path) as (apache, text):
+        assert text == "locked"
         assert b"another" in (tmp_path / "lock").read_bytes()
         with pytest.raises(StoreInUse) as refused:
             lock_store(str(tmp_path), "ours")
@@ -200,6 +200,6 @@ def test_it_is_known_whether_another_program_had_the_store_last(tmp_path):
     assert not owner_of(str(tmp_path)).what.startswith("ours")  # the note is still read
     lock.release()
     assert not found()
-    with process(FOREIGN, tmp_path) as (_, words):
-        assert words == "locked"
+    with process(FOREIGN, tmp_path) as (_, text):
+        assert text == "locked"
     assert found() and found()  # a tool does not change that

@@ -37,8 +37,8 @@ def problem(call, *given):
 
 
 def test_a_problem_says_what_rfc_9457_wants():
-    told = invalid([("a", "too small"), ("b", "missing")]).to_json("/x")
-    assert told == {
+    reported = invalid([("a", "too small"), ("b", "missing")]).to_json("/x")
+    assert reported == {
         "type": "about:blank",
         "title": HTTPStatus(422).phrase,  # RFC 9110 renamed it, and Python 3.13 with it
         "status": 422,
@@ -117,10 +117,10 @@ def test_a_refusal_states_the_present_version():
     ],
 )
 def test_wrong_bodies_name_the_field(body, status, field):
-    found = problem(from_json, body, Thing)
-    assert found.status == status, found
+    result = problem(from_json, body, Thing)
+    assert result.status == status, result
     if field is not None:
-        assert found.more["errors"][0]["field"] == field
+        assert result.more["errors"][0]["field"] == field
 
 
 def test_right_bodies_and_queries():
@@ -138,13 +138,13 @@ def test_the_document_is_made_of_the_declarations():
         "PUT", "/things/{name}", "putThing", "Put it.", nothing, parameters=Thing, body=Thing,
         answer=ThingView, conditional=True, problems=(404,),
     )  # fmt: skip
-    told = document("Title", "1", [operation])["paths"]["/things/{name}"]["put"]
-    assert told["operationId"] == "putThing"
-    assert told["requestBody"]["required"] is True
+    reported = document("Title", "1", [operation])["paths"]["/things/{name}"]["put"]
+    assert reported["operationId"] == "putThing"
+    assert reported["requestBody"]["required"] is True
     assert {"200", "400", "401", "403", "404", "412", "413", "415", "422", "428"} <= set(
-        told["responses"]
+        reported["responses"]
     )
-    names = {(p["name"], p["in"], p["required"]) for p in told["parameters"]}
+    names = {(p["name"], p["in"], p["required"]) for p in reported["parameters"]}
     assert ("howMany", "path", True) in names and ("If-Match", "header", False) in names
 
 
@@ -158,11 +158,11 @@ def test_every_successful_answer_is_described():
     )  # fmt: skip
     text = Operation("GET", "/text", "getText", "Text.", nothing, media="text/plain")
     paths = document("Title", "1", [operation, text])["paths"]
-    told = paths["/things"]["post"]
+    reported = paths["/things"]["post"]
     for status in ("200", "207"):
-        (content,) = told["responses"][status]["content"].values()
+        (content,) = reported["responses"][status]["content"].values()
         assert content["schema"] == {"$ref": "#/components/schemas/ThingView"}
-    (content,) = told["requestBody"]["content"].values()
+    (content,) = reported["requestBody"]["content"].values()
     assert content["schema"] == {"$ref": "#/components/schemas/Thing"}
     assert paths["/text"]["get"]["responses"]["200"]["content"] == {
         "text/plain": {"schema": {"type": "string"}}
@@ -177,19 +177,19 @@ def test_pages_of_sorted_names_look_at_no_more_than_they_show() -> None:
         looked.append(name)
         return not name.endswith("7")
 
-    wanted = [name for name in names if not name.endswith("7")]
+    expected = [name for name in names if not name.endswith("7")]
     got: list[str] = []
     cursor = ""
     while True:
         looked.clear()
-        found = page_of_sorted(names, fits, str, PageQuery(limit=50, cursor=cursor))
-        assert found == page(filter(fits, names), str, str, PageQuery(limit=50, cursor=cursor))
-        assert looked.index(found["items"][0]) <= 1, "nothing before the page"
-        got += found["items"]
-        if found["next"] is None:
+        result = page_of_sorted(names, fits, str, PageQuery(limit=50, cursor=cursor))
+        assert result == page(filter(fits, names), str, str, PageQuery(limit=50, cursor=cursor))
+        assert looked.index(result["items"][0]) <= 1, "nothing before the page"
+        got += result["items"]
+        if result["next"] is None:
             break
-        cursor = found["next"]
-    assert got == wanted
+        cursor = result["next"]
+    assert got == expected
 
 
 def test_a_page_of_sorted_names_ends_its_search_behind_it() -> None:
@@ -201,6 +201,6 @@ def test_a_page_of_sorted_names_ends_its_search_behind_it() -> None:
         return True
 
     cursor = encode_cursor("t0500")
-    found = page_of_sorted(names, fits, str, PageQuery(limit=10, cursor=cursor))
-    assert found["items"] == names[501:511]
+    result = page_of_sorted(names, fits, str, PageQuery(limit=10, cursor=cursor))
+    assert result["items"] == names[501:511]
     assert looked == names[501:512]

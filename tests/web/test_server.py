@@ -187,8 +187,8 @@ async def test_tokens_and_roles(tmp_path):
         nobody = await client.get("/fine")
         assert nobody.status == 401
         assert (await client.get("/open")).status == 200
-        told = await client.post("/echo", Authorization=f"bearer {TOKENS['admin']}")
-        assert told.json == {"number": 7, "caller": "admin"}
+        reported = await client.post("/echo", Authorization=f"bearer {TOKENS['admin']}")
+        assert reported.json == {"number": 7, "caller": "admin"}
 
 
 async def test_without_tokens_only_loopback_pages_are_heard():
@@ -226,7 +226,7 @@ def test_who_is_reached_from_elsewhere_needs_tokens(address, tmp_path):
 
 def test_wrong_token_files_are_refused(tmp_path):
     one = {"token": "0123456789abcdef", "role": "viewer", "name": "a"}
-    for value, words in (
+    for value, text in (
         (b"{", "tokens"),
         ({"tokens": []}, "length"),
         ({"tokens": [one | {"role": "root"}]}, "role"),
@@ -237,7 +237,7 @@ def test_wrong_token_files_are_refused(tmp_path):
         (b" " * 300_000, "larger"),
     ):
         path = written(tmp_path / "tokens", value)
-        with pytest.raises(WebConfigError, match=words):
+        with pytest.raises(WebConfigError, match=text):
             Access.of(WebSettings(tokens_file=path))
     with pytest.raises(WebConfigError, match="No such file"):
         Access.of(WebSettings(tokens_file=str(tmp_path / "none")))
@@ -311,9 +311,9 @@ async def test_nothing_is_unpacked(encoding, tmp_path, fed):
     packer = zlib.compressobj(9, zlib.DEFLATED, 31 if encoding == "gzip" else 15)
     body = b"".join([packer.compress(bytes(1 << 20)) for _ in range(64)] + [packer.flush()])
     async with serving(tokens_file(tmp_path)) as client:
-        told = await raw_post(client, body, Content_Encoding=encoding, Content_Length=len(body))
-    assert told.startswith(b"HTTP/1.1 415 ") and b"without Content-Encoding" in told
-    assert b"\r\nAccept-Encoding: identity\r\n" in told
+        reported = await raw_post(client, body, Content_Encoding=encoding, Content_Length=len(body))
+    assert reported.startswith(b"HTTP/1.1 415 ") and b"without Content-Encoding" in reported
+    assert b"\r\nAccept-Encoding: identity\r\n" in reported
     assert sum(fed) <= len(body)
 
 
@@ -326,8 +326,8 @@ async def test_of_a_body_that_nobody_wants_a_bounded_part_is_read(tmp_path, fed)
         assert sum(fed) <= UNREAD_BYTES_MAX + (8 << 20)  # and what one arrival holds
         fed.clear()
         # All that is sent before the answer is read: what most clients do.
-        told = await raw_post(client, *[part] * 16, Content_Length=len(part) * 16)
-        assert told.startswith(b"HTTP/1.1 401 ") and b"\r\nConnection: close\r\n" in told
+        reported = await raw_post(client, *[part] * 16, Content_Length=len(part) * 16)
+        assert reported.startswith(b"HTTP/1.1 401 ") and b"\r\nConnection: close\r\n" in reported
         large = await client.ask("POST", "/echo", data=io.BytesIO(bytes(1 << 20)))
         assert large.status == 401
         assert (await client.ask("POST", "/echo", data=b"{}")).status == 401
@@ -403,9 +403,9 @@ class Raw:
 @pytest.fixture
 async def held():
     """Connections to close at the end."""
-    found = []
-    yield found
-    for one in found:
+    result = []
+    yield result
+    for one in result:
         one.writer.transport.abort()
 
 
@@ -425,9 +425,9 @@ async def test_strangers_keep_nobody_out(tmp_path, held, caplog):
         assert await held[-1].ask("/open") == 200
         assert await known.ask("/fine", TOKENS["viewer"]) == 200
         assert client.server.refused_connections == 9
-        told = [r.getMessage() for r in caplog.records if "connection_" in r.getMessage()]
-        begin = "connection_abandoned total="
-        assert told == [f"{begin}{total} reason=too_many" for total in (1, 2, 4, 8)]
+        reported = [r.getMessage() for r in caplog.records if "connection_" in r.getMessage()]
+        start = "connection_abandoned total="
+        assert reported == [f"{start}{total} reason=too_many" for total in (1, 2, 4, 8)]
 
 
 async def test_an_account_with_every_connection_keeps_nobody_out(tmp_path, held):
@@ -499,16 +499,16 @@ async def test_requests_of_one_account_leave_room_for_health_and_others(tmp_path
         def ask(path, who):
             return client.ask("GET", path, Authorization=f"Bearer {TOKENS[who]}")
 
-        asked = [asyncio.create_task(ask("/slow", "viewer")) for _ in range(9)]
+        requested = [asyncio.create_task(ask("/slow", "viewer")) for _ in range(9)]
         async with asyncio.timeout(PATIENCE_S):
-            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(requested, return_when=asyncio.FIRST_COMPLETED)
             [refused] = [task.result() for task in done]
             assert (refused.status, refused.code) == (503, "BUSY")
             assert b"8 of 16 requests are in progress, 8 of them of viewer" in refused.body
             assert (await client.get("/health/live")).status == 200
             assert (await ask("/fine", "admin")).status == 200
             waits.set()
-            statuses = [answer.status for answer in await asyncio.gather(*asked)]
+            statuses = [answer.status for answer in await asyncio.gather(*requested)]
             assert sorted(statuses) == [200] * 8 + [503]
             assert (await ask("/fine", "viewer")).status == 200
         assert client.server.admission.requests.used == 0
@@ -552,14 +552,14 @@ async def test_a_connection_without_an_account_is_kept_for_seconds(tmp_path, hel
 
 
 async def read_events(response, count):
-    found = []
+    result = []
     async with asyncio.timeout(PATIENCE_S):
-        while len(found) < count:
+        while len(result) < count:
             text = (await response.content.readuntil(b"\n\n")).decode()
             lines = dict(line.partition(": ")[::2] for line in text.splitlines())
             if "data" in lines:
-                found.append((lines["id"], orjson.loads(lines["data"])))
-    return found
+                result.append((lines["id"], orjson.loads(lines["data"])))
+    return result
 
 
 async def test_events_are_resumed_and_gaps_are_told():
@@ -576,14 +576,14 @@ async def test_events_are_resumed_and_gaps_are_told():
         for number in range(2):
             hub.publish("fault", detail={"number": number})
         async with client.session.get(url, headers={"Last-Event-ID": first}) as response:
-            told = await read_events(response, 2)
-        assert [event["detail"]["number"] for _, event in told] == [0, 1]
+            events = await read_events(response, 2)
+        assert [event["detail"]["number"] for _, event in events] == [0, 1]
         for number in range(2, 4):
             hub.publish("fault", detail={"number": number})
         for seen in (first, "1-1", "?", "5000-99"):
             async with client.session.get(url, params={"lastEventId": seen}) as response:
-                told = await read_events(response, 4)
-            assert [event["kind"] for _, event in told] == ["gap", "fault", "fault", "fault"]
+                events = await read_events(response, 4)
+            assert [event["kind"] for _, event in events] == ["gap", "fault", "fault", "fault"]
 
 
 async def test_a_reader_that_does_not_read_is_cut_off():

@@ -103,10 +103,12 @@ def test_a_message_that_one_replica_has_is_missing_and_held_there(
             path.write_bytes(data)
     report = audit(spark, run, write(run, rows))
     held_by = {row["id_text"]: row["held_by"] for row in report.check("missing").offenders}
-    (place,) = held_by[last.message.id]
-    assert place.startswith("n2/commitlog/")
+    (position,) = held_by[last.message.id]
+    assert position.startswith("n2/commitlog/")
     # Of the frame that was cut all but the first records are there, and vouched for by nobody.
-    assert all(any(place.startswith("n2/") for place in places) for places in held_by.values())
+    assert all(
+        any(position.startswith("n2/") for position in positions) for positions in held_by.values()
+    )
 
 
 def test_what_retention_removed_is_no_loss(spark: SparkSession, run: Run) -> None:

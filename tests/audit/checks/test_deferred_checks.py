@@ -33,19 +33,19 @@ def marked(module: ModuleType, function: str) -> list[Any]:
 
 
 def planted() -> list[Any]:
-    found: list[Any] = []
+    result: list[Any] = []
     for module in (test_transactions, test_delayed, test_retries):
-        found.append(pytest.param(module.end(module.clean()), id=f"{module.__name__}: clean"))
+        result.append(pytest.param(module.end(module.clean()), id=f"{module.__name__}: clean"))
         for damage, _ in marked(module, "test_damage_is_found"):
             plant = module.clean()
             damage(plant)
-            found.append(pytest.param(module.end(plant), id=damage.__name__))
-    found.append(pytest.param(test_locks.handed_over(), id="locks: clean"))
+            result.append(pytest.param(module.end(plant), id=damage.__name__))
+    result.append(pytest.param(test_locks.handed_over(), id="locks: clean"))
     for damage, _ in marked(test_locks, "test_damage_is_found"):
         plant = test_locks.handed_over()
         damage(plant)
-        found.append(pytest.param(plant, id=damage.__name__))
-    return found
+        result.append(pytest.param(plant, id=damage.__name__))
+    return result
 
 
 @pytest.mark.parametrize("plant", planted())
@@ -55,14 +55,14 @@ def test_stored_records_count_as_the_deliveries_that_they_are(plant: HistoryBuil
     for event in plant.records:
         judge.feed(json.dumps(event).encode())
         if event.get("f") == "deliver":
-            place = (event["topic"], event["queue"], event["offset"])
+            position = (event["topic"], event["queue"], event["offset"])
             of_store = (len(records), event["store_ms"], event["times"], True)
-            records.setdefault(place, Record(event["id"], *place, *of_store))
+            records.setdefault(position, Record(event["id"], *position, *of_store))
     for record in records.values():
         judge.stored(record)
     results, _ = judge.results()
-    found = {check.title for check in results if not check.ok and check.name not in OF_STORES}
-    assert found == failed(plant)
+    result = {check.title for check in results if not check.ok and check.name not in OF_STORES}
+    assert result == failed(plant)
 
 
 def test_what_violates_the_format_of_a_history_is_named() -> None:
@@ -116,15 +116,15 @@ class Stored:
         self.event("ok", "give_back", op, **fields, tries=tries)
 
     def work(self, first: int, last: int, topic: str = "Orders") -> None:
-        place = {"group": "G", "topic": topic, "broker": "b", "queue": 0}
+        position = {"group": "G", "topic": topic, "broker": "b", "queue": 0}
         began_ns = 10**9 * len(self.history.events)
-        self.event("ok", "work", **place, began_ns=began_ns, first=first, last=last, done=True)
+        self.event("ok", "work", **position, began_ns=began_ns, first=first, last=last, done=True)
 
     def send(self, name: str, attempts: int, **more: Any) -> None:
         fields = {"id": name, "topic": "Once", "key": "", "order": "", "seq": 0} | more
         op = self.event("invoke", "send", **fields)
-        found = [m for m in self.messages if m.topic == "Once"]
-        self.event("ok", "send", op, queue=0, offset=len(found), attempts=attempts)
+        result = [m for m in self.messages if m.topic == "Once"]
+        self.event("ok", "send", op, queue=0, offset=len(result), attempts=attempts)
 
     def store(self, name: str, topic: str, store_ms: int = 10_000, **more: Any) -> None:
         self.messages.append(Message(name, b"x", topic, store_ms=store_ms, **more))
@@ -135,8 +135,8 @@ class Stored:
 
     def scan(self, *open_halves: str) -> None:
         for name in open_halves:
-            place = {"broker": "b", "queue": 0, "offset": 0}
-            self.event("ok", "stored", work="transactions", id=name, store_ms=1, **place)
+            position = {"broker": "b", "queue": 0, "offset": 0}
+            self.event("ok", "stored", work="transactions", id=name, store_ms=1, **position)
         self.event("ok", "scan", work="transactions", records=len(open_halves))
 
     def drain(self) -> None:

@@ -42,9 +42,9 @@ def test_frames_left_over_behind_a_truncation_do_not_count(
     # Another store, whose commit position is another one.
     rows += [("n1", i * SIZE_BYTES, 60, 40, each, True) for i, each in enumerate((1, 2, 1))]
     frames = spark.createDataFrame(rows, schema)
-    found = not_left_over(frames, {"n0": committed * SIZE_BYTES, "n1": 300}, term_before).collect()
-    assert sorted(r["position"] // SIZE_BYTES for r in found if r["store"] == "n0") == kept
-    assert sorted(r["position"] // SIZE_BYTES for r in found if r["store"] == "n1") == [0, 1, 2]
+    result = not_left_over(frames, {"n0": committed * SIZE_BYTES, "n1": 300}, term_before).collect()
+    assert sorted(r["position"] // SIZE_BYTES for r in result if r["store"] == "n0") == kept
+    assert sorted(r["position"] // SIZE_BYTES for r in result if r["store"] == "n1") == [0, 1, 2]
 
 
 def test_a_damaged_frame_counts_nowhere(spark: SparkSession) -> None:
@@ -54,8 +54,8 @@ def test_a_damaged_frame_counts_nowhere(spark: SparkSession) -> None:
     rows = [("n0", 0, 60, 40, 1, True), ("n0", 100, 60, 40, 1, False), ("n0", 200, 60, 40, 1, True)]
     frames = spark.createDataFrame(rows, schema)
     for committed in (0, 300):
-        found = not_left_over(frames, {"n0": committed}, 0).collect()
-        assert sorted(row["position"] for row in found) == [0, 200]
+        result = not_left_over(frames, {"n0": committed}, 0).collect()
+        assert sorted(row["position"] for row in result) == [0, 200]
 
 
 @pytest.mark.parametrize("beyond", [0, pytest.param(1_000, marks=pytest.mark.long)])

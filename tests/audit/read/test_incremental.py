@@ -216,8 +216,8 @@ def test_a_whole_audit_finds_what_has_changed_since(
     stores = write(tmp_path, run.log)
     hit = Hit(run, [Path(store) for store in stores.values()], tmp_path)
     placed = run.placed(3)
-    begin = hit.frame_of(placed.position)[0]
-    hit.reseal(begin, {placed.position + 64 - begin: b"\x7f\x00\x00\x02"})  # its store host
+    start = hit.frame_of(placed.position)[0]
+    hit.reseal(start, {placed.position + 64 - start: b"\x7f\x00\x00\x02"})  # its store host
     report = run_audit(spark, stores, results=results_of(begun, tmp_path))
     (row,) = report.check("ranges").offenders
     assert (row["position"], row["end"]) == (0, middle(run))
@@ -235,8 +235,8 @@ def test_a_whole_audit_finds_that_the_log_has_lost_its_end(
     assert "store" not in row
     assert [each.end for each in Kept(tmp_path / "results", "").ranges()] == [middle(run)]
     # One replica still has it.
-    whole = write(tmp_path / "whole", run.log)
-    report = run_audit(spark, stores | {"n2": whole["n2"]}, results=tmp_path / "results")
+    complete = write(tmp_path / "whole", run.log)
+    report = run_audit(spark, stores | {"n2": complete["n2"]}, results=tmp_path / "results")
     (row,) = report.check("ranges").offenders
     assert (row["position"], row["end"], row["held_by"]) == (end, middle(run), ["n2"])
 
@@ -272,7 +272,7 @@ def test_what_was_acknowledged_behind_the_audit_before_is_not_called_removed(
     """Of these queues nothing stands in the part that is read."""
     stores = write(tmp_path, until(run.log, middle(run)))
     end = Kept(begun, "").ended().queues[TOPIC, 0]  # type: ignore[union-attr]
-    told = acks(
+    reported = acks(
         tmp_path,
         ("lost", TOPIC, 0, end),
         ("lost-of-a-new-queue", TOPIC, 77, 0),
@@ -281,7 +281,7 @@ def test_what_was_acknowledged_behind_the_audit_before_is_not_called_removed(
         ("in-some-queue", TOPIC, None, end),
     )
     results = results_of(begun, tmp_path)
-    report = run_audit(spark, stores, acknowledged=told, results=results, incremental=True)
+    report = run_audit(spark, stores, acknowledged=reported, results=results, incremental=True)
     assert ids(report, "missing") == {"lost", "lost-of-a-new-queue"}
     assert ids(report, "removed") == {"before", "somewhere", "in-some-queue"}
 
@@ -297,8 +297,8 @@ def test_where_an_earlier_queue_ended_may_not_be_known(
         (Path(store) / "commitlog" / f"{0:020d}").unlink()
     results = tmp_path / "results"
     assert wrong(run_audit(spark, stores, results=results)) == set()
-    told = acks(tmp_path, ("removed", "Idle", 0, 9))
-    report = run_audit(spark, stores, acknowledged=told, results=results, incremental=True)
+    reported = acks(tmp_path, ("removed", "Idle", 0, 9))
+    report = run_audit(spark, stores, acknowledged=reported, results=results, incremental=True)
     assert ids(report, "removed") == {"removed"} and report.ok
 
 
@@ -345,12 +345,12 @@ def test_a_log_that_begins_behind_it_is_refused(
 
 def test_the_command(spark: SparkSession, run: Run, begun: Path, tmp_path: Path) -> None:
     stores = write(tmp_path, run.log)
-    words = [word for name, at in stores.items() for word in ("--store", f"{name}={at}")]
+    text = [word for name, at in stores.items() for word in ("--store", f"{name}={at}")]
     results = ["--results", str(results_of(begun, tmp_path)), "--incremental"]
-    done = CliRunner().invoke(main, [*words, *results])
+    done = CliRunner().invoke(main, [*text, *results])
     assert done.exit_code == 0, done.output
     assert "found nothing wrong with it" in done.output
-    assert CliRunner().invoke(main, [*words, "--incremental"]).exit_code == 2
+    assert CliRunner().invoke(main, [*text, "--incremental"]).exit_code == 2
     (Path(results[1]) / "ended.parquet").write_bytes(b"no table")
-    broken = CliRunner().invoke(main, [*words, *results])
+    broken = CliRunner().invoke(main, [*text, *results])
     assert broken.exit_code == 2 and "cannot be read" in broken.output

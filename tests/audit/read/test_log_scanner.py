@@ -143,13 +143,13 @@ def test_a_log_cut_short_at_every_byte_never_fails() -> None:
     log = Log(8192)
     log.frame(1, [Message("D" * 32, b"some body", queue=1), Message("E" * 32, b"x")])
     log.other(1, FrameKind.COMMAND, b"abc")
-    whole = bytes(log.segments[0][: log.end])
+    full = bytes(log.segments[0][: log.end])
     second = log.placed[1].position
-    for size in range(1, len(whole)):
-        walk = walk_range(memoryview(whole[:size]), 0, 0, size)
+    for size in range(1, len(full)):
+        walk = walk_range(memoryview(full[:size]), 0, 0, size)
         complete = [p.position for p in log.placed if p.position + p.size <= size]
-        found = [at for at in walk.records if at in complete]
-        assert found == walk.records
+        result = [at for at in walk.records if at in complete]
+        assert result == walk.records
         if size > second:
             # The frame's payload is cut: its header vouches for nothing, but whole records count.
             assert walk.records[:1] == [log.placed[0].position]

@@ -39,16 +39,16 @@ def options(run: Run) -> dict[str, str]:
 
 def of_logs(run: Run) -> dict[str, dict[int, tuple[int, int]]]:
     reader = LogReader(options(run))
-    found = []
+    result = []
     for partition in reader.partitions():
         for part in reader.parts(partition):
             summary = LogSummary()
             for batch in part.batches:
                 summary.add(batch)
-            found.append(
+            result.append(
                 summary.digest(part.stores, partition.start, partition.end, part.alike, "")
             )
-    return by_store((digest.stores, digest.units) for digest in found)
+    return by_store((digest.stores, digest.units) for digest in result)
 
 
 def of_queues(run: Run) -> dict[str, dict[int, tuple[int, int]]]:
@@ -114,12 +114,12 @@ def runs_of(messages: Sequence[Message]) -> list[tuple[object, ...]]:
     data = memoryview(bytes(log.segments[0]))
     (part,) = shared_items([Copy("n0", data, SIZE)], 0, 0, SIZE)
     summary = LogSummary()
-    found: list[dict[str, object]] = []
+    result: list[dict[str, object]] = []
     for batch in part.batches:
         runs = summary.add(batch)
-        found += [] if runs is None else runs.to_pylist()
+        result += [] if runs is None else runs.to_pylist()
     names = ("topic", "queue_id", "first_offset", "last_offset")
-    return [tuple(row[name] for name in names) for row in found]
+    return [tuple(row[name] for name in names) for row in result]
 
 
 def message(queue: int, offset: int | None = None, topic: str = "T") -> Message:
@@ -200,7 +200,7 @@ def test_frames_are_one_run_if_index_and_term_go_on(
         LogDigest(("n0",), n, n + 1, True, 0, 0, 3, False, none, none, FrameRun(*run, n, ()))
         for n, run in enumerate(runs)
     ]
-    found = all_alike(digests, ("n0",), ended)
-    assert (found is not None) == alike
-    if found is not None and found.frames is not None:
-        assert (found.frames.first, found.frames.last) == (runs[0][0], runs[-1][1])
+    result = all_alike(digests, ("n0",), ended)
+    assert (result is not None) == alike
+    if result is not None and result.frames is not None:
+        assert (result.frames.first, result.frames.last) == (runs[0][0], runs[-1][1])

@@ -22,11 +22,13 @@ def uris(run: Run) -> dict[str, str]:
 
 
 def test_an_audit_copies_them(spark: SparkSession, run: Run, tmp_path: Path) -> None:
-    told: list[str] = []
-    report = run_audit(spark, uris(run), run.history_path, scratch=tmp_path, progress=told.append)
+    reported: list[str] = []
+    report = run_audit(
+        spark, uris(run), run.history_path, scratch=tmp_path, progress=reported.append
+    )
     assert report.ok
     assert report.figures["stored"] == 60
-    assert f"copying {uris(run)['n0']}" in told
+    assert f"copying {uris(run)['n0']}" in reported
     assert not [*tmp_path.iterdir()]
 
 

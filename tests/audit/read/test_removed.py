@@ -115,7 +115,7 @@ def test_what_a_majority_lost_behind_its_beginning_is_missing(
     report = audit(spark, run, acknowledged(run))
     missing = {row["id_text"]: row["held_by"] for row in report.check("missing").offenders}
     assert {message_id(70), "idle"} <= missing.keys()
-    assert missing["idle"] and all(place.startswith("n2/") for place in missing["idle"])
+    assert missing["idle"] and all(position.startswith("n2/") for position in missing["idle"])
     assert report.count("removed") == in_first(run)
 
 

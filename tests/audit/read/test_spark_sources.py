@@ -51,10 +51,10 @@ def test_splits_do_not_change_what_is_read(spark: SparkSession, run: Run) -> Non
 def test_units_as_a_table(spark: SparkSession, run: Run) -> None:
     stores = json.dumps(run.stores)
     rows = spark.read.format("rocketmq_queue").option("stores", stores).load().collect()
-    found = {
+    result = {
         (r["store"], r["topic"], r["queue_id"], r["queue_offset"], r["position"]) for r in rows
     }
-    assert found == {
+    assert result == {
         (name, p.message.topic, p.message.queue, p.queue_offset, p.position)
         for name in run.stores
         for p in run.log.placed

@@ -48,12 +48,12 @@ def test_a_configuration_is_read_as_the_group_reads_it() -> None:
 
 
 def test_bytes_that_are_no_configuration_are_refused() -> None:
-    whole = configuration("abc")
-    for cut in range(len(whole) - 20):
+    complete = configuration("abc")
+    for cut in range(len(complete) - 20):
         with pytest.raises(BadConfiguration):
-            decode_members(whole[:cut])
+            decode_members(complete[:cut])
     with pytest.raises(BadConfiguration):
-        decode_members(b"\x09" + whole[1:])
+        decode_members(b"\x09" + complete[1:])
 
 
 def test_the_file_is_read_as_the_group_wrote_it(tmp_path: Path) -> None:

@@ -72,14 +72,14 @@ def test_the_page_shows_where_and_when(tmp_path: Path) -> None:
 
 def test_prometheus_reads_the_text(written: Path) -> None:
     families = text_string_to_metric_families((written / "mqaudit.prom").read_text())
-    found = {
+    result = {
         (sample.name.removeprefix("raftmq_audit_"), *sorted(sample.labels.values())): sample.value
         for family in families
         for sample in family.samples
     }
-    assert found["ok", "broker-a"] == 0 and found["ok", 'odd"\\name'] == 1
-    assert found["findings", "broker-a", "missing", "true"] == 2
-    assert found["findings", "broker-a", "duplicate_retry", "false"] == 4
-    assert found["time_seconds", "broker-a"] == MS / 1000
-    assert found["store_records", "broker-a", "n0"] == 12
-    assert found["agreed_end_bytes", "broker-a"] == 700
+    assert result["ok", "broker-a"] == 0 and result["ok", 'odd"\\name'] == 1
+    assert result["findings", "broker-a", "missing", "true"] == 2
+    assert result["findings", "broker-a", "duplicate_retry", "false"] == 4
+    assert result["time_seconds", "broker-a"] == MS / 1000
+    assert result["store_records", "broker-a", "n0"] == 12
+    assert result["agreed_end_bytes", "broker-a"] == 700

@@ -55,15 +55,15 @@ def test_the_page_is_whole_and_escapes_what_it_is_told() -> None:
 
 def test_every_system_has_a_bar_with_its_name_and_rounds() -> None:
     rounds = [Figures(rate, 1.0, None, None, None) for rate in (20_000, 12_345, 30_000)]
-    found = {system.name: Measured({MANY: rounds}) for system in command.SYSTEMS}
-    page = render(found, "")
+    result = {system.name: Measured({MANY: rounds}) for system in command.SYSTEMS}
+    page = render(result, "")
     assert_readable(page)
     (picture,) = pictures(page)
     assert {system.name for system in command.SYSTEMS} <= set(words_of(picture))
     assert tooltips(picture, "bar") == [
-        f"{name}: 20,000 a second (median of 20,000; 12,345; 30,000)" for name in found
+        f"{name}: 20,000 a second (median of 20,000; 12,345; 30,000)" for name in result
     ]
-    assert len(tooltips(picture, "round")) == 3 * len(found)
+    assert len(tooltips(picture, "round")) == 3 * len(result)
 
 
 class NotThere:

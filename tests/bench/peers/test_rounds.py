@@ -53,35 +53,35 @@ class Fake:
 
 
 async def run(*systems: Fake, rounds: int = 3) -> tuple[dict[str, Measured], list[str]]:
-    told: list[str] = []
-    return await measure(systems, rounds, 1.0, told.append), told
+    reported: list[str] = []
+    return await measure(systems, rounds, 1.0, reported.append), reported
 
 
 async def test_each_round_has_the_other_order_and_warm_ups_are_not_kept() -> None:
-    found, told = await run(Fake("A"), Fake("B"))
-    assert [line[-1] for line in told] == list("ABBAAB")
-    assert [figures.rate for figures in found["A"].rows[ONE]] == [2, 4, 6]
-    median = found["A"].medians(ONE)
+    result, reported = await run(Fake("A"), Fake("B"))
+    assert [line[-1] for line in reported] == list("ABBAAB")
+    assert [figures.rate for figures in result["A"].rows[ONE]] == [2, 4, 6]
+    median = result["A"].medians(ONE)
     assert median == Figures(4, 1.0, 1.0, None, None)
-    assert found["A"].rows.keys() == {ONE}
-    assert found["A"].medians(MANY) is None
+    assert result["A"].rows.keys() == {ONE}
+    assert result["A"].medians(MANY) is None
 
 
 async def test_what_cannot_be_had_is_asked_once_and_others_are_measured() -> None:
     absent, there = Fake("A", Missing("no package")), Fake("B")
-    found, _ = await run(absent, there)
-    assert (absent.started, found["A"].missing, found["A"].rows) == (1, "no package", {})
-    assert len(found["B"].rows[ONE]) == 3
+    result, _ = await run(absent, there)
+    assert (absent.started, result["A"].missing, result["A"].rows) == (1, "no package", {})
+    assert len(result["B"].rows[ONE]) == 3
 
 
 @pytest.mark.parametrize("error", [Failed("no leader"), OSError("x"), TimeoutError("x")])
 async def test_a_failed_round_is_named_and_the_next_one_tried(error: Exception) -> None:
     broken = Fake("A", error)
-    found, _ = await run(broken)
+    result, _ = await run(broken)
     assert broken.started == 3
-    assert found["A"].missing == ""
+    assert result["A"].missing == ""
     expected = [f"round {n}: {type(error).__name__}: {error}" for n in (1, 2, 3)]
-    assert found["A"].failures == expected
+    assert result["A"].failures == expected
 
 
 async def test_directories_are_removed_also_after_an_error() -> None:
@@ -100,8 +100,8 @@ async def test_a_load_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -
             raise AssertionError
 
     monkeypatch.setattr(rounds, "ROW_TIMEOUT_S", 0.01)
-    found, _ = await run(Hanging("A"), rounds=1)
-    assert found["A"].failures == ["round 1: TimeoutError: "]
+    result, _ = await run(Hanging("A"), rounds=1)
+    assert result["A"].failures == ["round 1: TimeoutError: "]
 
 
 def test_cpu_is_shared_by_the_messages() -> None:
@@ -116,12 +116,12 @@ def test_a_load_without_messages_is_a_failure() -> None:
 
 @pytest.mark.long
 async def test_ours_and_the_floor_fill_their_rows() -> None:
-    found = await measure([Floor(), OURS[0]], 1, 0.01, lambda _: None)
-    assert not [measured.failures for measured in found.values() if measured.failures]
-    assert found["floor"].rows.keys() == {ONE, MANY, PULLS}
-    assert found[OURS[0].name].rows.keys() >= {ONE, MANY, BATCHES, PULLS, PUSH}
+    result = await measure([Floor(), OURS[0]], 1, 0.01, lambda _: None)
+    assert not [measured.failures for measured in result.values() if measured.failures]
+    assert result["floor"].rows.keys() == {ONE, MANY, PULLS}
+    assert result[OURS[0].name].rows.keys() >= {ONE, MANY, BATCHES, PULLS, PUSH}
     for row in (ONE, MANY, BATCHES, PULLS, PUSH):
-        figures = found[OURS[0].name].medians(row)
+        figures = result[OURS[0].name].medians(row)
         assert figures is not None
         assert figures.rate > 0
         assert figures.cpu_us is not None

@@ -44,8 +44,8 @@ async def test_a_writer_goes_on_over_failovers_and_restarts(tmp_path):
         for _ in range(2):
             for sequence in range(4):
                 assert await write(group, leader, 7, sequence) == 0
-        (found,) = await ask(group, leader, "open", epoch=2)
-        assert found["watermarks"] == {"0": [7, 3], "2": [7, 0]}
+        (result,) = await ask(group, leader, "open", epoch=2)
+        assert result["watermarks"] == {"0": [7, 3], "2": [7, 0]}
         assert await write(group, leader, 8) == "[FENCED]"
         assert await ask(group, leader, "open", epoch=2) == "[STALE_EPOCH]"
         await group.start(first)
@@ -66,16 +66,16 @@ async def test_requests_under_way_as_leaders_die_are_stored_once(tmp_path):
 
         async def lane(queue):
             for sequence in range(30):
-                told = None
-                while told != 0:
+                reported = None
+                while reported != 0:
                     broker = await group.leading()
                     try:
-                        told = await write(
+                        reported = await write(
                             group, broker, 1, sequence, queue=queue, timeout_ms=3_000
                         )
                     except Exception:
                         continue
-                    assert told in (0, "[BUSY]", "[NOT_LEADER]", "[OUTCOME_UNKNOWN]"), told
+                    assert reported in (0, "[BUSY]", "[NOT_LEADER]", "[OUTCOME_UNKNOWN]"), reported
 
         lanes = [asyncio.create_task(lane(queue)) for queue in range(4)]
         for _ in range(2):
@@ -103,7 +103,7 @@ async def test_at_the_limit_a_new_writer_is_refused_and_an_old_one_is_not(tmp_pa
         assert len(await ask(group, broker, "open", "a", 2)) == 1
         await ask(group, broker, "delete", "b")
         assert len(await ask(group, broker, "open", "c", 1)) == 1
-        assert [found["writer"] for found in await ask(group, broker, "list")] == ["a", "c"]
+        assert [result["writer"] for result in await ask(group, broker, "list")] == ["a", "c"]
         assert await ask(group, broker, "list", topic="U") == []
         assert await ask(group, broker, "close") != []
 

@@ -222,10 +222,10 @@ async def test_every_replica_answers_and_again_after_a_kill(tmp_path):
             lambda: len({b.state.applied_index for b in group.brokers.values()}) == 1,
         )
         for broker in group.brokers.values():
-            found = await query(group, broker, "T", "k3")
-            assert found.code == 0
-            assert sorted(bodies(found)) == sorted(b"m%d" % n for n in range(3, 120, 10))
-            assert int(found.ext["indexLastUpdatePhyoffset"]) > 0
+            result = await query(group, broker, "T", "k3")
+            assert result.code == 0
+            assert sorted(bodies(result)) == sorted(b"m%d" % n for n in range(3, 120, 10))
+            assert int(result.ext["indexLastUpdatePhyoffset"]) > 0
             assert bodies(await query(group, broker, "T", "u77", unique=True)) == [b"m77"]
             # The newest 64, in log order.
             positions = []
@@ -277,10 +277,10 @@ async def test_the_client_asks_every_group_of_the_topic(tmp_path):
                 queue = MessageQueue("T", "ab"[number % 2], 0)
                 message = Message("T", b"m%d" % number, keys=f"order extra-{number}")
                 sent.append(await producer.send(message, timeout_ms=60_000, queue=queue))
-            found = await admin.message.query("T", "order")
-            assert sorted(m.body for m in found) == [b"m%d" % n for n in range(6)]
-            assert {m.broker_name for m in found} == {"a", "b"}
-            times = [m.store_timestamp_ms for m in found]
+            result = await admin.message.query("T", "order")
+            assert sorted(m.body for m in result) == [b"m%d" % n for n in range(6)]
+            assert {m.broker_name for m in result} == {"a", "b"}
+            times = [m.store_timestamp_ms for m in result]
             assert times == sorted(times)
             assert len(await admin.message.query("T", "order", max_num=2)) == 2
             assert await admin.message.query("T", "order", 32, times[-1] + 1) == []

@@ -63,9 +63,9 @@ async def test_a_leader_dies(tmp_path):
         # The dead one has told the heir nothing: nobody knows how far it is behind.
         (third,) = {*survivors} - {new}
         await until(lambda: "raft_peer_lag_frames{" in scraped(heir).text)
-        told = [sample for sample in scraped(heir).samples if sample[0] in FOLLOWED]
-        assert {sample[0] for sample in told} == FOLLOWED
-        assert {sample[1]["peer"] for sample in told} == {third}
+        reported = [sample for sample in scraped(heir).samples if sample[0] in FOLLOWED]
+        assert {sample[0] for sample in reported} == FOLLOWED
+        assert {sample[1]["peer"] for sample in reported} == {third}
         assert after.sum("raft_leadership_lost_total") == 0
 
 

@@ -39,12 +39,12 @@ async def test_a_change_is_recorded_before_and_after_it_is_made(client):
     await made(client, "T")
     refused = await client.put("/api/v1/topics/T", {}, If_None_Match="*")
     assert refused.status == 412
-    asked, done, again, failed = await records(client, 4)
-    assert told(asked) == ("putTopic", "T", "local", "asked")
+    requested, done, again, failed = await records(client, 4)
+    assert told(requested) == ("putTopic", "T", "local", "asked")
     assert told(done) == ("putTopic", "T", "local", "done")
-    assert asked["id"] == done["id"] != again["id"] == failed["id"]
+    assert requested["id"] == done["id"] != again["id"] == failed["id"]
     assert told(failed) == ("putTopic", "T", "local", "failed")
-    assert orjson.loads(asked["detail"])["writeQueueNums"] == 2
+    assert orjson.loads(requested["detail"])["writeQueueNums"] == 2
 
 
 async def test_a_name_server_says_for_whom_it_acts_and_secrets_are_left_out(client):
@@ -55,8 +55,8 @@ async def test_a_name_server_says_for_whom_it_acts_and_secrets_are_left_out(clie
     record = (await records(client, 3))[2]
     assert (record["by"], record["via"]) == ("Eve Adams", "local")
     assert "private" not in record["detail"]
-    asked = {"topic": "T", "to": {"position": "latest"}, "preview": True}
-    await client.post("/api/v1/consumer-groups/G/reset", asked)
+    requested = {"topic": "T", "to": {"position": "latest"}, "preview": True}
+    await client.post("/api/v1/consumer-groups/G/reset", requested)
     assert len(await records(client, 4)) == 4  # a preview changes nothing
 
 

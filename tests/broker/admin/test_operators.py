@@ -38,33 +38,33 @@ async def test_bodies(group):
     assert (await group.commit(broker, "T", 0, 3)).code == 0
     first, second = (MessageQueue("T", "group-a", number) for number in (0, 1))
 
-    code, found = await asked(group, broker, RequestCode.GET_TOPIC_STATS_INFO, topic="T")
-    assert (code, found["offsetTable"][second]["maxOffset"]) == (0, 0)
-    assert found["offsetTable"][first]["maxOffset"] == 5
-    newest_ms = found["offsetTable"][first]["lastUpdateTimestamp"]
+    code, result = await asked(group, broker, RequestCode.GET_TOPIC_STATS_INFO, topic="T")
+    assert (code, result["offsetTable"][second]["maxOffset"]) == (0, 0)
+    assert result["offsetTable"][first]["maxOffset"] == 5
+    newest_ms = result["offsetTable"][first]["lastUpdateTimestamp"]
     assert newest_ms > 0
 
-    code, found = await asked(group, broker, RequestCode.GET_CONSUME_STATS, consumerGroup="cg")
-    at = found["offsetTable"][first]
+    code, result = await asked(group, broker, RequestCode.GET_CONSUME_STATS, consumerGroup="cg")
+    at = result["offsetTable"][first]
     assert (at["brokerOffset"], at["consumerOffset"]) == (5, 3)
     assert 0 < at["lastTimestamp"] <= newest_ms
     code, _ = await asked(group, broker, RequestCode.GET_CONSUME_STATS, consumerGroup="nobody")
     assert code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
-    code, found = await asked(group, broker, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
-    assert (code, found["totalDiff"]) == (0, 2)
-    code, found = await asked(group, broker, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, topic="T")
-    assert found == {"groupList": ["cg"]}
-    code, found = await asked(group, broker, RequestCode.QUERY_TOPICS_BY_CONSUMER, group="cg")
-    assert found["topicList"] == ["T"]
-    code, found = await asked(
+    code, result = await asked(group, broker, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
+    assert (code, result["totalDiff"]) == (0, 2)
+    code, result = await asked(group, broker, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, topic="T")
+    assert result == {"groupList": ["cg"]}
+    code, result = await asked(group, broker, RequestCode.QUERY_TOPICS_BY_CONSUMER, group="cg")
+    assert result["topicList"] == ["T"]
+    code, result = await asked(
         group, broker, RequestCode.QUERY_CONSUME_TIME_SPAN, topic="T", group="cg"
     )
-    assert [span["messageQueue"]["queueId"] for span in found["consumeTimeSpanSet"]] == [0, 1]
-    code, found = await asked(
+    assert [span["messageQueue"]["queueId"] for span in result["consumeTimeSpanSet"]] == [0, 1]
+    code, result = await asked(
         group, broker, RequestCode.VIEW_BROKER_STATS_DATA, statsName="TOPIC_PUT_NUMS", statsKey="T"
     )
-    assert {name: window["sum"] for name, window in found.items()} == {
+    assert {name: window["sum"] for name, window in result.items()} == {
         "statsDay": 5,
         "statsHour": 5,
         "statsMinute": 5,
@@ -88,10 +88,14 @@ async def test_how_far_a_group_that_broadcasts_has_come_is_not_known_here(group)
         )
         assert (await group.ask(broker, RequestCode.HEART_BEAT, None, body)).code == 0
         await until(lambda: "all" in broker.state.groups.entries)
-        code, found = await asked(group, broker, RequestCode.GET_CONSUME_STATS, consumerGroup="all")
-        assert code == 0 and sum(of.topic == "T" for of in found["offsetTable"]) == queues
-        _, found = await asked(group, broker, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
-        assert found["totalDiff"] == lag
+        code, result = await asked(
+            group, broker, RequestCode.GET_CONSUME_STATS, consumerGroup="all"
+        )
+        assert code == 0 and sum(of.topic == "T" for of in result["offsetTable"]) == queues
+        _, result = await asked(
+            group, broker, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false"
+        )
+        assert result["totalDiff"] == lag
 
 
 async def test_a_group_is_as_late_as_its_next_message_is_old(group):
@@ -100,8 +104,8 @@ async def test_a_group_is_as_late_as_its_next_message_is_old(group):
 
     async def span() -> tuple[int, int, int]:
         code = RequestCode.QUERY_CONSUME_TIME_SPAN
-        _, found = await asked(group, broker, code, topic="T", group="cg")
-        (one,) = found["consumeTimeSpanSet"]
+        _, result = await asked(group, broker, code, topic="T", group="cg")
+        (one,) = result["consumeTimeSpanSet"]
         return one["consumeTimeStamp"], one["delayTime"], one["minTimeStamp"]
 
     assert await span() == (0, 0, 0)
@@ -137,13 +141,13 @@ async def test_a_topic_that_an_online_group_has_left_has_no_lag(group, subscribe
     body = orjson.dumps({"clientID": "c", "producerDataSet": [], "consumerDataSet": consumers})
     assert (await group.ask(broker, RequestCode.HEART_BEAT, None, body)).code == 0
     for ext in ({}, {"topic": "T"}):
-        code, found = await asked(
+        code, result = await asked(
             group, broker, RequestCode.GET_CONSUME_STATS, consumerGroup="cg", **ext
         )
-        ends = [at["brokerOffset"] for of, at in found["offsetTable"].items() if of.topic == "T"]
+        ends = [at["brokerOffset"] for of, at in result["offsetTable"].items() if of.topic == "T"]
         assert (code, ends) == (0, [20] if lag else [])
-    _, found = await asked(group, broker, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
-    assert found["totalDiff"] == lag
+    _, result = await asked(group, broker, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
+    assert result["totalDiff"] == lag
     scrape = Scrape(broker.metrics.render()[0].decode())
     lags = [value for name, _, value in scrape.samples if name == "rocketmq_consumer_lag_messages"]
     assert lags == ([lag] if lag else [])
@@ -189,8 +193,8 @@ async def test_the_progress_of_many_groups_holds_nobody_up(monkeypatch):
     while not answer.done():
         turns += 1
         await asyncio.sleep(0)
-    found = loads_object((await answer).body)
-    assert len(found["consumeStatsList"]) == count and found["totalDiff"] == -7 * count
+    result = loads_object((await answer).body)
+    assert len(result["consumeStatsList"]) == count and result["totalDiff"] == -7 * count
     assert pairs.passes == 1
     # A step for each pair, each group, each topic in a group, and its queue.
     assert turns >= 4 * count // progress.STEPS_PER_TURN
@@ -202,8 +206,8 @@ async def test_units_are_answered_up_to_a_limit(group, monkeypatch):
     await group.create_topic(broker, "T", 1)
     for _ in range(5):
         await group.send(broker, "T")
-    for index, count, wanted in (("0", "9", 3), ("4", "9", 1), ("5", "9", 0), ("0", "-1", 0)):
-        code, found = await asked(
+    for index, count, expected in (("0", "9", 3), ("4", "9", 1), ("5", "9", 0), ("0", "-1", 0)):
+        code, result = await asked(
             group,
             broker,
             RequestCode.QUERY_CONSUME_QUEUE,
@@ -212,8 +216,8 @@ async def test_units_are_answered_up_to_a_limit(group, monkeypatch):
             index=index,
             count=count,
         )
-        assert (code, len(found["queueData"])) == (0, wanted)
-        assert (found["minQueueIndex"], found["maxQueueIndex"]) == (0, 5)
+        assert (code, len(result["queueData"])) == (0, expected)
+        assert (result["minQueueIndex"], result["maxQueueIndex"]) == (0, 5)
 
 
 async def test_live_keys_all_or_none(group):
@@ -294,10 +298,10 @@ async def test_what_came_into_a_topic_does_not_take_all_queues_of_the_broker(gro
     for queue in (0, 1, 1):
         await group.send(broker, "T", b"m", queue)
     monkeypatch.delattr(broker.store.queues.__class__, "topics")
-    _, found = await asked(
+    _, result = await asked(
         group, broker, RequestCode.VIEW_BROKER_STATS_DATA, statsName="TOPIC_PUT_NUMS", statsKey="T"
     )
-    assert found["statsDay"]["sum"] == 3
+    assert result["statsDay"]["sum"] == 3
     monkeypatch.undo()
 
 

@@ -47,14 +47,14 @@ async def test_a_change_is_recorded_before_and_after_it_is_made(group, broker, c
     header = TopicHeader("T", 0, 0, 6)
     refused = await group.ask(broker, Code.UPDATE_AND_CREATE_TOPIC, header.to_ext())
     assert refused.code != ResponseCode.SUCCESS
-    asked, done, again, failed = await records(client, 4)
-    assert told(asked) == ("putTopic", "T", "127.0.0.1", "asked")
+    requested, done, again, failed = await records(client, 4)
+    assert told(requested) == ("putTopic", "T", "127.0.0.1", "asked")
     assert told(done) == ("putTopic", "T", "127.0.0.1", "done")
-    assert asked["id"] == done["id"] != again["id"] == failed["id"]
+    assert requested["id"] == done["id"] != again["id"] == failed["id"]
     assert told(failed) == ("putTopic", "T", "127.0.0.1", "failed")
     assert failed["error"] == refused.remark
-    assert {record["via"] for record in (asked, done, failed)} == {"remoting"}
-    assert orjson.loads(asked["detail"])["writeQueueNums"] == "2"
+    assert {record["via"] for record in (requested, done, failed)} == {"remoting"}
+    assert orjson.loads(requested["detail"])["writeQueueNums"] == "2"
 
 
 async def test_an_operator_acts_while_sends_are_refused(group, broker, client):
@@ -78,9 +78,9 @@ async def test_names_are_found_in_bodies(group, broker, client):
     body = orjson.dumps({"topic": "T", "consumerGroup": "A", "mode": "POP", "popShareQueueNum": 0})
     await group.ask(broker, Code.SET_MESSAGE_REQUEST_MODE, None, body)
     await group.ask(broker, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, b"\xff no JSON")
-    found = await records(client, 6)
-    assert [record["target"] for record in found[::2]] == ["A, B", "A, T", ""]
-    assert found[5]["outcome"] == "failed" and "no JSON" in found[5]["detail"]
+    result = await records(client, 6)
+    assert [record["target"] for record in result[::2]] == ["A, B", "A, T", ""]
+    assert result[5]["outcome"] == "failed" and "no JSON" in result[5]["detail"]
 
 
 async def test_long_bodies_are_cut(group, broker, client):
@@ -97,8 +97,8 @@ async def test_what_changes_nothing_is_not_recorded(group, broker, client):
     await group.ask(broker, Code.WRITERS, {"op": "list", "topic": "T"})
     await group.ask(broker, Code.GET_ALL_TOPIC_CONFIG)
     await group.ask(broker, Code.CHANGE_MEMBERS, {"op": "prefer", "memberId": "n0"})
-    found = await records(client, 2)
-    assert [told(record) for record in found] == [
+    result = await records(client, 2)
+    assert [told(record) for record in result] == [
         ("putPreferredLeader", "n0", "127.0.0.1", outcome) for outcome in ("asked", "done")
     ]
 
@@ -112,13 +112,13 @@ async def test_secrets_are_not_recorded(group, broker, client):
     await client.ask("PATCH", "/api/v1/config", changes, If_Match="*")
     account = {"accessKey": "eve-adams", "secretKey": "not-to-be-read-by-anybody"}
     await group.ask(broker, Code.UPDATE_AND_CREATE_ACL_CONFIG, account)
-    found = await records(client, 5)
-    assert not any("not-to-be-read" in orjson.dumps(record).decode() for record in found)
-    assert [told(record)[::3] for record in found[:3]] == [
+    result = await records(client, 5)
+    assert not any("not-to-be-read" in orjson.dumps(record).decode() for record in result)
+    assert [told(record)[::3] for record in result[:3]] == [
         ("changeConfig", "failed"), ("changeConfig", "done"), ("changeConfig", "failed"),
     ]  # fmt: skip
-    assert "topicsMax=1000" in found[1]["detail"]
-    assert told(found[3])[:2] == ("putAccount", "eve-adams")
+    assert "topicsMax=1000" in result[1]["detail"]
+    assert told(result[3])[:2] == ("putAccount", "eve-adams")
 
 
 async def test_who_signed_did_it_and_no_secret_is_kept(tmp_path, caplog):
@@ -137,8 +137,8 @@ async def test_who_signed_did_it_and_no_secret_is_kept(tmp_path, caplog):
             broker, None, Code.DELETE_ACL_CONFIG, {"accessKey": "eve-adams", "AccessKey": "x"}
         )
         async with Client(broker.http.address) as client:
-            found = await records(client, 6)
-    assert [told(record)[:3] for record in found[::2]] == [
+            result = await records(client, 6)
+    assert [told(record)[:3] for record in result[::2]] == [
         ("putAccount", "eve-adams", ADMIN.access_key),
         ("putWhiteAddresses", "", ADMIN.access_key),
         ("deleteAccount", "eve-adams", "127.0.0.1"),
@@ -146,5 +146,5 @@ async def test_who_signed_did_it_and_no_secret_is_kept(tmp_path, caplog):
     logged = [m.rpartition("by=")[2] for m in caplog.messages if m.startswith("acl_changed")]
     assert logged == [ADMIN.access_key, ADMIN.access_key, "127.0.0.1"]
     assert not any(
-        "sesame" in record["detail"] or "Signature" in record["detail"] for record in found
+        "sesame" in record["detail"] or "Signature" in record["detail"] for record in result
     )

@@ -130,8 +130,8 @@ async def test_several_groups_or_none(group):
 async def test_the_systems_topics(group):
     broker = await group.leading()
     answer = await group.ask(broker, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
-    found = set(loads_object(answer.body)["topicList"])
-    assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "group-a"} <= found
+    result = set(loads_object(answer.body)["topicList"])
+    assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "group-a"} <= result
     assert (await group.ask(broker, RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
 
 
@@ -140,11 +140,11 @@ async def test_ha_status_of_a_raft_group(tmp_path):
         leader = await group.leading()
         await group.create_topic(leader, "T")
         await group.send(leader, "T")
-        found = {}
+        result = {}
         for name, broker in group.brokers.items():
             answer = await group.ask(broker, RequestCode.GET_BROKER_HA_STATUS)
-            found[name] = loads_object(answer.body)
-        of_leader = found.pop(next(n for n, b in group.brokers.items() if b is leader))
+            result[name] = loads_object(answer.body)
+        of_leader = result.pop(next(n for n, b in group.brokers.items() if b is leader))
         end = leader.store.commitlog.max_offset
         assert (of_leader["master"], of_leader["inSyncSlaveNums"]) == (True, 2)
         assert of_leader["masterCommitLogMaxOffset"] <= end
@@ -152,7 +152,7 @@ async def test_ha_status_of_a_raft_group(tmp_path):
         for link in of_leader["haConnectionInfo"]:
             assert link["addr"] in raft
             assert link["diff"] == of_leader["masterCommitLogMaxOffset"] - link["slaveAckOffset"]
-        for follower in found.values():
+        for follower in result.values():
             client = follower["haClientRuntimeInfo"]
             assert (follower["master"], client["isActivated"]) == (False, True)
             assert client["masterAddr"] == leader.roles.leader_address
@@ -191,8 +191,8 @@ async def test_a_send_of_another_kind_than_its_topics(tmp_path, check):
             await put(group, broker, topic)
         for (topic, properties), code in CHECKED.items():
             answer = await group.send(broker, topic, properties=properties)
-            wanted = code if check == "true" else 0
-            assert answer.code == wanted, (topic, properties, answer.remark)
+            expected = code if check == "true" else 0
+            assert answer.code == expected, (topic, properties, answer.remark)
             if answer.code:
                 assert "TopicMessageType validate failed" in answer.remark
         await put(group, broker, "Ordered", "+message.type=NORMAL")

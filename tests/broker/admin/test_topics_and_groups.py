@@ -103,10 +103,10 @@ async def test_a_topic_that_is_made_again_begins_empty_unless_asked(tmp_path, se
         first = 0 if how == "keep" else 5
         for _ in range(2):
             assert await ends(group, broker) == [first, 6]
-            told = await group.committed(broker, "T", 0)
-            assert told.code == ResponseCode.QUERY_NOT_FOUND
-            found = await group.pull(broker, "T", first)
-            bodies = [decode_record(found.body, at).body for at, _ in walk_records(found.body)]
+            reported = await group.committed(broker, "T", 0)
+            assert reported.code == ResponseCode.QUERY_NOT_FOUND
+            result = await group.pull(broker, "T", first)
+            bodies = [decode_record(result.body, at).body for at, _ in walk_records(result.body)]
             assert bodies[-1] == b"new" and len(bodies) == 6 - first
             name = await group.leader()
             await group.stop(name)
@@ -256,8 +256,10 @@ async def test_the_topic_of_traces_is_made_where_sends_make_none(tmp_path, setti
         assert (await group.send(broker, TRACE_TOPIC)).code == 0
         refused = await group.create_topic(broker, TRACE_TOPIC)
         assert "is the system's" in refused.remark
-        told = (await group.ask(broker, RequestCode.GET_BROKER_CONFIG)).body
-        assert told.count(b"traceTopicEnable=true\n") == told.count(b"traceTopicEnable") == 1
+        reported = (await group.ask(broker, RequestCode.GET_BROKER_CONFIG)).body
+        assert (
+            reported.count(b"traceTopicEnable=true\n") == reported.count(b"traceTopicEnable") == 1
+        )
 
 
 async def test_without_the_setting_there_is_none_before_the_first_send(group, broker):

@@ -68,7 +68,7 @@ def assert_holds(found, sent):
 
 async def stored(group, topic="T", queues=4):
     """Every message that a consumer gets: (queue, offset) → body."""
-    found = {}
+    result = {}
     for queue in range(queues):
         offset = 0
         while True:
@@ -82,10 +82,10 @@ async def stored(group, topic="T", queues=4):
                 at = 0
                 while at < len(answer.body):
                     record = decode_record(answer.body, at)
-                    found[queue, record.queue_offset] = record.body
+                    result[queue, record.queue_offset] = record.body
                     at += int.from_bytes(answer.body[at : at + 4], "big")
             offset = int(answer.ext["nextBeginOffset"])
-    return found
+    return result
 
 
 async def create_topic(group):
@@ -138,7 +138,7 @@ def renamed(group):
 
 def logs(group, end):
     """The CommitLogs of stopped replicas up to `end`; and nothing in them is a hole."""
-    found = []
+    result = []
     for name in group.names:
         data = b""
         for path in sorted((group.root / name / "commitlog").iterdir()):
@@ -146,8 +146,8 @@ def logs(group, end):
             walk = walk_range(memoryview(segment), int(path.name), 0, len(segment))
             assert all(gap.kind is not ItemKind.HOLE for gap in walk.gaps), walk.gaps
             data += segment
-        found.append(data[:end])
-    return found
+        result.append(data[:end])
+    return result
 
 
 async def test_a_group_comes_back_as_another_group(tmp_path):
@@ -162,7 +162,7 @@ async def test_a_group_comes_back_as_another_group(tmp_path):
         manifest = (await backup).manifest
         assert manifest.role == "follower" and manifest.confirmed
         assert len(manifest.segments) >= 3
-        wanted = await tables(group)
+        expected = await tables(group)
         everything = before | during
         assert len(everything) == 100
     directory = BackupDirectory(str(tmp_path / "backup"))
@@ -175,14 +175,14 @@ async def test_a_group_comes_back_as_another_group(tmp_path):
     async with other as group:
         leader = await group.leading()
         assert leader.roles.term > manifest.current_term
-        found = await stored(group)
-        assert before.items() <= found.items()
-        assert set(found.values()) <= set(everything.values())
-        assert len(found) == manifest.messages - 2  # the records of who made the topic
-        assert await tables(group) == wanted
+        result = await stored(group)
+        assert before.items() <= result.items()
+        assert set(result.values()) <= set(everything.values())
+        assert len(result) == manifest.messages - 2  # the records of who made the topic
+        assert await tables(group) == expected
         after = await fill(group, 8)
-        assert_holds(await stored(group), found | after)
-        assert len(after) == 8 and not set(after) & set(found)
+        assert_holds(await stored(group), result | after)
+        assert len(after) == 8 and not set(after) & set(result)
         assert [member["node_id"] for member in leader.engine.members] == group.names
         for broker in group.brokers.values():  # another group than the one that was backed up
             await until(lambda b=broker: b.state.group.value == made.group_id)
@@ -206,14 +206,14 @@ async def test_a_store_of_an_earlier_restoration_stays_out_of_the_next_one(tmp_p
         await fill(group, 8)
         for name in group.names:
             await group.stop(name)
-        left, *anew = group.names
+        left, *again = group.names
         kept = (group.root / left).rename(tmp_path / "left")
-        for name in anew:
+        for name in again:
             shutil.rmtree(group.root / name)
         made = restored(group, tmp_path / "backup", incarnation=2)
         for name in group.names:
             await group.start(name)
-        group.let_lead(anew[0])
+        group.let_lead(again[0])
         sent = await fill(group, 12)
         await group.stop(left)
         shutil.rmtree(group.root / left)
@@ -235,16 +235,16 @@ async def test_a_second_restoration_under_one_incarnation_forgets_nothing(tmp_pa
     other = Group(tmp_path / "new", 3, **SMALL)
     restored(other, tmp_path / "backup")
     async with other as group:
-        left, *anew = group.names
+        left, *again = group.names
         sent = await fill(group, 40)
         for name in group.names:
             await group.stop(name)
-        for name in anew:
+        for name in again:
             shutil.rmtree(group.root / name)
-        restored(group, tmp_path / "backup", anew)
-        for name in anew:
+        restored(group, tmp_path / "backup", again)
+        for name in again:
             await group.start(name)
-        assert not any(group.brokers[name].engine.core.recovered for name in anew)
+        assert not any(group.brokers[name].engine.core.recovered for name in again)
         await group.start(left)
         await group.leading()
         assert sent.items() <= (await stored(group)).items()
@@ -332,7 +332,7 @@ async def test_a_backup_that_is_killed_goes_on_when_it_is_run_again(tmp_path, mo
             assert status == 0, err
             kept = int(re.search(r"copied +\d+ bytes; (\d+) were there already", out)[1])
             assert kept >= SEGMENT
-            wanted = await tables(group)
+            expected = await tables(group)
     peers = "a-127.0.0.1:40911;b-127.0.0.1:40912"
     one, two = tmp_path / "one", tmp_path / "two"
     status, out, err = await run("restore", path, "--into", one, "--into", two, "--peers", peers)
@@ -343,7 +343,7 @@ async def test_a_backup_that_is_killed_goes_on_when_it_is_run_again(tmp_path, mo
     alone = Group(tmp_path / "alone", 1, **SMALL)
     restored(alone, path)
     async with alone as group:
-        assert await tables(group) == wanted
+        assert await tables(group) == expected
         assert_holds(await stored(group), sent)
 
 
@@ -370,9 +370,9 @@ async def test_retention_spares_what_a_backup_reads_and_may_overtake_it(tmp_path
     alone = Group(tmp_path / "alone", 1, **SMALL)
     restored(alone, tmp_path / "b")
     async with alone as group:
-        found = await stored(group)
-        assert len(found) == manifest.messages < len(sent)
-        assert set(found.values()) <= set(sent.values())
+        result = await stored(group)
+        assert len(result) == manifest.messages < len(sent)
+        assert set(result.values()) <= set(sent.values())
         more = await fill(group, 4)
         assert {queue: offset for queue, offset in more} == ends
 
@@ -502,23 +502,23 @@ async def test_what_a_replica_refuses(tmp_path, monkeypatch):
         assert (await backup(group, broker, "copy")).code == ResponseCode.INVALID_PARAMETER
         behind = await backup(group, broker, "begin", atLeast="999999")
         assert behind.code == ResponseCode.SERVICE_NOT_AVAILABLE and "[BEHIND]" in behind.remark
-        begun = [
+        started = [
             await backup(group, broker, "begin", atLeast="1") for _ in range(service.SESSIONS_MAX)
         ]
         busy = await backup(group, broker, "begin", atLeast="1")
         assert (busy.code, "[BUSY]" in busy.remark) == (ResponseCode.SYSTEM_BUSY, True)
-        session = begun[0].ext["session"]
+        session = started[0].ext["session"]
         assert (await backup(group, broker, "end", session=session)).code == 0
         gone = await backup(group, broker, "end", session=session)
         assert "[GONE]" in gone.remark
-        session, end = begun[1].ext["session"], begun[1].ext["end"]
+        session, end = started[1].ext["session"], started[1].ext["end"]
         for position, size in ((end, "1"), ("0", "0"), ("0", str(service.READ_BYTES_MAX + 1))):
             wrong = await backup(
                 group, broker, "read", session=session, position=position, size=size
             )
             assert wrong.code == ResponseCode.INVALID_PARAMETER, wrong
         parcel = await backup(group, broker, "state", session=session, offset="0")
-        assert len(parcel.body) == int(begun[1].ext["size"])
+        assert len(parcel.body) == int(started[1].ext["size"])
         # Whoever is silent for long is forgotten, and what it needed is not kept any more.
         assert broker.backups.needed_from() is not None
         now_ms = broker.context.clock_ms()

@@ -12,7 +12,7 @@ SIZE = 1024
 def frames():
     """Four frames over two segments, with what stands between and behind them."""
     log = bytearray(2 * SIZE)
-    found = []
+    result = []
     position = 0
     for index, term, length in ((1, 1, 500), (2, 1, 300), (3, 2, 100), (4, 2, 0)):
         if index == 3:
@@ -22,32 +22,32 @@ def frames():
         payload = bytes([index]) * length
         frame = seal_frame(index, term, position, 7, FrameKind.COMMAND, 0, payload)
         log[position : frame.end] = frame.data
-        found.append(frame)
+        result.append(frame)
         position = frame.end
-    return found, bytes(log[:position])
+    return result, bytes(log[:position])
 
 
 @pytest.mark.parametrize("step", [1, 7, 61, 512, 4096])
 def test_frames_come_out_whole_whatever_the_pieces(step):
-    wanted, log = frames()
+    expected, log = frames()
     chain = FrameChain(0, 0, 0, SIZE)
-    found = []
+    result = []
     for at in range(0, len(log), step):
         assert chain.next_position == at
-        found += chain.feed(log[at : at + step])
-    assert found == wanted
+        result += chain.feed(log[at : at + step])
+    assert result == expected
     assert chain.is_between_frames and chain.next_position == chain.position == len(log)
     assert (chain.index, chain.term) == (4, 2)
 
 
 @pytest.mark.parametrize("cut", [1, 59, 60, 200, 560])
 def test_it_goes_on_behind_any_frame(cut):
-    wanted, log = frames()
-    for number, frame in enumerate(wanted):
+    expected, log = frames()
+    for number, frame in enumerate(expected):
         chain = FrameChain(frame.index, frame.term, frame.end, SIZE)
         rest = log[frame.end :]
-        found = chain.feed(rest[:cut]) + chain.feed(rest[cut:])
-        assert found == wanted[number + 1 :]
+        result = chain.feed(rest[:cut]) + chain.feed(rest[cut:])
+        assert result == expected[number + 1 :]
 
 
 def test_what_is_cut_short_is_not_between_frames():
@@ -84,6 +84,6 @@ def test_what_is_wrong_is_named_with_its_place(at, data, where, reason, step):
     log[at : at + len(data)] = data
     chain = FrameChain(0, 0, 0, SIZE)
     with pytest.raises(ChainBroken, match=reason) as broken:
-        for begin in range(0, len(log), step):
-            chain.feed(bytes(log[begin : begin + step]))
+        for start in range(0, len(log), step):
+            chain.feed(bytes(log[start : start + step]))
     assert (broken.value.position, broken.value.index) == where

@@ -90,15 +90,15 @@ class Store:
     def write(self, commands, batches, *, term=1, clean=True):
         replica = self.open()
         frames = written(replica, term, commands, batches)
-        found = replica.queues(), replica.tables(), replica.log.last_index
+        queues = replica.queues(), replica.tables(), replica.log.last_index
         self.close(replica, clean=clean)
-        return frames, *found
+        return frames, *queues
 
     def poll(self):
         replica = self.open()
-        found = replica.queues(), replica.tables(), replica.log.last_index
+        queues = replica.queues(), replica.tables(), replica.log.last_index
         self.close(replica)
-        return found
+        return queues
 
 
 def batch(count=8, **of):
@@ -278,10 +278,10 @@ def test_a_group_made_anew_is_not_written_over_the_backup_of_the_lost_one(locati
     lost = Store(tmp_path / "lost")
     lost.write([put_topic(TopicConfig("T", 2, 2))], [batch() for _ in range(5)])
     manifest = backup(lost, location).manifest
-    anew = Store(tmp_path / "anew")
-    anew.write([put_topic(TopicConfig("T", 2, 2))], [[record(body=b"n")] for _ in range(20)])
+    again = Store(tmp_path / "anew")
+    again.write([put_topic(TopicConfig("T", 2, 2))], [[record(body=b"n")] for _ in range(20)])
     with pytest.raises(BackupError, match="another log"):
-        backup(anew, location)
+        backup(again, location)
     assert location.required() == manifest
     assert list(complaints(location, manifest)) == []
 
@@ -516,14 +516,14 @@ def test_stores_are_alike_and_hold_everything(store, location, tmp_path):
     assert restored(location, tmp_path / "c") == made  # elsewhere, later
     for one, two, three in zip(*map(segments, (a, b, tmp_path / "c")), strict=True):
         assert one.read_bytes() == two.read_bytes() == three.read_bytes()
-    found = Store(a)
-    assert found.poll() == (queues, tables, last + 2)  # whose the group is, and its id
+    result = Store(a)
+    assert result.poll() == (queues, tables, last + 2)  # whose the group is, and its id
     gaps = []
     for path in segments(a):
         data = memoryview(path.read_bytes())
         gaps += [gap.kind for gap in walk_range(data, int(path.name), 0, len(data)).gaps]
     assert gaps == [ItemKind.BLANK] * (len(gaps) - 1) + [ItemKind.END]
-    replica = found.open()
+    replica = result.open()
     frame, named = replica.log.frames(last + 1, last + 2)
     members = decode_configuration(frame.payload)
     assert (named.index, named.term, named.end) == (last + 2, made.term, made.end)
@@ -537,7 +537,7 @@ def test_stores_are_alike_and_hold_everything(store, location, tmp_path):
         ("x", "127.0.0.1:1", 1),
         ("y", "127.0.0.1:2", 2),
     ]
-    found.close(replica)
+    result.close(replica)
 
 
 def test_each_restoration_is_another_group_and_runs_for_one_say_so(store, location, tmp_path):
@@ -550,13 +550,13 @@ def test_each_restoration_is_another_group_and_runs_for_one_say_so(store, locati
         assert status == 0, output
         return re.findall(r"--incarnation (\S+)", output), file_of(OsDisk(str(root)), "raft").load()
 
-    (told,), first = made("one", "--incarnation", "new")
-    assert made("two", "--incarnation", told) == ([told], first)
+    (reported,), first = made("one", "--incarnation", "new")
+    assert made("two", "--incarnation", reported) == ([reported], first)
     (again,), second = made("three", "--incarnation", "new")
-    assert again != told and second != first
-    whole = [made(name, "--into", tmp_path / f"{name}1") for name in ("four", "five")]
-    assert [said for said, _ in whole] == [[], []]
-    assert len({first, second, *(identity for _, identity in whole)}) == 4
+    assert again != reported and second != first
+    complete = [made(name, "--into", tmp_path / f"{name}1") for name in ("four", "five")]
+    assert [said for said, _ in complete] == [[], []]
+    assert len({first, second, *(identity for _, identity in complete)}) == 4
 
 
 def test_a_log_without_its_beginning_goes_on_with_its_numbers(store, location, tmp_path):
@@ -584,8 +584,8 @@ def test_a_point_in_time_has_the_tables_of_then(store, location, tmp_path):
     backup(store, location)
     store.write([commit_offsets([("T", "g", 0, 60)])], [batch()], term=3)
     manifest = backup(store, location).manifest
-    wanted = {1: None, 2: 7, frames[0].index - 1: 9, frames[0].index: 50, None: 60}
-    for number, (index, offset) in enumerate(wanted.items()):
+    expected = {1: None, 2: 7, frames[0].index - 1: 9, frames[0].index: 50, None: 60}
+    for number, (index, offset) in enumerate(expected.items()):
         made = restored(location, tmp_path / str(number), to_index=index)
         assert made.index == (index or manifest.commit_index)
         replica = Store(tmp_path / str(number)).open()
@@ -609,8 +609,8 @@ def test_a_point_before_retention_has_the_queues_of_the_log_that_is_left(store, 
     manifest = backup(store, location).manifest
     assert 1 < manifest.first_index <= first.commit_index
     restored(location, tmp_path / "new", to_index=first.commit_index)
-    found = Store(tmp_path / "new").poll()[0]
-    assert found and {location: queue[0] for location, queue in found.items()} == begins
+    result = Store(tmp_path / "new").poll()[0]
+    assert result and {location: queue[0] for location, queue in result.items()} == begins
 
 
 def frames_in(location, manifest):
@@ -804,8 +804,8 @@ def test_a_stopped_replica_is_given_by_its_configuration(store, location, tmp_pa
     assert contents(store.root) == before
     assert "from n0 (stopped)" in output and "which no leader confirmed" in output
     status, output = run("verify", "--json", location.path)
-    told = orjson.loads(output)
-    assert (status, told["damaged"], told["messages"]) == (0, [], 18 * 8)
+    reported = orjson.loads(output)
+    assert (status, reported["damaged"], reported["messages"]) == (0, [], 18 * 8)
     new = tmp_path / "new"
     arguments = ("restore", location.path, "-c", conf, "--set", f"storePathRootDir={new}")
     status, output = run(*arguments, "--incarnation", "new")

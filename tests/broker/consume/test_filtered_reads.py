@@ -67,11 +67,11 @@ async def pull(group, broker, expression, offset=0, topic="T", **header):
 
 
 async def beat(group, broker, *subscriptions, client="c1", model="CLUSTERING"):
-    told = [
+    reported = [
         {"topic": topic, "subString": text, "expressionType": kind, "subVersion": 1}
         for topic, kind, text in subscriptions
     ]
-    consumer = {"groupName": "cg", "messageModel": model, "subscriptionDataSet": told}
+    consumer = {"groupName": "cg", "messageModel": model, "subscriptionDataSet": reported}
     body = orjson.dumps({"clientID": client, "consumerDataSet": [consumer]})
     return await group.ask(broker, RequestCode.HEART_BEAT, None, body)
 
@@ -87,9 +87,9 @@ async def test_a_pull_gets_what_its_expression_takes(group):
     await group.create_topic(broker, "T")
     for number in range(10):
         await group.send(broker, "T", b"m%d" % number, properties=properties(n=number, TAGS="A"))
-    found = await pull(group, broker, "n BETWEEN 3 AND 5 AND TAGS = 'A'")
-    assert (found.code, bodies(found.body)) == (0, [b"m3", b"m4", b"m5"])
-    header = PullResponseHeader.parse(found.ext)
+    result = await pull(group, broker, "n BETWEEN 3 AND 5 AND TAGS = 'A'")
+    assert (result.code, bodies(result.body)) == (0, [b"m3", b"m4", b"m5"])
+    header = PullResponseHeader.parse(result.ext)
     assert (header.next_offset, header.offset_min, header.offset_max) == (10, 0, 10)
     # What does not fit is found by the next pull.
     first = await pull(group, broker, "n > 1", count=2)
@@ -126,9 +126,9 @@ async def test_one_pull_judges_so_much_and_no_more(group):
     first = await pull(group, broker, text)
     assert (first.code, first.ext["nextBeginOffset"]) == (20, str(judged))
     offset = pulls = 0
-    while (found := await pull(group, broker, text, offset=offset)).code == 20:
-        offset, pulls = int(found.ext["nextBeginOffset"]), pulls + 1
-    assert (bodies(found.body), pulls) == ([b"last"], 99 // judged)
+    while (result := await pull(group, broker, text, offset=offset)).code == 20:
+        offset, pulls = int(result.ext["nextBeginOffset"]), pulls + 1
+    assert (bodies(result.body), pulls) == ([b"last"], 99 // judged)
 
 
 async def test_a_read_judges_one_message_whatever_it_takes(group):
@@ -172,10 +172,10 @@ async def test_subscriptions_come_by_heartbeat(group):
     await group.create_topic(broker, "Bad")
     for number in range(4):
         await group.send(broker, "T", b"m%d" % number, properties=properties(n=number))
-    told = ("T", "SQL92", "n > 2"), ("Bad", "SQL92", "n >")
-    assert (await beat(group, broker, *told)).code == 0
-    found = await pull(group, broker, "", flags=0, version=1)
-    assert bodies(found.body) == [b"m3"]
+    reported = ("T", "SQL92", "n > 2"), ("Bad", "SQL92", "n >")
+    assert (await beat(group, broker, *reported)).code == 0
+    result = await pull(group, broker, "", flags=0, version=1)
+    assert bodies(result.body) == [b"m3"]
     late = await pull(group, broker, "", flags=0, version=2)
     assert late.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
     other = await pull(group, broker, "", flags=0, version=2, kind="TAG")
@@ -184,7 +184,7 @@ async def test_subscriptions_come_by_heartbeat(group):
     assert bad.code == ResponseCode.FILTER_DATA_NOT_EXIST
     assert "line 1, column 4: expected a property" in bad.remark
     # The same text as another type is a change that members hear of.
-    changed = await beat(group, broker, ("T", "TAG", "n > 2"), told[1])
+    changed = await beat(group, broker, ("T", "TAG", "n > 2"), reported[1])
     assert changed.ext["IS_SUB_CHANGE"] == "true"
 
 
@@ -219,8 +219,8 @@ class Consumer:
 
     async def __aenter__(self):
         broker = await self.group.leading()
-        told = {"topic": "T", "subString": "n > 2", "expressionType": "SQL92", "subVersion": 1}
-        consumer = {"groupName": "cg", "subscriptionDataSet": [told]}
+        reported = {"topic": "T", "subString": "n > 2", "expressionType": "SQL92", "subVersion": 1}
+        consumer = {"groupName": "cg", "subscriptionDataSet": [reported]}
         body = orjson.dumps({"clientID": "c1", "consumerDataSet": [consumer]})
         command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
         assert (await self.client.invoke(broker.address, command, 60_000)).code == 0
@@ -241,12 +241,12 @@ async def test_a_consumer_with_a_newer_expression_is_asked_for_it(group):
     for number in range(4):
         await group.send(broker, "T", b"m%d" % number, properties=properties(n=number))
     # As fastjson writes it, with a map that is no JSON.
-    told = (
+    reported = (
         b'{"mqTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{"locked":false}},'
         b'"subscriptionSet":[{"topic":"T","subString":"n < 2","expressionType":"SQL92",'
         b'"subVersion":5},{"topic":"U","subString":"*","subVersion":5}]}'
     )
-    async with Consumer(group, (0, None, None, told)) as consumer:
+    async with Consumer(group, (0, None, None, reported)) as consumer:
         assert bodies((await consumer.pull(broker, 1)).body) == [b"m3"]
         early = await consumer.pull(broker, 5)
         assert early.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
@@ -272,11 +272,11 @@ async def test_a_consumer_that_does_not_say_is_as_before(group, answer, monkeypa
     broker = await group.leading()
     await group.create_topic(broker, "T")
     async with Consumer(group, answer) as consumer:
-        for asked in (1, 2):
+        for requested in (1, 2):
             late = await consumer.pull(broker, 5)
             assert late.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
             await until(lambda: not broker.questions._requests)
-            assert consumer.asked == asked
+            assert consumer.asked == requested
         assert broker.clients.subscription("cg", "T").version == 1
 
 
@@ -352,13 +352,13 @@ async def test_retries_are_filtered_by_their_own_topics_expression_if_wanted(tmp
             await group.send(broker, retry, b"m%d" % number, properties=text)
         assert bodies((await pull(group, broker, "", topic=retry, flags=0)).body) == [b"m3"]
         change_live(broker.config, {"filterSupportRetry": False})
-        found = await pull(group, broker, "", topic=retry, flags=0)
-        assert bodies(found.body) == [b"m1", b"m3"]
+        result = await pull(group, broker, "", topic=retry, flags=0)
+        assert bodies(result.body) == [b"m1", b"m3"]
 
 
 def test_a_retry_of_an_unknown_topic_passes():
-    told = {"topic": "T", "subString": "n > 2", "expressionType": "SQL92"}
-    matcher = RetryMatcher({"T": subscription_from_json(told)}.get)
+    reported = {"topic": "T", "subString": "n > 2", "expressionType": "SQL92"}
+    matcher = RetryMatcher({"T": subscription_from_json(reported)}.get)
     assert matcher.matches({"RETRY_TOPIC": "U", "n": "1"})
     assert matcher.matches({"n": "1"})
     assert not matcher.matches({"RETRY_TOPIC": "T", "n": "1"})
@@ -379,18 +379,18 @@ def test_properties_are_read_where_they_lie(topic, host):
 
 
 def test_a_matcher_is_asked_once_for_the_properties_of_an_arrival():
-    asked, released = [], []
+    requested, released = [], []
 
     def properties_of(units):
-        asked.append(units)
+        requested.append(units)
         return [{"n": "1"}, {"n": "2"}]
 
     holds = HoldTable(10, Allowance(0), released.append, properties_of)
     for number in (1, 2, 3):
-        wanted = Filter(matcher=compile_expression(f"n = {number}"))
-        holds.hold(Held(("T", 0), wanted, 100, number))
+        expected = Filter(matcher=compile_expression(f"n = {number}"))
+        holds.hold(Held(("T", 0), expected, 100, number))
     holds.arrived("T", 0, units(0, 0))
-    assert (released, len(asked), holds.count) == ([1, 2], 1, 1)
+    assert (released, len(requested), holds.count) == ([1, 2], 1, 1)
 
 
 class Costly:
@@ -439,8 +439,8 @@ def test_a_group_that_passes_over_other_groups_retries_waits_for_no_filters():
     holds = HoldTable(9, Allowance(0), released.append, lambda units: [{"ORIGIN_GROUP": "a"}])
     holds.hold(Held((topic, 0), Filter(matcher=Costly(TURN_WORK_MAX)), 100, "filter"))
     for number in range(2):
-        wanted = own_retries(Filter(), topic, "a")
-        holds.hold(Held((topic, 0), wanted, 100 - number, number))
+        expected = own_retries(Filter(), topic, "a")
+        holds.hold(Held((topic, 0), expected, 100 - number, number))
     holds.arrived(topic, 0, units(0))
     assert (released, holds._behind) == ([0, 1], {})
 
@@ -448,27 +448,27 @@ def test_a_group_that_passes_over_other_groups_retries_waits_for_no_filters():
 def test_it_keeps_no_more_memory_than_with_tags_alone():
     request = RemotingCommand(11, ext={"topic": "%RETRY%a_b"})
     filtered = Filter(matcher=compile_expression("n = 1"))
-    for wanted in (Filter(), Filter(frozenset(range(9))), filtered):
-        own = own_retries(wanted, "%RETRY%a_b", "a")
-        assert own is not wanted
-        assert kept_bytes(request, own) == kept_bytes(request, wanted)
+    for expected in (Filter(), Filter(frozenset(range(9))), filtered):
+        own = own_retries(expected, "%RETRY%a_b", "a")
+        assert own is not expected
+        assert kept_bytes(request, own) == kept_bytes(request, expected)
 
 
 def test_hundreds_of_ordinary_filters_are_judged_at_once():
     released = []
     holds = HoldTable(500, Allowance(0), released.append, lambda units: [{"price": "3"}] * 10)
-    wanted = Filter(matcher=compile_expression("region = 'eu' AND price > 5"))
+    expected = Filter(matcher=compile_expression("region = 'eu' AND price > 5"))
     for number in range(400):
-        holds.hold(Held(("T", 0), wanted, 100, number))
+        holds.hold(Held(("T", 0), expected, 100, number))
     holds.arrived("T", 0, units(*range(10)))
     assert (holds._behind, released) == ({}, [])
 
 
 def test_a_pull_that_is_still_to_be_judged_is_judged_for_later_arrivals_too():
-    asked, released = [], []
+    requested, released = [], []
 
     def properties_of(units):
-        asked.append(len(units) // 20)
+        requested.append(len(units) // 20)
         return [{}]
 
     holds = HoldTable(10, Allowance(0), released.append, properties_of)
@@ -478,7 +478,7 @@ def test_a_pull_that_is_still_to_be_judged_is_judged_for_later_arrivals_too():
     holds.arrived("T", 0, units(1, 2))  # now neither can be judged
     holds.turn(0)
     holds.turn(0)
-    assert (asked, released, holds._behind) == ([1, 3, 3], [], {})
+    assert (requested, released, holds._behind) == ([1, 3, 3], [], {})
     holds.arrived("T", 0, units(0))
     holds.arrived("T", 0, units(0))
     holds.closed("a")
@@ -565,9 +565,9 @@ def test_an_expression_is_compiled_when_it_is_first_needed():
     """A heartbeat may bring as many as fit into it, and each takes its time."""
     before = _compiled.cache_info().misses
     text = "a > 1 AND b = 'only here'"
-    told = {"topic": "T", "subString": text, "expressionType": "SQL92"}
-    subscription = subscription_from_json(told)
-    broken = subscription_from_json(told | {"subString": "a > AND 'only here'"})
+    reported = {"topic": "T", "subString": text, "expressionType": "SQL92"}
+    subscription = subscription_from_json(reported)
+    broken = subscription_from_json(reported | {"subString": "a > AND 'only here'"})
     assert _compiled.cache_info().misses == before
     assert subscription.matcher is subscription.matcher is not None
     assert not subscription.problem

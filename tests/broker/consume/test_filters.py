@@ -37,13 +37,16 @@ def test_its_name_may_be_the_word_for_nothing():
 
 def test_it_sees_those_that_its_filter_takes():
     tagged = OWN | {"TAGS": "a"}
-    for wanted in (Filter(parse_tags("a")), Filter(matcher=parse_expression("SQL92", "TAGS='a'"))):
-        assert seen(SHARED, "orders", tagged, wanted)
-        assert not seen(SHARED, "orders", tagged | {"TAGS": "b"}, wanted)
-        assert not seen(SHARED, "orders_eu", tagged, wanted)
+    for expected in (
+        Filter(parse_tags("a")),
+        Filter(matcher=parse_expression("SQL92", "TAGS='a'")),
+    ):
+        assert seen(SHARED, "orders", tagged, expected)
+        assert not seen(SHARED, "orders", tagged | {"TAGS": "b"}, expected)
+        assert not seen(SHARED, "orders_eu", tagged, expected)
 
 
 @pytest.mark.parametrize("topic", ["T_1", "%RETRY%orders", "%RETRY%another_group", "%DLQ%a_b"])
 def test_other_topics_are_read_as_before(topic):
-    wanted = Filter(parse_tags("a"))
-    assert own_retries(wanted, topic, "orders") is wanted
+    expected = Filter(parse_tags("a"))
+    assert own_retries(expected, topic, "orders") is expected

@@ -74,8 +74,8 @@ async def test_an_offset_that_the_queue_does_not_have_is_refused(group):
         code, table = await reset(group, broker, OLDEST, queue_id=0, offset=offset, force=True)
         assert (code, table) == (ResponseCode.SYSTEM_ERROR, None)
     assert await committed(group, broker) == before
-    found = await reset(group, broker, OLDEST, queue_id=0, offset=end, force=True)
-    assert found == (0, {queue: end})
+    result = await reset(group, broker, OLDEST, queue_id=0, offset=end, force=True)
+    assert result == (0, {queue: end})
 
 
 async def test_a_reset_is_followed_whatever_the_consumer_commits_until_then(group):
@@ -89,13 +89,13 @@ async def test_a_reset_is_followed_whatever_the_consumer_commits_until_then(grou
     confirmed = await group.commit(broker, "T", 0, 9)
     assert confirmed.code == ResponseCode.SYSTEM_ERROR
     assert confirmed.remark.startswith("[RESET_PENDING]")
-    told = await group.pull(broker, "T", 9)
-    assert (told.code, told.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
-    assert PullResponseHeader.parse(told.ext).next_offset == 0
+    reported = await group.pull(broker, "T", 9)
+    assert (reported.code, reported.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
+    assert PullResponseHeader.parse(reported.ext).next_offset == 0
     await blind_commit(group, broker, 9)
     assert await committed(group, broker) == 0
-    found = await group.pull(broker, "T", 0)
-    assert (found.code, PullResponseHeader.parse(found.ext).next_offset) == (0, 10)
+    result = await group.pull(broker, "T", 0)
+    assert (result.code, PullResponseHeader.parse(result.ext).next_offset) == (0, 10)
     assert broker.state.offsets.resets == {}
     assert (await group.commit(broker, "T", 0, 4)).code == 0
     assert await committed(group, broker) == 4
@@ -107,9 +107,9 @@ async def test_a_held_pull_hears_of_a_reset_at_once(group):
     await until(lambda: broker.pulls.holds.count == 1)
     assert (await reset(group, broker, END))[0] == 0
     # Even to where it stands: what it holds in its hands is not wanted any more.
-    told = await held
-    assert (told.code, told.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
-    assert PullResponseHeader.parse(told.ext).next_offset == 10
+    reported = await held
+    assert (reported.code, reported.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
+    assert PullResponseHeader.parse(reported.ext).next_offset == 10
     assert (await group.pull(broker, "T", 10)).code == ResponseCode.PULL_NOT_FOUND
     assert broker.state.offsets.resets == {}
 
@@ -242,10 +242,10 @@ class GroupMembership:
         return True
 
     def pop(self, count):
-        found = range(self.offset or 0, self.end)[:count]
-        if found:
-            self.offset, self.mark, self.pops = found[-1] + 1, None, True
-        return list(found)
+        result = range(self.offset or 0, self.end)[:count]
+        if result:
+            self.offset, self.mark, self.pops = result[-1] + 1, None, True
+        return list(result)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -255,40 +255,44 @@ async def test_14_15_222_208_and_pops_agree_on_one_place_in_any_order(group, see
     await group.create_topic(broker, "T", 1)
     body = orjson.dumps({"groupName": "cg"})
     await group.ask(broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
-    place, done = GroupMembership(0), []
+    position, done = GroupMembership(0), []
     for _ in range(50):
         do = rng.choice(DEEDS)
-        offset = rng.randint(0, place.end)
+        offset = rng.randint(0, position.end)
         done.append((do, offset))
         if do == "send":
-            await group.send(broker, "T", b"%d" % place.end)
-            place.end += 1
+            await group.send(broker, "T", b"%d" % position.end)
+            position.end += 1
         elif do == "pop":
             popped = await popper.pop(broker, count=offset + 1)
-            assert [int(message.body) for message in popped] == place.pop(offset + 1), done
+            assert [int(message.body) for message in popped] == position.pop(offset + 1), done
         elif do == "15 of a consumer":
             ext = ConsumerOffsetHeader("cg", "T", 0, offset, client_id="c1").to_ext()
             answer = await group.ask(broker, RequestCode.UPDATE_CONSUMER_OFFSET, ext)
-            assert (answer.code == 0) == place.commit(offset, tool=False), done
+            assert (answer.code == 0) == position.commit(offset, tool=False), done
         if do in ("15", "both"):
             assert (await group.commit(broker, "T", 0, offset)).code == 0
-            place.commit(offset, tool=True)
+            position.commit(offset, tool=True)
         if do in ("222", "both"):  # Java's resetOffsetByQueueId does both
             code, _ = await reset(group, broker, 0, queue_id=0, offset=offset, force=False)
             assert code == 0
-            place.reset(offset)
+            position.reset(offset)
         elif do == "222 by time":
             force = rng.random() < 0.5
             target = rng.choice((OLDEST, END))
             assert (await reset(group, broker, target, force=force))[0] == 0
-            to = 0 if target == OLDEST else place.end
-            if force or place.offset is None or to < place.offset:
-                place.reset(to)
+            to = 0 if target == OLDEST else position.end
+            if force or position.offset is None or to < position.offset:
+                position.reset(to)
         answer = await group.committed(broker, "T", 0)
-        told = None if answer.code == ResponseCode.QUERY_NOT_FOUND else int(answer.ext["offset"])
-        assert told == place.told(), done
+        reported = (
+            None if answer.code == ResponseCode.QUERY_NOT_FOUND else int(answer.ext["offset"])
+        )
+        assert reported == position.told(), done
         ext = {"topic": "T", "consumerGroup": "cg"}
         answer = await group.ask(broker, RequestCode.GET_CONSUME_STATS, ext)
         stats = consume_stats(loads_object(answer.body))
         (queue,) = stats.queues.values()
-        assert (queue.broker_offset, queue.pull_offset) == (place.end, place.offset or 0), done
+        assert (queue.broker_offset, queue.pull_offset) == (position.end, position.offset or 0), (
+            done
+        )

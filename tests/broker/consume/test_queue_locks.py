@@ -173,9 +173,9 @@ async def ask(group, broker, client, *numbers, unlock=False, timeout_ms=10_000, 
 async def granted(group, broker, client, *numbers, **options):
     answer = await ask(group, broker, client, *numbers, **options)
     assert answer.code == 0, answer.remark
-    told = orjson.loads(answer.body)["lockOKMQSet"]
-    assert all(queue.keys() == {"brokerName", "queueId", "topic"} for queue in told)
-    return sorted(queue["queueId"] for queue in told)
+    reported = orjson.loads(answer.body)["lockOKMQSet"]
+    assert all(queue.keys() == {"brokerName", "queueId", "topic"} for queue in reported)
+    return sorted(queue["queueId"] for queue in reported)
 
 
 async def test_lock_renew_unlock(tmp_path):
@@ -252,8 +252,8 @@ async def test_a_holder_that_dies_with_the_leader_is_not_waited_for_anew(tmp_pat
         assert noted[broker] < ready_ms
         while True:
             asked_ms = broker.context.clock_ms()
-            told = await granted(group, broker, "B", 0)
-            if told:
+            reported = await granted(group, broker, "B", 0)
+            if reported:
                 break
             assert asked_ms - noted[broker] <= gone_ms, "it is over, and still nobody gets it"
             await asyncio.sleep(0.05)
@@ -467,8 +467,8 @@ def test_the_table_reads_back_and_shares_nothing():
     offsets = OffsetTable()
     assert "lockTable" not in offsets.to_json()
     offsets.locks.change([OwnerChange("%g", "10.0.0.1@x", {"T": [1, 0], "U": [2]})])
-    told = Renewals(7, False, [(31_000, "%g", {"T": [1, 5]}), (2_000, "other", {"T": [0]})])
-    offsets.locks.apply(orjson.loads(lock_queues([], told)))
+    reported = Renewals(7, False, [(31_000, "%g", {"T": [1, 5]}), (2_000, "other", {"T": [0]})])
+    offsets.locks.apply(orjson.loads(lock_queues([], reported)))
     saved = orjson.loads(orjson.dumps(offsets.to_json()))
     assert saved["lockTable"]["T@%g"] == {"0": "10.0.0.1@x", "1": "10.0.0.1@x"}
     assert saved["lockRenewals"] == {"term": 7, "aged": {"T@%g": {"1": 31_000}}}
@@ -487,8 +487,8 @@ def test_a_renewal_ends_the_age_that_was_told():
     offsets = OffsetTable()
     change = OwnerChange("g", "A", {"T": [0]})
     offsets.locks.change([change])
-    told = Renewals(7, False, [(50_000, "g", {"T": [0]})])
-    offsets.locks.apply(orjson.loads(lock_queues([], told)))
+    reported = Renewals(7, False, [(50_000, "g", {"T": [0]})])
+    offsets.locks.apply(orjson.loads(lock_queues([], reported)))
     offsets.locks.change([change])
     other = OffsetTable()
     other.load(offsets.to_json(), 5)

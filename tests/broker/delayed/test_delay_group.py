@@ -25,7 +25,7 @@ TOPIC = "Delayed"
 
 async def everything(group, broker, topic=TOPIC, queues=4):
     """All messages of a topic, in the order of their queues."""
-    found = []
+    result = []
     for queue in range(queues):
         offset = 0
         while True:
@@ -33,8 +33,8 @@ async def everything(group, broker, topic=TOPIC, queues=4):
             offset = int(answer.ext["nextBeginOffset"])
             if answer.code:
                 break
-            found += [decode_record(answer.body, at) for at, _ in walk_records(answer.body)]
-    return found
+            result += [decode_record(answer.body, at) for at, _ in walk_records(answer.body)]
+    return result
 
 
 async def send_delayed(group, broker, keys, level, topic=TOPIC):
@@ -86,14 +86,14 @@ async def test_a_leadership_that_goes_on_forgets_nothing_that_is_under_way(tmp_p
     """A transfer that was given up is a role event, too."""
     async with Group(tmp_path, messageDelayLevel=LEVELS) as group:
         leader = await group.leading()
-        begun = leader.delays._leadership, leader.locks._leadership
+        started = leader.delays._leadership, leader.locks._leadership
         term = leader.roles.term
         event = RoleEvent(Role.LEADER, term, "n0", True, "transfer to n1 given up: no answer")
         leader._role_changed(event)
-        assert (leader.delays._leadership, leader.locks._leadership) == begun
+        assert (leader.delays._leadership, leader.locks._leadership) == started
         leader._role_changed(replace(event, leader_ready=False))
         leader._role_changed(event)
-        again = begun[0] + 2, begun[1] + 2
+        again = started[0] + 2, started[1] + 2
         assert (leader.delays._leadership, leader.locks._leadership) == again
 
 

@@ -84,8 +84,8 @@ class Stage:
     def get_messages(self, topic, queue_id, offset, count, size):
         if self.unreadable is not None:
             raise self.unreadable
-        found = self.queues[topic, queue_id].records[offset : offset + count]
-        return SimpleNamespace(buffers=found, next_offset=offset + len(found))
+        result = self.queues[topic, queue_id].records[offset : offset + count]
+        return SimpleNamespace(buffers=result, next_offset=offset + len(result))
 
     def send(self, level, count=1, **changes):
         for _ in range(count):

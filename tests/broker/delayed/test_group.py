@@ -158,8 +158,10 @@ async def test_one_whose_recall_was_refused_is_delivered_unless_another_recalls_
         await group.create_topic(broker, TOPIC)
         at = broker.context.wall_ms() + 3_600_000
         keys = ("refused", "refused-once", "unknown")
-        asked = {"TIMER_DELIVER_MS": at}
-        handles = {k: (await send_timed(group, broker, k, **asked))["recallHandle"] for k in keys}
+        requested = {"TIMER_DELIVER_MS": at}
+        handles = {
+            k: (await send_timed(group, broker, k, **requested))["recallHandle"] for k in keys
+        }
         real, outcomes = broker.sends.store, [busy("planted"), busy("planted"), None, UNKNOWN]
 
         def store(messages, command, done):

@@ -78,8 +78,8 @@ class Stage(test_delay.Stage):
         for record in records:
             packed = self.queues[record.topic, record.queue_id].records[record.queue_offset]
             self.at[record.physical_offset] = packed
-        found = [decode_properties(r.properties) for r in records if r.topic == "T"]
-        return [properties["UNIQ_KEY"] for properties in found]
+        result = [decode_properties(r.properties) for r in records if r.topic == "T"]
+        return [properties["UNIQ_KEY"] for properties in result]
 
     def loses_leadership(self):
         self.service.leadership_changed()
@@ -324,10 +324,10 @@ def test_what_waits_for_long_or_stands_in_retentions_way_is_stored_once_more():
     assert (stage.service.rolled_count, stage.timer.floor) == (3, 4)
     for _ in range(20):
         stage.passes(KEPT_MS // 4)
-        found = stage.commit()
-        if found:
+        result = stage.commit()
+        if result:
             break
-    assert found == ["far"]
+    assert result == ["far"]
     assert stage.bench.now_ms >= NOW + 3 * KEPT_MS
     stage.passes(1)
     assert stage.service.view().waiting == 0
@@ -390,11 +390,11 @@ HOUR_MS = 3_600_000
 
 def comes(stage, rounds=12):
     """Keys of what comes without more time."""
-    found = []
+    result = []
     for _ in range(rounds):
         stage.passes(0)
-        found += stage.commit() or ()
-    return found
+        result += stage.commit() or ()
+    return result
 
 
 @pytest.mark.parametrize("another", [False, True])
@@ -474,11 +474,11 @@ def test_what_is_due_and_recalled_before_all_is_stored_again_does_not_come():
     stage.send("recalled", 5_000)
     stage.recall("recalled", 5_000)
     stage.commit()
-    found = []
+    result = []
     for _ in range(40):
         stage.passes(1_000)
-        found += stage.commit() or ()
-    assert sorted(found + comes(stage)) == sorted(f"soon{n}" for n in range(COUNT_MAX + 20))
+        result += stage.commit() or ()
+    assert sorted(result + comes(stage)) == sorted(f"soon{n}" for n in range(COUNT_MAX + 20))
 
 
 def test_what_is_recalled_does_not_come_where_storing_again_outlasts_the_clock():
@@ -488,11 +488,11 @@ def test_what_is_recalled_does_not_come_where_storing_again_outlasts_the_clock()
     stage.recall("recalled", 60_000)
     stage.commit()
     stage.send("late", 38_000)
-    found = []
+    result = []
     for _ in range(10):  # a delivery takes 20 s
         stage.passes(20_000)
-        found += stage.commit() or ()
-    assert found + comes(stage) == ["late"]
+        result += stage.commit() or ()
+    assert result + comes(stage) == ["late"]
 
 
 def test_nor_if_its_delivery_is_lost_and_begun_again():
@@ -539,11 +539,11 @@ def test_one_that_cannot_be_read_stops_no_others_after_a_clock_that_was_ahead():
     far(stage, 3, HOUR_MS // 2)
     stage.send("late", 20 * 60_000)
     stage.send("soon", 5_000)
-    found = []
+    result = []
     for _ in range(120):
         stage.passes(15_000)
-        found += stage.commit() or ()
-    assert found == ["late", "soon"]
+        result += stage.commit() or ()
+    assert result == ["late", "soon"]
     stage.at[position] = good
     stage.passes(10 * HOUR_MS)
     assert sorted(comes(stage)) == ["far0", "far1", "far2", "rotten"]

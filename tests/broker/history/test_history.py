@@ -13,8 +13,8 @@ PERIOD_MS = 50
 
 
 def last(answer, name, topic=None):
-    found = [one for one in answer["series"] if (one["name"], one["topic"]) == (name, topic)]
-    known = [value for one in found for value in one["values"] if value is not None]
+    result = [one for one in answer["series"] if (one["name"], one["topic"]) == (name, topic)]
+    known = [value for one in result for value in one["values"] if value is not None]
     return known[-1] if known else None
 
 

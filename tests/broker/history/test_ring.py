@@ -14,11 +14,11 @@ def line(time_ms, size=100):
 
 
 def times(ring):
-    found, at = [], 1 << 60
+    result, at = [], 1 << 60
     while (one := ring.latest(at)) is not None:
-        found.append(one[0])
+        result.append(one[0])
         at = one[0] - 1
-    return found[::-1]
+    return result[::-1]
 
 
 def test_it_keeps_at_least_the_last_half_of_what_it_may(tmp_path):

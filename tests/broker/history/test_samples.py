@@ -21,44 +21,44 @@ def spans(*samples):
 
 
 def values(series, name, topic=None):
-    (found,) = [one.values for one in series if (one.name, one.topic) == (name, topic)]
-    return found
+    (result,) = [one.values for one in series if (one.name, one.topic) == (name, topic)]
+    return result
 
 
 def test_rates_are_over_the_time_between_two_samples():
-    found = of_broker(spans(sample(0, 0), sample(2_000, 10), sample(12_000, 10)))
-    assert values(found, "messagesInPerS") == [5, 0]
-    assert values(found, "messagesOutPerS") == [10, 0]
-    assert values(found, "logBytesPerS") == [500, 0]
+    result = of_broker(spans(sample(0, 0), sample(2_000, 10), sample(12_000, 10)))
+    assert values(result, "messagesInPerS") == [5, 0]
+    assert values(result, "messagesOutPerS") == [10, 0]
+    assert values(result, "logBytesPerS") == [500, 0]
 
 
 def test_a_restart_has_no_rate_of_the_process_but_one_of_the_log():
-    found = of_broker(spans(sample(0, 50), sample(1_000, 60, boot=2)))
-    assert values(found, "messagesInPerS") == [None]
-    assert values(found, "logBytesPerS") == [1_000]
+    result = of_broker(spans(sample(0, 50), sample(1_000, 60, boot=2)))
+    assert values(result, "messagesInPerS") == [None]
+    assert values(result, "logBytesPerS") == [1_000]
 
 
 def test_what_is_not_there_is_not_known():
     known, other = sample(1_000, 1, topics={"A": [7, 3]}), sample(2_000, 1, topics={"B": [1, 1]})
-    found = of_topic([Span(None, known), Span(known, other), Span(other, None)], "A")
-    assert values(found, "messagesInPerS") == [None, None, None]
-    assert values(found, "messages") == [3, None, None]
+    result = of_topic([Span(None, known), Span(known, other), Span(other, None)], "A")
+    assert values(result, "messagesInPerS") == [None, None, None]
+    assert values(result, "messages") == [3, None, None]
     assert values(of_broker([Span(known, known)]), "messagesInPerS") == [None]
 
 
 def test_a_topic_that_was_made_anew_has_no_negative_rate():
-    found = of_topic(
+    result = of_topic(
         spans(sample(0, 0, topics={"A": [9, 9]}), sample(1_000, 0, topics={"A": [1, 1]})), "A"
     )
-    assert values(found, "messagesInPerS") == [None]
+    assert values(result, "messagesInPerS") == [None]
 
 
 def test_a_group_is_told_by_topic():
     groups = {"g": {"A": [0, 5], "B": [3, 0]}}, {"g": {"A": [4, 1], "B": [3, 2]}}
     pair = spans(sample(0, 0, groups=groups[0]), sample(2_000, 0, groups=groups[1]))
-    found = of_group(pair, "g")
-    assert values(found, "lag", "A") == [1] and values(found, "messagesOutPerS", "A") == [2]
-    assert values(found, "lag", "B") == [2]
+    result = of_group(pair, "g")
+    assert values(result, "lag", "A") == [1] and values(result, "messagesOutPerS", "A") == [2]
+    assert values(result, "lag", "B") == [2]
     assert {one.topic for one in of_group(pair, "g", "B")} == {"B"}
     assert of_group(pair, "h") == []
 
@@ -66,9 +66,9 @@ def test_a_group_is_told_by_topic():
 def test_percentiles_need_enough_group_commits():
     none, few, many = ([n if i == 3 else 0 for i in range(len(LATENCY_BOUNDS_S) + 1)]
                        for n in (0, 10, 110))  # fmt: skip
-    found = of_broker(spans(*(sample(n, 0, append=c) for n, c in enumerate((none, few, many)))))
-    assert values(found, "appendP50Ms") == [pytest.approx(0.75), pytest.approx(0.75)]
-    assert values(found, "appendP99Ms") == [None, pytest.approx(0.995)]
+    result = of_broker(spans(*(sample(n, 0, append=c) for n, c in enumerate((none, few, many)))))
+    assert values(result, "appendP50Ms") == [pytest.approx(0.75), pytest.approx(0.75)]
+    assert values(result, "appendP99Ms") == [None, pytest.approx(0.995)]
     other = sample(9, 0, append=[1] * 3)  # of a program with other bounds
     assert values(of_broker(spans(sample(8, 0), other)), "appendP50Ms") == [None]
 

@@ -121,8 +121,8 @@ async def test_messages_by_id_key_time_and_offset(client):
     wrong = first["offsetMsgId"][:-1] + ("0" if first["offsetMsgId"][-1] != "0" else "1")
     assert (await client.get(f"/api/v1/messages/{wrong}")).status == 404
     for query in ({"key": "order-1"}, {"uniqueKey": first["msgId"]}):
-        found = (await client.get("/api/v1/messages", topic="T", **query)).json["items"]
-        assert [m["offsetMsgId"] for m in found] == [first["offsetMsgId"]]
+        result = (await client.get("/api/v1/messages", topic="T", **query)).json["items"]
+        assert [m["offsetMsgId"] for m in result] == [first["offsetMsgId"]]
     assert (await client.get("/api/v1/messages", topic="T", key="none")).json["items"] == []
     both = (await client.get("/api/v1/messages", topic="T", startMs=one["storeTimestamp"])).json
     assert [m["msgId"] for m in both["items"]] == [first["msgId"], second["msgId"]]
@@ -221,9 +221,9 @@ async def test_a_dead_letter_goes_to_its_groups_retry_topic(client):
     await made(client, "%25RETRY%25G", 1)
     again = (await client.post(path)).json
     assert again["topic"] == "%RETRY%G" and again["msgId"] == dead["msgId"]
-    found = (await client.get(f"/api/v1/messages/{again['offsetMsgId']}")).json
-    assert (found["text"], found["tags"]) == ("again", "A")
-    assert found["properties"]["RETRY_TOPIC"] == "T"
+    result = (await client.get(f"/api/v1/messages/{again['offsetMsgId']}")).json
+    assert (result["text"], result["tags"]) == ("again", "A")
+    assert result["properties"]["RETRY_TOPIC"] == "T"
     refused = await client.post(f"/api/v1/messages/{again['offsetMsgId']}/resend")
     assert (refused.status, refused.code) == (409, "NO_DEAD_LETTER")
 

@@ -146,9 +146,9 @@ async def test_a_group_pops_what_it_is_told_to(client):
     modes = "/api/v1/consumer-groups/G/modes"
     assert (await client.get(modes)).json == {"items": [], "next": None}
     put = await client.put(f"{modes}/T", {"mode": "POP", "popShareQueueNum": 2})
-    told = {"group": "G", "topic": "T", "mode": "POP", "popShareQueueNum": 2}
-    assert (put.status, put.json) == (200, told)
-    assert (await client.get(modes)).json["items"] == [told]
+    reported = {"group": "G", "topic": "T", "mode": "POP", "popShareQueueNum": 2}
+    assert (put.status, put.json) == (200, reported)
+    assert (await client.get(modes)).json["items"] == [reported]
     assert (await client.put(f"{modes}/none", {"mode": "POP"})).status == 404
     assert (await client.put(f"{modes}/T", {"mode": "PUSH"})).status == 422
 

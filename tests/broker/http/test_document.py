@@ -25,7 +25,7 @@ def test_the_examples_work(tmp_path):
         )
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr
     answered = done.stdout
-    for words in (
+    for text in (
         '"status":"ready"',
         '"leaderReady":true',
         '"writeQueueNums":8',
@@ -36,4 +36,4 @@ def test_the_examples_work(tmp_path):
         '"kind":"roleChanged"',
         "no follower is within reach",
     ):
-        assert words in answered, words
+        assert text in answered, text

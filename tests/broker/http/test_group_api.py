@@ -84,8 +84,8 @@ async def test_a_follower_names_the_leader_and_leadership_is_handed_over(tmp_pat
             url = f"{client.base}/api/v1/events"
             headers = {"Last-Event-ID": "0-0"}
             async with client.session.get(url, headers=headers) as response:
-                asked = await client.post("/api/v1/node/transfer", {"target": other})
-                assert (asked.status, asked.json) == (202, {"target": other})
+                requested = await client.post("/api/v1/node/transfer", {"target": other})
+                assert (requested.status, requested.json) == (202, {"target": other})
                 await until(lambda: follower.roles.leading)
                 seen = await events_until(
                     response,
@@ -134,8 +134,8 @@ async def test_without_a_majority_a_change_is_of_unknown_outcome_or_refused(tmp_
     ],
 )
 def test_errors_of_the_rooms_below_as_problems(error, status, problem):
-    found = translator(lambda: "h:1")(error)
-    assert (found.status, found.code) == (status, problem)
+    result = translator(lambda: "h:1")(error)
+    assert (result.status, result.code) == (status, problem)
 
 
 async def test_no_api_where_none_is_wanted(tmp_path):
@@ -145,13 +145,13 @@ async def test_no_api_where_none_is_wanted(tmp_path):
 
 
 def test_an_open_api_without_tokens_does_not_start(tmp_path):
-    for settings, words in (
+    for settings, text in (
         (["httpBindAddress=0.0.0.0"], b"not loopback: set httpTokensFile"),
         ([f"httpTokensFile={tokens_file(tmp_path / 'tokens', 0o644)}"], b"open to everybody"),
     ):
         done = subprocess.run(command(tmp_path, *settings), capture_output=True, timeout=PATIENCE_S)
         assert done.returncode == 2, done.stderr
-        assert words in done.stderr
+        assert text in done.stderr
 
 
 async def test_a_member_is_added_and_removed(tmp_path):

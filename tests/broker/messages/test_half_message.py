@@ -103,13 +103,13 @@ def test_whatever_a_half_says_it_can_be_committed_and_asked_about(free_bytes):
     rest = len(a_half(K=value, WAIT="true").properties) + free_bytes
     half = a_half(K=value + "v" * (PROPERTIES_SIZE_MAX - rest), WAIT="true")
     assert len(half.properties) == PROPERTIES_SIZE_MAX - free_bytes
-    told = decode_properties(half.properties)
-    assert decode_properties(conversion.committed(half).properties) == told
+    properties = decode_properties(half.properties)
+    assert decode_properties(conversion.committed(half).properties) == properties
     check = decode_record(conversion.check_body(half))
-    assert decode_properties(check.properties)["K"] == told["K"]
+    assert decode_properties(check.properties)["K"] == properties["K"]
     again = conversion.stored_again(half, 12, 1)
     assert (again is None) == (free_bytes < 100)
-    assert again is None or decode_properties(again.properties).items() > told.items()
+    assert again is None or decode_properties(again.properties).items() > properties.items()
 
 
 def test_ops_of_either_version():

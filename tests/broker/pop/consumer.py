@@ -57,12 +57,12 @@ class Popper:
         for part in head.order_counts.split(";") if head.order_counts else ():
             _, where, times = part.split(" ")
             counts[where] = int(times)
-        found = []
+        result = []
         for at, _ in walk_records(answer.body):
             record = decode_record(answer.body, at)
             properties = decode_properties(record.properties)
-            told = properties.pop(POP_CK, None)
-            if told is None:
+            reported = properties.pop(POP_CK, None)
+            if reported is None:
                 kind = kind_of(record.topic)
                 handle = Handle(
                     starts[kind, record.queue_id][0],
@@ -75,12 +75,12 @@ class Popper:
                     record.queue_offset,
                 )
             else:
-                handle = Handle.decode(told)
+                handle = Handle.decode(reported)
             topic = f"%RETRY%{self.name}_{self.topic}" if handle.retry else self.topic
             times = record.reconsume_times
             times = counts.get(f"qo{record.queue_id}%{record.queue_offset}", times)
-            found.append(Popped(record.body, topic, handle, times, properties))
-        return found
+            result.append(Popped(record.body, topic, handle, times, properties))
+        return result
 
     async def ack(self, broker, one):
         """Acknowledge a message; return the answer's code."""
@@ -112,7 +112,9 @@ class Popper:
         answer = await self.group.ask(broker, code, header.to_ext())
         if answer.code:
             return answer.code
-        told = ChangeResponseHeader.parse(answer.ext)
+        reported = ChangeResponseHeader.parse(answer.ext)
         start = handle.start if handle.order else handle.offset
-        changed = handle._replace(start=start, pop_ms=told.pop_ms, invisible_ms=told.invisible_ms)
+        changed = handle._replace(
+            start=start, pop_ms=reported.pop_ms, invisible_ms=reported.invisible_ms
+        )
         return one._replace(handle=changed)

@@ -37,8 +37,8 @@ async def test_another_attempt_client_or_group_gets_other_messages(one):
     await filled(group, broker, 8)
     first = await popper.pop(broker, count=2, **MINE)
     for other in ({"attempt_id": "a2"}, {"renewed_by": "c2"}, {"renewed_by": ""}):
-        (found,) = await popper.pop(broker, count=1, **(MINE | other))
-        assert not {found.body} & {one.body for one in first}
+        (result,) = await popper.pop(broker, count=1, **(MINE | other))
+        assert not {result.body} & {one.body for one in first}
     elsewhere = await Popper(group, "other").pop(broker, count=8, **MINE)
     assert len(elsewhere) == 8
 
@@ -47,15 +47,15 @@ async def test_retries_are_told_again_too(one):
     group, broker, popper = one
     await filled(group, broker, 1)
     await popper.pop(broker, invisible_ms=100)
-    found = []
+    result = []
 
     async def comes_again():
-        found[:] = await popper.pop(broker, **MINE)
-        return found
+        result[:] = await popper.pop(broker, **MINE)
+        return result
 
     await until(comes_again)
     (again,) = await popper.pop(broker, **MINE)
-    assert again == found[0] and again.handle.retry
+    assert again == result[0] and again.handle.retry
 
 
 async def test_the_next_leader_tells_them_too(tmp_path):

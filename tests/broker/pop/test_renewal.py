@@ -55,14 +55,14 @@ async def test_it_comes_again_only_when_its_client_has_gone(one, order):
         assert await popper.pop(broker, order=order) == []
         await asyncio.sleep(0.05)
     await leave(group, broker)
-    found = []
+    result = []
 
     async def comes_again():
-        found[:] = await popper.pop(broker, order=order)
-        return found
+        result[:] = await popper.pop(broker, order=order)
+        return result
 
     await until(comes_again)
-    assert found[0].body == first.body
+    assert result[0].body == first.body
 
 
 async def test_a_client_that_comes_back_in_time_keeps_its_messages(one):

@@ -47,10 +47,10 @@ async def filled(group, broker, count, queues=4, topic="T"):
 
 async def drained(popper, broker, **options):
     """Pop until nothing is left."""
-    found = []
+    result = []
     while more := await popper.pop(broker, **options):
-        found += more
-    return found
+        result += more
+    return result
 
 
 @pytest.fixture
@@ -129,24 +129,24 @@ async def test_a_message_that_cannot_be_read_keeps_none_from_coming_again_once(o
 
 async def pulls_as_java(group, broker, store):
     """Return what a new group gets that begins as Java's clients do (14, and 30 after a 22)."""
-    found = await group.committed(broker, "T", 0)
+    result = await group.committed(broker, "T", 0)
     await store()
-    if found.code == ResponseCode.QUERY_NOT_FOUND:
+    if result.code == ResponseCode.QUERY_NOT_FOUND:
         ext = {"topic": "T", "queueId": "0"}
-        found = await group.ask(broker, RequestCode.GET_MAX_OFFSET, ext)
+        result = await group.ask(broker, RequestCode.GET_MAX_OFFSET, ext)
     await store()
-    answer = await group.pull(broker, "T", int(found.ext["offset"]))
+    answer = await group.pull(broker, "T", int(result.ext["offset"]))
     return [decode_record(answer.body, at).body for at, _ in walk_records(answer.body)]
 
 
 async def pops_as_the_proxy(group, broker, store):
     """Return what a new group gets that pops until there is nothing, as gRPC's consumers do."""
-    popper, found = Popper(group), []
+    popper, result = Popper(group), []
     for _ in range(3):
-        found += [message.body for message in await popper.pop(broker, init_mode=INIT_MAX)]
+        result += [message.body for message in await popper.pop(broker, init_mode=INIT_MAX)]
         await store()
-    found += [message.body for message in await drained(popper, broker, init_mode=INIT_MAX)]
-    return found
+    result += [message.body for message in await drained(popper, broker, init_mode=INIT_MAX)]
+    return result
 
 
 @pytest.mark.parametrize("begins", [pulls_as_java, pops_as_the_proxy])
@@ -166,14 +166,14 @@ async def test_a_new_group_gets_what_an_empty_queue_receives(tmp_path, begins, q
         await filled(group, broker, 0 if queue == "without a file" else 3, 1)
         if queue == "emptied":
             assert (await group.ask(broker, RequestCode.EMPTY_TOPIC, {"topic": "T"})).code == 0
-        found = await begins(group, broker, store)
+        result = await begins(group, broker, store)
     stored = moment < (2 if begins is pulls_as_java else 3)
     if queue != "full":
-        assert found == ([b"first", b"second"] if stored else [])
+        assert result == ([b"first", b"second"] if stored else [])
     elif begins is pulls_as_java:  # LAST_OFFSET begins behind what is there when it asks
-        assert found == ([b"first", b"second"] if moment == 1 else [])
+        assert result == ([b"first", b"second"] if moment == 1 else [])
     else:  # at the last message, as Apache's brokers do
-        assert found == [b"2", b"first", b"second"]
+        assert result == [b"2", b"first", b"second"]
 
 
 @pytest.mark.parametrize("broken", ["again", "check"])
@@ -183,8 +183,8 @@ async def test_a_message_that_cannot_be_stored_keeps_none_from_coming_again(
     """It, too, comes once it can be stored."""
     group, broker, popper = one
     await filled(group, broker, 4, 1)
-    place = broker.sends if broken == "check" else revive
-    real, failures = getattr(place, broken), []
+    position = broker.sends if broken == "check" else revive
+    real, failures = getattr(position, broken), []
 
     def fails(message, *rest):
         if message.body == b"1" and len(failures) < 3:
@@ -195,7 +195,7 @@ async def test_a_message_that_cannot_be_stored_keeps_none_from_coming_again(
         return real(message, *rest)
 
     monkeypatch.setattr(revive, "RETRY_MS", 50)
-    monkeypatch.setattr(place, broken, fails)
+    monkeypatch.setattr(position, broken, fails)
     await popper.pop(broker, count=4, invisible_ms=SHORT_MS)
     again = []
     while len(again) < 4:
@@ -391,8 +391,8 @@ async def test_deadlines_of_what_was_acknowledged_are_forgotten(one, monkeypatch
     monkeypatch.setattr(reviver, "_wall_ms", lambda: wall_ms() + 25_000)  # its time is over
     again = []
     while len(again) < 2:
-        found = await popper.pop(broker, poll_ms=30_000)
-        again += [message for message in found if message.times]
+        result = await popper.pop(broker, poll_ms=30_000)
+        again += [message for message in result if message.times]
     assert bodies(again) == bodies(kept)
 
 
@@ -442,10 +442,10 @@ async def test_an_attempt_goes_on_where_the_last_one_stopped(one, monkeypatch):
     for _ in range(8):
         selector.attempt(pop)
         selector.attempt(Pop(PopHeader("other", "T", -1, 32, 60_000, 0), ALL))
-    places = [one for one, _ in attempts[::2]]
-    first = [queues[0] for queues in places]
+    positions = [one for one, _ in attempts[::2]]
+    first = [queues[0] for queues in positions]
     gaps = {(later - earlier) % 4 for earlier, later in pairwise(first)}
-    assert (gaps, {len(queues) for queues in places}) == ({1}, {1})
+    assert (gaps, {len(queues) for queues in positions}) == ({1}, {1})
 
 
 async def test_retries_are_popped_when_the_filter_has_done_its_work(one, monkeypatch):
@@ -475,9 +475,9 @@ async def test_an_expression_selects(one):
     for number in range(6):
         await group.send(broker, "T", b"%d" % number, properties=f"n\x01{number}\x02")
     options = {"expression_type": "SQL92", "expression": "n > 3 OR n = 1"}
-    found = await drained(popper, broker, **options)
-    assert bodies(found) == [1, 4, 5]
-    assert await popper.batch_ack(broker, found) == 0
+    result = await drained(popper, broker, **options)
+    assert bodies(result) == [1, 4, 5]
+    assert await popper.batch_ack(broker, result) == 0
     answer = await popper.answer(broker, expression_type="SQL92", expression="n >")
     assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
@@ -575,10 +575,10 @@ async def test_a_group_may_stop_to_consume_in_order(one):
     await popper.pop(broker, order=True, count=3, invisible_ms=100)
     await asyncio.sleep(0.15)
     await popper.pop(broker, order=True, count=1, invisible_ms=100)
-    found = []
-    while len(set(bodies(found))) < 5:
-        found += await popper.pop(broker, poll_ms=30_000)
-    assert await popper.batch_ack(broker, found) in (0, ResponseCode.NO_MESSAGE)
+    result = []
+    while len(set(bodies(result))) < 5:
+        result += await popper.pop(broker, poll_ms=30_000)
+    assert await popper.batch_ack(broker, result) in (0, ResponseCode.NO_MESSAGE)
 
 
 async def test_what_retention_deleted_is_pending_no_more_in_order(tmp_path):
@@ -634,8 +634,8 @@ async def test_a_question_is_looked_at_once_more_when_its_time_is_over(one):
 
     async def ask(attempt, poll_ms):
         where = {"consumerGroup": "cg", "topic": "T", "queueId": "0", "order": "true"}
-        asked = where | {"attemptId": attempt, "pollTime": str(poll_ms)}
-        return (await group.ask(broker, RequestCode.NOTIFICATION, asked)).ext["hasMsg"]
+        requested = where | {"attemptId": attempt, "pollTime": str(poll_ms)}
+        return (await group.ask(broker, RequestCode.NOTIFICATION, requested)).ext["hasMsg"]
 
     questions = [asyncio.create_task(ask(attempt, 400)) for attempt in "aab"]
     await until(lambda: broker.popping.pops.waiting.count == 3)
@@ -680,8 +680,8 @@ async def test_a_reset_counts_that_comes_between_pops_and_their_places_in_the_lo
     await until(lambda: len(steps._gathered) == 2)
     steps._soon = real
     held[0]()
-    found = bodies(await first) + bodies(await second)
-    assert found == ([] if popped_before else [5, 6, 7, 8])
+    result = bodies(await first) + bodies(await second)
+    assert result == ([] if popped_before else [5, 6, 7, 8])
     again = await drained(popper, broker, count=count)
     assert bodies(again) == list(range(10))
     assert broker.state.offsets.get("T", "cg", 0) == 10
@@ -772,8 +772,8 @@ async def test_modes_are_kept_and_queues_shared_out(one):
 
     async def assigned():
         answer = await group.ask(broker, RequestCode.QUERY_ASSIGNMENT, {}, dumps(body))
-        found = loads_object(answer.body)["messageQueueAssignments"]
-        return [(one["mode"], one["messageQueue"]["queueId"]) for one in found]
+        result = loads_object(answer.body)["messageQueueAssignments"]
+        return [(one["mode"], one["messageQueue"]["queueId"]) for one in result]
 
     assert await assigned() == [("PULL", 0), ("PULL", 1), ("PULL", 2)]
     wish = {"topic": "T", "consumerGroup": "cg", "mode": "POP", "popShareQueueNum": 0}

@@ -28,12 +28,12 @@ def frozen(broker: Any) -> Iterator[None]:
 
 async def successor(group: Group, old: Any) -> Any:
     """Return who leads while `old` is frozen, and still believes that it leads."""
-    found: list[Any] = []
+    result: list[Any] = []
 
     def look() -> bool:
-        found[:] = [b for b in group.brokers.values() if b is not old and b.roles.leading]
-        return bool(found)
+        result[:] = [b for b in group.brokers.values() if b is not old and b.roles.leading]
+        return bool(result)
 
     await until(look)
     assert old.roles.leading
-    return found[0]
+    return result[0]

@@ -43,10 +43,10 @@ def tables(level=5, timer=(900, 2, 4, 4), half=3, op=2):
 def test_what_is_ahead_is_taken_back_to_the_ends_of_the_queues(ahead):
     state = tables(**ahead)
     assert keep_within(state, end_of)
-    wanted = tables()
-    assert state.delays.offsets == wanted.delays.offsets
-    assert state.delays.timer == wanted.delays.timer
-    assert state.offsets.offsets == wanted.offsets.offsets
+    expected = tables()
+    assert state.delays.offsets == expected.delays.offsets
+    assert state.delays.timer == expected.delays.timer
+    assert state.offsets.offsets == expected.offsets.offsets
     assert not keep_within(state, end_of)
 
 

@@ -43,8 +43,8 @@ async def test_a_deposed_leader_moves_no_consumer(group):
         new = await successor(group, old)
         for _ in range(3):
             assert (await group.send(new, "T")).code == 0
-        found = await group.pull(old, "T", 0)  # committed, whoever leads: answered at once
-        assert found.code == ResponseCode.SUCCESS
+        result = await group.pull(old, "T", 0)  # committed, whoever leads: answered at once
+        assert result.code == ResponseCode.SUCCESS
         pulls = [
             asyncio.ensure_future(group.pull(old, "T", 4, flags=flags)) for flags in (0x4, 0x6)
         ]
@@ -128,8 +128,8 @@ async def test_a_deposed_leader_does_not_say_what_there_is_not(group):
             }.items()
         }  # fmt: skip
         await served(group, old)
-        found = await group.ask(old, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(first)})
-        assert found.code == ResponseCode.SUCCESS  # it is committed, whoever leads
+        result = await group.ask(old, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(first)})
+        assert result.code == ResponseCode.SUCCESS  # it is committed, whoever leads
     for code, answer in answers.items():
         assert (await answer).remark.startswith("[NOT_LEADER]"), code
 

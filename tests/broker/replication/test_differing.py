@@ -58,8 +58,8 @@ async def test_one_with_a_shorter_time_deletes_nothing_that_the_others_keep(tmp_
         assert other.retention.expired().before >= second
         assert all(broker.store.commitlog.min_offset == 0 for broker in group.brokers.values())
         answer = await group.ask(other, RequestCode.GET_BROKER_RUNTIME_INFO)
-        told = orjson.loads(answer.body)["table"]["raftDiffers"]
-        assert told == "; ".join(f"n{n}: fileReservedTime, maxMessageSize" for n in range(2))
+        reported = orjson.loads(answer.body)["table"]["raftDiffers"]
+        assert reported == "; ".join(f"n{n}: fileReservedTime, maxMessageSize" for n in range(2))
 
 
 async def test_what_has_expired_for_a_majority_goes(tmp_path):

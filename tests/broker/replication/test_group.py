@@ -195,9 +195,9 @@ async def test_registration_follows_the_leader(tmp_path):
 
 async def test_new_leader_tells_consumers_to_rebalance(group):
     name = await group.leader()
-    told = []
+    reported = []
     client = type(group.client)(
-        {40: lambda connection, c: told.append((connection.address, c.ext))}
+        {40: lambda connection, c: reported.append((connection.address, c.ext))}
     )
     try:
         body = orjson.dumps(
@@ -209,10 +209,10 @@ async def test_new_leader_tells_consumers_to_rebalance(group):
         )
         for broker in group.brokers.values():  # consumers beat to followers too
             await client.invoke(broker.address, RemotingCommand.request(34, None, body), 60_000)
-        await until(lambda: len(told) >= 3)
-        told.clear()
+        await until(lambda: len(reported) >= 3)
+        reported.clear()
         await group.kill(name)
         successor = await group.leading()
-        await until(lambda: (successor.address, {"consumerGroup": "cg2"}) in told)
+        await until(lambda: (successor.address, {"consumerGroup": "cg2"}) in reported)
     finally:
         await client.close()

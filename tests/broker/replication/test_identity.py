@@ -29,9 +29,9 @@ def id_of(broker):
 async def agreed(brokers):
     brokers = list(brokers)
     await until(lambda: all(map(id_of, brokers)))
-    found = {id_of(broker) for broker in brokers}
-    assert len(found) == 1, found
-    return found.pop()
+    result = {id_of(broker) for broker in brokers}
+    assert len(result) == 1, result
+    return result.pop()
 
 
 async def runtime(group, broker):
@@ -137,8 +137,8 @@ async def test_two_groups_of_one_name_and_the_same_ids_never_mix(tmp_path, caplo
             for text in (first.hex(), second.hex(), f"127.0.0.1:{one.ports[name]}", "dLegerPeers"):
                 assert text in peers[name]["error"], peers[name]
         for name in ("n0", "n1"):
-            told = one.brokers[name].engine.status()["foreign"]
-            assert told and second.hex() in told[0] and first.hex() in told[0]
+            status = one.brokers[name].engine.status()["foreign"]
+            assert status and second.hex() in status[0] and first.hex() in status[0]
         # Both go on; the one with what it has left, a majority.
         for group, body in ((one, b"one"), (two, b"two")):
             leader = await group.leading()

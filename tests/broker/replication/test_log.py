@@ -74,17 +74,17 @@ async def test_only_a_ready_leader_proposes(world: World) -> None:
 
 
 async def test_who_proposes_hears_of_the_end_and_never_before_it_returns(world: World) -> None:
-    told: list[Exception | None] = []
+    reported: list[Exception | None] = []
     world.engine.busy = True
-    world.log.propose_then(b"command", told.append)
-    assert not told
+    world.log.propose_then(b"command", reported.append)
+    assert not reported
     await asyncio.sleep(0)
-    assert [type(one) for one in told] == [Busy]
+    assert [type(one) for one in reported] == [Busy]
     world.engine.busy = False
-    world.log.propose_then(b"command", told.append)
+    world.log.propose_then(b"command", reported.append)
     world.engine.proposed[0].set_result(8)
     await asyncio.sleep(0)
-    assert told[1:] == [None]
+    assert reported[1:] == [None]
 
 
 async def test_a_callback_that_fails_is_contained(world: World) -> None:

@@ -56,8 +56,8 @@ class Growing(Group):
         """Ask whoever leads until it is done."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                wanted = fields(op, member, address, force)
-                answer = await self.ask(await self.leading(), RequestCode.CHANGE_MEMBERS, wanted)
+                expected = fields(op, member, address, force)
+                answer = await self.ask(await self.leading(), RequestCode.CHANGE_MEMBERS, expected)
                 if answer.code == ResponseCode.SUCCESS:
                     return answer
                 assert "OUTCOME_UNKNOWN" not in answer.remark, answer.remark
@@ -69,8 +69,8 @@ class Growing(Group):
 
 
 def fields(op, member="", address="", force=""):
-    wanted = {"op": op, "memberId": member, "memberAddress": address, "force": force}
-    return {key: value for key, value in wanted.items() if value}
+    expected = {"op": op, "memberId": member, "memberAddress": address, "force": force}
+    return {key: value for key, value in expected.items() if value}
 
 
 @asynccontextmanager
@@ -83,10 +83,10 @@ async def registered(root, count):
 
             async def shown():
                 try:
-                    found = (await admin.cluster.info()).brokers.get(GROUP)
+                    result = (await admin.cluster.info()).brokers.get(GROUP)
                 except NameServerUnreachable:  # not within a second: it is asked again
                     return None
-                return dict(found.addresses) if found else {}
+                return dict(result.addresses) if result else {}
 
             yield group, shown
 
@@ -132,8 +132,8 @@ async def test_a_broker_is_replaced_and_the_name_server_shows_who_is_there(tmp_p
         successor = await group.leader()
         other = "n3" if successor == kept else kept
         other_id = 4 if other == "n3" else ids[kept]
-        wanted = {0: group.brokers[successor].address, other_id: group.brokers[other].address}
-        await shows(shown, wanted)
+        expected = {0: group.brokers[successor].address, other_id: group.brokers[other].address}
+        await shows(shown, expected)
 
 
 REFUSED = (
@@ -152,10 +152,10 @@ REFUSED = (
 async def test_what_is_refused_is_told_in_words_and_a_member_is_moved(tmp_path):
     async with Growing(tmp_path, 1) as single:
         broker = await single.leading()
-        for wanted, words in REFUSED:
-            answer = await single.ask(broker, RequestCode.CHANGE_MEMBERS, wanted)
+        for expected, text in REFUSED:
+            answer = await single.ask(broker, RequestCode.CHANGE_MEMBERS, expected)
             assert answer.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.INVALID_PARAMETER)
-            assert words in answer.remark
+            assert text in answer.remark
             assert [row["node_id"] for row in broker.engine.members] == ["n0"]
         await single.change("add-learner", "n9", "127.0.0.1:1", "true")
         moved = await single.change("move", "n9", "127.0.0.1:2", "true")
@@ -172,8 +172,8 @@ async def test_a_member_moves_only_to_where_it_is_found_unless_that_is_said(tmp_
         await until(lambda: links.is_at(one, there))
 
         async def move(member, address, force=""):
-            wanted = fields("move", member, address, force)
-            return await group.ask(leader, RequestCode.CHANGE_MEMBERS, wanted)
+            expected = fields("move", member, address, force)
+            return await group.ask(leader, RequestCode.CHANGE_MEMBERS, expected)
 
         other = f"localhost:{group.ports[two]}"
         for where, why in (("127.0.0.1:1", "connect"), (other, f"this is {two}, not {one}")):
@@ -183,13 +183,13 @@ async def test_a_member_moves_only_to_where_it_is_found_unless_that_is_said(tmp_
             assert said in answer.remark and why in answer.remark.lower()
         assert [row["address"] for row in engine.members][int(one[1:])] == there
         assert (await move("n9", there)).remark.startswith("n9 is no member")
-        for wanted in (
+        for expected in (
             (one, f"localhost:{group.ports[one]}", ""),
             (first, f"127.0.0.1:{group.ports[first]}", ""),
             (two, "127.0.0.1:1", "true"),
         ):
             async with asyncio.timeout(PATIENCE_S):  # who was moved answers again soon
-                while (await move(*wanted)).code != ResponseCode.SUCCESS:  # noqa: ASYNC110
+                while (await move(*expected)).code != ResponseCode.SUCCESS:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 
 
@@ -220,8 +220,8 @@ async def test_nothing_is_proposed_for_an_address_at_which_the_member_does_not_a
         tried = [("add-learner", "n3", ""), ("move", first, ""), ("move", first, "true")]
         for op, member, force in tried:
             for where in elsewhere.values():
-                wanted = fields(op, member, where, force)
-                answer = await group.ask(leader, RequestCode.CHANGE_MEMBERS, wanted)
+                expected = fields(op, member, where, force)
+                answer = await group.ask(leader, RequestCode.CHANGE_MEMBERS, expected)
                 assert answer.code == ResponseCode.SYSTEM_ERROR
                 assert f"{member} was not found at {where}" in answer.remark
                 assert "OUTCOME_UNKNOWN" not in answer.remark
@@ -258,10 +258,10 @@ async def test_a_change_whose_outcome_is_not_known_is_told_as_such(tmp_path):
         others = [name for name in group.names if name != first]
         for name in others:  # they have answered just now, and will not again
             group.brokers[name].abandon("killed by the test")
-        wanted = fields("add-learner", "n9", "127.0.0.1:1", "true")
+        expected = fields("add-learner", "n9", "127.0.0.1:1", "true")
         change = Change(ChangeKind.ADD_LEARNER, "n9", "127.0.0.1:1")
         made = asyncio.create_task(leader.members.make(change, force=True))
-        answer = await group.ask(leader, RequestCode.CHANGE_MEMBERS, wanted)
+        answer = await group.ask(leader, RequestCode.CHANGE_MEMBERS, expected)
         assert "it was not done, because it could not be recorded" in answer.remark
         with pytest.raises(OutcomeUnknown):
             await made

@@ -52,8 +52,8 @@ async def test_leadership_goes_to_the_preferred_one_and_no_send_fails(tmp_path):
         where = f"127.0.0.1:{names.port}"
         async with Group(tmp_path, 3, namesrvAddr=where) as group:
             first = await group.leader()
-            wanted, third = (name for name in group.names if name != first)
-            leader, chosen = group.brokers[first], group.brokers[wanted]
+            expected, third = (name for name in group.names if name != first)
+            leader, chosen = group.brokers[first], group.brokers[expected]
             await group.create_topic(leader, "T")
             await until(lambda: all(b.members.watches for b in group.brokers.values()))
             async with (
@@ -64,28 +64,28 @@ async def test_leadership_goes_to_the_preferred_one_and_no_send_fails(tmp_path):
                     f"{client.base}/api/v1/events", headers={"Last-Event-ID": "0-0"}
                 ) as events,
             ):
-                await refuses(client, there, wanted)
+                await refuses(client, there, expected)
                 await until(lambda: count[0] > 20)
-                put = await client.put(PATH, {"name": wanted}, If_None_Match="*")
+                put = await client.put(PATH, {"name": expected}, If_None_Match="*")
                 assert put.status == 200, put.json
-                assert put.json["name"] == wanted
+                assert put.json["name"] == expected
                 await until(lambda: chosen.roles.leading)
                 seen = await events_until(events, lambda e: e["kind"] == "transfer")
-                assert seen[-1]["detail"] == {"to": wanted, "by": "preferred leader"}
-                chosen_now = {"name": wanted, "was": None}
+                assert seen[-1]["detail"] == {"to": expected, "by": "preferred leader"}
+                chosen_now = {"name": expected, "was": None}
                 assert any(
                     e["kind"] == "preferredLeaderChanged"
                     and e["detail"].items() >= chosen_now.items()
                     for e in seen
                 )
-                told = {"nameServer": where, "brokerId": 0, "reason": "registered"}
-                assert told in [e["detail"] for e in seen if e["kind"] == "routeChanged"]
+                reported = {"nameServer": where, "brokerId": 0, "reason": "registered"}
+                assert reported in [e["detail"] for e in seen if e["kind"] == "routeChanged"]
                 seen = await events_until(events, lambda e: e["kind"] == "routeChanged")
                 assert seen[-1]["detail"]["brokerId"] == 1 + int(first[1:])  # it follows now
                 sent = count[0]
                 await until(lambda: count[0] > sent + 20)  # there, too
-                await stands(chosen, f"{wanted} leads")
-                await shows(client, there, wanted)
+                await stands(chosen, f"{expected} leads")
+                await shows(client, there, expected)
                 stale = await there.put(PATH, {"name": third}, If_None_Match="*")
                 assert (stale.status, stale.headers["ETag"]) == (412, put.headers["ETag"])
                 etag = put.headers["ETag"]

@@ -89,13 +89,13 @@ async def pulled(group, broker, topic, queue=0):
     low = await group.ask(broker, RequestCode.GET_MIN_OFFSET, header)
     high = await group.ask(broker, RequestCode.GET_MAX_OFFSET, header)
     offset, end = int(low.ext["offset"]), int(high.ext["offset"])
-    found = []
+    result = []
     while offset < end:
         answer = await group.pull(broker, topic, offset, queue=queue, wait_ms=0)
         assert answer.code == 0, answer
-        found.append(answer.body)
+        result.append(answer.body)
         offset = int(answer.ext["nextBeginOffset"])
-    return int(low.ext["offset"]), end, b"".join(found)
+    return int(low.ext["offset"]), end, b"".join(result)
 
 
 def same_logs(one, other):

@@ -136,7 +136,7 @@ class Processes:
     async def messages(self, name, topic, queue, offset, end):
         """Record by queue offset, of what is there: retention goes on, and a follower may not have
         the last of it yet."""
-        found = {}
+        result = {}
         while offset < end:
             header = PullHeader("cg", topic, queue, offset, 32, 0x4, 0, 0, "*", 0)
             answer = await self.ask(name, RequestCode.PULL_MESSAGE, header.to_ext())
@@ -146,8 +146,8 @@ class Processes:
             offset = int(answer.ext["nextBeginOffset"])
             body = answer.body or b""
             for at, size in walk_records(body):
-                found[decode_record(body, at).queue_offset] = body[at : at + size]
-        return found
+                result[decode_record(body, at).queue_offset] = body[at : at + size]
+        return result
 
     def commitlog(self, name):
         """Segments' bytes by name."""
@@ -235,10 +235,10 @@ async def same_messages(group, topic, queue, leader, follower):
         while True:
             await group.send(leader, topic, BODY, queue=queue)
             ends = await group.ends(leader, topic, queue)
-            found = await group.messages(leader, topic, queue, *ends)
+            messages = await group.messages(leader, topic, queue, *ends)
             want = await group.messages(follower, topic, queue, *ends)
-            both = found.keys() & want.keys()
-            assert [found[offset] for offset in both] == [want[offset] for offset in both]
+            both = messages.keys() & want.keys()
+            assert [messages[offset] for offset in both] == [want[offset] for offset in both]
             if both:
                 return
             await asyncio.sleep(0.05)

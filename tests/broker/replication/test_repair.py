@@ -68,19 +68,19 @@ async def bodies(group, broker, count):
         ResponseCode.PULL_NOT_FOUND,
         ResponseCode.TOPIC_NOT_EXIST,  # of a follower that has lost its tables: not applied yet
     )
-    found = []
+    result = []
     async with asyncio.timeout(120):
-        while len(found) < count:
-            response = await group.pull(broker, "T", len(found), wait_ms=0, flags=0x4)
+        while len(result) < count:
+            response = await group.pull(broker, "T", len(result), wait_ms=0, flags=0x4)
             if response.code in later:
                 await asyncio.sleep(0.02)
                 continue
             assert response.code == ResponseCode.SUCCESS, response
             for at, _ in walk_records(response.body):
                 record = decode_record(response.body, at)
-                assert record.queue_offset == len(found)
-                found.append(record.body[:3])
-    return found
+                assert record.queue_offset == len(result)
+                result.append(record.body[:3])
+    return result
 
 
 EXPECTED = [b"%03d" % n for n in range(60)]

@@ -76,7 +76,7 @@ async def test_a_leader_is_killed_and_nothing_is_lost(world: World, tmp_path: Pa
 
 
 async def bodies(group: Group, broker: object, topic: str) -> list[bytes]:
-    found: list[bytes] = []
+    result: list[bytes] = []
     for queue in range(4):
         offset = 0
         while True:
@@ -84,9 +84,9 @@ async def bodies(group: Group, broker: object, topic: str) -> list[bytes]:
             if answer.code != 0:
                 break
             records = [decode_record(answer.body, at) for at, _ in walk_records(answer.body)]
-            found += [record.body for record in records]
+            result += [record.body for record in records]
             offset += len(records)
-    return found
+    return result
 
 
 async def same_everywhere(group: Group, count: int) -> None:
@@ -189,8 +189,8 @@ async def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> Non
 
         def refused(what: str) -> set[str]:
             lines = broker.metrics.render()[0].decode().splitlines()
-            found = [line for line in lines if "tls_files_refused{" in line and what in line]
-            return {line.rpartition(" ")[2] for line in found}
+            result = [line for line in lines if "tls_files_refused{" in line and what in line]
+            return {line.rpartition(" ")[2] for line in result}
 
         assert await told() == ""
         spoil(world.cert)

@@ -85,12 +85,12 @@ async def test_stores_of_the_program_before_are_opened(tmp_path):
         await group.until(
             lambda infos: len(infos) == len(NAMES) and any(map(leads, infos.values()))
         )
-        found = set()
+        result = set()
         for queue in range(QUEUES):
             first, end = await group.ends(leader, "T", queue)
             records = await group.messages(leader, "T", queue, first, end)
-            found |= {bytes(decode_record(record, 0).body) for record in records.values()}
-        assert found == set(bodies)
+            result |= {bytes(decode_record(record, 0).body) for record in records.values()}
+        assert result == set(bodies)
         for name in NAMES:
             assert "durable_state_lost" not in group.log(name)
 

@@ -36,14 +36,14 @@ async def filled(group):
 
 async def retained(group):
     """Let all replicas delete what they may, a few times; return how much they did."""
-    found = 0
+    result = 0
     for _ in range(3):
         for broker in group.brokers.values():
             broker.engine.parts.chores.peer_info._due_ms = 0.0
-            found += (await broker.keeper.retain(at_once=True)).deleted
+            result += (await broker.keeper.retain(at_once=True)).deleted
             broker.reliever.poll()
         await asyncio.sleep(0.05)
-    return found
+    return result
 
 
 def heard(group):
@@ -109,10 +109,10 @@ async def test_a_full_disk_deletes_nothing_young_and_is_still_operated(tmp_path,
         refused = await group.send(leader, "T")
         assert refused.remark.startswith("[DISK_FULL] the disk is 95 percent full")
         # Somebody can get out of it: everything but sends works.
-        begin = leader.store.queues.queue("T", 0).min_offset
-        assert (await group.pull(leader, "T", begin)).code == 0
-        assert (await group.commit(leader, "T", 0, begin + 1)).code == 0
-        await until(lambda: leader.state.offsets.get("T", "cg", 0) == begin + 1)
+        start = leader.store.queues.queue("T", 0).min_offset
+        assert (await group.pull(leader, "T", start)).code == 0
+        assert (await group.commit(leader, "T", 0, start + 1)).code == 0
+        await until(lambda: leader.state.offsets.get("T", "cg", 0) == start + 1)
         ext = {"topic": "T"}
         assert (await group.ask(leader, RequestCode.DELETE_TOPIC_IN_BROKER, ext)).code == 0
         live = b"fileReservedTime=0"

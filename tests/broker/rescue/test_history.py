@@ -34,9 +34,9 @@ def made_up(seed):
         sorted(rng.choices(range(term + low * at, term + low * at + 2), k=rng.randrange(12)))
         for at in (0, 1)
     ]
-    begin = frames(common)
+    start = frames(common)
     return len(common), *(
-        [*begin, *frames(end, len(common) + 1, salt=at + 1)] for at, end in enumerate(ends)
+        [*start, *frames(end, len(common) + 1, salt=at + 1)] for at, end in enumerate(ends)
     )
 
 
@@ -101,20 +101,20 @@ def test_what_differs_cannot_be_kept_together(tmp_path):
         fields = {name: getattr(made, name) for name in made.__slots__}
         return History(**{**fields, "store": str(store), **changes})
 
-    begin = frames([1] * 5)
+    start = frames([1] * 5)
     names = [str(store) for store in stores]
-    alike = of(stores[0], begin), of(stores[1], begin[:3])
+    alike = of(stores[0], start), of(stores[1], start[:3])
     check(alike, names, b"")
-    forked = of(stores[0], begin, frames([2], 6)), of(stores[1], begin, frames([3], 6))
+    forked = of(stores[0], start, frames([2], 6)), of(stores[1], start, frames([3], 6))
     check(forked, names[:1], b"")
     with pytest.raises(Refused, match=r"cannot both be kept: .* behind frame 5"):
         check(forked, names, b"")
     with pytest.raises(Refused, match="several groups"):
-        check((of(stores[0], begin), of(stores[1], begin, group_id="bb")), names[:1], b"")
-    check((of(stores[0], begin), of(stores[1], begin, group_id="bb")), names[:1], b"\xbb")
+        check((of(stores[0], start), of(stores[1], start, group_id="bb")), names[:1], b"")
+    check((of(stores[0], start), of(stores[1], start, group_id="bb")), names[:1], b"\xbb")
     with pytest.raises(Refused, match="two of these stores are of n0"):
-        check((of(stores[0], begin), of(stores[1], begin, node="n0")), names[:1], b"")
+        check((of(stores[0], start), of(stores[1], start, node="n0")), names[:1], b"")
     with pytest.raises(Refused, match="is damaged at byte 5"):
-        check((of(stores[0], begin, damage="at byte 5: zeros"),), names[:1], b"")
+        check((of(stores[0], start, damage="at byte 5: zeros"),), names[:1], b"")
     with pytest.raises(Refused, match="on another machine"):
-        check((of(tmp_path / "none", begin),), [str(tmp_path / "none")], b"")
+        check((of(tmp_path / "none", start),), [str(tmp_path / "none")], b"")

@@ -67,24 +67,24 @@ async def test_a_group_goes_on_with_the_store_that_is_kept(tmp_path, forked):
     root, sent, _ = forked
     shutil.copytree(root, tmp_path / "group")
     group = Group(tmp_path / "group", 3, **SMALL)
-    whole, *back = stores = [group.root / name for name in group.names]
+    complete, *back = stores = [group.root / name for name in group.names]
     before = {store: log_of(store) for store in stores}
     shown = rescue(*stores)
     assert "fork        n0 and n1: alike up to frame" in shown
     assert "compare     n1 and n2: alike up to frame" in shown
     assert "keep n0: lacks frames" in shown and "keep n1: lacks frames" in shown
-    with lock_held(whole):
-        rescue(*stores, "--keep", whole, "--execute", status=75)
-    rescue(*stores, "--keep", whole)  # shows only
-    refused = rescue(*stores, "--keep", whole, "--keep", back[0], "--execute", status=2)
+    with lock_held(complete):
+        rescue(*stores, "--keep", complete, "--execute", status=75)
+    rescue(*stores, "--keep", complete)  # shows only
+    refused = rescue(*stores, "--keep", complete, "--keep", back[0], "--execute", status=2)
     assert "cannot both be kept" in refused
-    missing = rescue(*stores, tmp_path / "away", "--keep", whole, "--execute", status=2)
+    missing = rescue(*stores, tmp_path / "away", "--keep", complete, "--execute", status=2)
     assert "nothing is done while a store cannot be read" in missing
     assert {store: log_of(store) for store in stores} == before
     # The store of another machine is compared by its history.
     behind, left = back
     (tmp_path / "n2.json").write_text(rescue(left, "--json"))
-    done = rescue(whole, behind, tmp_path / "n2.json", "--keep", whole, "--execute")
+    done = rescue(complete, behind, tmp_path / "n2.json", "--keep", complete, "--execute")
     assert "fork        n0 and n2" in done
     group_id = done.split("group id    ")[-1].strip()
     async with group:
@@ -100,7 +100,7 @@ async def test_a_group_goes_on_with_the_store_that_is_kept(tmp_path, forked):
         await until(lambda: all(b.state.group.value.hex() == group_id for b in brokers.values()))
         assert (await stored(group)).items() >= (sent | more).items()
     for store, data in before.items():
-        if store is whole:
+        if store is complete:
             assert log_of(store)[min(data)][:100_000] == data[min(data)][:100_000]
         else:
             (aside,) = store.glob("aside-*")
@@ -113,10 +113,10 @@ async def test_two_stores_that_agree_go_on_without_the_third(tmp_path, forked):
     root, _, theirs = forked
     shutil.copytree(root, tmp_path / "group")
     group = Group(tmp_path / "group", 3, **SMALL)
-    whole, *back = stores = [group.root / name for name in group.names]
-    before = log_of(whole), log_of(back[0])
+    complete, *back = stores = [group.root / name for name in group.names]
+    before = log_of(complete), log_of(back[0])
     rescue(*stores, *(word for store in back for word in ("--keep", store)), "--execute")
-    (aside,) = whole.glob("aside-*")
+    (aside,) = complete.glob("aside-*")
     assert (log_of(aside), log_of(back[0])) == before
     async with group:
         assert (await stored(group)).items() >= theirs.items()
@@ -148,13 +148,13 @@ def test_a_rescue_that_is_interrupted_is_completed(tmp_path, operations, monkeyp
             assert (store / "restoring").read_text() == "aside-1"
     keep.carry_out([], [str(store)], b"g" * 16, "2")
     assert not (store / "restoring").exists()
-    found = {
+    result = {
         str(path.relative_to(aside)): path.read_text()
         for aside in store.glob("aside-*")
         for path in aside.rglob("*")
         if path.is_file() and path.name != "group"
     }
-    assert found == {name: name for name in ("commitlog/0", "a", "b", "identity", "raft.old")}
+    assert result == {name: name for name in ("commitlog/0", "a", "b", "identity", "raft.old")}
     assert orjson.dumps(sorted(path.name for path in store.iterdir() if path.is_file())) == b"[]"
 
 

@@ -77,5 +77,5 @@ def test_a_followers_calls_for_a_record():
 
     follow(leader.frames[0])
     calls = calls_of(lambda: follow(leader.frames[-1])) / COUNT
-    assert [len(found.hashes) for found in keys] == [COUNT, COUNT]
+    assert [len(result.hashes) for result in keys] == [COUNT, COUNT]
     assert FOLLOWER * 0.75 < calls <= FOLLOWER, calls

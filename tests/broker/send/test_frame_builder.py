@@ -70,14 +70,14 @@ def parse_send(ext, body, queue, topic, born, the_rules, batch):
 
 def cut(records, base=1000, now_ms=1700000000123, store=STORE):
     size = sum(record[1] for record in records)
-    asked = []
+    requested = []
 
     def place(length):
-        asked.append(length)
+        requested.append(length)
         return base
 
     result = build_frame(records, size, 7, 3, place, now_ms, pack_host(store))
-    assert asked == [HEADER_SIZE_BYTES + size]
+    assert requested == [HEADER_SIZE_BYTES + size]
     return result
 
 
@@ -148,8 +148,8 @@ def test_prepared_units_equal_what_dispatch_finds():
         send = parse_send(fields(properties), body, queue, topic, born, the_rules, number % 5 == 0)
         records += send.records
     frame, positions, offsets, entries = cut(records)
-    found = [tuple(group) for group in index_payload(frame.payload, frame.payload_position)]
-    assert entries == found
+    result = [tuple(group) for group in index_payload(frame.payload, frame.payload_position)]
+    assert entries == result
     walk = walk_records(bytes(frame.payload), frame.payload_position)
     assert [frame.payload_position + at for at, _ in walk] == sorted(positions)
     assert len(offsets) == len(records) == frame.record_count

@@ -58,10 +58,10 @@ def test_only_those_that_have_waited_for_so_long_are_refused():
 
 def test_own_messages_that_waited_for_too_long_are_told_so():
     bench = Bench()
-    told = []
-    bench.sends.store([], b"command", lambda error: told.append((error.code, error.remark[:6])))
+    reported = []
+    bench.sends.store([], b"command", lambda error: reported.append((error.code, error.remark[:6])))
     pass_time(bench, WAIT_MS + TICK_MS)
-    assert told == [(ResponseCode.SYSTEM_BUSY, "[BUSY]")]
+    assert reported == [(ResponseCode.SYSTEM_BUSY, "[BUSY]")]
 
 
 def test_who_waits_when_the_disk_is_full_is_told_so_at_once():

@@ -67,17 +67,17 @@ async def test_a_reply_reaches_its_requester_and_is_stored(group, code):
         header = SendResponseHeader.parse(answer.ext)
         assert (header.queue_id, header.queue_offset) == (0, 0)
         (pushed,) = requester.taken
-        told = ReplyPushHeader.parse(pushed.ext)
+        reported = ReplyPushHeader.parse(pushed.ext)
         assert pushed.body == b"answer"
-        assert told.send.topic == TOPIC
-        assert told.store_host == broker.address
-        assert told.born_host.startswith("127.0.0.1:")
-        marks = decode_properties(told.send.properties)
+        assert reported.send.topic == TOPIC
+        assert reported.store_host == broker.address
+        assert reported.born_host.startswith("127.0.0.1:")
+        marks = decode_properties(reported.send.properties)
         assert marks["CORRELATION_ID"] == "c-1"
         assert marks["REPLY_TO_CLIENT"] == "10.0.0.1@r"
-        assert int(marks["PUSH_REPLY_TIME"]) == told.store_timestamp_ms
-        found = await group.pull(broker, TOPIC, 0)
-        record = decode_record(found.body)
+        assert int(marks["PUSH_REPLY_TIME"]) == reported.store_timestamp_ms
+        result = await group.pull(broker, TOPIC, 0)
+        record = decode_record(result.body)
         assert record.body == b"answer"
         assert decode_properties(record.properties)["CORRELATION_ID"] == "c-1"
         change_live(broker.config, {"storeReplyMessageEnable": False})
@@ -133,8 +133,8 @@ async def test_a_requester_is_known_by_its_request(group):
                 ext = SendHeader("pg", topic, "TBW102", 1, 0, 0, 1, 0, text).to_ext(code)
                 command = RemotingCommand.request(code, ext, b"request")
                 assert (await requester.client.invoke(broker.address, command, 60_000)).code == 0
-                found = broker.clients.producer_connection(f"{requester.name}{code}")
-                assert (found is not None) is known, (code, topic)
+                producer_connection = broker.clients.producer_connection(f"{requester.name}{code}")
+                assert (producer_connection is not None) is known, (code, topic)
         answer = await reply(group, broker, to=requester.name + "10")
         assert answer.code == 0, answer.remark
         assert len(requester.taken) == 1

@@ -117,14 +117,14 @@ def test_a_send_to_the_retry_topic_beyond_the_most_is_a_dead_letter(times, told_
     ext = {"b": "%RETRY%g", "e": "2", "j": times, "i": "DELAY\x013\x02A\x01b\x02"}
     if told_max is not None:
         ext["l"] = told_max
-    found = retry_or_dead_letter(
+    result = retry_or_dead_letter(
         ext, SubscriptionGroup("g", retry_times_max=3), lambda group: ordered
     )
     if dead:
         properties = "DELAY\x01-1\x02A\x01b\x02"
-        assert found == ext | {"b": "%DLQ%g", "e": "0", "i": properties}
+        assert result == ext | {"b": "%DLQ%g", "e": "0", "i": properties}
     else:
-        assert found is ext
+        assert result is ext
 
 
 def test_the_send_path_stores_retries_where_they_belong():
@@ -169,10 +169,10 @@ async def give_back(group, broker, record, level=0, name="g", offset=None, **mor
 
 async def one(group, broker, topic, queues=1):
     """The only message of a topic, once it is there."""
-    found = []
+    result = []
     await until(lambda: any(broker.store.queues.end_of(topic, queue) for queue in range(queues)))
-    found += await everything(group, broker, topic, queues)
-    (record,) = found
+    result += await everything(group, broker, topic, queues)
+    (record,) = result
     return record
 
 

@@ -228,8 +228,8 @@ def test_own_messages_go_to_a_deleted_topic_only_if_they_say_so_and_never_to_a_r
             topic, 5, b"x", b"REAL_TOPIC\x01%b\x02REAL_QID\x015\x02" % topic.encode(), 5, BORN
         )
         bench.sends.store([delivered(message)], b"", lambda *_: None)
-    found = records(bench.commit())
-    assert [(r.topic, r.queue_id, r.queue_offset) for r in found] == [("Gone", 5, 0), ("T", 1, 0)]
+    result = records(bench.commit())
+    assert [(r.topic, r.queue_id, r.queue_offset) for r in result] == [("Gone", 5, 0), ("T", 1, 0)]
     bench.send(e="5")
     bench.send(b="Gone", c="")
     assert [answer.code != 0 for answer in bench.connection.answers()] == [True, True]

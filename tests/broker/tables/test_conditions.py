@@ -48,8 +48,8 @@ def test_a_version_says_what_the_entry_says():
 )
 def test_topics(commands, queues, unmet):
     state = applied(*commands)
-    found = state.topics.get("T")
-    assert (found and found.read_queue_count) == queues
+    result = state.topics.get("T")
+    assert (result and result.read_queue_count) == queues
     assert state.unmet == unmet
 
 

@@ -116,8 +116,8 @@ def test_while_nobody_knows_no_other_try_is_stored():
     assert answered(bench) == [ResponseCode.SYSTEM_ERROR]
     bench.send(i=once())
     bench.sends.answer([bench.sends.applied(frame)])
-    (found,) = answered(bench)
-    assert found.queue_offset == 0
+    (result,) = answered(bench)
+    assert result.queue_offset == 0
 
 
 def test_waiting_tries_are_bounded():
@@ -236,17 +236,17 @@ async def test_tries_that_go_to_the_next_leader_are_not_stored_again(tmp_path):
         first = await group.leader()
         leader = group.brokers[first]
         await group.create_topic(leader, "T")
-        told = {}
+        reported = {}
         for number in range(10):
             answer = await group.send(leader, "T", b"x", number % 4, once(f"K{number}"))
             assert answer.code == 0
-            told[number] = answer.ext
+            reported[number] = answer.ext
         await group.kill(first)
         second = await group.leader()
         for broker in (group.brokers[second], group.brokers[second]):
             for number in range(10):
                 again = await group.send(broker, "T", b"x", 0, once(f"K{number}"))
-                assert again.ext == told[number]
+                assert again.ext == reported[number]
         assert len(await everything(group, broker, "T")) == 10
         await group.start(first)
         await until(lambda: group.brokers[first].state.once.sent == broker.state.once.sent)
@@ -254,7 +254,7 @@ async def test_tries_that_go_to_the_next_leader_are_not_stored_again(tmp_path):
         await group.stop(second)
         third = await group.leading()
         again = await group.send(third, "T", b"x", 0, once("K7"))
-        assert again.ext == told[7]
+        assert again.ext == reported[7]
         records = await everything(group, third, "T")
         keys = [decode_properties(record.properties)["UNIQ_KEY"] for record in records]
         assert sorted(keys) == [f"K{number}" for number in range(10)]
@@ -283,14 +283,14 @@ async def test_tries_whose_answer_died_with_the_leader_are_stored_once(tmp_path)
         await until(lambda: group.brokers[first].sends.put_count > 0)
         more = [asyncio.create_task(persist(number)) for number in range(30)]  # and twice at once
         await group.kill(first)
-        places = await asyncio.gather(*senders)
-        assert await asyncio.gather(*more) == places[:30]
+        positions = await asyncio.gather(*senders)
+        assert await asyncio.gather(*more) == positions[:30]
         records = await everything(group, await group.leading(), "T")
-        found = {
+        result = {
             decode_properties(record.properties)["UNIQ_KEY"]: (record.queue_id, record.queue_offset)
             for record in records
         }
-        assert found == {f"K{number}": place for number, place in enumerate(places)}
+        assert result == {f"K{number}": position for number, position in enumerate(positions)}
         assert len(records) == 60
 
 

@@ -9,7 +9,7 @@ from raftmq.remoting.fast_json import loads_object
 
 
 def pop(queue_id, before, after, *, order=False):
-    told = after - before
+    reported = after - before
     return (
         "take",
         "T",
@@ -20,7 +20,7 @@ def pop(queue_id, before, after, *, order=False):
         before,
         1_000,
         2_000,
-        told,
+        reported,
         "",
         "",
         order,

@@ -17,9 +17,9 @@ def apply(table, *steps):
 
 
 def take(before, after, pop_ms, *, offsets=None, ms=100, order=False, start=None):
-    told = after - before if offsets is None else offsets
-    begin = before if start is None else start
-    return ("take", *PLACE, before, after, begin, pop_ms, pop_ms + ms, told, "", "", order)
+    reported = after - before if offsets is None else offsets
+    first = before if start is None else start
+    return ("take", *PLACE, before, after, first, pop_ms, pop_ms + ms, reported, "", "", order)
 
 
 def reloaded(table):

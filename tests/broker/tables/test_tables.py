@@ -122,7 +122,7 @@ def test_commands_that_are_taken_back_may_come_again_or_others_in_their_places(e
 
 
 def test_replay_over_any_mixture_of_snapshot_ages_gives_the_same_tables(tmp_path):
-    whole = picture(applied(COMMANDS))
+    complete = picture(applied(COMMANDS))
     for ages in [
         (17, 14, 12, 0, 3, 8, 10, 11, 12),
         (0, 15, 2, 9, 0, 4, 17, 11, 0),
@@ -136,7 +136,7 @@ def test_replay_over_any_mixture_of_snapshot_ages_gives_the_same_tables(tmp_path
         state = BrokerState()
         assert snapshot.load(disk, state) == min(ages)
         applied(COMMANDS[min(ages) :], state, min(ages) + 1)
-        assert picture(state) == whole
+        assert picture(state) == complete
 
 
 def test_snapshot_is_a_copy_and_falls_back_to_the_one_before(tmp_path):
@@ -273,8 +273,8 @@ def test_a_bad_entry_of_a_foreign_table_costs_that_entry_alone(tmp_path, caplog,
     files = ConfigFiles(disk, state, None, SimpleNamespace(max_offset=0))
     files.load()
     assert taken(state, name) == 1
-    (told,) = (r.message for r in caplog.records if r.message.startswith("entries_refused"))
-    assert f"path=config/{name} kept=config/{name}.refused count={count}: 'bad0': " in told
+    (reported,) = (r.message for r in caplog.records if r.message.startswith("entries_refused"))
+    assert f"path=config/{name} kept=config/{name}.refused count={count}: 'bad0': " in reported
     files.write_now()
     assert (config / f"{name}.refused").read_bytes() == given
     again = BrokerState()
@@ -319,26 +319,26 @@ def test_a_snapshot_in_pieces_is_the_whole(tmp_path, topics):
     state.apply(topics + 1, 5, put_group(SubscriptionGroup("g")))
     snapshot.write(disk, snapshot.capture(state))
     config = tmp_path / "config"
-    told = orjson.loads((config / "topics.json").read_bytes())
-    assert told.pop("raftChecksum") == snapshot._checksum(told)
-    beside = {"raftAppliedIndex": topics + 1, "raftFiles": list(snapshot.FILES)}
-    assert told == state.topics.to_json() | beside
-    told = orjson.loads((config / "subscriptionGroup.json").read_bytes())
-    assert told.pop("raftChecksum") == snapshot._checksum(told)
-    assert told == state.groups.to_json() | beside
+    reported = orjson.loads((config / "topics.json").read_bytes())
+    assert reported.pop("raftChecksum") == snapshot._checksum(reported)
+    alongside = {"raftAppliedIndex": topics + 1, "raftFiles": list(snapshot.FILES)}
+    assert reported == state.topics.to_json() | alongside
+    reported = orjson.loads((config / "subscriptionGroup.json").read_bytes())
+    assert reported.pop("raftChecksum") == snapshot._checksum(reported)
+    assert reported == state.groups.to_json() | alongside
     loaded = BrokerState()
     assert snapshot.load(disk, loaded) == topics + 1
     assert picture(loaded) == picture(state) and not loaded.damaged
 
 
 def test_a_table_that_did_not_change_is_turned_into_json_once(tmp_path, monkeypatch):
-    disk, state, encoded, asked = OsDisk(str(tmp_path)), BrokerState(), {}, []
+    disk, state, encoded, requested = OsDisk(str(tmp_path)), BrokerState(), {}, []
     for index in range(600):
         state.apply(index + 1, 5, put_topic(TopicConfig(f"t{index}", 1, 1)))
     bean = TopicConfig.to_json
 
     def counted(topic):
-        asked.append(topic.name)
+        requested.append(topic.name)
         return bean(topic)
 
     monkeypatch.setattr(TopicConfig, "to_json", counted)
@@ -346,9 +346,9 @@ def test_a_table_that_did_not_change_is_turned_into_json_once(tmp_path, monkeypa
         if changes:
             state.apply(index, 5, put_topic(TopicConfig("another", index, 1)))
         state.advance(index)
-        asked.clear()
+        requested.clear()
         snapshot.write(disk, snapshot.capture(state), encoded)
-        assert len(asked) == (601 if changes else 0)
+        assert len(requested) == (601 if changes else 0)
         loaded = BrokerState()
         assert snapshot.load(disk, loaded) == index
         assert loaded.topics.entries == state.topics.entries and not loaded.damaged
@@ -411,13 +411,13 @@ def test_tags():
     with pytest.raises(BodyError):
         parse_tags("||".join(f"t{n}" for n in range(1_001)))
     as_strings = [str(code) for code in codes]  # the Go client's
-    for told in (None, [], list(codes), as_strings):
-        fields = {"topic": "T", "subString": "A || B", "codeSet": told, "subVersion": 3}
+    for reported in (None, [], list(codes), as_strings):
+        fields = {"topic": "T", "subString": "A || B", "codeSet": reported, "subVersion": 3}
         assert subscription_from_json(fields).codes == codes
     assert subscription_from_json({"topic": "T", "subString": "*", "codeSet": []}).codes is None
-    for told in (["one"], [1.5], [None], [[]]):
+    for reported in (["one"], [1.5], [None], [[]]):
         with pytest.raises(BodyError):
-            subscription_from_json({"topic": "T", "subString": "A", "codeSet": told})
+            subscription_from_json({"topic": "T", "subString": "A", "codeSet": reported})
 
 
 def units(*codes):
@@ -832,6 +832,6 @@ def test_a_table_of_apaches_is_taken_whole(version, counts, timestamp_ms):
     table = TopicTable()
     table.load({"dataVersion": version, "topicConfigTable": {"T": bean, "Other": other}}, 0)
     assert (table.counter, table.timestamp_ms) == (3, timestamp_ms)
-    found = table.entries["T"]
-    assert (found.read_queue_count, found.write_queue_count) == counts
+    result = table.entries["T"]
+    assert (result.read_queue_count, result.write_queue_count) == counts
     assert table.entries["Other"].queue_count == 2

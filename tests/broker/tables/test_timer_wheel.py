@@ -124,14 +124,14 @@ def expected(model, popped):
 
 def store_again(model, wheel):
     wheel.settle(model.progress)
-    begin = wheel.first_offset
-    end = min(len(model.queue), begin + model.rng.randrange(1, 50))
-    for offset in range(begin, end):
+    start = wheel.first_offset
+    end = min(len(model.queue), start + model.rng.randrange(1, 50))
+    for offset in range(start, end):
         if model.progress.lets_wait(model.queue[offset], offset):
             assert offset in model.waiting()
             model.moved.add(offset)
             model.send(model.queue[offset])
-    if end > begin:
+    if end > start:
         model.progress = model.progress._replace(floor=end)
         model.fed(wheel).settle(model.progress)
 

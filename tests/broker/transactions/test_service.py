@@ -70,8 +70,8 @@ async def end(group, broker, sent, decision, producers="pg", **changes):
 
 
 def records(broker, topic, queue=1):
-    found = broker.store.reads.get_messages(topic, queue, 0, 1000, 1 << 22)
-    data = b"".join(found.buffers)
+    messages = broker.store.reads.get_messages(topic, queue, 0, 1000, 1 << 22)
+    data = b"".join(messages.buffers)
     return [decode_record(data, at) for at, _ in walk_records(data)]
 
 

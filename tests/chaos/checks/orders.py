@@ -38,7 +38,7 @@ def reads(table: Table) -> bool:
 def random_history(rng: random.Random, count: int, states: int = 3) -> list[Operation]:
     """Operations of which a random order may have taken place; then some of them are changed."""
     state, now = 0, 0
-    found: list[Operation] = []
+    result: list[Operation] = []
     for _ in range(count):
         legal = [t for t in (random_table(rng, states) for _ in range(8)) if t[state] is not None]
         table = rng.choice(legal or [(0,) * states])
@@ -49,13 +49,13 @@ def random_history(rng: random.Random, count: int, states: int = 3) -> list[Oper
             after = table[state]
             assert after is not None
             state = after
-        found.append(Operation(called, None if unanswered else returned, table, reads(table)))
+        result.append(Operation(called, None if unanswered else returned, table, reads(table)))
     for _ in range(rng.randrange(count)):
         changed = rng.randrange(count)
         table = random_table(rng, states)
-        found[changed].action, found[changed].reads = table, reads(table)
-    rng.shuffle(found)
-    return found
+        result[changed].action, result[changed].reads = table, reads(table)
+    rng.shuffle(result)
+    return result
 
 
 def by_trying_all(operations: Sequence[Operation]) -> bool:

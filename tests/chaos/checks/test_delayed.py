@@ -131,8 +131,8 @@ def test_early_is_not_decided_where_clocks_were_moved() -> None:
     plant = clean()
     plant.fault("clock-forward", "n0")
     early_by_the_brokers_clocks(plant)
-    found = check(end(plant), EARLY)
-    assert (found.verdict, found.count) == (Verdict.UNKNOWN, 1)
+    result = check(end(plant), EARLY)
+    assert (result.verdict, result.count) == (Verdict.UNKNOWN, 1)
     plant = clean()
     plant.fault("clock-forward", "n0")
     assert check(end(plant), EARLY).verdict is Verdict.PASS

@@ -19,9 +19,9 @@ S = 1_000_000_000
 
 def history(sends: list[tuple[int, bool]], faults: int = 0, planned: int | None = None) -> History:
     """Return a history of sends (second due, never made), and of faults at second 100, 200, …"""
-    found = clean().build()
-    found.sends[:] = [made(due_s, shed) for due_s, shed in sends]
-    found.faults[:] = [
+    result = clean().build()
+    result.sends[:] = [made(due_s, shed) for due_s, shed in sends]
+    result.faults[:] = [
         Fault(
             "kill", ("n0",), 0, "", (100 + 100 * number) * S, (100 + 100 * number) * S + 1,
             healed_ns=(110 + 100 * number) * S,
@@ -29,8 +29,8 @@ def history(sends: list[tuple[int, bool]], faults: int = 0, planned: int | None 
         for number in range(faults)
     ]  # fmt: skip
     if planned is not None:
-        found.meta[PLANNED] = planned
-    return found
+        result.meta[PLANNED] = planned
+    return result
 
 
 def made(due_s: int, shed: bool) -> Send:
@@ -68,18 +68,18 @@ def test_what_did_not_take_place(
 
 
 def test_nothing_acknowledged_is_no_experiment() -> None:
-    found = history(CALM, 1, 1)
-    for send in found.sends:
+    result = history(CALM, 1, 1)
+    for send in result.sends:
         send.outcome = Outcome.UNKNOWN
-    assert was_run(found).examples == ("no send was acknowledged",)
+    assert was_run(result).examples == ("no send was acknowledged",)
 
 
 @pytest.mark.parametrize("planned", [2, None], ids=["planned", "of an older history"])
 def test_a_fault_that_was_not_healed_is_no_experiment(planned: int | None) -> None:
     """A failed replacement of a member is reported at the heal."""
-    found = history(CALM, 2, planned)
-    found.faults[1].healed_ns = 0
-    check = was_run(found)
+    result = history(CALM, 2, planned)
+    result.faults[1].healed_ns = 0
+    check = was_run(result)
     assert check.verdict is (Verdict.INVALID if planned else Verdict.PASS)
     assert check.examples == (("kill of n0 was not healed",) if planned else ())
 
@@ -91,9 +91,9 @@ def test_an_interrupted_run_is_no_experiment(tmp_path: Path, ends: bool, says_en
         builder.records[0] |= {ENDS: True}
     if says_end:
         builder.records.append({"type": "ok", "f": "end", "op": 1 << 40, "t_ns": 1, "p": "runner"})
-    found = was_run(builder.build())
-    assert found.verdict is (Verdict.INVALID if ends and not says_end else Verdict.PASS)
-    assert ("the run was interrupted" in found.examples) is (ends and not says_end)
+    result = was_run(builder.build())
+    assert result.verdict is (Verdict.INVALID if ends and not says_end else Verdict.PASS)
+    assert ("the run was interrupted" in result.examples) is (ends and not says_end)
 
 
 @pytest.mark.parametrize(

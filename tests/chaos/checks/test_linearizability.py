@@ -20,8 +20,8 @@ def test_it_agrees_with_trying_all_orders() -> None:
         rng = random.Random(seed)
         history = random_history(rng, rng.randrange(1, 8), rng.randrange(2, 4))
         expected = by_trying_all(history)
-        found = linearizable(history, follow, 0)
-        assert found is (Verdict.PASS if expected else Verdict.FAIL), (seed, history)
+        result = linearizable(history, follow, 0)
+        assert result is (Verdict.PASS if expected else Verdict.FAIL), (seed, history)
         verdicts.append(expected)
     assert HISTORIES * 0.3 < sum(verdicts) < HISTORIES * 0.9  # both sorts are there
 

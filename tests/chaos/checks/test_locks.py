@@ -95,9 +95,9 @@ def test_how_long_a_queue_stood_still_is_measured() -> None:
     plant = handed_over()
     plant.wait(40)
     plant.worked(4, 4, 1, "consumer-2")
-    found = check(plant, "orderly queues standing still")
-    assert (found.verdict, found.count) == (Verdict.PASS, 1)  # longer than half a minute
-    assert found.detail.startswith("2 hand-overs: p50 40,00")
+    result = check(plant, "orderly queues standing still")
+    assert (result.verdict, result.count) == (Verdict.PASS, 1)  # longer than half a minute
+    assert result.detail.startswith("2 hand-overs: p50 40,00")
     alone = HistoryBuilder()
     alone.worked(0, 0, 1)
     assert "no queue went" in check(alone, "orderly queues standing still").detail

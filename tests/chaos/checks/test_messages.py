@@ -42,8 +42,8 @@ def undrained(plant: HistoryBuilder) -> HistoryBuilder:
 
 def test_clean_history_passes_everything() -> None:
     results = suite_of(clean().records).results()
-    assert {found.verdict for found in results} == {Verdict.PASS}
-    assert {found.count for found in results} == {0}
+    assert {result.verdict for result in results} == {Verdict.PASS}
+    assert {result.count for result in results} == {0}
     assert merge(results) is Verdict.PASS
     assert results == check_all(clean().build())
 
@@ -284,8 +284,8 @@ def test_without_a_drain_the_tail_is_not_judged() -> None:
     builder = undrained(clean())
     builder.drained(complete=False)
     builder.sent("e", 0, 2)
-    found = check(builder, LOST)
-    assert (found.verdict, found.count) == (Verdict.UNKNOWN, 1)
+    result = check(builder, LOST)
+    assert (result.verdict, result.count) == (Verdict.UNKNOWN, 1)
 
 
 def test_what_may_still_be_in_a_consumers_hands_is_not_lost() -> None:
@@ -313,8 +313,8 @@ def test_the_lost_are_listed_in_full() -> None:
     for number in range(EXAMPLES_MAX + 5):
         builder.sent(f"lost-{number}", 0, 2 + number, broker="broker-a")
     builder.drained()
-    found = check(builder, LOST)
-    assert (found.count, len(found.examples), len(found.lost)) == (15, EXAMPLES_MAX, 15)
+    result = check(builder, LOST)
+    assert (result.count, len(result.examples), len(result.lost)) == (15, EXAMPLES_MAX, 15)
     last = suite_of(builder.records).lost()[-1]
     assert (last.id, last.key, last.position) == ("lost-14", "lost-14", ("broker-a", "T", 0, 16))
     assert last.drained
@@ -336,9 +336,9 @@ def test_losing_what_was_stored_with_less_than_promised_breaks_no_promise() -> N
     builder.consumed(0, (3, "x"))
     builder.drained()
     assert failed(builder) == set()
-    found = check(builder, LESS)
-    assert (found.count, found.verdict) == (3, Verdict.PASS)
-    assert "2 of them lost" in found.detail
+    result = check(builder, LESS)
+    assert (result.count, result.verdict) == (3, Verdict.PASS)
+    assert "2 of them lost" in result.detail
 
 
 def test_positions_without_ids_are_those_of_the_acknowledged() -> None:
@@ -367,9 +367,9 @@ def test_examples_are_bounded_but_the_count_is_not() -> None:
     plant = clean()
     for number in range(EXAMPLES_MAX + 5):
         plant.consumed(0, (10 + number, f"ghost-{number}"))
-    found = check(plant, PHANTOMS)
-    assert found.count == EXAMPLES_MAX + 5
-    assert len(found.examples) == EXAMPLES_MAX
+    result = check(plant, PHANTOMS)
+    assert result.count == EXAMPLES_MAX + 5
+    assert len(result.examples) == EXAMPLES_MAX
 
 
 def test_an_id_sent_twice_proves_nothing() -> None:

@@ -28,8 +28,8 @@ def contended() -> HistoryBuilder:
 def test_a_lock_that_is_handed_over_passes() -> None:
     plant = contended()
     assert failed(plant) == set()
-    found = check(plant, LOCKS)
-    assert (found.verdict, found.detail) == (Verdict.PASS, "1 locks, 2 granted, 2 refused")
+    result = check(plant, LOCKS)
+    assert (result.verdict, result.detail) == (Verdict.PASS, "1 locks, 2 granted, 2 refused")
 
 
 def granted_twice(plant: HistoryBuilder) -> None:

@@ -88,9 +88,9 @@ def test_planted_fault_is_found(plant: Callable[[HistoryBuilder], None], words: 
     builder.fetched(0, 2)
     plant(builder)
     assert failed(builder) == {OFFSETS}
-    found = check(builder, OFFSETS)
-    assert found.count == len(found.examples) == 1
-    assert words in found.examples[0]
+    result = check(builder, OFFSETS)
+    assert result.count == len(result.examples) == 1
+    assert words in result.examples[0]
 
 
 def commits_less(plant: HistoryBuilder) -> None:
@@ -232,8 +232,8 @@ def the_same_queue_of_another_broker(builder: HistoryBuilder) -> None:
 
 
 def a_group_without_an_offset_in_a_queue_that_is_empty_at_first(builder: HistoryBuilder) -> None:
-    for found in (None, 0, None):
-        builder.fetched(5, found)
+    for result in (None, 0, None):
+        builder.fetched(5, result)
     builder.committed(5, 1)
     builder.fetched(5, 1)
 
@@ -279,7 +279,7 @@ def test_a_request_takes_effect_once() -> None:
 
 def test_offsets_never_read_are_undecided() -> None:
     results = suite_of(clean().records).results()
-    assert OFFSETS not in {found.name for found in results}
+    assert OFFSETS not in {result.name for result in results}
     assert check(clean(), OFFSETS, expected=[OFFSETS]).verdict is Verdict.UNKNOWN
 
 

@@ -39,7 +39,7 @@ def _build(directory: Path) -> None:
 
 
 def as_json(history: Sequence[Operation]) -> str:
-    told = []
+    reported = []
     for one in history:
         answered = one.returned_ns is not None
         action = [
@@ -47,8 +47,8 @@ def as_json(history: Sequence[Operation]) -> str:
             for state, after in enumerate(one.action)
         ]
         returned = one.returned_ns if answered else NEVER
-        told.append({"Call": one.called_ns, "Return": returned, "Action": action})
-    return json.dumps(told)
+        reported.append({"Call": one.called_ns, "Return": returned, "Action": action})
+    return json.dumps(reported)
 
 
 def test_the_same_is_linearizable_for_both(judge: Path) -> None:
@@ -57,8 +57,8 @@ def test_the_same_is_linearizable_for_both(judge: Path) -> None:
         rng = random.Random(seed)
         histories.append(random_history(rng, rng.randrange(1, 25), rng.randrange(2, 6)))
     lines = "\n".join(map(as_json, histories))
-    found = subprocess.run([judge], input=lines, capture_output=True, text=True, check=True)
-    theirs = found.stdout.split()
+    result = subprocess.run([judge], input=lines, capture_output=True, text=True, check=True)
+    theirs = result.stdout.split()
     assert len(theirs) == HISTORIES
     verdicts: Counter[str] = Counter(theirs)
     assert min(verdicts["true"], verdicts["false"]) > HISTORIES / 10, verdicts

@@ -46,8 +46,8 @@ def test_a_replica_that_differs_is_named_with_the_part() -> None:
 def test_without_a_majority_the_others_are_named() -> None:
     builder = clean()
     builder.replicas(n0="ab", n1="xb", n2="ay")
-    found = check(builder, REPLICAS)
-    assert found.count == 2
+    result = check(builder, REPLICAS)
+    assert result.count == 2
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ def test_equal_stores_pass_whatever_stands_behind_blanks(tmp_path: Path, framed:
     assert first < tail_low < tail_high <= first + log.segment_size_bytes
     other.patch(tail_low, bytes(tail_high - tail_low))
     stores = written(tmp_path, {"n0": log, "n1": other, "n2": log})
-    found = compare_replicas(stores)
-    assert (found.start, found.end, found.errors) == (0, log.end, {})
-    assert len(found.parts["n0"]) == len(log.segments)
+    result = compare_replicas(stores)
+    assert (result.start, result.end, result.errors) == (0, log.end, {})
+    assert len(result.parts["n0"]) == len(log.segments)
     assert verdict(tmp_path, stores)[0] is Verdict.PASS
 
 
@@ -71,10 +71,10 @@ def test_one_changed_byte_is_found_in_its_segment(tmp_path: Path, framed: bool) 
     placed = log.placed[40]
     damaged.flip(placed.position + 200)  # in a body, so the walk does not notice
     stores = written(tmp_path, {"n0": log, "n1": damaged, "n2": log})
-    answer, words = verdict(tmp_path, stores)
+    answer, text = verdict(tmp_path, stores)
     assert answer is Verdict.FAIL
     base = placed.position - placed.position % log.segment_size_bytes
-    assert f"n1 is unlike n0, n2 from the part at {base} on" in words
+    assert f"n1 is unlike n0, n2 from the part at {base} on" in text
 
 
 def test_only_what_all_have_committed_is_compared(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_only_what_all_have_committed_is_compared(tmp_path: Path) -> None:
     # All have committed frame 40; the frames' indexes count from 1.
     assert verdict(tmp_path, stores, commit_index=40)[0] is Verdict.PASS
     (tmp_path / "history.jsonl").unlink()
-    answer, words = verdict(tmp_path, stores, commit_index=41)
+    answer, text = verdict(tmp_path, stores, commit_index=41)
     assert answer is Verdict.FAIL
-    assert "frame 41, which was committed, is not in the log" in words
+    assert "frame 41, which was committed, is not in the log" in text
 
 
 def test_frames_left_over_behind_a_truncation_do_not_count(tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_a_slave_that_lags_is_compared_as_far_as_it_goes(tmp_path: Path) -> None
 def test_stores_that_cannot_be_read_leave_it_undecided(tmp_path: Path) -> None:
     stores = written(tmp_path, {"n0": some_log(), "n1": some_log()})
     stores["n2"] = tmp_path / "nowhere"
-    answer, words = verdict(tmp_path, stores)
+    answer, text = verdict(tmp_path, stores)
     assert answer is Verdict.UNKNOWN
-    assert "n2" in words and "no commitlog" in words
+    assert "n2" in text and "no commitlog" in text
     empty = tmp_path / "empty"
     (empty / "commitlog").mkdir(parents=True)
     with pytest.raises(StoreUnreadable, match="no CommitLog segment"):
@@ -141,9 +141,9 @@ def test_a_log_shorter_than_its_own_commit_differs(tmp_path: Path) -> None:
     short = log.copy()
     short.patch(position, bytes(60))
     stores = written(tmp_path, {"n0": log, "n1": short, "n2": log})  # n1 has committed everything
-    answer, words = verdict(tmp_path, stores)
+    answer, text = verdict(tmp_path, stores)
     assert answer is Verdict.FAIL
-    assert f"the log ends at {position}" in words
+    assert f"the log ends at {position}" in text
 
 
 # ---- logs
@@ -220,8 +220,8 @@ def test_a_damage_that_was_found_before_a_fault_is_no_work_of_it(tmp_path: Path)
             log = tmp_path / "n1.log"
             log.write_text(f"{at:%Y-%m-%d %H:%M:%S},000 ERROR store | StoreDamaged: frame 7\n")
             assert write_findings(writer, {"n1": log}, UTC) == 1
-        found = {check.name: check for check in suite_of(read_history(path)).results()}
-        assert found["failures in server logs"].verdict is verdict
+        result = {check.name: check for check in suite_of(read_history(path)).results()}
+        assert result["failures in server logs"].verdict is verdict
 
 
 def test_a_time_that_is_none_is_not_known(tmp_path: Path) -> None:
@@ -258,8 +258,8 @@ def test_a_line_without_a_time_is_before_the_next_that_has_one(tmp_path: Path) -
     )
     with HistoryWriter(tmp_path / "h.jsonl") as writer:
         write_findings(writer, {"n1": log}, UTC, time.monotonic_ns())
-    found = read_history(tmp_path / "h.jsonl").log_lines
-    assert [line.line for line in found] == ["AssertionError: 2", "invariant 3"]
+    result = read_history(tmp_path / "h.jsonl").log_lines
+    assert [line.line for line in result] == ["AssertionError: 2", "invariant 3"]
 
 
 def test_findings_and_lines_are_bounded(tmp_path: Path) -> None:
@@ -267,8 +267,8 @@ def test_findings_and_lines_are_bounded(tmp_path: Path) -> None:
     log.write_text(("AssertionError " + "x" * 2_000 + "\n") * (FINDINGS_MAX + 5))
     with HistoryWriter(tmp_path / "h.jsonl") as writer:
         assert write_findings(writer, {"n0": log}) == FINDINGS_MAX
-    found = read_history(tmp_path / "h.jsonl").log_lines
-    assert {len(finding.line) for finding in found} == {logs_module.LINE_LENGTH_MAX}
+    result = read_history(tmp_path / "h.jsonl").log_lines
+    assert {len(finding.line) for finding in result} == {logs_module.LINE_LENGTH_MAX}
 
 
 def test_findings_are_written_and_judged(tmp_path: Path) -> None:

@@ -49,12 +49,12 @@ def random_run(rng: random.Random, count: int = 120) -> HistoryBuilder:
             if attempts == 2 and rng.random() < 0.5:
                 stored[queue].append(name)
             stored[queue].append(name)
-            place = len(stored[queue]) - 1
-            builder.sent(name, queue, place, order=order, seq=number, attempts=attempts)
+            position = len(stored[queue]) - 1
+            builder.sent(name, queue, position, order=order, seq=number, attempts=attempts)
         if rng.random() < 0.3:
             again = rng.random() < 0.2 and done[queue] > 0
-            begin = done[queue] - again
-            batch = [(at, stored[queue][at]) for at in range(begin, len(stored[queue]))]
+            start = done[queue] - again
+            batch = [(at, stored[queue][at]) for at in range(start, len(stored[queue]))]
             builder.consumed(queue, *batch)
             done[queue] = len(stored[queue])
             if rng.random() < 0.5:
@@ -176,8 +176,8 @@ def test_answers_may_be_asked_for_at_any_time() -> None:
 def test_checks_keep_their_names_and_order() -> None:
     names = Suite().names()
     assert len(set(names)) == len(names) == 37
-    found = [check.name for check in suite_of(random_run(random.Random(1)).records).results()]
-    assert found == [name for name in names if name in found]
+    result = [check.name for check in suite_of(random_run(random.Random(1)).records).results()]
+    assert result == [name for name in names if name in result]
 
 
 def test_a_run_that_only_wrote_metadata_is_asked_about_no_messages() -> None:

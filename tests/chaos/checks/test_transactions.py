@@ -137,8 +137,8 @@ def test_damage_is_found(damage: Callable[[HistoryBuilder], None], name: str) ->
 )
 def test_what_is_left_open_is_what_was_left_open(left_open: tuple[str, ...], words: str) -> None:
     plant = end(clean(), *left_open)
-    found = check(plant, HALVES)
-    assert (found.verdict, found.examples) == (Verdict.FAIL, (words,))
+    result = check(plant, HALVES)
+    assert (result.verdict, result.examples) == (Verdict.FAIL, (words,))
     assert failed(plant) == {HALVES}
 
 

@@ -50,11 +50,11 @@ def test_delay_keeps_order_under_jitter() -> None:
     for number in range(100):
         one.push(bytes([number]), number * 0.001)
     dues = []
-    found: list[Item] = []
+    result: list[Item] = []
     while (due_s := one.next_due_s()) is not None:
         dues.append(due_s)
-        found += one.take(due_s)
-    assert joined(found) == bytes(range(100))
+        result += one.take(due_s)
+    assert joined(result) == bytes(range(100))
     assert dues == sorted(dues)
     assert dues[0] >= 0.1 and dues[-1] <= 0.099 + 0.6
     assert dues[-1] - dues[0] > 0.2  # it was drawn, not fixed

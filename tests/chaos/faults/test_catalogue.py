@@ -48,8 +48,8 @@ def test_a_kind_is_whole(name: str) -> None:
     ],
 )
 def test_what_stands_in_the_way_is_said(kind: str, shape: Shape, words: str | None) -> None:
-    found = unavailable(find(kind), state(shape))
-    assert found is None if words is None else words in (found or "")
+    result = unavailable(find(kind), state(shape))
+    assert result is None if words is None else words in (result or "")
 
 
 def test_a_kind_may_fit_some_modes_only() -> None:
@@ -59,11 +59,11 @@ def test_a_kind_may_fit_some_modes_only() -> None:
 
 
 def test_rows_name_everything_family_by_family() -> None:
-    found = rows(state(Shape()))
-    assert {row.kind.name for row in found} == set(REGISTRY)
-    families = [FAMILIES.index(row.kind.family) for row in found]
+    result = rows(state(Shape()))
+    assert {row.kind.name for row in result} == set(REGISTRY)
+    families = [FAMILIES.index(row.kind.family) for row in result]
     assert families == sorted(families)
-    cannot = {row.kind.name: row.cannot for row in found}
+    cannot = {row.kind.name: row.cannot for row in result}
     assert cannot["kill"] == "" and cannot["delay"]
     assert {row.kind.name: row.cannot for row in rows()}["delay"] == ""  # no cluster, no reason
 

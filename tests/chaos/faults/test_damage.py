@@ -106,9 +106,9 @@ def test_one_bit_is_flipped_where_it_is_said(
     before = contents(store)
     said = harm(store, random.Random(seed), True)
     after = contents(store)
-    found = FLIPPED.match(said)
-    assert found, said
-    name, at, bit = found[1], int(found[2]), int(found[3])
+    match = FLIPPED.match(said)
+    assert match, said
+    name, at, bit = match[1], int(match[2]), int(match[3])
     assert name.startswith(place)
     assert differing_bits(before[name], after[name]) == [(at, bit)]
     assert {n for n in before if before[n] != after[n]} == {name}
@@ -127,10 +127,10 @@ def test_one_bit_is_flipped_where_it_is_said(
 def test_rot_flips_bits_of_durable_frames(store: Path, seed: int) -> None:
     before = contents(store)
     said = damage.bit_rot(store, random.Random(seed), True)
-    found = [FLIPPED.match(words) for words in said.split("; ")]
-    assert len(found) == damage.ROT_BITS
+    match = [FLIPPED.match(text) for text in said.split("; ")]
+    assert len(match) == damage.ROT_BITS
     mark = durable_offset(before["checkpoint"])
-    for flipped in found:
+    for flipped in match:
         assert flipped, said
         start = int(flipped[1].removeprefix("commitlog/"))
         assert start + int(flipped[2]) < mark
@@ -269,6 +269,6 @@ def test_used_units_end_at_the_first_empty_one(count: int) -> None:
 
 def test_slots_are_found_where_they_are(store: Path) -> None:
     data = (store / "raft" / "hardstate").read_bytes()
-    assert [place.start for place in slots(data)] == [0, 4096]
+    assert [position.start for position in slots(data)] == [0, 4096]
     assert slots(data[:4096]) == slots(data)[:1]
     assert slots(b"") == slots(bytes(8192)) == []

@@ -104,10 +104,10 @@ class Town:
 
     def stored(self, node: str) -> set[bytes]:
         """The messages in a node's log, as its files are now."""
-        found: set[bytes] = set()
+        result: set[bytes] = set()
         for path in (self.directory / "cluster" / node / "store" / "commitlog").iterdir():
-            found |= set(MESSAGE.findall(path.read_bytes()))
-        return found
+            result |= set(MESSAGE.findall(path.read_bytes()))
+        return result
 
     def lost(self, node: str) -> set[bytes]:
         return self.acknowledged - self.stored(node)
@@ -117,8 +117,8 @@ class Town:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 views = [status.view for status in await self.cluster.status()]
-                if (found := leader_of(views, "broker-a")) is not None:
-                    return found
+                if (result := leader_of(views, "broker-a")) is not None:
+                    return result
                 await asyncio.sleep(POLL_S)
 
     async def _start_ended(self) -> None:

@@ -80,8 +80,8 @@ class Node:
 
     def names(self) -> list[str]:
         """Of all files but the lock, which no disk layer is asked for."""
-        found = [p.relative_to(self.store) for p in self.store.rglob("*") if p.is_file()]
-        return sorted(str(path) for path in found if path.name != "lock")
+        result = [p.relative_to(self.store) for p in self.store.rglob("*") if p.is_file()]
+        return sorted(str(path) for path in result if path.name != "lock")
 
 
 @pytest.fixture
@@ -342,20 +342,22 @@ def test_a_cut_leaves_what_the_model_allows(
             n: model.inodes[i][-1] for n, i in model.names.items()
         }, f"seed {seed}: before the cut"
         node.cut(temper, seed=rng.randrange(1000))
-        found = {name: node.read(name) for name in node.names()}
+        result = {name: node.read(name) for name in node.names()}
         if temper is LOSE_ALL:
             expected = {n: model.inodes[i][0] for n, i in model.survivors(0).items()}
-            assert found == expected, f"seed {seed}"
+            assert result == expected, f"seed {seed}"
         elif temper is KEEP_ALL:
-            assert found == {n: model.inodes[i][-1] for n, i in model.names.items()}, f"seed {seed}"
+            assert result == {n: model.inodes[i][-1] for n, i in model.names.items()}, (
+                f"seed {seed}"
+            )
         else:
             allowed = [model.survivors(k) for k in range(len(model.changes) + 1)]
-            fitting = [names for names in allowed if sorted(names) == sorted(found)]
+            fitting = [names for names in allowed if sorted(names) == sorted(result)]
             assert fitting, f"seed {seed}"
-            for name, content in found.items():
+            for name, content in result.items():
                 versions = [v for names in fitting for v in model.inodes[names[name]]]
                 check_contents(content, versions, seed)
-        model.cut(found)
+        model.cut(result)
     node.kill()
 
 
@@ -507,13 +509,13 @@ def test_rules_under_several_keys_hold_side_by_side(node: Node) -> None:
     files = {name: node.disk.open(name) for name in "abc"}
 
     def failing() -> set[str]:
-        found = set()
+        result = set()
         for name, file in files.items():
             try:
                 file.pwrite(0, b"x")
             except OSError:
-                found.add(name)
-        return found
+                result.add(name)
+        return result
 
     assert failing() == {"b", "c"}
     Steering(node.home).drop("2")  # a second command of the harness

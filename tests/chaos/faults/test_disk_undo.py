@@ -38,8 +38,8 @@ def test_a_journal_cut_anywhere_is_its_whole_records() -> None:
     data = b"".join(record.encode() for record in RECORDS)
     ends = [sum(r.size_bytes for r in RECORDS[: n + 1]) for n in range(len(RECORDS))]
     for length in range(len(data) + 1):
-        whole = sum(1 for end in ends if end <= length)
-        assert tuple(decode(data[:length])) == RECORDS[:whole]
+        complete = sum(1 for end in ends if end <= length)
+        assert tuple(decode(data[:length])) == RECORDS[:complete]
 
 
 def test_what_records_say_of_names() -> None:
@@ -80,8 +80,8 @@ def test_after_a_failed_sync_only_rewritten_pages_become_durable() -> None:
     pending.add(Record(RecordKind.BYTES, 8, 5, PAGE_BYTES, 1, b"z"))
     shorter = Pending(decode(b"".join(r.encode() for r in pending.records())))
     for meaning in (pending, shorter):
-        found = by_page(meaning.files[5])
-        assert {page: [c.number for c in changes] for page, changes in found.items()} == {
+        result = by_page(meaning.files[5])
+        assert {page: [c.number for c in changes] for page, changes in result.items()} == {
             0: [1],
             1: [8],
             2: [3],
@@ -154,8 +154,8 @@ def test_only_changed_bytes_are_undone() -> None:
     assert rebuild(content, [zeros], lost) == b"0" * 10 + b"\0\0\0" + b"0" * 4083
     # A change from the page before to the page after.
     wide = Record(RecordKind.BYTES, 1, 1, 100, 2 * PAGE_BYTES, bytes(range(256)) * 32)
-    whole = bytes(range(256)) * 32
-    assert rebuild(bytes(PAGE_BYTES), [wide], lost) == whole[3996 : 3996 + 4096]
+    complete = bytes(range(256)) * 32
+    assert rebuild(bytes(PAGE_BYTES), [wide], lost) == complete[3996 : 3996 + 4096]
 
 
 def test_every_share_of_survivors_is_drawn() -> None:

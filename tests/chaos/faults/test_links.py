@@ -66,15 +66,15 @@ class Scene:
         return make(planned, self.context)
 
     async def views(self) -> dict[str, ReplicaView]:
-        found = await self.cluster.status()
-        return {s.node.name: s.view for s in found if s.view is not None}
+        status = await self.cluster.status()
+        return {s.node.name: s.view for s in status if s.view is not None}
 
     async def view(self, node: str) -> ReplicaView:
         """Return the view of the links, once available."""
         async with asyncio.timeout(PATIENCE_S):
-            while (found := (await self.views()).get(node)) is None:  # noqa: ASYNC110 (no event)
+            while (result := (await self.views()).get(node)) is None:  # noqa: ASYNC110 (no event)
                 await asyncio.sleep(0.02)
-        return found
+        return result
 
     async def leader(self, but: str = "") -> ReplicaView:
         """The ready leader, once it is not `but`."""
@@ -95,8 +95,8 @@ class Scene:
     async def ask(self, node: str, timeout_ms: int, *, as_client: bool = True) -> bool:
         """Whether a broker answers, at the clients' address or at its own."""
         state = self.cluster.state()
-        found = state.node(node)
-        address = state.client_address(found) if as_client else found.address
+        result = state.node(node)
+        address = state.client_address(result) if as_client else result.address
         client = RemotingClient(connect_timeout_ms=timeout_ms)
         try:
             command = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
@@ -193,9 +193,9 @@ async def max_offset(scene: Scene, topic: str) -> int:
     """The leader's next queue offset, read past the proxy."""
     leader = (await scene.leader()).node
     async with RemotingProbe(ANSWER_MS) as probe:
-        found = await probe.max_offset(scene.cluster.state().node(leader).address, topic, 0)
-    assert found is not None
-    return found
+        result = await probe.max_offset(scene.cluster.state().node(leader).address, topic, 0)
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize(

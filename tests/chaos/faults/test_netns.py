@@ -47,8 +47,8 @@ def test_who_does_not_hear_whom(kind: str, pairs: str, tmp_path: Path) -> None:
     with HistoryWriter(tmp_path / "h.jsonl") as history:
         fault = KINDS[kind][1](planned, Context(Cluster(tmp_path), history))
         assert isinstance(fault, Injection) and isinstance(fault.deed, WireCut)
-        found = fault.deed.pairs_of(Hit((state.node("n0"),)), planned, state)
-    assert sorted(f"{a}>{b}" for a, b in found) == sorted(pairs.split())
+        result = fault.deed.pairs_of(Hit((state.node("n0"),)), planned, state)
+    assert sorted(f"{a}>{b}" for a, b in result) == sorted(pairs.split())
 
 
 def test_what_stands_in_the_way() -> None:
@@ -85,7 +85,7 @@ async def test_a_cluster_of_hosts(tmp_path: Path) -> None:
 
 
 def left_over(name: str) -> list[str]:
-    return [found for found in os.listdir("/run/netns") if found.startswith(name)]
+    return [result for result in os.listdir("/run/netns") if result.startswith(name)]
 
 
 async def torment(cluster: Cluster, state: ClusterState, context: Context) -> None:

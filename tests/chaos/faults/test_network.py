@@ -68,11 +68,11 @@ def test_one_way_of_a_connection_that_serves_both() -> None:
 @pytest.mark.parametrize("choice", [0.0, 0.3, 0.6, 0.99])
 def test_halves(choice: float) -> None:
     first = FIVE.node("n1")
-    found = names(two_sides(LINKS_5, first, FIVE.brokers, choice, bridge=False))
-    side = {"n1"} | {n.name for n in FIVE.brokers if f"n1>{n.name}" not in found}
+    result = names(two_sides(LINKS_5, first, FIVE.brokers, choice, bridge=False))
+    side = {"n1"} | {n.name for n in FIVE.brokers if f"n1>{n.name}" not in result}
     rest = {n.name for n in FIVE.brokers} - side
     assert len(side) == 2
-    assert found == {f"{a}>{b}" for a in side for b in rest} | {
+    assert result == {f"{a}>{b}" for a in side for b in rest} | {
         f"{b}>{a}" for a in side for b in rest
     }
     three = names(two_sides(LINKS, THREE.node("n1"), THREE.brokers, choice, bridge=False))
@@ -81,8 +81,8 @@ def test_halves(choice: float) -> None:
 
 @pytest.mark.parametrize("choice", [0.0, 0.3, 0.6, 0.99])
 def test_bridge(choice: float) -> None:
-    found = names(two_sides(LINKS, THREE.node("n1"), THREE.brokers, choice, bridge=True))
-    assert found in ({"n0>n1", "n1>n0"}, {"n2>n1", "n1>n2"})
+    result = names(two_sides(LINKS, THREE.node("n1"), THREE.brokers, choice, bridge=True))
+    assert result in ({"n0>n1", "n1>n0"}, {"n2>n1", "n1>n2"})
     five = names(two_sides(LINKS_5, FIVE.node("n0"), FIVE.brokers, choice, bridge=True))
     untouched = [n.name for n in FIVE.brokers if not any(n.name in ln.split(">") for ln in five)]
     assert len(untouched) == 1 and len(five) == 2 * 2 * 2 and untouched != ["n0"]

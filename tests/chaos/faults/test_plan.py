@@ -19,11 +19,11 @@ def test_same_seed_same_plan() -> None:
 
 
 def test_every_wish_comes_once_in_each_round_in_an_order_of_its_own() -> None:
-    found = plan(1, WANTED, 900, 10)
-    assert len(found) == 10 * 5
-    assert sorted(p.number for p in found) == list(range(1, 51))
+    result = plan(1, WANTED, 900, 10)
+    assert len(result) == 10 * 5
+    assert sorted(p.number for p in result) == list(range(1, 51))
     slots: list[list[Planned]] = [[] for _ in range(30)]
-    for planned in found:
+    for planned in result:
         slots[int(planned.at_s // 30)].append(planned)
     rounds = [tuple(tuple(p.kind for p in s) for s in slots[i : i + 3]) for i in range(0, 30, 3)]
     assert all(sorted(map(len, one)) == [1, 2, 2] for one in rounds)
@@ -34,9 +34,9 @@ def test_every_wish_comes_once_in_each_round_in_an_order_of_its_own() -> None:
 def test_a_slot_holds_its_faults_and_some_calm(seed: int) -> None:
     for seconds in (3, 300):
         slot_s = seconds / 6
-        found = plan(seed, WANTED, seconds, 2)
-        assert found
-        for planned in found:
+        result = plan(seed, WANTED, seconds, 2)
+        assert result
+        for planned in result:
             begin_s = planned.at_s // slot_s * slot_s
             assert begin_s + 0.15 * slot_s <= planned.at_s
             assert planned.at_s + planned.for_s <= begin_s + 0.92 * slot_s

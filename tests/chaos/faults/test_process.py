@@ -34,8 +34,8 @@ class Scene:
         return make(planned, Context(self.cluster, self.history))
 
     async def states(self) -> dict[str, str]:
-        found = await self.cluster.status()
-        return {s.node.name: s.state for s in found if s.node.kind == "broker"}
+        status = await self.cluster.status()
+        return {s.node.name: s.state for s in status if s.node.kind == "broker"}
 
     async def down(self) -> list[str]:
         return [name for name, state in (await self.states()).items() if state == "dead"]
@@ -88,17 +88,17 @@ async def test_down_and_up_again(
     await fault.heal()
     assert await scene.down() == []
     await fault.heal()  # nothing left to undo
-    begun, done, healing, healed = scene.records()
-    assert [r["type"] for r in (begun, done, healing, healed)] == ["invoke", "ok"] * 2
-    assert [r["f"] for r in (begun, done, healing, healed)] == ["inject"] * 2 + ["heal"] * 2
-    for record in (begun, done, healing, healed):
+    started, done, healing, healed = scene.records()
+    assert [r["type"] for r in (started, done, healing, healed)] == ["invoke", "ok"] * 2
+    assert [r["f"] for r in (started, done, healing, healed)] == ["inject"] * 2 + ["heal"] * 2
+    for record in (started, done, healing, healed):
         assert (record["p"], record["fault"], record["kind"]) == ("nemesis", 1, kind)
         assert (record["whom"], record["nodes"], record["role"]) == (whom, hit, role)
-    assert begun["op"] == done["op"] != healing["op"] == healed["op"]
+    assert started["op"] == done["op"] != healing["op"] == healed["op"]
     if len(hit) == 1 and hit[0] in before:
-        assert begun["pid"] == before[hit[0]] != healed["pid"] == scene.pids()[hit[0]]
+        assert started["pid"] == before[hit[0]] != healed["pid"] == scene.pids()[hit[0]]
     else:
-        assert len(hit) == 1 or begun["pid"] == 0
+        assert len(hit) == 1 or started["pid"] == 0
 
 
 async def test_frozen_and_let_go_on(scene: Scene) -> None:

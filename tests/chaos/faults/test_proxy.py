@@ -102,8 +102,8 @@ class World:
         self._server = await asyncio.start_unix_server(
             self.controls.serve, sock=listen_at(self.control), limit=1 << 16
         )
-        found = [Link("a", n[2:], "peer", HOST, p, t) for n, (p, t) in targets.items()]
-        self.links = Links(found, self.control)
+        result = [Link("a", n[2:], "peer", HOST, p, t) for n, (p, t) in targets.items()]
+        self.links = Links(result, self.control)
         await self.links.__aenter__()
         await until(lambda: not self.proxy.links["a>c"].state()["listens"])
         return self
@@ -448,9 +448,9 @@ async def test_the_process_carries_and_ends_on_sigterm(tmp_path: Path) -> None:
     (port,) = held.choose(1, random.Random())
     links = [{"name": "a>b", "host": HOST, "port": port, "target_port": server.port}]
     (deep / "links.json").write_text(json.dumps(links))
-    words = ["--links", str(deep / "links.json"), "--control", str(deep / "control")]
+    text = ["--links", str(deep / "links.json"), "--control", str(deep / "control")]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "raftmq.chaos.faults.proxy", *words, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "raftmq.chaos.faults.proxy", *text, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None
@@ -484,12 +484,12 @@ async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         links = [{"name": "a>b", "host": HOST, "port": port, "target_port": 1}]
         (tmp_path / "links.json").write_text(json.dumps(links))
-        words = ["--links", str(tmp_path / "links.json"), "--control", str(tmp_path / "control")]
+        text = ["--links", str(tmp_path / "links.json"), "--control", str(tmp_path / "control")]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "raftmq.chaos.faults.proxy",
-            *words,
+            *text,
             stderr=asyncio.subprocess.PIPE,
         )
         _, errors = await process.communicate()

@@ -63,28 +63,28 @@ def test_select(whom: str, choice: float, names: str) -> None:
 
 
 def test_a_deposed_leader_that_has_not_noticed_is_a_follower() -> None:
-    found = [broker("n0", "leader", term=3), broker("n1", "leader", term=4), broker("n2", "")]
-    assert [node.name for node in leaders(found)] == ["n1"]
-    assert [node.name for node in select("follower", found, 0.0)] == ["n0"]
-    assert [role_of(status.node, found) for status in found] == ["follower", "leader", "follower"]
-    assert role_of(other("namesrv", "namesrv").node, found) == ""
+    result = [broker("n0", "leader", term=3), broker("n1", "leader", term=4), broker("n2", "")]
+    assert [node.name for node in leaders(result)] == ["n1"]
+    assert [node.name for node in select("follower", result, 0.0)] == ["n0"]
+    assert [role_of(status.node, result) for status in result] == ["follower", "leader", "follower"]
+    assert role_of(other("namesrv", "namesrv").node, result) == ""
 
 
 def test_the_dead_do_not_lead_and_are_no_followers() -> None:
-    found = [broker("n0", "leader", state="dead"), broker("n1", "follower"), broker("n2", "")]
+    result = [broker("n0", "leader", state="dead"), broker("n1", "follower"), broker("n2", "")]
     with pytest.raises(ClusterError, match="no leader now"):
-        select("leader", found, 0.0)
-    assert [node.name for node in select("follower", found, 0.99)] == ["n2"]
-    assert [node.name for node in select("most-behind", found, 0.99)] == ["n1"]
-    assert [node.name for node in select("n0", found, 0.0)] == ["n0"]
+        select("leader", result, 0.0)
+    assert [node.name for node in select("follower", result, 0.99)] == ["n2"]
+    assert [node.name for node in select("most-behind", result, 0.99)] == ["n1"]
+    assert [node.name for node in select("n0", result, 0.0)] == ["n0"]
 
 
 def test_groups_are_chosen_between_and_never_mixed() -> None:
-    found = [broker(f"a{i}", "master" if i == 0 else "slave", group="a") for i in range(3)]
-    found += [broker(f"b{i}", "master" if i == 0 else "slave", group="b") for i in range(3)]
-    assert [node.name for node in select("leader", found, 0.6)] == ["b0"]
+    result = [broker(f"a{i}", "master" if i == 0 else "slave", group="a") for i in range(3)]
+    result += [broker(f"b{i}", "master" if i == 0 else "slave", group="b") for i in range(3)]
+    assert [node.name for node in select("leader", result, 0.6)] == ["b0"]
     for number in range(100):
-        names = [node.name for node in select("majority", found, number / 100)]
+        names = [node.name for node in select("majority", result, number / 100)]
         assert len({name[0] for name in names}) == 1 and len(names) == 2
 
 

@@ -96,7 +96,7 @@ def bytes_of(broker: Broker) -> bytes:
 
 async def bodies(group: Any, broker: Broker) -> set[bytes]:
     """Return the bodies that a consumer finds."""
-    found = set()
+    result = set()
     for queue in range(QUEUES):
         offset = 0
         while True:
@@ -104,9 +104,9 @@ async def bodies(group: Any, broker: Broker) -> set[bytes]:
             if pulled.code != 0:
                 break
             for at, _ in walk_records(pulled.body):
-                found.add(decode_record(pulled.body, at).body)
+                result.add(decode_record(pulled.body, at).body)
             offset = int(pulled.ext["nextBeginOffset"])
-    return found
+    return result
 
 
 async def test_frames_are_the_leaders_bytes_on_every_replica(group):
@@ -133,8 +133,8 @@ async def test_runtime_info_and_status_say_who_leads(group):
     await all_applied(group)
     follower = next(b for n, b in group.brokers.items() if n != name)
     tables = []
-    for asked in (broker, follower):
-        response = await group.ask(asked, RequestCode.GET_BROKER_RUNTIME_INFO)
+    for requested in (broker, follower):
+        response = await group.ask(requested, RequestCode.GET_BROKER_RUNTIME_INFO)
         tables.append(orjson.loads(response.body)["table"])
     leads, follows = tables
     last = str(broker.engine.log_index.last_index)

@@ -120,11 +120,11 @@ def test_slices_are_a_lists(store):
         entry = journal[at]
         assert (entry[0], entry[1], entry[2]) == plain[at]
     for part in (slice(3, 4), slice(3, None), slice(8, 99), slice(12, 15), slice(4, 4)):
-        found = journal[part]
-        assert len(found) == len(plain[part])
-        assert list(found) == plain[part]
-        assert found[:2] == plain[part][:2]
-        assert bool(found) is bool(plain[part])
+        result = journal[part]
+        assert len(result) == len(plain[part])
+        assert list(result) == plain[part]
+        assert result[:2] == plain[part][:2]
+        assert bool(result) is bool(plain[part])
     with pytest.raises(IndexError):
         journal[10]
 
@@ -291,10 +291,10 @@ def test_messages_are_cut_from_any_pieces():
     stream = b"".join(framed(dumps(message)) for message in messages)
     for size in (1, 7, 64, len(stream)):
         reader = PickleReader("n1", "n0")
-        found = []
+        result = []
         for at in range(0, len(stream), size):
-            found += reader.receive_data(stream[at : at + size])
-        assert found == [("n1", message) for message in messages]
+            result += reader.receive_data(stream[at : at + size])
+        assert result == [("n1", message) for message in messages]
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def test_rows_and_page_say_what_each_lost(tmp_path: Path) -> None:
     keeps.drained()
     loses.drained()
     loses.fault("pause", "n0")
-    found = [candidate(tmp_path / "a", "keeps", keeps), candidate(tmp_path / "b", "loses", loses)]
+    result = [candidate(tmp_path / "a", "keeps", keeps), candidate(tmp_path / "b", "loses", loses)]
 
-    first, second = (dict(zip(HEAD, row, strict=True)) for row in summary_rows(found))
+    first, second = (dict(zip(HEAD, row, strict=True)) for row in summary_rows(result))
     assert (first["engine"], first["calm msg/s"], first["acked and lost"]) == (
         "keeps",
         "1,234",
@@ -51,15 +51,15 @@ def test_rows_and_page_say_what_each_lost(tmp_path: Path) -> None:
     assert (second["acked and lost"], second["offsets back"]) == ("1", "1")
     assert second["verdict"] == "fail"
 
-    head, rows = recovery_rows(found)
+    head, rows = recovery_rows(result)
     assert head == ("fault", "keeps", "loses")
     cells = {row[0]: row[1:] for row in rows}
     assert cells["kill:leader"][0].endswith("ms")
     assert cells["pause:leader"] == ("not run", "never in 1")
 
-    page = comparison_page("Compared", "mqchaos compare & more", found)
-    for words in ("keeps", "loses: acknowledged and lost, 1", "mqchaos compare &amp; more"):
-        assert words in page
+    page = comparison_page("Compared", "mqchaos compare & more", result)
+    for text in ("keeps", "loses: acknowledged and lost, 1", "mqchaos compare &amp; more"):
+        assert text in page
     assert "flapping: no proxies" in page
     assert "http" not in page.split("<script", 1)[0]
 

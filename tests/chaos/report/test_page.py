@@ -89,8 +89,8 @@ def test_page_is_self_contained_and_says_everything(tmp_path: Path) -> None:
     write_report(history, check_all(history), path)
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)  # nothing from elsewhere
-    for words in ("Chaos: failover", "seed 7", "mqchaos run &amp; more", "kill n0"):
-        assert words in text
+    for texts in ("Chaos: failover", "seed 7", "mqchaos run &amp; more", "kill n0"):
+        assert texts in text
     assert "n1 leads term 2" in text
     assert 'name="viewport"' in text
     assert "everything holds" in text
@@ -206,11 +206,11 @@ def largest() -> Series:
 
 
 def test_the_largest_page_is_small_and_asks_for_nothing() -> None:
-    found = [
+    result = [
         Recovery("kill", "leader", "n0", "", 0, 5.0 + n, {"p": 7.0 + n}, 1.0, None)
         for n in range(200)
     ]
-    drawn = figure(largest()) + recovery_figure({"": found, "other": found})
+    drawn = figure(largest()) + recovery_figure({"": result, "other": result})
     assert len(drawn) + 300_000 < PAGE_BYTES_MAX  # tables are also bounded
     assert_readable(document("largest", drawn))
     assert "<n1>" not in drawn and "&lt;n1&gt;" in drawn

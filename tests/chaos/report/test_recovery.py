@@ -14,9 +14,9 @@ def test_answer_on_its_way_when_the_leader_died_does_not_count() -> None:
     builder.kill()  # 2 and 3 ms
     builder.ok(early, 0, 0)  # 4 ms, an answer of the dead leader
     builder.sent("b", 0, 1)  # 5, 6 ms
-    (found,) = recoveries(builder.build())
-    assert found.everybody_ms == 4.0
-    assert found.longest_gap_ms == 2.0
+    (result,) = recoveries(builder.build())
+    assert result.everybody_ms == 4.0
+    assert result.longest_gap_ms == 2.0
 
 
 def test_retried_send_counts_and_each_client_has_its_own_time() -> None:
@@ -26,10 +26,10 @@ def test_retried_send_counts_and_each_client_has_its_own_time() -> None:
     builder.kill()  # 3, 4 ms
     builder.ok(first, 0, 0, attempts=2, process="producer-0")  # 5 ms
     builder.ok(second, 0, 1, attempts=3, process="producer-1")  # 6 ms
-    (found,) = recoveries(builder.build())
-    assert found.everybody_ms == 2.0
-    assert found.per_client_ms == {"producer-0": 2.0, "producer-1": 3.0}
-    assert found.worst_client_ms == 3.0
+    (result,) = recoveries(builder.build())
+    assert result.everybody_ms == 2.0
+    assert result.per_client_ms == {"producer-0": 2.0, "producer-1": 3.0}
+    assert result.worst_client_ms == 3.0
 
 
 def test_kill_without_recovery_before_the_next_says_so() -> None:
@@ -55,9 +55,9 @@ def test_a_send_from_before_the_fault_holds_does_not_end_it() -> None:
     builder.add("ok", "inject", "nemesis", op, **fields)
     builder.wait(2)
     builder.sent("b", 0, 1)
-    (found,) = recoveries(builder.build())
-    assert found.everybody_ms == found.worst_client_ms == 2003.0
-    assert found.longest_gap_ms == 2003.0
+    (result,) = recoveries(builder.build())
+    assert result.everybody_ms == result.worst_client_ms == 2003.0
+    assert result.longest_gap_ms == 2003.0
 
 
 def test_a_fault_that_takes_long_to_inject_costs_its_longest_outage() -> None:
@@ -69,8 +69,8 @@ def test_a_fault_that_takes_long_to_inject_costs_its_longest_outage() -> None:
         builder.sent(str(number), 0, number)
     builder.add("ok", "inject", "nemesis", op, **fields)
     builder.sent("x", 0, 3)
-    (found,) = recoveries(builder.build())
-    assert found.everybody_ms == 3002.0
+    (result,) = recoveries(builder.build())
+    assert result.everybody_ms == 3002.0
 
 
 def test_silence_until_the_next_fault_or_the_end_is_a_gap() -> None:
@@ -100,19 +100,19 @@ def test_the_usual_rate_is_back_when_as_many_are_acknowledged_as_before() -> Non
         builder.wait(0.2)
     for _ in range(400):
         builder.sent(str(next(names)), 0, 0)
-    (found,) = recoveries(builder.build())
-    assert found.everybody_ms is not None and 300 <= found.everybody_ms < 310
-    assert found.normal_ms is not None and 890 <= found.normal_ms < 930
-    assert (found.kind, found.node) == ("cut-node", "n0")
+    (result,) = recoveries(builder.build())
+    assert result.everybody_ms is not None and 300 <= result.everybody_ms < 310
+    assert result.normal_ms is not None and 890 <= result.normal_ms < 930
+    assert (result.kind, result.node) == ("cut-node", "n0")
 
 
 def test_an_open_fault_without_load_before_has_no_usual_rate() -> None:
     builder = HistoryBuilder()
     builder.fault("pause", "n1")
     builder.sent("a", 0, 0)
-    (found,) = recoveries(builder.build())
-    assert found.normal_ms is None
-    assert found.everybody_ms is not None
+    (result,) = recoveries(builder.build())
+    assert result.normal_ms is None
+    assert result.everybody_ms is not None
 
 
 @pytest.mark.parametrize(

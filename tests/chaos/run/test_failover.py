@@ -99,12 +99,12 @@ def test_commands_against_a_cluster_that_runs_already(tmp_path: Path) -> None:
 
     try:
         cluster("up", "--set", f"mappedFileSizeCommitLog={8 * 1024 * 1024}")
-        words = ["run", "followers", "--dir", str(out), "--cluster", str(home), "--repeats", "1"]
-        words += ["--minutes", "0.06", "--rate", "50", "--producers", "1", "--seed", "2"]
-        result = CliRunner().invoke(main, words)
+        text = ["run", "followers", "--dir", str(out), "--cluster", str(home), "--repeats", "1"]
+        text += ["--minutes", "0.06", "--rate", "50", "--producers", "1", "--seed", "2"]
+        result = CliRunner().invoke(main, text)
         assert result.exit_code == 0, result.output
         assert re.search(r"kill -9 of n\d, started again", result.output)
-        again = CliRunner().invoke(main, words)
+        again = CliRunner().invoke(main, text)
         assert again.exit_code == 2 and "holds a history already" in again.output
         deadline = time.monotonic() + 120
         while True:  # a busy broker may miss a request
@@ -153,9 +153,9 @@ def test_settings_are_kept_through_a_start_that_fails(tmp_path: Path) -> None:
     home = tmp_path / "c"
     up = ["up", "--dir", str(home), "--replicas", "1"]
     accounts = tmp_path / "accounts.yml"
-    asked = ["--set", "aclEnable=true", "--set", f"aclFile={accounts}"]
+    requested = ["--set", "aclEnable=true", "--set", f"aclFile={accounts}"]
     try:
-        for more in (asked, []):
+        for more in (requested, []):
             result = CliRunner().invoke(cluster_cli.main, [*up, *more])
             assert result.exit_code == 1
             assert str(accounts) in result.output

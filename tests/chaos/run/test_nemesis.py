@@ -229,8 +229,8 @@ async def test_a_cluster_that_does_not_become_whole_is_said(context: Context) ->
     lame = Context(cluster, context.history)
     inflicter = Nemesis(lame, 0.0, recovery_timeout_s=0.2)
     result = await inflicter.inflict([planned(1, "kill", "n2")], lambda: None)
-    (words,) = result.stuck
-    assert words.startswith("after kill:n2: not whole after 0.2 s")
+    (text,) = result.stuck
+    assert text.startswith("after kill:n2: not whole after 0.2 s")
 
 
 @pytest.mark.long

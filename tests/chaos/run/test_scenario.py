@@ -24,14 +24,14 @@ def test_a_raft_cluster_can_have_every_scenario(name: str) -> None:
     links = "links" in scenario.needs()
     can, cannot = split_available(scenario, state_of(Shape("raft", links=links, faultable=True)))
     if "loop-device" in scenario.needs() and (reason := power.unavailable()) is not None:
-        assert all(words.endswith(reason) for words in cannot), cannot
+        assert all(text.endswith(reason) for text in cannot), cannot
         return
     assert len(can) == len(scenario.wishes)
     assert cannot == []
-    found = make_plan(7, can, 5.0, 2)
-    assert found == make_plan(7, can, 5.0, 2)
-    assert len(found) == 2 * sum(len(parts) for parts in can)
-    assert found != make_plan(8, can, 5.0, 2)
+    result = make_plan(7, can, 5.0, 2)
+    assert result == make_plan(7, can, 5.0, 2)
+    assert len(result) == 2 * sum(len(parts) for parts in can)
+    assert result != make_plan(8, can, 5.0, 2)
 
 
 def test_what_a_mode_cannot_have_is_said() -> None:
@@ -43,9 +43,9 @@ def test_what_a_mode_cannot_have_is_said() -> None:
 
 
 def test_faults_by_name_are_a_scenario() -> None:
-    found = find_scenario("kill:leader delay:follower+pause:leader")
-    assert [len(parts) for parts in found.wants()] == [1, 2]
-    assert found.needs() == {"links"}
+    result = find_scenario("kill:leader delay:follower+pause:leader")
+    assert [len(parts) for parts in result.wants()] == [1, 2]
+    assert result.needs() == {"links"}
 
 
 @pytest.mark.parametrize("text", ["nonsense", "kill:leader nonsense", "kill,for=soon", " "])
@@ -66,9 +66,9 @@ def test_as_many_rounds_as_the_time_holds_but_at_least_one() -> None:
 def test_one_of_jepsens_schedules_fits_into_a_minute(name: str) -> None:
     """As in `mqchaos run` without options, fully determined by a seed."""
     wants = find_scenario(name).wants()
-    found = make_plan(3, wants, 1.0, None)
-    assert found == make_plan(3, wants, 1.0, None)
-    assert {(p.kind, p.whom) for p in found} == {
+    result = make_plan(3, wants, 1.0, None)
+    assert result == make_plan(3, wants, 1.0, None)
+    assert {(p.kind, p.whom) for p in result} == {
         (want.kind.name, want.whom or want.kind.whom[0]) for parts in wants for want in parts
     }
 

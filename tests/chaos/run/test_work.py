@@ -21,9 +21,9 @@ def test_a_run_goes_on_to_its_verdict_that_nobody_reads(
     came_to: list[str] = []
 
     async def scenario(config: object, command: str, say: Callable[[str], None]) -> RunResult:
-        for words in ("started", "struck", "judged"):
-            say(words)
-            came_to.append(words)
+        for text in ("started", "struck", "judged"):
+            say(text)
+            came_to.append(text)
         return RunResult(
             *(Verdict.UNKNOWN, (), [], Load(0, 0, 0, 0, 0, 0.0, Latency(0, 0, 0, 0)), (), ()),
             *(tmp_path / "history.jsonl", tmp_path / "report.html", {}),

@@ -34,7 +34,7 @@ async def test_any_error_of_a_storage_is_logged_and_saving_tried_again(
     storage = Broken(OSError(28, "disk full"), RuntimeError("no such table"))
     store = LocalOffsetStore(storage)
     store.table.start(QUEUE, 7)
-    for words in ("disk full", "no such table"):
+    for text in ("disk full", "no such table"):
         assert await store.commit_confirmed() == {}
-        assert words in caplog.text
+        assert text in caplog.text
     assert await store.commit_confirmed() == {QUEUE: 7} == storage.saved

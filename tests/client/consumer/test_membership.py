@@ -255,9 +255,9 @@ async def test_a_queue_whose_lock_is_lost_before_it_begins_is_not_begun() -> Non
         read, may_read = member.offsets.committed, asyncio.Event()
 
         async def committed(queue: MessageQueue) -> int | None:
-            found = await read(queue)
+            result = await read(queue)
             await may_read.wait()
-            return found
+            return result
 
         member.offsets.committed = committed  # type: ignore[method-assign]
         member.subscribe("T", "*", "TAG")

@@ -111,9 +111,9 @@ def test_offsets_that_have_not_moved_are_told_again_now_and_then() -> None:
             await asyncio.sleep(REPEAT_S / 2)
         return leader.asked
 
-    asked = loop.run_until_complete(commits())
+    requested = loop.run_until_complete(commits())
     loop.close()
-    assert asked == [7]
+    assert requested == [7]
 
 
 class Repeating:
@@ -168,8 +168,8 @@ def test_a_group_without_a_leader_is_waited_for_once_however_many_queues_it_has(
                 store.table.start(queue(number, name), 0)
                 store.table.advance(queue(number, name), 5)
         began = loop.time()
-        told = await store.commit_confirmed()
-        assert told == {queue(number, "g1"): 5 for number in range(10)}
+        reported = await store.commit_confirmed()
+        assert reported == {queue(number, "g1"): 5 for number in range(10)}
         return loop.time() - began
 
     assert loop.run_until_complete(commit()) == pytest.approx(5)
@@ -222,8 +222,8 @@ async def test_a_group_gets_what_is_stored_while_it_asks_where_to_begin(
     there: int, decides: bool, moment: int, committed: int | None
 ) -> None:
     committed = committed if there else None
-    for begin, expected in ((ConsumeFrom.LAST_OFFSET, there), (ConsumeFrom.FIRST_OFFSET, 0)):
+    for first, expected in ((ConsumeFrom.LAST_OFFSET, there), (ConsumeFrom.FIRST_OFFSET, 0)):
         instance = cast(ClientInstance, Growing(there, decides, moment, committed))
         store = OffsetStore("g", instance)
-        start = await starting_offset(store, instance, queue(0), begin, 0)
+        start = await starting_offset(store, instance, queue(0), first, 0)
         assert start == (expected if committed is None else committed)

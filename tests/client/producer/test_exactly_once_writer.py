@@ -85,8 +85,8 @@ async def test_who_opens_it_fences_who_had_it(tmp_path):
 async def test_many_that_open_it_at_once_leave_one(tmp_path):
     async with serving(tmp_path) as (group, where):
         writers = [ExactlyOnceWriter("w", "T", where) for _ in range(4)]
-        told = await asyncio.gather(*(w.start() for w in writers), return_exceptions=True)
-        opened = [w for w, result in zip(writers, told, strict=True) if result is None]
+        reported = await asyncio.gather(*(w.start() for w in writers), return_exceptions=True)
+        opened = [w for w, result in zip(writers, reported, strict=True) if result is None]
         queue = opened[0].queues[0]
 
         async def wrote(writer):

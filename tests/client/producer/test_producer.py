@@ -171,10 +171,10 @@ async def test_leader_dies_and_a_new_one_appears_later() -> None:
         await producer.send(Message("T", b"before"))
         cluster.no_leader("g0")
         await cluster.brokers["g0"][0].stop()
-        asked = cluster.name_server.count(RequestCode.GET_BROKER_CLUSTER_INFO)
+        requested = cluster.name_server.count(RequestCode.GET_BROKER_CLUSTER_INFO)
         sends = [asyncio.create_task(producer.send(Message("T", b"%d" % n))) for n in range(50)]
         await until(lambda: cluster.brokers["g0"][1].count(RequestCode.SEND_MESSAGE_V2) >= 3)
-        assert cluster.name_server.count(RequestCode.GET_BROKER_CLUSTER_INFO) > asked
+        assert cluster.name_server.count(RequestCode.GET_BROKER_CLUSTER_INFO) > requested
         probes = sum(b.count(RequestCode.SEND_MESSAGE_V2) for b in cluster.brokers["g0"][1:])
         assert probes < 50, "one message probes for the others"
         cluster.lead("g0", 2, tell_route=False)

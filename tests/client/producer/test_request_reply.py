@@ -86,10 +86,10 @@ async def test_a_request_keeps_its_deadline_whichever_replica_is_frozen(frozen: 
         cluster.brokers["g0"][frozen].heartbeat_s = 3600.0
         async with Producer("asks", cluster.namesrv, config=QUICK) as asking:
             await asking.send(Message("U", b"before"))  # the connection is there
-            begin = asyncio.get_running_loop().time()
+            start = asyncio.get_running_loop().time()
             with pytest.raises(RequestTimedOut if frozen else SendFailed):
                 await asking.request(Message("T", b"ping"), 500)
-            assert asyncio.get_running_loop().time() - begin < 2  # a heartbeat is given 3 s
+            assert asyncio.get_running_loop().time() - start < 2  # a heartbeat is given 3 s
             assert cluster.logs["g0"].bodies("T") == ([b"ping"] if frozen else [])
             assert asking.in_flight == 0
             with pytest.raises(RequestTimedOut):  # the wait is not repeated

@@ -246,8 +246,8 @@ async def lite_pulling(cluster: Cluster) -> None:
     async with second:
         while got != bodies:
             got |= {message.body for message in await second.poll(500)}
-            places = {queue.queue_id: second.position(queue) for queue in second.assignment}
-            assert time.monotonic() < deadline, (bodies - got, places)
+            positions = {queue.queue_id: second.position(queue) for queue in second.assignment}
+            assert time.monotonic() < deadline, (bodies - got, positions)
     async with LitePullConsumer(fresh("G"), cluster.namesrv, config=config) as third:
         queue = (await third.fetch_queues(topic))[1]
         await third.assign([queue])
@@ -415,16 +415,18 @@ async def a_lite_consumer_is_asked(cluster: Cluster) -> None:
             lambda: answered(lambda: admin.group.running_info(address, group, client_id))
         )
         assert info["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_ACTIVELY"
-        places = {queue.queue_id: state["commitOffset"] for queue, state in info["mqTable"].items()}
-        assert sorted(places) == [0, 1, 2, 3] and sum(places.values()) == 13
+        positions = {
+            queue.queue_id: state["commitOffset"] for queue, state in info["mqTable"].items()
+        }
+        assert sorted(positions) == [0, 1, 2, 3] and sum(positions.values()) == 13
 
         async def status() -> dict[MessageQueue, int] | None:  # Apache's leaves out who was silent
             code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
-            told = await admin.ask(address, code, {"topic": topic, "group": group})
-            return loads_object(told.body)["consumerTable"].get(client_id)
+            reported = await admin.ask(address, code, {"topic": topic, "group": group})
+            return loads_object(reported.body)["consumerTable"].get(client_id)
 
         table = await until(lambda: answered(status))
-        assert {queue.queue_id: offset for queue, offset in table.items()} == places
+        assert {queue.queue_id: offset for queue, offset in table.items()} == positions
         got.clear()
         await until(lambda: answered(lambda: admin.offset.reset(address, group, topic, 0)))
         await all_of(bodies)
@@ -481,10 +483,10 @@ async def popping(cluster: Cluster) -> None:
 
 async def received(consumer: SimpleConsumer, count: int, invisible_ms: int) -> list[MessageExt]:
     """Receive so many messages."""
-    found: list[MessageExt] = []
-    while len(found) < count:
-        found += await consumer.receive(count - len(found), invisible_ms=invisible_ms)
-    return found
+    result: list[MessageExt] = []
+    while len(result) < count:
+        result += await consumer.receive(count - len(result), invisible_ms=invisible_ms)
+    return result
 
 
 async def sharing(cluster: Cluster) -> None:

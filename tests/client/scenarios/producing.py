@@ -51,8 +51,8 @@ class Seen:
         return Counter(message.body for message in self.messages)
 
     async def has(self, bodies: list[bytes]) -> None:
-        wanted = set(bodies)
-        await until(lambda: wanted <= set(self.bodies), lambda: wanted - set(self.bodies))
+        expected = set(bodies)
+        await until(lambda: expected <= set(self.bodies), lambda: expected - set(self.bodies))
 
 
 def consumer_of(
@@ -111,9 +111,9 @@ async def sends_with_callbacks(cluster: Cluster) -> None:
             await seen.has([b"%d" % n for n in range(300)])
     # Once each, or again where an attempt's outcome was unknown: never more often than tried.
     tries = {result.msg_id: result.attempts for result in stored}
-    whole = [message.msg_id for message in seen.messages if "UNIQ_KEY" in message.properties]
-    assert len(seen.messages) - len(whole) <= cluster.torn_max
-    for key, count in Counter(whole).items():
+    complete = [message.msg_id for message in seen.messages if "UNIQ_KEY" in message.properties]
+    assert len(seen.messages) - len(complete) <= cluster.torn_max
+    for key, count in Counter(complete).items():
         assert count <= tries[key]
 
 
@@ -142,10 +142,10 @@ async def batches(cluster: Cluster) -> None:
         async with consumer_of(cluster, topic, seen):
             await seen.has([message.body for message in messages])
     first = results[0]
-    places = {(m.msg_id, m.queue_id, m.queue_offset) for m in seen.messages}
+    positions = {(m.msg_id, m.queue_id, m.queue_offset) for m in seen.messages}
     for number, key in enumerate(first.msg_id.split(",")):
-        place = (key, first.queue.queue_id, first.queue_offset + number)
-        assert place in places, (place, sorted(p for p in places if p[0] == key))
+        position = (key, first.queue.queue_id, first.queue_offset + number)
+        assert position in positions, (position, sorted(p for p in positions if p[0] == key))
 
 
 async def ordered_sends(cluster: Cluster) -> None:
@@ -301,7 +301,7 @@ async def transactions(cluster: Cluster) -> None:
     books.answers = {b"late yes": TransactionState.UNKNOWN, b"late no": TransactionState.UNKNOWN}
     async with TransactionProducer(fresh("TP"), cluster.namesrv, books) as producer:
         async with consumer_of(cluster, topic, seen):
-            told = {}
+            reported = {}
             for body, arg in (
                 (b"yes", commit),
                 (b"no", rollback),
@@ -311,12 +311,12 @@ async def transactions(cluster: Cluster) -> None:
                 (b"after", commit),
             ):
                 message = Message(topic, body, tags="A", properties={"of": "mine"})
-                told[body] = await producer.send_in_transaction(message, arg, SEND_MS)
+                reported[body] = await producer.send_in_transaction(message, arg, SEND_MS)
             await seen.has([b"yes", b"late yes", b"killed", b"after"])
             await until(lambda: b"late no" in books.checked)
     assert set(seen.bodies) == {b"yes", b"late yes", b"killed", b"after"}
-    assert told[b"yes"].confirmed and told[b"no"].confirmed
-    assert not told[b"late yes"].confirmed
+    assert reported[b"yes"].confirmed and reported[b"no"].confirmed
+    assert not reported[b"late yes"].confirmed
     assert {(m.tags, m.properties["of"], m.topic) for m in seen.messages} == {("A", "mine", topic)}
 
 

@@ -60,22 +60,22 @@ async def test_it_does_not_ring_before_its_start_or_after_its_stop() -> None:
 
 
 async def test_now_is_behind_what_was_read_and_before_anything_else_is() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     alarm = Alarm()
-    alarm.start(lambda: told.append("ring"))
+    alarm.start(lambda: reported.append("ring"))
     alarm.set(LONG_MS)
     loop = asyncio.get_running_loop()
-    loop.call_soon(told.append, "read before")
+    loop.call_soon(reported.append, "read before")
     alarm.now()
     alarm.now()
     alarm.soon()
-    loop.call_soon(told.append, "read afterwards")
+    loop.call_soon(reported.append, "read afterwards")
     await asyncio.sleep(0)
-    assert told == ["read before", "ring", "read afterwards"]
+    assert reported == ["read before", "ring", "read afterwards"]
     alarm.now()
     alarm.stop()
     await asyncio.sleep(0)
-    assert len(told) == 3
+    assert len(reported) == 3
 
 
 async def test_it_may_be_set_while_it_rings() -> None:

@@ -51,8 +51,8 @@ def test_who_is_able(changes: dict[str, object], able: bool) -> None:
         config=CONFIG,
         last_index=100,
     )
-    found = able_successors(core, lambda peer: peer != "away", NOW_MS)  # type: ignore[arg-type]
-    assert found == ([other] if able else [])
+    result = able_successors(core, lambda peer: peer != "away", NOW_MS)  # type: ignore[arg-type]
+    assert result == ([other] if able else [])
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_who_may_have_room(changes: dict[str, object], roomy: bool) -> None:
     other = follower("n1", **({"no_room": False} | changes))
     membership = SimpleNamespace(voters=frozenset({"n0", "n1", "away"}))
     core = SimpleNamespace(progress={other.peer: other}, membership=membership, config=CONFIG)
-    found = willing_voters(core, lambda peer: peer != "away")  # type: ignore[arg-type]
-    assert found == ([other.peer] if roomy else [])
+    result = willing_voters(core, lambda peer: peer != "away")  # type: ignore[arg-type]
+    assert result == ([other.peer] if roomy else [])

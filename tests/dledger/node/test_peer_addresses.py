@@ -66,8 +66,8 @@ def test_a_list_may_be_put_right_until_there_is_a_frame_and_addresses_always(
     starts(tmp_path, "abc", 0)
     with pytest.raises(MembersDiffer):
         starts(tmp_path, "ab", 5)
-    found = addresses(starts(tmp_path, "cba", 5, port=2))
-    assert found == {name: f"host-{name}:2" for name in "abc"}
+    result = addresses(starts(tmp_path, "cba", 5, port=2))
+    assert result == {name: f"host-{name}:2" for name in "abc"}
 
 
 def test_after_a_change_that_only_the_log_has_another_list_is_no_fault(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_after_a_change_that_only_the_log_has_another_list_is_no_fault(tmp_path:
     OsDisk(str(tmp_path)).makedirs("raft")
     starts(tmp_path, "ab", 0)
     changed = founding([("a", "x:1"), ("b", "y:1"), ("c", "z:1")])
-    found = starts(tmp_path, "abc", 5, changed=changed)
-    assert found.settled[1].ids == {"a", "b"}
-    assert found.index == 5
-    assert found.current == changed
+    result = starts(tmp_path, "abc", 5, changed=changed)
+    assert result.settled[1].ids == {"a", "b"}
+    assert result.index == 5
+    assert result.current == changed
     with pytest.raises(MembersDiffer):
         starts(tmp_path, "abc", 5)
 

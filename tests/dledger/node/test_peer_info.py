@@ -101,9 +101,9 @@ class Replica:
         self.exchange.take(PeerInfo(sender, "a", state=state))
 
     def events(self, caplog: pytest.LogCaptureFixture) -> list[str]:
-        found = [record.getMessage() for record in caplog.records]
+        result = [record.getMessage() for record in caplog.records]
         caplog.clear()
-        return found
+        return result
 
 
 def test_a_log_goes_as_far_as_it_has_expired_for_a_majority_this_replica_among_them() -> None:
@@ -207,17 +207,17 @@ def test_a_clock_that_differs_is_told_of_once(caplog: pytest.LogCaptureFixture) 
 
 
 def test_clocks_before_1970_are_told_as_they_are_and_agree_with_none() -> None:
-    told = []
+    reported = []
     for wall_ms in (-DAY_MS, -90 * DAY_MS):
         other = Replica()
         other.wall_ms = wall_ms
         said = other.exchange.completed(PeerInfo("a", "b"))
         assert MessageReader("a", "b").receive_data(b"".join(encode_message(said))) == [said]
         assert said.state is not None
-        told.append(said.state.wall_ms)
-    assert told == [-DAY_MS, -90 * DAY_MS]
+        reported.append(said.state.wall_ms)
+    assert reported == [-DAY_MS, -90 * DAY_MS]
     replica = Replica()
-    for name, wall_ms in zip("bc", told, strict=True):
+    for name, wall_ms in zip("bc", reported, strict=True):
         replica.hear(name, ahead_ms=wall_ms - NOW_MS)
     assert not replica.exchange.clock_is_wrong  # it was, by two that were told as 0
     assert replica.exchange.status("b")["ahead_ms"] == -DAY_MS - NOW_MS
@@ -309,8 +309,8 @@ def test_a_leader_knows_whose_clock_is_wrong(
     replica = Replica(names)
     for name, seconds in ahead_s.items():
         replica.hear(name, ahead_ms=seconds * 1000)
-    found = "".join(name for name in names[1:] if replica.exchange.is_wrong_at(name))
-    assert found == wrong
+    result = "".join(name for name in names[1:] if replica.exchange.is_wrong_at(name))
+    assert result == wrong
 
 
 YEAR = 365 * DAY_MS
@@ -525,9 +525,9 @@ def test_one_with_frames_goes_on() -> None:
 
 
 def foreign(node: Node) -> list[str]:
-    told = node.member.status()["foreign"]
-    assert isinstance(told, list)
-    return told
+    status = node.member.status()["foreign"]
+    assert isinstance(status, list)
+    return status
 
 
 def peers(group: Group, *names: str) -> dict[str, object]:
@@ -600,9 +600,9 @@ async def test_who_was_left_out_by_mistake_may_be_added(tmp_path: Path) -> None:
 
 
 def takes_none(node: Node) -> str:
-    told = node.member.status()["takes_no_frames"]
-    assert isinstance(told, str)
-    return told
+    status = node.member.status()["takes_no_frames"]
+    assert isinstance(status, str)
+    return status
 
 
 async def test_an_empty_one_with_other_segments_waits_until_it_is_corrected(tmp_path: Path) -> None:

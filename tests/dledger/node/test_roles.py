@@ -14,38 +14,38 @@ FOLLOWS = RoleEvent(Role.FOLLOWER, 3, "n1", False, "")
 
 def made() -> tuple[Roles, list[object], SimpleNamespace]:
     """Roles, what was told to whom, and the proposer."""
-    told: list[object] = []
-    application = SimpleNamespace(role_changed=told.append)
+    reported: list[object] = []
+    application = SimpleNamespace(role_changed=reported.append)
     proposer = SimpleNamespace(
-        frame_due=False, leadership_lost=lambda leader: told.append(("lost", leader))
+        frame_due=False, leadership_lost=lambda leader: reported.append(("lost", leader))
     )
-    return Roles("n0", cast(Any, application), cast(Any, proposer)), told, proposer
+    return Roles("n0", cast(Any, application), cast(Any, proposer)), reported, proposer
 
 
 def test_a_leader_is_told_so_once_everything_committed_is_applied() -> None:
-    roles, told, proposer = made()
+    roles, reported, proposer = made()
     roles.changed(LEADS, commit_index=7, applied_index=5)
     roles.applied(6)
-    assert (told, roles.serving, proposer.frame_due) == ([], False, False)
+    assert (reported, roles.serving, proposer.frame_due) == ([], False, False)
     roles.applied(7)
-    assert (told, roles.serving, proposer.frame_due) == ([LEADS], True, True)
+    assert (reported, roles.serving, proposer.frame_due) == ([LEADS], True, True)
     roles.applied(8)
-    assert told == [LEADS]
+    assert reported == [LEADS]
 
 
 def test_an_event_that_waits_is_void_when_the_next_one_comes() -> None:
-    roles, told, _ = made()
+    roles, reported, _ = made()
     roles.changed(LEADS, commit_index=7, applied_index=5)
     roles.changed(FOLLOWS, commit_index=7, applied_index=5)
     roles.applied(7)
-    assert told == [("lost", "n1"), FOLLOWS]
+    assert reported == [("lost", "n1"), FOLLOWS]
     assert roles.reported_leader == "n1"
     assert not roles.serving
 
 
 def test_lost_leadership_fails_what_waits_before_the_application_hears_of_it() -> None:
-    roles, told, _ = made()
+    roles, reported, _ = made()
     roles.changed(LEADS, commit_index=7, applied_index=7)
     roles.changed(FOLLOWS, commit_index=7, applied_index=7)
     roles.changed(FOLLOWS, commit_index=7, applied_index=7)
-    assert told == [LEADS, ("lost", "n1"), FOLLOWS, FOLLOWS]
+    assert reported == [LEADS, ("lost", "n1"), FOLLOWS, FOLLOWS]

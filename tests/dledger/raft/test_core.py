@@ -487,8 +487,8 @@ def test_a_transfer_is_given_up_when_the_targets_connection_closes() -> None:
 
 def test_who_leads_already_is_not_called_a_stranger() -> None:
     group = led()
-    for target, words in (("a", "a leads already"), ("x", "x is no other voter of this group")):
-        with pytest.raises(UnknownTarget, match=words):
+    for target, text in (("a", "a leads already"), ("x", "x is no other voter of this group")):
+        with pytest.raises(UnknownTarget, match=text):
             group["a"].core.transfer(target, group.now_ms)
     assert group["a"].core.can_propose
 

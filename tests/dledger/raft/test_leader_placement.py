@@ -102,15 +102,15 @@ def test_a_hand_over_that_comes_to_nothing_doubles_the_wait_up_to_the_limit() ->
     replica = Replica()
     waits = []
     for _ in range(12):
-        told = replica.until_told(GOOD, 2 * LIMITS.back_off_ms_max)
-        assert told is not None
-        waits.append(told)
+        reported = replica.until_told(GOOD, 2 * LIMITS.back_off_ms_max)
+        assert reported is not None
+        waits.append(reported)
         replica.passes(replace(GOOD, transferring=True), 1_000)
     assert about(waits[0], LIMITS.steady_ms)
     for number, wait in enumerate(waits[1:]):
-        wanted = min(LIMITS.back_off_ms_max, LIMITS.back_off_ms * 2**number)
+        expected = min(LIMITS.back_off_ms_max, LIMITS.back_off_ms * 2**number)
         per_minute = 60_000 if number == 1 else 0  # the third in a minute would be one too many
-        assert wanted <= wait <= max(wanted + 300, per_minute), (number, wait)
+        assert expected <= wait <= max(expected + 300, per_minute), (number, wait)
     replica.preferred_leader.check(GOOD, replica.now_ms)
     assert replica.preferred_leader.reason.startswith("n1 has been able for 0 s")
 
@@ -210,16 +210,16 @@ def test_what_hinders_a_replica(changes: dict[str, object], words: str, caught_u
         last_index=100,
         lag_bytes=lambda progress: progress.lag_bytes,
     )
-    found = blocker_of("n1", core, lambda peer: other.open, NOW_MS)  # type: ignore[arg-type]
-    assert found == (words, caught_up)
+    result = blocker_of("n1", core, lambda peer: other.open, NOW_MS)  # type: ignore[arg-type]
+    assert result == (words, caught_up)
 
 
 def test_who_is_gone_or_does_not_vote_cannot_lead() -> None:
     learner = founding([("n0", "h:1")]).after(Change(ChangeKind.ADD_LEARNER, "n1", "h:2"))
     membership = SimpleNamespace(voters=learner.voters)
     core = SimpleNamespace(progress={"n1": None}, membership=membership)
-    words, _ = blocker_of("n1", core, lambda peer: True, NOW_MS)  # type: ignore[arg-type]
-    assert words == "n1 is no other voter of this group"
+    text, _ = blocker_of("n1", core, lambda peer: True, NOW_MS)  # type: ignore[arg-type]
+    assert text == "n1 is no other voter of this group"
 
 
 # -- an unwilling leader --------------------------------------------------------------------------
@@ -262,13 +262,13 @@ def test_sends_are_taken_while_somebody_with_room_catches_up_and_for_so_long_onl
 
 def test_who_did_not_take_it_is_told_less_and_less_often_and_the_other_meanwhile() -> None:
     search = SuccessorSearch()
-    told: dict[str, list[int]] = {"n1": [], "n2": []}
+    reported: dict[str, list[int]] = {"n1": [], "n2": []}
     for now_ms in range(0, 4 * FORGET_MS, 100):
         peer = search.check(True, False, BOTH, BOTH, now_ms)
         if peer is not None:
-            told[peer].append(now_ms)
-    assert (told["n1"][0], told["n2"][0]) == (0, 100)
-    for times in told.values():
+            reported[peer].append(now_ms)
+    assert (reported["n1"][0], reported["n2"][0]) == (0, 100)
+    for times in reported.values():
         gaps = [after - before for before, after in pairwise(times)]
         assert gaps[:4] == [BACK_OFF_MS, 2 * BACK_OFF_MS, 4 * BACK_OFF_MS, 8 * BACK_OFF_MS]
         assert max(gaps) == BACK_OFF_MS_MAX

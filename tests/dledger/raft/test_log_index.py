@@ -137,15 +137,15 @@ def test_against_a_plain_list(block: int, monkeypatch: pytest.MonkeyPatch) -> No
             if model:
                 low, high = sorted(rng.choices(sorted(model), k=2))
                 assert index.spans(low, high) == tuple(model[i] for i in range(low, high + 1))
-                wanted = rng.randrange(model[low][1], index.end_position + 2)
-                ends = [i for i in model if index.end_of(i) <= wanted]
-                assert index.last_ending_by(wanted) == max(ends, default=first - 1)
+                expected = rng.randrange(model[low][1], index.end_position + 2)
+                ends = [i for i in model if index.end_of(i) <= expected]
+                assert index.last_ending_by(expected) == max(ends, default=first - 1)
                 assert index.last_ending_by(index.end_of(low)) == low
                 assert index.last_ending_by(index.end_of(low) - 1) == low - 1
                 assert index.last_ending_by(model[low][1] - 1) in range(first - 1, low)
                 assert index.last_ending_by(-1) == first - 1
                 assert index.last_ending_by(1 << 60) == max(model)
-                assert index.last_within(low, wanted - model[low][1]) == max([low, *ends])
+                assert index.last_within(low, expected - model[low][1]) == max([low, *ends])
                 assert index.last_term == model[max(model)][0]
                 t = rng.randrange(6)
                 smaller = [i for i in model if model[i][0] <= t]

@@ -93,8 +93,8 @@ def test_a_voter_that_moves_answers_on_its_old_link_and_does_not_count(moved: st
     core = group["a"].core
     group["c"].down = True
     core.peer_closed("c", group.now_ms)
-    words = f"1 of 3 voters .* without {moved}, which was not found at elsewhere-{moved}:1"
-    with pytest.raises(ChangeRefused, match=words):
+    text = f"1 of 3 voters .* without {moved}, which was not found at elsewhere-{moved}:1"
+    with pytest.raises(ChangeRefused, match=text):
         core.configuration_after(move(moved))
     assert core.configuration_after(move(moved), there=True)
     assert core.configuration_after(move("c"))  # the other two carry it

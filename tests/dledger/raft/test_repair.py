@@ -157,14 +157,14 @@ def test_a_response_is_bounded() -> None:
     response = ask(log, 2)
     assert response.data == b"".join(f.data for f in log.frames[1:3])
     large = Log([1, 1], size=3 * RESPONSE_BYTES_MAX)
-    whole = large.frames[1].data
+    complete = large.frames[1].data
     parts: list[bytes] = []
-    while len(b"".join(parts)) < len(whole):
+    while len(b"".join(parts)) < len(complete):
         offset = len(b"".join(parts))
         parts.append(ask(large, 2, offset=offset).data)
         assert 0 < len(parts[-1]) <= RESPONSE_BYTES_MAX
-    assert b"".join(parts) == whole
-    assert ask(large, 2, offset=len(whole) + 5).data == b""
+    assert b"".join(parts) == complete
+    assert ask(large, 2, offset=len(complete) + 5).data == b""
 
 
 # -- what is believed ------------------------------------------------------------------------------

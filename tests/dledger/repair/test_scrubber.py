@@ -27,12 +27,12 @@ RATE = 100_000  # bytes a second
 
 
 def steps(life: Opened) -> list[ScrubStep]:
-    found = []
+    result = []
     first = 1
     while (step := next_step(life.log, first)) is not None:
-        found.append(step)
+        result.append(step)
         first += len(step.frames)
-    return found
+    return result
 
 
 def test_steps_cover_every_durable_frame_once_and_stay_in_a_segment(tmp_path: Path) -> None:

@@ -237,8 +237,8 @@ async def test_a_parcel_holds_no_configuration_that_may_be_undone() -> None:
     leader.installer.tick(0.0)
     await leader.installer.stop()
     (chunk,) = [message for message in leader.sent if isinstance(message, InstallChunk)]
-    found = decode_group_snapshot(chunk.data).configuration
-    assert found == configuration_section(2, founding([("a", "h:1")]))
+    result = decode_group_snapshot(chunk.data).configuration
+    assert result == configuration_section(2, founding([("a", "h:1")]))
 
 
 @pytest.mark.parametrize(("commit_index", "wanted"), [(3, True), (4, False)])

@@ -76,8 +76,8 @@ def test_a_torn_save_leaves_the_state_before_it_or_the_new_one(
     before, after = saved(tmp_path, HardState(2, "n1"), HardState(3, "n2"))
     cut = slot * SLOT_SIZE_BYTES + torn_at  # what was written before the crash
     (tmp_path / PATH).write_bytes(after[:cut] + before[cut:])
-    whole = slot == 1 or torn_at >= 60  # the record is shorter than that
-    expected = HardState(3, "n2") if whole else HardState(2, "n1")
+    complete = slot == 1 or torn_at >= 60  # the record is shorter than that
+    expected = HardState(3, "n2") if complete else HardState(2, "n1")
     assert load(tmp_path) == expected
     data = (tmp_path / PATH).read_bytes()
     assert data[:SLOT_SIZE_BYTES] == data[SLOT_SIZE_BYTES:]  # made good

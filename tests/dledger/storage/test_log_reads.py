@@ -72,8 +72,8 @@ def test_a_neighbour_that_is_damaged_does_not_matter(tmp_path: Path, life: Opene
 def test_damage_is_told_to_the_mender_and_mended_frames_are_read(
     tmp_path: Path, life: Opened
 ) -> None:
-    told: list[int] = []
-    life.log.tell_damage(lambda damage: told.append(damage.index))
+    reported: list[int] = []
+    life.log.tell_damage(lambda damage: reported.append(damage.index))
     frame = life.log.frames(30, 30)[0]
     flip(tmp_path, frame.end - 1)
     reads = reads_of(life)
@@ -82,7 +82,7 @@ def test_damage_is_told_to_the_mender_and_mended_frames_are_read(
             reads.read(frame.payload_position, 4)
     life.log.overwrite(frame).run()
     assert reads.read(frame.payload_position, 4) == b"0030"
-    assert set(told) == {30}
+    assert set(reported) == {30}
 
 
 def test_what_this_process_wrote_lately_is_read_as_it_is(tmp_path: Path, life: Opened) -> None:
@@ -119,9 +119,9 @@ def test_behind_a_segments_last_frame_there_is_the_blank_record(life: Opened) ->
     index = life.log.index
     last = next(at for at in range(1, COUNT) if index.end_of(at) != index.position_of(at + 1))
     end = index.end_of(last)
-    found = reads_of(life).read(end, 100)
-    assert found == life.store.read(end, 100)
-    assert len(found) == SEGMENT - end
+    result = reads_of(life).read(end, 100)
+    assert result == life.store.read(end, 100)
+    assert len(result) == SEGMENT - end
 
 
 def test_outside_of_the_log(life: Opened) -> None:
@@ -152,10 +152,10 @@ def test_a_large_frame_is_checked_once_and_every_bit_of_it(
     monkeypatch.setattr(framereads, "PIECE_BYTES", 64)
     frame = life.log.frames(30, 30)[0]
     reads = reads_of(life)
-    for begin in range(frame.size_bytes):
-        for end in range(begin + 1, frame.size_bytes + 1):
-            found = reads.read(frame.position + begin, end - begin)
-            assert found == frame.data[begin:end]
+    for start in range(frame.size_bytes):
+        for end in range(start + 1, frame.size_bytes + 1):
+            result = reads.read(frame.position + start, end - start)
+            assert result == frame.data[start:end]
     assert len(reads._large) == 1
     for at in range(frame.position, frame.end):
         flip(tmp_path, at)
@@ -191,31 +191,31 @@ def test_each_frame_is_checked_once_in_a_pass(life: Opened) -> None:
 def records(log: RaftLog, count: int) -> tuple[Frame, list[tuple[int, bytes]]]:
     """Append a frame of records; return it, and where each record stands."""
     position, data = log.allocate(4000) + HEADER_SIZE_BYTES, b""
-    found: list[tuple[int, bytes]] = []
+    result: list[tuple[int, bytes]] = []
     for number in range(count):
         stands_at = position + len(data)
-        found.append(
+        result.append(
             (stands_at, encode_record(record(physical_offset=stands_at, queue_offset=number)))
         )
-        data += found[-1][1]
+        data += result[-1][1]
     start = position - HEADER_SIZE_BYTES
     frame = seal_frame(log.last_index + 1, 1, start, 7, FrameKind.MESSAGES, count, data)
     log.append((frame,))
-    return frame, found
+    return frame, result
 
 
 def test_records_are_cut_out_of_their_frame(tmp_path: Path) -> None:
     life = Opened(tmp_path, cache_bytes_max=0)
     log = life.open()
-    frame, found = records(log, 10)
+    frame, result = records(log, 10)
     append(log, 3)
     assert log.memory_start > frame.end
     reads = reads_of(life)
-    for position, data in found:
+    for position, data in result:
         assert reads.record_at(position) == data
         assert reads.record_at(position + 1) is None
     assert reads.checked_bytes == life.log.index.end_position
-    flip(tmp_path, found[3][0] + len(found[3][1]) - 1)  # a property
+    flip(tmp_path, result[3][0] + len(result[3][1]) - 1)  # a property
     with pytest.raises(FrameDamaged):
-        reads_of(life).record_at(found[7][0])
+        reads_of(life).record_at(result[7][0])
     life.close()

@@ -228,14 +228,14 @@ def test_rot_found_while_reading_is_an_error_not_a_frame(tmp_path: Path) -> None
     life = Opened(tmp_path, cache_bytes_max=200)
     log = life.open()
     frames = append(log, 8)
-    found: list[FrameDamaged] = []
-    log.tell_damage(found.append)
+    result: list[FrameDamaged] = []
+    log.tell_damage(result.append)
     flip(tmp_path, frames[2].position + 80)
     assert log.frames(1, 8) == tuple(frames[:2])  # what stands before it
     with pytest.raises(StoreDamaged) as caught:
         log.frames(3, 8)
     assert caught.value.position == frames[2].position
-    assert [damage.index for damage in found] == [3, 3]
+    assert [damage.index for damage in result] == [3, 3]
     assert log.frames(4, 8) == tuple(frames[3:])
     assert checked_frames(frames[2].data, log.damaged_frame(3), log.segment_end) == (frames[2],)
     ticket = log.overwrite(frames[2])
@@ -258,21 +258,21 @@ def test_a_mended_log_is_as_it_was(tmp_path: Path) -> None:
     flip(tmp_path, frames[150].position + 70)
     again = Opened(tmp_path)
     log = again.log
-    wanted = log.recover()
-    asked = []
-    while wanted is not None:
-        asked.append(wanted)
+    expected = log.recover()
+    requested = []
+    while expected is not None:
+        requested.append(expected)
         assert not log.is_open
         assert log.damage_reason
-        frame = frames[wanted.index - 1]
-        prev_term = frames[wanted.index - 2].term if wanted.index > 1 else 0
-        assert (wanted.prev_term, wanted.term) == (prev_term, 2 if wanted.index == 151 else 0)
-        assert checked_frames(frame.data, wanted, log.segment_end) == (frame,)
-        if wanted.index < 199:
-            following = frames[wanted.index]
+        frame = frames[expected.index - 1]
+        prev_term = frames[expected.index - 2].term if expected.index > 1 else 0
+        assert (expected.prev_term, expected.term) == (prev_term, 2 if expected.index == 151 else 0)
+        assert checked_frames(frame.data, expected, log.segment_end) == (frame,)
+        if expected.index < 199:
+            following = frames[expected.index]
             assert log.following(frame.end) == (following.index, following.term)
-        wanted = log.repair((frame,), proven=True)
-    assert [w.index for w in asked] == [1, 50, 100, 151, 199]
+        expected = log.repair((frame,), proven=True)
+    assert [w.index for w in requested] == [1, 50, 100, 151, 199]
     assert log.is_open
     assert log.frames(1, 200) == tuple(frames)
     assert log.durable_index == 200
@@ -314,14 +314,14 @@ def test_the_beginning_that_retention_left_is_mended_or_cut(tmp_path: Path, vict
     names = sorted(p.name for p in (tmp_path / "commitlog").iterdir())
     (tmp_path / "commitlog" / names[0]).unlink()
     again = Opened(tmp_path)
-    wanted = again.log.recover()
-    assert wanted == DamagedFrame(first, 2, 0, 2 * SEGMENT)
+    expected = again.log.recover()
+    assert expected == DamagedFrame(first, 2, 0, 2 * SEGMENT)
     if victim:
         count = sum(1 for f in frames if f.position // SEGMENT == 2)
         last = frames[first - 1 + count - 1]
         assert again.log.following(last.end) == (last.index + 1, 2)
-        wanted = again.log.repair(frames[first - 1 : first - 1 + count], proven=True)
-        assert wanted == DamagedFrame(
+        expected = again.log.repair(frames[first - 1 : first - 1 + count], proven=True)
+        assert expected == DamagedFrame(
             last.index + 1, 2, 0, last.end
         )  # the blank record is still gone
         assert again.log.repair(frames[last.index : last.index + 1], proven=True) is None

@@ -108,9 +108,9 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def foreign(links: PeerLinks) -> list[str]:
-    told = links.group_status()["foreign"]
-    assert isinstance(told, list)
-    return told
+    reported = links.group_status()["foreign"]
+    assert isinstance(reported, list)
+    return reported
 
 
 async def test_replicas_of_two_groups_part_on_both_sides_and_say_so_once(
@@ -263,14 +263,14 @@ async def test_nothing_is_taken_before_it_is_durable(world: World, tmp_path: Pat
     gate = threading.Event()
     identity = world.empty("n2")
     blocked = world.pool.submit(gate.wait, 60)  # the pool has one thread
-    asked = [0]
-    identity.subscribe(lambda: asked.__setitem__(0, asked[0] + 1))
+    requested = [0]
+    identity.subscribe(lambda: requested.__setitem__(0, requested[0] + 1))
     assert "first notes that it is of group id " + ONE.hex() in identity.judge(meeting(ONE), 0)
     assert "first notes that it is of group id " + ONE.hex() in identity.judge(meeting(TWO), 0)
-    assert identity.group_id == b"" and asked == [0]
+    assert identity.group_id == b"" and requested == [0]
     gate.set()
     await until(lambda: identity.group_id)
-    assert blocked.result() and asked == [1]
+    assert blocked.result() and requested == [1]
     assert identity.judge(meeting(ONE), 0) == ""
     assert "two groups of one name" in identity.judge(meeting(TWO), 0)
     await identity.stop()

@@ -97,8 +97,8 @@ async def test_two_processes_with_one_id_are_told_of(caplog: pytest.LogCaptureFi
     for _ in range(2):
         world.accept("n1")
         world.accept("stranger")
-    (told,) = world.local.identity.foreign(0.0)
-    assert "two processes say that they are n1" in told
+    (reported,) = world.local.identity.foreign(0.0)
+    assert "two processes say that they are n1" in reported
     assert caplog.text.count("same_id_twice") == 1
 
 

@@ -64,9 +64,9 @@ def test_a_section_of_a_later_version_is_skipped() -> None:
 
 def test_made_up_bodies_are_refused_or_read() -> None:
     rng = random.Random(1)
-    whole = body(FULL)[:-4]
+    complete = body(FULL)[:-4]
     for _ in range(20_000):
-        data = bytearray(whole)
+        data = bytearray(complete)
         for _ in range(rng.choice((1, 1, 2))):
             data[rng.randrange(len(data))] = rng.randrange(256)
         if rng.random() < 0.2:
@@ -125,10 +125,10 @@ def sealed(data: bytes) -> bytes:
 
 def test_no_bytes_do_more_than_raise() -> None:
     rng = random.Random(1)
-    whole = encode_notes({f"n{number}": Held(number, 2 * number) for number in range(9)})
+    complete = encode_notes({f"n{number}": Held(number, 2 * number) for number in range(9)})
     refused = 0
     for _ in range(2_000):
-        data = bytearray(whole[: rng.randrange(len(whole) - 3)])
+        data = bytearray(complete[: rng.randrange(len(complete) - 3)])
         for _ in range(rng.randrange(3)):
             if data:
                 data[rng.randrange(len(data))] = rng.randrange(256)

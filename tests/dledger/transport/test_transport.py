@@ -182,12 +182,12 @@ async def test_a_peer_that_closes_what_it_accepts_is_dialled_ever_more_slowly(ne
     await net.start("n1")
     await until(lambda: net.seen["n1"].opened)  # its own link hurries ours no more
     loop = asyncio.get_running_loop()
-    begun = loop.time()
+    started = loop.time()
     for count in range(1, 12):
         await until(partial(at_least, net.seen["n0"].opened, count))
         net.links["n1"].refuse("n0", "says something that cannot be")
         await until(partial(at_least, net.seen["n0"].closed, count))
-    assert loop.time() - begun >= 0.2  # 1 + 2 + 4 ... ms, of each at least half; 11 ms before
+    assert loop.time() - started >= 0.2  # 1 + 2 + 4 ... ms, of each at least half; 11 ms before
 
 
 def at_least(seen: list[str], count: int) -> bool:

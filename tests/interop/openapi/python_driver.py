@@ -38,14 +38,14 @@ def main() -> None:
         time.sleep(0.05)
     message = SendBody(topic="Generated", body="hello", tags="t", keys="k")
     sent = send_message.sync(client=client, body=message)
-    found = list_topic_messages.sync("Generated", client=client, tag="t").items
+    result = list_topic_messages.sync("Generated", client=client, tag="t").items
     gone = delete_topic.sync("Generated", client=client, if_match="*")
     print(json.dumps({
         "leader": leader,
         "made": [one.outcome for one in made.results],
         "again": again.code if isinstance(again, ProblemView) else repr(again),
         "sent": sent.offset_msg_id,
-        "found": [[one.offset_msg_id, one.text, one.tags, one.keys] for one in found],
+        "found": [[one.offset_msg_id, one.text, one.tags, one.keys] for one in result],
         "gone": [one.outcome for one in gone.results],
     }))  # fmt: skip
 

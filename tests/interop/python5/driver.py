@@ -128,12 +128,12 @@ class Driver:
         self.simple.startup()
 
     def receive(self, count=16, invisible_s=15):
-        found = self.simple.receive(count, invisible_s) or []
-        for one in found:
+        result = self.simple.receive(count, invisible_s) or []
+        for one in result:
             self.held[one.message_id] = one
         return [
             [one.message_id, one.body.decode(), one.tag or "", dict(one.properties)]
-            for one in found
+            for one in result
         ]
 
     def ack(self, message_id):

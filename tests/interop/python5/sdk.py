@@ -74,22 +74,22 @@ class Sdk:
 
     async def received(self, count):
         """Receive until there are so many messages."""
-        found = []
+        result = []
 
         async def enough():
-            found.extend(await self.receive())
-            return len(found) >= count
+            result.extend(await self.receive())
+            return len(result) >= count
 
         await until(enough, patience_s=PATIENCE_S)
-        return found
+        return result
 
     async def heard_of(self, count):
         """Wait until the push consumer was given so many messages; return them."""
-        found = []
+        result = []
 
         async def enough():
-            found[:] = await self.heard()
-            return len(found) >= count
+            result[:] = await self.heard()
+            return len(result) >= count
 
         await until(enough, patience_s=PATIENCE_S, pause_s=0.05)
-        return found
+        return result

@@ -147,18 +147,18 @@ async def record(client: str, root: Path) -> tuple[Session, list[Noted]]:
 def steps(noted: Sequence[Noted]) -> Iterator[Step]:
     """The client's part, and the times at which the clock has to have gone on."""
     clock_ms = 0
-    asked: dict[tuple[int, int], int] = {}  # connection and opaque → when
+    requested: dict[tuple[int, int], int] = {}  # connection and opaque → when
 
     def is_late(seen: Noted) -> bool:
         command = decoded(seen.frame)
-        at_ms = asked.get((seen.of, command.opaque)) if command.is_response else None
+        at_ms = requested.get((seen.of, command.opaque)) if command.is_response else None
         return at_ms is None or seen.at_ms > at_ms + LATE_MS
 
     for seen in noted:
         if seen.do == "frame":
             command = decoded(seen.frame)
             if not command.is_response:
-                asked[seen.of, command.opaque] = seen.at_ms
+                requested[seen.of, command.opaque] = seen.at_ms
         if seen.do == "sent":
             target_ms = seen.at_ms + BEHIND_MS if is_late(seen) else 0
         else:
@@ -204,10 +204,10 @@ class Translation:
                 if theirs is not None:
                     self._opaques[of, theirs.opaque] = ours.opaque
             if theirs is not None:
-                found = places(ours)
-                for key, place in places(theirs).items():
-                    if key in found:
-                        self._places[place] = found[key]
+                result = places(ours)
+                for key, position in places(theirs).items():
+                    if key in result:
+                        self._places[position] = result[key]
 
     def translated(self, step: Step) -> Step:
         if step.do != "frame":
@@ -219,11 +219,11 @@ class Translation:
         field = PLACES.get(RequestCode(command.code)) if known(command.code) else None
         if field is None or command.ext is None:
             return step
-        place = self._places.get(int(command.ext[field]))
-        if place is None:
+        position = self._places.get(int(command.ext[field]))
+        if position is None:
             print(f"  a place that nobody was told: {command}", flush=True)
             return step
-        return changed(step, ext={**command.ext, field: str(place)})
+        return changed(step, ext={**command.ext, field: str(position)})
 
 
 def known(code: int) -> bool:
@@ -239,18 +239,18 @@ def changed(step: Step, **fields: Any) -> Step:
 
 def places(command: RemotingCommand) -> dict[object, int]:
     """Places in the CommitLog that an answer or a broker's request names, by what they are of."""
-    found: dict[object, int] = {}
+    result: dict[object, int] = {}
     ext = command.ext or {}
     for number, one in enumerate(filter(None, ext.get("msgId", "").split(","))):
-        found["msgId", number] = int(one[-16:], 16)
+        result["msgId", number] = int(one[-16:], 16)
     if "commitLogOffset" in ext:
-        found["commitLogOffset"] = int(ext["commitLogOffset"])
+        result["commitLogOffset"] = int(ext["commitLogOffset"])
     if command.body[4:8] in RECORD_MAGICS:
         for at, _ in walk_records(command.body):
             record = decode_record(command.body, at)
             key = record.topic, record.queue_id, record.queue_offset
-            found[key] = record.physical_offset
-    return found
+            result[key] = record.physical_offset
+    return result
 
 
 async def answered(session: Session, noted: Sequence[Noted], root: Path) -> Session:

@@ -207,9 +207,9 @@ class Replay:
 
     async def _wait_for(self, answers: Iterable[Answer]) -> None:
         """Until as many frames are there; or they do not come, and the caller sees which."""
-        wanted = [of for of, _ in answers]
+        expected = [of for of, _ in answers]
         for _ in range(int(WAIT_S / ROUND_S)):
-            if all(len(link.arrived) >= wanted.count(n) for n, link in self._links.items()):
+            if all(len(link.arrived) >= expected.count(n) for n, link in self._links.items()):
                 return
             await asyncio.sleep(ROUND_S)
 

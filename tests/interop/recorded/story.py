@@ -65,12 +65,12 @@ class Story:
 
     def wait(self, consumer: str, bodies: Sequence[str], reconsumed: int = 0) -> None:
         def there() -> bool:
-            found = {
+            result = {
                 event["body"]
                 for event in self.driver.events(consumer)
                 if event["reconsumed"] >= reconsumed
             }
-            return set(bodies) <= found
+            return set(bodies) <= result
 
         assert self.driver.wait(there, WAIT_S), (consumer, bodies, self.driver.events(consumer))
 
@@ -188,8 +188,8 @@ def pulls(story: Story) -> None:
     puller = story.consumer("U", "T", kind="pull")
     where: dict[str, Any] = {"topic": "T", "broker": "group-a", "queue": 0}
     for offset, count in ((0, 2), (2, 32)):
-        wanted = {"consumer": puller, **where, "offset": offset, "count": count}
-        patiently(partial(story.driver.call, "pull", **wanted))
+        expected = {"consumer": puller, **where, "offset": offset, "count": count}
+        patiently(partial(story.driver.call, "pull", **expected))
     story.stop(puller)
 
 

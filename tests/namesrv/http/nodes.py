@@ -38,7 +38,7 @@ class FakeNode:
     @property
     def last(self) -> tuple[str, str, Any, dict[str, str]]:
         """Return the last request except for events, which the name server asks for at any time."""
-        return next(asked for asked in reversed(self.requested) if asked[1] != EVENTS)
+        return next(requested for requested in reversed(self.requested) if requested[1] != EVENTS)
 
     async def start(self) -> None:
         app = web.Application()
@@ -66,14 +66,14 @@ class FakeNode:
         await self.hang.wait()
         said = orjson.loads(body) if body else None
         self.requested.append((request.method, request.path_qs, said, dict(request.headers)))
-        found = self.answers.get((request.method, request.path))
-        if found is None and (request.method, request.path) == ("GET", "/api/v1/node"):
+        result = self.answers.get((request.method, request.path))
+        if result is None and (request.method, request.path) == ("GET", "/api/v1/node"):
             return web.json_response(self.view)
-        if callable(found):
-            found = found(request, body)
-        if found is None:
-            found = (404, {"status": 404, "code": "NOT_FOUND", "detail": "there is nothing here"})
-        status, value, *more = found
+        if callable(result):
+            result = result(request, body)
+        if result is None:
+            result = (404, {"status": 404, "code": "NOT_FOUND", "detail": "there is nothing here"})
+        status, value, *more = result
         headers = more[0] if more else {}
         return web.Response(
             status=status,

@@ -48,12 +48,14 @@ class Provider:
 
     def let_in(self, page: str) -> str:
         """Return where the browser is sent that comes to `page`."""
-        asked = {key: value for key, (value,) in parse_qs(urlsplit(page).query).items()}
-        assert asked["client_id"] == CLIENT and asked["response_type"] == "code"
-        assert "openid" in asked["scope"].split() and asked["code_challenge_method"] == "S256"
+        requested = {key: value for key, (value,) in parse_qs(urlsplit(page).query).items()}
+        assert requested["client_id"] == CLIENT and requested["response_type"] == "code"
+        assert (
+            "openid" in requested["scope"].split() and requested["code_challenge_method"] == "S256"
+        )
         code = f"code-{len(self._codes)}"
-        self._codes[code] = asked
-        return f"{asked['redirect_uri']}?code={code}&state={asked['state']}&session_state=x"
+        self._codes[code] = requested
+        return f"{requested['redirect_uri']}?code={code}&state={requested['state']}&session_state=x"
 
     def signed(self, claims: dict[str, Any]) -> str:
         return jwt.encode(claims, self.key, "ES256", headers={"kid": self.key_id})
@@ -81,15 +83,15 @@ class Provider:
         )
 
     def _claims(self, request: web.Request, form: Any) -> dict[str, Any]:
-        asked = self._codes.pop(form["code"])  # a code is good once
+        requested = self._codes.pop(form["code"])  # a code is good once
         if self.methods == ["client_secret_post"]:
             assert (form["client_id"], form["client_secret"]) == (CLIENT, SECRET)
         else:
             shown = base64.b64decode(request.headers["Authorization"].removeprefix("Basic "))
             assert shown == f"{CLIENT}:secret%3Awith%2Fmarks".encode()
-        assert form["redirect_uri"] == asked["redirect_uri"]
+        assert form["redirect_uri"] == requested["redirect_uri"]
         digest = hashlib.sha256(form["code_verifier"].encode()).digest()
-        assert base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == asked["code_challenge"]
+        assert base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == requested["code_challenge"]
         now = int(time.time())
         right = {"iss": self.url, "aud": CLIENT, "iat": now, "exp": now + 60}
-        return {**right, "nonce": asked["nonce"], **self.claims}
+        return {**right, "nonce": requested["nonce"], **self.claims}

@@ -128,8 +128,8 @@ async def test_an_http_address_that_is_none_fails_no_page(
     node.http, node.address = address, "127.0.0.1:1"
     cluster.register(node)
     seen = await call.get("/cluster")
-    told = seen["groups"][2]["brokers"][0]
-    assert (told["node"], told["error"]) == (None, f"{address} is no HTTP address")
+    reported = seen["groups"][2]["brokers"][0]
+    assert (reported["node"], reported["error"]) == (None, f"{address} is no HTTP address")
     assert (await call.get("/brokers/broker-x/0/node", 503))["code"] == "NODE_SILENT"
     assert (await call.get("/brokers/broker-x/0/events", 503))["code"] == "NODE_SILENT"
     body = {"secretKey": "0123456789"}
@@ -140,20 +140,20 @@ async def test_an_http_address_that_is_none_fails_no_page(
 async def test_looks_at_one_time_share_one(
     cluster: FakeCluster, call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[ClusterView] = []
+    requested: list[ClusterView] = []
     look = ClusterView.refresh
 
     async def counted(view: ClusterView) -> Any:
-        asked.append(view)
+        requested.append(view)
         return await look(view)
 
     monkeypatch.setattr(ClusterView, "look", counted)
     node = cluster.nodes["n0"]
     node.hang.clear()
-    looks = [asyncio.create_task(call.get("/cluster")) for _ in range(8)]
-    await until(lambda: len(asked) == len(looks))
+    checks = [asyncio.create_task(call.get("/cluster")) for _ in range(8)]
+    await until(lambda: len(requested) == len(checks))
     node.hang.set()
-    await asyncio.gather(*looks)
+    await asyncio.gather(*checks)
     assert sum(path == "/api/v1/node" for _, path, _, _ in node.requested) <= 2
 
 
@@ -164,9 +164,9 @@ async def test_topics_are_what_clients_find(cluster: FakeCluster, call: Caller) 
     assert [item["topic"] for item in page["items"][:2]] == ["Orders", "t0000"]
     rest = await call.get(f"/topics?limit=20&cursor={page['next']}")
     assert (len(rest["items"]), rest["next"]) == (11, None)
-    found = await call.get("/topics?q=T001&group=broker-a")
-    assert len(found["items"]) == 10
-    assert found["items"][0]["groups"] == [
+    result = await call.get("/topics?q=T001&group=broker-a")
+    assert len(result["items"]) == 10
+    assert result["items"][0]["groups"] == [
         {
             "group": "broker-a",
             "readQueueNums": 8,
@@ -286,8 +286,8 @@ async def test_consumer_groups_of_all_groups(cluster: FakeCluster, call: Caller)
     view = {"name": "cg", "clients": [], "queues": [queue], "lag": 5}
     first.answers["GET", "/api/v1/consumer-groups/cg"] = (200, view)
     second.answers["GET", "/api/v1/consumer-groups/cg"] = (500, {"detail": "no"})
-    found = await call.get("/consumer-groups/cg")
-    assert (found["lag"], found["errors"]) == (5, [{"group": "broker-b", "error": "500 no"}])
+    result = await call.get("/consumer-groups/cg")
+    assert (result["lag"], result["errors"]) == (5, [{"group": "broker-b", "error": "500 no"}])
     assert (await call.get("/consumer-groups/none", 404))["code"] == "NOT_FOUND"
     reset = ("POST", "/api/v1/consumer-groups/cg/reset")
     first.answers[reset] = second.answers[reset] = (200, {"queues": []})
@@ -308,8 +308,8 @@ async def test_messages_and_the_trace_of_one(cluster: FakeCluster, call: Caller)
     path = ("GET", "/api/v1/messages")
     first.answers[path] = (200, {"items": [message], "next": None})
     second.answers[path] = (200, {"items": [message | {"storeTimestamp": 9}], "next": None})
-    found = await call.get("/messages?topic=Orders&key=k1&startMs=0")
-    assert [item["group"] for item in found["items"]] == ["broker-b", "broker-a"]
+    result = await call.get("/messages?topic=Orders&key=k1&startMs=0")
+    assert [item["group"] for item in result["items"]] == ["broker-b", "broker-a"]
     assert "topic=Orders" in first.last[1] and "key=k1" in first.last[1]
     first.answers["GET", f"/api/v1/messages/{message_id}"] = (200, message)
     assert (await call.get(f"/messages/{message_id}"))["group"] == "broker-a"
@@ -383,8 +383,8 @@ async def test_tokens_and_roles(tmp_path: Any) -> None:
             assert await status("admin", method, f"/brokers/broker-a/0/{path}", {}) < 300
         node.answers["POST", "/api/v1/node/transfer"] = (401, {"detail": "nobody has this token"})
         shown = {"Authorization": "Bearer admin-0123456789abcdef"}
-        told, value, _ = await call("POST", "/groups/broker-a/transfer", {}, **shown)
-        assert (told, value["code"]) == (502, "CLUSTER_TOKEN")  # it is not the caller's fault
+        reported, value, _ = await call("POST", "/groups/broker-a/transfer", {}, **shown)
+        assert (reported, value["code"]) == (502, "CLUSTER_TOKEN")  # it is not the caller's fault
         async with call.session.get(f"{cluster.url}/") as page:
             assert page.status == 200  # the page itself asks for a token
         await call.session.close()

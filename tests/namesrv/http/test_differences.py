@@ -84,12 +84,12 @@ def test_the_silent_and_the_route() -> None:
 
 def test_the_worst_comes_first_and_says_whom_and_what_it_is_about() -> None:
     group = [view("n0"), view("n1", version="9"), view("n2", disk={"state": "failed"}, term=4)]
-    found = findings("g", group, "n0:1")
-    assert [finding.severity for finding in found] == ["critical", "warning", "notice"]
-    assert [(finding.field, finding.nodes) for finding in found] == [
+    result = findings("g", group, "n0:1")
+    assert [finding.severity for finding in result] == ["critical", "warning", "notice"]
+    assert [(finding.field, finding.nodes) for finding in result] == [
         ("disk", ("n2",)), ("term", ("n2",)), ("version", ("n1",))
     ]  # fmt: skip
-    assert orjson.loads(to_json(asdict(found[0])))["nodes"] == ["n2"]
+    assert orjson.loads(to_json(asdict(result[0])))["nodes"] == ["n2"]
 
 
 def test_classic_groups_have_no_terms() -> None:

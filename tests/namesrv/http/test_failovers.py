@@ -33,9 +33,9 @@ KILLED = [
 
 
 def test_a_leader_is_killed() -> None:
-    found = failovers("g", START + KILLED)
-    assert len(found) == 2
-    last = found[1].as_fields()
+    result = failovers("g", START + KILLED)
+    assert len(result) == 2
+    last = result[1].as_fields()
     assert (last["oldLeader"], last["newLeader"], last["term"]) == ("n0", "n2", 2)
     assert (last["startedAt"], last["durationMs"], last["complete"]) == (1000, 60, True)
     assert [(m["what"], m["sinceMs"], m["node"]) for m in last["marks"]] == [
@@ -46,7 +46,7 @@ def test_a_leader_is_killed() -> None:
         ("leaderReady", 52, "n2"),
         ("routeChanged", 60, "n2:1"),
     ]
-    assert found[0].as_fields()["oldLeader"] == ""
+    assert result[0].as_fields()["oldLeader"] == ""
     assert last_of([]) is None
 
 
@@ -77,13 +77,13 @@ def test_a_leader_that_is_cut_off_and_one_that_hands_over() -> None:
 
 
 def test_a_leader_whose_end_the_name_server_sees_behind_the_election_is_lost_all_the_same() -> None:
-    for at, place in ((1045, 3), (1055, 4)):  # elected; ready
+    for at, position in ((1045, 3), (1055, 4)):  # elected; ready
         late = [*START, *KILLED[1:], route(at, None, 2)]
-        found = failovers("g", late)
-        assert len(found) == 2
-        marks = [mark.what for mark in found[1].marks]
-        assert marks.index("leaderLost") == place
-        assert marks[-1] == "routeChanged" and found[1].old_leader == "n0"
+        result = failovers("g", late)
+        assert len(result) == 2
+        marks = [mark.what for mark in result[1].marks]
+        assert marks.index("leaderLost") == position
+        assert marks[-1] == "routeChanged" and result[1].old_leader == "n0"
 
 
 def test_no_failover_is_made_of_registrations_or_late_candidates() -> None:
@@ -96,8 +96,8 @@ def test_no_failover_is_made_of_registrations_or_late_candidates() -> None:
 def test_a_second_loss_before_the_route_changed_is_another_failover() -> None:
     twice = [*START, *KILLED[:5], event("electionStarted", 1100, "n1", 3),
              event("roleChanged", 1130, "n1", 3, role="leader", ready=True)]  # fmt: skip
-    found = failovers("g", twice)
-    assert [(one.old_leader, one.new_leader, one.term) for one in found] == [
+    result = failovers("g", twice)
+    assert [(one.old_leader, one.new_leader, one.term) for one in result] == [
         ("", "n0", 1), ("n0", "n2", 2), ("n2", "n1", 3)
     ]  # fmt: skip
 

@@ -84,10 +84,10 @@ async def test_a_login_holds_at_every_name_server_with_the_same_tokens(tmp_path:
         api = f"{first.url}/api/v1"
         async with session.post(f"{api}/session", json={"token": "wrong-0123456789abcd"}) as no:
             assert no.status == 401
-        async with session.post(f"{api}/session", json={"token": TOKEN}) as begun:
-            assert begun.status == 200
-            assert (await begun.json())["role"] == "operator"
-            (cookie,) = begun.headers.getall("Set-Cookie")
+        async with session.post(f"{api}/session", json={"token": TOKEN}) as started:
+            assert started.status == 200
+            assert (await started.json())["role"] == "operator"
+            (cookie,) = started.headers.getall("Set-Cookie")
         assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and TOKEN not in cookie
         shown = {"Cookie": cookie.partition(";")[0]}
 

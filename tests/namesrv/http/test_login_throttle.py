@@ -68,32 +68,32 @@ async def test_a_login_has_one_exchange_unless_there_was_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exchanges, "WAIT_S", 0.01)
-    found = Exchanges(600)
+    result = Exchanges(600)
     async with AsyncExitStack() as held:
         for number in range(EXCHANGES_MAX):
-            await held.enter_async_context(found.one(f"s{number}", "10.0.0.1"))
+            await held.enter_async_context(result.one(f"s{number}", "10.0.0.1"))
         with pytest.raises(NoExchange, match="no room") as refused:
-            await held.enter_async_context(found.one("last", "10.0.0.2"))
+            await held.enter_async_context(result.one("last", "10.0.0.2"))
         assert refused.value.for_now
-    async with found.one("last", "10.0.0.2"):
+    async with result.one("last", "10.0.0.2"):
         pass
     for state in ("last", "s0"):
         with pytest.raises(NoExchange, match="has had") as refused:
-            async with found.one(state, "10.0.0.2"):
+            async with result.one(state, "10.0.0.2"):
                 pass
         assert not refused.value.for_now
 
 
 async def test_states_are_remembered_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchanges, "USED_MAX", 3)
-    found = Exchanges(600)
+    result = Exchanges(600)
     for state in "abcd":
-        async with found.one(state, "10.0.0.1"):
+        async with result.one(state, "10.0.0.1"):
             pass
     with pytest.raises(NoExchange):
-        async with found.one("d", "10.0.0.1"):
+        async with result.one("d", "10.0.0.1"):
             pass
-    async with found.one("a", "10.0.0.1"):
+    async with result.one("a", "10.0.0.1"):
         pass
     over = Exchanges(0)  # the login itself is over then, and refused before
     for _ in range(2):

@@ -23,12 +23,12 @@ from raftmq.ops.versions import Condition
 
 
 def pages(groups: dict[str, list[str]], limit: int, after: str) -> dict[str, Any]:
-    found = {}
+    result = {}
     for group, names in groups.items():
         behind = sorted(name for name in names if name > after)
         more = "x" if len(behind) > limit else None
-        found[group] = {"items": [{"name": name} for name in behind[:limit]], "next": more}
-    return found
+        result[group] = {"items": [{"name": name} for name in behind[:limit]], "next": more}
+    return result
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -86,9 +86,9 @@ def test_a_broker_that_went_is_remembered_for_a_while() -> None:
     (_, gone, _) = directory.poll(10)
     assert (gone.broker_id, gone.http_address, gone.gone_since_ms) == (1, "n1:15", 10)
     table.register(Registration("c", "g", "n9:1", 1), 0)  # another takes its id
-    found = find(directory.poll(20), "g", "1")
-    assert found is not None
-    assert found.address == "n9:1"
+    result = find(directory.poll(20), "g", "1")
+    assert result is not None
+    assert result.address == "n9:1"
     assert not directory.forget("g", "n9:1")  # that one is there
     table.unregister("n0:1", "g", 0)
     assert [k.address for k in directory.poll(30)] == ["n0:1", "n2:1", "n9:1"]  # one, not two
@@ -153,16 +153,16 @@ def test_a_group_passes_what_its_subscription_does_not_take(
         "subscriptions": {"T": expression},
         "expressionTypes": {"T": kind},
     }
-    found = progress_of("cg", view, message)
-    assert found is not None
-    assert (found["state"], found["expression"]) == (state, expression)
+    result = progress_of("cg", view, message)
+    assert result is not None
+    assert (result["state"], result["expression"]) == (state, expression)
 
 
 def test_a_consumer_group_of_two_broker_groups() -> None:
     client = {"clientId": "c1"}
-    found = merged_consumers("cg", {
+    result = merged_consumers("cg", {
         "a": {"clients": [client], "queues": [{"topic": "T", "queueId": 0, "lag": 5}]},
         "b": {"clients": [client], "queues": [{"topic": "T", "queueId": 0, "lag": 2}]},
     })  # fmt: skip
-    assert (found["lag"], found["lagByTopic"], found["clients"]) == (7, {"T": 7}, [client])
-    assert [queue["group"] for queue in found["queues"]] == ["a", "b"]
+    assert (result["lag"], result["lagByTopic"], result["clients"]) == (7, {"T": 7}, [client])
+    assert [queue["group"] for queue in result["queues"]] == ["a", "b"]

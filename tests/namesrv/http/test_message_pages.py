@@ -74,15 +74,15 @@ async def test_a_group_that_fails_beside_the_last_page_of_another_is_asked_again
     """Its mark is not lost."""
     async with FakeCluster(*replicas(), *replicas("broker-b")) as cluster:
         call = Caller(cluster)
-        asked = ("GET", "/api/v1/" + path.partition("?")[0])
+        requested = ("GET", "/api/v1/" + path.partition("?")[0])
         first, second = cluster.nodes["n0"], cluster.nodes["n3"]
-        first.answers[asked] = (200, {"items": [message(10, 1)], "next": None})
-        second.answers[asked] = (503, {"title": "no leader"})
+        first.answers[requested] = (200, {"items": [message(10, 1)], "next": None})
+        second.answers[requested] = (503, {"title": "no leader"})
         cursor = encode_cursor('{"broker-a": 5, "broker-b": 777}')
         page = await call.get(f"/{path}&{name}={cursor}")
         assert [error["group"] for error in page["errors"]] == ["broker-b"]
         assert marks_of(page["next"] or "", name) == {"broker-a": -1, "broker-b": 777}
-        second.answers[asked] = (200, {"items": [message(800, 2)], "next": None})
+        second.answers[requested] = (200, {"items": [message(800, 2)], "next": None})
         page = await call.get(f"/{path}&{name}={page['next']}")
         assert [item["commitLogOffset"] for item in page["items"]] == [800]
         assert (page["next"], page["errors"]) == (None, [])

@@ -46,24 +46,24 @@ async def test_every_operation_wants_the_role_that_it_wants_at_the_broker(tmp_pa
 
         async def refused(method: str, url: str) -> set[str]:
             """Return whose role is too low for this."""
-            found = set()
+            result = set()
             for role in ("viewer", "operator"):
                 shown = {"Authorization": SHOWN[role]}
                 async with session.request(method, url, headers=shown) as answer:
                     assert answer.status != 401, url
                     if answer.status == 403:
-                        found.add(role)
-            return found
+                        result.add(role)
+            return result
 
         async with session.get(f"{node}{API}openapi.json") as answer:
             paths = (await answer.json())["paths"]
-        asked = {}
+        requested = {}
         for path, methods in paths.items():
             filled = re.sub(r"\{\w+\}", "x", path)
             through = f"{call.url}{API}brokers/group-a/0/{filled.removeprefix(API).lstrip('/')}"
             for method in methods:
                 at_broker = await refused(method.upper(), node + filled)
-                asked[method.upper(), path] = at_broker, await refused(method.upper(), through)
-        assert len(asked) > 50
-        assert {one: roles for one, roles in asked.items() if roles[0] != roles[1]} == {}
-        assert {len(at_broker) for at_broker, _ in asked.values()} == {0, 1, 2}
+                requested[method.upper(), path] = at_broker, await refused(method.upper(), through)
+        assert len(requested) > 50
+        assert {one: roles for one, roles in requested.items() if roles[0] != roles[1]} == {}
+        assert {len(at_broker) for at_broker, _ in requested.values()} == {0, 1, 2}

@@ -85,9 +85,9 @@ async def logged_in(visitor: Visitor, provider: Provider, url: str, **changed: s
     back = provider.let_in(page)
     for old, new in changed.items():
         back = back.replace(f"{old}=", f"{new}&old_{old}=")
-    status, place, _ = await visitor.get(back)
+    status, position, _ = await visitor.get(back)
     assert status == 302
-    return place
+    return position
 
 
 async def test_a_login_holds_at_every_name_server(settings: Settings, visitor: Visitor) -> None:
@@ -107,8 +107,8 @@ async def test_a_login_holds_at_every_name_server(settings: Settings, visitor: V
         visitor.cookies.clear()
         _, page, _ = await visitor.get(f"{first.url}/api/v1/session/oidc")
         back = provider.let_in(page.replace(first.url[7:], second.url[7:]))
-        _, place, _ = await visitor.get(back)
-        assert place == "/" and COOKIE in visitor.cookies
+        _, position, _ = await visitor.get(back)
+        assert position == "/" and COOKIE in visitor.cookies
 
 
 async def test_cookies_are_secure_where_browsers_see_https(
@@ -132,8 +132,8 @@ async def test_cookies_are_secure_where_browsers_see_https(
         assert (await visitor.get(whoami))[0] == 200
         visitor.cookies = {COOKIE: visitor.cookies[f"__Host-{COOKIE}"]}  # anybody's to set
         assert (await visitor.get(whoami))[0] == 401
-        async with session.post(f"{cluster.url}/api/v1/session", json={"token": TOKEN}) as begun:
-            (cookie,) = begun.headers.getall("Set-Cookie")
+        async with session.post(f"{cluster.url}/api/v1/session", json={"token": TOKEN}) as started:
+            (cookie,) = started.headers.getall("Set-Cookie")
         assert cookie.startswith(f"__Host-{COOKIE}=") and cookie.endswith("; Secure")
         assert "; Path=/;" in cookie and "Domain" not in cookie
 

@@ -62,10 +62,10 @@ async def test_a_strangers_registration_sends_no_request_to_another_host(
         "127.0.0.1", 0, http_port=0, registration_key_file=str(key) if keyed else "",
         registrations_must_be_signed=False,
     )  # fmt: skip
-    begin = Connection._start
+    start = Connection._start
 
     def from_elsewhere(connection, transport):
-        begin(connection, transport)
+        start(connection, transport)
         if not connection.address:  # it was accepted
             connection.peer_address = "192.0.2.7:1234"
 

@@ -116,8 +116,8 @@ async def over(tmp_path: Path, replicas: int, tokens: str = "") -> AsyncIterator
 
 
 def told(history: Any, name: str) -> list[Any]:
-    found = [one for group in history["groups"] for one in group["series"] if one["name"] == name]
-    return list(found[0]["values"]) if found else []
+    result = [one for group in history["groups"] for one in group["series"] if one["name"] == name]
+    return list(result[0]["values"]) if result else []
 
 
 def agreed(cluster: Any) -> bool:
@@ -151,8 +151,8 @@ async def test_a_day_of_an_operator(api: tuple[Api, Group]) -> None:
 
     message = {"topic": "Orders", "body": "<b>&", "keys": "k1", "queueId": 0}
     sent = [await call.change("POST", "/messages", message) for _ in range(3)]
-    found = await call.until("/messages?topic=Orders&key=k1", lambda v: len(v["items"]) == 3)
-    assert found["items"][0]["text"] == "<b>&"
+    result = await call.until("/messages?topic=Orders&key=k1", lambda v: len(v["items"]) == 3)
+    assert result["items"][0]["text"] == "<b>&"
     history = await call.until("/history?topic=Orders", lambda v: 3 in told(v, "messages"))
     assert history["errors"] == [] and len(told(history, "messages")) == len(history["times"])
     listed = "/topics/Orders/queues/0/messages?offset=1"
@@ -226,9 +226,9 @@ async def test_the_examples_of_the_document_work(api: tuple[Api, Group]) -> None
     )  # fmt: skip
     said = (await process.communicate())[0].decode()
     assert process.returncode == 0, said
-    for words in ('"differences":[]', '"name":"n1"', '"outcome":"ok"', '"writeQueueNums":8',
+    for texts in ('"differences":[]', '"name":"n1"', '"outcome":"ok"', '"writeQueueNums":8',
                   '"queueOffset":0', '"producers":[]', '"target":"n'):  # fmt: skip
-        assert words in said, words
+        assert texts in said, texts
 
 
 async def test_the_cluster_api_does_as_its_document_says(tmp_path: Path) -> None:

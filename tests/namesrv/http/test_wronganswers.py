@@ -63,8 +63,8 @@ def made_up(rng: random.Random, depth: int = 0) -> Any:
 
 def operations(cluster: FakeCluster) -> list[Operation]:
     assert cluster.server.http is not None
-    found = cluster.server.http.operations
-    return [one for one in found if not one.path.startswith(OF_THIS_PROCESS)]
+    result = cluster.server.http.operations
+    return [one for one in result if not one.path.startswith(OF_THIS_PROCESS)]
 
 
 async def statuses(cluster: FakeCluster, call: Caller) -> dict[str, int]:
@@ -72,17 +72,17 @@ async def statuses(cluster: FakeCluster, call: Caller) -> dict[str, int]:
     address = cluster.nodes["n0"].address
     host, port = address.split(":")
     message_id = bytes(map(int, host.split("."))).hex() + f"{int(port):08x}{4096:016x}"
-    found = {}
+    result = {}
     for one in operations(cluster):
         path = one.path.removeprefix("/api/v1").format(**FILLED, messageId=message_id)
         body = BODIES.get(one.name, {"messageIds": [message_id]} if "resend" in path else {})
-        wanted = {"If_Match": "*"} if one.conditional else {}
+        expected = {"If_Match": "*"} if one.conditional else {}
         sent = None if one.method in ("GET", "DELETE") else body
-        status, _, _ = await call(one.method, path + QUERIES.get(one.name, ""), sent, **wanted)
-        found[one.name] = status
+        status, _, _ = await call(one.method, path + QUERIES.get(one.name, ""), sent, **expected)
+        result[one.name] = status
     for path in ("/brokers/broker-a/0/topics", "/brokers/broker-a/0/node"):
-        found[path] = (await call("GET", path))[0]
-    return found
+        result[path] = (await call("GET", path))[0]
+    return result
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ async def test_no_answer_of_a_broker_is_an_error_of_ours(
 ) -> None:
     for node in cluster.nodes.values():
         node.given = given  # type: ignore[attr-defined]
-    found = await statuses(cluster, call)
-    assert len(found) > 30
-    own = {name: status for name, status in found.items() if status == 500 and given[0] != 500}
+    result = await statuses(cluster, call)
+    assert len(result) > 30
+    own = {name: status for name, status in result.items() if status == 500 and given[0] != 500}
     assert own == {}
     if given[0] == 200:
-        assert found["getMessage"] == found["listMembers"] == found["transferLeadership"] == 502
+        assert result["getMessage"] == result["listMembers"] == result["transferLeadership"] == 502
         if given[1] != JSON:
-            assert found["/brokers/broker-a/0/topics"] == 502, "no page of another origin"
+            assert result["/brokers/broker-a/0/topics"] == 502, "no page of another origin"
     assert "Traceback" not in caplog.text
 
 
@@ -126,6 +126,6 @@ async def test_no_made_up_json_of_a_broker_is_an_error_of_ours(
     rng = random.Random(seed)
     for node in cluster.nodes.values():
         node.given = (200, JSON, orjson.dumps(made_up(rng)))  # type: ignore[attr-defined]
-    found = await statuses(cluster, call)
-    assert {name for name, status in found.items() if status == 500} == set()
+    result = await statuses(cluster, call)
+    assert {name for name, status in result.items() if status == 500} == set()
     assert "Traceback" not in caplog.text

@@ -229,8 +229,8 @@ def test_dead_letters_are_their_groups_to_read_and_nobodys_to_send(perms, read, 
     )
     topic = "%DLQ%g"
     for why, code, field in ((read, 12, "topic"), (sent, 10, "topic"), (sent, 310, "b")):
-        told = refusal("somebody", code, {field: topic}, accounts=accounts)
-        assert told == (why and why + topic), code
+        reported = refusal("somebody", code, {field: topic}, accounts=accounts)
+        assert reported == (why and why + topic), code
 
 
 def test_a_default_permission_for_replies_is_one_to_send_them():
@@ -257,15 +257,15 @@ def test_a_default_permission_does_not_reach_what_everybody_keeps_in_one_topic(t
 
 def test_what_is_looked_up_is_asked_of_the_same_accounts():
     gate = Gate(lambda: ACCOUNTS, broker_needs)
-    asked = [(PEER, "somebody"), (PEER, "administrator"), (PEER, "bound-admin"), (PEER, ""),
+    requested = [(PEER, "somebody"), (PEER, "administrator"), (PEER, "bound-admin"), (PEER, ""),
              (PEER, "nobody"), ("10.10.10.10:1", ""), ("10.1.1.7:1", "from-home"),
              (PEER, "from-home")]  # fmt: skip
     sub, group = Need(False, "sub", SUB), Need(True, "group", SUB)
-    for needs, found in (
+    for needs, result in (
         ([sub, group], "yynnnyyn"), ([Need(False, "pub", SUB)], "nynnnyyn"), ([], "yyynnyyy"),
     ):  # fmt: skip
-        assert "".join("ny"[gate.permits(*who, needs)] for who in asked) == found
-    assert "".join("ny"[gate.is_unbound(*who)] for who in asked) == "nynnnyyn"
+        assert "".join("ny"[gate.permits(*who, needs)] for who in requested) == result
+    assert "".join("ny"[gate.is_unbound(*who)] for who in requested) == "nynnnyyn"
 
 
 @pytest.mark.parametrize(

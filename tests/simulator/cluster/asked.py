@@ -129,15 +129,15 @@ class AskedWorkload:
             for expression, kind, matches in FILTERS:
                 await self._filter(queue, expression, kind, matches)
         if self._kept or self._gone:
-            found = await self._read(self._deleted, "*", "TAG")
-            lost = {at: key for at, key in self._kept.items() if found.get(at) != key}
+            result = await self._read(self._deleted, "*", "TAG")
+            lost = {at: key for at, key in self._kept.items() if result.get(at) != key}
             if lost and not self._deleted_late:
                 raise CheckFailed(f"{DELETED} has lost {lost}")
-            if old := self._gone & set(found.values()):
+            if old := self._gone & set(result.values()):
                 raise CheckFailed(f"{DELETED} was made again with {old}")
-        places = sorted(self._stored)
-        for place in random.Random(1).sample(places, min(len(places), QUERIES_AT_END)):
-            await self._query(self._stored[place])
+        positions = sorted(self._stored)
+        for position in random.Random(1).sample(positions, min(len(positions), QUERIES_AT_END)):
+            await self._query(self._stored[position])
         return True
 
     def failure(self) -> BaseException | None:
@@ -178,10 +178,12 @@ class AskedWorkload:
         if result.attempts > 1:
             self._maybe.update({one.key: one for one in batch})
         for offset, one in enumerate(batch, result.queue_offset):
-            place = result.queue.queue_id, offset
-            if place in self._stored:
-                raise CheckFailed(f"{one.key} and {self._stored[place].key} are both at {place}")
-            self._stored[place] = one
+            position = result.queue.queue_id, offset
+            if position in self._stored:
+                raise CheckFailed(
+                    f"{one.key} and {self._stored[position].key} are both at {position}"
+                )
+            self._stored[position] = one
 
     # ---- asking
 
@@ -196,12 +198,12 @@ class AskedWorkload:
         """Ask for a message that was acknowledged, until it is found."""
 
         async def ask() -> bool:
-            found = await self.admin.message.query(TOPIC, one.key)
-            if any(message.keys != one.key for message in found):
-                raise CheckFailed(f"a query for {one.key} finds {[m.keys for m in found]}")
-            if len(found) > 1 and one.key not in self._maybe:
-                raise CheckFailed(f"{one.key} is stored {len(found)} times")
-            return bool(found)  # a replica that is behind may know nothing of it yet
+            result = await self.admin.message.query(TOPIC, one.key)
+            if any(message.keys != one.key for message in result):
+                raise CheckFailed(f"a query for {one.key} finds {[m.keys for m in result]}")
+            if len(result) > 1 and one.key not in self._maybe:
+                raise CheckFailed(f"{one.key} is stored {len(result)} times")
+            return bool(result)  # a replica that is behind may know nothing of it yet
 
         await insist(ask, f"a query for {one.key} finds nothing")
 
@@ -209,17 +211,17 @@ class AskedWorkload:
         self, queue: MessageQueue, expression: str, kind: str, matches: Callable[[Asked], bool]
     ) -> None:
         """Read a queue through a filter: what matches comes, and nothing else."""
-        found = await self._read(queue, expression, kind)
+        result = await self._read(queue, expression, kind)
         number = queue.queue_id
         stored = {offset: one for (q, offset), one in self._stored.items() if q == number}
         chosen = {offset: one.key for offset, one in stored.items() if matches(one)}
         allowed = {one.key for one in self._maybe.values() if matches(one)}
         wrong = [
             key
-            for offset, key in found.items()
+            for offset, key in result.items()
             if chosen.get(offset) != key and (offset in stored or key not in allowed)
         ]
-        missing = [key for offset, key in chosen.items() if found.get(offset) != key]
+        missing = [key for offset, key in chosen.items() if result.get(offset) != key]
         if wrong or missing:
             raise CheckFailed(f"{expression} lets {wrong} through, and keeps {missing} back")
 
@@ -241,17 +243,17 @@ class AskedWorkload:
         """Return the keys of what a queue has for this filter, by offsets."""
         assert self._consumer is not None
         consumer, offset = self._consumer, 0
-        found: dict[int, str] = {}
+        actual: dict[int, str] = {}
 
         async def read() -> bool:
             nonlocal offset
             result = await consumer.pull(queue, offset, 32, expression, kind)
-            found.update({m.queue_offset: str(m.keys) for m in result.messages})
+            actual.update({m.queue_offset: str(m.keys) for m in result.messages})
             offset = max(offset, result.next_offset)
             return offset >= result.max_offset
 
         await insist(read, f"{queue} is not read by {expression}")
-        return found
+        return actual
 
     # ---- resets
 
@@ -282,8 +284,10 @@ class AskedWorkload:
             return bool(leaders)
 
         async def again() -> bool:
-            behind = [place for place in before if place[0] == queue_id and place[1] >= offset]
-            return all(self._delivered[place] > before[place] for place in behind)
+            behind = [
+                position for position in before if position[0] == queue_id and position[1] >= offset
+            ]
+            return all(self._delivered[position] > before[position] for position in behind)
 
         await insist(ask, f"a reset of queue {queue_id} to {offset} is not answered")
         await insist(again, f"what is behind {offset} in queue {queue_id} comes not again")
@@ -323,9 +327,9 @@ class AskedWorkload:
             return bool(leaders)
 
         async def poll() -> bool:
-            found = await admin.offset.committed(DELETED_GROUP, queue)
-            if found == offset and not again:  # it is below the end of the empty queue
-                raise CheckFailed(f"{DELETED} was deleted, and its group still has {found}")
+            result = await admin.offset.committed(DELETED_GROUP, queue)
+            if result == offset and not again:  # it is below the end of the empty queue
+                raise CheckFailed(f"{DELETED} was deleted, and its group still has {result}")
             return True
 
         await insist(create, f"{DELETED} is not created")
@@ -345,7 +349,7 @@ class AskedWorkload:
     # ---- all
 
     async def _all_delivered(self) -> bool:
-        return all(place in self._delivered for place in self._stored)
+        return all(position in self._delivered for position in self._stored)
 
 
 async def insist(act: Callable[[], Awaitable[bool]], complaint: str) -> int:

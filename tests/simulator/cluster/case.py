@@ -37,14 +37,14 @@ class Case:
     @property
     def command(self) -> str:
         """Return the command that replays it."""
-        words = ["python", "-m", "tests.simulator", "--verbose", str(self.seed)]
+        text = ["python", "-m", "tests.simulator", "--verbose", str(self.seed)]
         if self.long:
-            words.append("--long")
+            text.append("--long")
         if self.schedule is not None:
-            words += ["--schedule", orjson.dumps(schedule.to_json(self.schedule)).decode()]
+            text += ["--schedule", orjson.dumps(schedule.to_json(self.schedule)).decode()]
         if self.profile:
-            words += ["--profile", orjson.dumps(dict(self.profile)).decode()]
-        return shlex.join(words)
+            text += ["--profile", orjson.dumps(dict(self.profile)).decode()]
+        return shlex.join(text)
 
     def to_json(self) -> dict[str, Any]:
         strikes = None if self.schedule is None else schedule.to_json(self.schedule)

@@ -90,10 +90,10 @@ class Contents:
             return
         self.compared += 1
         properties = of_application(message.properties)
-        anew = "RETRY_TOPIC" in message.properties
-        born_ms = sent.born_ms if anew else message.born_timestamp_ms
-        found = Content(message.body, message.flag, properties, born_ms)
-        for part, is_now, was in zip(Content._fields, found, sent, strict=True):
+        again = "RETRY_TOPIC" in message.properties
+        born_ms = sent.born_ms if again else message.born_timestamp_ms
+        result = Content(message.body, message.flag, properties, born_ms)
+        for part, is_now, was in zip(Content._fields, result, sent, strict=True):
             if is_now != was:
                 self._broken(f"contents differ: {where} has {part} {is_now!r}, sent was {was!r}")
 

@@ -424,8 +424,8 @@ def two_changes_at_once() -> Planted:
         def changed(self: Membership, change: Change) -> Configuration:
             pending_index, self.pending_index = self.pending_index, 0
             try:
-                found: Configuration = after(self, change)
-                return found
+                result: Configuration = after(self, change)
+                return result
             finally:
                 self.pending_index = pending_index
 

@@ -31,15 +31,15 @@ class Coverage:
         """Note the state of now."""
         if not self._damaged:
             return
-        found = {name: self._standing(name) for name in self._world.brokers}
-        if found == self._before:
+        result = {name: self._standing(name) for name in self._world.brokers}
+        if result == self._before:
             return
-        for name, standing in found.items():
+        for name, standing in result.items():
             before = self._before.get(name, ())
             if before != standing:
                 self._seen.add(("step", before, standing))
-        self._before = found
-        together = {str(standing[0]) for standing in found.values()}
+        self._before = result
+        together = {str(standing[0]) for standing in result.values()}
         self._seen.add(("group", *sorted(together)))
 
     def numbers(self) -> frozenset[int]:

@@ -408,15 +408,15 @@ class FaultPlan:
         machine = self._of_fragile()
         mark = MARK.unpack_from(machine.disk.durable(f"{programs.STORE}/checkpoint") or bytes(32))
         end = min(mark[0], self._read_from_disk(machine)) if machine.processes else mark[0]
-        found = {}
+        result = {}
         for path, data in machine.disk.image(True).items():
             if path.startswith(f"{programs.STORE}/commitlog/"):
                 below = min(len(data), end - int(path.rpartition("/")[2]))
                 if below > 0:
-                    found[path] = below
-        if found:
-            path = self._rng.choice(list(found))
-            offset = self._rng.randrange(found[path])
+                    result[path] = below
+        if result:
+            path = self._rng.choice(list(result))
+            offset = self._rng.randrange(result[path])
             machine.disk.rot(path, offset)
             disk = machine.disk
             rotted = disk.rotted if machine.processes else disk.rotted_at_rest

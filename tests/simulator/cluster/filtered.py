@@ -150,17 +150,19 @@ class FilteredWorkload:
     async def _exactly(self, group: str, expression: str, matches: Callable[[Asked], bool]) -> None:
         """Check that a group gets what its filter selects, and has got nothing else."""
         delivered = self._delivered[group]
-        wanted = {place: one.key for place, one in self._stored.items() if matches(one)}
+        expected = {position: one.key for position, one in self._stored.items() if matches(one)}
 
         async def come() -> bool:
             await self._filter_by_sql()
-            return delivered.keys() >= wanted.keys()
+            return delivered.keys() >= expected.keys()
 
         await insist(come, f"{group} does not get all of {expression}")
-        for place, key in delivered.items():
-            stored = self._stored.get(place, self._sent[key])
+        for position, key in delivered.items():
+            stored = self._stored.get(position, self._sent[key])
             if stored.key != key or not matches(stored):
-                raise CheckFailed(f"{group} got {key} at {place}, where {stored} is, {expression}")
+                raise CheckFailed(
+                    f"{group} got {key} at {position}, where {stored} is, {expression}"
+                )
 
     # ---- settings
 
@@ -205,24 +207,24 @@ class FilteredWorkload:
     async def _look(self, address: str, wanted: Mapping[str, str]) -> None:
         """Check that a replica is configured so, unless it has started anew. Raises ClientError."""
         booted = self._booted[address]
-        found = await self._settings(address)
+        settings = await self._settings(address)
         if self._booted[address] == booted:
             self.changes += 1
-            self._compare(address, found, wanted)
+            self._compare(address, settings, wanted)
 
     async def _settings(self, address: str) -> dict[str, str]:
         """Return how a replica is configured; nothing that was set outlives its process. Raises
         ClientError."""
         booted = (await self.admin.broker.runtime_info(address))["bootTimestamp"]
-        found = await self.admin.broker.config(address)
+        result = await self.admin.broker.config(address)
         if (await self.admin.broker.runtime_info(address))["bootTimestamp"] != booted:
             raise ClientError(-1, "it has started anew meanwhile")
         if not self._as_started:
-            self._as_started = {key: found[key] for key in CHANGES}
+            self._as_started = {key: result[key] for key in CHANGES}
         if self._booted.get(address) != booted:
             self._booted[address] = booted
-            self._compare(address, found, self._as_started)
-        return found
+            self._compare(address, result, self._as_started)
+        return result
 
     def _compare(self, address: str, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
         wrong = {

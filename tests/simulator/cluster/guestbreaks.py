@@ -24,13 +24,13 @@ def locks_of_the_dead_never_end() -> AbstractContextManager[Any]:
 
 def one_producer_is_asked_for_good() -> AbstractContextManager[Any]:
     """What one of a group's producers left undecided, nobody but the first is asked about."""
-    asked: dict[Any, Any] = {}
+    requested: dict[Any, Any] = {}
 
     def producer(self: Transactions, group: str, needs: Sequence[Any]) -> Any:
         members = self._clients.producers.get(group, {}).values()
         for member in members:
-            asked.setdefault((self, group), member.connection)
-        found = asked.get((self, group))
-        return found if found is not None and found.is_open else None
+            requested.setdefault((self, group), member.connection)
+        result = requested.get((self, group))
+        return result if result is not None and result.is_open else None
 
     return instead(Transactions, "_producer_of", producer)

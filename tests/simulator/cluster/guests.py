@@ -135,11 +135,11 @@ class Guests:
             yield f"{name}, popped by {owner}, never came again"
 
     def _undecided(self, records: list[Record], healed_ns: int) -> Iterator[str]:
-        asked: dict[str, list[int]] = defaultdict(list)
+        requested: dict[str, list[int]] = defaultdict(list)
         decided = set()
         for record in records:
             if record.get("f") == "decide":
-                asked[record["id"]].append(record["t_ns"])
+                requested[record["id"]].append(record["t_ns"])
                 if record["p"] in self.deaths and record["type"] == "ok":
                     decided.add(record["id"])
         for record in records:
@@ -147,7 +147,7 @@ class Guests:
             mine = record.get("f") == "post" and record["type"] == "ok" and guest in self.deaths
             if mine and name not in decided:
                 since_ns = max(self.deaths[guest], healed_ns)
-                if not any(ns < since_ns + ASKED_WITHIN_S * NS_PER_S for ns in asked[name]):
+                if not any(ns < since_ns + ASKED_WITHIN_S * NS_PER_S for ns in requested[name]):
                     yield f"{guest} left {name} undecided, and nobody was asked about it"
 
 

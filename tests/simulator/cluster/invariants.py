@@ -134,7 +134,7 @@ class Invariants:
 
     def all_equal(self) -> bool:
         """Whether every replica runs and has applied everything."""
-        found = set()
+        result = set()
         for machine in self._world.brokers.values():
             broker = self.brokers.get(machine.name)
             if broker is None or not machine.processes or not broker.life.recovered:
@@ -142,8 +142,8 @@ class Invariants:
             engine = broker.engine
             assert isinstance(engine, RaftMember)
             # The tables may be ahead of the queues, if they are of a snapshot.
-            found |= {broker.state.applied_index, engine.parts.pump.applier.applied_index}
-        return len(found) == 1
+            result |= {broker.state.applied_index, engine.parts.pump.applier.applied_index}
+        return len(result) == 1
 
     def at_end(self) -> None:
         """Tables and queues are equal; the logs have the same bytes, but for what retention took
@@ -152,13 +152,13 @@ class Invariants:
         states: dict[str, dict[str, str]] = {}
         for name in world.brokers:
             broker = self.brokers[name]
-            found: dict[str, Any] = {
+            result: dict[str, Any] = {
                 type(table).__name__: table.to_json() for table in broker.state.tables
             }
-            found["queues"] = sorted(
+            result["queues"] = sorted(
                 (q.topic, q.queue_id, q.max_offset) for q in broker.store.queues.queues()
             )
-            for part, value in found.items():
+            for part, value in result.items():
                 text = orjson.dumps(value, option=SORTED).decode()
                 states.setdefault(part, {})[name] = text
         for part, texts in states.items():
@@ -171,7 +171,7 @@ class Invariants:
                 assert isinstance(engine, RaftMember)
                 index = engine.log.index
                 images[name] = (engine.log, index.first_index, index.last_index)
-        first = max(begin for _, begin, _ in images.values())
+        first = max(start for _, start, _ in images.values())
         last = min(end for _, _, end in images.values())
         digests = {}
         for name, (log, _, _) in images.items():

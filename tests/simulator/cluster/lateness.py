@@ -24,14 +24,14 @@ Record = Mapping[str, Any]
 def late(records: Iterable[Record], healed_ns: int, more_s: float = 0.0) -> list[str]:
     """Return in words what was delivered later than WITHIN_S after it was due. `more_s`: so much
     longer may anything take."""
-    found: list[str] = []
+    result: list[str] = []
     due_ns: dict[str, int] = {}
     for moment_ns, name, within_s in sorted(_moments(records), key=itemgetter(0)):
         if within_s is None:
             due_ns[name] = max(moment_ns, healed_ns)
         elif (since_ns := due_ns.pop(name, moment_ns)) < moment_ns - (within_s + more_s) * NS_PER_S:
-            found.append(f"{name} came {(moment_ns - since_ns) / NS_PER_S:.1f} s late")
-    return found
+            result.append(f"{name} came {(moment_ns - since_ns) / NS_PER_S:.1f} s late")
+    return result
 
 
 def _moments(records: Iterable[Record]) -> Iterator[tuple[int, str, float | None]]:

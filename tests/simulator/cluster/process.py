@@ -64,12 +64,12 @@ class Process:
 
     def terminate(self) -> None:
         """Deliver SIGTERM; a process that has no handler yet is killed by it."""
-        found = self.signal_handlers.get(signal.SIGTERM)
-        if found is None:
+        result = self.signal_handlers.get(signal.SIGTERM)
+        if result is None:
             self.kill()
             self.machine.restart(self.machine)
         elif self.alive:
-            callback, args, context = found
+            callback, args, context = result
             self._loop.call_soon(callback, *args, context=context)
 
     def freeze(self) -> None:

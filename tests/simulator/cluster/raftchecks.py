@@ -136,15 +136,15 @@ class RaftChecks:
     def _known(self, engine: RaftMember) -> list[tuple[int, frozenset[str]]]:
         """Return the configurations in a member's log, each with its frame's index."""
         index = engine.log.index
-        found = [(0, frozenset(self._world.founders))]
+        result = [(0, frozenset(self._world.founders))]
         for (at, term), voters in sorted(self._configurations.items()):
             if at < index.first_index:
                 there = self._applied.get(at) == term
             else:
                 there = at <= index.last_index and index.term_at(at) == term
             if there:
-                found.append((at, voters))
-        return found
+                result.append((at, voters))
+        return result
 
     def _truncates(self, from_index: int) -> None:
         process = here()
@@ -188,13 +188,13 @@ class RaftChecks:
 
     def _holds(self, name: str, frame: Frame) -> bool:
         world = self._world
-        begin = frame.position - frame.position % world.profile.segment_bytes
-        path = f"{programs.STORE}/commitlog/{begin:020d}"
+        start = frame.position - frame.position % world.profile.segment_bytes
+        path = f"{programs.STORE}/commitlog/{start:020d}"
         disk = world.machine_named(name).disk
         segments = disk.listdir(f"{programs.STORE}/commitlog")
-        if segments and min(segments) > f"{begin:020d}":  # its log begins later: retention
+        if segments and min(segments) > f"{start:020d}":  # its log begins later: retention
             return self._applied.get(frame.index) == frame.term
-        return disk.holds(path, frame.position - begin, frame.data, world.profile.durable)
+        return disk.holds(path, frame.position - start, frame.data, world.profile.durable)
 
     # -- votes, roles -----------------------------------------------------------------------------
 

@@ -86,8 +86,8 @@ def frames_taken_unchecked() -> Planted:
     def parses(data: bytes, at: int = 0) -> Frame:
         fields = HEADER.unpack_from(data, at)
         _, _, index, term, position, stamp, length, count, kind, _, _ = fields
-        whole = bytes(data[at : at + HEADER_SIZE_BYTES + length])
-        return Frame(index, term, position, stamp, kind, count, whole)
+        complete = bytes(data[at : at + HEADER_SIZE_BYTES + length])
+        return Frame(index, term, position, stamp, kind, count, complete)
 
     return patch("raftmq.dledger.transport.wire.parse_frame", parses)
 
@@ -106,8 +106,8 @@ def decoded(change: Any) -> Planted:
     def broken(decode: Any) -> Any:
         def decodes(data: bytes) -> tuple[Snapshot, Queues]:
             taken, queues = decode(data)
-            found: tuple[Snapshot, Queues] = change(taken, queues)
-            return found
+            result: tuple[Snapshot, Queues] = change(taken, queues)
+            return result
 
         return decodes
 

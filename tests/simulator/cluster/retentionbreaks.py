@@ -71,8 +71,8 @@ def halves_go_with_any_trim() -> AbstractContextManager[Any]:
             if topic == HALF_TOPIC and self._store.commitlog.min_offset and offset < end:
                 on_gone(end)
                 return ()
-            found: Sequence[Any] = records(self, topic, offset, on_gone)
-            return found
+            result: Sequence[Any] = records(self, topic, offset, on_gone)
+            return result
 
         return reads
 

@@ -126,7 +126,7 @@ def run(
     """Search for so many minutes, or until interrupted."""
     file = KeptFile(keep)
     search = file.resumed(start)
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     worlds_before = search.totals["worlds"]
 
     def elapsed_minutes() -> float:
@@ -147,8 +147,8 @@ def run(
                 tell(f"FAILED: {outcome.failure}\n{failed.command}")
                 line = {"failure": outcome.failure, "kind": outcome.kind}
                 file.add(line | {"failed": failed.to_json(), "command": failed.command})
-            if time.monotonic() - told >= TELL_S:
-                told = time.monotonic()
+            if time.monotonic() - reported >= TELL_S:
+                reported = time.monotonic()
                 say()
     except KeyboardInterrupt:
         tell("interrupted")

@@ -46,10 +46,10 @@ def keys_lost_when_delivered_later() -> Planted:
 
     def broken(delivered: Any) -> Any:
         def delivers(message: Outgoing) -> Outgoing:
-            found = delivered(message)
-            properties = decode_properties(found.properties)
+            result = delivered(message)
+            properties = decode_properties(result.properties)
             properties.pop(KEYS, None)
-            return replace(found, properties=joined(properties))
+            return replace(result, properties=joined(properties))
 
         return delivers
 

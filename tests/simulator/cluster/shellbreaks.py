@@ -81,10 +81,10 @@ def acknowledged_when_the_sync_begins() -> AbstractContextManager[Any]:
 
     def broken(begin: Any) -> Any:
         def begins(self: LogFlusher) -> bool:
-            begun: bool = begin(self)
-            if begun and self.mode is FlushMode.SYNC and self._on_durable is not None:
+            started: bool = begin(self)
+            if started and self.mode is FlushMode.SYNC and self._on_durable is not None:
                 asyncio.get_running_loop().call_soon(self._on_durable, self._log.last_index)
-            return begun
+            return started
 
         return begins
 
@@ -234,8 +234,8 @@ def stranger_taken() -> AbstractContextManager[Any]:
 
     def broken(refusal: Any) -> Any:
         def refuses(self: Incoming, hello: Hello, transport: Any) -> str:
-            found: str = refusal(self, replace(hello, group=self._local.group), transport)
-            return found
+            result: str = refusal(self, replace(hello, group=self._local.group), transport)
+            return result
 
         return refuses
 

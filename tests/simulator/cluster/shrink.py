@@ -73,10 +73,10 @@ class _Shrinking:
             left_out = False
             end = len(self._strikes)
             while end > 0 and self.runs < self._runs_max:  # the last first: they are often late
-                begin = max(0, end - size)
-                rest = self._strikes[:begin] + self._strikes[end:]
+                start = max(0, end - size)
+                rest = self._strikes[:start] + self._strikes[end:]
                 left_out |= self._attempt(replace(self.case, schedule=rest))
-                end = begin
+                end = start
             if size == 1 and not left_out:
                 return
             size = max(1, size // 2)

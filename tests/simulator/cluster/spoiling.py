@@ -30,7 +30,7 @@ def is_whole(data: bytes) -> bool:
 
 def spoil_snapshot(disk: SimDisk, rng: Random, is_down: bool) -> list[str]:
     """Damage the files of one table or of some, or their copies; return what was done."""
-    anew = is_down and disk.exists(f"{programs.STORE}/commitlog/{0:020d}")
+    again = is_down and disk.exists(f"{programs.STORE}/commitlog/{0:020d}")
     tables = rng.sample(snapshot.FILES, rng.choice((1, 1, 3, len(snapshot.FILES))))
     done = []
     for name in tables:
@@ -38,7 +38,7 @@ def spoil_snapshot(disk: SimDisk, rng: Random, is_down: bool) -> list[str]:
         copy = path + snapshot.COPY
         path, other = rng.choice(((path, copy), (path, copy), (copy, path)))
         way = rng.choice(WAYS)
-        if (anew or is_whole(disk.durable(other))) and _spoil(disk, rng, path, way):
+        if (again or is_whole(disk.durable(other))) and _spoil(disk, rng, path, way):
             done.append(f"{path} {way}")
     return done
 

@@ -69,8 +69,8 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
         return PID if process is None else PID + process.pid
 
     def lock(root: str, what: str) -> SimLock:
-        found = held.get(root)
-        if found is not None and found.process.alive:
+        result = held.get(root)
+        if result is not None and result.process.alive:
             raise StoreInUse(root, Owner("here", pid(), what))
         one = held[root] = SimLock(root, held)
         return one

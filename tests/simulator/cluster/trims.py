@@ -78,9 +78,9 @@ class Trims:
         )  # (highest offset, ns)
         for record in records:
             if record["type"] == "ok" and record.get("f") == "consume":
-                place = record["topic"], record["queue"]
-                passes[place].append((max(record["offsets"]), record["t_ns"]))
-                read.update((*place, offset) for offset in record["offsets"])
+                position = record["topic"], record["queue"]
+                passes[position].append((max(record["offsets"]), record["t_ns"]))
+                read.update((*position, offset) for offset in record["offsets"])
 
         def is_taken(one: Stored) -> bool:
             taken_ns = self.taken_ns(one.position)
@@ -110,7 +110,7 @@ class Stored(NamedTuple):
 def stored(records: Iterable[Record]) -> dict[int, Stored]:
     """Return all messages that were acknowledged, by the operations that sent them."""
     sent: dict[int, tuple[str, str]] = {}
-    found = {}
+    result = {}
     for record in records:
         if record.get("f") != "send":
             continue
@@ -119,8 +119,8 @@ def stored(records: Iterable[Record]) -> dict[int, Stored]:
             sent[op] = record["id"], record["topic"]
         elif record["type"] == "ok":
             position = int(record["msg_id"][-16:], 16)
-            found[op] = Stored(*sent[op], record["queue"], record["offset"], position)
-    return found
+            result[op] = Stored(*sent[op], record["queue"], record["offset"], position)
+    return result
 
 
 class Gap(NamedTuple):
@@ -160,42 +160,42 @@ class Latecomer:
 
     async def _round(self, consumer: PullConsumer) -> bool:
         """Read what there is; return whether that was all."""
-        whole = True
+        complete = True
         try:
             for topic in self._topics:
                 for queue in await consumer.queues(topic):
-                    whole &= await self._read(consumer, queue)
+                    complete &= await self._read(consumer, queue)
         except ClientError:
             return False
-        return whole
+        return complete
 
     async def _read(self, consumer: PullConsumer, queue: MessageQueue) -> bool:
         offset = self._next.get(queue, 0)
         result = await consumer.pull(queue, offset)
-        found = result.messages
-        first = found[0].queue_offset if found else result.next_offset
-        if (found or result.status is PullStatus.OFFSET_ILLEGAL) and first > offset:
+        actual = result.messages
+        first = actual[0].queue_offset if actual else result.next_offset
+        if (actual or result.status is PullStatus.OFFSET_ILLEGAL) and first > offset:
             gap = Gap(offset, first, time.monotonic_ns())
             self._gaps[queue.topic, queue.queue_id].append(gap)
-        for message in found:
+        for message in actual:
             self._ids[queue.topic, queue.queue_id, message.queue_offset] = message.msg_id
-        self.read += len(found)
+        self.read += len(actual)
         self._next[queue] = max(offset, result.next_offset)
         return self._next[queue] >= result.max_offset
 
     def missed(self, records: Sequence[Record]) -> list[str]:
         """Return in words what it should have read."""
-        found = []
+        result = []
         for one in stored(records).values():
             read = self._ids.get((one.topic, one.queue, one.offset))
             if one.topic not in self._topics or read == one.id:
                 continue
             where = f"{one.id} at {one.topic}-{one.queue}@{one.offset}"
             if read is not None:
-                found.append(f"{where}, where it found {read}")
+                result.append(f"{where}, where it found {read}")
             elif not self._excused(one):
-                found.append(where)
-        return found
+                result.append(where)
+        return result
 
     def _excused(self, one: Stored) -> bool:
         taken_ns = self._trims.taken_ns(one.position)

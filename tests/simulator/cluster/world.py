@@ -703,9 +703,9 @@ class ClusterWorld:
                 self.fail(f"{check.name}: {check.count}: {check.detail}\n  {examples}")
             self.without_evidence += check.verdict is Verdict.UNKNOWN
         silent_s = SILENT_S if self.guests.silent else 0.0
-        if found := late(self.history.records, self._healed_ns, silent_s):
-            examples = "\n  ".join(found[:3])
-            self.fail(f"delivered late: {len(found)}, though a majority was healed\n  {examples}")
+        if result := late(self.history.records, self._healed_ns, silent_s):
+            examples = "\n  ".join(result[:3])
+            self.fail(f"delivered late: {len(result)}, though a majority was healed\n  {examples}")
         if kept := self.guests.kept(self.history.records, self._healed_ns):
             examples = "\n  ".join(kept[:3])
             self.fail(f"held by the dead: {len(kept)}\n  {examples}")

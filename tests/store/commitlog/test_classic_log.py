@@ -23,12 +23,12 @@ def test_classic_append(disk: OsDisk) -> None:
     appended += append_classic(store, items[60:], now_ms=4000)  # the clock went back
     assert [a.queue_offset for a in appended] == [n // 2 for n in range(100)]
     assert {a.store_timestamp_ms for a in appended} == {5000}
-    for item, place in zip(items, appended, strict=True):
-        data = store.reads.message_at(place.physical_offset)
+    for item, position in zip(items, appended, strict=True):
+        data = store.reads.message_at(position.physical_offset)
         assert data is not None
-        assert len(data) == place.size_bytes
+        assert len(data) == position.size_bytes
         stored = decode_record(data)
-        assert (stored.body, stored.queue_offset) == (item.body, place.queue_offset)
+        assert (stored.body, stored.queue_offset) == (item.body, position.queue_offset)
     assert bodies(store, 1) == [b"%d" % n for n in range(1, 100, 2)]
     assert len(store.commitlog.segments()) > 2
     assert append_classic(store, [], 1) == []
@@ -106,15 +106,15 @@ def test_a_topic_that_the_master_made_again_begins_at_0(
     slave = classic_store(disk)
     assert slave.classic is not None
     items = [(0, 0), (0, 1), (0, 2), (1, 0), (0, 0), (0, 1), (1, 1)]
-    told: list[tuple[str, int, int]] = []
-    for begin, end in pairwise((0, *cuts, len(items))):
-        entries = slave.classic.copy(written(slave, *items[begin:end]), 1000)
-        told += [(topic, queue_id, first) for topic, queue_id, first, _ in entries]
+    reported: list[tuple[str, int, int]] = []
+    for start, end in pairwise((0, *cuts, len(items))):
+        entries = slave.classic.copy(written(slave, *items[start:end]), 1000)
+        reported += [(topic, queue_id, first) for topic, queue_id, first, _ in entries]
         if flushed:
             slave.flush()
-    assert told.count(("T", 0, 0)) == 2
+    assert reported.count(("T", 0, 0)) == 2
     expected = [bodies(slave, 0), bodies(slave, 1)]
-    assert [[body.partition(b"@")[0] for body in found] for found in expected] == [
+    assert [[body.partition(b"@")[0] for body in result] for result in expected] == [
         [b"0", b"1"],
         [b"0", b"1"],
     ]

@@ -73,18 +73,18 @@ def test_an_empty_log(disk: OsDisk) -> None:
 def test_torn_at_every_byte_of_the_last_frame(disk: OsDisk, how: str) -> None:
     writer = written(disk, 4)
     last = writer.frames[-1]
-    whole = bytes(last.data)
-    for at in range(len(whole)):
-        rest = bytes(len(whole) - at) if how == "zeros" else b"\xa5" * (len(whole) - at)
-        overwrite(disk, last.position, whole[:at] + rest)
+    complete = bytes(last.data)
+    for at in range(len(complete)):
+        rest = bytes(len(complete) - at) if how == "zeros" else b"\xa5" * (len(complete) - at)
+        overwrite(disk, last.position, complete[:at] + rest)
         log = reopened(disk)
         recovered = recover_frames(log, last.position)
-        if whole[:at] + rest == whole:
+        if complete[:at] + rest == complete:
             assert recovered.end_offset == last.end
         else:
             assert recovered.end_offset == log.max_offset == last.position
-            assert (recovered.torn is None) == (not any(whole[:at]) and how == "zeros")
-            assert not any(log._segments[-1].file.pread(last.position % SIZE, len(whole)))
+            assert (recovered.torn is None) == (not any(complete[:at]) and how == "zeros")
+            assert not any(log._segments[-1].file.pread(last.position % SIZE, len(complete)))
         log.close()
 
 
@@ -249,7 +249,7 @@ def test_old_segments_cost_their_headers_only(disk: OsDisk) -> None:
 
 def classic(disk: OsDisk, count: int = 30) -> list[tuple[int, bytes]]:
     log = new_log(disk, SIZE)
-    found = []
+    result = []
     for n in range(count):
         item = record(body=b"x" * (n % 90), store_timestamp_ms=1_000_000 + n * 1000)
         size = len(encode_record(item))
@@ -263,9 +263,9 @@ def classic(disk: OsDisk, count: int = 30) -> list[tuple[int, bytes]]:
             )
         )
         log.write(position, data)
-        found.append((position, data))
+        result.append((position, data))
     log.close()
-    return found
+    return result
 
 
 def test_classic_torn_at_every_byte_of_the_last_record(disk: OsDisk) -> None:
@@ -437,10 +437,10 @@ def test_a_patch_that_proves_nothing_damages_what_follows(disk: OsDisk) -> None:
     log.open(restore=True)
     recovery = FrameRecovery(log, mended.frames[-1].end)
     assert recovery.run() is not None
-    found = recovery.patch(mended.frames[4:6], proven=False)
-    assert found is not None and found.last is not None
-    assert (found.position, found.last.index) == (mended.frames[5].end, 6)
-    assert recovery.neighbour(found.position) is not None
+    result = recovery.patch(mended.frames[4:6], proven=False)
+    assert result is not None and result.last is not None
+    assert (result.position, result.last.index) == (mended.frames[5].end, 6)
+    assert recovery.neighbour(result.position) is not None
     recovery.truncate()
     assert log.settled
     assert log.max_offset == mended.frames[5].end
@@ -456,9 +456,9 @@ def test_another_frame_than_the_damaged_one_may_fit_before_the_blank_record(disk
     log = CommitLog(disk, "commitlog", SIZE)
     log.open(restore=True)
     recovery = FrameRecovery(log, mended.frames[-1].end)
-    found = recovery.run()
-    assert found is not None
-    assert (found.position, found.end) == (SIZE, before.end)
+    result = recovery.run()
+    assert result is not None
+    assert (result.position, result.end) == (SIZE, before.end)
     assert SIZE - before.end >= HEADER_SIZE_BYTES + 8
     small = seal_frame(first + 1, 2, before.end, 0, FrameKind.NOOP, 0, b"")
     following = recovery.patch((small,), proven=False)
@@ -503,17 +503,17 @@ def test_what_an_unproven_patch_leaves_in_doubt_stays_so(
     log = marked(disk, mended.frames[4 if above else -1].end)
     recovery = FrameRecovery(log)
     assert recovery.run() is not None
-    found = recovery.patch(mended.frames[4:5], proven=False)
+    result = recovery.patch(mended.frames[4:5], proven=False)
     if killed:
         log.close()
         log = marked(disk)
         recovery = FrameRecovery(log)
-        found = recovery.run()
-    assert found is not None
-    assert found.last is not None
-    assert (found.position, found.last.index) == (mended.frames[4].end, 5)
-    found = recovery.patch(mended.frames[5:6], proven=True)
-    assert found is None
+        result = recovery.run()
+    assert result is not None
+    assert result.last is not None
+    assert (result.position, result.last.index) == (mended.frames[4].end, 5)
+    result = recovery.patch(mended.frames[5:6], proven=True)
+    assert result is None
     assert mended.bytes() == mended.whole
 
 
@@ -540,15 +540,15 @@ def test_a_lost_segment_is_damaged_to_its_end_after_a_kill_too(disk: OsDisk) -> 
     for hint in (inside.end, None):
         log = marked(disk, hint)
         recovery = FrameRecovery(log)
-        found = recovery.run()
+        result = recovery.run()
         assert recovery.hint >= 2 * SIZE
         log.close()
     log = marked(disk)
     recovery = FrameRecovery(log)
-    found = recovery.run()
-    while found is not None:
-        assert found.last is not None
-        found = recovery.patch(mended.frames[found.last.index :][:1], proven=True)
+    result = recovery.run()
+    while result is not None:
+        assert result.last is not None
+        result = recovery.patch(mended.frames[result.last.index :][:1], proven=True)
     assert mended.bytes() == mended.whole
 
 
@@ -601,10 +601,10 @@ def test_a_lost_mark_looks_far_behind_the_zeros(disk: OsDisk) -> None:
     log = CommitLog(disk, "commitlog", SIZE, mark)
     log.open(restore=True)
     recovery = FrameRecovery(log, first_index=1)
-    found = recovery.run()
-    assert found is not None
-    assert (found.position, found.last) == (0, None)
-    while found is not None:
-        first = found.last.index if found.last else 0
-        found = recovery.patch(mended.frames[first : first + 1], proven=True)
+    result = recovery.run()
+    assert result is not None
+    assert (result.position, result.last) == (0, None)
+    while result is not None:
+        first = result.last.index if result.last else 0
+        result = recovery.patch(mended.frames[first : first + 1], proven=True)
     assert mended.bytes() == mended.whole

@@ -162,9 +162,9 @@ def test_a_roll_without_room_leaves_the_file_that_is_being_prepared(tmp_path: Pa
         following.get(SIZE)
     assert disk.listdir("log") == []  # no half segment is left behind
     thread = threading.Thread(target=following.prepare)
-    begun, go_on = disk.opened, disk.go_on
+    started, go_on = disk.opened, disk.go_on
     thread.start()
-    assert begun.wait(10)
+    assert started.wait(10)
     with pytest.raises(OSError, match="no room"):
         following.get(SIZE)
     go_on.set()

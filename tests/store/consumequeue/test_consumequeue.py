@@ -252,8 +252,8 @@ def test_messages_before_where_a_topic_begins_are_not_shown(disk: OsDisk) -> Non
     store.flush()
     store.close()
     store = new_store(disk)
-    for begin, first in ((0, 0), (13_000, 12), (36_000, 35), (13_000, 12)):
-        store.show_from("T", begin)
+    for start, first in ((0, 0), (13_000, 12), (36_000, 35), (13_000, 12)):
+        store.show_from("T", start)
         assert shown(store) == (first, 35)
     store.correct_min_offset(1000 * 4)
     assert shown(store) == (12, 35)

@@ -63,10 +63,10 @@ class Filled:
         self.store.checkpoint.close()
 
     def all_units(self) -> dict[int, bytes]:
-        found = {}
+        result = {}
         for queue in self.store.queues.queues():
-            found[queue.queue_id] = queue.entries(0, 2 * COUNT)
-        return found
+            result[queue.queue_id] = queue.entries(0, 2 * COUNT)
+        return result
 
     def path(self, entry: int, queue_id: int = 0) -> Path:
         name = f"{entry // PER_FILE * PER_FILE * QUEUE_ENTRY_BYTES:020d}"
@@ -307,7 +307,7 @@ def test_a_bad_unit_is_never_served_and_mended(filled: Filled, kind: str, offset
 
 def wrong_units(right: tuple[int, int, int]) -> dict[str, bytes]:
     position, size, code = right
-    found = {
+    result = {
         "nothing": (0, 0, 0),
         "moved": (position + 8, size, code),
         "longer": (position, size + 1, code),
@@ -319,19 +319,19 @@ def wrong_units(right: tuple[int, int, int]) -> dict[str, bytes]:
         "before the log": (-position, size, code),
         "its neighbour": (position + size, size, code),
     }
-    return {name: QUEUE_ENTRY.pack(*entry) for name, entry in found.items()}
+    return {name: QUEUE_ENTRY.pack(*entry) for name, entry in result.items()}
 
 
 @pytest.mark.parametrize("kind", wrong_units((1, 1, 1)))
 @pytest.mark.parametrize("count", [1, 10, 150])
 def test_no_pull_returns_what_a_wrong_unit_points_at(filled: Filled, count: int, kind: str) -> None:
     store = filled.open()
-    for place in (0, count // 2, count - 1):
-        wrong = 301 + place
+    for position in (0, count // 2, count - 1):
+        wrong = 301 + position
         filled.write(wrong, wrong_units(filled.entry(wrong))[kind])
-        with pytest.raises(EntryDamaged) as found:
+        with pytest.raises(EntryDamaged) as actual:
             store.reads.get_messages("T", 0, 301, count, 1 << 40)
-        assert found.value.offset == wrong
+        assert actual.value.offset == wrong
         filled.write(wrong, QUEUE_ENTRY.pack(*filled.entry(wrong)))
     result = store.reads.get_messages("T", 0, 301, count, 1 << 40)
     data = b"".join(result.buffers)
@@ -394,24 +394,24 @@ def test_a_mended_queue_of_delayed_messages_has_the_stores_delays(tmp_path: Path
 def test_a_damaged_frame_is_not_the_units_fault(filled: Filled) -> None:
     store = filled.open()
     position, size, _ = filled.entry(700)
-    asked = []
+    requested = []
 
     def frame_is_damaged(at: int) -> bool:
-        asked.append(at)
+        requested.append(at)
         return True
 
     path = filled.root / "commitlog" / f"{position // SEGMENT * SEGMENT:020d}"
-    whole = path.read_bytes()
+    complete = path.read_bytes()
     with open(path, "r+b") as file:
         file.seek(position % SEGMENT + 20)
         file.write(b"\xff")
     with pytest.raises(EntryDamaged):
         store.reads.get_messages("T", 0, 700, 1, size)
     assert begin(store, frame_is_damaged) is None
-    assert asked == [position]
+    assert requested == [position]
     assert len(store.repairs) == 0
     with open(path, "r+b") as file:
-        file.write(whole)
+        file.write(complete)
     assert store.reads.get_messages("T", 0, 700, 1, size).message_count == 1
     store.close()
 
@@ -434,7 +434,7 @@ def test_bodies_are_checked_where_data_are_cold(tmp_path: Path, hot: bool) -> No
 
 def test_a_repair_that_meets_a_damaged_frame_says_so_and_comes_again(filled: Filled) -> None:
     store = filled.open()
-    told: list[int | None] = []
+    reported: list[int | None] = []
     position = filled.entry(700)[0]
     filled.write(700, bytes(QUEUE_ENTRY_BYTES))
     with pytest.raises(EntryDamaged):
@@ -448,8 +448,8 @@ def test_a_repair_that_meets_a_damaged_frame_says_so_and_comes_again(filled: Fil
         step = begin(store)
         assert step is not None
         step.run()
-        told.append(store.repairs.finish(step))
-    assert told == [position, position]
+        reported.append(store.repairs.finish(step))
+    assert reported == [position, position]
     with open(path, "r+b") as file:
         file.seek(position % SEGMENT)
         file.write(b"\0")

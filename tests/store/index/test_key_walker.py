@@ -87,13 +87,13 @@ def test_javas_abs_of_the_smallest_int_is_0() -> None:
     assert java_string_hash(text) == -(1 << 31)
     # topic#key with that hash: the part behind `T#` made up for what the prefix adds
     prefix = java_string_hash("T#") & 0xFFFFFFFF
-    wanted = (1 << 31) - prefix * 31**7 & 0xFFFFFFFF
+    expected = (1 << 31) - prefix * 31**7 & 0xFFFFFFFF
     characters = []
     for power in (6, 5, 4, 3, 2, 1, 0):  # digits base 31, kept printable by borrowing 33 of each
-        wanted -= 33 * 31**power
-    wanted %= 1 << 32
+        expected -= 33 * 31**power
+    expected %= 1 << 32
     for power in (6, 5, 4, 3, 2, 1, 0):
-        digit, wanted = divmod(wanted, 31**power)
+        digit, expected = divmod(expected, 31**power)
         characters.append(chr(33 + digit))
     key = "".join(characters)
     assert java_string_hash("T#" + key) == -(1 << 31)
@@ -189,10 +189,10 @@ def test_frames_and_what_no_queue_has_are_found_between_units() -> None:
         if index % 7 == 0:
             items.append(prepared)
         base = len(data) + 60
-        payload, found = row(items, base)
+        payload, result = row(items, base)
         kind = FrameKind.MESSAGES if items else FrameKind.NOOP
         data += seal_frame(index, 1, len(data), 5, kind, len(items), payload).data
-        keys += found
+        keys += result
         entries += units_of(items, payload, base)
     assert walk(data, 0, entries) == (len(data), keys)
 

@@ -175,8 +175,8 @@ def test_the_newest_that_fit_oldest_first(disk: OsDisk) -> None:
     size = len(encode_record(keyed(99)))
     assert store.index is not None
     for max_bytes, count in ((1, 1), (size, 1), (2 * size, 2), (3 * size - 1, 2)):
-        found = drained(store.index.query("T", "all", 64, *ALWAYS, max_bytes=max_bytes))
-        assert len(found.records) == count
+        result = drained(store.index.query("T", "all", 64, *ALWAYS, max_bytes=max_bytes))
+        assert len(result.records) == count
     store.close_unclean()
 
 
@@ -463,15 +463,15 @@ def act(rng: random.Random, store: MessageStore, writer: FrameWriter, number: in
 
 def check(store: MessageStore) -> None:
     """The index holds exactly the keys of the log, in order, and each is found."""
-    wanted = [(key, data) for data in records(store) for key in keys_in(data)]
+    expected = [(key, data) for data in records(store) for key in keys_in(data)]
     assert store.index is not None
     entries = [file.entry(n)[:2] for file in store.index.files for n in range(1, file.count)]
     assert [offset for _, offset in entries] == [
-        decode_record(data).physical_offset for _, data in wanted
+        decode_record(data).physical_offset for _, data in expected
     ]
-    for key, data in wanted:
-        found = drained(store.derived.query("T", key, 1000, *ALWAYS)).records
-        assert data in found or len(found) == 64
+    for key, data in expected:
+        result = drained(store.derived.query("T", key, 1000, *ALWAYS)).records
+        assert data in result or len(result) == 64
     for file in store.index.files:
         assert not file.drop_bad()
         before = file.slots
@@ -614,8 +614,8 @@ def test_damage_in_the_log_is_waited_for(disk: OsDisk, harm: str) -> None:
             store.derived.index_all()
         seen.append(store.derived.indexed_offset)
     assert seen == [seen[0]] * 2
-    found = numbers(store, "all")
-    assert found == list(range(len(found)))
+    result = numbers(store, "all")
+    assert result == list(range(len(result)))
     file = disk.open(store.commitlog.segments()[1].path)
     file.pwrite(0, sound)
     file.close()
@@ -644,8 +644,8 @@ def test_damage_that_nobody_repairs_costs_what_it_hit(
     entries = [file.entry(n)[1] for file in store.index.files for n in range(1, file.count)]
     assert entries == sorted(entries)
     assert len(set(entries)) == 63 - lost
-    found = numbers(store, "all")
-    assert len(found) == 63 - lost
+    result = numbers(store, "all")
+    assert len(result) == 63 - lost
     store.close_unclean()
 
 
@@ -660,13 +660,13 @@ def test_a_classic_store_stops_cleanly_beside_damage(disk: OsDisk) -> None:
     closing = store.derived.close
 
     def indexed() -> None:
-        found.extend(numbers(store, "all"))
+        result.extend(numbers(store, "all"))
         closing()
 
-    found: list[int] = []
+    result: list[int] = []
     store.derived.close = indexed  # type: ignore[method-assign]
     store.close()
-    assert found == [0, *range(2, 30)]
+    assert result == [0, *range(2, 30)]
     assert not disk.exists("abort")
 
 

@@ -41,13 +41,13 @@ def book():
 )
 def test_one_batch(wants, steps, answer):
     acks = book()
-    found = [acks.add("b", 10, flush=wants[0], slave=wants[1], now_ms=0)]
+    result = [acks.add("b", 10, flush=wants[0], slave=wants[1], now_ms=0)]
     for name, value in steps:
         method = getattr(acks, name)
-        found.append(method() if value is None else method(value))
+        result.append(method() if value is None else method(value))
     code, behind = answer
-    assert [batch for step in found for batch in step] == [("b", code)]
-    assert found[behind] == [("b", code)]
+    assert [batch for step in result for batch in step] == [("b", code)]
+    assert result[behind] == [("b", code)]
     assert len(acks) == 0
 
 

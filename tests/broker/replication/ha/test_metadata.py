@@ -137,7 +137,9 @@ async def test_a_bad_entry_of_a_master_costs_that_entry_alone(caplog):
         await sync.sync()
     assert (list(state.topics.entries), list(state.groups.entries)) == (["T"], ["g"])
     assert state.offsets.get("T", "g", 0) == 5 and state.delays.get(3) == 7
-    told = [r.message for r in caplog.records if r.message.startswith("entries_refused")]
-    assert len(told) == 1 and "count=4" in told[0]  # once, though it is asked again and again
+    reported = [r.message for r in caplog.records if r.message.startswith("entries_refused")]
+    assert (
+        len(reported) == 1 and "count=4" in reported[0]
+    )  # once, though it is asked again and again
     for name in ("bad-topic", "bad-group", "bad-offset", "bad-level"):
-        assert name in told[0]
+        assert name in reported[0]

@@ -369,17 +369,17 @@ async def test_ha_status(tmp_path):
         await pair.followed()
         await filled(pair, 2)
         await pair.caught_up()
-        found = {}
+        result = {}
         for name in ("master", "slave"):
             broker = getattr(pair, name)
             answer = await pair.ask(broker, RequestCode.GET_BROKER_HA_STATUS)
-            found[name] = loads_object(answer.body)
+            result[name] = loads_object(answer.body)
         end = pair.master.store.commitlog.max_offset
-        assert found["master"]["inSyncSlaveNums"] == 1
-        assert found["master"]["masterCommitLogMaxOffset"] == end
-        assert found["master"]["haConnectionInfo"][0]["slaveAckOffset"] == end
-        client = found["slave"]["haClientRuntimeInfo"]
-        assert (found["slave"]["master"], client["isActivated"]) == (False, True)
+        assert result["master"]["inSyncSlaveNums"] == 1
+        assert result["master"]["masterCommitLogMaxOffset"] == end
+        assert result["master"]["haConnectionInfo"][0]["slaveAckOffset"] == end
+        client = result["slave"]["haClientRuntimeInfo"]
+        assert (result["slave"]["master"], client["isActivated"]) == (False, True)
         assert client["maxOffset"] == end
 
 
@@ -435,8 +435,8 @@ async def test_a_raft_store_is_not_opened_in_classic_mode(tmp_path):
         await group.leader()
     pair = Classic(tmp_path, 0)
     (tmp_path / "n0").rename(tmp_path / "master")
-    for error, words in ((WrongIdentity, "node n0 of the Raft group"), (EngineError, "a Raft rep")):
-        with pytest.raises(error, match=words):
+    for error, text in ((WrongIdentity, "node n0 of the Raft group"), (EngineError, "a Raft rep")):
+        with pytest.raises(error, match=text):
             await pair.start("master")
         (tmp_path / "master" / "identity").unlink(missing_ok=True)  # as before there were such
     assert not (tmp_path / "master" / "identity").exists()
@@ -854,10 +854,10 @@ async def test_a_refused_slave_takes_no_tables(tmp_path, monkeypatch):
         await pair.caught_up()
         await synced(pair)
         follower = pair.slave.log.classic.follower
-        ask, asked = follower.metadata._master.ask, []
+        ask, requested = follower.metadata._master.ask, []
 
         async def noted(code, ext=None):
-            asked.append(code)
+            requested.append(code)
             return await ask(code, ext)
 
         await pair.kill("master")
@@ -867,8 +867,8 @@ async def test_a_refused_slave_takes_no_tables(tmp_path, monkeypatch):
         monkeypatch.setattr(follower.metadata._master, "ask", noted)
         await pair.start("master")
         await until(lambda: pair.slave.log.classic.slave.refused)
-        await until(lambda: asked.count(RequestCode.GET_BROKER_RUNTIME_INFO) > 2)
-        assert set(asked) == {RequestCode.GET_BROKER_RUNTIME_INFO}  # compared again and again
+        await until(lambda: requested.count(RequestCode.GET_BROKER_RUNTIME_INFO) > 2)
+        assert set(requested) == {RequestCode.GET_BROKER_RUNTIME_INFO}  # compared again and again
         assert tables(pair.slave) == before
         saved = loads_object((tmp_path / "slave1/config/topics.json").read_bytes())
         assert "T" in saved["topicConfigTable"]
@@ -946,17 +946,17 @@ async def test_a_slave_asks_apaches_master_which_timer_messages_were_delivered(
         await pair.followed()
         metadata, state = pair.slave.log.classic.follower.metadata, pair.slave.state
         await until(lambda: metadata.rounds > 0)
-        ask, told = metadata._master.ask, []
+        ask, reported = metadata._master.ask, []
 
         async def ask_apaches(code, ext=None):
-            if code == RequestCode.GET_TIMER_CHECK_POINT and told:
-                return RemotingCommand(OK, body=told.pop())
+            if code == RequestCode.GET_TIMER_CHECK_POINT and reported:
+                return RemotingCommand(OK, body=reported.pop())
             return await ask(code, ext)  # ours has no `timer` either, and does not know 60
 
         monkeypatch.setattr(metadata._master, "ask", ask_apaches)
         check_point = struct.pack(">7q", 1_900_000_000_000, 104, 2, 2, 0, 0, 1)
         for answers in ([check_point], [], [bytes(56)]):  # what is not told stays known
-            told[:] = answers
+            reported[:] = answers
             await metadata.sync()
             assert state.delays.timer == Progress(1_900_000_000_000, -1, 2, 0)
         pair.master.state.delays.advance(1, 7)

@@ -51,10 +51,10 @@ def test_vectors():
 @pytest.mark.parametrize("size", [1, 3, 8, 11, 1000])
 def test_reports_in_pieces(size):
     data = b"".join(REPORT.pack(n) for n in (0, 1 << 40, 7))
-    reader, found = ReportReader(), []
+    reader, result = ReportReader(), []
     for at in range(0, len(data), size):
-        found += reader.feed(data[at : at + size])
-    assert found == [0, 1 << 40, 7]
+        result += reader.feed(data[at : at + size])
+    assert result == [0, 1 << 40, 7]
 
 
 def test_a_negative_report_is_none():
@@ -65,10 +65,10 @@ def test_a_negative_report_is_none():
 @pytest.mark.parametrize("size", [1, 5, 12, 13, 1000])
 def test_transfers_in_pieces(size):
     data = b"".join(b"".join(transfer(n, bytes(n))) for n in (0, 3, 30))
-    reader, found = TransferReader(), []
+    reader, result = TransferReader(), []
     for at in range(0, len(data), size):
-        found += reader.feed(data[at : at + size])
-    assert found == [Transfer(n, bytes(n)) for n in (0, 3, 30)]
+        result += reader.feed(data[at : at + size])
+    assert result == [Transfer(n, bytes(n)) for n in (0, 3, 30)]
 
 
 @pytest.mark.parametrize(("offset", "size"), [(-1, 0), (0, -1), (0, TRANSFER_SIZE_MAX + 1)])
@@ -80,26 +80,26 @@ def test_transfers_out_of_bounds(offset, size):
 @pytest.mark.parametrize("size", [1, 7, 88, 91, 300, 5000])
 def test_runs_hold_back_what_is_not_whole(size):
     log, last, rest = a_log()
-    runs, found = RecordRuns(0, SEGMENT), []
+    runs, result = RecordRuns(0, SEGMENT), []
     for at in range(0, len(log), size):
-        found += runs.feed(log[at : at + size])
+        result += runs.feed(log[at : at + size])
         assert runs.received == min(len(log), at + size)
-        assert runs.position == sum(len(run.data) for run in found)
-    assert b"".join(run.data for run in found) == log
-    blanks = [run for run in found if run.last_record < 0]
+        assert runs.position == sum(len(run.data) for run in result)
+    assert b"".join(run.data for run in result) == log
+    blanks = [run for run in result if run.last_record < 0]
     assert [(run.position, len(run.data)) for run in blanks] == [(SEGMENT - rest, rest)]
-    before = [run for run in found if 0 <= run.last_record < SEGMENT]
+    before = [run for run in result if 0 <= run.last_record < SEGMENT]
     assert (before[-1].last_record, before[-1].newest_ms) == (last, 102)
-    assert found[-1].newest_ms == 201
-    for run, following in pairwise(found):
+    assert result[-1].newest_ms == 201
+    for run, following in pairwise(result):
         assert run.position + len(run.data) == following.position
 
 
 def test_a_stream_may_begin_in_the_middle_of_the_log():
     log, last, _ = a_log()
     runs = RecordRuns(last, SEGMENT)
-    found = runs.feed(log[last:])
-    assert [run.position for run in found] == [last, found[1].position, SEGMENT]
+    result = runs.feed(log[last:])
+    assert [run.position for run in result] == [last, result[1].position, SEGMENT]
 
 
 def test_long_topics_and_ipv6_hosts_are_records_too():

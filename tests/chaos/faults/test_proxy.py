@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 import socket
 import sys
 import time
@@ -470,6 +471,54 @@ async def test_the_process_carries_and_ends_on_sigterm(tmp_path: Path) -> None:
             writer.close()
             with pytest.raises(ClusterError):
                 await hand.state()
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await server.stop()
+        held.close()
+
+
+async def test_sighup_opens_and_closes_links_and_keeps_the_others(tmp_path: Path) -> None:
+    server = Server()
+    await server.start()
+    held = HeldPorts(HOST)
+    ports = held.choose(3, random.Random())
+    links = [
+        {"name": f"a>{port}", "host": HOST, "port": port, "target_port": server.port}
+        for port in ports
+    ]
+    path = tmp_path / "links.json"
+    path.write_text(json.dumps(links[:2]))
+    words = ["--links", str(path), "--control", str(tmp_path / "control")]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "raftmq.chaos.faults.proxy", *words, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        await soon(process.stdout.readline())
+        gone = [Link("a", str(ports[0]), "peer", HOST, ports[0], server.port)]
+        async with Links(gone, tmp_path / "control") as hand:
+            await hand.impose("1", [Rule(f"a>{ports[0]}", cut=True)])
+            reader, writer = await asyncio.open_connection(HOST, ports[1])
+            path.write_text(json.dumps(links[1:]))
+            process.send_signal(signal.SIGHUP)
+            wanted = {link["name"] for link in links[1:]}
+
+            async def changed() -> bool:
+                return set(await hand.state()) == wanted
+
+            await until(changed)
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(HOST, ports[0])
+            await hand.lift("1")  # the rule of a closed link went with it
+            added, to_added = await asyncio.open_connection(HOST, ports[2])
+            for stream, to_stream in ((reader, writer), (added, to_added)):
+                to_stream.write(b"1")
+                assert await soon(stream.readexactly(1)) == b"1"
+                to_stream.close()
+        process.terminate()
         assert await process.wait() == 0
     finally:
         if process.returncode is None:

@@ -306,7 +306,7 @@ async def test_where_all_disks_are_slow_the_leader_stays(group, monkeypatch):
     for broker in group.brokers.values():
         paces = broker.engine.parts.chores.paces
         monkeypatch.setattr(paces, "reason", "says the test")
-        monkeypatch.setattr(paces, "look", lambda _: None)
+        monkeypatch.setattr(paces, "poll", lambda _: None)
         broker.reliever.poll()
     await until(lambda: all(p.no_room for p in core(group, first).progress.values()))
     for _ in range(20):

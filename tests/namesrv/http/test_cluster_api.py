@@ -147,7 +147,7 @@ async def test_looks_at_one_time_share_one(
         requested.append(view)
         return await look(view)
 
-    monkeypatch.setattr(ClusterView, "look", counted)
+    monkeypatch.setattr(ClusterView, "refresh", counted)
     node = cluster.nodes["n0"]
     node.hang.clear()
     checks = [asyncio.create_task(call.get("/cluster")) for _ in range(8)]

@@ -249,7 +249,7 @@ async def test_a_new_slave_of_apaches_master_gets_every_segment(tmp_path, monkey
         await look(comparison)
         comparison.own_from = None
 
-    monkeypatch.setattr(LogComparison, "look", of_apaches)
+    monkeypatch.setattr(LogComparison, "poll", of_apaches)
     if not known:
         monkeypatch.setattr(LogComparison, "first_request", lambda _: asyncio.sleep(0, 0))
     own = {"master": {"syncFromLastFile": "true"}}

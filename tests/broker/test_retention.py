@@ -13,6 +13,7 @@ from raftmq.broker.checkpointer import (
     RaftKeeper,
 )
 from raftmq.broker.config import BrokerConfig
+from raftmq.broker.durations import DURATIONS
 from raftmq.broker.retention import Retained, Retention, Unexpired
 from raftmq.broker.scheduler import IDLE_MS
 from raftmq.broker.tables.offsets import OffsetTable
@@ -200,7 +201,7 @@ class Events:
     def __init__(self):
         self.told = []
 
-    def tell(self, kind, detail):
+    def publish(self, kind, detail):
         self.told.append((kind, detail))
 
 
@@ -243,6 +244,7 @@ def aged(store, disk, clocks, space, **settings):
 def keeper_of(store, disk, retention, engine, needed_from=None):
     context = SimpleNamespace(
         config=BrokerConfig(),
+        durations=DURATIONS,
         disk=disk,
         state=BrokerState(),
         store=store,

@@ -118,7 +118,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     current_term: int
     first_index: int
     previous_term: int
-    start: int
+    start: int = msgspec.field(name="begin")
     end: int
     segment_size_bytes: int
     settings: dict[str, str]

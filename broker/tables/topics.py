@@ -28,7 +28,7 @@ DERIVED_TOPIC_LENGTH_MAX = names.DERIVED_TOPIC_LENGTH_MAX
 topic_name_problem = names.topic_name_problem
 QUEUE_COUNT_MAX = 65_536
 STARTS_MAX = 10_000  # deleted topics; beyond the limit, a recreated topic shows its old messages
-STARTS_KEY = "messagesStart"
+STARTS_KEY = "messagesBegin"
 
 NO_SEND_TOPICS = names.NO_SEND_TOPICS
 SYSTEM_TOPICS = names.SYSTEM_TOPICS

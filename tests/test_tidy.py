@@ -92,6 +92,7 @@ NEGATIVE_CONTROL = {
         "dledger.node.proposals",
         "dledger.node.reads",
         "dledger.raft.config",
+        "dledger.raft.configuration",
         "dledger.raft.errors",
         "dledger.raft.log_index",
         "dledger.raft.messages",

@@ -117,22 +117,22 @@ class OrderPerKey:
         if not send.promised:
             return
         entry = self._ledger.entries[send.id]
-        last = key.last
-        if last is not None:
+        previous = key.last
+        if previous is not None:
             self._compared += 1
             overlap = key.last_done_ns > send.invoked_ns
-            if entry.seq < last.seq:  # answered after a later send
+            if entry.seq < previous.seq:  # answered after a later send
                 overlap = send.done_ns > key.last_invoked_ns
             if overlap:
                 self._overlaps.add(
-                    f"{send.topic} {send.order}: {max(entry.seq, last.seq)} was sent before "
-                    f"{min(entry.seq, last.seq)} was answered: the workload itself did not keep "
+                    f"{send.topic} {send.order}: {max(entry.seq, previous.seq)} was sent before "
+                    f"{min(entry.seq, previous.seq)} was answered: the workload itself did not keep "
                     "the order"
                 )
-                if entry.seq < last.seq:
+                if entry.seq < previous.seq:
                     return
             else:
-                entry.before = last
+                entry.before = previous
                 if out_of_order(entry):
                     self._suspects[send.id] = entry
         key.last, key.last_done_ns, key.last_invoked_ns = entry, send.done_ns, send.invoked_ns

@@ -509,7 +509,7 @@ class RaftMember:
 
     @property
     def slow_reason(self) -> str:
-        """Why commits are slower under this leader than under others, or "" (raft/pace.py)."""
+        """Why commits are slower under this leader than under others, or "" (dledger/raft/pace.py)."""
         return self.parts.chores.paces.reason if self.life.running else ""
 
     @property

@@ -310,6 +310,7 @@ async def test_a_file_that_wins_is_read_when_its_replica_comes_to_lead(tmp_path,
             patched.setattr(AccountBook, "seed_if_needed", lambda _: None)
             broker = await group.start(name)
             await group.leader()
+            await until(lambda: not broker.roles.joining)
         book, before = broker.access.book, broker.state.acl.accounts
         for text in ("accounts: [", None):
             path.unlink() if text is None else path.write_text(text)

@@ -24,7 +24,7 @@ LONG_SEEDS = 60  # of each kind
 SEEDS = (
     *((seed, Kind.LOSING) for seed in (1, 2, 3)),
     *((seed, Kind.OPERATED) for seed in (2, 3)),
-    (2, Kind.SET_BACK),
+    (3, Kind.SET_BACK),
 )
 FOUNDERS = frozenset(("n0", "n1", "n2"))
 

@@ -821,7 +821,7 @@ def test_a_group_may_go_while_its_topics_change() -> None:
 def test_a_table_without_a_version_is_known_by_its_bytes() -> None:
     """Apache's brokers send all of it every 30 s."""
     table = RouteTable()
-    complete: dict[str, Any] = {"whole": False, "digest": b"1"}
+    complete: dict[str, Any] = {"complete": False, "digest": b"1"}
 
     def wanted(address: str = N0, digest: bytes = b"1") -> bool:
         return table.wants_topics("g", address, 0, V1, digest=digest)

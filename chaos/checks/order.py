@@ -126,8 +126,8 @@ class OrderPerKey:
             if overlap:
                 self._overlaps.add(
                     f"{send.topic} {send.order}: {max(entry.seq, previous.seq)} was sent before "
-                    f"{min(entry.seq, previous.seq)} was answered: the workload itself did not keep "
-                    "the order"
+                    f"{min(entry.seq, previous.seq)} was answered: the workload itself did not "
+                    "keep the order"
                 )
                 if entry.seq < previous.seq:
                     return

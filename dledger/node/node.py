@@ -509,7 +509,8 @@ class RaftMember:
 
     @property
     def slow_reason(self) -> str:
-        """Why commits are slower under this leader than under others, or "" (dledger/raft/pace.py)."""
+        """Why commits are slower under this leader than under others, or ""; see
+        dledger/raft/pace.py."""
         return self.parts.chores.paces.reason if self.life.running else ""
 
     @property

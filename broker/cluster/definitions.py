@@ -10,8 +10,8 @@ GET_DEFINITIONS (30009, ours) returns a page of them. Request and response are J
 
 `since` is the version of the last read. The response has only later changes if the broker still
 records them, else the full table. `more` is the `after` of the next page, null on the last page. It
-is "" for a table's first page. The first page of a full read of the topics also has the modes. The
-beans are Apache's.
+is "" for a table's first page. A kind that the request omits is not in the response. The first page
+of a full read of the topics also has the modes. The beans are Apache's.
 
 A name has a time of creation, and a deleted name the time of its deletion. A definition is adopted
 where the name does not exist and was not deleted after its creation. So a broker group that returns

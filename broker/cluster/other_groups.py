@@ -83,6 +83,7 @@ class OtherGroups:
             question = {
                 kind: {"since": version, "after": after[kind]}
                 for kind, version in zip(kinds, known, strict=True)
+                if after[kind] is not None
             }
             body = orjson.dumps({**question, "accounts": accounts})
             request = RemotingCommand.request(RequestCode.GET_DEFINITIONS, None, body)
@@ -90,13 +91,13 @@ class OtherGroups:
             if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 return await self._apaches(name, address)
             page = _object(response)
-            for kind, (entries, name_key) in kinds.items():
-                if after[kind] is not None:
-                    after[kind] = read_page(entries, name_key, page.get(kind))
+            result.modes += _modes(page.get("modes") or ())
+            result.accounts = page.get("accounts")
+            result.removed = _names(page.get("removed") or {})
+            for kind in question:
+                entries, name_key = kinds[kind]
+                after[kind] = read_page(entries, name_key, page.get(kind))
             if not any(after.values()):
-                result.modes = _modes(page.get("modes") or ())
-                result.accounts = page.get("accounts")
-                result.removed = _names(page.get("removed") or {})
                 return result
         raise BodyError(f"{address} has more than {PAGES_MAX} pages of definitions")
 

@@ -246,12 +246,20 @@ class DefinitionSharing:
         body = loads_request(request.body)
         await self._context.log.barrier()
         state = self._state
-        topics, groups = (_position(body.get(kind)) for kind in ("topics", "groups"))
-        modes = sorted(state.pops.modes.items()) if topics == (None, "") else ()
+        tables: dict[str, TopicTable | GroupTable] = {
+            "topics": state.topics,
+            "groups": state.groups,
+        }
+        questions = {kind: _position(body[kind]) for kind in tables if kind in body}
+        if not questions:
+            raise BodyError("no question for definitions")
+        modes = sorted(state.pops.modes.items()) if questions.get("topics") == (None, "") else ()
         accounts = state.acl.accounts if body.get("accounts") else None
         value = {
-            "topics": await self._page(state.topics, *topics),
-            "groups": await self._page(state.groups, *groups),
+            **{
+                kind: await self._page(tables[kind], *position)
+                for kind, position in questions.items()
+            },
             "modes": [(*names, *mode) for names, mode in modes],
             "accounts": None if accounts is None else accounts.to_config(),
             "removed": state.group.removed_groups,

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from raftmq.broker.cluster import sharing
+from raftmq.broker.cluster import definitions, sharing
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -221,3 +221,23 @@ async def test_a_question_without_a_position_is_rejected(tmp_path, body):
         assert answer.code == ResponseCode.SYSTEM_ERROR
         table = await one.ask(broker, RequestCode.GET_ALL_TOPIC_CONFIG)
         assert "createdMs" not in loads_object(table.body)  # Apache's answer stays Apache's
+
+
+async def test_definitions_of_several_pages_are_read_with_the_modes(tmp_path, monkeypatch):
+    """The modes are on the first page, and topics and consumer groups have different last pages."""
+    monkeypatch.setattr(definitions, "PAGE_ENTRIES", 2)
+    async with name_server() as server, group(tmp_path, "a", server) as old:
+        for number in range(5):
+            await make_topic(old, f"topic-{number}")
+        await make_consumer_group(old, "billing")
+        mode = {"topic": "topic-0", "consumerGroup": "billing", "mode": "POP"}
+        broker = await old.leading()
+        code = RequestCode.SET_MESSAGE_REQUEST_MODE
+        assert (await old.ask(broker, code, {}, orjson.dumps(mode))).code == 0
+        await until(lambda: has_master(server, "broker-a"))
+        async with group(tmp_path, "b", server) as new:
+            leader = await new.leading()
+            await until(lambda: has_master(server, "broker-b"))
+            names = {f"topic-{number}" for number in range(5)}
+            assert names <= leader.state.topics.entries.keys()
+            assert leader.state.pops.modes["topic-0", "billing"] == ("POP", 0)

@@ -15,7 +15,7 @@ from raftmq.client.admin import Admin, ClusterInfo
 from raftmq.client.errors import BrokerRefused
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, is_brokers_own
-from raftmq.remoting.topic_attributes import ATTRIBUTES, MESSAGE_TYPE, NORMAL
+from raftmq.remoting.topic_attributes import ATTRIBUTES, MESSAGE_TYPE, NORMAL, is_ordered_topic
 
 from .command import Arguments, CommandError, Section, Table
 from .targets import cluster_groups, no_leader
@@ -23,7 +23,6 @@ from .targets import cluster_groups, no_leader
 READ = 4
 PERMS = (2, READ, 6)
 PERM_TEXT = {0: "-", 2: "W", 4: "R", 6: "RW"}
-FIFO = "FIFO"
 COUNTS = READ_COUNT, WRITE_COUNT = ("readQueueNums", "writeQueueNums")
 # A topic that differs in these fields is not copied.
 TOPIC_FIELDS = (*COUNTS, "order", "topicSysFlag")
@@ -203,7 +202,9 @@ def types_of(has: Has) -> str:
 
 def is_ordered(has: Has) -> bool:
     """Return whether the topic's messages are ordered by key in any broker group."""
-    return any(bean.get("order") or message_type(bean) == FIFO for bean in _present(has))
+    return any(
+        is_ordered_topic(bool(bean.get("order")), message_type(bean)) for bean in _present(has)
+    )
 
 
 def message_type(bean: Bean) -> str:

@@ -523,7 +523,7 @@ def _claim(
         any_group=header.raft_group_id is None and header.raft_role is not None,
         follows=header.raft_role != NO_LEADER,
         own_id=header.raft_own_id or 0,
-        removed=tuple((header.removed_groups or "").split(",")) if header.removed_groups else (),
+        removed=header.removed_ids,
         timeout_ms=_timeout(header.heartbeat_timeout_ms) or EXPIRY_MS,
         channel=connection,
         http_address=header.http_address,

@@ -49,7 +49,7 @@ REMOVED_MAX = 100  # ids in a registration
 NO_GROUP_ID = "none"  # raftGroupId of a replica without a known group
 NO_LEADER = "none"  # raftRole of a replica without a known leader
 _INT32 = struct.Struct(">i")
-_GROUP_ID = re.compile("[0-9a-f]{32}|" + NO_GROUP_ID)
+GROUP_ID = re.compile("[0-9a-f]{32}")
 _MESSAGE_TYPE = re.compile("[A-Z_]{1,32}")  # newer brokers may have further types
 # The version in a JSON body. A topic named "dataVersion" does not match.
 _VERSION_IN_JSON = re.compile(rb'"dataVersion":(\{[^{}]*"timestamp":\d+[^{}]*\})')
@@ -178,6 +178,10 @@ class RegisterBrokerHeader(NamedTuple):
             raise HeaderError(problem)
         return header
 
+    @property
+    def removed_ids(self) -> tuple[str, ...]:
+        return tuple(self.removed_groups.split(",")) if self.removed_groups else ()
+
     def to_ext(self) -> dict[str, str]:
         ext = write_fields(self)
         if self.delta_base is not None:
@@ -219,14 +223,15 @@ def header_problem(header: RegisterBrokerHeader) -> str:
     term, http_address = header.raft_term, header.http_address.removeprefix("https://")
     if term is not None and not 0 <= term <= TERM_MAX:
         return f"raftTerm {term} is not in 0..{TERM_MAX}"
-    if header.raft_group_id is not None and not _GROUP_ID.fullmatch(header.raft_group_id):
+    group_id = header.raft_group_id
+    if group_id not in (None, NO_GROUP_ID) and not GROUP_ID.fullmatch(group_id):
         return "raftGroupId is no id of a group"
     if not 0 <= header.broker_id <= BROKER_ID_MAX:
         return f"brokerId {header.broker_id} is not in 0..{BROKER_ID_MAX}"
     if not 0 <= (header.raft_own_id or 0) <= BROKER_ID_MAX:
         return f"raftOwnId {header.raft_own_id} is not in 0..{BROKER_ID_MAX}"
-    removed = (header.removed_groups or "").split(",") if header.removed_groups else []
-    if len(removed) > REMOVED_MAX or not all(map(_GROUP_ID.fullmatch, removed)):
+    removed = header.removed_ids
+    if len(removed) > REMOVED_MAX or not all(map(GROUP_ID.fullmatch, removed)):
         return f"removedGroups is no list of up to {REMOVED_MAX} ids of groups"
     return (
         name_problem("brokerName", header.broker_name)

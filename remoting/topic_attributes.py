@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 MESSAGE_TYPE = "message.type"
 NORMAL = "NORMAL"
+FIFO = "FIFO"
 MIXED = "MIXED"
-MESSAGE_TYPES = (NORMAL, "FIFO", "DELAY", "TRANSACTION", "PRIORITY", MIXED)
+MESSAGE_TYPES = (NORMAL, FIFO, "DELAY", "TRANSACTION", "PRIORITY", MIXED)
 UNSPECIFIED = "UNSPECIFIED"  # accepted by Apache; no message has this type
 TRAN_MSG = "TRAN_MSG"
 LATER = ("DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
@@ -102,6 +103,12 @@ def _check(name: str, sign: str, value: str, current: Mapping[str, str] | None) 
         raise AttributesRefused(f"{name}={value}: value is not in set: [{allowed}]")
 
 
+def is_ordered_topic(order: bool, message_type: str) -> bool:
+    """Return whether a topic's messages are ordered by key, so that more queues would change the
+    queue of a key. `order` is the topic's flag."""
+    return order or message_type == FIFO
+
+
 def type_of(properties: Mapping[str, str]) -> str:
     """Return the message type by its properties; by Apache's rule there is only one."""
     if properties.get(TRAN_MSG, "").lower() == "true":
@@ -109,7 +116,7 @@ def type_of(properties: Mapping[str, str]) -> str:
     if any(name in properties for name in LATER):
         return "DELAY"
     if SHARDING_KEY in properties:
-        return "FIFO"
+        return FIFO
     return "PRIORITY" if PRIORITY in properties else NORMAL
 
 

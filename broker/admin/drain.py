@@ -16,18 +16,19 @@ group, by `id` and `name`). remove is rejected before the group is empty, except
 
     {"brokerName":name,"drainingMs":since,"takesSends":bool,"isEmpty":bool,"removed":bool,
      "unconsumed":[{"topic":t,"group":g,"messages":n},…],"delayed":n,"timers":n,"latestDueMs":ms|null,
-     "transactions":n,"popped":n,"writers":n,"idempotent":n,"deadLetters":n,"remainder":sentence}
+     "transactions":n,"popped":n,"remaining":n,"writers":n,"idempotent":n,"deadLetters":n,
+     "remainder":sentence}
 
 `unconsumed` has a row per topic and consumer group, largest first, at most ROWS_MAX. A topic
-without any group has a row with an empty group. Dead letters, writers and idempotent sends end with
-the group, but do not keep it from being empty.
+without any group has a row with an empty group. `remaining` sums all rows and the counts up to it.
+Dead letters, writers and idempotent sends end with the group, but do not keep it from being empty.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -37,10 +38,11 @@ from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fast_json import dumps
 from raftmq.remoting.fields import boolean_or, text, text_or
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, is_brokers_own, name_problem
+from raftmq.remoting.registration import GROUP_ID
 from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
 
 from ..clients import ClientTable
-from ..cluster.other_groups import GROUP_ID, OtherGroups
+from ..cluster.other_groups import OtherGroups
 from ..component import Service
 from ..context import Context
 from ..errors import Refused, busy, forbidden, invalid
@@ -49,7 +51,7 @@ from ..send.service import SendPath
 from ..tables.broker_group import drain, forget_group, remove_group
 from ..tables.timer_wheel import TimerWheel
 from ..transactions.service import Halves
-from .progress import Steps, stored_ms
+from .progress import Steps, queue_ends, stored_ms
 
 CHECK_MS = 100
 COUNT_MS = 30_000  # between two counts for the metrics
@@ -79,7 +81,6 @@ class Drain:
         self._halves = halves
         self._others = others
         self._on_changed = on_changed
-        self._was_draining = False
         self._counting: asyncio.Task[None] | None = None
         self.remaining = 0  # messages at the last count of a draining leader
 
@@ -113,9 +114,7 @@ class Drain:
             self.remaining = 0
             return
         status = await self.status()
-        kinds = ("delayed", "timers", "transactions", "popped")
-        rows = sum(row["messages"] for row in status["unconsumed"])
-        self.remaining = rows + sum(status[kind] for kind in kinds)
+        self.remaining = status["remaining"]
 
     async def _stop(self) -> None:
         if self._counting is not None:
@@ -133,15 +132,15 @@ class Drain:
 
     @property
     def _rest_ms(self) -> float:
-        settled = self._draining == self._was_draining == self._sends.draining
+        settled = self._draining == self._sends.draining
         return IDLE_MS if settled and self._takes_sends != self._sends.closed else 0
 
     def check(self) -> None:
         """Put a change of the state, or the end of the grace period, into effect."""
         draining = self._draining
+        changed = draining != self._sends.draining
         self._sends.drain(draining=draining, closed=not self._takes_sends)
-        if draining != self._was_draining:
-            self._was_draining = draining
+        if changed:
             log.warning("draining=%s", draining)
             self._context.events.publish("drain", {"draining": draining})
             self._on_changed()
@@ -230,26 +229,29 @@ class Drain:
         for _, queue in list(state.pops.all_queues()):
             popped += queue.in_flight
             await steps.done()
-        transactions = self._halves.open_count
-        left = len(rows) + delayed + self._wheel.count + popped + transactions
+        waiting = {
+            "delayed": delayed,
+            "timers": self._wheel.count,
+            "transactions": self._halves.open_count,
+            "popped": popped,
+        }
+        remaining = sum(row["messages"] for row in rows) + sum(waiting.values())
         known = self._halves.book is not None and self._timers_are_read
         value: dict[str, Any] = {
             "brokerName": self._context.config.broker_name,
             "removed": state.group.removed,
             "drainingMs": state.group.draining_ms,
             "takesSends": self._takes_sends,
-            "isEmpty": self._draining and not self._takes_sends and known and not left,
+            "isEmpty": self._draining and not self._takes_sends and known and not remaining,
             "unconsumed": rows[:ROWS_MAX],
-            "delayed": delayed,
-            "timers": self._wheel.count,
+            **waiting,
+            "remaining": remaining,
             "latestDueMs": latest,
-            "transactions": transactions,
-            "popped": popped,
             "writers": len(state.writers.writers),
             "idempotent": len(state.once.sent),
             "deadLetters": dead_letters,
         }
-        return value | {"remainder": "" if value["isEmpty"] else _remainder(value)}
+        return value | {"remainder": "" if value["isEmpty"] else _remainder(value, waiting)}
 
     @property
     def _timers_are_read(self) -> bool:
@@ -307,15 +309,11 @@ class Drain:
     def _ends(self, topic: str) -> list[tuple[int, int]]:
         """Return the minimum and maximum offset of each queue."""
         config = self._state.topics.get(topic)
-        queues = self._context.store.queues
-        ends = []
-        for queue_id in range(0 if config is None else config.queue_count):
-            queue = queues.queue(topic, queue_id)
-            ends.append((0, 0) if queue is None else (queue.min_offset, queue.max_offset))
-        return ends
+        count = 0 if config is None else config.queue_count
+        return [queue_ends(self._context.store, topic, queue_id) for queue_id in range(count)]
 
 
-def _remainder(status: dict[str, Any]) -> str:
+def _remainder(status: dict[str, Any], waiting: Mapping[str, int]) -> str:
     """Return the remaining content as a sentence."""
     rows = status["unconsumed"]
     parts = [
@@ -323,8 +321,7 @@ def _remainder(status: dict[str, Any]) -> str:
     ]
     if len(rows) > len(parts):
         parts.append(f"{len(rows) - len(parts)} more topics and groups")
-    kinds = ("delayed", "timers", "transactions", "popped")
-    parts += [f"{status[kind]} {kind}" for kind in kinds if status[kind]]
+    parts += [f"{count} {kind}" for kind, count in waiting.items() if count]
     if status["takesSends"]:
         parts.append("sends of clients with an older route")
     return f"the broker group still has: {', '.join(parts) or 'content that is not counted yet'}"

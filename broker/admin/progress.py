@@ -245,12 +245,17 @@ class ProgressQueries:
         return MessageQueue(topic, self.context.config.broker_name, queue_id)
 
     def _ends(self, topic: str, queue_id: int) -> tuple[int, int]:
-        queue = self.context.store.queues.queue(topic, queue_id)
-        return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        return queue_ends(self.context.store, topic, queue_id)
 
     def _stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
         """Return the store time of the message at a queue offset, or 0."""
         return stored_ms(self.context.store, topic, queue_id, offset)
+
+
+def queue_ends(store: MessageStore, topic: str, queue_id: int) -> tuple[int, int]:
+    """Return the minimum and maximum offset of a queue, zeros without one."""
+    queue = store.queues.queue(topic, queue_id)
+    return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
 
 def stored_ms(store: MessageStore, topic: str, queue_id: int, offset: int) -> int:

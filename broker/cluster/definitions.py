@@ -23,12 +23,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import orjson
 
 from raftmq.remoting.errors import BodyError
 from raftmq.remoting.names import is_brokers_own
+from raftmq.remoting.topic_attributes import is_ordered_topic
 
 from ..errors import StateError
 from ..tables.broker_group import Versions
@@ -130,24 +132,28 @@ class Adoption:
 
     def commands(self, versions: Mapping[str, Versions], *, joins: bool) -> list[bytes]:
         """Return the commands to propose (broker.tables.state). The last records the `versions`."""
-        pieces = {
-            "topics": _pieces([(one.to_json(), ms) for one, ms in self.topics], PAGE_ENTRIES),
-            "groups": _pieces([(one.to_json(), ms) for one, ms in self.groups], PAGE_ENTRIES),
-            "deletedTopics": _pieces(list(self.deleted_topics.items()), DELETED_ENTRIES),
-            "deletedGroups": _pieces(list(self.deleted_groups.items()), DELETED_ENTRIES),
-        }
-        count = max(map(len, pieces.values()))
-        commands = []
-        for number in range(count):
-            last = number == count - 1
-            command: dict[str, Any] = {
-                key: parts[number] if number < len(parts) else [] for key, parts in pieces.items()
+        columns: Iterable[Sequence[Any]] = zip_longest(
+            _pieces([(one.to_json(), ms) for one, ms in self.topics], PAGE_ENTRIES),
+            _pieces([(one.to_json(), ms) for one, ms in self.groups], PAGE_ENTRIES),
+            _pieces(list(self.deleted_topics.items()), DELETED_ENTRIES),
+            _pieces(list(self.deleted_groups.items()), DELETED_ENTRIES),
+            fillvalue=[],
+        )
+        commands: list[dict[str, Any]] = [
+            {
+                "op": "adopt",
+                "topics": topics,
+                "groups": groups,
+                "deletedTopics": dict(deleted_topics),
+                "deletedGroups": dict(deleted_groups),
+                "versions": {},
+                "more": joins,
             }
-            for key in ("deletedTopics", "deletedGroups"):
-                command[key] = dict(command[key])
-            command |= {"versions": versions if last else {}, "more": joins and not last}
-            commands.append(orjson.dumps({"op": "adopt", **command}))
-        return commands
+            for topics, groups, deleted_topics, deleted_groups in columns
+        ]
+        if commands:
+            commands[-1] |= {"versions": versions, "more": False}
+        return [orjson.dumps(command) for command in commands]
 
 
 def _pieces(entries: list[Any], size: int) -> list[list[Any]]:
@@ -175,6 +181,17 @@ def adoption(
             for name, at_ms in entries.deleted.items():
                 if name not in table.entries and table.deleted.get(name, -1) < at_ms:
                     deleted[name] = max(at_ms, deleted.get(name, 0))
+    _choose_topics(read, topics, own_names, result)
+    _choose_groups(read, groups, result)
+    return result
+
+
+def _choose_topics(
+    read: Sequence[Definitions],
+    topics: VersionedTable[TopicConfig],
+    own_names: frozenset[str],
+    result: Adoption,
+) -> None:
     chosen: dict[str, tuple[TopicConfig, int]] = {}
     for one in read:
         for name, (bean, created_ms) in one.topics.beans.items():
@@ -193,7 +210,7 @@ def adoption(
                     result.refused[name] = _types(one.source, topic, known)
             elif created_ms <= deleted_ms:
                 continue  # deleted since
-            elif topic.order or topic.message_type == "FIFO":
+            elif is_ordered_topic(topic.order, topic.message_type):
                 result.refused[name] = f"{one.source}: the topic is ordered"
             elif before is None:
                 chosen[name] = topic, created_ms
@@ -204,8 +221,6 @@ def adoption(
                 larger = max(before[0], topic, key=lambda t: (t.write_queue_count, t.queue_count))
                 chosen[name] = larger, max(before[1], created_ms)
     result.topics = [chosen[name] for name in sorted(chosen)]
-    _choose_groups(read, groups, result)
-    return result
 
 
 def _choose_groups(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import BodyError, RemotingError
 from raftmq.remoting.fast_json import loads_object
+from raftmq.remoting.registration import GROUP_ID
 
 from ..config import BrokerConfig
 from ..tables.broker_group import Versions
@@ -23,7 +23,6 @@ from .definitions import Definitions, Entries, Mode, read_page
 TIMEOUT_MS = 3_000
 PAGES_MAX = 1_000  # a million topics or consumer groups
 LEADER_ID = "0"
-GROUP_ID = re.compile("[0-9a-f]{32}")
 log = logging.getLogger("raftmq.broker.cluster")
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from raftmq.web.operation import Call, Operation, Reply, Role
-from raftmq.web.resources.node import DrainView, RemoveBody, Unconsumed
+from raftmq.web.resources.node import DrainView, RemoveBody
 
 from ..admin.drain import Drain
 
@@ -46,22 +48,4 @@ class DrainOperations:
 
 
 def _shown(status: dict[str, Any]) -> Reply:
-    rows = [Unconsumed(**row) for row in status["unconsumed"]]
-    return Reply(
-        DrainView(
-            broker_name=status["brokerName"],
-            draining_ms=status["drainingMs"],
-            removed=status["removed"],
-            takes_sends=status["takesSends"],
-            is_empty=status["isEmpty"],
-            unconsumed=rows,
-            delayed=status["delayed"],
-            timers=status["timers"],
-            latest_due_ms=status["latestDueMs"],
-            transactions=status["transactions"],
-            popped=status["popped"],
-            writers=status["writers"],
-            idempotent=status["idempotent"],
-            dead_letters=status["deadLetters"],
-        )
-    )
+    return Reply(msgspec.convert(status, DrainView))

@@ -186,7 +186,7 @@ def test_the_headers() -> None:
     for wrong in ("x", "0A" * 16, "0a" * 15, "0a" * 17):
         with pytest.raises(HeaderError):
             RegisterBrokerHeader.parse(header._replace(raft_group_id=wrong).to_ext())
-    for wrong in ("x", ",", ",".join(["0b" * 16] * 101)):
+    for wrong in ("x", ",", "none", ",".join(["0b" * 16] * 101)):
         with pytest.raises(HeaderError, match="removedGroups"):
             RegisterBrokerHeader.parse(header._replace(removed_groups=wrong).to_ext())
     unknown = header._replace(raft_group_id="none")

@@ -152,6 +152,7 @@ class DrainView(View, frozen=True, kw_only=True):
     latest_due_ms: int | None
     transactions: int
     popped: int
+    remaining: int
     writers: int
     idempotent: int
     dead_letters: int

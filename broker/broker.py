@@ -200,10 +200,6 @@ class Broker:
         self.replies = ReplyService(context, self.clients, self.sends, replies)
         self.delays = DelayService(context, self.sends)
         self.timers = TimerService(context, self.sends, wheel)
-        keys = KeyQueries(store.derived, self.log.frame_is_damaged)
-        self.transactions = Transactions(
-            context, self.halves, self.sends, self.clients, self.access, keys.newest
-        )
 
         # Consuming.
         self.commits = CommitService(
@@ -274,6 +270,10 @@ class Broker:
         self.log.attach(self.engine)
         if not config.is_classic:
             self.log.raft.identity.subscribe(self.registrar.trigger)
+        keys = KeyQueries(store.derived, None if config.is_classic else self.log.raft.log)
+        self.transactions = Transactions(
+            context, self.halves, self.sends, self.clients, self.access, keys.newest
+        )
         self.backups = Backups(context)
         self.retention = Retention(store, config, wall_ms, clock_ms)
         self.unexpired = Unexpired(store.queues, state.offsets, self.events)

@@ -104,10 +104,10 @@ class RaftKeeper:
 
     async def repair_queues(self) -> None:
         """Repair a part of the known errors in ConsumeQueues. Raises OSError."""
-        store, repairs, engine = self._store, self._store.repairs, self._context.log.raft
+        store, repairs, raft_log = self._store, self._store.repairs, self._context.log.raft.log
         if self._queues_lag:
             store.derived.correct_min_offset()
-        step = repairs.next_step(store.derived.dispatched_offset, engine.frame_is_damaged)
+        step = repairs.next_step(store.derived.dispatched_offset, raft_log.frame_is_damaged)
         if step is None:
             return
         try:
@@ -115,7 +115,7 @@ class RaftKeeper:
         finally:
             bad_position = repairs.finish(step)
             if bad_position is not None:
-                engine.frame_is_damaged(bad_position)  # if it is, this begins its repair
+                raft_log.frame_is_damaged(bad_position)  # if it is, this begins its repair
 
     async def write_snapshot(self) -> None:
         """Write a snapshot of the tables, in the order given in broker.scheduler. Write it twice
@@ -124,9 +124,9 @@ class RaftKeeper:
         index = copies.applied_index
         if index < self.covered_index or index == self.covered_index == self.fallback_index:
             return
-        engine = self._context.log.raft
+        raft_log = self._context.log.raft.log
         waited_ms = 0
-        while engine.durable_index < copies.applied_index:
+        while raft_log.durable_index < copies.applied_index:
             if waited_ms >= DURABLE_WAIT_MS:
                 if not self._skipped:
                     log.warning("snapshot_skipped index=%d: log not durable", copies.applied_index)
@@ -164,7 +164,7 @@ class RaftKeeper:
             limit.lower(max(agreed, before), FOR_OTHERS)
         if limit.position > before:
             limit.lower(self._spare(limit.position), FOR_DELIVERY)
-            index = engine.log_index
+            index = engine.log.index
             covered = min(self.fallback_index, index.last_index)
             end = index.end_of(covered) if covered >= index.first_index else before
             limit.lower(end, FOR_SNAPSHOTS)

@@ -160,7 +160,7 @@ def _raft(
         context.state,
         sends,
         store.derived,
-        log_index=lambda: log.raft.log_index,
+        log_index=lambda: log.raft.log.index,
         on_units=callbacks.arrived,
         on_topics=callbacks.topics_changed,
         on_role=callbacks.role_changed,

@@ -26,6 +26,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from raftmq.dledger.storage.log_storage import RaftLog
 from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -78,11 +79,12 @@ class KeyQueries:
     def __init__(
         self,
         store: DerivedFiles,
-        frame_is_damaged: Callable[[int], bool],
+        raft_log: RaftLog | None,
         clock_ns: Callable[[], int] = lambda: time.monotonic_ns(),
     ) -> None:
+        """`raft_log` None: nothing repairs frames."""
         self._store = store
-        self._frame_is_damaged = frame_is_damaged
+        self._raft_log = raft_log
         self._clock_ns = clock_ns
         self._turns = StepTurns()
         self._seen_offset = -1
@@ -150,10 +152,11 @@ class KeyQueries:
         except StoreDamaged as damage:
             if damage.position != self._damage_at:
                 self._damage_at, self._give_up_ns = damage.position, now_ns + REPAIR_NS_MAX
-            positions = (store.indexed_offset, damage.position)
-            if now_ns < self._give_up_ns and any(map(self._frame_is_damaged, positions)):
-                self._resume_ns = now_ns + REPAIR_POLL_NS
-                return 0
+            positions, raft_log = (store.indexed_offset, damage.position), self._raft_log
+            if raft_log is not None and now_ns < self._give_up_ns:
+                if any(map(raft_log.frame_is_damaged, positions)):
+                    self._resume_ns = now_ns + REPAIR_POLL_NS
+                    return 0
             log.error("index_gap at=%d reason=%s", damage.position, damage.reason)
             store.pass_damage(damage.position)
             return self._behind_bytes

@@ -125,7 +125,7 @@ class Backups:
         finally:
             self._beginning -= 1
         # Without an await since the copy, so the log still has the tables' frame.
-        index, settled = engine.log_index, engine.core.membership.configurations.settled
+        index, settled = engine.log.index, engine.core.membership.configurations.settled
         facts = self._facts(engine, captured.applied_index)
         end = index.end_of(facts.index)
         name = secrets.token_hex(8)
@@ -204,7 +204,7 @@ class Backups:
     async def _damaged(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
         self._session(ext)
         position = _number(ext, "position")
-        damaged = self._engine().frame_is_damaged(position)
+        damaged = self._engine().log.frame_is_damaged(position)
         log.warning("backup_met_damage position=%d confirmed=%s", position, damaged)
         return RemotingCommand.response_to(request, body=dumps({"damaged": damaged}))
 
@@ -221,7 +221,7 @@ class Backups:
         while True:
             applied = context.state.applied_index
             # Installed tables may be ahead of the log for a while.
-            if at_least <= applied <= engine.log_index.last_index:
+            if at_least <= applied <= engine.log.index.last_index:
                 captured = capture(context.state, context.store)
                 if captured is not None:
                     return captured
@@ -246,7 +246,7 @@ class Backups:
                 f"{m.node_id}-{m.address}" for m in core.membership.configurations.current.members
             ),
             index=index,
-            term=engine.log_index.term_at(index),
+            term=engine.log.index.term_at(index),
             current_term=core.term,
             start=self._context.store.commitlog.min_offset,
             settings=settings_of(config),

@@ -439,7 +439,7 @@ def lock_service(context: Context, clients: ClientTable) -> LockService:
     offsets.locks.use_clock(context.clock_ms)
 
     def terms() -> tuple[int, int | None]:
-        index = None if config.is_classic else log_of.raft.log_index
+        index = None if config.is_classic else log_of.raft.log.index
         first = None if index is None else index.first_index_of_term(context.roles.term)
         before = None if index is None or first is None else index.term_at(first - 1)
         return context.roles.term, before

@@ -19,11 +19,11 @@ from raftmq.dledger.raft.config import CoreConfig
 from raftmq.dledger.raft.configuration import Change
 from raftmq.dledger.raft.core import RaftCore
 from raftmq.dledger.raft.leader_placement import PreferenceLimits
-from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.dledger.raft.messages import NodeId
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.snapshot.transfer import SnapshotSource
 from raftmq.dledger.storage.log_flusher import FlushMode
+from raftmq.dledger.storage.log_storage import RaftLog
 from raftmq.dledger.transport.network import Network
 from raftmq.dledger.transport.peer_auth import Gate, GuardedNetwork
 from raftmq.dledger.transport.transport import LinkConfig, PeerAddress, PeerLinks
@@ -97,10 +97,9 @@ class RaftEngine(Engine, Protocol):
     def core(self) -> RaftCore: ...
 
     @property
-    def log_index(self) -> LogIndex: ...
-
-    @property
-    def durable_index(self) -> int: ...
+    def log(self) -> RaftLog:
+        """The log, of which brokers only read; its index is complete once it is recovered."""
+        ...
 
     @property
     def recovering(self) -> str | None: ...
@@ -141,8 +140,6 @@ class RaftEngine(Engine, Protocol):
     def change_members(self, change: Change) -> asyncio.Future[int]: ...
 
     def agree_expired(self, position: int) -> int: ...
-
-    def frame_is_damaged(self, position: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,10 +51,6 @@ class ReplicatedLog:
         assert not self._config.is_classic
         return cast(RaftEngine, self._engine)
 
-    def frame_is_damaged(self, position: int) -> bool:
-        """Return whether the frame at this offset is damaged and requested. Raises OSError."""
-        return not self._config.is_classic and self.raft.frame_is_damaged(position)
-
     @property
     def classic(self) -> ClassicEngine:
         assert self._config.is_classic

@@ -43,7 +43,6 @@ from raftmq.dledger.node.reads import Reads
 from raftmq.dledger.raft.config import Random
 from raftmq.dledger.raft.configuration import Change
 from raftmq.dledger.raft.errors import Busy, NotLeader, RaftError, UnknownTarget
-from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.dledger.raft.messages import NodeId, Role, RoleEvent
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.storage.log_reads import FrameReads
@@ -257,10 +256,6 @@ class PySyncMember:
     def refilled(self) -> list[NodeId]:
         return []
 
-    def frame_is_damaged(self, position: int) -> bool:
-        """Return False, because this engine does not repair frames."""
-        return False
-
     # -- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -385,15 +380,6 @@ class PySyncMember:
     @property
     def applied_index(self) -> int:
         return self._applier.applied_index
-
-    @property
-    def log_index(self) -> LogIndex:
-        return self.log.index
-
-    @property
-    def durable_index(self) -> int:
-        """The last frame in the log when it was opened; nothing is flushed after that."""
-        return self.log.durable_index
 
     def status(self) -> dict[str, object]:
         """Return this node's view, with RaftMember's keys."""

@@ -33,7 +33,6 @@ from ..raft.configuration import Change, Configurations
 from ..raft.core import RaftCore
 from ..raft.errors import NotLeader, StateTooOld
 from ..raft.leader_placement import PreferredLeader
-from ..raft.log_index import LogIndex
 from ..raft.messages import TERM_MAX, HardState, NodeId, Role
 from ..raft.pace import Pace, Paces
 from ..raft.repair import RepairRequest, RepairResponse
@@ -395,16 +394,6 @@ class RaftMember:
     # -- for the broker -----------------------------------------------------------------------
 
     @property
-    def log_index(self) -> LogIndex:
-        """The index of the recovered log."""
-        return self.log.index
-
-    @property
-    def durable_index(self) -> int:
-        """The last frame proven durable by fdatasync, also in ASYNC_FLUSH."""
-        return self.log.durable_index
-
-    @property
     def parts(self) -> Parts:
         """The parts that need the core. Only after the log is recovered."""
         assert self._parts is not None, "the log is not recovered yet"
@@ -564,11 +553,6 @@ class RaftMember:
     def refilled(self) -> list[NodeId]:
         """Followers with a snapshot install from this log; retention should delete nothing."""
         return self.parts.installer.refilled() if self.life.running else []
-
-    def frame_is_damaged(self, position: int) -> bool:
-        """Return whether the frame at this CommitLog offset is damaged; if so, start its repair."""
-        index = self.log.index.last_ending_by(position) + 1
-        return self.life.running and self.log.check(index) is not None
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
         """Report a failed read for a consumer; `again` repeats the read (disk_health.py)."""

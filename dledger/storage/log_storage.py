@@ -315,6 +315,13 @@ class RaftLog:
         frame, reason = self._parse(index, data, 0)
         return self.damaged(index, reason) if frame is None else None
 
+    def frame_is_damaged(self, position: int) -> bool:
+        """Return whether the frame at this CommitLog offset is damaged, which starts its repair.
+        False where nothing repairs frames, and before the log is open. Raises OSError."""
+        if self._on_damage is None:
+            return False
+        return self.check(self.index.last_ending_by(position) + 1) is not None
+
     def checked(self, first: int, frames: Sequence[tuple[int, int, int]]) -> bytes:
         """Return the file's bytes of frames first.. of a segment. `frames` has the term, position
         and size of each (`LogIndex.spans`). Raises FrameDamaged if a checksum does not match,

@@ -7,7 +7,6 @@ import pytest
 
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables.snapshot import FILES, _checksum
-from raftmq.dledger.node.node import RaftMember
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -314,7 +313,7 @@ async def test_a_snapshot_that_cannot_be_written_is_told_once(tmp_path, monkeypa
         await until(lambda: broker.state.group.value)  # nothing more is applied by itself
         for reported in (1, 2):
             with monkeypatch.context() as patch:
-                patch.setattr(RaftMember, "durable_index", 0)
+                patch.setattr(broker.engine.log, "durable_index", 0)
                 for _ in range(3):
                     await broker.keeper.write_snapshot()
             assert caplog.text.count("snapshot_skipped") == reported

@@ -145,7 +145,7 @@ async def test_a_replica_that_begins_from_a_snapshot_asks_where_its_leader_is(tm
             name = next(name for name in group.names if group.brokers[name] is not leader)
             await until(lambda: group.brokers[name].roles.leader_address == leader.address)
             await group.create_topic(leader, "T")
-            last = leader.engine.log_index.last_index
+            last = leader.engine.log.index.last_index
             await until(lambda: group.brokers[name].state.applied_index >= last)
             await group.stop(name)
             again = await group.start(name)

@@ -213,7 +213,7 @@ class Engine:
         self.refilled = refilled
         self.agreed = agreed
         self.told = []
-        self.log_index = self
+        self.log = self.index = self
 
     first_index = last_index = 1
 

@@ -42,6 +42,9 @@ class Store:
         self.indexed_offset = min(self.indexed_offset + message_query.MIB, self.dispatched_offset)
         return self.dispatched_offset - self.indexed_offset
 
+    def frame_is_damaged(self, position):
+        return position in self.damaged
+
     def pass_damage(self, position):
         assert position == self.error.position
         self.error = None
@@ -53,7 +56,7 @@ class Store:
 
 
 def queries(store):
-    return KeyQueries(store, store.damaged.__contains__, lambda: store.now_ns)
+    return KeyQueries(store, store, lambda: store.now_ns)  # it is its own damaged log
 
 
 async def steps_of_a_tick(store, keeper):

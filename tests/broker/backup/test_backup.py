@@ -188,9 +188,9 @@ async def test_a_group_comes_back_as_another_group(tmp_path):
             await until(lambda b=broker: b.state.group.value == made.group_id)
             assert broker.engine.identity.group_id == made.group_id
         assert leader.engine.core.membership.configurations.index == made.configuration_index
-        last = leader.engine.log_index.last_index
+        last = leader.engine.log.index.last_index
         await until(lambda: all(b.state.applied_index >= last for b in group.brokers.values()))
-    replicas = logs(other, leader.engine.log_index.end_of(last))
+    replicas = logs(other, leader.engine.log.index.end_of(last))
     assert replicas[0] == replicas[1] == replicas[2] and replicas[0].startswith(first)
 
 
@@ -270,7 +270,7 @@ async def test_members_of_the_old_group_do_not_come_along(tmp_path):
         new = await group.join("rn2")
         await group.change("add-learner", "rn2", f"127.0.0.1:{group.ports['rn2']}")
         await group.change("promote", "rn2")
-        last = leader.engine.log_index.last_index
+        last = leader.engine.log.index.last_index
         await until(lambda: new.state.applied_index >= last)
         for broker in group.brokers.values():
             assert broker.engine.identity.group_id == broker.state.group.value == made.group_id
@@ -408,10 +408,10 @@ async def test_what_is_damaged_on_the_replica_is_mended_there_first(tmp_path):
         leader = await group.leading()
         name = next(name for name in group.names if group.brokers[name] is not leader)
         follower = group.brokers[name]
-        last = leader.engine.log_index.last_index
+        last = leader.engine.log.index.last_index
         await until(lambda: follower.state.applied_index >= last)
         path = tmp_path / "old" / name / "commitlog" / f"{0:020d}"
-        index = follower.engine.log_index
+        index = follower.engine.log.index
         at = index.position_of(9) + 1000  # in that frame, or behind it if few sends share one
         frame = next(each for each in range(9, last) if index.position_of(each + 1) > at)
         said = []

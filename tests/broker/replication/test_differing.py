@@ -40,7 +40,7 @@ async def test_one_with_a_shorter_time_deletes_nothing_that_the_others_keep(tmp_
             assert answer.code == ResponseCode.SUCCESS
         other = group.brokers[OTHER]
         second = other.store.commitlog.segments()[1].start
-        index, keeper = other.engine.log_index, other.keeper
+        index, keeper = other.engine.log.index, other.keeper
         await until(lambda: index.end_of(min(keeper.fallback_index, index.last_index)) > second)
         # By its own time it would, and it says so to the others.
         await until(
@@ -105,7 +105,7 @@ async def test_an_empty_one_with_other_segments_is_not_ready_and_takes_nothing(t
             assert ready.json["detail"].startswith(
                 "takes no frames of its leader; its founders differ; mappedFileSizeCommitLog is"
             )
-        assert other.engine.log_index.last_index == 0
+        assert other.engine.log.index.last_index == 0
         await group.stop(OTHER)
         group.wrong = False
         other = await group.start(OTHER)

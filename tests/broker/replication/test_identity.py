@@ -149,7 +149,7 @@ async def test_two_groups_of_one_name_and_the_same_ids_never_mix(tmp_path, caplo
         await two.start("n2")
         for group in (one, two):
             leader = await group.leading()
-            last = leader.engine.log_index.last_index
+            last = leader.engine.log.index.last_index
             await until(
                 lambda group=group, last=last: all(
                     b.engine.applied_index >= last for b in group.brokers.values()

@@ -34,7 +34,7 @@ async def filled(group, count=60):
     for n in range(count):
         broker = await stored(group, b"%03d" % n + bytes(9_000))
     await group.commit(broker, "T", 0, 7)
-    last = broker.engine.log_index.last_index
+    last = broker.engine.log.index.last_index
     await until(lambda: all(b.state.applied_index >= last for b in group.brokers.values()))
     return broker
 

@@ -31,7 +31,7 @@ async def filled(group):
         assert (await group.send(leader, "T", bytes(50_000))).code == 0
     for broker in group.brokers.values():
         await until(lambda b=broker: b.store.queues.end_of("T", 0) == COUNT)
-        await until(lambda b=broker: b.keeper.fallback_index >= b.engine.log_index.last_index - 2)
+        await until(lambda b=broker: b.keeper.fallback_index >= b.engine.log.index.last_index - 2)
 
 
 async def retained(group):
@@ -145,7 +145,7 @@ async def test_an_operator_says_that_the_clock_is_right(tmp_path):
         code = RequestCode.DELETE_EXPIRED_COMMITLOG
         answer = await group.ask(broker, code)
         assert (answer.code, answer.ext["deletedBytes"]) == (0, "0")
-        await until(lambda: broker.keeper.fallback_index >= broker.engine.log_index.last_index - 2)
+        await until(lambda: broker.keeper.fallback_index >= broker.engine.log.index.last_index - 2)
         answer = await group.ask(broker, code, {"trustClock": "true"})
         assert int(answer.ext["deletedBytes"]) > 0
         assert broker.retention.contradiction == ""

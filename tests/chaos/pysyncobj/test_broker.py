@@ -82,7 +82,7 @@ async def leader_with_topic(group: Any) -> tuple[str, Broker]:
 
 async def all_applied(group: Any) -> None:
     def same() -> bool:
-        ends = {(b.engine.applied_index, b.engine.log_index.last_index) for b in brokers}
+        ends = {(b.engine.applied_index, b.engine.log.index.last_index) for b in brokers}
         return len(ends) == 1 and len(set(*ends)) == 1
 
     brokers = list(group.brokers.values())
@@ -137,7 +137,7 @@ async def test_runtime_info_and_status_say_who_leads(group):
         response = await group.ask(requested, RequestCode.GET_BROKER_RUNTIME_INFO)
         tables.append(orjson.loads(response.body)["table"])
     leads, follows = tables
-    last = str(broker.engine.log_index.last_index)
+    last = str(broker.engine.log.index.last_index)
     assert (leads["raftRole"], follows["raftRole"]) == ("leader", "follower")
     assert (leads["raftLeaderReady"], follows["raftLeaderReady"]) == ("true", "false")
     for table in tables:
@@ -233,7 +233,7 @@ def engine_of(broker: Broker) -> PySyncMember | RaftMember:
 
 def old_heartbeat(leader: Broker, prev_index: int) -> list[tuple[str, dict[str, Any]]]:
     """Return the heartbeat that the leader sent when its log ended at `prev_index`."""
-    log = engine_of(leader).log_index
+    log = engine_of(leader).log.index
     message = {
         "type": "append_entries",
         "term": leader.engine.status()["term"],
@@ -258,19 +258,19 @@ async def test_cut_off_frames_are_taken_back_and_come_again(group, caplog):
     name, broker = await leader_with_topic(group)
     await group.send(broker, TOPIC, b"kept")
     await all_applied(group)
-    end = broker.engine.log_index.last_index
+    end = broker.engine.log.index.last_index
     for n in range(20):
         await group.send(broker, TOPIC, b"m%d" % n)
     await all_applied(group)
     follower = next(b for n, b in group.brokers.items() if n != name)
     engine = follower.engine
     before = engine.frames_taken_back  # under load SyncObj does it by itself
-    behind = engine.log_index.last_index - end
+    behind = engine.log.index.last_index - end
     assert behind >= 20
     engine._transport.on_messages(old_heartbeat(broker, end))
-    assert engine.log_index.last_index == end
+    assert engine.log.index.last_index == end
     assert follower.store.queues.queue(TOPIC, 0).max_offset == 1
-    assert follower.store.derived.dispatched_offset == engine.log_index.end_position
+    assert follower.store.derived.dispatched_offset == engine.log.index.end_position
     assert engine.frames_taken_back == before + behind
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.CRITICAL]
     assert any(
@@ -287,7 +287,7 @@ async def test_what_was_cut_off_both_followers_is_lost_with_the_leader(group):
     name, broker = await leader_with_topic(group)
     await group.send(broker, TOPIC, b"kept")
     await all_applied(group)
-    end = broker.engine.log_index.last_index
+    end = broker.engine.log.index.last_index
     for n in range(20):
         assert (await group.send(broker, TOPIC, b"acknowledged%d" % n)).code == 0
     await all_applied(group)
@@ -306,7 +306,7 @@ async def test_tables_take_what_comes_in_the_place_of_what_was_cut_off(group):
     """The commands of the lost frames stay in the tables, the commands at their indexes are applied
     normally, and a clean stop leaves snapshots that fit the log."""
     name, broker = await leader_with_topic(group)
-    end = broker.engine.log_index.last_index
+    end = broker.engine.log.index.last_index
     assert (await group.create_topic(broker, "LOST", QUEUES)).code == 0
     for n in range(20):
         assert (await group.send(broker, TOPIC, b"acknowledged%d" % n)).code == 0
@@ -337,7 +337,7 @@ async def test_a_start_believes_the_log_and_no_snapshot_from_before_a_cut(group,
     """The snapshots of a clean stop reflect frames that the log loses after it. After a kill the
     log is shorter than the snapshots, or longer with different frames."""
     name, broker = await leader_with_topic(group)
-    end = broker.engine.log_index.last_index
+    end = broker.engine.log.index.last_index
     for n in range(20):
         assert (await group.send(broker, TOPIC, b"lost%d" % n)).code == 0
     for other in group.names:
@@ -354,7 +354,7 @@ async def test_a_start_believes_the_log_and_no_snapshot_from_before_a_cut(group,
     for n in range(more):
         assert (await group.send(broker, TOPIC, b"more%d" % n)).code == 0
     await all_applied(group)
-    assert (broker.engine.log_index.last_index > ahead) is bool(more)
+    assert (broker.engine.log.index.last_index > ahead) is bool(more)
     names = list(group.brokers)
     for other in names:
         await group.kill(other)
@@ -368,7 +368,7 @@ async def test_a_start_believes_the_log_and_no_snapshot_from_before_a_cut(group,
 
 async def test_a_cut_waits_for_a_flush_under_way(group):
     name, broker = await leader_with_topic(group)
-    end = broker.engine.log_index.last_index
+    end = broker.engine.log.index.last_index
     for n in range(5):
         await group.send(broker, TOPIC, b"m%d" % n)
     await all_applied(group)
@@ -389,7 +389,7 @@ async def test_a_cut_waits_for_a_flush_under_way(group):
 async def test_frames_cut_off_between_two_batches_are_not_applied(group):
     """The cut is right behind the last applied frame, and the next batch was due."""
     name, broker = await leader_with_topic(group)
-    end = broker.engine.log_index.last_index
+    end = broker.engine.log.index.last_index
     for n in range(5):
         assert (await group.send(broker, TOPIC, b"m%d" % n)).code == 0
     await all_applied(group)
@@ -397,12 +397,12 @@ async def test_frames_cut_off_between_two_batches_are_not_applied(group):
     engine._applier._batch_bytes_max = 1  # a frame per turn of the loop
     engine._transport.on_messages(old_heartbeat(broker, end))
     again = old_heartbeat(broker, end)
-    last = broker.engine.log_index.last_index
+    last = broker.engine.log.index.last_index
     again[0][1].update(commit_index=last, entries=list(broker.engine.sync.journal[end:last]))
     engine._transport.on_messages(again)
-    assert engine.applied_index < engine.log_index.last_index == last
+    assert engine.applied_index < engine.log.index.last_index == last
     engine._transport.on_messages(old_heartbeat(broker, engine.applied_index))
-    assert engine.applied_index == engine.log_index.last_index == end + 1
+    assert engine.applied_index == engine.log.index.last_index == end + 1
     await until(lambda: engine.failure is not None or engine.applied_index >= last)
     assert engine.failure is None
 
@@ -451,7 +451,7 @@ async def test_an_entry_that_does_not_fit_ends_the_node(group):
     name, broker = await leader_with_topic(group)
     follower = next(b for n, b in group.brokers.items() if n != name)
     await all_applied(group)
-    index = broker.engine.log_index
+    index = broker.engine.log.index
     last = broker.engine.sync.journal[index.last_index - 1]
     message = old_heartbeat(broker, index.last_index)[0][1]
     message["entries"] = [(last[0], index.last_index + 1, last[2])]
@@ -495,7 +495,7 @@ async def test_reads_wait_for_no_frames_that_a_power_cut_took(tmp_path):
         meta.save(replace(meta.load(), commit_index=1_000))
         broker = await one.start("n0")
         await agreed_leader(one)
-        assert broker.engine.log_index.last_index < 1_000
+        assert broker.engine.log.index.last_index < 1_000
         at = await asyncio.wait_for(broker.engine.read_barrier(), 60)
         assert at <= broker.engine.applied_index
 
@@ -607,7 +607,7 @@ async def has_less_than_was_acknowledged(
         end_s = loop.time() + FLAP_S
         while loop.time() < end_s:
             applied = engine_of(broker).applied_index  # its applied messages are answered
-            if engine_of(follower).log_index.last_index < applied:
+            if engine_of(follower).log.index.last_index < applied:
                 return True
             await asyncio.sleep(0)
             await asyncio.sleep(0.001)

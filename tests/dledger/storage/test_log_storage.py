@@ -247,6 +247,22 @@ def test_rot_found_while_reading_is_an_error_not_a_frame(tmp_path: Path) -> None
     life.close()
 
 
+def test_a_frame_is_reported_as_damaged_only_where_something_repairs_it(tmp_path: Path) -> None:
+    life = Opened(tmp_path)
+    log = life.open()
+    frames = append(log, 4)
+    flip(tmp_path, frames[2].position + 80)
+    inside = frames[2].position + 90
+    assert not log.frame_is_damaged(inside)
+    requested: list[FrameDamaged] = []
+    log.tell_damage(requested.append)
+    assert log.frame_is_damaged(inside), "although the cache still has it"
+    assert [damage.index for damage in requested] == [3]
+    assert not log.frame_is_damaged(frames[3].position)
+    assert not log.frame_is_damaged(log.index.end_position)
+    life.close()
+
+
 def test_a_mended_log_is_as_it_was(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     frames = append(life.open(), 100) + append(life.log, 100, term=2)

@@ -48,6 +48,7 @@ def _shown(status: dict[str, Any]) -> dict[str, Any]:
         "empty": status["isEmpty"],
         **{kind: status[kind] for kind in COUNTS},
         "latest due": show_time(latest_ms) if latest_ms else "",
+        "empty at about": show_time(status["emptyAtMs"] or 0),
     }
 
 

@@ -17,17 +17,20 @@ group, by `id` and `name`). remove is rejected before the group is empty, except
     {"brokerName":name,"drainingMs":since,"takesSends":bool,"isEmpty":bool,"removed":bool,
      "unconsumed":[{"topic":t,"group":g,"messages":n},…],"delayed":n,"timers":n,"latestDueMs":ms|null,
      "transactions":n,"popped":n,"remaining":n,"writers":n,"idempotent":n,"deadLetters":n,
-     "remainder":sentence}
+     "emptyAtMs":ms|null,"remainder":sentence}
 
 `unconsumed` has a row per topic and consumer group, largest first, at most ROWS_MAX. A topic
 without any group has a row with an empty group. `remaining` sums all rows and the counts up to it.
-Dead letters, writers and idempotent sends end with the group, but do not keep it from being empty.
+`emptyAtMs` is an estimate by the rate of consumption in the last RATE_S, the latest due time and
+the grace period; null without a rate. Dead letters, writers and idempotent sends end with the
+group, but do not keep it from being empty.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,7 +59,31 @@ from .progress import Steps, queue_ends, stored_ms
 CHECK_MS = 100
 COUNT_MS = 30_000  # between two counts for the metrics
 ROWS_MAX = 1_000
+RATE_S = 300.0  # a pause of consumers of a few minutes is not the end of the estimate
+RATE_STEP_S = 5.0  # between two counts that are kept
 log = logging.getLogger("raftmq.broker.cluster")
+
+
+class ConsumptionRate:
+    """The decrease of the unconsumed messages in the last RATE_S, from counts."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, int]] = deque()  # time in s, messages
+
+    def left_s(self, now_s: float, messages: int) -> float | None:
+        """Take a count. Return the time until no message is left, None if there is no decrease."""
+        counts = self._counts
+        while counts and counts[0][0] < now_s - RATE_S:
+            counts.popleft()
+        if not counts or counts[-1][0] <= now_s - RATE_STEP_S:
+            counts.append((now_s, messages))
+        then_s, before = counts[0]
+        if not messages:
+            return 0.0
+        return messages * (now_s - then_s) / (before - messages) if before > messages else None
+
+    def clear(self) -> None:
+        self._counts.clear()
 
 
 class Drain:
@@ -82,6 +109,7 @@ class Drain:
         self._others = others
         self._on_changed = on_changed
         self._counting: asyncio.Task[None] | None = None
+        self._rate = ConsumptionRate()
         self.remaining = 0  # messages at the last count of a draining leader
 
     def service(self) -> Service:
@@ -141,6 +169,7 @@ class Drain:
         changed = draining != self._sends.draining
         self._sends.drain(draining=draining, closed=not self._takes_sends)
         if changed:
+            self._rate.clear()
             log.warning("draining=%s", draining)
             self._context.events.publish("drain", {"draining": draining})
             self._on_changed()
@@ -250,8 +279,19 @@ class Drain:
             "writers": len(state.writers.writers),
             "idempotent": len(state.once.sent),
             "deadLetters": dead_letters,
+            "emptyAtMs": self._empty_at_ms(sum(row["messages"] for row in rows), latest),
         }
         return value | {"remainder": "" if value["isEmpty"] else _remainder(value, waiting)}
+
+    def _empty_at_ms(self, unconsumed: int, latest_due_ms: int | None) -> int | None:
+        if not self._draining:
+            return None
+        left_s = self._rate.left_s(asyncio.get_running_loop().time(), unconsumed)
+        if left_s is None:
+            return None
+        grace_end_ms = self._state.group.draining_ms + self._context.config.drain_grace_ms
+        consumed_ms = self._context.wall_ms() + round(left_s * 1000)
+        return max(consumed_ms, grace_end_ms, latest_due_ms or 0)
 
     @property
     def _timers_are_read(self) -> bool:

@@ -78,6 +78,7 @@ async def test_what_is_left_is_counted_until_it_is_consumed(tmp_path):
         assert status["unconsumed"] == [{"topic": "T", "group": "", "messages": 3}]
         assert status["delayed"] == 1 and status["latestDueMs"] > broker.context.wall_ms()
         assert not status["isEmpty"] and not status["takesSends"]
+        assert status["emptyAtMs"] is None  # nobody consumes
         for queue, offset in ((0, 1), (1, 1)):
             assert (await one.commit(broker, "T", queue, offset)).code == ResponseCode.SUCCESS
         await until(lambda: broker.state.offsets.get("T", "cg", 1) == 1)
@@ -87,6 +88,7 @@ async def test_what_is_left_is_counted_until_it_is_consumed(tmp_path):
         await until(lambda: broker.state.offsets.get("T", "cg", 0) == 2)
         status = await drain(one, "status")
         assert status["unconsumed"] == [] and not status["isEmpty"]  # one is still delayed
+        assert status["emptyAtMs"] == status["latestDueMs"]
 
 
 async def test_a_group_without_content_is_empty_only_once_it_takes_no_sends(tmp_path):
@@ -224,6 +226,20 @@ async def test_a_group_with_content_is_removed_only_by_name(tmp_path, caplog):
         ext = {"op": "remove", "lose": "true"}
         assert (await one.ask(broker, RequestCode.DRAIN_GROUP, ext)).code == ResponseCode.SUCCESS
         assert "removed_with_content the broker group still has: 1 of T" in caplog.text
+
+
+def test_the_estimate_follows_the_consumption_of_the_last_minutes():
+    rate = admin_drain.ConsumptionRate()
+    assert rate.left_s(0.0, 1_000) is None  # one count is no rate
+    assert rate.left_s(10.0, 900) == 90.0
+    assert rate.left_s(20.0, 1_100) is None  # sends of clients with an older route
+    assert rate.left_s(100.0, 500) == 100.0
+    assert rate.left_s(319.0, 500) == pytest.approx(500 * 299 / 600)  # since 1,100 at 20 s
+    assert rate.left_s(500.0, 500) is None  # nobody consumes any more
+    assert rate.left_s(500.0, 0) == 0.0
+    for step in range(10_000):
+        rate.left_s(500.0 + step, 500)
+    assert len(rate._counts) <= admin_drain.RATE_S / admin_drain.RATE_STEP_S + 1
 
 
 async def test_the_leader_counts_the_rest_for_the_metrics(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Waiting for a draining broker group, through changes of the leader and refusals."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,8 @@ from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.mqadmin.command import Arguments, CommandError, Done
 from raftmq.mqadmin.drain import drain_group
 
-LEFT = {"isEmpty": False, "remainder": "2 of T"}
-EMPTY = {"isEmpty": True, "remainder": ""}
+LEFT = {"isEmpty": False, "remainder": "2 of T", "emptyAtMs": None}
+EMPTY = {"isEmpty": True, "remainder": "", "emptyAtMs": 1}
 REFUSED = BrokerRefused(1, "busy", "h:1")
 
 
@@ -62,6 +63,11 @@ async def test_each_change_is_said_and_errors_are_repeated() -> None:
         "h:1 answered: busy",
         "2 of T",
     ]
+
+
+async def test_an_estimate_is_said_with_the_remainder() -> None:
+    estimated = LEFT | {"emptyAtMs": (time.time() + 600) * 1000}
+    assert (await wait([estimated, EMPTY], 60.0))[1] == ["2 of T; empty in about 10 min"]
 
 
 async def test_the_last_attempt_decides_at_the_timeout() -> None:

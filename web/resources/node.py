@@ -139,7 +139,8 @@ class Unconsumed(View, frozen=True, kw_only=True):
 
 class DrainView(View, frozen=True, kw_only=True):
     """The remaining content of a broker group. `draining_ms` is the time since when it is drained,
-    or 0. `is_empty` is true once its removal loses nothing."""
+    or 0. `is_empty` is true once its removal loses nothing. `empty_at_ms` is an estimate, or null.
+    `remainder` is the content as a sentence, empty once the group is empty."""
 
     broker_name: str
     draining_ms: int
@@ -156,6 +157,8 @@ class DrainView(View, frozen=True, kw_only=True):
     writers: int
     idempotent: int
     dead_letters: int
+    empty_at_ms: int | None
+    remainder: str
 
 
 class RatesView(View, frozen=True, kw_only=True):

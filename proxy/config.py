@@ -67,6 +67,9 @@ class ProxyConfig(ServerOptions):
     delay_ms_max: int = option("calls", "maxDelayTimeMills", 86_400_000,
         "Maximum time until a message is delivered; 0: the brokers' limit (`timerMaxDelaySec`).",
         unit=MS, low=0)
+    topic_message_type_check: bool = option("calls", "enableTopicMessageTypeCheck", True,
+        "Reject a message whose type differs from its topic's `message.type`, and let clients "
+        "check it.")
 
     acl_enable: bool = option("acl", "aclEnable", False,
         "Clients need an account of `aclFile` ([Security](security.md)).")

@@ -70,7 +70,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # includes the separators of sto
 
 @dataclass(frozen=True, slots=True)
 class Outbound:
-    """A message to send. `message_group` is "" for any queue; `delayed` marks a delivery time."""
+    """A message to send. `message_group` is "" for any queue; `delayed` marks a delivery time;
+    `message_type` is that of its properties (remoting.topic_attributes)."""
 
     topic: str
     body: bytes
@@ -79,8 +80,12 @@ class Outbound:
     sys_flag: int
     born_ms: int
     message_group: str
-    transactional: bool
+    message_type: str
     delayed: bool
+
+    @property
+    def transactional(self) -> bool:
+        return bool(self.sys_flag & TRANSACTION_PREPARED)
 
 
 def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int) -> Outbound:
@@ -131,7 +136,7 @@ def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int)
         sys_flag,
         born_ms if born_ms > 0 else now_ms,
         system.message_group or properties.get(SHARDING_KEY, ""),
-        transactional,
+        type_of(properties),
         DELIVER_TIME in properties,
     )
 

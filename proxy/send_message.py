@@ -26,7 +26,9 @@ from raftmq.client.producer.send_frame import SEND_MESSAGE_V2, OutgoingSend
 from raftmq.client.producer.sender import SendConfig, SendEngine
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 from raftmq.remoting.recall_handle import RecallHandle
+from raftmq.remoting.topic_attributes import type_problem
 from raftmq.store.properties import java_string_hash
 
 from .access import Access
@@ -94,6 +96,8 @@ class SendHandlers:
         command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, {"b": topic})
         self._access.permit(caller.account, command)
         publication = await self._publication(caller, topic)
+        if config.topic_message_type_check:
+            await self._check_types(caller, topic, items)
         self._clients.add_topic(caller.client_id, caller.owner, topic)
         sends = [self._start(caller, publication, item) for item in items]
         entries = [await _entry(item, sent) for item, sent in zip(items, sends, strict=True)]
@@ -114,6 +118,16 @@ class SendHandlers:
             raise status_error_for(response)
         message_id = (response.ext or {}).get("msgId", "")
         return RecallMessageResponse(status=status_of(Code.OK), message_id=message_id)
+
+    async def _check_types(self, caller: Caller, topic: str, items: list[Outbound]) -> None:
+        """Raise StatusError if a message differs from the topic's `message.type`. Topics of retries
+        and of dead letters accept all messages."""
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return
+        expected = await self._brokers.message_type(caller, topic)
+        for item in items:
+            if problem := type_problem(expected, item.message_type):
+                raise StatusError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, problem)
 
     async def _publication(self, caller: Caller, topic: str) -> Publication:
         """Return the topic's writable queues. Raises StatusError."""

@@ -111,7 +111,7 @@ class TelemetryHandlers:
 
     def _tell_producer(self, answer: Settings) -> None:
         answer.publishing.max_body_size = self._config.message_size_max
-        answer.publishing.validate_message_type = True
+        answer.publishing.validate_message_type = self._config.topic_message_type_check
         first_ms, longest_ms, growth = SEND_BACKOFF_MS
         backoff = answer.backoff_policy
         backoff.max_attempts = SEND_ATTEMPTS

@@ -19,13 +19,13 @@ from raftmq.proxy.server import ProxyServer
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.headers import SendHeader
 from tests.client.fakes import FakeCluster
-from tests.proxy.world import PROXY, WAITS, Caller, World, consumer, message
+from tests.proxy.world import PROXY, WAITS, Caller, World, consumer, message, producer
 from tests.waiting import until
 
 
 @pytest.fixture
 async def world(tmp_path):
-    async with World(tmp_path, enablePropertyFilter=True) as world:
+    async with World(tmp_path, enablePropertyFilter=True, enableMixedMessageType=True) as world:
         yield world
 
 
@@ -278,6 +278,14 @@ NOT_THE_USERS = (
     "TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL "
     "__BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID __CRC32#"
 ).split()
+
+
+def differs(expected, given):
+    """Return the code and the text for a message of a different type than its topic's."""
+    types = f"the expected type is {expected}, but actual type is {given}"
+    return "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE", f"TopicMessageType validate failed, {types}"
+
+
 # Messages, the code of the answer, and what its text has: codes are those of Apache's proxy.
 SENDS = [
     ({"properties": {name: "x"}}, "ILLEGAL_MESSAGE_PROPERTY_KEY", name) for name in NOT_THE_USERS
@@ -301,7 +309,7 @@ SENDS = [
         "16385",
     ),
     ({"trace_context": "t" * 33_000}, "MESSAGE_PROPERTIES_TOO_LARGE", "32767"),
-    ({"message_group": "é" * 31}, "OK", ""),
+    ({"topic": "F", "message_group": "é" * 31}, "OK", ""),
     ({"message_group": "é" * 32}, "ILLEGAL_MESSAGE_GROUP", "63 bytes"),
     ({"body": b""}, "MESSAGE_BODY_EMPTY", ""),
     ({"body": b"x" * ((4 << 20) + 1)}, "MESSAGE_BODY_TOO_LARGE", "4194304"),
@@ -313,7 +321,7 @@ SENDS = [
         "TOPIC_NOT_FOUND",
         "CODE: 17  DESC: No topic route info in name server for the topic: Nowhere",
     ),
-    ({"ahead_ms": DAY_MS - 60_000}, "OK", ""),
+    ({"topic": "D", "ahead_ms": DAY_MS - 60_000}, "OK", ""),
     ({"ahead_ms": DAY_MS + 60_000}, "ILLEGAL_DELIVERY_TIME", "maxDelayTimeMills"),
     ({"deliver_ms": -1}, "ILLEGAL_DELIVERY_TIME", ""),
     ({"message_type": pb.MessageType.DELAY}, "ILLEGAL_DELIVERY_TIME", ""),
@@ -327,6 +335,11 @@ SENDS = [
         "BAD_REQUEST",
         "3600 s",
     ),
+    ({"topic": "F"}, *differs("FIFO", "NORMAL")),
+    ({"message_group": "g"}, *differs("NORMAL", "FIFO")),
+    ({"ahead_ms": 60_000}, *differs("NORMAL", "DELAY")),
+    ({"message_type": pb.MessageType.TRANSACTION}, *differs("NORMAL", "TRANSACTION")),
+    ({"topic": "M", "message_group": "g"}, "OK", ""),
 ]
 # Receives by a proxy with the times that are the default.
 RECEIVES = [
@@ -402,7 +415,8 @@ CALLS = [
 
 
 async def test_what_cannot_be_done_is_answered_with_its_code_and_why(world, caller):
-    await world.topic("T")
+    for name, kind in (("T", ""), ("F", "FIFO"), ("D", "DELAY"), ("M", "MIXED")):
+        await world.topic(name, kind=kind)
     for system, code, text in SENDS:
         given = dict(system)
         if "ahead_ms" in given:
@@ -422,6 +436,16 @@ async def test_what_cannot_be_done_is_answered_with_its_code_and_why(world, call
 def assert_told(status, code, text, asked):
     assert pb.Code.Name(status.code) == code, (str(asked)[:200], status)
     assert text in status.message and len(status.message) <= 1_000, (str(asked)[:200], status)
+
+
+async def test_messages_of_any_type_are_sent_without_the_check(tmp_path):
+    async with World(tmp_path, proxy={"topic_message_type_check": False}) as world:
+        await world.topic("T")
+        async with Caller(world.proxies[0]) as caller:
+            sent = await caller.send("T", message_group="g", message_type=pb.MessageType.FIFO)
+            assert sent.status.code == pb.Code.OK
+            _, reported = await caller.telemetry(producer("T"))
+            assert not reported.settings.publishing.validate_message_type
 
 
 async def test_a_delivery_time_that_only_the_brokers_refuse_is_answered_so(tmp_path):

@@ -80,6 +80,9 @@ class BrokerConfig(PeerTlsOptions):
     broker_role: str = option("identity", "brokerRole", "ASYNC_MASTER",
         "Classic mode: master without or with waiting for a slave, or slave.",
         choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"))
+    broker_zone: str = option("identity", "brokerZone", "",
+        "Availability zone or rack of this replica, over which `mqadmin balanceLeaders` spreads "
+        "leaders; empty: each machine is a zone.")
 
     listen_port: int = option("network", "listenPort", 10911,
         "Port for clients; 0: any free port.", low=0, high=65535)
@@ -581,6 +584,8 @@ def _check_together(config: BrokerConfig, locations: dict[str, str]) -> None:
     for name in ("broker_name", "broker_cluster_name"):
         if problem := name_problem("name", getattr(config, name)):
             fail(name, problem)
+    if config.broker_zone and (problem := name_problem("zone", config.broker_zone)):
+        fail("broker_zone", problem)
     if (size := len(config.dleger_group.encode())) > NAME_LENGTH_MAX:
         fail("dleger_group", f"is {size} bytes long, the longest is {NAME_LENGTH_MAX}")
     if address_problem("address", f"{config.broker_ip1}:1"):

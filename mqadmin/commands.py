@@ -237,8 +237,8 @@ COMMANDS = (
          WITH_ORDERED, DRY_RUN),
         "spread_topic:spread_topic", CHANGES),
     Command("balanceLeaders",
-        "Spread the leaders of Raft groups evenly over machines, which are the hosts of the "
-        "replicas' addresses. Exit status 5: groups were left.",
+        "Spread the leaders of Raft groups evenly over zones (brokerZone) and machines, which are "
+        "the hosts of the replicas' addresses. Exit status 5: groups were left.",
         (Flag("c", "cluster", "Only the broker groups of this cluster."), DRY_RUN,
          Flag("", "plan", "The same as --dryRun.", Kind.SWITCH)),
         "balance_leaders:balance_leaders", CHANGES),

@@ -61,6 +61,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         "pullThreadPoolQueueHeadWaitTimeMills": "0",
         "clientCount": str(parts.clients.count),
         "httpAddress": parts.context.http_address,
+        "brokerZone": config.broker_zone,
         "aclEnable": str(parts.access.enabled).lower(),
         "aclRefused": str(parts.access.refused_count),
         "aclDropped": str(parts.access.dropped_count),

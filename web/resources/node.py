@@ -169,19 +169,20 @@ class RatesView(View, frozen=True, kw_only=True):
 
 
 class NodeView(View, frozen=True, kw_only=True):
-    """One replica's own view. Raft's values are null in classic mode. `membership`: voter, learner;
-    none: removed from its group, or not added yet. `election_backoff`: the
-    factor by which the configured election time-outs are multiplied at present; 1 unless the group
-    is starved; `election_halved`: they are halved, as the leader has been heard without a pause
-    for a while. `group_id`: null while the group has none. `foreign`: replicas of other groups that
-    were refused in the last half minute, or that name other founders, in words.
-    `peers_prove_themselves`: no replica is accepted as a peer without a proof that it has the
-    group's secret. `recovered`: false while this replica may have lost promises; `recovering` then
-    says why."""
+    """One replica's own view. Raft's values are null in classic mode. `zone`: its brokerZone, or
+    empty. `draining_ms`: the time since when the group is drained, or 0. `membership`: voter,
+    learner; none: removed from its group, or not added yet. `election_backoff`: the factor by which
+    the configured election time-outs are multiplied at present; 1 unless the group is starved;
+    `election_halved`: they are halved, as the leader has been heard without a pause for a while.
+    `group_id`: null while the group has none. `foreign`: replicas of other groups that were refused
+    in the last half minute, or that name other founders, in words. `peers_prove_themselves`: no
+    replica is accepted as a peer without a proof that it has the group's secret. `recovered`: false
+    while this replica may have lost promises; `recovering` then says why."""
 
     name: str
     group: str
     cluster: str
+    zone: str
     broker_id: int
     mode: str
     engine: str
@@ -198,6 +199,7 @@ class NodeView(View, frozen=True, kw_only=True):
     leader_http_address: str
     leader_ready: bool
     preferred_leader: str | None
+    draining_ms: int
     group_id: str | None
     foreign: list[str]
     peers_prove_themselves: bool

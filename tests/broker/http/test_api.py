@@ -270,6 +270,7 @@ async def test_connections_and_runtime_info(client, group, broker):
     }  # fmt: skip
     answer = await group.ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO)
     assert f'"httpAddress":"{broker.http.address}"'.encode() in answer.body
+    assert b'"brokerZone":""' in answer.body
     assert (await client.get("/api/v1/consumer-groups/G")).status == 404
 
 

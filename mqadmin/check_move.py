@@ -23,11 +23,11 @@ from raftmq.client.message import MessageQueue
 from raftmq.ops.foreign_keys import REFUSED, separate
 from raftmq.ops.options import ConfigError, Setting, find, parse_settings
 from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.definitions import is_own, strange_attributes
 from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.names import name_problem, topic_name_problem
 
 from .command import Arguments, CommandError, Section, Table
-from .definitions import is_own, strange_attributes
 from .targets import AT_ONCE_MAX, no_leader
 
 OK, CHECK, STOP = "ok", "look", "stop"

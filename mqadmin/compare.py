@@ -26,9 +26,9 @@ from raftmq.client.admin.bodies import TopicOffset
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import MessageExt, MessageQueue
 from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.definitions import is_own
 
 from .command import Arguments, CommandError, Section, Table
-from .definitions import is_own
 from .targets import no_leader
 
 OFFSET, KEY, BODY = "offset", "key", "body"

@@ -16,9 +16,7 @@ from raftmq.client.admin.bodies import Progress, TopicOffset
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.message import MessageQueue
 from raftmq.remoting.codes import ResponseCode
-
-from .command import Arguments, CommandError, Section, Table
-from .definitions import (
+from raftmq.remoting.definitions import (
     CHANGED,
     MADE,
     ORDERED,
@@ -29,11 +27,12 @@ from .definitions import (
     Has,
     is_ordered,
     largest_of,
-    put_order,
     resized,
-    topic_header,
     types_of,
 )
+
+from .command import Arguments, CommandError, Section, Table
+from .definitions import put_order, topic_header
 from .targets import cluster_groups, no_leader
 
 NOT_CONSUMED = "[NOT_CONSUMED]"  # a broker's reason for keeping queues

@@ -21,9 +21,9 @@ from raftmq.client.admin import Admin, headless, leaders_in
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.route import LEADER_ID
 from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.definitions import is_own
 from raftmq.remoting.names import RETRY_PREFIX
 
-from .definitions import is_own
 from .targets import AT_ONCE_MAX, Replica, no_leader, replicas, runtime_infos
 
 SYSTEM_GROUPS = ("CID_", "TOOLS_", "SELF_TEST", "FILTERSRV", "%")

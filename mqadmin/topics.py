@@ -14,6 +14,7 @@ from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import BrokerRefused, NoRoute
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.definitions import PERM_TEXT
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 
 from .command import (
@@ -24,7 +25,6 @@ from .command import (
     Table,
     show_time,
 )
-from .definitions import PERM_TEXT
 from .targets import leaders, leaders_of, no_leader, writable
 
 UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # of topicSysFlag

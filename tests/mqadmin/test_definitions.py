@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from raftmq.client.admin.topics import TopicAdmin
 from raftmq.client.errors import BrokerRefused
-from raftmq.mqadmin.definitions import aligned_group, aligned_topic, copied_topic
+from raftmq.mqadmin.definitions import copied_topic
 from tests.mqadmin.conftest import NEW, OLD, Two
 from tests.waiting import wait_until
 
@@ -19,7 +18,6 @@ COPY = ("copyDefinitions", "--from", OLD, "--to", NEW)
 
 
 BEAN: dict[str, Any] = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "order": False}
-FIFO = {"attributes": {"message.type": "FIFO"}}
 
 
 def rows(two: Two, *arguments: str) -> dict[tuple[str, str], tuple[str, str]]:
@@ -98,64 +96,6 @@ def test_a_refusal_says_at_what_and_how_far_it_is(two: Two, monkeypatch) -> None
 def test_what_is_asked_for_wrongly(two: Two, arguments, status, says) -> None:
     done = two.run("copyDefinitions", *arguments)
     assert (done.exit_code, says in done.stderr) == (status, True), done.stderr
-
-
-def sized(read: int, write: int, **more: Any) -> dict[str, Any]:
-    return BEAN | {"readQueueNums": read, "writeQueueNums": write} | more
-
-
-@pytest.mark.parametrize(
-    ("has", "outcome", "why", "puts"),
-    [
-        ((sized(4, 4), sized(4, 4)), "there already", "", {}),
-        ((sized(4, 4), None), "made", "4/4 in b", {"b": (4, 4, 6)}),
-        ((sized(2, 6, perm=4), sized(8, 1)), "changed", "8/6 in a, b; left: perm",
-         {"a": (8, 6, 4), "b": (8, 6, 6)}),
-        ((sized(4, 4), sized(4, 4, order=True)), "left: it differs", "left: order", {}),
-        ((sized(4, 4, **FIFO), sized(4, 4)), "refused", "message.type is FIFO in a, NORMAL in b",
-         {}),
-        ((sized(4, 4, attributes={"x": "y"}), None), "refused", "brokers here do not act by x", {}),
-        ((sized(4, 4, **FIFO), None), "left: it differs",
-         "ordered, and a key's queue would change; --withOrdered", {}),
-        ((sized(4, 4, order=True), sized(2, 2, order=True)), "left: it differs",
-         "ordered, and a key's queue would change; --withOrdered", {}),
-    ],
-)  # fmt: skip
-def test_how_a_topic_is_aligned(has, outcome, why, puts) -> None:
-    step = aligned_topic("T", dict(zip("ab", has, strict=True)), with_ordered=False)
-    fields = ("readQueueNums", "writeQueueNums", "perm")
-    result = {name: tuple(bean[key] for key in fields) for name, bean in step.puts.items()}
-    assert (step.outcome, step.why, result) == (outcome, why, puts)
-
-
-def test_alignment_lowers_nothing_and_ends_at_the_second_time() -> None:
-    rng = random.Random(44)
-    for _ in range(500):
-        has = {
-            name: rng.choice([None, sized(rng.randint(1, 9), rng.randint(1, 9))]) for name in "abc"
-        }
-        has["d"] = sized(3, 3)
-        step = aligned_topic("T", has, with_ordered=False)
-        after: dict[str, Any] = {**has, **step.puts}
-        for name, bean in has.items():
-            for key in ("readQueueNums", "writeQueueNums"):
-                assert after[name][key] == max(b[key] for b in has.values() if b)
-                assert bean is None or after[name][key] >= bean[key]
-        assert aligned_topic("T", after, with_ordered=False).outcome == "there already"
-
-
-def test_settings_of_consumer_groups_are_left_until_a_broker_is_named() -> None:
-    one, other = {"groupName": "g", "retryMaxTimes": 3}, {"groupName": "g", "retryMaxTimes": 9}
-    has = {"a": one, "b": other, "c": None}
-    left = aligned_group("g", has, "")
-    assert (left.outcome, left.why) == ("left: it differs", "retryMaxTimes: --like BROKER")
-    assert aligned_group("g", has, "c") == left  # which has none
-    made = aligned_group("g", has, "b")
-    assert (made.outcome, made.why, made.puts) == (
-        "made", "retryMaxTimes was 3", {"a": other, "c": other}
-    )  # fmt: skip
-    alike = aligned_group("g", {"a": one, "b": one, "c": None}, "")
-    assert (alike.outcome, alike.puts) == ("made", {"c": one})
 
 
 def test_a_cluster_is_aligned_once(two: Two) -> None:

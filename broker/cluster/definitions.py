@@ -5,13 +5,15 @@ GET_DEFINITIONS (30009, ours) returns a page of them. Request and response are J
     {"topics":{"since":[counter,ms]|null,"after":name},"groups":{the same},"accounts":bool}
     {"topics":{"version":[counter,ms],"entries":[[bean,created_ms],…],"deleted":{name:ms},
                "more":name|null},
-     "groups":{the same},"modes":[[topic,group,mode,share],…],"accounts":config|null,
-     "removed":{group id:name,…}}
+     "groups":{the same},"readers":{topic:[group,…],…},"modes":[[topic,group,mode,share],…],
+     "accounts":config|null,"removed":{group id:name,…}}
 
 `since` is the version of the last read. The response has only later changes if the broker still
 records them, else the full table. `more` is the `after` of the next page, null on the last page. It
-is "" for a table's first page. A kind that the request omits is not in the response. The first page
-of a full read of the topics also has the modes. The beans are Apache's.
+is "" for a table's first page. A kind that the request omits is not in the response. `readers` are
+the consumer groups that have read the topics of the page. They start at the first message of an
+adopted topic, whatever their clients ask for, since messages may be stored here before they come.
+The first page of a full read of the topics also has the modes. The beans are Apache's.
 
 A name has a time of creation, and a deleted name the time of its deletion. A definition is adopted
 where the name does not exist and was not deleted after its creation. So a broker group that returns
@@ -68,6 +70,7 @@ class Definitions:
     source: str
     topics: Entries = field(default_factory=Entries)
     groups: Entries = field(default_factory=Entries)
+    readers: dict[str, list[str]] = field(default_factory=dict)  # consumer groups, by topic
     modes: list[Mode] = field(default_factory=list)
     accounts: Mapping[str, Any] | None = None
     is_apaches: bool = False
@@ -125,35 +128,68 @@ class Adoption:
 
     topics: list[tuple[TopicConfig, int]] = field(default_factory=list)  # with created_ms
     groups: list[tuple[SubscriptionGroup, int]] = field(default_factory=list)
+    readers: dict[str, list[str]] = field(default_factory=dict)  # of adopted topics
     deleted_topics: dict[str, int] = field(default_factory=dict)
     deleted_groups: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)  # name → reason
     differences: list[str] = field(default_factory=list)
 
     def commands(self, versions: Mapping[str, Versions], *, joins: bool) -> list[bytes]:
-        """Return the commands to propose (broker.tables.state). The last records the `versions`."""
+        """Return the commands to propose (broker.tables.state). The last records the `versions`,
+        unless the group joins; then `joined` does when the rest is adopted, too."""
+        readers = [
+            (one.name, one.read_queue_count, self.readers[one.name])
+            for one, _ in self.topics
+            if one.name in self.readers
+        ]
         columns: Iterable[Sequence[Any]] = zip_longest(
             _pieces([(one.to_json(), ms) for one, ms in self.topics], PAGE_ENTRIES),
+            _pieces(readers, PAGE_ENTRIES),
             _pieces([(one.to_json(), ms) for one, ms in self.groups], PAGE_ENTRIES),
             _pieces(list(self.deleted_topics.items()), DELETED_ENTRIES),
             _pieces(list(self.deleted_groups.items()), DELETED_ENTRIES),
             fillvalue=[],
         )
-        commands: list[dict[str, Any]] = [
-            {
-                "op": "adopt",
-                "topics": topics,
-                "groups": groups,
-                "deletedTopics": dict(deleted_topics),
-                "deletedGroups": dict(deleted_groups),
-                "versions": {},
-                "more": joins,
-            }
-            for topics, groups, deleted_topics, deleted_groups in columns
-        ]
-        if commands:
-            commands[-1] |= {"versions": versions, "more": False}
+        commands = [_command(*pieces, more=joins) for pieces in columns]
+        if commands and not joins:
+            commands[-1]["versions"] = versions
         return [orjson.dumps(command) for command in commands]
+
+
+def joined(versions: Mapping[str, Versions]) -> bytes:
+    """Return the command after which a new group has all definitions of its cluster."""
+    command = _command([], [], [], [], [], more=False)
+    return orjson.dumps(command | {"versions": versions})
+
+
+def _command(
+    topics: Sequence[Any],
+    readers: Sequence[Any],
+    groups: Sequence[Any],
+    deleted_topics: Sequence[Any],
+    deleted_groups: Sequence[Any],
+    *,
+    more: bool,
+) -> dict[str, Any]:
+    return {
+        "op": "adopt",
+        "topics": topics,
+        "readers": readers,
+        "groups": groups,
+        "deletedTopics": dict(deleted_topics),
+        "deletedGroups": dict(deleted_groups),
+        "versions": {},
+        "more": more,
+    }
+
+
+def readers_of(table: Iterable[tuple[str, str]], topics: Collection[str]) -> dict[str, list[str]]:
+    """Return the consumer groups by topic, of a table's (topic, group) pairs."""
+    result: dict[str, list[str]] = {}
+    for topic, group in table:
+        if topic in topics:
+            result.setdefault(topic, []).append(group)
+    return result
 
 
 def _pieces(entries: list[Any], size: int) -> list[list[Any]]:
@@ -183,6 +219,11 @@ def adoption(
                     deleted[name] = max(at_ms, deleted.get(name, 0))
     _choose_topics(read, topics, own_names, result)
     _choose_groups(read, groups, result)
+    existing = groups.entries.keys() | {group.name for group, _ in result.groups}
+    for adopted, _ in result.topics:
+        readers = {group for one in read for group in one.readers.get(adopted.name, ())}
+        if readers & existing:
+            result.readers[adopted.name] = sorted(readers & existing)
     return result
 
 

@@ -91,6 +91,7 @@ class OtherGroups:
                 return await self._apaches(name, address)
             page = _object(response)
             result.modes += _modes(page.get("modes") or ())
+            result.readers |= _readers(page.get("readers") or {})
             result.accounts = page.get("accounts")
             result.removed = _names(page.get("removed") or {})
             for kind in question:
@@ -116,7 +117,7 @@ class OtherGroups:
                 name,
                 _apaches_entries(topics, "topicConfigTable"),
                 _apaches_entries(groups, "subscriptionGroupTable"),
-                _modes(
+                modes=_modes(
                     (topic, group, one["mode"], one.get("popShareQueueNum", 0))
                     for topic, by_group in (modes.get("messageRequestModeMap") or {}).items()
                     for group, one in by_group.items()
@@ -150,6 +151,13 @@ def _names(value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(map(GROUP_ID.fullmatch, value)):
         raise BodyError("no ids of removed groups")
     return {group_id: str(name) for group_id, name in value.items()}
+
+
+def _readers(value: Any) -> dict[str, list[str]]:
+    try:
+        return {str(topic): [str(group) for group in groups] for topic, groups in value.items()}
+    except (AttributeError, TypeError) as error:
+        raise BodyError(f"no readers: {error!r}") from error
 
 
 def _modes(rows: Any) -> list[Mode]:

@@ -1,7 +1,8 @@
 """Adoption of definitions from the other broker groups of the cluster (joinCluster).
 
 A new group joins before its leader registers: it adopts the topics, consumer groups, modes and
-accounts of the groups that the name servers list, as commands of its own log. Afterwards each
+accounts of the groups that the name servers list, as commands of its own log. Consumer groups that
+have read an adopted topic elsewhere get offset 0 in its queues here. Afterwards each
 leader asks the other leaders for changes every PERIOD_S. So a topic or consumer group that is
 created in one group soon exists in all, also if a group was down then. Only creations spread.
 Changed settings and deletions do not, since a deletion would hide messages that an operator of this
@@ -29,13 +30,14 @@ from raftmq.remoting.errors import BodyError, RemotingError
 from raftmq.remoting.fast_json import loads_request
 
 from ..component import RoleChange, Service
+from ..consume.offset_commits import OFFSETS_MAX
 from ..context import Context
 from ..tables.acl import seed
 from ..tables.broker_group import Versions, forget_group
 from ..tables.groups import GroupTable
 from ..tables.snapshot import twin_of
 from ..tables.topics import TopicTable
-from .definitions import Adoption, Definitions, Version, adoption, page_of
+from .definitions import Adoption, Definitions, Version, adoption, joined, page_of, readers_of
 from .other_groups import OtherGroups
 
 PERIOD_S = 5.0
@@ -181,6 +183,8 @@ class DefinitionSharing:
             if (mode.topic, mode.group) not in self._state.pops.modes:
                 await self._change_mode(*mode)
         await self._adopt_accounts(read)
+        if read:
+            await self._context.log.propose(joined({one.source: one.versions for one in read}))
 
     async def _adopt_accounts(self, read: list[Definitions]) -> None:
         for source in sorted(read, key=lambda one: one.source):
@@ -238,6 +242,11 @@ class DefinitionSharing:
             for entry, _ in entries[max(0, room) :]:
                 chosen.refused[entry.name] = "topicsMax or groupsMax is reached"
             del entries[max(0, room) :]
+        offsets_room = OFFSETS_MAX - state.offsets.count
+        for topic, _ in chosen.topics:
+            offsets_room -= topic.read_queue_count * len(chosen.readers.get(topic.name, ()))
+            if offsets_room < 0:
+                chosen.readers.pop(topic.name, None)
 
     # ---- requests ---------------------------------------------------------------------------
 
@@ -253,13 +262,14 @@ class DefinitionSharing:
         questions = {kind: _position(body[kind]) for kind in tables if kind in body}
         if not questions:
             raise BodyError("no question for definitions")
+        pages = {kind: await self._page(tables[kind], *at) for kind, at in questions.items()}
+        names = {bean["topicName"] for bean, _ in pages.get("topics", {"entries": ()})["entries"]}
+        pairs = {**state.offsets.offsets, **state.pops.queues} if names else {}
         modes = sorted(state.pops.modes.items()) if questions.get("topics") == (None, "") else ()
         accounts = state.acl.accounts if body.get("accounts") else None
         value = {
-            **{
-                kind: await self._page(tables[kind], *position)
-                for kind, position in questions.items()
-            },
+            **pages,
+            "readers": readers_of(pairs, names),
             "modes": [(*names, *mode) for names, mode in modes],
             "accounts": None if accounts is None else accounts.to_config(),
             "removed": state.group.removed_groups,

@@ -44,6 +44,16 @@ class OffsetTable:
                 continue
             self._set(topic, group, queue_id, offset)
 
+    def start_readers(self, readers: Iterable[tuple[str, int, Iterable[str]]]) -> None:
+        """Set the offset 0 for consumer groups without an offset. A reader is (topic, number of
+        queues, groups)."""
+        for topic, queue_count, groups in readers:
+            for group in groups:
+                for queue_id in range(int(queue_count)):
+                    if self.get(topic, group, queue_id) is None:
+                        self.counter += 1
+                        self._set(topic, group, queue_id, 0)
+
     def reset(self, resets: Iterable[Commit]) -> None:
         self.counter += 1
         for topic, group, queue_id, offset in resets:

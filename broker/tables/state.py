@@ -5,10 +5,12 @@ then it is applied when the frame's records become visible. `op` says which comm
 
     {"op":"group_id",…}, drain, remove_, forget_group  see broker.tables.broker_group
     {"op":"adopt","topics":[[TopicConfig,created_ms],…],"groups":[[config,created_ms],…],
-     "deletedTopics":{name:ms},"deletedGroups":{name:ms},"versions":{…},"more":bool}
+     "readers":[[topic,queue count,[group,…]],…],"deletedTopics":{name:ms},
+     "deletedGroups":{name:ms},"versions":{…},"more":bool}
                                                        definitions of other broker groups (broker.
                                                        cluster), each only where it does not exist
-                                                       and was not deleted after its creation
+                                                       and was not deleted after its creation;
+                                                       readers without an offset get offset 0
     {"op":"put_topic","topic":TopicConfig,"if_absent":bool,"keep_messages":bool}
                                                        `keep_messages`, which may be absent: show
                                                        those of a topic that was deleted, too
@@ -233,6 +235,8 @@ class BrokerState:
         if op == "adopt":
             topics = self._adopt(self.topics, command, "topics", "deletedTopics", index, now_ms)
             groups = self._adopt(self.groups, command, "groups", "deletedGroups", index, now_ms)
+            if index > self.offsets.applied_index:
+                self.offsets.start_readers(command["readers"])
             if index > self.group.applied_index:
                 self.group.apply(command, now_ms)
             return Change(topics, groups)

@@ -7,11 +7,13 @@ import orjson
 import pytest
 
 from raftmq.broker.cluster import definitions, sharing
+from raftmq.client.decode import decode_messages
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fast_json import loads_object
+from raftmq.remoting.pop_headers import INIT_MAX, PopHeader
 from raftmq.remoting.server import RemotingServer
 from tests.broker.cluster import Group
 from tests.waiting import until
@@ -82,6 +84,46 @@ async def test_a_new_group_registers_with_the_definitions_of_its_cluster(tmp_pat
                 await until(lambda one=replica: "orders" in one.state.topics.entries)
 
 
+@pytest.mark.parametrize("pops", [False, True])
+async def test_a_new_groups_first_messages_are_for_consumer_groups_that_read_elsewhere(
+    tmp_path, pops
+):
+    """They are stored before a consumer comes, which asks for the last offset. A consumer group
+    that has never read the topic gets that."""
+    async with name_server() as server, group(tmp_path, "a", server) as old:
+        await make_topic(old, "orders", 2)
+        for name in ("billing", "idle"):
+            await make_consumer_group(old, name)
+        broker = await old.leading()
+        if pops:
+            await old.ask(broker, RequestCode.POP_MESSAGE, pop("billing"))
+        else:
+            await old.commit(broker, "orders", 0, 0, "billing")
+        await until(lambda: has_master(server, "broker-a"))
+        cold = {"accessMessageInMemoryMaxRatio": "0"}  # as if the messages were old
+        async with group(tmp_path, "b", server, **cold) as new:
+            leader = await new.leading()
+            await until(lambda: has_master(server, "broker-b"))
+            for number in range(6):
+                await new.send(leader, "orders", queue=number % 2)
+            if pops:
+                answers = [
+                    await new.ask(leader, RequestCode.POP_MESSAGE, pop(name))
+                    for name in ("billing", "idle")
+                ]
+                assert [len(decode_messages(one.body, "broker-b")) for one in answers] == [6, 2]
+            else:
+                answer = await new.committed(leader, "orders", 1, "billing")
+                assert answer.ext["offset"] == "0"
+                answer = await new.committed(leader, "orders", 1, "idle")
+                assert answer.code == ResponseCode.QUERY_NOT_FOUND
+
+
+def pop(name):
+    header = PopHeader(name, "orders", -1, 32, 60_000, 0, 0, INIT_MAX, "TAG", "*")
+    return header.to_ext()
+
+
 async def test_creations_spread_and_a_deleted_topic_does_not_return(tmp_path):
     async with name_server() as server, group(tmp_path, "a", server) as one:
         async with group(tmp_path, "b", server) as two:
@@ -121,7 +163,7 @@ async def test_a_new_leader_completes_a_join_that_its_predecessor_started(tmp_pa
         async with group(tmp_path, "b", server, joinCluster="false") as new:
             leader = await new.leading()
             part = {"op": "adopt", "topics": [], "groups": [], "deletedTopics": {}}
-            part |= {"deletedGroups": {}, "versions": {}, "more": True}
+            part |= {"deletedGroups": {}, "readers": [], "versions": {}, "more": True}
             await leader.log.propose(orjson.dumps(part))
             await new.stop("n0")
             new.settings["joinCluster"] = "true"

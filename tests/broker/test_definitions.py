@@ -9,6 +9,7 @@ from raftmq.broker.cluster.definitions import (
     Definitions,
     Entries,
     adoption,
+    joined,
     page_of,
     read_page,
 )
@@ -102,6 +103,9 @@ def test_a_group_that_was_away_does_not_restore_a_deleted_topic():
     here = BrokerState()
     for index, command in enumerate(result.commands({}, joins=True), 1):
         here.apply(index, 9, command)
+        assert here.group.joining  # modes and accounts follow
+    here.apply(index + 1, 9, joined({"broker-a": (1, 2, 3, 4)}))
+    assert (here.group.joining, here.group.versions) == (False, {"broker-a": (1, 2, 3, 4)})
     assert not chosen([read_of("broker-c", away)], here.topics).topics
     away.put(TopicConfig("orders"), 9)  # exists already
     assert not chosen([read_of("broker-c", away)], here.topics).topics

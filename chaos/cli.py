@@ -58,14 +58,13 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
             "workloads",
             multiple=True,
             type=click.Choice(list(DESCRIPTIONS)),
-            default=("log",),
-            help="What clients do; may be repeated.",
+            help="What clients do; may be repeated (default: the scenario's, usually log).",
         ),
         click.option(
             "--rate",
-            default=LOG.rate_per_s,
             type=click.FloatRange(0),
-            help="Sends a second of the workload `log`, open loop; 0: as fast as can be.",
+            help="Sends a second of the workload `log`, open loop; 0: as fast as can be (default: "
+            f"{LOG.rate_per_s:g}, or the scenario's share of it).",
         ),
         click.option(
             "--window",

@@ -7,7 +7,7 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,9 @@ from .run.compare import CompareConfig, Comparison, compare_engines
 from .run.engines import ENGINES
 from .run.judge import RunResult, judge
 from .run.runner import RunConfig, run_scenario
-from .run.scenario import SCENARIOS
+from .run.scenario import SCENARIOS, Scenario, find_scenario
 from .run.watch import MARKS, WAIT_FOR_FILE_S, check_table, watch
+from .workloads.base import Workload
 from .workloads.catalogue import make_workloads, settings_for
 from .workloads.load import DESCRIPTIONS, LOG, MessagesConfig
 
@@ -100,18 +101,21 @@ def run(
     repeats: int | None,
     workloads: tuple[str, ...],
     settings: tuple[str, ...],
+    rate: float | None,
     **log: float,
 ) -> None:
     fresh(directory)
+    with operating():
+        named = find_scenario(scenario)
     config = RunConfig(
         scenario,
         directory,
-        partial(make_workloads, workloads, log_config(log)),
+        load_of(named, workloads, rate, log),
         seed,
         minutes,
         repeats,
         Shape(mode, groups, replicas),
-        DEFAULT_SETTINGS | settings_for(workloads) | parse_settings(settings),
+        settings_of(named, workloads, settings),
         existing,
         on,
         project,
@@ -168,19 +172,22 @@ def compare(
     repeats: int | None,
     workloads: tuple[str, ...],
     settings: tuple[str, ...],
+    rate: float | None,
     **log: float,
 ) -> None:
     fresh(directory)
+    with operating():
+        named = find_scenario(scenario)
     config = CompareConfig(
         directory,
         engines or tuple(ENGINES),
         scenario,
-        partial(make_workloads, workloads, log_config(log)),
+        load_of(named, workloads, rate, log),
         seed,
         minutes or None,
         repeats or 1,
         calm_s,
-        DEFAULT_SETTINGS | settings_for(workloads) | parse_settings(settings),
+        settings_of(named, workloads, settings),
     )
     log_to(directory)
     console = make_console()
@@ -191,7 +198,26 @@ def compare(
     sys.exit(EXIT_INVALID if Verdict.INVALID.value in verdicts else 0)
 
 
-def log_config(options: dict[str, float]) -> MessagesConfig:
+def load_of(
+    scenario: Scenario, names: Sequence[str], rate: float | None, log: Mapping[str, float]
+) -> Callable[[], list[Workload]]:
+    """Return a maker of the load; the workload `log` has these options."""
+    share = scenario.share
+    return partial(
+        make_workloads,
+        names or scenario.workloads,
+        log_config(log, LOG.rate_per_s * share if rate is None else rate),
+        share,
+    )
+
+
+def settings_of(scenario: Scenario, names: Sequence[str], given: tuple[str, ...]) -> dict[str, str]:
+    """Return the settings of the clusters that are started. Raises ClusterError."""
+    of_workloads = settings_for(names or scenario.workloads)
+    return {**DEFAULT_SETTINGS, **of_workloads, **scenario.settings, **parse_settings(given)}
+
+
+def log_config(options: Mapping[str, float], rate_per_s: float) -> MessagesConfig:
     """Return the configuration of the workload `log` that the options give."""
     return MessagesConfig(
         LOG.name,
@@ -199,7 +225,7 @@ def log_config(options: dict[str, float]) -> MessagesConfig:
         LOG.group,
         producers=int(options["producers"]),
         consumers=int(options["consumers"]),
-        rate_per_s=options["rate"],
+        rate_per_s=rate_per_s,
         window=int(options["window"]),
         keys=int(options["keys"]),
         body_bytes=int(options["body"]),

@@ -11,8 +11,8 @@ import itertools
 import random
 import re
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +65,28 @@ async def add(
             namespaces.add(new.netns, {node.name: node.host for node in brokers})
         save_state(cluster.directory, new)
         started: list[ProcessId] = []
-        try:
+        with _stopped_after_failure(group, started, say):
             _change_links(cluster)
             for node in brokers:
                 started.append(cluster.start_locked(node.name))
                 say(f"{node.name} starts")
-            await cluster.wait_group(group, timeout_s, say)
-        except BaseException as error:  # Ctrl-C included
-            end_now(started)
-            left = f"{group} is stopped: start it (up), or forget it (remove-group --lose)"
-            if isinstance(error, ClusterError):
-                raise ClusterError(f"{error}\n{left}") from error
-            say(left)
-            raise
-        return cluster.state().members(group)
+    with _stopped_after_failure(group, started, say):
+        await cluster.wait_group(group, timeout_s, say)
+    return cluster.state().members(group)
+
+
+@contextmanager
+def _stopped_after_failure(group: str, started: list[ProcessId], say: Say) -> Iterator[None]:
+    """End the started processes of a group after an error or Ctrl-C, and name the choices left."""
+    try:
+        yield
+    except BaseException as error:
+        end_now(started)
+        left = f"{group} is stopped: start it (up), or forget it (remove-group --lose)"
+        if isinstance(error, ClusterError):
+            raise ClusterError(f"{error}\n{left}") from error
+        say(left)
+        raise
 
 
 async def drain(cluster: Cluster, group: str, *, cancel: bool = False) -> dict[str, Any]:
@@ -101,14 +109,12 @@ async def remove(
         await _removed(cluster, group, say, lose=lose, wait_s=wait_s)
     with locked(cluster.directory):
         nodes = cluster.state().members(group)
-        try:
-            await cluster.end(nodes, DOWN_TIMEOUT_S)
-        finally:  # it is removed from the cluster, and would not register again
-            new = without_group(cluster.state(), group)
-            save_state(cluster.directory, new)
+        new = without_group(cluster.state(), group)
+        save_state(cluster.directory, new)  # nobody starts its brokers again while they end
         _change_links(cluster)
-        if new.netns:
-            namespaces.delete(new.netns, [node.name for node in nodes])
+    await cluster.end(nodes, DOWN_TIMEOUT_S)
+    if new.netns:
+        namespaces.delete(new.netns, [node.name for node in nodes])
     return [launch.node_directory(cluster.directory, node) for node in nodes]
 
 

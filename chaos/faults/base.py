@@ -100,13 +100,15 @@ class Fault(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The objects that faults use. `links` is None without proxies for the cluster's traffic."""
+    """The objects that faults use. `links` is None without proxies for the cluster's traffic.
+    `left` has the nodes of removed broker groups, whose logs and stores are judged as well."""
 
     cluster: Cluster
     history: HistoryWriter
     links: Links | None = None
     rng: random.Random = field(default_factory=random.Random)
     say: Callable[[str], None] = lambda text: None
+    left: list[Node] = field(default_factory=list)
 
 
 Factory = Callable[[Planned, Context], Fault]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..cluster.clusterfile import COMPOSE, ClusterError, ClusterState
-from . import clock, compose, damage, disk, members, netns, network, process
+from . import clock, compose, damage, disk, groups, members, netns, network, process
 from . import name_servers as names
 from . import power_cut_minority as swap
 from .base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
@@ -24,6 +24,7 @@ _NODE_NAME = re.compile(r"[a-z]+\d+")  # n0; checked against the nodes of a runn
 REGISTRY: Mapping[str, tuple[Kind, Factory]] = {
     **process.KINDS,
     **members.KINDS,
+    **groups.KINDS,
     **network.KINDS,
     **netns.KINDS,
     **names.KINDS,
@@ -35,6 +36,7 @@ REGISTRY: Mapping[str, tuple[Kind, Factory]] = {
 NEEDS: Mapping[str, Need] = {
     **process.NEEDS,
     **members.NEEDS,
+    **groups.NEEDS,
     **network.NEEDS,
     **netns.NEEDS,
     **names.NEEDS,

@@ -22,6 +22,8 @@ _CAN = {"cut-node"}  # of the families above that cannot
 _CANNOT = {
     "namesrv-cut": "clients and brokers reach name servers without proxies",
     "replace-member": "the containers are the ones that compose.yml names",
+    "add-group": "the containers are the ones that compose.yml names",
+    "remove-group": "the containers are the ones that compose.yml names",
 }
 
 

@@ -36,9 +36,15 @@ class Want:
 
 
 def plan(
-    seed: int, wishes: Sequence[Sequence[Want]], seconds: float, repeats: int
+    seed: int,
+    wishes: Sequence[Sequence[Want]],
+    seconds: float,
+    repeats: int,
+    *,
+    in_order: bool = False,
 ) -> tuple[Planned, ...]:
-    """Plan each of `wishes` (its parts at the same time) `repeats` times within `seconds`.
+    """Plan each of `wishes` (its parts at the same time) `repeats` times within `seconds`, shuffled
+    in each round unless `in_order`.
 
     Sorted by start, numbered from 1. Raises ValueError outside the limits.
     """
@@ -54,7 +60,8 @@ def plan(
     slot_s = seconds / slots if slots else seconds
     for round_ in range(repeats):
         order = list(range(len(wishes)))
-        rng.shuffle(order)
+        if not in_order:
+            rng.shuffle(order)
         for order_at, index in enumerate(order):
             slot = round_ * len(wishes) + order_at
             result += _slot(rng, wishes[index], slot, slot_s, len(result))

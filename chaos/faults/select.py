@@ -5,6 +5,7 @@ Pure.
     follower, slave        a broker that does not lead, alive or frozen; never a dead broker
     most-behind            the living follower with the shortest log
     minority, majority     the largest minority, or the smallest majority, of a group's nodes
+    group                  every broker of a group
     all                    every broker
     namesrv, namesrvs      one name server; all name servers
     clients                no node: the fault concerns the clients' side
@@ -35,6 +36,7 @@ SELECTORS = (
     "most-behind",
     "minority",
     "majority",
+    "group",
     "all",
     "namesrv",
     "namesrvs",
@@ -65,9 +67,11 @@ def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Nod
         if not leading:
             raise NobodyNow("there is no leader now")
         return [pick(leading, choice)]
-    if whom in ("minority", "majority"):
+    if whom in ("minority", "majority", "group"):
         group = _group(brokers, choice)
         members = [s.node for s in brokers if s.node.group == group]
+        if whom == "group":
+            return members
         count = (len(members) - 1) // 2 if whom == "minority" else len(members) // 2 + 1
         if count == 0:
             raise ClusterError(f"a group of {len(members)} has no minority")

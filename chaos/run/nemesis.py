@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from ..cluster.clusterfile import ClusterError
+from ..cluster.clusterfile import ClusterError, Node
 from ..cluster.probe import ReplicaView
 from ..cluster.wait_healthy import RECOVERY_TIMEOUT_S, wait_recovered
 from ..faults.base import Context, Fault, Planned, finished, in_thread
@@ -29,11 +29,12 @@ WATCH_S = 0.25  # how often the load is asked whether it still runs
 @dataclass(slots=True)
 class Inflicted:
     """The result. `failed`: faults that could not be done or healed, in words; `stuck`: the faults
-    after which the cluster was not whole in time, and why."""
+    after which the cluster was not whole in time, and why; `left`: nodes of removed groups."""
 
     done: int = 0
     failed: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
+    left: list[Node] = field(default_factory=list)
 
 
 class Nemesis:
@@ -48,7 +49,7 @@ class Nemesis:
         self._context = context
         self._start_s = start_s
         self._recovery_timeout_s = recovery_timeout_s
-        self.result = Inflicted()
+        self.result = Inflicted(left=context.left)
 
     async def inflict(self, plan: Sequence[Planned], check_load: Callable[[], None]) -> Inflicted:
         """Inflict all of `plan`. `check_load` is called now and then, and may raise."""

@@ -26,13 +26,15 @@ from ..checks.experiment import ENDS, PLANNED
 from ..checks.logs import write_findings
 from ..checks.stores import write_replicas
 from ..cluster.cluster import Cluster
-from ..cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
+from ..cluster.clusterfile import COMPOSE, PROCESSES, ClusterError, Node
 from ..cluster.compose import ComposeCluster
 from ..cluster.credentials import signing
+from ..cluster.launch import log_path
 from ..cluster.topology import RAFT, Shape, flush_of, nodes_of
 from ..cluster.wait_healthy import RECOVERY_TIMEOUT_S, wait_recovered
 from ..faults import power
 from ..faults.base import Context, Planned, in_thread
+from ..faults.catalogue import find
 from ..faults.links import Links
 from ..faults.power import LoopDisk
 from ..history.files import HistoryWriter
@@ -96,7 +98,9 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
             say(f"not done: {text}")
         if scenario.wishes and not wants:
             raise ClusterError(f"nothing of this scenario can be done here: {'; '.join(skipped)}")
-        plan = make_plan(config.seed, wants, config.minutes, config.repeats)
+        plan = make_plan(
+            config.seed, wants, config.minutes, config.repeats, in_order=scenario.in_order
+        )
         say("waiting until the cluster is whole")
         await wait_recovered(cluster)
         with HistoryWriter(
@@ -125,7 +129,7 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
                     say("stopping the cluster")
                     await cluster.down()
 
-            await record_evidence(cluster, history, stop, began_ns)
+            await record_evidence(cluster, history, stop, began_ns, inflicted.left)
             history.event("ok", "end", RUNNER, history.next_op())
     return await asyncio.to_thread(judge, path, config.directory, say)
 
@@ -143,12 +147,16 @@ async def _torment(
     say: Say,
 ) -> Inflicted:
     workloads = config.workloads()
+    groups_change = any("raft-groups" in find(planned.kind).needs for planned in plan)
     rng = random.Random(config.seed)
     async with AsyncExitStack() as stack:
         namesrv = cluster.state().namesrv
         for workload in workloads:
             seed = rng.random()
-            await workload.prepare(Environment(namesrv, history, random.Random(seed), say))
+            env = Environment(
+                namesrv, history, random.Random(seed), say, groups_change=groups_change
+            )
+            await workload.prepare(env)
         pairs = [pair for workload in workloads for pair in workload.groups]
         watched = await _watched(namesrv, pairs)
         await stack.enter_async_context(Observer(cluster, history, watched))
@@ -253,15 +261,20 @@ def with_needs(shape: Shape, needs: Collection[str]) -> Shape:
 
 
 async def record_evidence(
-    cluster: Cluster, history: HistoryWriter, stop: Callable[[], Awaitable[None]], began_ns: int
+    cluster: Cluster,
+    history: HistoryWriter,
+    stop: Callable[[], Awaitable[None]],
+    began_ns: int,
+    left: Sequence[Node] = (),
 ) -> None:
-    """Stop the cluster; record findings of its logs and the content of its stores.
+    """Stop the cluster; record findings of its logs and the content of its stores, also of removed
+    groups (`left`).
 
     `began_ns` is the start of the run on the history's clock.
     """
     committed = await _committed(cluster)
     await stop()
-    await asyncio.to_thread(_write_evidence, cluster, history, committed, began_ns)
+    await asyncio.to_thread(_write_evidence, cluster, history, committed, began_ns, left)
 
 
 async def _committed(cluster: Cluster) -> dict[str, int]:
@@ -277,13 +290,18 @@ async def _committed(cluster: Cluster) -> dict[str, int]:
 
 
 def _write_evidence(
-    cluster: Cluster, history: HistoryWriter, committed: Mapping[str, int], began_ns: int
+    cluster: Cluster,
+    history: HistoryWriter,
+    committed: Mapping[str, int],
+    began_ns: int,
+    left: Sequence[Node],
 ) -> None:
     """Record the nodes' logs and stores. Blocking."""
-    state = cluster.state()
-    write_findings(history, cluster.collect_logs(), cluster.log_zone, began_ns)
-    for group in state.groups:
-        members = state.members(group)
+    logs = {node.name: log_path(cluster.directory, node) for node in left}
+    write_findings(history, cluster.collect_logs() | logs, cluster.log_zone, began_ns)
+    brokers = (*cluster.state().brokers, *left)
+    for group in dict.fromkeys(node.group for node in brokers):
+        members = [node for node in brokers if node.group == group]
         if len(members) > 1:
             stores = {n.name: cluster.store_of(n) for n in members}
             write_replicas(history, group, stores, committed.get(group))

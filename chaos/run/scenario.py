@@ -7,8 +7,8 @@ from the seed. Wishes separated by spaces are an unnamed scenario. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..cluster.clusterfile import ClusterError, ClusterState, Node
 from ..faults.base import Planned
@@ -28,11 +28,16 @@ SLOT_S = 8.0  # for a fault, its heal and some calm; divides a run's minutes
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A named list of faults."""
+    """A named list of faults, with the load that fits them: `workloads`, the `share` of their usual
+    rates, and further settings of the cluster. With `in_order` the wishes are not shuffled."""
 
     name: str
     description: str
     wishes: tuple[str, ...]
+    in_order: bool = False
+    workloads: tuple[str, ...] = ("log",)
+    share: float = 1.0
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def wants(self) -> list[tuple[Want, ...]]:
         """Return the wishes, parsed. Raises ClusterError."""
@@ -137,6 +142,23 @@ _ALL = (
         ("namesrv-down:namesrvs", "namesrv-pause:namesrvs", "namesrv-down:namesrvs+kill:leader"),
     ),
     Scenario(
+        "scale",
+        "from one broker group to three and back, while leaders and name servers are killed",
+        (
+            "add-group+kill:leader",
+            "add-group+namesrv-down:namesrvs+kill:leader",
+            "remove-group+kill:leader",
+            "remove-group+namesrv-down:namesrvs+kill:leader",
+        ),
+        in_order=True,
+        workloads=(
+            *("log", "ordered", "group", "idempotent", "locks"),
+            *("transactions", "delayed", "retries", "pop"),
+        ),
+        share=0.1,
+        settings={"drainGraceMs": "5000"},
+    ),
+    Scenario(
         JEPSEN_POWER,
         "every node loses its power at once, by the kernel: what was acknowledged is there",
         ("kernel-power-cut:all",),
@@ -236,7 +258,12 @@ def split_available(
 
 
 def make_plan(
-    seed: int, wants: Sequence[Sequence[Want]], minutes: float, repeats: int | None
+    seed: int,
+    wants: Sequence[Sequence[Want]],
+    minutes: float,
+    repeats: int | None,
+    *,
+    in_order: bool = False,
 ) -> tuple[Planned, ...]:
     """Plan the faults of a run. Without `repeats` as many rounds as fit into `minutes`, at least
     one. A wish with a duration of its own lengthens the slots.
@@ -249,6 +276,6 @@ def make_plan(
     slot_s = max(SLOT_S, *(want.for_s / LASTS_MAX for parts in wants for want in parts))
     rounds = repeats if repeats is not None else max(1, int(seconds / slot_s / len(wants)))
     try:
-        return plan(seed, wants, seconds, rounds)
+        return plan(seed, wants, seconds, rounds, in_order=in_order)
     except ValueError as error:
         raise ClusterError(str(error)) from error

@@ -47,7 +47,8 @@ def sum_tallies(tallies: Iterable[Tally]) -> Tally:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The environment of a workload. `rng` is its own, so the same seed gives the same choices."""
+    """The environment of a workload. `rng` is its own, so the same seed gives the same choices.
+    With `groups_change`, broker groups join and leave during the run."""
 
     namesrv: str
     history: HistoryWriter
@@ -55,6 +56,7 @@ class Environment:
     say: Callable[[str], None] = lambda text: None
     join_timeout_s: float = 120.0
     drain_timeout_s: float = 120.0
+    groups_change: bool = False
 
 
 class Workload(Protocol):

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 from ..cluster.clusterfile import ClusterError
 from . import delayed, retries, transactions
 from .base import Workload
-from .delayed import delayed_workload
+from .deferred import PostedConfig
+from .delayed import DELAYED, delayed_workload
 from .load import GROUP, LOG, ONCE, ORDERED, MessagesConfig
-from .locks import locks_workload
+from .locks import LOCKS, locks_workload
 from .messages import Churn, MessagesWorkload
-from .metadata import MetadataWorkload
-from .pops import pop_workload
-from .retries import retries_workload
-from .transactions import transactions_workload
+from .metadata import RATE_PER_S, MetadataWorkload
+from .pops import POP, pop_workload
+from .retries import RETRIES, retries_workload
+from .transactions import TRANSACTIONS, transactions_workload
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {
-    "log": MessagesWorkload,
-    "ordered": lambda: MessagesWorkload(ORDERED),
-    "group": lambda: MessagesWorkload(GROUP, churn=Churn()),
-    "metadata": MetadataWorkload,
-    "idempotent": lambda: MessagesWorkload(ONCE),
-    "transactions": transactions_workload,
-    "delayed": delayed_workload,
-    "retries": retries_workload,
-    "locks": locks_workload,
-    "pop": pop_workload,
+Config = TypeVar("Config", MessagesConfig, PostedConfig)
+
+
+def _at(share: float, config: Config) -> Config:
+    return replace(config, rate_per_s=config.rate_per_s * share)
+
+
+# By name, from the share of the usual rate.
+WORKLOADS: dict[str, Callable[[float], Workload]] = {
+    "log": lambda share: MessagesWorkload(_at(share, LOG)),
+    "ordered": lambda share: MessagesWorkload(_at(share, ORDERED)),
+    "group": lambda share: MessagesWorkload(_at(share, GROUP), churn=Churn()),
+    "metadata": lambda share: MetadataWorkload(rate_per_s=RATE_PER_S * share),
+    "idempotent": lambda share: MessagesWorkload(_at(share, ONCE)),
+    "transactions": lambda share: transactions_workload(_at(share, TRANSACTIONS)),
+    "delayed": lambda share: delayed_workload(_at(share, DELAYED)),
+    "retries": lambda share: retries_workload(_at(share, RETRIES)),
+    "locks": lambda share: locks_workload(_at(share, LOCKS)),
+    "pop": lambda share: pop_workload(_at(share, POP)),
 }
 # Settings for clusters that are started for a workload, so that nobody waits for hours.
 SETTINGS: Mapping[str, Mapping[str, str]] = {
@@ -44,8 +55,11 @@ def settings_for(names: Sequence[str]) -> dict[str, str]:
     return desired
 
 
-def make_workloads(names: Sequence[str], log: MessagesConfig = LOG) -> list[Workload]:
-    """Make the workloads of these names, once each; `log` configures the workload of its name.
+def make_workloads(
+    names: Sequence[str], log: MessagesConfig = LOG, share: float = 1.0
+) -> list[Workload]:
+    """Make the workloads of these names, once each, with a share of their usual rates, except
+    `log`, which configures the workload of its name.
 
     Raises ClusterError for an unknown name, and for none.
     """
@@ -54,6 +68,6 @@ def make_workloads(names: Sequence[str], log: MessagesConfig = LOG) -> list[Work
         known = ", ".join(WORKLOADS)
         raise ClusterError(f"no workload {', '.join(unknown) or 'given'}; there are {known}")
     return [
-        MessagesWorkload(log) if name == "log" else WORKLOADS[name]()
+        MessagesWorkload(log) if name == "log" else WORKLOADS[name](share)
         for name in dict.fromkeys(names)
     ]

@@ -82,11 +82,11 @@ class Delayed:
     async def evidence(self, deadline_s: float) -> None:
         """Record the time at which each message started to wait; unknown after retention."""
         posting, records = self._posting, 0
-        brokers = sorted({queue.broker_name for queue in posting.queues})
         async with PullConsumer(
             f"{posting.config.group}-scanner", posting.env.namesrv, instance_config=signing()
         ) as consumer:
-            await consumer.queues(posting.config.topic)
+            present = await consumer.queues(posting.config.topic)
+            brokers = sorted({queue.broker_name for queue in (*posting.queues, *present)})
             scanner = Scanner(consumer)
             for broker in brokers:
                 waiting = [MessageQueue(SCHEDULE_TOPIC, broker, level - 1) for level in self.levels]

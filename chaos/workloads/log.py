@@ -93,9 +93,11 @@ class KeyedSender:
         rate_per_s: float | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
         once: bool = False,
+        follows: bool = False,
     ) -> None:
-        """`queues` must be the topic's final queues, because an order key keeps its queue for good.
-        `once` marks an idempotent producer for the checks."""
+        """`queues` must be the topic's final queues, because an order key keeps its queue for good,
+        unless it `follows` the route (`use`). Then the order of a key holds in each queue. `once`
+        marks an idempotent producer for the checks."""
         if not 1 <= window <= WINDOW_MAX:
             raise ValueError(f"window must be 1 to {WINDOW_MAX}, not {window}")
         if not queues:
@@ -105,6 +107,7 @@ class KeyedSender:
         self._history = history
         self._process = process
         self._queues = tuple(queues)
+        self._follows = follows
         self._window = window
         self._backlog_max = window * BACKLOG_PER_WINDOW
         self._timeout_ms = timeout_ms
@@ -138,6 +141,11 @@ class KeyedSender:
         assert self._in_flight == 0
         assert self._backlog == 0
         return self.tally
+
+    def use(self, queues: Sequence[MessageQueue]) -> None:
+        """Send to these queues from now on."""
+        assert self._follows, "the queues are final"
+        self._queues = tuple(queues)
 
     def stop(self) -> None:
         """Read no more items; `run` returns once those read are decided."""
@@ -222,9 +230,13 @@ class KeyedSender:
             self._ready.append((item, due_ns))
             self._backlog += 1
 
-    def _invoke(self, item: Item, due_ns: int) -> tuple[int, str, int]:
+    def _invoke(
+        self, item: Item, due_ns: int, queue: MessageQueue | None = None
+    ) -> tuple[int, str, int]:
         """Record the start of a send; return its operation number, message id and born time."""
         order = item.order
+        if order and queue is not None and self._follows:
+            order = f"{order}@{queue.broker_name}-{queue.queue_id}"
         sequence = self._sequence.get(order, 0) if order else 0
         if order:
             self._sequence[order] = sequence + 1
@@ -268,7 +280,7 @@ class KeyedSender:
         else:
             self._turn += 1
             queue = self._queues[self._turn % len(self._queues)]
-        op, unique_key, born_ms = self._invoke(item, due_ns)
+        op, unique_key, born_ms = self._invoke(item, due_ns, queue)
         message = Message(
             item.topic, item.body, item.tag or None, item.key, item.properties,
             unique_key=unique_key, born_timestamp_ms=born_ms,

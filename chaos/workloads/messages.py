@@ -134,6 +134,7 @@ class MessagesWorkload:
         self._churn = churn
         self._contention = contention
         self._loads = Tasks()
+        self._followers = Tasks()
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -160,7 +161,10 @@ class MessagesWorkload:
     async def prepare(self, env: Environment) -> None:
         self._env = env
         async with Admin(env.namesrv, instance_config=signing()) as admin:
-            await admin.topic.create(self.config.topic, self.config.queues)
+            fixed = env.groups_change and self.config.orderly  # further groups leave it out
+            await admin.topic.create(
+                self.config.topic, self.config.queues, message_type="FIFO" if fixed else ""
+            )
             self.queues = await all_queues(
                 admin, self.config.topic, self.config.queues, env.join_timeout_s
             )
@@ -173,6 +177,7 @@ class MessagesWorkload:
             await group.join(f"{config.name}-consumer-{number}")
         await group.wait_shared_out(self.queues, env.join_timeout_s)
         stack.push_async_callback(self._loads.cancel)
+        stack.push_async_callback(self._followers.cancel)
         for number in range(config.producers):
             await self._start_sender(stack, f"{config.name}-producer-{number}")
         if self._churn is not None:
@@ -200,11 +205,22 @@ class MessagesWorkload:
             timeout_ms=config.send_timeout_ms,
             rate_per_s=config.rate_per_s / config.producers or None,
             once=config.once,
+            follows=(follows := env.groups_change and not config.orderly),
         )
         self._senders.append(sender)
+        if follows:
+            self._followers.spawn(self._follow(sender, producer), f"{name} follows the route")
         rng = random.Random(env.rng.random())
         items = random_items(config.topic, name, config.keys, config.body_bytes, rng)
         self._loads.spawn(sender.run(items), name)
+
+    async def _follow(self, sender: KeyedSender, producer: Producer) -> None:
+        while True:
+            await asyncio.sleep(ROUTE_POLL_S)
+            try:
+                sender.use(await producer.queues(self.config.topic))
+            except ClientError:
+                pass  # no queue can be written to at the moment
 
     def stop(self) -> None:
         for sender in self._senders:
@@ -222,7 +238,7 @@ class MessagesWorkload:
         )
 
     def failure(self) -> BaseException | None:
-        return self._loads.failure()
+        return self._loads.failure() or self._followers.failure()
 
 
 async def all_queues(

@@ -32,6 +32,7 @@ from ..history.files import HistoryWriter
 from .base import Environment, Tally, Tasks, leader_of
 
 PREFIX = "ChaosMeta"
+RATE_PER_S = 20.0
 VERSION_MAX = 1_000  # per object; a topic's version is a number of queues
 TIMEOUT_MS = 2_000
 PERM_READ_WRITE = 6
@@ -55,7 +56,7 @@ class MetadataWorkload:
 
     name = "metadata"
 
-    def __init__(self, objects: int = 4, rate_per_s: float = 20.0, writers: int = 2) -> None:
+    def __init__(self, objects: int = 4, rate_per_s: float = RATE_PER_S, writers: int = 2) -> None:
         """`objects` topics and as many groups, for each broker group. Of `writers` + 1 objects each
         writer owns one, and the last is shared."""
         self._objects_each = objects

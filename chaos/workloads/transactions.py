@@ -118,10 +118,13 @@ class Transacted:
         group = f"{posting.config.group}-producers"
         producer = TransactionProducer(group, posting.env.namesrv, self, instance_config=signing())
         await stack.enter_async_context(producer)
-        weights = [weight for weight, _ in PLANS]
+        # A group with an undecided transaction could never leave.
+        all_end = posting.env.groups_change
+        shares = [one for one in PLANS if not all_end or one[1].final != UNDECIDED]
+        weights, plans = [weight for weight, _ in shares], [plan for _, plan in shares]
 
         async def one(number: int) -> None:
-            (drawn,) = rng.choices([plan for _, plan in PLANS], weights)
+            (drawn,) = rng.choices(plans, weights)
             op, key = posting.starts(name)
             self._plans[key] = plan = Plan(drawn.first, drawn.final, drawn.asks)
             message = posting.message(key, rng)
@@ -157,13 +160,14 @@ class Transacted:
         halves = Halves()
         name = f"{posting.config.group}-scanner"
         async with PullConsumer(name, env.namesrv, instance_config=signing()) as consumer:
-            await consumer.queues(posting.config.topic)
+            present = await consumer.queues(posting.config.topic)
+            brokers = {queue.broker_name for queue in (*posting.queues, *present)}
             scanner = Scanner(consumer)
             posting.news()
             before = -1
             while True:
                 try:
-                    await halves.read(scanner, {queue.broker_name for queue in posting.queues})
+                    await halves.read(scanner, brokers)
                 except ClientError as error:
                     env.say(f"{posting.name}: half messages could not be read: {error}")
                     if posting.is_quiet(deadline_s):

@@ -142,6 +142,22 @@ async def test_order_per_key_within_the_window(
         assert sequences == list(range(len(sequences)))
 
 
+async def test_a_sender_that_follows_the_route_keeps_the_order_in_each_queue(
+    writer: HistoryWriter,
+) -> None:
+    sender = sender_of(StandInProducer(), writer, window=8, follows=True)
+    run = asyncio.create_task(sender.run(items(200, 5, random.Random(3))))
+    await until(lambda: sender.tally.ok >= 50, pause_s=0)
+    sender.use(QUEUES[:1])
+    await run
+    writer.flush()
+    history = read_history(writer.path)
+    checks = {check.name: check for check in check_all(history)}
+    assert checks["order per key"].verdict is Verdict.PASS
+    assert {send.queue for send in history.sends[-100:]} == {0}
+    assert len({send.order for send in history.sends}) > 1 + 5  # of several queues
+
+
 async def test_every_outcome_is_counted_written_and_told(writer: HistoryWriter) -> None:
     def fate(message: Message) -> str:
         return {0: "ok", 1: "fail", 2: "unknown"}[int(message.body) % 3]

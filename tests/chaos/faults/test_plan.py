@@ -28,6 +28,8 @@ def test_every_wish_comes_once_in_each_round_in_an_order_of_its_own() -> None:
     rounds = [tuple(tuple(p.kind for p in s) for s in slots[i : i + 3]) for i in range(0, 30, 3)]
     assert all(sorted(map(len, one)) == [1, 2, 2] for one in rounds)
     assert len(set(rounds)) > 1
+    result = plan(1, WANTED, 900, 10, in_order=True)
+    assert [p.kind for p in result] == [want.kind.name for parts in WANTED for want in parts] * 10
 
 
 @pytest.mark.parametrize("seed", range(20))

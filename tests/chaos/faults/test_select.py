@@ -48,6 +48,7 @@ THREE = [
         ("minority", 0.99, "n2"),
         ("majority", 0.0, "n0 n1"),
         ("majority", 0.99, "n1 n2"),
+        ("group", 0.5, "n0 n1 n2"),
         ("all", 0.5, "n0 n1 n2"),
         ("namesrv", 0.0, "namesrv"),
         ("namesrv", 0.5, "namesrv-1"),

@@ -148,13 +148,17 @@ public final class Driver {
         }
         producer.setNamesrvAddr(request.getString("namesrv"));
         producer.setInstanceName(name);
-        producer.setPollNameServerInterval(1000);
+        producer.setPollNameServerInterval(routeMillis(request));
         producer.setRetryTimesWhenSendFailed(request.getIntValue("retries"));
         producer.setRetryTimesWhenSendAsyncFailed(request.getIntValue("retries"));
         start(producer::start, producer::shutdown);
         producers.put(name, producer);
         stops.put(name, producer::shutdown);
         return null;
+    }
+
+    private static int routeMillis(JSONObject request) {
+        return request.containsKey("route_ms") ? request.getIntValue("route_ms") : 1000;
     }
 
     private static Message message(String topic, JSONObject wanted) {
@@ -456,7 +460,7 @@ public final class Driver {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(request.getString("group"));
         consumer.setNamesrvAddr(request.getString("namesrv"));
         consumer.setInstanceName(name);
-        consumer.setPollNameServerInterval(1000);
+        consumer.setPollNameServerInterval(routeMillis(request));
         consumer.setPersistConsumerOffsetInterval(1000);
         consumer.setAwaitTerminationMillisWhenShutdown(5000); // since 4.6
         consumer.setConsumeFromWhere(from(request));

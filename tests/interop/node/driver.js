@@ -10,16 +10,16 @@ const { Consumer, Message, Producer } = require('ali-ons');
 
 const toStderr = (...args) => console.error(...args);
 const quiet = { debug() {}, info() {}, warn: toStderr, error: toStderr };
-const INTERVALS = {
+const intervals = request => ({
   clientIP: '127.0.0.1',
-  pollNameServerInteval: 1000,
+  pollNameServerInteval: request.route_ms || 1000,
   heartbeatBrokerInterval: 1000,
   rebalanceInterval: 1000,
   persistConsumerOffsetInterval: 1000,
   pullTimeDelayMillsWhenException: 500,
   logger: quiet,
   httpclient: { request() { throw new Error('a name server was given: nobody asks for one'); } },
-};
+});
 const running = new Map();
 
 function write(object) {
@@ -67,9 +67,10 @@ async function result(sending) {
 }
 
 const requests = {
-  async producer({ name, group, namesrv, retries }) {
+  async producer(request) {
+    const { name, group, namesrv, retries } = request;
     const producer = new Producer({
-      ...INTERVALS,
+      ...intervals(request),
       nameSrv: namesrv,
       producerGroup: group,
       instanceName: name,
@@ -91,7 +92,7 @@ const requests = {
   async consumer(request) {
     const { name, topic, expression, failures } = request;
     const options = {
-      ...INTERVALS,
+      ...intervals(request),
       nameSrv: request.namesrv,
       consumerGroup: request.group,
       instanceName: name,

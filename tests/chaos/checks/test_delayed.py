@@ -49,6 +49,19 @@ def test_a_clean_run_passes_and_says_how_late_messages_were() -> None:
     assert check(clean(), LATE).detail == "no waiting time is known"
 
 
+def test_a_copy_in_a_second_broker_group_has_its_own_waiting_time() -> None:
+    """A client's retry stored "b" in a group that has left since, and 900 ms later here."""
+    plant = clean()
+    plant.posted("twice", attempts=2, delay_ms=1000)
+    plant.wait(2)
+    plant.delivered("twice", 2, store_ms=8100, broker="gone")
+    plant.delivered("twice", 3, store_ms=9000)
+    plant.stored("twice", 8000)
+    assert check(end(plant), EARLY).verdict is Verdict.PASS
+    plant.delivered("twice", 4, store_ms=8100)
+    assert failed(plant) == {EARLY, COPIES}
+
+
 def test_lateness_over_time_and_as_percentiles() -> None:
     plant = clean()
     plant.wait(10)

@@ -7,8 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 20000
 START ?= 1
-# Test files in turn to so many processes; 0: all in one, as a debugger wants it.
-WORKERS ?= 4
+# Processes that share the test files; 0: all in one, for a debugger. Most tests wait, so two cores carry six.
+WORKERS ?= 6
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 

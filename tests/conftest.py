@@ -18,7 +18,7 @@ os.environ.setdefault("RAFTMQ_DISK_SPACE_WARNING_FREE_BYTES", "1")
 # Whose tests use Spark, up to where the second half begins. Each half has a process: a Spark that
 # is there for a file alone has done half of its work when it is warm.
 SPARK = ("tests/audit/", "tests/spark/")
-SECOND_HALF = "tests/audit/test_o"
+SECOND_HALF = "tests/audit/test_l"
 # A room whose files take minutes each, of which one would be waited for alone at the end.
 BEGUN_FIRST = "simulator"
 

@@ -246,7 +246,7 @@ class RouteClient(asyncio.Protocol):
             self._seen.pushed += 1
             changed = orjson.loads(body)
             everything = command["extFields"]["everything"] == "true"
-            if changed["brokerNames"] or everything:
+            if everything:
                 self._ask(len(self._numbers))
             for topic in self._numbers if everything else changed["topics"]:
                 self._ask(self._numbers[topic])

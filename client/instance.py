@@ -144,8 +144,8 @@ class ClientInstance:
         """Handle 30004, a name server's notice of changed routes."""
         change = loads_object(command.body)
         everything = boolean_or(command.ext, "everything", False)
-        groups, topics = (change.get(name) or [] for name in ("brokerNames", "topics"))
-        self.directory.changed(set(map(str, groups)), set(map(str, topics)), everything)
+        brokers, topics = change.get("brokers") or {}, change.get("topics") or []
+        self.directory.changed(brokers, set(map(str, topics)), everything)
 
     async def stop(self) -> None:
         """Cancel own tasks and close every connection."""

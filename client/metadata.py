@@ -187,9 +187,15 @@ class Directory:
         that runs already; its failure is logged."""
         self._start("groups", self._fetch_groups)
 
-    def changed(self, groups: set[str], topics: set[str], everything: bool) -> None:
-        """Refresh everything that a name server reports as changed (30004)."""
-        if groups or everything:
+    def changed(self, brokers: Mapping[str, Any], topics: set[str], everything: bool) -> None:
+        """Learn the changed broker groups that a name server reports (30004), and refresh the
+        changed topics."""
+        try:
+            self._learn_table(brokers)
+        except RouteError as error:
+            logger.debug("route_change_not_read error=%s", error)
+            everything = True
+        if everything:
             self.refresh_groups_soon()
         for topic in self.topics if everything else sorted(topics):
             self.refresh_soon(topic)
@@ -307,9 +313,20 @@ class Directory:
         self._unused_topic_s.pop(topic, None)
 
     async def _fetch_groups(self) -> None:
-        for name, data in (await self._group_table()).items():
-            if name in self._groups:  # only groups with a used topic
-                self.learn(name, parse_broker({"brokerName": name, **data}))
+        self._learn_table(await self._group_table())
+
+    def _learn_table(self, brokers: Mapping[str, Any]) -> None:
+        """Learn the groups with a used topic. Raises RouteError."""
+        try:
+            known = [
+                parse_broker({"brokerName": name, **data})
+                for name, data in brokers.items()
+                if name in self._groups
+            ]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RouteError(f"no table of broker groups: {error!r}") from error
+        for broker in known:
+            self.learn(broker.broker_name, broker)
 
     async def _group_table(self) -> Mapping[str, Any]:
         """Return all broker groups by name from a name server (106)."""

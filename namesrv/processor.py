@@ -111,6 +111,8 @@ class NameServerProcessor:
         self._watchers = watchers
         self._topic_list = b""  # encoded, of version
         self._topic_list_version = -1
+        self._cluster = b""  # encoded, of version
+        self._cluster_version = -1
         self._order = b""  # encoded, of configuration
         self._order_of: KvConfig | None = None
 
@@ -319,10 +321,18 @@ class NameServerProcessor:
         return _answer(request, body=body)
 
     def cluster_info(self, _: Connection, request: RemotingCommand) -> Answer:
-        """106: return all brokers by cluster and name, with warnings for health checks."""
+        """106: return all brokers by cluster and name, encoded once per version of the groups,
+        with warnings for health checks."""
         warnings = self._warnings()
         ext = {WARNINGS: "\n".join(warnings)} if warnings else {}
-        return self._listing(request, views.cluster_body(self.table), ext)
+        return self._listing(request, self._all_groups(), ext)
+
+    def _all_groups(self) -> Steps[bytes]:
+        version = self.table.groups_version
+        if self._cluster_version != version:
+            self._cluster = yield from views.cluster_body(self.table)
+            self._cluster_version = version
+        return self._cluster
 
     def member_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """901: return the members of a broker group."""
@@ -577,11 +587,11 @@ def _check_length(request: RemotingCommand, bytes_max: int) -> None:
         raise BodyError(f"a body of {len(request.body)} bytes; at most {bytes_max}")
 
 
-def route_changed(changes: Changes) -> RemotingCommand:
-    """Build ROUTE_CHANGED (30004, one-way), with the groups and topics of changed routes."""
+def route_changed(table: RouteTable, changes: Changes) -> RemotingCommand:
+    """Build ROUTE_CHANGED (30004, one-way), with the changed groups and topics."""
     ext = {"everything": from_boolean(changes.everything)}
-    reported = {"brokerNames": sorted(changes.groups), "topics": sorted(changes.topics)}
-    return RemotingCommand.request(RequestCode.ROUTE_CHANGED, ext, orjson.dumps(reported))
+    body = views.changes_body(table, changes)
+    return RemotingCommand.request(RequestCode.ROUTE_CHANGED, ext, body)
 
 
 def log_gone(brokers: list[LiveBroker], reason: str) -> None:

@@ -59,6 +59,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from sys import intern
 from typing import NamedTuple
 
 from raftmq.remoting.codes import ResponseCode
@@ -202,11 +203,15 @@ class BrokerGroup:
     version: DataVersion | None = None  # of the topics; None without a table
     version_author: str = ""  # the address that sent the version
     digest: bytes = b""  # of the last full body; b"" after a change
-    topics: dict[str, None] = field(default_factory=dict)  # in a repeatable order
+    topics: dict[str, QueueData] = field(default_factory=dict)  # in a repeatable order
     raft: bool = False  # its brokers send terms, so any of them may become leader
     live: dict[str, LiveBroker] = field(default_factory=dict)  # including unlisted brokers
     gone: bool = False  # its topics are removed from the routes
     changes: deque[TopicChange] = field(default_factory=deque)  # pending, of its topics
+    encoded: tuple[bytes, bytes] | None = None  # by views; None after a change
+
+
+Groups = tuple[BrokerGroup, ...]
 
 
 class RouteTable:
@@ -217,7 +222,9 @@ class RouteTable:
         self._signed_only = signed_only
         self._live: dict[str, LiveBroker] = {}
         self._groups: dict[str, BrokerGroup] = {}
-        self._queues: dict[str, dict[BrokerGroup, QueueData]] = {}  # including removed groups
+        # Topic → its groups, including removed groups. Topics of the same groups share a tuple,
+        # because in a large cluster most topics are in all groups.
+        self._groups_of: dict[str, Groups] = {}
         self._topic_entry_count = 0
         self._changing: deque[BrokerGroup] = deque()  # groups with pending changes
         self._run: Callable[[Steps[None]], None] | None = None
@@ -231,6 +238,7 @@ class RouteTable:
         self.registered_count = 0  # accepted registrations
         self.new_group_id_count = 0  # registrations with a new group id
         self.topics_version = 0  # increases with each added or removed topic, for caches
+        self.groups_version = 0  # increases with each change of a group's addresses
 
     def run_with(self, run: Callable[[Steps[None]], None]) -> None:
         """Run large changes of topics by `run(steps)`, which returns at once, if given."""
@@ -367,14 +375,14 @@ class RouteTable:
         """
         groups = [
             group
-            for group in self._queues.get(topic, ())
+            for group in self._groups_of.get(topic, ())
             if not group.gone
             and (not cluster or group.cluster == cluster)
             and (signed or not group.signed)
         ]
         for group in groups:
             group.digest = b""
-            self._drop_topic(group, topic)
+            self._drop_topic(group, topic, {})
         return len(groups)
 
     def put_queues(self, broker_name: str, config: TopicConfig, signed: bool = False) -> None:
@@ -386,7 +394,7 @@ class RouteTable:
             return
         self._check_change(group, signed)
         limits = self._limits
-        if config.topic not in self._queues and len(self._queues) >= limits.topics_max:
+        if config.topic not in self._groups_of and len(self._groups_of) >= limits.topics_max:
             raise _full(limits.topics_max, "topics")
         if config.topic not in group.topics and self.topic_entry_count >= limits.topic_entries_max:
             raise _full(limits.topic_entries_max, "topics of groups")
@@ -419,8 +427,8 @@ class RouteTable:
         return {group.name: data for group, data in self.topic_entries(topic)} or None
 
     def topic_entries(self, topic: str) -> Iterator[tuple[BrokerGroup, QueueData]]:
-        by_group = self._queues.get(topic, {})
-        return ((group, data) for group, data in by_group.items() if not group.gone)
+        groups = self._groups_of.get(topic, ())
+        return ((group, group.topics[topic]) for group in groups if not group.gone)
 
     def group(self, broker_name: str) -> BrokerGroup | None:
         """Return the group, which must not be changed, or None."""
@@ -451,14 +459,14 @@ class RouteTable:
 
     def names(self) -> list[str]:
         """Return all topics, and some that were just removed (`has_topic`)."""
-        return list(self._queues)
+        return list(self._groups_of)
 
     def has_topic(self, topic: str) -> bool:
-        return not all(group.gone for group in self._queues.get(topic, ()))
+        return not all(group.gone for group in self._groups_of.get(topic, ()))
 
     @property
     def topic_count(self) -> int:
-        return len(self._queues)
+        return len(self._groups_of)
 
     @property
     def topic_entry_count(self) -> int:
@@ -658,7 +666,7 @@ class RouteTable:
         topics = list(claim.topics)
         own = group.topics if group is not None else {}
         for names, used, count_max, subject in (
-            (self._queues, len(self._queues), limits.topics_max, "topics"),
+            (self._groups_of, len(self._groups_of), limits.topics_max, "topics"),
             (own, self.topic_entry_count, limits.topic_entries_max, "topics of groups"),
         ):
             room = count_max - used
@@ -694,6 +702,7 @@ class RouteTable:
             group = BrokerGroup(claim.broker_name, claim.cluster)
             self._groups[claim.broker_name] = group
         group.live[claim.address] = live
+        described = group.cluster, group.raft
         group.cluster = claim.cluster
         group.group_id = claim.group_id or group.group_id
         group.raft = claim.term > 0 or (group.raft and claim.broker_id != LEADER_ID)
@@ -705,7 +714,9 @@ class RouteTable:
         if live.own_id:
             addresses.pop(live.own_id, None)  # of its duplicate
         addresses[claim.broker_id] = claim.address
-        group.addresses = addresses
+        if addresses != before or described != (group.cluster, group.raft):
+            group.addresses = addresses
+            self._forget_encoded(group)
         if addresses != before:
             self._tell(group)
         return addresses != before
@@ -734,6 +745,7 @@ class RouteTable:
             group.claim_ends_ms = now_ms + CLAIM_MS
         addresses = {i: a for i, a in group.addresses.items() if a != live.address}
         group.addresses = addresses
+        self._forget_encoded(group)
         if not addresses and not group.live:
             self._end(group)
         self._tell(group)
@@ -747,6 +759,10 @@ class RouteTable:
             change.end(changed=False)
         group.changes.clear()
         self._change(group, self._dropping_all(group))
+
+    def _forget_encoded(self, group: BrokerGroup) -> None:
+        group.encoded = None
+        self.groups_version += 1
 
     def _tell(self, group: BrokerGroup) -> None:
         for watcher in self._watchers:
@@ -833,6 +849,7 @@ class RouteTable:
         changed = False
         # Shares equal objects, because most topics are alike
         shared: dict[QueueData, QueueData] = {}
+        sets: SetChanges = {}
         for number, config in enumerate(topics, 1):
             data = QueueData(
                 config.read_queue_count,
@@ -841,29 +858,32 @@ class RouteTable:
                 config.sys_flag,
                 config.message_type,
             )
-            by_group = self._queues.get(config.topic)
-            if by_group is None:
-                by_group = self._queues[config.topic] = {}
-            if by_group.get(group) != data:
-                if all(other.gone for other in by_group):
+            before = group.topics.get(config.topic)
+            if before is None:
+                topic = intern(config.topic)  # a copy for all groups
+                groups = self._groups_of.get(topic, ())
+                if all(other.gone for other in groups):
                     self.topics_version += 1
-                by_group[group] = shared.setdefault(data, data)
+                self._groups_of[topic] = _with(groups, group, sets)
+                self._topic_entry_count += 1
+                group.topics[topic] = shared.setdefault(data, data)
+            elif before != data:
+                group.topics[config.topic] = shared.setdefault(data, data)
+            if before != data:
                 changed = True
                 self.topic_changed(config.topic)
-            if config.topic not in group.topics:
-                group.topics[config.topic] = None
-                self._topic_entry_count += 1
             if number % TOPICS_PER_STEP == 0:
                 yield
         return changed
 
     def _setting_writable(self, group: BrokerGroup, writable: bool) -> Steps[bool]:
+        shared: dict[QueueData, QueueData] = {}
         for number, topic in enumerate(list(group.topics), 1):
-            by_group = self._queues.get(topic, {})
-            if group in by_group:
-                old = by_group[group]
+            old = group.topics.get(topic)
+            if old is not None:
                 perm = old.perm | PERM_WRITE if writable else old.perm & ~PERM_WRITE
-                by_group[group] = old._replace(perm=perm)
+                new = old._replace(perm=perm)
+                group.topics[topic] = shared.setdefault(new, new)
                 self.topic_changed(topic)
             if number % TOPICS_PER_STEP == 0:
                 yield
@@ -874,22 +894,40 @@ class RouteTable:
         return True
 
     def _dropping(self, group: BrokerGroup, topics: Sequence[str]) -> Steps[None]:
+        sets: SetChanges = {}
         for number, topic in enumerate(topics, 1):
             if topic in group.topics:
-                self._drop_topic(group, topic)
+                self._drop_topic(group, topic, sets)
             if number % TOPICS_PER_STEP == 0:
                 yield
 
-    def _drop_topic(self, group: BrokerGroup, topic: str) -> None:
+    def _drop_topic(self, group: BrokerGroup, topic: str, sets: SetChanges) -> None:
         del group.topics[topic]
         self._topic_entry_count -= 1
-        by_group = self._queues[topic]
-        del by_group[group]
-        if not by_group:
-            del self._queues[topic]
-        if not group.gone and all(other.gone for other in by_group):
+        left = _without(self._groups_of[topic], group, sets)
+        if left:
+            self._groups_of[topic] = left
+        else:
+            del self._groups_of[topic]
+        if not group.gone and all(other.gone for other in left):
             self.topics_version += 1
         self.topic_changed(topic)
+
+
+# The changes of shared tuples by a group: id → the tuple, which thus lives, and its successor
+SetChanges = dict[int, tuple[Groups, Groups]]
+
+
+def _with(groups: Groups, group: BrokerGroup, sets: SetChanges) -> Groups:
+    if id(groups) not in sets:
+        sets[id(groups)] = groups, (*groups, group)
+    return sets[id(groups)][1]
+
+
+def _without(groups: Groups, group: BrokerGroup, sets: SetChanges) -> Groups:
+    if id(groups) not in sets:
+        sets[id(groups)] = groups, tuple(other for other in groups if other is not group)
+    return sets[id(groups)][1]
 
 
 def _advance(change: TopicChange, steps: int) -> bool:

@@ -181,7 +181,7 @@ class NameServer:
         changed = yield from self._watchers.taking()
         for connection, changes in changed:
             try:
-                connection.invoke_oneway(route_changed(changes))
+                connection.invoke_oneway(route_changed(self.table, changes))
             except RemotingError as error:  # it polls every 30 s
                 LOG.info("route_change_not_told peer=%s: %s", connection.peer_address, error)
             yield

@@ -1,66 +1,64 @@
 """The name server's answers as JSON bodies in Apache's formats.
 
-Bodies that grow with the table are built in steps (remoting.fair_scheduling). Broker ids are quoted
-keys, which every version of fastjson accepts.
+Bodies that grow with the table are built in steps (remoting.fair_scheduling), from parts that are
+encoded once per group. Broker ids are quoted keys, which every version of fastjson accepts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
 
 import orjson
 
 from raftmq.remoting.fair_scheduling import Steps
 
-from .routes import BrokerGroup, RouteTable
+from .routes import BrokerGroup, QueueData, RouteTable
+from .watchers import Changes
 
-GROUPS_PER_STEP, NAMES_PER_STEP = 64, 2_000
+GROUPS_PER_STEP, NAMES_PER_STEP = 500, 2_000  # some .5 ms
+QUEUE_FIELDS_MAX = 1_024  # encoded ones; most topics are alike
 
 
 def route_body(table: RouteTable, topic: str, order_config: str | None) -> Steps[bytes | None]:
     """Return a topic's TopicRouteData; None without a group with addresses."""
-    queue_datas: list[dict[str, Any]] = []
-    broker_datas: list[dict[str, Any]] = []
+    queue_datas: list[bytes] = []
+    broker_datas: list[bytes] = []
     for number, (group, data) in enumerate(list(table.topic_entries(topic)), 1):
         if number % GROUPS_PER_STEP == 0:
             yield
-        if not group.addresses:
-            continue
-        queue_datas.append(
-            {
-                "brokerName": group.name,
-                "perm": data.perm,
-                "readQueueNums": data.read_queue_count,
-                "topicSynFlag": data.sys_flag,  # the spelling of clients before 4.9
-                "topicSysFlag": data.sys_flag,
-                "writeQueueNums": data.write_queue_count,
-            }
-        )
-        broker_datas.append(_broker_data(group))
+        if group.addresses:
+            broker_data, queue_data = _encoded(group)
+            broker_datas.append(broker_data)
+            queue_datas.append(queue_data + _queue_fields(data))
     if not broker_datas:
         return None
-    route: dict[str, Any] = {
-        "brokerDatas": broker_datas,
-        "filterServerTable": {},
-        "queueDatas": queue_datas,
-    }
-    if order_config is not None:
-        route["orderTopicConf"] = order_config
-    return orjson.dumps(route)
+    order = b"" if order_config is None else b',"orderTopicConf":%b' % orjson.dumps(order_config)
+    return b'{"brokerDatas":[%b],"filterServerTable":{},"queueDatas":[%b]%b}' % (
+        b",".join(broker_datas), b",".join(queue_datas), order,
+    )  # fmt: skip
 
 
 def cluster_body(table: RouteTable) -> Steps[bytes]:
     """Return ClusterInfo, all groups and their names by cluster."""
-    brokers: dict[str, Any] = {}
+    brokers: list[bytes] = []
     clusters: dict[str, list[str]] = {}
     for number, group in enumerate(list(table.groups()), 1):
         if number % GROUPS_PER_STEP == 0:
             yield
         if group.addresses:
-            brokers[group.name] = _broker_data(group)
+            brokers.append(_named(group))
             clusters.setdefault(group.cluster, []).append(group.name)
-    return orjson.dumps({"brokerAddrTable": brokers, "clusterAddrTable": clusters})
+    return b'{"brokerAddrTable":{%b},"clusterAddrTable":%b}' % (
+        b",".join(brokers), orjson.dumps(clusters),
+    )  # fmt: skip
+
+
+def changes_body(table: RouteTable, changes: Changes) -> bytes:
+    """Return the changed groups with their addresses, without those that ended, and topics."""
+    groups = filter(None, (table.group(name) for name in sorted(changes.groups)))
+    brokers = b",".join(_named(group) for group in groups if group.addresses)
+    return b'{"brokers":{%b},"topics":%b}' % (brokers, orjson.dumps(sorted(changes.topics)))
 
 
 def member_body(table: RouteTable, cluster: str, broker_name: str) -> bytes:
@@ -130,15 +128,37 @@ def unit_topics_body(table: RouteTable, requested: int, refused: int = 0) -> Ste
     return (yield from topic_list_body(result))
 
 
-def _broker_data(group: BrokerGroup) -> dict[str, Any]:
-    data = {
-        "brokerAddrs": _addresses(group),
-        "brokerName": group.name,
-        "cluster": group.cluster,
-        "enableActingMaster": False,
+def _named(group: BrokerGroup) -> bytes:
+    return b"%b:%b" % (orjson.dumps(group.name), _encoded(group)[0])
+
+
+def _encoded(group: BrokerGroup) -> tuple[bytes, bytes]:
+    """Return the group's BrokerData, and the start of its QueueDatas, encoded once per change."""
+    if group.encoded is None:
+        data = {
+            "brokerAddrs": _addresses(group),
+            "brokerName": group.name,
+            "cluster": group.cluster,
+            "enableActingMaster": False,
+        }
+        if group.raft:
+            # Our client sends to replicas besides id 0 only with this flag; Apache's clients
+            # ignore it.
+            data["raftGroup"] = True
+        group.encoded = orjson.dumps(data), b'{"brokerName":%b,' % orjson.dumps(group.name)
+    return group.encoded
+
+
+@lru_cache(QUEUE_FIELDS_MAX)
+def _queue_fields(data: QueueData) -> bytes:
+    fields = {
+        "perm": data.perm,
+        "readQueueNums": data.read_queue_count,
+        "topicSynFlag": data.sys_flag,  # the spelling of clients before 4.9
+        "topicSysFlag": data.sys_flag,
+        "writeQueueNums": data.write_queue_count,
     }
-    # Our client sends to replicas besides id 0 only with this flag; Apache's clients ignore it.
-    return data | {"raftGroup": True} if group.raft else data
+    return orjson.dumps(fields)[1:]
 
 
 def _addresses(group: BrokerGroup) -> dict[str, str]:

@@ -2,9 +2,9 @@
 
 A client subscribes with `watchRoutes`=true in its request for a route (105). Its connection then
 gets ROUTE_CHANGED (30004, one-way) after each change of such a topic, known or not, and of the
-addresses of its broker groups. The message names the changes, and the client requests the new
-routes. Changes are collected for a short time (`take`), so a group that changes twice is pushed
-once. Apache's clients do not subscribe.
+addresses of its broker groups. The message has the changed groups with their addresses and the
+names of changed topics, whose routes the client requests. Changes are collected for a short time
+(`take`), so a group that changes twice is pushed once. Apache's clients do not subscribe.
 
 The limits are CONNECTION_BYTES_MAX for a connection's names, and an allowance for all connections.
 Topics above the limits are polled. Above CHANGES_MAX collected changes a message without names

@@ -122,10 +122,14 @@ async def test_a_name_server_pushes_changes():
             await silent.route("TopicTest")
             await broker.register("n1:1", 0, raft_term=2)  # another leads
             await until(lambda: len(watcher.pushes) == 1)
-            assert watcher.pushes[0] == ("false", {"brokerNames": ["broker-a"], "topics": []})
+            everything, change = watcher.pushes[0]
+            assert (everything, change["topics"]) == ("false", [])
+            assert change["brokers"]["broker-a"]["brokerAddrs"] == {"0": "n1:1"}
+            info = orjson.loads((await broker.ask(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
+            assert change["brokers"] == info["brokerAddrTable"]
             await broker.register("n1:1", 0, V2, [TopicConfig("Soon", 2, 2, 6)], raft_term=2)
             await until(lambda: len(watcher.pushes) == 2)
-            assert watcher.pushes[1][1] == {"brokerNames": [], "topics": ["Soon", "TopicTest"]}
+            assert watcher.pushes[1][1] == {"brokers": {}, "topics": ["Soon", "TopicTest"]}
             order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "Soon", "value": "broker-a:2"}
             assert (await broker.ask(RequestCode.PUT_KV_CONFIG, order)).code == 0
             await until(lambda: len(watcher.pushes) == 3)
@@ -168,6 +172,10 @@ async def test_our_client_learns_of_a_new_leader_without_asking():
                 await until(
                     lambda: directory.route_if_known("TopicTest").queues[0].write_count == 9
                 )
+                asked = {code for code, _ in server.metrics.answers}
+                assert RequestCode.GET_BROKER_CLUSTER_INFO not in asked  # it had the addresses
+                directory.changed({"broker-a": {"brokerAddrs": 7}}, set(), False)  # nonsense
+                assert "groups" in directory._running  # so all is asked for
         finally:
             await broker.remoting.close()
 

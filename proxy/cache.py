@@ -51,6 +51,11 @@ class AnswerCache(Generic[T]):
             return self._known[name][1] if name in self._known else old
         return self._known[name][1]
 
+    def expire(self, name: str) -> None:
+        """Let the next call ask again."""
+        if name in self._known:
+            self._known[name] = (0.0, self._known[name][1])
+
     async def _refresh(self, name: str, caller: Caller, ask: Ask[T]) -> T:
         value = await ask(caller)
         if value is None:

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.instance import ClientInstance
 from raftmq.client.retry import RetryPolicy
 from raftmq.client.route import TopicRouteData
+from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.pop_headers import PopHeader
 from raftmq.remoting.topic_attributes import MESSAGE_TYPE, NORMAL
-from raftmq.store.record import MessageRecord, RecordError, decode_record
+from raftmq.store.record import MessageRecord, RecordError, decode_record, walk_records
 
 from .access import Access
 from .cache import AnswerCache, Spawn
@@ -41,6 +42,7 @@ ANSWER_MS = 200  # of a receive's time, for the answer of a broker that has wait
 LATE_MS = 10_000
 PATIENCE_S = 0.25  # for a silent broker group, before the topic's remaining groups are asked
 ABSENT_S = 1.0  # for silent groups, after a group without the name answered
+FOUND_MAX, EVER_MS = 32, (1 << 63) - 1  # messages per lookup by key, and its last time
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,25 @@ class Brokers:
         except RecordError as error:
             raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from error
 
+    async def stored_with(
+        self, caller: Caller, broker_name: str, topic: str, unique_key: str
+    ) -> list[MessageRecord]:
+        """Return a broker group's messages with this UNIQ_KEY, oldest first. The proxy reads them
+        with its own rights, so the caller's rights must be checked. Raises StatusError."""
+        ext = QueryMessageHeader(topic, unique_key, FOUND_MAX, 0, EVER_MS, True).to_ext()
+        own = replace(caller, account=None)
+        response = await self.ask(own, broker_name, RequestCode.QUERY_MESSAGE, ext)
+        if response.code == ResponseCode.QUERY_NOT_FOUND:
+            return []
+        if response.code != ResponseCode.SUCCESS:
+            raise status_error_for(response)
+        try:
+            walk = walk_records(response.body, check_body=False)
+            records = [decode_record(response.body, at, check_body=False) for at, _ in walk]
+        except RecordError as error:
+            raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+        return sorted(records, key=lambda record: record.physical_offset)
+
     async def send_once(self, caller: Caller, address: str, command: RemotingCommand) -> bool:
         """Send a replica a request, without retries; return whether the replica accepted it."""
         try:
@@ -238,8 +259,11 @@ class Brokers:
             return False  # a dead replica, or the next heartbeat reaches it
         return response.code == ResponseCode.SUCCESS
 
-    async def message_type(self, caller: Caller, topic: str) -> str:
-        """Return a topic's message type (remoting.topic_attributes). Raises StatusError."""
+    async def message_type(self, caller: Caller, topic: str, *, again: bool = False) -> str:
+        """Return a topic's message type (remoting.topic_attributes); with `again` not the cached
+        answer, unless the brokers are silent. Raises StatusError."""
+        if again:
+            self._types.expire(topic)
         code, ext = RequestCode.GET_TOPIC_CONFIG, {"topic": topic}
         self.permit(caller, code, ext)
 

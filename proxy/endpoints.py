@@ -1,17 +1,11 @@
-"""Topics, groups, receipt handles and transaction ids in client requests.
+"""Topics, groups and receipt handles in client requests.
 
 A receipt handle is that of `remoting.pop_headers` plus a ninth field with the message's position in
-the broker's log, as at Apache's proxies. A transaction id is this text in base64url without
-padding:
-
-    broker name SP offset in the half topic SP position in the log SP UNIQ_KEY
-
-So any proxy can find the message of a handle or an id.
+the broker's log, as at Apache's proxies. So any proxy can find the message of a handle.
 """
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
@@ -31,7 +25,6 @@ from raftmq.remoting.pop_headers import HANDLE_SIZE_MAX, Handle
 from .protocol.messaging_pb2 import Code, Resource
 from .status_codes import StatusError
 
-TRANSACTION_ID_SIZE_MAX = 1_024  # characters
 SYSTEM_PREFIXES = ("rmq_sys_", "CID_RMQ_SYS_")  # of Apache's own topics and groups
 
 
@@ -121,31 +114,3 @@ class Receipt(NamedTuple):
     def stored_in(self, topic: str, group: str) -> str:
         """Return the topic that stores the message, which may be a retry topic."""
         return pop_retry_topic(topic, group) if self.handle.retry else topic
-
-
-class TransactionId(NamedTuple):
-    """A decoded transaction id."""
-
-    broker_name: str
-    half_offset: int
-    position: int
-    unique_key: str
-
-    def encode(self) -> str:
-        text = f"{self.broker_name} {self.half_offset} {self.position} {self.unique_key}"
-        return urlsafe_b64encode(text.encode()).decode().rstrip("=")
-
-    @classmethod
-    def decode(cls, text: str) -> TransactionId:
-        """Parse an id. Raises StatusError."""
-        try:
-            if len(text) > TRANSACTION_ID_SIZE_MAX:
-                raise ValueError("too long")
-            padded = text + "=" * (-len(text) % 4)
-            broker_name, half_offset, position, key = (
-                urlsafe_b64decode(padded.encode()).decode().split(" ")
-            )
-            return cls(broker_name, int(half_offset), int(position), key)
-        except ValueError as error:
-            message = f"not a transaction id of this cluster: {text[:100]!r}"
-            raise StatusError(Code.INVALID_TRANSACTION_ID, message) from error

@@ -36,7 +36,7 @@ from .caller import Caller
 from .clients import Clients
 from .cluster import MARGIN_S, Brokers
 from .config import ProxyConfig
-from .endpoints import TransactionId, topic_of
+from .endpoints import topic_of
 from .message_conversion import Outbound, outbound
 from .protocol.messaging_pb2 import (
     Code,
@@ -54,6 +54,7 @@ from .status_codes import (
     status_error_of,
     status_of,
 )
+from .transactions import HalfPosition, HalfPositions
 
 PRODUCER_GROUP = "mqproxy"  # in the headers of sends; a transaction's group is its topic
 MESSAGES_MAX = 1_024  # per call
@@ -68,11 +69,13 @@ class SendHandlers:
         brokers: Brokers,
         clients: Clients,
         access: Access,
+        halves: HalfPositions,
     ) -> None:
         self._config = config
         self._brokers = brokers
         self._clients = clients
         self._access = access
+        self._halves = halves
         self._publications: dict[str, Publication] = {}
         limits = SendConfig(
             in_flight_max=SENDS_MAX,
@@ -100,7 +103,7 @@ class SendHandlers:
             await self._check_types(caller, topic, items)
         self._clients.add_topic(caller.client_id, caller.owner, topic)
         sends = [self._start(caller, publication, item) for item in items]
-        entries = [await _entry(item, sent) for item, sent in zip(items, sends, strict=True)]
+        entries = [await self._entry(item, sent) for item, sent in zip(items, sends, strict=True)]
         return SendMessageResponse(status=_together(entries), entries=entries)
 
     async def recall(self, caller: Caller, request: RecallMessageRequest) -> RecallMessageResponse:
@@ -124,10 +127,14 @@ class SendHandlers:
         and of dead letters accept all messages."""
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return
-        expected = await self._brokers.message_type(caller, topic)
-        for item in items:
-            if problem := type_problem(expected, item.message_type):
-                raise StatusError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, problem)
+        problem = ""
+        for again in (False, True):  # the topic may have changed
+            expected = await self._brokers.message_type(caller, topic, again=again)
+            problems = (type_problem(expected, item.message_type) for item in items)
+            problem = next(filter(None, problems), "")
+            if not problem:
+                return
+        raise StatusError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, problem)
 
     async def _publication(self, caller: Caller, topic: str) -> Publication:
         """Return the topic's writable queues. Raises StatusError."""
@@ -180,6 +187,26 @@ class SendHandlers:
             self.engine.submit(pending)
         return future
 
+    async def _entry(self, item: Outbound, sent: asyncio.Future[SendResult]) -> SendResultEntry:
+        try:
+            result = await sent
+        except ClientError as error:
+            refusal = status_error_of(error)
+            if item.delayed and refusal.code == Code.BAD_REQUEST:  # no further cause is left
+                refusal = StatusError(Code.ILLEGAL_DELIVERY_TIME, refusal.message)
+            return SendResultEntry(status=refusal.status, message_id=item.unique_key)
+        if item.transactional:
+            position = int(result.offset_msg_id[-16:], 16)
+            half = HalfPosition(result.queue.broker_name, result.queue_offset, position)
+            self._halves.remember(item.topic, item.unique_key, half)
+        return SendResultEntry(
+            status=status_of(BY_SEND_STATUS[result.status]),
+            message_id=item.unique_key,
+            transaction_id=item.unique_key,
+            offset=result.queue_offset,
+            recall_handle=result.recall_handle,
+        )
+
     def _queue(self, publication: Publication, item: Outbound) -> tuple[MessageQueue, bool]:
         """Return the message's queue, and whether it is bound to the broker group."""
         queues = publication.queues
@@ -216,30 +243,6 @@ def _retrieved(done: asyncio.Future[SendResult]) -> None:
     """Retrieve the error, in case the caller has disconnected."""
     if not done.cancelled():
         done.exception()
-
-
-async def _entry(item: Outbound, sent: asyncio.Future[SendResult]) -> SendResultEntry:
-    try:
-        result = await sent
-    except ClientError as error:
-        refusal = status_error_of(error)
-        if item.delayed and refusal.code == Code.BAD_REQUEST:  # no further cause is left
-            refusal = StatusError(Code.ILLEGAL_DELIVERY_TIME, refusal.message)
-        return SendResultEntry(status=refusal.status, message_id=item.unique_key)
-    entry = SendResultEntry(
-        status=status_of(BY_SEND_STATUS[result.status]),
-        message_id=item.unique_key,
-        transaction_id=item.unique_key,
-        offset=result.queue_offset,
-        recall_handle=result.recall_handle,
-    )
-    if item.transactional:
-        position = int(result.offset_msg_id[-16:], 16)
-        transaction = TransactionId(
-            result.queue.broker_name, result.queue_offset, position, item.unique_key
-        )
-        entry.transaction_id = transaction.encode()
-    return entry
 
 
 def _together(entries: list[SendResultEntry]) -> Status:

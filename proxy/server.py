@@ -37,7 +37,7 @@ from .send_message import SendHandlers
 from .service import Service
 from .status_codes import StatusError
 from .telemetry import TelemetryHandlers
-from .transactions import TransactionHandlers
+from .transactions import HalfPositions, TransactionHandlers
 
 if TYPE_CHECKING:
     from .http import ProxyApi
@@ -113,7 +113,10 @@ class ProxyServer:
             queue_bytes_max=QUEUE_MESSAGES * config.message_size_max,
         )
         brokers, tasks = self._brokers, self._tasks
-        transactions = self._transactions = TransactionHandlers(brokers, clients, self._access)
+        halves = HalfPositions()
+        transactions = self._transactions = TransactionHandlers(
+            brokers, clients, self._access, halves
+        )
         await self._instance.start(
             handlers={
                 RequestCode.CHECK_TRANSACTION_STATE: transactions.check,
@@ -122,7 +125,9 @@ class ProxyServer:
             },
             tls=self._tls.client,
         )
-        sends = self._sends = SendHandlers(config, self._instance, brokers, clients, self._access)
+        sends = self._sends = SendHandlers(
+            config, self._instance, brokers, clients, self._access, halves
+        )
         sends.engine.start()
         receives = self._receives = ReceiveHandlers(
             self._waits, brokers, clients, tasks.spawn, self._stopping

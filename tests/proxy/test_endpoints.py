@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.proxy.endpoints import Receipt, TransactionId, resource_of, topic_of, wrapped
+from raftmq.proxy.endpoints import Receipt, resource_of, topic_of, wrapped
 from raftmq.proxy.protocol.messaging_pb2 import Code, Resource
 from raftmq.proxy.status_codes import StatusError
 from raftmq.remoting.pop_headers import Handle
@@ -52,15 +52,3 @@ def test_what_is_no_handle_is_refused(text):
     with pytest.raises(StatusError) as refused:
         Receipt.decode(text)
     assert refused.value.code == Code.INVALID_RECEIPT_HANDLE
-
-
-def test_a_transaction_id_says_where_its_message_is():
-    position = TransactionId("b1", 5, 900, "01AB")
-    assert TransactionId.decode(position.encode()) == position
-
-
-@pytest.mark.parametrize("text", ["", "x", "!!", "AAAA", "9" * 2000, "é"])
-def test_what_is_no_transaction_id_is_refused(text):
-    with pytest.raises(StatusError) as refused:
-        TransactionId.decode(text)
-    assert refused.value.code == Code.INVALID_TRANSACTION_ID

@@ -30,7 +30,7 @@ def valid(name):
         "NotifyClientTermination": {"group": group},
         "SendMessage": {"messages": [message("T", tag="a", keys=["k"], message_group="g")]},
         "RecallMessage": {"topic": topic, "recall_handle": "djEgVCBiIDEgMDE="},
-        "EndTransaction": {"topic": topic, "transaction_id": "YiAxIDIgMw", "resolution": 1},
+        "EndTransaction": {"topic": topic, "transaction_id": "H1", "resolution": 1},
         "AckMessage": {
             "group": group, "topic": topic, "entries": [{"receipt_handle": handle}] * 3
         },

@@ -134,7 +134,8 @@ async def test_messages_of_a_group_stay_in_order_and_keep_one_queue(world, calle
 
 async def test_a_message_of_a_group_waits_for_its_own_broker_group():
     async with FakeCluster({"g0": 1, "g1": 1}) as cluster:
-        proxy = ProxyServer(ProxyConfig(**(PROXY | {"namesrv": cluster.namesrv})), WAITS)
+        settings = {"namesrv": cluster.namesrv, "topic_message_type_check": False}
+        proxy = ProxyServer(ProxyConfig(**(PROXY | settings)), WAITS)
         await proxy.start()
         try:
             async with Caller(proxy) as caller:

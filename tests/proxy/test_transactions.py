@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.proxy.endpoints import TransactionId
+from raftmq.proxy import transactions
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.headers import SendHeader
@@ -30,7 +30,7 @@ async def caller(world):
 
 async def half(caller, body):
     sent = await caller.send("X", body, message_type=pb.MessageType.TRANSACTION)
-    assert sent.status.code == pb.Code.OK and sent.transaction_id
+    assert sent.status.code == pb.Code.OK and sent.transaction_id == sent.message_id
     return sent
 
 
@@ -66,8 +66,7 @@ async def test_an_orphaned_transaction_is_asked_about(world, caller):
     command = (await stream.read()).recover_orphaned_transaction_command
     assert command.message.body == b"orphan" and command.message.topic.name == "X"
     assert command.message.system_properties.message_id == sent.message_id
-    position = TransactionId.decode(command.transaction_id)  # of the half as it is stored by now
-    assert position.unique_key == sent.message_id
+    assert command.transaction_id == sent.message_id
     answer = await caller.call(
         "EndTransaction",
         topic=command.message.topic,
@@ -89,15 +88,32 @@ async def test_a_producer_that_comes_later_is_asked(world, caller):
     assert world.proxies[0].figures().checks == 1
 
 
-async def test_a_forged_transaction_id_ends_nothing(world, caller):
+async def test_an_unknown_transaction_id_ends_nothing(world, caller):
     sent = await half(caller, b"mine")
-    position = TransactionId.decode(sent.transaction_id)
-    elsewhere = position._replace(broker_name="nowhere").encode()
-    assert await end(caller, sent, COMMIT, elsewhere) == pb.Code.INVALID_RECEIPT_HANDLE
-    behind = position._replace(position=position.position + 1).encode()
-    assert await end(caller, sent, COMMIT, behind) != pb.Code.OK
-    assert await end(caller, sent, COMMIT, "x") == pb.Code.INVALID_TRANSACTION_ID
+    for text in ("x", "", " ", "x" * 256):
+        answer = await caller.call(
+            "EndTransaction", topic=pb.Resource(name="X"), message_id=sent.message_id,
+            transaction_id=text, resolution=COMMIT,
+        )  # fmt: skip
+        assert answer.status.code == pb.Code.INVALID_TRANSACTION_ID
     assert (await caller.receive("X")).code == pb.Code.MESSAGE_NOT_FOUND
+
+
+async def test_a_half_that_is_remembered_no_more_is_found_by_its_id(caller, monkeypatch):
+    monkeypatch.setattr(transactions, "HALVES_MAX", 1)
+    first, second = await half(caller, b"first"), await half(caller, b"second")
+    assert await end(caller, first, COMMIT) == pb.Code.OK
+    assert await end(caller, second, COMMIT) == pb.Code.OK
+    bodies = {one.body for one in await caller.received("X", count=2)}
+    assert bodies == {b"first", b"second"}
+
+
+def test_positions_of_old_halves_are_forgotten(monkeypatch):
+    monkeypatch.setattr(transactions, "HALVES_MAX", 2)
+    halves = transactions.HalfPositions()
+    for key in ("a", "b", "a", "c"):
+        halves.remember("X", key, transactions.HalfPosition("group-a", 1, 2))
+    assert [key for key in "abc" if halves.get("X", key)] == ["a", "c"]
 
 
 async def test_who_may_not_send_to_a_topic_is_not_asked_about_its_transactions(tmp_path):
@@ -139,13 +155,11 @@ async def test_a_transaction_takes_the_right_to_send_to_its_own_topic(tmp_path):
         code = RequestCode.SEND_MESSAGE_V2
         sent = await world.group.ask(broker, code, header.to_ext(code), b"half")
         assert sent.code == 0
-        position = int(sent.ext["msgId"][-16:], 16)
-        location = TransactionId("group-a", int(sent.ext["queueOffset"]), position, "H")
 
-        async def ended(caller, place):
+        async def ended(caller, key="H"):
             answer = await caller.call(
                 "EndTransaction", topic=pb.Resource(name="Own"), message_id="H",
-                transaction_id=place.encode(), resolution=COMMIT,
+                transaction_id=key, resolution=COMMIT,
             )  # fmt: skip
             return answer.status
 
@@ -153,12 +167,11 @@ async def test_a_transaction_takes_the_right_to_send_to_its_own_topic(tmp_path):
             Caller(proxy, client_id="u", metadata=signed("user-key", "user-secret")) as user,
             Caller(proxy, client_id="o", metadata=signed("other-key", "other-secret")) as other,
         ):
-            refused = await ended(user, location)
+            refused = await ended(user)
             assert refused.code == pb.Code.INVALID_TRANSACTION_ID
-            for wrong in (position + 1, -1, 1 << 70):  # nor does it tell where halves are
-                assert await ended(user, location._replace(position=wrong)) == refused
+            assert await ended(user, "unknown") == refused  # nor does it tell which there are
             assert broker.store.queues.end_of("X", 0) == 0
-            assert (await ended(other, location)).code == pb.Code.OK
+            assert (await ended(other)).code == pb.Code.OK
             assert broker.store.queues.end_of("X", 0) == 1
 
 

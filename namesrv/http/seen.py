@@ -21,6 +21,17 @@ class Items(View, frozen=True):
     next: str | None = None
 
 
+class MemberSeen(View, frozen=True):
+    id: str
+    address: str
+    role: str | None = None
+
+
+class PeerSeen(View, frozen=True):
+    id: str
+    lag_frames: int | None = None
+
+
 class NodeSeen(View, frozen=True):
     name: str | None = None
     address: str | None = None
@@ -29,9 +40,22 @@ class NodeSeen(View, frozen=True):
     term: int | None = None
     leader: str | None = None
     preferred_leader: str | None = None
-    members: list[Object] | None = None
+    draining_ms: int | None = None
+    zone: str | None = None
+    members: list[MemberSeen] | None = None
+    peers: list[PeerSeen] | None = None
     disk: Object | None = None
     commit_log: Object | None = None
+
+
+class TopicSeen(View, frozen=True):
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    order: bool = False
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: int = 0
+    attributes: dict[str, str] = {}  # noqa: RUF012 (msgspec copies it)
 
 
 class MessageSeen(View, frozen=True):

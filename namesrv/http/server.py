@@ -25,12 +25,14 @@ from .changes import Changes, Everywhere
 from .client_access import ClientAccess
 from .cluster import ClusterView
 from .cluster_token import ClusterToken
+from .definitions import Definitions
 from .directory import Directory
 from .history import Histories
 from .login import Login
 from .proxy import Proxy
 from .reach import Reach
 from .reads import Reads
+from .scaling import Scaling
 from .topic_messages import TopicMessages
 from .views import CallerView, OptionsView, ServesView, UpView
 
@@ -88,6 +90,8 @@ class ClusterApi:
             *Histories(self.cluster, leaders).operations(),
             *Changes(self.cluster, leaders, everywhere).operations(),
             *ClientAccess(self.cluster, leaders, everywhere).operations(),
+            *Scaling(self.cluster, leaders).operations(),
+            *Definitions(self.cluster, leaders).operations(),
             *self._own(),
             *levels.operations(),
             self.hub.operation(),

@@ -19,7 +19,7 @@ from raftmq.web.resources.consumers import (
     ModeView,
 )
 from raftmq.web.resources.messages import MessageView, ResentView, SentView
-from raftmq.web.resources.node import NodeView
+from raftmq.web.resources.node import DrainView, NodeView
 from raftmq.web.resources.topics import QueueView, SubscriptionGroupView, TopicView
 from raftmq.web.schema import View
 
@@ -116,6 +116,68 @@ class ClusterReport(View, frozen=True, kw_only=True):
     groups: list[BrokerGroupView]
     differences: list[str]
     findings: list[FindingView]
+
+
+# ---- scaling ----------------------------------------------------------------------------------
+
+
+class DrainsView(View, frozen=True, kw_only=True):
+    items: list[DrainView]
+    next: None = None
+    errors: list[GroupError]
+
+
+class LeaderItem(View, frozen=True, kw_only=True):
+    """A broker group's leader, and the replica that should lead. `moves` is true if these differ
+    and the group can move; `reason` is why it cannot, else empty."""
+
+    group: str
+    leader: str | None
+    target: str | None
+    preferred: str | None
+    moves: bool
+    reason: str
+
+
+class MachineLeaders(View, frozen=True, kw_only=True):
+    """The broker groups with a voter on a machine, and the leaders at present and after all moves.
+    `zone` is the replicas' brokerZone, or empty."""
+
+    zone: str
+    machine: str
+    groups: int
+    leaders: int
+    leaders_after: int
+
+
+class LeaderBalanceView(View, frozen=True, kw_only=True):
+    """`moved` is the group that the request moved, null if it moved none."""
+
+    items: list[LeaderItem]
+    next: None = None
+    machines: list[MachineLeaders]
+    moved: str | None = None
+
+
+class DefinitionItem(View, frozen=True, kw_only=True):
+    """A definition that differs between broker groups. `has` describes it by group; `outcome` and
+    `why` are those of an alignment."""
+
+    kind: Literal["topic", "group"]
+    name: str
+    has: dict[str, str]
+    outcome: str
+    why: str
+
+
+class DefinitionPage(View, frozen=True, kw_only=True):
+    """`groups` are the compared broker groups; draining groups are left out. A page may be empty
+    before the last."""
+
+    items: list[DefinitionItem]
+    next: str | None
+    groups: list[str]
+    errors: list[GroupError]
 
 
 # ---- topics and groups ------------------------------------------------------------------------

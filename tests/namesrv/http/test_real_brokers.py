@@ -218,7 +218,7 @@ async def test_the_examples_of_the_document_work(api: tuple[Api, Group]) -> None
     await call.until("/cluster", agreed)
     text = await asyncio.to_thread(DOCUMENT.read_text)
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     script = "\n".join(blocks).replace("http://127.0.0.1:9880", call.url)
     process = await asyncio.create_subprocess_exec(
         "bash", "-euo", "pipefail", "-c", script, env={"PATH": "/usr/bin:/bin", "no_proxy": "*"},
@@ -227,7 +227,8 @@ async def test_the_examples_of_the_document_work(api: tuple[Api, Group]) -> None
     said = (await process.communicate())[0].decode()
     assert process.returncode == 0, said
     for texts in ('"differences":[]', '"name":"n1"', '"outcome":"ok"', '"writeQueueNums":8',
-                  '"queueOffset":0', '"producers":[]', '"target":"n'):  # fmt: skip
+                  '"queueOffset":0', '"producers":[]', '"target":"n', '"machine":',
+                  '"takesSends":true', '"groups":["group-a"]', '"results":[]'):  # fmt: skip
         assert texts in said, texts
 
 

@@ -16,6 +16,7 @@ from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.paging import PageQuery, page
 from raftmq.web.problem import invalid, not_found
 from raftmq.web.resources.topics import (
+    EmptiedView,
     GroupDeleteQuery,
     GroupPath,
     QueuePage,
@@ -65,6 +66,10 @@ class TableOperations:
             Operation("DELETE", topic, "deleteTopic", "Delete a topic and its offsets.",
                       self.delete_topic, role=admin, parameters=TopicPath, status=204,
                       conditional=True, problems=_WRITE),
+            Operation("POST", f"{topic}/empty", "emptyTopic",
+                      "Delete a topic's messages, with its groups' offsets.", self.empty_topic,
+                      role=admin, parameters=TopicPath, answer=EmptiedView,
+                      problems=(404, *_WRITE)),
             Operation("GET", f"{topic}/queues", "listQueues", "A topic's queues.", self.queues,
                       parameters=TopicPath, query=PageQuery, answer=QueuePage, problems=(404,)),
             Operation("GET", groups, "listSubscriptionGroups", "All subscription groups.",
@@ -94,12 +99,19 @@ class TableOperations:
             raise invalid([("", problem)])
         kind = call.body.message_type
         changes = NO_CHANGES if kind is UNSET else {f"+{MESSAGE_TYPE}": kind}
-        put = await self._catalog.change_topic(topic, call.condition, changes)
+        put = await self._catalog.change_topic(
+            topic, call.condition, changes, keep_messages=call.body.keep_messages
+        )
         return _versioned(put, topic_view)
 
     async def delete_topic(self, call: Call) -> Reply:
         await self._catalog.remove_topic(call.parameters.topic, call.condition)
         return Reply(status=204)
+
+    async def empty_topic(self, call: Call) -> EmptiedView:
+        topic = topic_named(self._context, call.parameters.topic)
+        emptied = await self._catalog.empty_topic(topic.name)
+        return EmptiedView(messages=emptied.messages, groups=emptied.groups)
 
     async def queues(self, call: Call) -> dict[str, Any]:
         topic = topic_named(self._context, call.parameters.topic)

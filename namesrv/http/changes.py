@@ -157,6 +157,9 @@ class Changes:
                body_schema=TopicChange),
             op("DELETE", TOPIC, "deleteTopic", "Delete a topic in every group.",
                self.delete_topic, admin, **topic),
+            op("POST", f"{TOPIC}/empty", "emptyTopic",
+               "Delete a topic's messages in every group, with its groups' offsets.",
+               self.empty_topic, admin, **all_groups | {"parameters": OfTopic, "body": None}),
             op("PUT", SUBSCRIPTION, "putSubscriptionGroup",
                "Make or change a subscription group.", self._everywhere.at(SUBSCRIPTION), admin,
                **subscription,
@@ -201,6 +204,10 @@ class Changes:
     async def delete_topic(self, call: Call) -> Reply:
         having = self._cluster.groups_with(call.parameters.topic)
         return await self._everywhere.change(call, TOPIC, having)
+
+    async def empty_topic(self, call: Call) -> Reply:
+        having = self._cluster.groups_with(call.parameters.topic)
+        return await self._everywhere.change(call, f"{TOPIC}/empty", having)
 
     async def reset(self, call: Call) -> Reply:
         topic = call.body.get("topic")

@@ -28,7 +28,8 @@ MessageType = Literal["NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIX
 
 class TopicBody(Input, frozen=True, kw_only=True):
     """`perm` adds 4 for read, 2 for write, 1 for inherit. `messageType` stays unchanged if omitted;
-    a new topic has NORMAL."""
+    a new topic has NORMAL. `keepMessages` shows the remaining messages of a deleted topic of this
+    name; otherwise the topic starts empty."""
 
     read_queue_nums: QueueCount = 8
     write_queue_nums: QueueCount = 8
@@ -37,6 +38,7 @@ class TopicBody(Input, frozen=True, kw_only=True):
     filter_type: Literal["SINGLE_TAG", "MULTI_TAG"] = "SINGLE_TAG"
     sys_flag: Annotated[int, Meta(ge=0, le=3)] = 0
     message_type: MessageType | UnsetType = UNSET
+    keep_messages: bool = False
 
 
 TopicChange = Annotated[
@@ -64,6 +66,13 @@ class TopicView(View, frozen=True, kw_only=True):
     attributes: dict[str, str]
     system: bool
     version: str
+
+
+class EmptiedView(View, frozen=True, kw_only=True):
+    """The removed messages, and the groups whose offsets were removed."""
+
+    messages: int
+    groups: list[str]
 
 
 class TopicPage(View, frozen=True, kw_only=True):

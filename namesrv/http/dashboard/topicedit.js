@@ -82,8 +82,8 @@ export async function deleteTopic(app, topic, queues) {
   const given = await ask({
     title: `Delete ${topic}`,
     words: [
-      `The topic goes from every broker group that has it, with the offsets of its consumer groups. Its ${plural(stored, "message")} cannot be read any more, and a topic made later under this name does not bring them back.`,
-      "This cannot be undone.",
+      `The topic goes from every broker group that has it, with the offsets of its consumer groups. Its ${plural(stored, "message")} cannot be read any more. A topic made later under this name starts empty.`,
+      "Until retention deletes the messages, mqadmin updateTopic --keepMessages shows them again. The offsets are lost.",
     ],
     typed: topic,
     action: "Delete topic",

@@ -64,6 +64,29 @@ async def test_topics_are_the_wires_topics(client, group, broker):
     ]
 
 
+async def test_a_topic_is_emptied_and_a_deleted_one_keeps_its_messages_if_asked(client):
+    path, table = "/api/v1/topics/T", "/api/v1/topics/T/queues"
+    await made(client, "T", 1)
+
+    async def stored():
+        (queue,) = (await client.get(table)).json["items"]
+        return queue["maxOffset"] - queue["minOffset"]
+
+    for body in ("1", "2"):
+        await sent(client, "T", body)
+    emptied = await client.post(f"{path}/empty")
+    assert emptied.json == {"messages": 2, "groups": []} and await stored() == 0
+    await sent(client, "T", "3")
+    assert (await client.delete(path, If_Match="*")).status == 204
+    await made(client, "T", 1)
+    assert await stored() == 0
+    assert (await client.delete(path, If_Match="*")).status == 204
+    kept = {"readQueueNums": 1, "writeQueueNums": 1, "keepMessages": True}
+    assert (await client.put(path, kept, If_None_Match="*")).status == 200
+    assert await stored() > 0
+    assert (await client.post("/api/v1/topics/None/empty")).status == 404
+
+
 async def test_many_topics_are_sorted_beside_the_loop(client, broker):
     names = [f"t{number:04}" for number in range(2_500)]
     for number, name in enumerate(reversed(names)):

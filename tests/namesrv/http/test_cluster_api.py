@@ -217,6 +217,7 @@ async def test_one_topic_and_its_change_in_every_group(cluster: FakeCluster, cal
     "method, path, body",
     [
         ("DELETE", "/topics/Orders", None),
+        ("POST", "/topics/Orders/empty", None),
         ("POST", "/consumer-groups/cg/reset", {"topic": "Orders", "to": {"position": "latest"}}),
         ("PUT", "/consumer-groups/cg/modes/Orders", {"mode": "POP"}),
     ],

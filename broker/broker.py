@@ -50,6 +50,7 @@ from .admin.upkeep import Upkeep
 from .admission import Admission
 from .backup.service import Backups
 from .clients import ClientTable
+from .cluster.moves import Moves
 from .cluster.other_groups import OtherGroups
 from .cluster.sharing import DefinitionSharing
 from .component import RoleChange, Service
@@ -261,8 +262,16 @@ class Broker:
             self.popping.assignments.change_mode,
             self.registrar.trigger,
         )
+        self.moves = Moves(context, self.sends, self.timers, others)
         self.drain = Drain(
-            context, self.sends, self.clients, wheel, self.halves, others, self.registrar.trigger
+            context,
+            self.sends,
+            self.clients,
+            wheel,
+            self.halves,
+            others,
+            self.moves,
+            self.registrar.trigger,
         )
         self.engine, self.application = make_replication(
             opened, context, self.sends, self.pulls, self._activity, callbacks
@@ -347,12 +356,13 @@ class Broker:
             self.backups.service(),
             acl_admin.service(),
             Upkeep(context, self.keeper, self.retention, self.registrar).service(),
-            Recalls(context, self.sends, self.timers).service(),
+            Recalls(context, self.sends, self.timers, self.moves).service(),
             SendBack(context, self.sends, self.access).service(),
             Service(handlers=queries.handlers()),
             self.catalog.service(),
             sharing := self.sharing.service(),
             self.drain.service(),
+            moves := self.moves.service(),
             Service(handlers=admin.handlers()),
             Service(handlers=progress.handlers()),
             Service(handlers=stats.handlers()),
@@ -387,7 +397,7 @@ class Broker:
         # In the order of role changes. Work of the former leadership ends before held sends
         # continue.
         self._by_role = [
-            sharing, marks, delays, timers, transactions, locks, *popping, reliever, sends,
+            sharing, moves, marks, delays, timers, transactions, locks, *popping, reliever, sends,
             admission, commits,
         ]  # fmt: skip
         self.server = RemotingServer(

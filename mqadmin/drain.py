@@ -11,12 +11,22 @@ from .command import Arguments, CommandError, Done, Fields, Section, Table, show
 from .targets import leader_of
 from .terminal import Terminal
 
-COUNTS = ("delayed", "timers", "transactions", "popped", "writers", "idempotent", "deadLetters")
+COUNTS = (
+    "delayed", "timers", "transactions", "popped", "writers", "idempotent", "deadLetters",
+)  # fmt: skip
 
 
 async def drain_group(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     name, op = arguments.text("brokerName"), "cancel" if arguments.on("cancel") else "start"
-    status = await admin.broker.drain(await leader_of(admin, name), op)
+    given_up = ",".join(arguments.texts("givenUp"))
+    options = {key: "true" for key in ("moveTimers", "moveDeadLetters") if arguments.on(key)}
+    options |= {"to": arguments.text("to")} if arguments.text("to") else {}
+    options |= {"givenUp": given_up} if given_up else {}
+    if options and op == "cancel":
+        raise CommandError("--cancel has no other options", usage=True)
+    if "to" in options and not options.keys() & {"moveTimers", "moveDeadLetters"}:
+        raise CommandError("--to: add --moveTimers or --moveDeadLetters", usage=True)
+    status = await admin.broker.drain(await leader_of(admin, name), op, options)
     wait_s = arguments.number("wait")
     if wait_s is None or op == "cancel":
         sentence = f"{name} takes sends again" if op == "cancel" else f"{name} is draining"
@@ -36,7 +46,15 @@ async def drain_status(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     status = await admin.broker.drain(
         await leader_of(admin, arguments.text("brokerName")), "status"
     )
-    return [Fields(_shown(status)), Table(status["unconsumed"])]
+    rows = [
+        {
+            **{key: row[key] for key in ("topic", "group", "messages", "members")},
+            "unread since": show_time(row["sinceMs"]) if row["sinceMs"] else "",
+            "given up": row["givenUp"],
+        }
+        for row in status["unconsumed"]
+    ]
+    return [Fields(_shown(status)), Table(rows)]
 
 
 def _shown(status: dict[str, Any]) -> dict[str, Any]:
@@ -49,11 +67,25 @@ def _shown(status: dict[str, Any]) -> dict[str, Any]:
         **{kind: status[kind] for kind in COUNTS},
         "latest due": show_time(latest_ms) if latest_ms else "",
         "empty at about": show_time(status["emptyAtMs"] or 0),
+        **(_shown_move(status) if any(status["move"].values()) else {}),
+    }
+
+
+def _shown_move(status: dict[str, Any]) -> dict[str, Any]:
+    move = status["move"]
+    return {
+        "moves to": move["to"],
+        "moved timers": move["movedTimers"],
+        "moved dead letters": move["movedDeadLetters"],
+        "being moved": status["inMove"],
+        "problem": move["problem"],
     }
 
 
 async def remove_group(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     name = arguments.text("brokerName")
     leader = await leader_of(admin, name)
-    status = await admin.broker.drain(leader, "remove", lose=arguments.on("lose"))
+    status = await admin.broker.drain(
+        leader, "remove", {"lose": "true"} if arguments.on("lose") else None
+    )
     return [Done(f"{name} is removed; its brokers can be stopped", status)]

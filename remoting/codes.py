@@ -160,6 +160,7 @@ class RequestCode(IntEnum):
     EMPTY_TOPIC = 30_008
     GET_DEFINITIONS = 30_009
     DRAIN_GROUP = 30_010
+    TAKE_MESSAGES = 30_011
 
 
 BODY_BYTES_MAX = 1 << 20  # of a request; Apache's brokers and name servers have no such limit
@@ -171,6 +172,7 @@ LARGE_BODIES = frozenset(
         RequestCode.SEND_BATCH_MESSAGE,
         RequestCode.SEND_WRITER_BATCH,
         RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.TAKE_MESSAGES,
         RequestCode.SEND_REPLY_MESSAGE_V2,
         RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
         RequestCode.CHECK_TRANSACTION_STATE,

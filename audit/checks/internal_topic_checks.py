@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from ..read.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
+from ..read.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ..read.tables import Tables
 from .checks import Check
 
@@ -109,8 +109,11 @@ def _came(
             F.min("due_ms").alias("due_ms"),
         )
     )
+    for_consumers = F.col("topic") != TIMER_TOPIC  # a draining group makes them timer messages
     again = visible.where(F.col("topic") != SCHEDULE_TOPIC).select(
-        *key, F.col("position").alias("at"), F.col("store_timestamp").alias("ms")
+        *key,
+        F.col("position").alias("at"),
+        F.when(for_consumers, F.col("store_timestamp")).alias("ms"),
     )
     return (
         waited.join(again, [*key], "left")

@@ -12,18 +12,29 @@ Its stores stay as they are, for the audit.
 
 DRAIN_GROUP (30010, ours) has the ext field `op`: start, cancel, remove, status, or forget (another
 group, by `id` and `name`). remove is rejected before the group is empty, except with the ext field
-`lose`=true. The response is JSON:
+`lose`=true. start has these optional fields, and a repeated start changes them:
+
+    moveTimers, moveDeadLetters  true: move them to another group (broker.cluster.moves)
+    to                           its name; by default the group with the fewest timer messages
+    givenUp                      consumer groups whose messages may be lost, separated by commas
+
+The response is JSON:
 
     {"brokerName":name,"drainingMs":since,"takesSends":bool,"isEmpty":bool,"removed":bool,
-     "unconsumed":[{"topic":t,"group":g,"messages":n},…],"delayed":n,"timers":n,"latestDueMs":ms|null,
-     "transactions":n,"popped":n,"remaining":n,"writers":n,"idempotent":n,"deadLetters":n,
-     "emptyAtMs":ms|null,"remainder":sentence}
+     "unconsumed":[{"topic":t,"group":g,"messages":n,"members":n,"sinceMs":ms|null,"givenUp":bool},…],
+     "delayed":n,"timers":n,"latestDueMs":ms|null,"transactions":n,"popped":n,"inMove":n,
+     "remaining":n,"writers":n,"idempotent":n,"deadLetters":n,"emptyAtMs":ms|null,
+     "remainder":sentence,
+     "move":{"to":name|"","timers":bool,"deadLetters":bool,"movedTimers":n,"movedDeadLetters":n,
+             "problem":text}}
 
 `unconsumed` has a row per topic and consumer group, largest first, at most ROWS_MAX. A topic
-without any group has a row with an empty group. `remaining` sums all rows and the counts up to it.
-`emptyAtMs` is an estimate by the rate of consumption in the last RATE_S, the latest due time and
-the grace period; null without a rate. Dead letters, writers and idempotent sends end with the
-group, but do not keep it from being empty.
+without any group has a row with an empty group. `members` are the group's connected consumers;
+without any, `sinceMs` is the store time of its oldest unconsumed message. `remaining` sums all rows
+of groups that are not given up, and the counts up to it. `inMove` are messages of an open window,
+and the dead letters that are still to be moved. `emptyAtMs` is an estimate by the rate of
+consumption in the last RATE_S, the latest due time and the grace period; null without a rate. Dead
+letters, writers and idempotent sends end with the group, but do not keep it from being empty.
 """
 
 from __future__ import annotations
@@ -31,8 +42,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -45,6 +56,7 @@ from raftmq.remoting.registration import GROUP_ID
 from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
 
 from ..clients import ClientTable
+from ..cluster.moves import Moves
 from ..cluster.other_groups import OtherGroups
 from ..component import Service
 from ..context import Context
@@ -59,6 +71,14 @@ from .progress import Steps, queue_ends, stored_ms
 CHECK_MS = 100
 COUNT_MS = 30_000  # between two counts for the metrics
 ROWS_MAX = 1_000
+GIVEN_UP_MAX = 1_000
+KINDS = {
+    "delayed": "delayed",
+    "timers": "timers",
+    "transactions": "transactions",
+    "popped": "popped",
+    "inMove": "being moved",
+}
 RATE_S = 300.0  # a pause of consumers of a few minutes is not the end of the estimate
 RATE_STEP_S = 5.0  # between two counts that are kept
 log = logging.getLogger("raftmq.broker.cluster")
@@ -86,6 +106,15 @@ class ConsumptionRate:
         self._counts.clear()
 
 
+class DrainOptions(NamedTuple):
+    """The options of a start. `given_up` None leaves these consumer groups as they are."""
+
+    move_timers: bool = False
+    move_dead_letters: bool = False
+    to: str = ""
+    given_up: tuple[str, ...] | None = None
+
+
 class Drain:
     """Puts the replicated state into effect on this replica, and counts the remaining content."""
 
@@ -97,6 +126,7 @@ class Drain:
         wheel: TimerWheel,
         halves: Halves,
         others: OtherGroups,
+        moves: Moves,
         on_changed: Callable[[], None],
     ) -> None:
         """`on_changed()` registers this broker again."""
@@ -107,6 +137,7 @@ class Drain:
         self._wheel = wheel
         self._halves = halves
         self._others = others
+        self._moves = moves
         self._on_changed = on_changed
         self._counting: asyncio.Task[None] | None = None
         self._rate = ConsumptionRate()
@@ -180,11 +211,20 @@ class Drain:
             group_id, name = text(request.ext, "id"), text(request.ext, "name")
             await self._forget(group_id, name)
             return RemotingCommand.response_to(request, body=b"{}")
-        lose = boolean_or(request.ext, "lose", False)
-        value = await self.act(text_or(request.ext, "op") or "status", lose=lose)
+        ext = request.ext or {}
+        options = DrainOptions(
+            boolean_or(ext, "moveTimers", False),
+            boolean_or(ext, "moveDeadLetters", False),
+            text_or(ext, "to"),
+            tuple(ext["givenUp"].split(",")) if ext.get("givenUp") else None,
+        )
+        lose = boolean_or(ext, "lose", False)
+        value = await self.act(text_or(ext, "op") or "status", options, lose=lose)
         return RemotingCommand.response_to(request, body=dumps(value))
 
-    async def act(self, op: str, *, lose: bool = False) -> dict[str, Any]:
+    async def act(
+        self, op: str, options: DrainOptions | None = None, *, lose: bool = False
+    ) -> dict[str, Any]:
         """Start or cancel draining, remove the group, or none of these; return the status. Raises
         Refused, RaftError."""
         if op not in ("start", "cancel", "remove", "status"):
@@ -198,9 +238,46 @@ class Drain:
         elif self._state.group.removed:
             raise forbidden("the broker group is removed")
         else:
-            await self._context.log.propose(drain(on=op == "start"))
-            self.check()
+            await self._drain(options or DrainOptions(), on=op == "start")
         return await self.status()
+
+    async def _drain(self, options: DrainOptions, *, on: bool) -> None:
+        group = self._state.group
+        for name in options.given_up or ():
+            if name_problem("consumer group", name):
+                raise invalid(f"givenUp: {name!r} is no name of a consumer group")
+        if len(options.given_up or ()) > GIVEN_UP_MAX:
+            raise invalid(f"givenUp: at most {GIVEN_UP_MAX} consumer groups")
+        move = None
+        if on and (options.move_timers or options.move_dead_letters):
+            name = options.to or group.moving.to
+            move = {
+                "to": await self._target(name),
+                "timers": options.move_timers,
+                "deadLetters": options.move_dead_letters,
+            }
+        await self._context.log.propose(drain(on=on, move=move, given_up=options.given_up))
+        self.check()
+
+    async def _target(self, required: str) -> str:
+        """Return the group that messages move to: `required`, or the group with the fewest timer
+        messages. Raises Refused without one that takes sends."""
+        timers: dict[str, int] = {}
+        reasons = []
+        for name, address in (await self._others.leaders() or {}).items():
+            if required in ("", name):
+                try:
+                    status = await self._others.drain_status(address)
+                    if status["drainingMs"]:
+                        reasons.append(f"{name} is draining")
+                    else:
+                        timers[name] = int(status["timers"])
+                except (RemotingError, KeyError, TypeError, ValueError) as error:
+                    reasons.append(f"{name}: {error}")
+        if not timers:
+            problem = "; ".join(reasons) or "no name server lists it"
+            raise forbidden(f"messages cannot move to {required or 'another group'}: {problem}")
+        return min(timers, key=lambda name: (timers[name], name))
 
     async def _remove(self, *, lose: bool) -> None:
         await self._context.log.barrier()
@@ -244,27 +321,30 @@ class Drain:
 
     async def status(self) -> dict[str, Any]:
         """Return the remaining content, in turns of the loop."""
-        state = self._state
+        state, moving = self._state, self._state.group.moving
         steps = Steps()
         rows = await self._unconsumed(steps)
         delayed, latest_ms = await self._delayed(steps)
         dead_letters = 0
         for name in list(state.topics.entries):
             if name.startswith(DLQ_PREFIX):
-                dead_letters += sum(high - low for low, high in self._ends(name))
+                for queue_id, (low, high) in enumerate(self._ends(name)):
+                    dead_letters += high - max(low, self._moves.moved_before(name, queue_id))
             await steps.done()
         latest = max(filter(None, (latest_ms, self._wheel.last_due_ms)), default=None)
         popped = 0
-        for _, queue in list(state.pops.all_queues()):
-            popped += queue.in_flight
+        for (_, group, _), queue in list(state.pops.all_queues()):
+            popped += 0 if group in state.group.given_up else queue.in_flight
             await steps.done()
         waiting = {
             "delayed": delayed,
             "timers": self._wheel.count,
             "transactions": self._halves.open_count,
             "popped": popped,
+            "inMove": self._moves.open_count + (dead_letters if moving.dead_letters else 0),
         }
-        remaining = sum(row["messages"] for row in rows) + sum(waiting.values())
+        rows_left = [row for row in rows if not row["givenUp"]]
+        remaining = sum(row["messages"] for row in rows_left) + sum(waiting.values())
         known = self._halves.book is not None and self._timers_are_read
         value: dict[str, Any] = {
             "brokerName": self._context.config.broker_name,
@@ -279,9 +359,18 @@ class Drain:
             "writers": len(state.writers.writers),
             "idempotent": len(state.once.sent),
             "deadLetters": dead_letters,
-            "emptyAtMs": self._empty_at_ms(sum(row["messages"] for row in rows), latest),
+            "emptyAtMs": self._empty_at_ms(sum(row["messages"] for row in rows_left), latest),
+            "move": {
+                "to": moving.to,
+                "timers": moving.timers,
+                "deadLetters": moving.dead_letters,
+                "movedTimers": moving.moved_timers,
+                "movedDeadLetters": moving.moved_dead_letters,
+                "problem": self._moves.problem,
+            },
         }
-        return value | {"remainder": "" if value["isEmpty"] else _remainder(value, waiting)}
+        value["remainder"] = "" if value["isEmpty"] else _remainder(value, rows_left, waiting)
+        return value
 
     def _empty_at_ms(self, unconsumed: int, latest_due_ms: int | None) -> int | None:
         if not self._draining:
@@ -291,7 +380,8 @@ class Drain:
             return None
         grace_end_ms = self._state.group.draining_ms + self._context.config.drain_grace_ms
         consumed_ms = self._context.wall_ms() + round(left_s * 1000)
-        return max(consumed_ms, grace_end_ms, latest_due_ms or 0)
+        due_ms = 0 if self._state.group.moving.timers else latest_due_ms or 0
+        return max(consumed_ms, grace_end_ms, due_ms)
 
     @property
     def _timers_are_read(self) -> bool:
@@ -300,7 +390,7 @@ class Drain:
         return queue is None or self._wheel.next_offset >= queue.max_offset
 
     async def _unconsumed(self, steps: Steps) -> list[dict[str, Any]]:
-        rows = []
+        rows: list[dict[str, Any]] = []
         for name in list(self._state.topics.entries):
             await steps.done()
             if is_brokers_own(name) and not name.startswith(RETRY_PREFIX):
@@ -316,7 +406,26 @@ class Drain:
                     await steps.done()
                 if count:
                     rows.append({"topic": name, "group": group, "messages": count})
-        return sorted(rows, key=lambda row: (-row["messages"], row["topic"], row["group"]))
+        rows.sort(key=lambda row: (-row["messages"], row["topic"], row["group"]))
+        for at, row in enumerate(rows):
+            online = self._clients.consumers.get(row["group"])
+            row["members"] = 0 if online is None else len(online.members)
+            row["givenUp"] = row["group"] in self._state.group.given_up
+            row["sinceMs"] = None
+            if at < ROWS_MAX and row["group"] and not row["members"]:
+                row["sinceMs"] = self._oldest_ms(row["topic"], row["group"])
+            await steps.done()
+        return rows
+
+    def _oldest_ms(self, topic: str, group: str) -> int | None:
+        """Return the store time of the oldest message that a group has not consumed."""
+        times = []
+        for queue_id, (low, high) in enumerate(self._ends(topic)):
+            position, in_flight = self._state.progress(topic, group, queue_id)
+            offset = max(low, (position or 0) - in_flight)
+            if offset < high:
+                times.append(stored_ms(self._context.store, topic, queue_id, offset))
+        return min(filter(None, times), default=None)
 
     def _groups_of(self, topic: str) -> list[str]:
         """Return the consumer groups that read the topic."""
@@ -353,15 +462,16 @@ class Drain:
         return [queue_ends(self._context.store, topic, queue_id) for queue_id in range(count)]
 
 
-def _remainder(status: dict[str, Any], waiting: Mapping[str, int]) -> str:
+def _remainder(
+    status: dict[str, Any], rows: Sequence[dict[str, Any]], waiting: Mapping[str, int]
+) -> str:
     """Return the remaining content as a sentence."""
-    rows = status["unconsumed"]
     parts = [
         f"{row['messages']} of {row['topic']} for {row['group'] or 'no group'}" for row in rows[:3]
     ]
     if len(rows) > len(parts):
         parts.append(f"{len(rows) - len(parts)} more topics and groups")
-    parts += [f"{count} {kind}" for kind, count in waiting.items() if count]
+    parts += [f"{count} {KINDS[kind]}" for kind, count in waiting.items() if count]
     if status["takesSends"]:
         parts.append("sends of clients with an older route")
     return f"the broker group still has: {', '.join(parts) or 'content that is not counted yet'}"

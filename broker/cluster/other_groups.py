@@ -14,6 +14,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import BodyError, RemotingError
 from raftmq.remoting.fast_json import loads_object
+from raftmq.remoting.recall_handle import RecallHandle
 from raftmq.remoting.registration import GROUP_ID
 
 from ..config import BrokerConfig
@@ -107,6 +108,33 @@ class OtherGroups:
         request = RemotingCommand.request(RequestCode.DRAIN_GROUP, ext)
         _object(await self._client.invoke(address, request, TIMEOUT_MS))
 
+    async def drain_status(self, address: str) -> dict[str, Any]:
+        return await self._json(address, RequestCode.DRAIN_GROUP, {"op": "status"})
+
+    async def open_writer(self, address: str, topic: str, writer: str) -> tuple[int, int]:
+        """Open a writer at a new epoch; return the epoch and the last batch in queue 0, or 0."""
+        ext = {"topic": topic, "writer": writer}
+        listed = await self._json(address, RequestCode.WRITERS, {**ext, "op": "list"})
+        try:
+            epochs = [int(one["epoch"]) for one in listed["writers"] if one["writer"] == writer]
+            epoch = max(epochs, default=0) + 1
+            ext |= {"op": "open", "epoch": str(epoch)}
+            (opened,) = (await self._json(address, RequestCode.WRITERS, ext))["writers"]
+            batch, _ = opened["watermarks"].get("0", (0, 0))
+            return epoch, int(batch)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BodyError(f"{address}: no writer: {error!r}") from error
+
+    async def take(self, address: str, ext: Mapping[str, str], body: bytes) -> None:
+        """Have another group's leader store moved messages (broker.cluster.moves)."""
+        request = RemotingCommand.request(RequestCode.TAKE_MESSAGES, dict(ext), body)
+        _succeed(await self._client.invoke(address, request, TIMEOUT_MS))
+
+    async def recall(self, address: str, handle: RecallHandle, group: str) -> None:
+        ext = {"topic": handle.topic, "producerGroup": group, "recallHandle": handle.encode()}
+        request = RemotingCommand.request(RequestCode.RECALL_MESSAGE, ext)
+        _succeed(await self._client.invoke(address, request, TIMEOUT_MS))
+
     async def _apaches(self, name: str, address: str) -> Definitions:
         """Ask a broker of Apache's for its topics (21), consumer groups (201) and modes (402)."""
         topics = await self._json(address, RequestCode.GET_ALL_TOPIC_CONFIG)
@@ -127,17 +155,23 @@ class OtherGroups:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BodyError(f"{address}: no definitions: {error!r}") from error
 
-    async def _json(self, address: str, code: RequestCode) -> dict[str, Any]:
-        request = RemotingCommand.request(code, None)
+    async def _json(
+        self, address: str, code: RequestCode, ext: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        request = RemotingCommand.request(code, dict(ext or {}))
         return _object(await self._client.invoke(address, request, TIMEOUT_MS))
 
     async def close(self) -> None:
         await self._client.close()
 
 
-def _object(response: RemotingCommand) -> dict[str, Any]:
+def _succeed(response: RemotingCommand) -> None:
     if response.code != ResponseCode.SUCCESS:
-        raise RemotingError(f"code {response.code}: {response.remark}")
+        raise RemotingError(response.remark or "no reason is given", code=response.code)
+
+
+def _object(response: RemotingCommand) -> dict[str, Any]:
+    _succeed(response)
     return loads_object(response.body)
 
 

@@ -5,6 +5,9 @@ in SCHEDULE_TOPIC_XXXX, by the due time in the entries. They are stored in their
 same frame as the level's progress, so the next leader continues without loss or duplicates. A level
 has at most one delivery in flight.
 
+While a draining group's timer messages are moved to another group (broker.cluster.moves), messages
+due later than SOON_MS become timer messages, in the same way as due messages are delivered.
+
 A message is due at its store time plus the level's delay, by the clock of the leader that stored
 it; the current leader compares with its own. It is late by the delay at most, because a message
 seen in the queue for the delay, by a monotonic clock, is due.
@@ -28,6 +31,7 @@ from ..component import Service, at_each_leadership, next_turn
 from ..context import Context
 from ..errors import Refused
 from ..messages.send_request import Outgoing, as_stored
+from ..messages.timer_message import waiting_until
 from ..scheduler import IDLE_MS, Chore
 from ..send.callbacks import is_unknown
 from ..send.service import SendPath
@@ -42,6 +46,7 @@ log = logging.getLogger("raftmq.broker.delay")
 COUNT_MAX = 128  # messages per turn of the loop, over all levels, about 4 ms
 BYTES_MAX = 512 * 1024  # per delivery of a level; a larger message is sent alone
 RETRY_MS = 500  # after a failed read or a rejection
+SOON_MS = 60_000  # messages due earlier are not moved
 HISTORY_MAX = 4_096
 HISTORY_STEP_MS = 500  # between two sightings
 
@@ -161,7 +166,8 @@ class DelayService:
             if queue is None or busy:
                 continue
             for _, _, due_ms in QUEUE_ENTRY.iter_unpack(queue.entries(self._next(level, queue), 1)):
-                rest_ms = min(rest_ms, max(due_ms - wall_ms, level.pause_until_ms - now_ms))
+                due_in_ms = 0 if self._moves(due_ms, wall_ms) else due_ms - wall_ms
+                rest_ms = min(rest_ms, max(due_in_ms, level.pause_until_ms - now_ms))
         return rest_ms
 
     def view(self) -> list[LevelView]:
@@ -198,7 +204,7 @@ class DelayService:
             if not count:
                 return offset, []
             result = get_messages(SCHEDULE_TOPIC, queue.queue_id, offset, count, BYTES_MAX)
-            return result.next_offset, self._messages(b"".join(result.buffers))
+            return self._messages(b"".join(result.buffers), queue, offset, result.next_offset)
 
         try:
             end, messages = read()
@@ -228,24 +234,46 @@ class DelayService:
         for size in (1, count_max):  # the first is usually not due
             count = 0
             for _, _, due_ms in QUEUE_ENTRY.iter_unpack(queue.entries(offset, size)):
-                if due_ms > wall_ms and offset + count >= waited:
+                is_due = due_ms <= wall_ms or offset + count < waited
+                if not is_due and not self._moves(due_ms, wall_ms):
                     return count
                 count += 1
         return count
 
-    def _messages(self, data: bytes) -> list[Outgoing]:
-        """Return the messages to deliver for these records. Raises RecordError."""
+    @property
+    def _moving(self) -> bool:
+        moving = self._context.state.group.moving
+        return moving.timers and bool(moving.to)
+
+    def _moves(self, due_ms: int, wall_ms: int) -> bool:
+        return due_ms > wall_ms + SOON_MS and self._moving
+
+    def _messages(
+        self, data: bytes, queue: ConsumeQueue, offset: int, end: int
+    ) -> tuple[int, list[Outgoing]]:
+        """Return the offset behind the records that can be stored, and their messages: as timer
+        messages those that move. Raises RecordError."""
         messages: list[Outgoing] = []
+        wall_ms = self._wall_ms()
+        entries = queue.entries(offset, end - offset) if self._moving else b""
+        due = [due_ms for _, _, due_ms in QUEUE_ENTRY.iter_unpack(entries)]
         walk = walk_records(data)
         for at, _ in walk:
             record = decode_record(data, at, check_body=False)
+            due_ms = due[record.queue_offset - offset] if due else 0
+            if self._moves(due_ms, wall_ms):
+                message = waiting_until(as_stored(record), due_ms)
+                if message is None:  # its properties are too long; it waits here
+                    return record.queue_offset, messages
+                messages.append(message)
+                continue
             try:
                 messages.append(delivered(as_stored(record)))
             except ValueError as error:  # as in Apache's broker
                 log.error("delayed_without_target position=%d: %s", record.physical_offset, error)
         if walk.end != len(data):
             raise RecordError(walk.stop, walk.detail)
-        return messages
+        return end, messages
 
     def _store(self, level: Level, messages: list[Outgoing], end: int, now_ms: int) -> None:
         leadership = self._leadership

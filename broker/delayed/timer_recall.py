@@ -2,8 +2,9 @@
 
 The recall handle of a send's response names topic, slot and UNIQ_KEY. A recall is stored in the
 timer topic for the same slot and answered once it is committed. From then on the timer message is
-not delivered by any leader. A message that is or may be due is not recalled. Whether the message
-exists is not checked, as with Apache's broker.
+not delivered by any leader. A message that is or may be due is not recalled. Groups that messages
+have moved to (broker.cluster.moves) get the recall first. Whether the message exists is not
+checked, as with Apache's broker.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from raftmq.remoting.headers import REGION
 from raftmq.remoting.recall_handle import RecallHandle
 from raftmq.store.properties import decode_properties
 
+from ..cluster.moves import Moves
 from ..component import Service
 from ..context import Context
 from ..errors import Refused, forbidden
@@ -36,6 +38,7 @@ class Recalls:
     context: Context
     sends: SendPath
     timers: TimerService
+    moves: Moves
 
     def service(self) -> Service:
         return Service(handlers={int(RequestCode.RECALL_MESSAGE): self.recall})
@@ -56,16 +59,19 @@ class Recalls:
         late = handle.deliver_ms <= now_ms or timers.is_delivered(slot_ms)
         if late or handle.deliver_ms - now_ms > timers.timing.delay_ms_max:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+        key = Key(topic, handle.unique_key)
+        self.moves.check_recall(slot_ms, key)
         born_host = packed_address(connection.peer_address)
         message = recall_message(handle, group or "recall", now_ms, born_host)
         redirected = timed(message, decode_properties(message.properties), timers.timing)
-        ended, over = Completion(), timers.recalling(slot_ms, Key(topic, handle.unique_key))
+        ended, over = Completion(), timers.recalling(slot_ms, key)
 
         def done(error: Exception | None) -> None:
             over()
             ended(error)
 
         try:
+            await self.moves.recall(handle, group)
             sends.store([redirected], b"", done)
         except BaseException:
             over()

@@ -14,6 +14,10 @@ message is unreadable, late messages are delivered in the order of the queue ins
 with a fuller disk than its leader's waits for the leader's deletion; a classic slave does not
 (broker.checkpointer).
 
+A draining group's messages move to another group (broker.cluster.moves) in windows, from the first
+waiting message on (`open_window`). The floor of the progress then excludes them here, and retention
+waits until the window is closed.
+
 A recall (TIMER_DEL_UNIQKEY) waits for the same slot as its message, which is then skipped. While a
 recall is in flight, its message waits. Due messages cannot be recalled.
 """
@@ -22,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from raftmq.remoting.codes import ResponseCode
@@ -34,14 +38,15 @@ from raftmq.store.record import MessageRecord, RecordError, decode_record
 
 from ..component import Service, at_each_leadership, next_turn
 from ..context import Context
-from ..errors import Refused
+from ..errors import Refused, busy
 from ..messages.send_request import Outgoing, as_stored
 from ..messages.timer_message import Key, key_of, recalls, rolled
 from ..scheduler import IDLE_MS, Chore
-from ..send.callbacks import is_unknown
+from ..send.callbacks import Completion, Done, is_unknown
 from ..send.service import SendPath
 from ..send.topic_redirect import delivered
-from ..tables.state import timer_progress
+from ..tables.broker_group import Window, move
+from ..tables.state import several, timer_progress
 from ..tables.timer_wheel import Progress, TimerWheel, Waiting
 
 if TYPE_CHECKING:
@@ -97,6 +102,7 @@ class TimerService:
         self._leadership = 0  # its number, to ignore callbacks of earlier leaderships
         self._under_way: Progress | None = None
         self._popped: list[Waiting] = []  # messages in flight
+        self.is_opening = False  # a window is in flight
         self._again: Callable[[], object] = lambda: None  # repeats the last read after an error
         self._pause_until_ms = 0
         self._step_until_ms = 0  # no deliveries before, after a clock jump
@@ -196,7 +202,9 @@ class TimerService:
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
             return position
-        first = max(self.wheel.first_offset, queue.min_offset)
+        windows = self._context.state.group.moving.windows
+        starts = [one.start for one in windows if one.topic == TIMER_TOPIC]
+        first = max(min([self.wheel.first_offset, *starts]), queue.min_offset)
         if self.wheel.next_offset < queue.max_offset:  # limited by the entries read
             first = max(min(first, self.wheel.next_offset), queue.min_offset)
         for at, _, _ in QUEUE_ENTRY.iter_unpack(queue.entries(first, 1)):
@@ -359,8 +367,7 @@ class TimerService:
         for at, record_size, code in QUEUE_ENTRY.iter_unpack(queue.entries(offset, TAKE_MAX)):
             if offset >= max(self._roll_offset, reorder_offset) and at >= self._roll_position:
                 break
-            due_ms = abs(code)
-            if due_ms < NO_TIME_BELOW_MS or progress.lets_wait(due_ms, offset):
+            if _waits(progress, code, offset):
                 size += record_size
                 if len(messages) >= self._count_max or (messages and size > BYTES_MAX):
                     break
@@ -375,15 +382,68 @@ class TimerService:
         self._move(messages, progress, 0, len(messages))
         return True
 
-    # ---- both -------------------------------------------------------------------------------
+    # ---- moved to another group -------------------------------------------------------------
+
+    def open_window(self, to: str) -> Completion | None:
+        """Start to take the first waiting messages out of the queue for a move to the broker group
+        `to`. Return None if none waits, or if a delivery or a recall is in flight. Raises OSError,
+        StoreError."""
+        queue = self._queue(TIMER_TOPIC, 0)
+        if queue is None or not self._is_free(queue) or self._recalling or self._reorder_offset:
+            return None
+        progress = self._table.timer
+        start = end = max(self.wheel.first_offset, queue.min_offset)
+        count = size = 0
+        for _, record_size, code in QUEUE_ENTRY.iter_unpack(queue.entries(start, TAKE_MAX)):
+            if _waits(progress, code, end):
+                if count and (count >= COUNT_MAX or size + record_size > BYTES_MAX):
+                    break
+                count, size = count + 1, size + record_size
+            end += 1
+        if start == end:
+            return None
+        commands = [timer_progress(after := progress._replace(floor=end))]
+        if count:
+            commands.append(move(Window(0, to, TIMER_TOPIC, 0, start, end, progress)))
+        ended = Completion()
+        self.is_opening = True
+        self._move([], after, 0, 0, several(commands), ended)
+        return ended
+
+    def window_messages(self, window: Window) -> Iterator[tuple[int, MessageRecord]]:
+        """Yield the messages of a window that are not recalled, with their slots. Raises Refused
+        before the whole queue is read; StoreError, OSError, RecordError."""
+        queue = self._queue(TIMER_TOPIC, 0)
+        if queue is None or self.wheel.next_offset < queue.max_offset:
+            raise busy("the timer messages are not read yet", retriable=True)
+        start = max(window.start, queue.min_offset)
+        entries = queue.entries(start, max(0, window.end - start))
+        for offset, (at, _, code) in enumerate(QUEUE_ENTRY.iter_unpack(entries), start):
+            if not _waits(window.progress, code, offset):
+                continue
+            record = self._record(at, offset)
+            message, slot_ms = as_stored(record), abs(code)
+            is_recall = recalls(message) is not None or slot_ms not in self._recalls
+            if is_recall or not self._is_recalled(queue, slot_ms, key_of(message)):
+                yield slot_ms, record
+
+    # ---- all ---------------------------------------------------------------------------------
 
     def _move(
-        self, messages: list[Outgoing], progress: Progress, delivered_count: int, rolled_count: int
+        self,
+        messages: list[Outgoing],
+        progress: Progress,
+        delivered_count: int,
+        rolled_count: int,
+        command: bytes = b"",
+        done: Done = lambda error: None,
     ) -> None:
-        """Store the messages together with the resulting progress."""
+        """Store the messages together with the resulting progress, or with `command`, which has
+        it."""
         leadership = self._leadership
 
         def ended(error: Exception | None) -> None:
+            done(error)
             if error is None:
                 self.delivered_count += delivered_count
                 self.rolled_count += rolled_count
@@ -397,7 +457,7 @@ class TimerService:
                 self._end_move()
                 self._pause_until_ms = self._clock_ms() + RETRY_MS
 
-        command = timer_progress(progress)
+        command = command or timer_progress(progress)
         self._under_way = progress
         if not messages:
             self._context.log.propose_then(command, ended)
@@ -422,4 +482,10 @@ class TimerService:
         """Drop the delivery in flight. The table has its outcome."""
         popped, self._popped = self._popped, []
         self._under_way = None
+        self.is_opening = False
         self.wheel.put_back(popped)
+
+
+def _waits(progress: Progress, code: int, offset: int) -> bool:
+    """Return whether the message of this entry waits, by its slot in the tags code."""
+    return abs(code) < NO_TIME_BELOW_MS or progress.lets_wait(abs(code), offset)

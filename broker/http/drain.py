@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from raftmq.web.operation import Call, Operation, Reply, Role
-from raftmq.web.resources.node import DrainView, RemoveBody
+from raftmq.web.resources.node import DrainBody, DrainView, RemoveBody
 
-from ..admin.drain import Drain
+from ..admin.drain import Drain, DrainOptions
 
 PATH = "/api/v1/drain"
 
@@ -26,7 +26,7 @@ class DrainOperations:
             Operation("GET", PATH, "getDrain", "The remaining content of the group.", self.get,
                       answer=DrainView, problems=(400, 503, 504)),
             Operation("PUT", PATH, "putDrain", "Drain the group: clients send elsewhere.",
-                      self.put, role=Role.ADMIN, answer=DrainView, problems=write),
+                      self.put, role=Role.ADMIN, body=DrainBody, answer=DrainView, problems=write),
             Operation("DELETE", PATH, "deleteDrain", "Take sends again.", self.delete,
                       role=Role.ADMIN, answer=DrainView, problems=write),
             Operation("POST", f"{PATH}/remove", "removeGroup",
@@ -37,8 +37,11 @@ class DrainOperations:
     async def get(self, _: Call) -> Reply:
         return _shown(await self._drain.act("status"))
 
-    async def put(self, _: Call) -> Reply:
-        return _shown(await self._drain.act("start"))
+    async def put(self, call: Call) -> Reply:
+        body = call.body
+        given_up = None if body.given_up is None else tuple(body.given_up)
+        options = DrainOptions(body.move_timers, body.move_dead_letters, body.to, given_up)
+        return _shown(await self._drain.act("start", options))
 
     async def delete(self, _: Call) -> Reply:
         return _shown(await self._drain.act("cancel"))

@@ -96,6 +96,14 @@ def timed(message: Outgoing, properties: dict[str, str], timing: Timing) -> Outg
     return replace(message, topic=TIMER_TOPIC, queue_id=0, properties=joined(properties | fields))
 
 
+def waiting_until(message: Outgoing, deliver_ms: int) -> Outgoing | None:
+    """Return a message of a delay level as a timer message, or None if its properties become too
+    long."""
+    properties = decode_properties(message.properties) | {TIMER_OUT_MS: str(deliver_ms - 1)}
+    stored = fitting(properties, b"")
+    return replace(message, topic=TIMER_TOPIC, queue_id=0, properties=stored) if stored else None
+
+
 def rolled(message: Outgoing) -> Outgoing:
     """Return a waiting message for storing it again. Its count is omitted if it does not fit."""
     properties = decode_properties(message.properties)

@@ -374,8 +374,11 @@ class SendPath:
         group.replies.append((sender, unique_key, len(records)))
         if written is not None:
             group.commands.append(command)
-            group.written = [*(group.written or ()), written]
-            self.writers.start(written)
+            self._start_written(group, written)
+
+    def _start_written(self, group: Group, written: Written) -> None:
+        group.written = [*(group.written or ()), written]
+        self.writers.start(written)
 
     def _written(
         self, sender: Sender, ext: Mapping[str, str], queue: SendQueue, topic: SendTopic
@@ -437,11 +440,18 @@ class SendPath:
         return True
 
     def store(
-        self, messages: Sequence[Outgoing], command: bytes, done: Done, *, reserve_bytes: int = 0
+        self,
+        messages: Sequence[Outgoing],
+        command: bytes,
+        done: Done,
+        *,
+        reserve_bytes: int = 0,
+        written: Written | None = None,
     ) -> None:
         """Store the broker's own `messages` and `command` (b"" if none) in a single frame. `done`
-        is called once with the outcome. `reserve_bytes` is extra room above the waiting limit. Call
-        `wake` afterwards.
+        is called once with the outcome. `reserve_bytes` is extra room above the waiting limit.
+        `written` is a writer's request with these messages, and has the command. Call `wake`
+        afterwards.
 
         Raises Refused if they are not stored; `done` is not called then. The topics must exist.
         """
@@ -458,6 +468,8 @@ class SendPath:
         group.dones.append(done)
         if command:
             group.commands.append(command)
+        if written is not None:
+            self._start_written(group, written)
 
     @property
     def own_bytes_max(self) -> int:

@@ -3,7 +3,7 @@
 A command frame's payload is one JSON object. A message frame may begin with such a command, too;
 then it is applied when the frame's records become visible. `op` says which command it is:
 
-    {"op":"group_id",…}, drain, remove_, forget_group  see broker.tables.broker_group
+    {"op":"group_id",…}, drain, move, …      see broker.tables.broker_group
     {"op":"adopt","topics":[[TopicConfig,created_ms],…],"groups":[[config,created_ms],…],
      "readers":[[topic,queue count,[group,…]],…],"deletedTopics":{name:ms},
      "deletedGroups":{name:ms},"versions":{…},"more":bool}
@@ -66,6 +66,7 @@ from raftmq.remoting.codes import ResponseCode
 from ..errors import Refused, StateError
 from .acl import PREFIX as ACL_PREFIX
 from .acl import AclTable
+from .broker_group import COMMANDS as GROUP_COMMANDS
 from .broker_group import BrokerGroupTable
 from .delay_offsets import DelayOffsets
 from .groups import GroupTable, SubscriptionGroup, group_problem
@@ -96,7 +97,6 @@ AnyTable = VersionedTable[Any]
 OFFSET_COMMANDS = (
     "commit_offsets", "reset_offsets", "reset_taken", "lock_queues", "forget_offsets",
 )  # fmt: skip
-GROUP_COMMANDS = ("group_id", "drain", "remove_group", "forget_group")
 UNMET_MAX = 1_000  # a proposer asks right after its command was applied
 
 

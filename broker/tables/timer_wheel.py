@@ -179,6 +179,9 @@ class TimerWheel:
     def settle(self, progress: Progress) -> None:
         if progress == self.progress:
             return
+        if progress.floor >= self.next_offset:
+            self.clear(progress)  # nothing waits
+            return
         if progress.floor > self.progress.floor:
             gone = progress.floor >> _BLOCK_BITS
             for block in [block for block in self._blocks if block < gone]:

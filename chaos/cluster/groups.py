@@ -130,7 +130,7 @@ async def _removed(cluster: Cluster, group: str, say: Say, *, lose: bool, wait_s
         if wait_s and status["drainingMs"]:
             await until_empty(admin, leader, wait_s, say)
             address = await _leader(cluster, group)
-        await admin.broker.drain(address, "remove", lose=lose)
+        await admin.broker.drain(address, "remove", {"lose": "true"} if lose else None)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,10 +107,13 @@ class BrokerAdmin:
         response = await self._requests.ask(address, RequestCode.TRANSFER_LEADERSHIP, ext)
         return (response.ext or {}).get("target", "")
 
-    async def drain(self, address: str, op: str, lose: bool = False) -> dict[str, Any]:
+    async def drain(
+        self, address: str, op: str, options: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """Start or cancel draining of a broker group, remove it, or none of these (`op` status);
-        return the remaining content (30010, ours). `lose` removes a group that is not empty."""
-        ext = {"op": op} | ({"lose": "true"} if lose else {})
+        return the remaining content (30010, ours). The `options` of start are moveTimers,
+        moveDeadLetters, to and givenUp; remove has lose."""
+        ext = {"op": op, **(options or {})}
         return await self._requests.json(address, RequestCode.DRAIN_GROUP, ext, UPKEEP_TIMEOUT_MS)
 
     async def members(self, address: str) -> list[dict[str, Any]]:

@@ -287,6 +287,7 @@ BROKER: dict[int, Needs | None] = {
         _CODE.BACKUP: ADMIN,
         _CODE.GET_DEFINITIONS: ADMIN,
         _CODE.DRAIN_GROUP: ADMIN,
+        _CODE.TAKE_MESSAGES: ADMIN,
     }.items()
 }
 

@@ -26,6 +26,10 @@ async def drain(group, op):
     return orjson.loads(answer.body)
 
 
+def rows(status):
+    return [(row["topic"], row["group"], row["messages"]) for row in status["unconsumed"]]
+
+
 async def create(group, topic):
     broker = await group.leading()
     ext = TopicHeader(topic, 1, 1, 6).to_ext()
@@ -75,7 +79,7 @@ async def test_what_is_left_is_counted_until_it_is_consumed(tmp_path):
             assert (await one.send(broker, "T", queue=queue)).code == ResponseCode.SUCCESS
         assert (await one.send(broker, "T", properties=DELAYED)).code == ResponseCode.SUCCESS
         status = await drain(one, "start")
-        assert status["unconsumed"] == [{"topic": "T", "group": "", "messages": 3}]
+        assert rows(status) == [("T", "", 3)]
         assert status["delayed"] == 1 and status["latestDueMs"] > broker.context.wall_ms()
         assert not status["isEmpty"] and not status["takesSends"]
         assert status["emptyAtMs"] is None  # nobody consumes
@@ -83,7 +87,7 @@ async def test_what_is_left_is_counted_until_it_is_consumed(tmp_path):
             assert (await one.commit(broker, "T", queue, offset)).code == ResponseCode.SUCCESS
         await until(lambda: broker.state.offsets.get("T", "cg", 1) == 1)
         status = await drain(one, "status")
-        assert status["unconsumed"] == [{"topic": "T", "group": "cg", "messages": 1}]
+        assert rows(status) == [("T", "cg", 1)]
         await one.commit(broker, "T", 0, 2)
         await until(lambda: broker.state.offsets.get("T", "cg", 0) == 2)
         status = await drain(one, "status")
@@ -254,3 +258,24 @@ async def test_the_leader_counts_the_rest_for_the_metrics(tmp_path, monkeypatch)
         assert broker.drain.draining_s >= 0
         await drain(one, "cancel")
         await until(lambda: broker.drain.remaining == 0)
+
+
+async def test_messages_of_groups_that_are_given_up_do_not_keep_a_group(tmp_path):
+    async with Group(tmp_path, drainGraceMs=0) as one:
+        broker = await one.leading()
+        await one.create_topic(broker, "T", 1)
+        for _ in range(2):
+            assert (await one.send(broker, "T")).code == ResponseCode.SUCCESS
+        await one.commit(broker, "T", 0, 1)
+        await until(lambda: broker.state.offsets.get("T", "cg", 0) == 1)
+        (row,) = (await drain(one, "start"))["unconsumed"]
+        assert (row["members"], row["givenUp"], row["messages"]) == (0, False, 1)
+        assert 0 < row["sinceMs"] <= broker.context.wall_ms()
+        ext = {"op": "start", "givenUp": "other,cg"}
+        answer = await one.ask(broker, RequestCode.DRAIN_GROUP, ext)
+        status = orjson.loads(answer.body)
+        assert status["isEmpty"] and status["unconsumed"][0]["givenUp"]
+        answer = await one.ask(broker, RequestCode.DRAIN_GROUP, {"op": "start", "givenUp": "a b"})
+        assert answer.code == ResponseCode.INVALID_PARAMETER
+        await drain(one, "cancel")
+        assert not (await drain(one, "start"))["isEmpty"]

@@ -349,7 +349,7 @@ CASES = {
     C.GET_ALL_MESSAGE_REQUEST_MODE: usual(), C.GET_BROKER_HA_STATUS: usual(),
     C.TRANSFER_LEADERSHIP: usual(), C.CHANGE_MEMBERS: usual(add="x;" * 20_000),
     C.BACKUP: usual(), C.GET_DEFINITIONS: definitions, C.DRAIN_GROUP: usual(op="status"),
-    C.WRITERS: usual(), C.ACK_MESSAGE: usual(),
+    C.TAKE_MESSAGES: usual(), C.WRITERS: usual(), C.ACK_MESSAGE: usual(),
     C.CHANGE_MESSAGE_INVISIBLETIME: usual(), C.BATCH_ACK_MESSAGE: acks,
 }  # fmt: skip
 LAST = (C.DELETE_SUBSCRIPTIONGROUP, C.EMPTY_TOPIC, C.DELETE_TOPIC_IN_BROKER, C.CLEAN_UNUSED_TOPIC)

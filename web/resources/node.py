@@ -123,6 +123,17 @@ class PreferredView(View, frozen=True, kw_only=True):
     reason: str
 
 
+class DrainBody(Input, frozen=True, kw_only=True):
+    """`move_timers` and `move_dead_letters` move them to the broker group `to`, by default to the
+    group with the fewest timer messages. `given_up` has consumer groups whose messages may be
+    lost."""
+
+    move_timers: bool = False
+    move_dead_letters: bool = False
+    to: str = ""
+    given_up: list[str] | None = None
+
+
 class RemoveBody(Input, frozen=True, kw_only=True):
     """`lose` removes a group that is not empty."""
 
@@ -130,11 +141,26 @@ class RemoveBody(Input, frozen=True, kw_only=True):
 
 
 class Unconsumed(View, frozen=True, kw_only=True):
-    """Messages of a topic that a consumer group has not consumed; `group` is empty without any."""
+    """Messages of a topic that a consumer group has not consumed; `group` is empty without any.
+    `since_ms` is the store time of the oldest, for a group without connected members."""
 
     topic: str
     group: str
     messages: int
+    members: int
+    since_ms: int | None
+    given_up: bool
+
+
+class MoveView(View, frozen=True, kw_only=True):
+    """The move of waiting messages to the broker group `to`, which is empty without a move."""
+
+    to: str
+    timers: bool
+    dead_letters: bool
+    moved_timers: int
+    moved_dead_letters: int
+    problem: str
 
 
 class DrainView(View, frozen=True, kw_only=True):
@@ -153,7 +179,9 @@ class DrainView(View, frozen=True, kw_only=True):
     latest_due_ms: int | None
     transactions: int
     popped: int
+    in_move: int
     remaining: int
+    move: MoveView
     writers: int
     idempotent: int
     dead_letters: int

@@ -12,7 +12,7 @@ from tests.broker.http.client import Client
 from tests.broker.test_access import ADMIN, ask, guarded, put
 
 Code = RequestCode
-# Requests that only admins make and that change nothing.
+# Requests that only admins make and that change nothing, or that only brokers make.
 READS = {
     Code.GET_ALL_TOPIC_CONFIG,
     Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
@@ -23,6 +23,7 @@ READS = {
     Code.GET_ALL_PRODUCER_INFO,
     Code.GET_BROKER_CONFIG,
     Code.GET_DEFINITIONS,
+    Code.TAKE_MESSAGES,
     Code.GET_BROKER_HA_STATUS,
     Code.VIEW_BROKER_STATS_DATA,
     Code.GET_ALL_MESSAGE_REQUEST_MODE,

@@ -10,7 +10,7 @@ from tests.browser.chromium import Browser, Page
 from tests.browser.cluster import Running, running
 from tests.namesrv.http.nodes import FakeCluster, replicas
 
-PAGES = ("cluster", "topics", "consumers", "messages", "clients", "accounts", "events")
+PAGES = ("cluster", "scaling", "topics", "consumers", "messages", "clients", "accounts", "events")
 NASTY = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 LEADER = "document.querySelector('.replica.leader strong')?.textContent"
 

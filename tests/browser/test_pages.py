@@ -55,6 +55,9 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
         await resends_what_was_asked_for(await opened("dead/billing", DEAD_LETTERS))
         await tells_that_nobody_answers(await opened("cluster", NOBODY))
         await changes_the_access_of_one_group(await opened("accounts", ACCOUNTS))
+        await drains_and_removes_a_group(await opened("scaling", SCALING))
+        await moves_leaders_in_turn(await opened("scaling", SCALING))
+        await aligns_what_differs(await opened("scaling", SCALING))
         await shows_what_was_searched_last(await opened("messages?topic=Alpha", MESSAGES))
         await keeps_no_plot_that_is_gone(await opened("history", PLOTS))
         await says_when_a_line_begins(await opened("history", NO_PLOTS))
@@ -103,6 +106,131 @@ async def tells_that_nobody_answers(page: Page) -> None:
     }""")
     await page.until("states.length >= 3")
     assert await page.js("states.slice(0, 3)") == [True, False, True]
+    assert page.errors == []
+
+
+# Two broker groups of three, both led from m0.
+SCALING = """(() => {
+  window.draining = 0;
+  window.left = 40;
+  window.leads = ['n0', 'n3'];
+  const member = (group, at) => ({id: `n${group * 3 + at}`, address: `m${at}:1`, role: 'voter'});
+  const names = ['broker-a', 'broker-b'];
+  const brokers = (group) => [0, 1, 2].map((at) => {
+    const {id} = member(group, at);
+    const leads = window.leads[group] === id;
+    return {name: id, address: `${id}:1`, brokerId: at, registered: true, node: {
+      name: id, mode: 'raft', role: leads ? 'leader' : 'follower', leaderReady: leads,
+      members: [0, 1, 2].map((one) => member(group, one)), peers: [],
+      rates: {sendsPerS: 7, pullsPerS: 2}, disk: {usedRatio: (at + 1) / 4, freeBytes: 1 << 30},
+      commitLog: {minOffset: 0, maxOffset: 2048}, drainingMs: group ? window.draining : 0}};
+  });
+  const cluster = () => ({nameServer: {address: 'ns'}, at: Date.now(), topicCount: 1,
+    differences: [], findings: [], groups: names.map((name, group) => ({name, cluster: 'C',
+      leader: window.leads[group], topicCount: 1, term: 1, brokers: brokers(group)}))});
+  const balance = (moved = null) => ({moved, next: null,
+    items: names.map((group, at) => ({group, leader: window.leads[at], preferred: null,
+      target: at ? 'n4' : 'n0', moves: Boolean(at) && window.leads[at] !== 'n4', reason: ''})),
+    machines: [0, 1, 2].map((at) => ({zone: at < 2 ? 'east' : 'west', machine: `m${at}`, groups: 2,
+      leaders: window.leads.filter((id) => Number(id[1]) % 3 === at).length,
+      leadersAfter: at < 2 ? 1 : 0}))});
+  const drain = () => ({brokerName: 'broker-b', drainingMs: window.draining, removed: false,
+    takesSends: false, isEmpty: !window.left, remaining: window.left, delayed: 0, timers: 0,
+    unconsumed: window.left ? [{topic: 'T', group: 'billing', messages: window.left}] : [],
+    latestDueMs: null, transactions: 0, popped: 0, writers: 1, idempotent: 0, deadLetters: 2,
+    emptyAtMs: Date.now() + 300_000, remainder: `the broker group still has: ${window.left} of T`});
+  return {
+    '/api/v1/cluster': cluster,
+    '/api/v1/leader-balance': (_, __, {method}) => {
+      if (method === 'GET') return balance();
+      window.leads[1] = 'n4';
+      return balance(window.moved++ ? null : 'broker-b');
+    },
+    '/api/v1/drains': () => ({items: window.draining ? [drain()] : [], next: null, errors: []}),
+    '/groups/broker-b/drain': (_, __, {method, body}) => {
+      window.draining = method === 'DELETE' ? 0 : Date.now();
+      if (body) window.removal = body;
+      return drain();
+    },
+    '/api/v1/definitions': (_, given) => ({groups: names, errors: [],
+      next: given.get('cursor') ? null : 'Zg', items: given.get('cursor') ? [
+        {kind: 'group', name: 'billing', has: {'broker-a': 'there', 'broker-b': 'missing'},
+         outcome: given.get('like') ? 'changed' : 'left: it differs', why: ''}] : [
+        {kind: 'topic', name: 'T', has: {'broker-a': '8/8 RW', 'broker-b': '4/4 RW'},
+         outcome: 'changed', why: '8/8 in broker-b'}]}),
+    '/align': (url) => ({results: [{group: 'broker-b', status: 200,
+      outcome: url.includes('billing') ? 'failed' : 'ok', error: 'it was changed'}]}),
+  };
+})()"""
+CELLS = "[...document.querySelectorAll('[data-key=machines] tr')].map(r => r.textContent)"
+
+
+async def drains_and_removes_a_group(page: Page) -> None:
+    """The name is typed; content that would be lost is named; the rest and an estimate are seen."""
+    await page.until(f"{CELLS}.length == 4")
+    first = (await page.js(CELLS))[1]
+    assert first.startswith("eastm0212") and "25 %, 1.0 GiB free" in first
+    await page.click("[data-do=drain][data-group=broker-b]")
+    await page.until(DIALOG)
+    await page.click("dialog button[type=submit]")
+    assert await page.js(f"!!{DIALOG} && !window.draining")  # the name is not typed
+    await page.type("dialog [name=typed]", "broker-b")
+    await page.click("dialog button[type=submit]")
+    card = "document.querySelector('[data-key=drain-broker-b]')?.textContent"
+    shown = await page.until(f"{card}?.includes('40 messages') && {card}")
+    assert "in about 5 min" in shown and "2 dead letters, 1 exactly-once writer" in shown
+    assert "Tbilling40" in shown
+    await page.js("window.left = 10; 0")
+    width = "document.querySelector('[data-key=drain-broker-b] .bar > span').style.width"
+    await page.until(f"{width} == '75%'")
+    removal = "[data-do=remove][data-group=broker-b]"
+    for left, text in ((10, "still has: 10 of T"), (0, "no message is lost")):
+        await page.js(f"window.left = {left}; 0")
+        await page.until(f"{card}?.includes('{left or 'empty'}')")
+        await page.click(removal)
+        assert text in await page.until(f"{DIALOG}?.textContent")
+        await page.type("dialog [name=typed]", "broker-b")
+        await page.click("dialog button[type=submit]")
+        await page.until(f"!{DIALOG} && window.removal == '{{\"lose\":{str(bool(left)).lower()}}}'")
+    await page.click("[data-do=cancel][data-group=broker-b]")
+    await page.until(DIALOG)
+    await page.click("dialog button[type=submit]")
+    await page.until(f"!{card} && !window.draining")
+    assert page.errors == []
+
+
+async def moves_leaders_in_turn(page: Page) -> None:
+    """It asks first, then goes on until nothing is left, and says that all is even."""
+    await page.js("window.moved = 0; 0")
+    line = "document.querySelector('[data-key=balance] li')?.textContent"
+    await page.until(f"{line} == 'Movebroker-b: n4 should lead instead of n3'")
+    await page.click("[data-do=balance]")
+    assert "broker-b: n3 → n4" in await page.until(f"{DIALOG}?.textContent")
+    await page.click("dialog button[type=submit]")
+    await page.until("document.querySelector('[data-key=balance].good') && window.moved == 2")
+    toasts = "[...document.querySelectorAll('.toast')].map(e => e.textContent).join()"
+    await page.until(f"{toasts}.includes('1 leader moved.')")
+    assert page.errors == []
+
+
+async def aligns_what_differs(page: Page) -> None:
+    """All pages are compared; what an alignment changes is shown first, and each outcome then."""
+    await page.until("document.querySelector('[name=like]')")
+    await page.js("document.querySelector('[name=like]').value = 'broker-a'")
+    await page.click("[data-key=definitions] form button")
+    names = "document.querySelectorAll('[data-key=definitions] tbody tr strong')"
+    rows = f"[...{names}].map(e => e.textContent).join()"
+    await page.until(f"{rows} == 'T,billing'")
+    await page.click("[data-do=align]")
+    said = await page.until(f"{DIALOG}?.textContent")
+    assert "T: 8/8 in broker-b" in said and "billing: changed" in said
+    await page.click("dialog button[type=submit]")
+    warned = "document.querySelector('.toast.warn')?.textContent"
+    assert "billing in broker-b: it was changed" in await page.until(warned)
+    asked = await page.js("window.asked.filter(one => one.startsWith('POST'))")
+    assert asked == [
+        "POST /api/v1/topics/T/align", "POST /api/v1/subscription-groups/billing/align"
+    ]  # fmt: skip
     assert page.errors == []
 
 

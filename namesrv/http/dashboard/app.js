@@ -14,6 +14,7 @@ import { eventsPage } from "/dashboard/events.js";
 import { historyPage } from "/dashboard/history.js";
 import { messagePage } from "/dashboard/message.js";
 import { messagesPage } from "/dashboard/messages.js";
+import { scalingPage } from "/dashboard/scaling.js";
 import { topicsPage, topicPage } from "/dashboard/topics.js";
 
 const POLL_MS = 2000;
@@ -21,10 +22,11 @@ const DECLINED_MS = 60_000; // before a read asks for a login again
 const EVENTS_KEPT = 500;
 const SAMPLES_KEPT = 90; // three minutes of polls
 const SOON_MS = 60; // events come in bursts: one look for all of them
-const URGENT = new Set(["roleChanged", "routeChanged", "electionStarted", "transfer", "diskState", "memberChanged", "preferredLeaderChanged"]);
+const URGENT = new Set(["roleChanged", "routeChanged", "electionStarted", "transfer", "diskState", "memberChanged", "preferredLeaderChanged", "drain"]);
 
 const PAGES = [
   ["cluster", "Cluster", clusterPage],
+  ["scaling", "Scaling", scalingPage],
   ["topics", "Topics", topicsPage, topicPage],
   ["consumers", "Consumers", consumersPage, consumerPage],
   ["messages", "Messages", messagesPage, messagePage],

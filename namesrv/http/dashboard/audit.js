@@ -14,7 +14,7 @@ const WORDS = {
   deleteAccount: "deleted account", putWhiteAddresses: "replaced the addresses without account", addMember: "added a member", promoteMember: "promoted",
   removeMember: "removed", transferLeadership: "transferred leadership", putPreferredLeader: "chose the preferred leader", deletePreferredLeader: "ended the preference",
   changeConfig: "changed the configuration", setLogLevel: "set the log level of", injectFault: "injected a fault", healFaults: "healed faults", stopNode: "stopped the broker",
-  deleteWriter: "deleted a writer", cloneOffsets: "copied offsets from and to", moveMember: "moved a member", deleteExpiredLog: "deleted expired log", cleanQueues: "cleaned queues",
+  putDrain: "drained the group", deleteDrain: "cancelled the draining", removeGroup: "removed the group", deleteWriter: "deleted a writer", cloneOffsets: "copied offsets from and to", moveMember: "moved a member", deleteExpiredLog: "deleted expired log", cleanQueues: "cleaned queues",
 };
 const OUTCOMES = { done: ["good", "done"], failed: ["bad", "failed"], unknown: ["warn", "perhaps done"], asked: ["warn", "no outcome told"] };
 

@@ -92,7 +92,7 @@ function card(app, group, faults) {
   return h("section", { class: "card", "data-key": `group-${group.name}`, "aria-label": `Group ${group.name}` },
     h("div", { class: "card-head" },
       h("div", null,
-        h("h2", null, group.name),
+        h("h2", null, group.name, group.brokers.some(({ node }) => leads(node) && node.drainingMs) && [" ", h("span", { class: "tag warn" }, "draining")]),
         h("p", { class: "muted" }, `${kind} of ${group.brokers.length} in ${group.cluster || "no cluster"}${classic(group) ? "" : ` · term ${number(group.term)}`} · ${plural(group.topicCount, "topic")}`)),
       h("div", { class: "buttons" },
         !classic(group) && [

@@ -15,6 +15,8 @@ const KINDS = {
   memberChanged: "member",
   preferredLeaderChanged: "preferred leader",
   routeChanged: "route",
+  joinedCluster: "joined",
+  drain: "drain",
 };
 
 export function eventsPage(app) {

@@ -4,6 +4,7 @@ import { svg } from "/dashboard/dom.js";
 
 const PATHS = {
   cluster: "M10 6.2v2.3M7.2 12.6l1.6-1.9M12.8 12.6l-1.6-1.9M10 2.2a2 2 0 1 1 0 4 2 2 0 0 1 0-4ZM5.6 12.4a2.3 2.3 0 1 1 0 4.6 2.3 2.3 0 0 1 0-4.6ZM14.4 12.4a2.3 2.3 0 1 1 0 4.6 2.3 2.3 0 0 1 0-4.6Z",
+  scaling: "M3 16.500h14M5 16v-4M10 16V9M15 16V4M3.500 8.500 8 5l2.500 1.500",
   topics: "M3 5h14M3 10h14M3 15h9",
   consumers: "M3 6h7v8H3zM10 10h7m0 0-3-3m3 3-3 3",
   messages: "M3 5h14v10H3zM3.5 5.5 10 11l6.5-5.5",

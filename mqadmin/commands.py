@@ -239,6 +239,10 @@ COMMANDS = (
          Flag("", "wait",
              "Seconds before closed queues are taken away, in which clients ask for routes.",
               Kind.NUMBER, default=30.0),
+         Flag("", "within",
+             "An ordered topic is closed for writing while it is spread. Seconds until its queues "
+             "must be consumed; otherwise they are opened again.",
+              Kind.NUMBER, default=600.0),
          WITH_ORDERED, DRY_RUN),
         "spread_topic:spread_topic", CHANGES),
     Command("balanceLeaders",

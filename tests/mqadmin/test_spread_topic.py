@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 from raftmq.client.admin.bodies import Progress, TopicOffset
 from raftmq.client.message import MessageQueue
 from raftmq.mqadmin.runner import LATER
-from raftmq.mqadmin.spread_topic import opened, shares, unconsumed
+from raftmq.mqadmin.spread_topic import Work, opened, shares, unconsumed
 from tests.mqadmin.conftest import CLUSTER, NEW, OLD, Two
 from tests.waiting import wait_until
 
@@ -139,6 +140,38 @@ def test_the_queues_of_an_order_topic_follow_for_its_clients(two: Two) -> None:
     assert (status, left) == (0, [])
     assert after == {OLD: ("4/4", "2/2", "changed"), NEW: ("", "2/2", "made")}
     assert two.order_of("Rows") == f"{OLD}:2;{NEW}:2"
+
+
+def test_an_ordered_topic_is_closed_until_its_queues_are_consumed(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send() -> bool:
+        return two.run("sendMessage", "-t", "Keyed", "-p", "x", "-b", OLD, "-i", "3").exit_code == 0
+
+    requested = ("spreadTopic", "-t", "Keyed", "--queues", "4", "--withOrdered", "--wait", "0")
+    kinds = "+message.type=FIFO"
+    ok(two, "updateTopic", "-b", two.at(OLD), "-t", "Keyed", "-r", "4", "-w", "4", "-a", kinds)
+    wait_until(lambda: two.run("topicRoute", "-t", "Keyed").exit_code == 0)
+    wait_until(send)
+    ok(two, "updateSubGroup", "-c", CLUSTER, "-g", "late", "-r", "3")
+    failed = two.run(*requested, "--within", "0")
+    assert failed.exit_code == 1 and "1 messages are not consumed" in failed.stderr
+    assert "has its old queues again" in failed.stderr
+    wait_until(send)
+    until_consumed = Work.until_consumed
+
+    async def consumed_meanwhile(*arguments: Any) -> None:
+        assert not await asyncio.to_thread(send)
+        skipped = "resetOffsetByTime", "-g", "late", "-t", "Keyed", "-s", "-1"
+        await asyncio.to_thread(ok, two, *skipped)
+        await until_consumed(*arguments)
+
+    monkeypatch.setattr(Work, "until_consumed", consumed_meanwhile)
+    done = two.run(*requested, "--within", "60")
+    assert done.exit_code == 0, done.stderr
+    wait_until(lambda: two.run("sendMessage", "-t", "Keyed", "-p", "y", "-b", OLD, "-i", "1")
+               .exit_code == 0)  # fmt: skip
+    assert not send()  # its queue went to the other group
 
 
 @pytest.mark.parametrize(

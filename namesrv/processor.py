@@ -4,10 +4,6 @@ A handler is a function `(connection, request) -> response`. Changes of the key-
 are answered after they are on disk. Work of a size that the sender or the table determines is a
 generator of steps. A few steps run at once and further steps in turns (remoting.fair_scheduling),
 so that routes are answered in between.
-
-A registration's header is checked first. The body is then hashed (in a thread if it is large),
-authenticated, and decoded. Large unsigned bodies are decoded in sequence, so signed brokers have at
-least every second turn.
 """
 
 from __future__ import annotations
@@ -15,60 +11,42 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
-from hashlib import sha256
 
 import orjson
 
 from raftmq.ops.options import ConfigError
-from raftmq.remoting.address import parse_address
 from raftmq.remoting.blocking_request import WARNINGS
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import FROM_PEER, Answer, Connection, Handler
+from raftmq.remoting.connection import Answer, Connection, Handler
 from raftmq.remoting.errors import BodyError, HeaderError
 from raftmq.remoting.fair_scheduling import Steps, StepTurns
 from raftmq.remoting.fields import boolean_or, from_boolean, text, text_or
 from raftmq.remoting.names import name_problem
 from raftmq.remoting.registration import (
-    NO_GROUP_ID,
-    NO_LEADER,
     BodyLimits,
     BrokerHeader,
     DataVersion,
-    RegisterBrokerHeader,
     TopicConfig,
-    body_crc,
     decode_queue_datas,
-    peek_data_version,
-    reading_register_body,
     topic_problem,
 )
 from raftmq.remoting.registration_proof import NONCE
-from raftmq.web.settings import is_loopback
 
 from . import views
 from .kv import ORDER_TOPIC_CONFIG, VALUE_BYTES_MAX, KvConfig
 from .registration_auth import Proofs
+from .registrations import STEPS_AT_ONCE, Registrations, timeout_ms_of, when_made
 from .routes import (
-    EXPIRY_MS,
-    THIS_MACHINE,
     LiveBroker,
-    Registration,
-    RegistrationRefused,
     RouteTable,
-    TopicChange,
 )
 from .settings import Settings
 from .watchers import Changes, RouteWatchers
 
 LOG = logging.getLogger("raftmq.namesrv")
 
-TIMEOUT_MS_MIN = 1_000  # smallest timeout of a heartbeat
-TIMEOUT_MS_MAX = 600_000
 UNIT, UNIT_SUB = 1, 2  # topicSysFlag
-STEPS_AT_ONCE = 4  # about 2 ms; further steps run in turns
-HASHED_AT_ONCE_BYTES = 256 * 1024  # larger bodies are hashed in a thread, without the interpreter
 CONFIG_BYTES_MAX = 2 * 1024  # each line with an unknown key costs a search for similar keys
 ITEMS_PER_STEP = 64
 FAQ = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
@@ -103,10 +81,11 @@ class NameServerProcessor:
         self._kv_changes = asyncio.Lock()
         self._settings = settings
         self.proofs = proofs
+        self.registrations = Registrations(
+            table, now_ms, proofs, turns, self._order_body, body_limits=body_limits
+        )
         self._turns = turns
-        self._strangers = asyncio.Lock()  # serializes unsigned registrations
         self._admins_only = admins_only
-        self._body_limits = body_limits
         self._warnings = warnings
         self._watchers = watchers
         self._topic_list = b""  # encoded, of version
@@ -119,7 +98,7 @@ class NameServerProcessor:
     def handlers(self) -> dict[int, Handler]:
         return {
             RequestCode.REGISTRATION_NONCE: self.registration_nonce,
-            RequestCode.REGISTER_BROKER: self.register_broker,
+            RequestCode.REGISTER_BROKER: self.registrations.register,
             RequestCode.UNREGISTER_BROKER: self.unregister_broker,
             RequestCode.QUERY_DATA_VERSION: self.query_data_version,
             RequestCode.BROKER_HEARTBEAT: self.broker_heartbeat,
@@ -152,95 +131,6 @@ class NameServerProcessor:
         """30005: return the nonce for this connection's signatures, or "" without a key."""
         nonce = self.proofs.nonce(connection)
         return _answer(request, ext={NONCE: nonce} if nonce else {})
-
-    def register_broker(self, connection: Connection, request: RemotingCommand) -> Answer:
-        """103: register a broker with its topics. RegistrationRefused sets the answer's code."""
-        header = RegisterBrokerHeader.parse(request.ext)
-        try:
-            self.proofs.check_header(connection, request)
-            self._body_limits.checked(request.body)
-            may_be_signed = self.proofs.may_be_signed(request)
-            self.table.check(_claim(connection, header, signed=may_be_signed), self._now_ms())
-            if len(request.body) > HASHED_AT_ONCE_BYTES:
-                return self._register_large(connection, header, request)
-            crc, digest = _sums(request.body)
-            signed = self.proofs.is_proven(connection, request, digest)
-        except RegistrationRefused as refused:
-            return _refusal(header, request, refused)
-        steps = self._registering(connection, header, request, crc, digest, signed)
-        for _ in range(STEPS_AT_ONCE):
-            try:
-                next(steps)
-            except StopIteration as end:
-                answer, change = end.value
-                return _when_made(answer, change)
-        return self._register_in_turns(steps, signed)
-
-    async def _register_large(
-        self, connection: Connection, header: RegisterBrokerHeader, request: RemotingCommand
-    ) -> RemotingCommand:
-        crc, digest = await asyncio.to_thread(_sums, request.body)
-        try:
-            signed = self.proofs.is_proven(connection, request, digest)
-        except RegistrationRefused as refused:
-            return _refusal(header, request, refused)
-        steps = self._registering(connection, header, request, crc, digest, signed)
-        return await self._register_in_turns(steps, signed)
-
-    async def _register_in_turns(
-        self, steps: Steps[tuple[RemotingCommand, TopicChange | None]], signed: bool
-    ) -> RemotingCommand:
-        alone: AbstractAsyncContextManager[None] = nullcontext() if signed else self._strangers
-        async with alone:
-            answer, change = await self._turns.run(steps)
-            if change is not None:
-                await _made(change)
-            return answer
-
-    def _registering(
-        self, connection: Connection, header: RegisterBrokerHeader, request: RemotingCommand,
-        crc: int, digest: bytes, signed: bool,
-    ) -> Steps[tuple[RemotingCommand, TopicChange | None]]:  # fmt: skip
-        """Decode the topics if the table needs them, and register. Return the answer, and the
-        change of topics that must precede it."""
-        if header.body_crc and header.body_crc != crc:
-            return _answer(request, ResponseCode.SYSTEM_ERROR, "crc32 not match"), None
-        body = request.body
-        version = peek_data_version(body, header.compressed) if body else None
-        topics = None
-        try:
-            if body and self.table.wants_topics(
-                header.broker_name, header.broker_address, header.broker_id, version, signed, digest
-            ):
-                version, topics = yield from reading_register_body(
-                    body, header.compressed, self._body_limits
-                )
-            claim = _claim(connection, header, version, topics, digest, signed=signed)
-            result = self.table.register(claim, self._now_ms())
-        except RegistrationRefused as refused:
-            return _refusal(header, request, refused), None
-        # Protects the connection, which the broker's routes depend on
-        connection.has_account = True
-        if result.group_id_before:
-            LOG.warning(
-                "group_id_changed broker=%s address=%s id=%s before=%s: if nobody meant it, the"
-                " stores of the group before are elsewhere (storePathRootDir, a volume)",
-                header.broker_name, header.broker_address, header.raft_group_id,
-                result.group_id_before, extra=FROM_PEER,
-            )  # fmt: skip
-        if result.changed:
-            LOG.info(
-                "route_changed broker=%s address=%s id=%d term=%s topics=%d",
-                header.broker_name, header.broker_address, header.broker_id,
-                header.raft_term, self.table.topic_count,
-            )  # fmt: skip
-        ext = {"topicDelta": "true"}  # this name server accepts deltas
-        if header.broker_id != 0 and result.leader_address:
-            ext["masterAddr"] = result.leader_address
-            ext["haServerAddr"] = result.leader_ha_address
-        if result.need_full:
-            ext["needFull"] = "true"
-        return _answer(request, ext=ext, body=self._order_body()), result.topics
 
     def _order_body(self) -> bytes:
         """Return the configuration of ordered topics, encoded once per change."""
@@ -290,7 +180,7 @@ class NameServerProcessor:
             header.broker_name,
             connection,
             self._now_ms(),
-            _timeout(header.heartbeat_timeout_ms),
+            timeout_ms_of(header.heartbeat_timeout_ms),
             self.proofs.is_proven(connection, request),
         )
         return _answer(request, ext={} if known else {"needFull": "true"})
@@ -444,7 +334,7 @@ class NameServerProcessor:
         count = self.table.set_writable(name, writable, self._may_change(connection, request))
         LOG.info("write_perm_set broker=%s writable=%s topics=%d", name, writable, count)
         answer = _answer(request, ext={count_name: str(count)})
-        return _when_made(answer, self.table.under_way(name))
+        return when_made(answer, self.table.under_way(name))
 
     # --- key-value configuration
 
@@ -507,81 +397,6 @@ class NameServerProcessor:
         return _answer(request)
 
 
-def _claim(
-    connection: Connection,
-    header: RegisterBrokerHeader,
-    version: DataVersion | None = None,
-    topics: list[TopicConfig] | None = None,
-    digest: bytes = b"",
-    *,
-    signed: bool,
-) -> Registration:
-    """Return the claim of a registration. `topics` is None if the table does not need them."""
-    return Registration(
-        cluster=header.cluster,
-        broker_name=header.broker_name,
-        address=header.broker_address,
-        broker_id=header.broker_id,
-        ha_address=header.ha_address,
-        version=version or DataVersion(),
-        topics=topics,
-        # A delta without a base cannot be merged, so the full table is requested.
-        delta_base=(header.delta_base or DataVersion(-1)) if header.topic_delta else None,
-        complete=header.topic_delta is not None,
-        term=header.raft_term or 0,
-        group_id=(header.raft_group_id or "").replace(NO_GROUP_ID, ""),
-        any_group=header.raft_group_id is None and header.raft_role is not None,
-        follows=header.raft_role != NO_LEADER,
-        own_id=header.raft_own_id or 0,
-        removed=header.removed_ids,
-        timeout_ms=_timeout(header.heartbeat_timeout_ms) or EXPIRY_MS,
-        channel=connection,
-        http_address=header.http_address,
-        peer=_peer(connection),
-        digest=digest,
-        signed=signed,
-    )
-
-
-def _peer(connection: Connection) -> str:
-    if not connection.peer_address or not connection.local_address:
-        return ""  # already disconnected
-    host, _ = parse_address(connection.peer_address)
-    own, _ = parse_address(connection.local_address)
-    return THIS_MACHINE if host == own or is_loopback(host) else host
-
-
-def _refusal(
-    header: RegisterBrokerHeader, request: RemotingCommand, refused: RegistrationRefused
-) -> RemotingCommand:
-    LOG.warning("registration_refused broker=%s %s", header.broker_name, refused, extra=FROM_PEER)
-    ext = {"leaderAddr": refused.leader_address, "raftTerm": str(refused.term)}
-    return _answer(request, refused.code, str(refused), ext)
-
-
-def _sums(body: bytes) -> tuple[int, bytes]:
-    """Return a body's CRC and SHA-256; both release the GIL."""
-    return body_crc(body), sha256(body).digest()
-
-
-def _when_made(answer: RemotingCommand, change: TopicChange | None) -> Answer:
-    if change is None or change.done:
-        return answer
-
-    async def later() -> RemotingCommand:
-        await _made(change)
-        return answer
-
-    return later()
-
-
-async def _made(change: TopicChange) -> None:
-    if not change.done:
-        made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        change.whenever_done.append(lambda: None if made.done() else made.set_result(None))
-        await made
-
-
 def _check_length(request: RemotingCommand, bytes_max: int) -> None:
     if len(request.body) > bytes_max:
         raise BodyError(f"a body of {len(request.body)} bytes; at most {bytes_max}")
@@ -608,8 +423,3 @@ def _name(request: RemotingCommand, field: str) -> str:
     if problem := name_problem(field, name):
         raise HeaderError(problem)
     return name
-
-
-def _timeout(requested_ms: int | None) -> int | None:
-    """Return a heartbeat's timeout within our limits, or None."""
-    return min(max(requested_ms, TIMEOUT_MS_MIN), TIMEOUT_MS_MAX) if requested_ms else None

@@ -259,9 +259,9 @@ class RouteTable:
         group = self._groups.get(broker_name)
         if group is None or (signed and not group.signed):
             return True
+        if digest and group.digest == digest:
+            return False  # the same bytes, from whichever replica
         is_same_author = group.version_author == address
-        if digest and group.digest == digest and is_same_author and broker_id == LEADER_ID:
-            return False
         if group.version is None or version is None:
             return True
         return broker_id == LEADER_ID and (group.version != version or not is_same_author)

@@ -35,7 +35,7 @@ from .processor import LOG, NameServerProcessor, log_gone, route_changed
 from .registration_auth import Proofs
 from .routes import RouteLimits, RouteTable
 from .settings import Settings
-from .watchers import RouteWatchers
+from .watchers import CHANGES_MAX, RouteWatchers
 
 if TYPE_CHECKING:
     from .http.server import ClusterApi
@@ -44,6 +44,8 @@ __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 
 SCAN_INTERVAL_S = 5.0
 PUSH_DELAY_S = 0.01  # route changes are collected for this time before a push
+REQUEST_S = 0.0002  # of the processor, for a request after a push; twice the measured time
+TOPICS_PAUSE_S_MAX = 5.0  # between two pushes of topics; our client also asks every 5 s
 KV_FILE_NAME = "kvConfig.json"
 
 
@@ -70,15 +72,17 @@ class NameServer:
         self.budgets = Budgets(BudgetLimits())
         self._watchers: RouteWatchers[Connection] = RouteWatchers(self.budgets.kept)
         self.table.run_with(self._in_turns)
-        self.table.watch(lambda group: self._push_soon(self._watchers.group_changed(group.name)))
-        self.table.watch_topics(lambda topic: self._push_soon(self._watchers.topic_changed(topic)))
+        watchers = self._watchers
+        self.table.watch(lambda g: self._push_soon(watchers.group_changed(g.name), False))
+        self.table.watch_topics(lambda t: self._push_soon(watchers.topic_changed(t), True))
         self._kv_path = Path(config.store, KV_FILE_NAME) if config.store else None
         self.access = Access(config)
         self._shares = Shares(descriptor_limit(), ports_of(config))
         self.tls = ProcessTls(config, limits=ArrivalLimits(arriving_max=self._shares.arriving))
         self._server: RemotingServer | None = None
         self._scan: asyncio.Task[None] | None = None
-        self._push: asyncio.TimerHandle | None = None
+        self._pushes: dict[bool, asyncio.TimerHandle] = {}  # by whether topics are pushed
+        self._topics_due_s = 0.0  # of the next push of changed topics
         self.processor: NameServerProcessor | None = None  # None before the start
         self.http: ClusterApi | None = None  # None before the start, and if httpEnable=false
 
@@ -145,8 +149,8 @@ class NameServer:
         await self.tls.stop()
         if self.http is not None:
             await self.http.stop()
-        if self._push is not None:
-            self._push.cancel()
+        for push in self._pushes.values():
+            push.cancel()
         own = [*self._tasks, *([] if self._scan is None else [self._scan])]
         for task in own:
             task.cancel()
@@ -168,17 +172,26 @@ class NameServer:
         warn_if_limited(allowed, requested, shares.limit)
         return ServerLimits(connections_max=allowed, backlog=shares.accepted_at_once)
 
-    def _push_soon(self, requested: bool) -> None:
-        if requested and self._push is None:
-            loop = asyncio.get_running_loop()
-            self._push = loop.call_later(PUSH_DELAY_S, self._push_now)
+    def _push_soon(self, requested: bool, with_topics: bool) -> None:
+        """Push changed groups soon, or everything when changed topics are due."""
+        if not requested or with_topics in self._pushes:
+            return
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + PUSH_DELAY_S
+        if with_topics:
+            due_s = max(due_s, self._topics_due_s)
+        self._pushes[with_topics] = loop.call_at(due_s, self._push_now, with_topics)
 
-    def _push_now(self) -> None:
-        self._push = None
-        self._in_turns(self._pushing())
+    def _push_now(self, with_topics: bool) -> None:
+        del self._pushes[with_topics]
+        self._in_turns(self._pushing(with_topics))
 
-    def _pushing(self) -> Steps[None]:
-        changed = yield from self._watchers.taking()
+    def _pushing(self, with_topics: bool) -> Steps[None]:
+        changed = yield from self._watchers.taking(with_topics=with_topics)
+        if with_topics:
+            counts = (CHANGES_MAX if c.everything else len(c.topics) for _, c in changed)
+            pause_s = min(TOPICS_PAUSE_S_MAX, sum(counts) * REQUEST_S)
+            self._topics_due_s = asyncio.get_running_loop().time() + pause_s
         for connection, changes in changed:
             try:
                 connection.invoke_oneway(route_changed(self.table, changes))

@@ -4,7 +4,9 @@ A client subscribes with `watchRoutes`=true in its request for a route (105). It
 gets ROUTE_CHANGED (30004, one-way) after each change of such a topic, known or not, and of the
 addresses of its broker groups. The message has the changed groups with their addresses and the
 names of changed topics, whose routes the client requests. Changes are collected for a short time
-(`take`), so a group that changes twice is pushed once. Apache's clients do not subscribe.
+(`take`), so a group that changes twice is pushed once. Changed topics are collected for as long as
+the requests after their last push take, because otherwise thousands of clients would request their
+routes once per group when all groups return after an outage. Apache's clients do not subscribe.
 
 The limits are CONNECTION_BYTES_MAX for a connection's names, and an allowance for all connections.
 Topics above the limits are polled. Above CHANGES_MAX collected changes a message without names
@@ -115,10 +117,13 @@ class RouteWatchers(Generic[C]):
         """Return and clear the pending changes by connection."""
         return finish(self.taking())
 
-    def taking(self) -> Steps[list[tuple[C, Changes]]]:
-        """As `take`, in steps, because many connections may watch many topics."""
+    def taking(self, *, with_topics: bool = True) -> Steps[list[tuple[C, Changes]]]:
+        """As `take`, in steps, because many connections may watch many topics. Changed topics stay
+        pending unless `with_topics`."""
         groups, self._changed_groups = self._changed_groups, {}
-        topics, self._changed_topics = self._changed_topics, {}
+        topics: dict[str, None] = {}
+        if with_topics:
+            topics, self._changed_topics = self._changed_topics, {}
         pending: dict[C, Changes] = {}
         count = 0
         for names, table, is_group in (

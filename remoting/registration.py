@@ -22,7 +22,8 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -39,6 +40,7 @@ from .topic_attributes import MESSAGE_TYPE
 BODY_BYTES_MAX = 18 * 1024 * 1024  # the default, as JSON or decompressed, for 110,000 topics
 TOPICS_MAX = 100_000  # the default, per registration
 TOPICS_PER_STEP, STEP_BYTES = 32, 16 * 1024  # per step, some .3 ms
+LINES_MAX, LINE_BYTES_MAX = 100_000, 256  # remembered between bodies
 FILTER_SERVERS_MAX = 100
 QUEUE_COUNT_MAX = 65_536  # as in our brokers
 TERM_MAX = 1 << 48  # a Raft term beyond any real group's
@@ -264,6 +266,29 @@ class BodyLimits:
         )
 
 
+class KnownLines:
+    """Parsed and valid lines of bodies, as long as any user needs them. Above LINES_MAX and
+    LINE_BYTES_MAX lines are parsed again."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, TopicConfig] = {}
+        self._users = 0
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self.known.clear()
+
+    def add(self, line: bytes, topic: TopicConfig) -> None:
+        if self._users and len(line) <= LINE_BYTES_MAX and len(self.known) < LINES_MAX:
+            self.known[line] = topic
+
+
 def topic_problem(topic: TopicConfig) -> str:
     problem = name_problem("topic name", topic.topic)
     if problem:
@@ -307,10 +332,10 @@ def decode_register_body(
 
 
 def reading_register_body(
-    body: bytes, compressed: bool, limits: BodyLimits
+    body: bytes, compressed: bool, limits: BodyLimits, lines: KnownLines | None = None
 ) -> Steps[tuple[DataVersion, list[TopicConfig]]]:
     """Decode a 103 body of either form in steps into (version, topics), and check every topic.
-    Raises BodyError."""
+    `lines` has the lines of earlier bodies. Raises BodyError."""
     if not body:
         return DataVersion(), []
     if not compressed:
@@ -318,7 +343,7 @@ def reading_register_body(
     data = yield from inflating(limits.checked(body), limits.bytes_max, "registration")
     if data is None:
         raise limits.passed(f"one of {len(body)} bytes unpacks to more")
-    return (yield from _reading_compressed(data, limits.topics_max))
+    return (yield from _reading_compressed(data, limits.topics_max, lines or KnownLines()))
 
 
 def _reading_json(body: bytes, topics_max: int) -> Steps[tuple[DataVersion, list[TopicConfig]]]:
@@ -418,7 +443,7 @@ def _sized(data: bytes) -> bytes:
 
 
 def _reading_compressed(
-    data: bytearray, topics_max: int
+    data: bytearray, topics_max: int, lines: KnownLines
 ) -> Steps[tuple[DataVersion, list[TopicConfig]]]:
     try:
         text_of_version, position = _next(data, 0)
@@ -429,12 +454,16 @@ def _reading_compressed(
         topics: dict[str, TopicConfig] = {}
         stepped = position
         for number in range(count):
-            line, position = _next(data, position)
-            topic = _topic_of_text(line.decode())
+            text_of_topic, position = _next(data, position)
+            line = bytes(text_of_topic)
+            topic = lines.known.get(line)
+            if topic is None:
+                topic = _topic_of_text(line.decode())
+                if problem := topic_problem(topic):
+                    raise BodyError(problem)
+                lines.add(line, topic)
             if topic.topic in topics:
                 raise BodyError(f"topic {topic.topic[:100]!r} is in the registration twice")
-            if problem := topic_problem(topic):
-                raise BodyError(problem)
             topics[topic.topic] = topic
             if number % TOPICS_PER_STEP == 0 or position - stepped > STEP_BYTES:
                 stepped = position

@@ -16,7 +16,7 @@ from raftmq.broker.registration import Identity, Registrar
 from raftmq.client.admin import Admin
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.instance import InstanceConfig
-from raftmq.namesrv import processor
+from raftmq.namesrv import registrations
 from raftmq.namesrv.routes import (
     CLAIM_MS,
     Registration,
@@ -319,7 +319,7 @@ async def test_a_strangers_registration_is_refused_from_its_header(tmp_path, mon
     path.write_text(KEY)
     path.chmod(0o600)
     config = NameServerConfig("127.0.0.1", 0, http_enable=False, registration_key_file=str(path))
-    sums = processor._sums
+    sums = registrations._sums
     hashed = []
 
     def counted(body):
@@ -330,9 +330,9 @@ async def test_a_strangers_registration_is_refused_from_its_header(tmp_path, mon
         raise AssertionError("its body was read")
 
     async with NameServer(config) as one:
-        monkeypatch.setattr(processor, "_sums", counted)
-        monkeypatch.setattr(processor, "reading_register_body", read)
-        monkeypatch.setattr(processor, "peek_data_version", read)
+        monkeypatch.setattr(registrations, "_sums", counted)
+        monkeypatch.setattr(registrations, "reading_register_body", read)
+        monkeypatch.setattr(registrations, "peek_data_version", read)
         stranger = Stranger(one.address)
         body = bytes(17 << 20)
         answer, _ = await stranger.say(HEADER, body=body)

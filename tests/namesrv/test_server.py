@@ -255,7 +255,7 @@ async def test_silent_brokers_are_dropped_and_their_connection_closed(
 ) -> None:
     await server.stop()
     monkeypatch.setattr("raftmq.namesrv.server.SCAN_INTERVAL_S", 0.01)
-    monkeypatch.setattr("raftmq.namesrv.processor.TIMEOUT_MS_MIN", 1)
+    monkeypatch.setattr("raftmq.namesrv.registrations.TIMEOUT_MS_MIN", 1)
     async with NameServer(NameServerConfig("127.0.0.1", 0)) as fresh:
         one = Caller(f"127.0.0.1:{fresh.port}")
         await one.register("n0:1", 0, heartbeat_timeout_ms=20)
@@ -450,7 +450,7 @@ async def test_a_hundred_thousand_topics(
     def unwanted(*_: object) -> None:
         raise RuntimeError("the topics were read")
 
-    monkeypatch.setattr("raftmq.namesrv.processor.reading_register_body", unwanted)
+    monkeypatch.setattr("raftmq.namesrv.registrations.reading_register_body", unwanted)
     for compressed in (True, False):
         assert (await caller.register("n0:1", 0, V1, topics, compressed)).code == 0
         assert (await caller.register("n1:1", 1, V1, topics, compressed)).code == 0

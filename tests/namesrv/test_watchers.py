@@ -143,6 +143,29 @@ async def test_a_name_server_pushes_changes():
                 await one.remoting.close()
 
 
+async def test_changed_topics_wait_for_the_requests_after_their_last_push(monkeypatch):
+    """And a changed leader does not."""
+    monkeypatch.setattr("raftmq.namesrv.server.REQUEST_S", 3_600.0)
+    monkeypatch.setattr("raftmq.namesrv.server.TOPICS_PAUSE_S_MAX", 3_600.0)
+    async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
+        broker, watcher = Caller(server.address), Watcher(server.address)
+        try:
+            await broker.register("n0:1", 0, raft_term=1)
+            await watcher.watch("TopicTest")
+            changed = [TopicConfig("TopicTest", 9, 9, 6)]
+            await broker.register("n0:1", 0, V2, changed, raft_term=1)
+            await until(lambda: len(watcher.pushes) == 1)
+            assert watcher.pushes[0][1]["topics"] == ["TopicTest"]
+            await broker.register("n1:1", 0, V1, raft_term=2)
+            await until(lambda: len(watcher.pushes) == 2)
+            assert list(watcher.pushes[1][1]["brokers"]) == ["broker-a"]
+            assert watcher.pushes[1][1]["topics"] == []
+            assert server._watchers._changed_topics == {"TopicTest": None}
+        finally:
+            await broker.remoting.close()
+            await watcher.remoting.close()
+
+
 async def test_what_is_watched_is_given_back_when_the_connection_ends():
     async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
         watcher = Watcher(server.address)

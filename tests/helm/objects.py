@@ -102,6 +102,7 @@ class Pod:
             "metadata.name": self.name,
             "metadata.namespace": NAMESPACE,
             "metadata.labels['apps.kubernetes.io/pod-index']": str(self.index),
+            "metadata.labels['topology.kubernetes.io/zone']": "",
         }
         return fields[source["fieldRef"]["fieldPath"]]
 

@@ -19,6 +19,8 @@ from .backup.cli import backup, restore, verify
 from .health import health
 from .rescue.cli import rescue
 
+GRPC_PORT = 8081  # of Apache's proxies
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @version_option("mqbroker", __version__)
@@ -37,7 +39,10 @@ from .rescue.cli import rescue
     metavar="KEY=VALUE",
     help="Override one key of the configuration; may be repeated.",
 )
-@click.option("-p", "--print-config", is_flag=True, help="Print the configuration and exit.")
+@click.option("-p", "-m", "--print-config", is_flag=True, help="Print the configuration and exit.")
+@click.option(
+    "--enable-proxy", is_flag=True, help=f"The same as --set grpcPort={GRPC_PORT}, as at Apache's."
+)
 @click.option(
     "--log-level",
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
@@ -66,6 +71,8 @@ def main(context: click.Context, /, **given: Any) -> None:
     from raftmq.ops.permissions import keep_from_others
 
     keep_from_others()
+    if given.pop("enable_proxy"):
+        given["settings"] = (f"grpcPort={GRPC_PORT}", *given["settings"])
     if context.invoked_subcommand is None:
         with without_gc():
             from .process import serve

@@ -26,6 +26,11 @@ LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=
     help="proxy.toml, rmq-proxy.json, or properties. Keys: docs/proxy.md.",
 )  # fmt: skip
 @click.option(
+    "-pm", "mode", type=click.Choice(["cluster"], case_sensitive=False), expose_value=False,
+    help="Apache's proxy mode; mqproxy serves a cluster. A broker with grpcPort starts its own "
+    "proxy.",
+)  # fmt: skip
+@click.option(
     "-n", "--namesrv", metavar="HOST:PORT;…",
     help="The name servers of the cluster. [namesrvAddr: 127.0.0.1:9876]",
 )  # fmt: skip

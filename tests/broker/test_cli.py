@@ -41,6 +41,7 @@ def run(*arguments):
         (["--set", "brokerNam=x"], 2, "did you mean brokerName?"),
         (["-c", "nowhere.conf"], 2, "cannot read configuration file nowhere.conf"),
         (["-p", "--set", "brokerName=x"], 0, "brokerName=x\n"),
+        (["-m", "--enable-proxy", "-n", "127.0.0.1:1"], 0, "grpcPort=8081\n"),
     ],
 )
 def test_command_line(arguments, code, part):

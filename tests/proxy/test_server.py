@@ -18,6 +18,7 @@ from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.ops.options import ConfigError
 from raftmq.proxy import server
+from raftmq.proxy.cli import main
 from raftmq.proxy.config import ProxyConfig, load
 from raftmq.proxy.health import health
 from raftmq.proxy.protocol import messaging_pb2 as pb
@@ -309,6 +310,14 @@ async def test_the_health_check_says_why_a_proxy_cannot_serve(tmp_path, monkeypa
         assert ill.exit_code == 1 and "not ready" in ill.output
     gone = await asked(port)
     assert gone.exit_code == 1 and "refused" in gone.output
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "part"), [("cluster", 0, "namesrvAddr"), ("local", 2, "cluster")]
+)
+def test_apaches_option_of_the_mode_is_taken_for_a_cluster(mode, code, part):
+    result = CliRunner().invoke(main, ["-pm", mode, "-n", "127.0.0.1:1", "config", "show"])
+    assert result.exit_code == code and part in result.output
 
 
 def test_the_health_check_says_what_is_wrong_with_its_own_file_of_tls(tmp_path, monkeypatch):

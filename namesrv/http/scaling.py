@@ -42,6 +42,8 @@ class Scaling:
         self._cluster = cluster
         self._leaders = leaders
         self._moving = asyncio.Lock()
+        self._counting = asyncio.Lock()
+        self._counted: tuple[float, Item] = 0.0, {}  # the start of the last count, and its result
 
     def operations(self) -> list[Operation]:
         upstream = (404, 502, 503, 504)
@@ -71,6 +73,18 @@ class Scaling:
     # --- drains
 
     async def drains(self, _: Call) -> Item:
+        """Count the content of all draining groups. Callers that wait for a count share the next,
+        so a hundred open pages cost a leader no more than two."""
+        called_s = time.monotonic()
+        async with self._counting:
+            start_s, result = self._counted
+            if start_s < called_s:
+                start_s = time.monotonic()
+                result = await self._count()
+                self._counted = start_s, result
+        return result
+
+    async def _count(self) -> Item:
         report = await self._cluster.refresh()
         names = [group["name"] for group in report["groups"] if is_draining(group)]
         items, errors = [], []

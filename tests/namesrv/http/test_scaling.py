@@ -1,5 +1,6 @@
 """The balance of leaders, drains, and definitions that differ, over brokers that answer as told."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -123,6 +124,15 @@ async def test_draining_groups_are_listed_with_their_content(
     cluster.nodes["n3"].answers["GET", DRAIN] = (200, LEFT)
     assert await call.get("/drains") == {"items": [LEFT], "next": None, "errors": []}
     assert await call.get("/groups/broker-b/drain") == LEFT
+    leader = cluster.nodes["n3"]
+    leader.requested.clear()
+    leader.hang.clear()
+    calls = [asyncio.create_task(call.get("/drains")) for _ in range(5)]
+    await asyncio.sleep(0.2)
+    leader.hang.set()
+    assert all(answer["items"] == [LEFT] for answer in await asyncio.gather(*calls))
+    counts = [one for one in leader.requested if one[1] == DRAIN]
+    assert 1 <= len(counts) <= 2
     cluster.nodes["n3"].answers["GET", DRAIN] = (503, {"detail": "no leader"})
     assert (await call.get("/drains"))["errors"] == [{"group": "broker-b", "error": "no leader"}]
 

@@ -238,7 +238,7 @@ class RouteTable:
         self.registered_count = 0  # accepted registrations
         self.new_group_id_count = 0  # registrations with a new group id
         self.topics_version = 0  # increases with each added or removed topic, for caches
-        self.groups_version = 0  # increases with each change of a group's addresses
+        self.groups_version = 0  # increases with each change of a group's brokers
 
     def run_with(self, run: Callable[[Steps[None]], None]) -> None:
         """Run large changes of topics by `run(steps)`, which returns at once, if given."""
@@ -685,6 +685,8 @@ class RouteTable:
             live = None
         if live is None:
             live = self._live[claim.address] = LiveBroker(claim.address, claim.broker_name)
+            self.groups_version += 1
+        reached_before = live.http_address, live.peer, live.signed
         live.broker_id = claim.broker_id
         live.ha_address = claim.ha_address
         live.term = claim.term
@@ -695,6 +697,8 @@ class RouteTable:
         live.http_address = claim.http_address
         live.peer = claim.peer
         live.signed = claim.signed
+        if reached_before != (live.http_address, live.peer, live.signed):
+            self.groups_version += 1
         self._use_channel(live, claim.channel)
 
         group = self._groups.get(claim.broker_name)

@@ -44,7 +44,7 @@ class Leaders:
 
     def check_group(self, group: str) -> None:
         """Raise ApiProblem (404) if the group is unknown."""
-        if group not in self._cluster.leaders():
+        if not self._cluster.leaders(group):
             raise not_found(f"no group {group!r} is known to this name server")
 
     def names(self, only: str = "") -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,6 +25,7 @@ from .directory import Directory, Known, by_group, find, leader_of
 from .seen import NodeSeen
 
 REFRESH_PERIOD_S = 1.0  # maximum delay before a new broker's events are followed
+FOLLOW_DELAY_S = 0.05  # hundreds of brokers may come in that time
 REFRESH_BYTES_MAX = 64 * 1024 * 1024  # of all brokers' answers to a refresh
 NODE_PATH = "/api/v1/node"
 GROUPS_PER_TURN = 20
@@ -63,7 +64,7 @@ class ClusterView:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._streams.stop()
 
-    def known(self) -> list[Known]:
+    def known(self) -> Sequence[Known]:
         return self._directory.poll(_wall_ms())
 
     def find(self, group: str, reference: str) -> Known | None:
@@ -85,7 +86,9 @@ class ClusterView:
 
     def leaders(self, only: str = "") -> dict[str, str]:
         """Return group → its leader's HTTP address or "", for all groups or for `only`."""
-        groups = by_group(item for item in self.known() if only in ("", item.group))
+        groups = self._directory.groups(_wall_ms())
+        if only:
+            groups = {only: groups[only]} if only in groups else {}
         result = {name: leader_of(members, name) for name, members in groups.items()}
         return {name: item.http_address if item else "" for name, item in result.items()}
 
@@ -198,11 +201,11 @@ class ClusterView:
             "at": at,
             "detail": dict(detail) if isinstance(detail, Mapping) else {},
         }
-        for known in self.known():
-            if known.http_address == http_address:
-                plain["group"] = known.group
-                if plain["node"]:
-                    self._names[known.address] = plain["node"]
+        self.known()
+        for known in self._directory.at(http_address):
+            plain["group"] = known.group
+            if plain["node"]:
+                self._names[known.address] = plain["node"]
         if kind != "routeChanged":  # only name servers report that
             self._remember(plain)
         self.hub.publish(**plain)
@@ -246,6 +249,7 @@ class ClusterView:
                     await self._changed.wait()
             except TimeoutError:
                 pass  # forget brokers that have left
+            await asyncio.sleep(FOLLOW_DELAY_S)
 
 
 def _wall_ms() -> int:

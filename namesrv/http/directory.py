@@ -7,7 +7,7 @@ to see it. So its last entry is kept for FORGET_MS or until `forget`. Callers pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -49,9 +49,26 @@ class Directory:
         self._reach = reach or Reach()
         self._gone_max = gone_max
         self._seen: dict[tuple[str, str], Known] = {}
+        # Of a version of the table, because each request of a page polls
+        self._version = -1
+        self._ends_ms = 0  # when the first broker that left is forgotten
+        self._sorted: Sequence[Known] = ()
+        self._by_group: dict[str, list[Known]] = {}
+        self._by_http: dict[str, list[Known]] = {}
 
-    def poll(self, now_ms: int) -> list[Known]:
+    def poll(self, now_ms: int) -> Sequence[Known]:
         """Return all brokers by group and address; a broker that left keeps its last entry."""
+        if self._version != self._table.groups_version or now_ms > self._ends_ms:
+            self._version = self._table.groups_version
+            self._read(now_ms)
+        return self._sorted
+
+    def groups(self, now_ms: int) -> Mapping[str, Sequence[Known]]:
+        """Return `poll` by group."""
+        self.poll(now_ms)
+        return self._by_group
+
+    def _read(self, now_ms: int) -> None:
         live = self._live()
         for key, known in list(self._seen.items()):
             if key in live:
@@ -62,17 +79,26 @@ class Directory:
                 del self._seen[key]
         self._seen |= live
         self._forget_oldest()
-        return sorted(self._seen.values(), key=lambda known: known.key)
+        self._sorted = tuple(sorted(self._seen.values(), key=lambda known: known.key))
+        self._by_group = by_group(self._sorted)
+        self._by_http = {}
+        for known in self._sorted:
+            self._by_http.setdefault(known.http_address, []).append(known)
+        gone = (known.gone_since_ms for known in self._sorted if known.gone_since_ms is not None)
+        self._ends_ms = min(gone, default=now_ms) + FORGET_MS
 
     def contact(self, http_address: str) -> Contact:
         """Return the target of requests to an address, as its registered brokers permit."""
         contact = NOT_REGISTERED
-        for known in self._seen.values():
-            if known.http_address == http_address:
-                contact = self._reach.contact(http_address, known.peer, signed=known.signed)
-                if not contact.refused:
-                    break
+        for known in self.at(http_address):
+            contact = self._reach.contact(http_address, known.peer, signed=known.signed)
+            if not contact.refused:
+                break
         return contact
+
+    def at(self, http_address: str) -> Sequence[Known]:
+        """Return the brokers of the last poll that registered this address."""
+        return self._by_http.get(http_address, ())
 
     def forget(self, group: str, address: str) -> bool:
         """Drop a broker that left. Return False if there is none."""
@@ -80,6 +106,7 @@ class Directory:
         if known is None or known.gone_since_ms is None:
             return False
         del self._seen[known.key]
+        self._version = -1
         return True
 
     def _live(self) -> dict[tuple[str, str], Known]:
@@ -110,7 +137,7 @@ def by_group(known: Iterable[Known]) -> dict[str, list[Known]]:
     return result
 
 
-def leader_of(known: list[Known], group: str) -> Known | None:
+def leader_of(known: Sequence[Known], group: str) -> Known | None:
     """Return the leader in clients' routes, or None."""
     for item in known:
         if item.group == group and item.broker_id == LEADER_ID and item.gone_since_ms is None:
@@ -118,7 +145,7 @@ def leader_of(known: list[Known], group: str) -> Known | None:
     return None
 
 
-def find(known: list[Known], group: str, reference: str) -> Known | None:
+def find(known: Sequence[Known], group: str, reference: str) -> Known | None:
     """Return `group`'s broker by id or address. A registered one wins over one that left."""
     mine = [item for item in known if item.group == group]
     mine.sort(key=lambda item: item.gone_since_ms is not None)

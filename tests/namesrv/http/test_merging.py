@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from raftmq.namesrv.http.changes import conditions
-from raftmq.namesrv.http.directory import FORGET_MS, Directory, find
+from raftmq.namesrv.http.directory import FORGET_MS, Directory, Known, find
 from raftmq.namesrv.http.merging import (
     FAILED,
     OK,
@@ -20,6 +20,7 @@ from raftmq.namesrv.http.merging import (
 from raftmq.namesrv.http.tracing import merged_consumers, on_replica, progress_of, store_host
 from raftmq.namesrv.routes import Registration, RouteTable
 from raftmq.ops.versions import Condition
+from tests.callcount import calls_of
 
 
 def pages(groups: dict[str, list[str]], limit: int, after: str) -> dict[str, Any]:
@@ -98,6 +99,40 @@ def test_a_broker_that_went_is_remembered_for_a_while() -> None:
     assert directory.poll(0)[0].address == "n2:1"
     assert directory.forget("g", "n2:1")
     assert find(directory.poll(0), "g", "n2:1") is None
+
+
+def test_brokers_are_read_again_only_after_a_change() -> None:
+    """Each request of a page polls, so with many groups a page would read each broker often."""
+
+    def register(number: int, broker_id: int = 0, **more: Any) -> None:
+        address = f"n{number}-{broker_id}:1"
+        fields = {"http_address": f"{address}5"} | more
+        table.register(Registration("c", f"g{number}", address, broker_id, **fields), 0)
+
+    def told(number: int) -> Known:
+        return directory.groups(1)[f"g{number}"][0]
+
+    table = RouteTable()
+    directory = Directory(table)
+    for number in range(100):
+        for broker_id in range(3):
+            register(number, broker_id)
+    assert len(directory.poll(0)) == 300
+    known = told(7)
+    assert calls_of(lambda: told(7)) < 10
+    register(7)  # nothing new
+    assert told(7) is known
+    register(7, http_address="n7:99")
+    assert told(7).http_address == "n7:99"
+    assert list(directory.at("n7:99")) == [told(7)] and not directory.at("n7-0:15")
+    register(7, http_address="n7:99", peer="10.0.0.7")
+    assert told(7).peer == "10.0.0.7"
+    register(7, http_address="n7:99", peer="10.0.0.7", signed=True)
+    assert told(7).signed
+    register(200)
+    assert told(200).address == "n200-0:1"
+    table.unregister("n200-0:1", "g200", 0)
+    assert told(200).gone_since_ms == 1
 
 
 def test_the_store_host_of_an_id() -> None:

@@ -267,7 +267,7 @@ class Broker:
             context,
             self.sends,
             self.clients,
-            wheel,
+            self.timers,
             self.halves,
             others,
             self.moves,

@@ -53,18 +53,18 @@ from raftmq.remoting.fast_json import dumps
 from raftmq.remoting.fields import boolean_or, text, text_or
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, is_brokers_own, name_problem
 from raftmq.remoting.registration import GROUP_ID
-from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
+from raftmq.store.dispatch import SCHEDULE_TOPIC
 
 from ..clients import ClientTable
 from ..cluster.moves import Moves
 from ..cluster.other_groups import OtherGroups
 from ..component import Service
 from ..context import Context
+from ..delayed.timers import TimerService
 from ..errors import Refused, busy, forbidden, invalid
 from ..scheduler import IDLE_MS, Chore
 from ..send.service import SendPath
 from ..tables.broker_group import drain, forget_group, remove_group
-from ..tables.timer_wheel import TimerWheel
 from ..transactions.service import Halves
 from .progress import Steps, queue_ends, stored_ms
 
@@ -123,7 +123,7 @@ class Drain:
         context: Context,
         sends: SendPath,
         clients: ClientTable,
-        wheel: TimerWheel,
+        timers: TimerService,
         halves: Halves,
         others: OtherGroups,
         moves: Moves,
@@ -134,7 +134,7 @@ class Drain:
         self._state = context.state
         self._sends = sends
         self._clients = clients
-        self._wheel = wheel
+        self._timers = timers
         self._halves = halves
         self._others = others
         self._moves = moves
@@ -331,21 +331,21 @@ class Drain:
                 for queue_id, (low, high) in enumerate(self._ends(name)):
                     dead_letters += high - max(low, self._moves.moved_before(name, queue_id))
             await steps.done()
-        latest = max(filter(None, (latest_ms, self._wheel.last_due_ms)), default=None)
+        latest = max(filter(None, (latest_ms, self._timers.wheel.last_due_ms)), default=None)
         popped = 0
         for (_, group, _), queue in list(state.pops.all_queues()):
             popped += 0 if group in state.group.given_up else queue.in_flight
             await steps.done()
         waiting = {
             "delayed": delayed,
-            "timers": self._wheel.count,
+            "timers": self._timers.wheel.count,
             "transactions": self._halves.open_count,
             "popped": popped,
             "inMove": self._moves.open_count + (dead_letters if moving.dead_letters else 0),
         }
         rows_left = [row for row in rows if not row["givenUp"]]
         remaining = sum(row["messages"] for row in rows_left) + sum(waiting.values())
-        known = self._halves.book is not None and self._timers_are_read
+        known = self._halves.book is not None and self._timers.is_read
         value: dict[str, Any] = {
             "brokerName": self._context.config.broker_name,
             "removed": state.group.removed,
@@ -382,12 +382,6 @@ class Drain:
         consumed_ms = self._context.wall_ms() + round(left_s * 1000)
         due_ms = 0 if self._state.group.moving.timers else latest_due_ms or 0
         return max(consumed_ms, grace_end_ms, due_ms)
-
-    @property
-    def _timers_are_read(self) -> bool:
-        """False while a new leader still reads the waiting timer messages."""
-        queue = self._context.store.queues.queue(TIMER_TOPIC, 0)
-        return queue is None or self._wheel.next_offset >= queue.max_offset
 
     async def _unconsumed(self, steps: Steps) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []

@@ -16,7 +16,7 @@ other group does not answer, only the window's messages wait for it.
 
 Messages of delay levels first become timer messages (broker.delayed.delay_levels). Messages keep
 their ids, properties, due times and born times. A topic that the other group does not have is
-created there without write permission, so ordered topics keep the queues of their keys.
+created there; ordered topics and deleted topics get no write permission.
 
 A recall is passed to every group that got timer messages, and is rejected while its message is in
 an open window.
@@ -42,8 +42,9 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import BodyError, RemotingError
 from raftmq.remoting.fast_json import loads_object
-from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
+from raftmq.remoting.names import DLQ_PREFIX
 from raftmq.remoting.recall_handle import RecallHandle
+from raftmq.remoting.topic_attributes import is_ordered_topic
 from raftmq.store.dispatch import QUEUE_ENTRY, TIMER_TOPIC, timer_code
 from raftmq.store.errors import StoreDamaged, StoreError
 from raftmq.store.properties import decode_properties
@@ -72,6 +73,7 @@ from .other_groups import OtherGroups
 
 CHECK_MS = 100
 RETRY_MS = 1_000  # after an error
+POLL_MS = 500  # without anything to move
 PER_SECOND_MAX = 2_000  # messages
 MOVED_GROUP = "CID_RMQ_SYS_MOVED"  # its offsets in dead letter topics are those of the move
 log = logging.getLogger("raftmq.broker.cluster")
@@ -137,6 +139,7 @@ class Moves:
         try:
             while self._context.roles.leading and await self._step():
                 self.problem = ""
+            self._pause_until_ms = self._context.clock_ms() + POLL_MS
         except (RemotingError, RaftError, StoreError, RecordError, OSError) as error:
             self._failed(str(error))
         except Exception as error:  # log and tables are intact
@@ -153,6 +156,8 @@ class Moves:
     async def _step(self) -> bool:
         """Open a window, or close the open window. Return False if there is nothing to do now."""
         windows = self._state.group.moving.windows
+        if windows and not self._timers.is_read:
+            return False
         if windows:
             return windows[0].number != self._returning and await self._finish(windows[0])
         return await self._open()
@@ -329,13 +334,14 @@ class Moves:
         return RemotingCommand.response_to(request)
 
     async def _create(self, topics: Sequence[TopicConfig]) -> None:
-        """Create the missing topics. Normal topics get no write permission."""
+        """Create the missing topics; ordered topics and deleted topics get no write permission."""
         for topic in topics:
             if topic.name in self._state.topics.entries:
                 continue
             if not self._state.has_room_for_topics(1, self._context.config.topics_max):
                 raise busy("there is no room for another topic (topicsMax)")
-            if not topic.name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            is_ordered = is_ordered_topic(topic.order, topic.message_type)
+            if is_ordered or topic.name in self._state.topics.deleted:
                 topic = replace(topic, perm=topic.perm & ~PERM_WRITE)
             await self._context.log.propose(put_topic(topic, if_absent=True))
 

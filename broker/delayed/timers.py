@@ -141,7 +141,7 @@ class TimerService:
             return
         try:
             self._follow(queue)
-            if now_ms < self._held_until_ms or not self._is_free(queue):
+            if now_ms < self._held_until_ms or not self._is_free():
                 return
             self._check_age(now_ms)
             self._check_ahead(now_ms)
@@ -167,7 +167,7 @@ class TimerService:
         if self.wheel.next_offset < queue.max_offset or self.wheel.progress != self._table.timer:
             return pause_ms
         due_ms = self.wheel.next_due_ms
-        if due_ms is None or not self._is_free(queue):
+        if due_ms is None or not self._is_free():
             return IDLE_MS
         if self.wheel.ahead_ms(self.timing.wall_ms()) > AHEAD_MS:
             return pause_ms  # an earlier leader's clock was ahead
@@ -186,6 +186,12 @@ class TimerService:
             self._step_until_ms = now_ms + STEP_HOLD_MS
             log.warning("timers_held step_ms=%d: the clock jumped ahead", lead_ms - self._lead_ms)
         self._lead_ms = lead_ms
+
+    @property
+    def is_read(self) -> bool:
+        """False while a new leader still reads the waiting messages."""
+        queue = self._queue(TIMER_TOPIC, 0)
+        return queue is None or self.wheel.next_offset >= queue.max_offset
 
     def view(self) -> TimerView:
         """Return the state of the timer messages, on any replica. Raises OSError, StoreError."""
@@ -261,10 +267,9 @@ class TimerService:
             for slot_ms in [slot_ms for slot_ms in self._recalls if slot_ms < table.due_ms]:
                 del self._recalls[slot_ms]
 
-    def _is_free(self, queue: ConsumeQueue) -> bool:
+    def _is_free(self) -> bool:
         """Return True if deliveries may start, after the whole queue was read."""
-        complete = self.wheel.next_offset >= queue.max_offset
-        return self._context.roles.leading and self._under_way is None and complete
+        return self._context.roles.leading and self._under_way is None and self.is_read
 
     def _record(
         self, position: int, offset: int, budget: ReadBudget | None = None
@@ -389,7 +394,7 @@ class TimerService:
         `to`. Return None if none waits, or if a delivery or a recall is in flight. Raises OSError,
         StoreError."""
         queue = self._queue(TIMER_TOPIC, 0)
-        if queue is None or not self._is_free(queue) or self._recalling or self._reorder_offset:
+        if queue is None or not self._is_free() or self._recalling or self._reorder_offset:
             return None
         progress = self._table.timer
         start = end = max(self.wheel.first_offset, queue.min_offset)
@@ -414,7 +419,7 @@ class TimerService:
         """Yield the messages of a window that are not recalled, with their slots. Raises Refused
         before the whole queue is read; StoreError, OSError, RecordError."""
         queue = self._queue(TIMER_TOPIC, 0)
-        if queue is None or self.wheel.next_offset < queue.max_offset:
+        if queue is None or not self.is_read:
             raise busy("the timer messages are not read yet", retriable=True)
         start = max(window.start, queue.min_offset)
         entries = queue.entries(start, max(0, window.end - start))

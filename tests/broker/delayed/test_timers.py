@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from raftmq.broker.delayed import timers
 from raftmq.broker.delayed.timers import (
     COUNT_MAX,
     RECALL_MS,
@@ -582,3 +583,36 @@ def test_each_comes_once_and_not_early_whatever_happens_to_clocks(seed):
         delivered += comes(stage, 3)
     assert sorted(delivered) == sorted(due.keys() - recalled)
     assert stage.service.view()[:2] == (0, 0)
+
+
+async def test_a_window_holds_the_first_waiting_messages_that_are_not_recalled(monkeypatch):
+    monkeypatch.setattr(timers, "COUNT_MAX", 3)
+    stage = Stage()
+    for key, delay_ms in (("due", 1), ("a", KEPT_MS), ("b", 2 * KEPT_MS), ("c", KEPT_MS)):
+        stage.send(key, delay_ms)
+    stage.recall("a", KEPT_MS)
+    position = QUEUE_ENTRY.unpack(stage.waiting().entries(1, 1))[0]
+    assert stage.service.open_window("broker-a") is None  # the queue is not read
+    stage.passes(2)
+    assert stage.commit() == ["due"]
+    stage.passes(0)
+    opened = stage.service.open_window("broker-a")
+    assert opened is not None and stage.service.is_opening
+    assert stage.service.open_window("broker-a") is None  # one at a time
+    stage.bench.log.commit_commands()
+    stage.passes(0)
+    (window,) = stage.bench.state.group.moving.windows
+    assert (window.start, window.end) == (0, 4) and stage.timer.floor == 4
+    moved = [decode_properties(r.properties) for _, r in stage.service.window_messages(window)]
+    assert [one["UNIQ_KEY"] for one in moved] == ["b", "c"]
+    assert stage.service.spare(10**9) <= position  # retention waits for the window
+    assert stage.service.open_window("broker-a") is not None
+    stage.bench.log.commit_commands()
+    stage.passes(0)
+    window = stage.bench.state.group.moving.windows[1]
+    (recall,) = [decode_properties(r.properties) for _, r in stage.service.window_messages(window)]
+    assert recall["TIMER_DEL_UNIQKEY"] == "a"
+    assert stage.service.wheel.count == 0
+    stage.passes(3 * KEPT_MS)
+    assert stage.commit() is None  # nothing is delivered here
+    assert stage.service.open_window("broker-a") is None

@@ -44,7 +44,7 @@ __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 
 SCAN_INTERVAL_S = 5.0
 PUSH_DELAY_S = 0.01  # route changes are collected for this time before a push
-REQUEST_S = 0.0002  # of the processor, for a request after a push; twice the measured time
+REQUEST_S = 0.0005  # after a push, per request that it causes; five times its processor time
 TOPICS_PAUSE_S_MAX = 5.0  # between two pushes of topics; our client also asks every 5 s
 KV_FILE_NAME = "kvConfig.json"
 

@@ -53,7 +53,7 @@ from raftmq.remoting.fast_json import dumps
 from raftmq.remoting.fields import boolean_or, text, text_or
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, is_brokers_own, name_problem
 from raftmq.remoting.registration import GROUP_ID
-from raftmq.store.dispatch import SCHEDULE_TOPIC
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
 
 from ..clients import ClientTable
 from ..cluster.moves import Moves
@@ -356,7 +356,7 @@ class Drain:
             **waiting,
             "remaining": remaining,
             "latestDueMs": latest,
-            "writers": len(state.writers.writers),
+            "writers": sum(topic != TIMER_TOPIC for topic, _ in state.writers.writers),
             "idempotent": len(state.once.sent),
             "deadLetters": dead_letters,
             "emptyAtMs": self._empty_at_ms(sum(row["messages"] for row in rows_left), latest),

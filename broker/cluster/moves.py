@@ -227,6 +227,8 @@ class Moves:
         """Move a window, or return it, and close it."""
         group = self._state.group
         records = self.messages(window)
+        if not records:  # recalled, or expired
+            return await self._close(window, 0)
         is_current = group.draining_ms > 0 and group.moving.to == window.to
         if window.to in group.removed_groups.values():
             return await self._return(window, records)
@@ -262,7 +264,7 @@ class Moves:
     async def _return(self, window: Window, records: Sequence[MessageRecord]) -> bool:
         """Store a window's timer messages here again, and close it. Dead letters are still here."""
         command = moved(window.number, 0)
-        if window.topic != TIMER_TOPIC or not records:
+        if window.topic != TIMER_TOPIC:
             await self._context.log.propose(command)
             return True
         ended = Completion()
@@ -372,6 +374,8 @@ def _parsed(body: bytes) -> tuple[list[TopicConfig], list[Outgoing]]:
             raise BodyError(f"more than {COUNT_MAX} messages")
     if walk.end != len(data):
         raise BodyError(f"a damaged record: {walk.detail}")
+    if not messages:
+        raise BodyError("no moved messages")
     return topics, messages
 
 

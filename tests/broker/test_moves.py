@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -16,7 +17,7 @@ from raftmq.remoting.fields import parse_integer
 from raftmq.remoting.recall_handle import RecallHandle
 from raftmq.store.dispatch import QUEUE_ENTRY, SCHEDULE_TOPIC, TIMER_TOPIC
 from raftmq.store.properties import decode_properties
-from raftmq.store.record import decode_record
+from raftmq.store.record import MessageRecord, decode_record, encode_record
 from tests.broker.test_definition_sharing import group, has_master, make_topic, name_server
 from tests.waiting import until
 
@@ -256,10 +257,31 @@ async def test_dead_letters_move_once(tmp_path, monkeypatch):
         assert all(b"DLQ_ORIGIN_TOPIC" in one.properties for one in stored(target, DLQ))
 
 
-@pytest.mark.parametrize("body", [b"", b"{}\n", b'{"topics":[]}\nx', b'{"topics":[7]}\n'])
-async def test_malformed_messages_are_rejected(tmp_path, body):
+def record(**changes):
+    host = ("127.0.0.1", 1)
+    one = MessageRecord(DLQ, b"x", b"UNIQ_KEY\x01K\x02", 0, 0, 0, 0, 0, 1, host, 1, host, 0, 0)
+    return encode_record(replace(one, **changes))
+
+
+NO_TOPICS = b'{"topics":[]}\n'
+
+
+async def test_messages_that_do_not_move_are_rejected(tmp_path, monkeypatch):
+    monkeypatch.setattr(moves, "COUNT_MAX", 2)
     async with two_groups(tmp_path) as (staying, _):
         ext = {"writer": "w", "epoch": "1", "batch": "1", "sequence": "0"}
         broker = await staying.leading()
-        answer = await staying.ask(broker, RequestCode.TAKE_MESSAGES, ext, body)
-        assert answer.code != ResponseCode.SUCCESS
+        for body, reason in (
+            (b"", ""),
+            (b"{}\n" + record(), "no topics"),
+            (b'{"topics":[7]}\n' + record(), "no topics"),
+            (NO_TOPICS, "no moved messages"),
+            (NO_TOPICS + record()[:-1], "a damaged record"),
+            (NO_TOPICS + 3 * record(), "more than 2 messages"),
+            (NO_TOPICS + record(topic="T"), "messages of T are not moved"),
+            (NO_TOPICS + record(topic=TIMER_TOPIC), "without time or topic"),
+            (NO_TOPICS + record(), "UNKNOWN_WRITER"),
+        ):
+            answer = await staying.ask(broker, RequestCode.TAKE_MESSAGES, ext, body)
+            assert answer.code != ResponseCode.SUCCESS and reason in answer.remark
+        assert keys(broker, DLQ) == []

@@ -32,6 +32,7 @@ from raftmq.remoting.fast_json import loads_request
 from ..component import RoleChange, Service
 from ..consume.offset_commits import OFFSETS_MAX
 from ..context import Context
+from ..errors import Refused
 from ..tables.acl import seed
 from ..tables.broker_group import Versions, forget_group
 from ..tables.groups import GroupTable
@@ -44,6 +45,7 @@ PERIOD_S = 5.0
 APACHES_ROUNDS = 12  # a minute
 READS_AT_ONCE = 16
 RETRY_S = 0.5  # while a new group joins
+PREFER_S, PREFER_POLL_S = 3.0, 0.1
 JOIN_S = 10.0  # after which a new group registers without the groups that do not answer
 NAMES_LOGGED_MAX = 20
 log = logging.getLogger("raftmq.broker.cluster")
@@ -184,7 +186,23 @@ class DefinitionSharing:
                 await self._change_mode(*mode)
         await self._adopt_accounts(read)
         if read:
+            await self._prefer_leader()
             await self._context.log.propose(joined({one.source: one.versions for one in read}))
+
+    async def _prefer_leader(self) -> None:
+        """Transfer leadership to the preferred leader before clients know this leader, since those
+        that ask for routes every 30 s would send to it meanwhile. Success cancels this task, and
+        the successor continues. If the preferred leader is not able in time, the group registers
+        with this leader, and broker.replication.preferred transfers leadership later."""
+        target = self._config.preferred_leader_id
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + PREFER_S
+        while target not in ("", self._config.dleger_self_id) and loop.time() < end_s:
+            try:
+                self._context.log.hand_over(target)
+            except (Refused, RaftError) as error:
+                log.info("preferred_leader_waits name=%s: %s", target, error)
+            await asyncio.sleep(PREFER_POLL_S)
 
     async def _adopt_accounts(self, read: list[Definitions]) -> None:
         for source in sorted(read, key=lambda one: one.source):

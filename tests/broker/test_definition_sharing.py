@@ -124,6 +124,20 @@ def pop(name):
     return header.to_ext()
 
 
+async def test_a_new_group_has_its_preferred_leader_before_clients_know_any(tmp_path):
+    """Clients that ask for routes every 30 s would send to the former leader otherwise."""
+    async with name_server() as server, group(tmp_path, "a", server) as old:
+        await make_topic(old, "orders")
+        await until(lambda: has_master(server, "broker-a"))
+        for name in ("n1", "n2"):
+            prefers = {"brokerName": f"broker-{name}", "preferredLeaderId": name}
+            async with group(tmp_path, name, server, 3, **prefers) as new:
+                await until(lambda: has_master(server, f"broker-{name}"))  # noqa: B023
+                leader = await new.leading()
+                assert leader is new.brokers[name]
+                assert "orders" in leader.state.topics.entries
+
+
 async def test_creations_spread_and_a_deleted_topic_does_not_return(tmp_path):
     async with name_server() as server, group(tmp_path, "a", server) as one:
         async with group(tmp_path, "b", server) as two:

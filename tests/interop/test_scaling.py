@@ -90,6 +90,10 @@ def admin(cluster: Cluster, line: str) -> tuple[int, str]:
 REPLICAS = 3
 QUEUES = 2
 ROUTE_MS = 30_000  # as the clients do without being told
+# A leader must not change because the machine is busy.
+STEADY = {"electionTimeoutMinMs": "3000", "electionTimeoutMaxMs": "5000"}
+ROUTES_S = 40.0  # until all of them know who leads: leaders of two groups do not change before
+SEND_TIMEOUT_MS = 20_000  # a busy machine may need more than the 3 s of Java
 PACE_S = 0.05
 LOOK_S = 0.25
 WARM_MESSAGES = 50
@@ -126,7 +130,9 @@ class Remoting:
             "broadcast": False, "strategy": "average", "failures": 0, "topic": topic,
         }  # fmt: skip
         await self._call("consumer", name="C", group=group, **common, **consumer)
-        producer = {"retries": 3, "selector": "", "transactional": False}
+        producer = {
+            "retries": 3, "selector": "", "transactional": False, "timeout_ms": SEND_TIMEOUT_MS,
+        }  # fmt: skip
         await self._call("producer", name="P", group=f"{group}-producers", **common, **producer)
 
     async def send(self, body: str) -> None:
@@ -191,7 +197,7 @@ class Load:
                 await self.client.send(body)
                 self.sent.append(body)
             except (ForeignError, SdkError) as error:
-                self.failed.append(f"{phase[-1]}: {error}")
+                self.failed.append(f"{time.strftime('%X')} {phase[-1]}: {error}")
                 self.unsure.add(body)
             await asyncio.sleep(PACE_S)
 
@@ -253,6 +259,7 @@ async def scaled(directory: Path) -> Outcome:
                     phase.append(f"a leader is killed beside {name}")
                     await without_leader(cluster, STAYS if name == "broker-b" else "broker-b")
                 for name in ("broker-c", "broker-b"):
+                    await asyncio.sleep(ROUTES_S)
                     phase.append(f"{name} is drained")
                     await groups.drain(cluster, name)
                     if name == "broker-c":
@@ -283,7 +290,7 @@ async def scaled(directory: Path) -> Outcome:
 async def running(directory: Path) -> AsyncIterator[Processes]:
     cluster = Processes(directory)
     try:
-        await cluster.up(Shape(replicas=REPLICAS, proxies=1), SETTINGS)
+        await cluster.up(Shape(replicas=REPLICAS, proxies=1), {**SETTINGS, **STEADY})
         yield cluster
     finally:
         await cluster.down()
@@ -341,7 +348,9 @@ async def find_first(scanner: PullConsumer, name: str, load: Load, added_ms: flo
 
 
 async def without_leader(cluster: Processes, group: str) -> None:
-    """Kill a group's leader; start it again later, and wait until the cluster is whole."""
+    """Kill a group's leader, once clients know the other groups' leaders; start it again later, and
+    wait until the cluster is whole."""
+    await asyncio.sleep(ROUTES_S)
     node = await cluster.find(f"leader:{group}")
     await cluster.wait_dead(cluster.signal(node.name, signal.SIGKILL))
     await asyncio.sleep(LEADERLESS_S)

@@ -149,6 +149,9 @@ public final class Driver {
         producer.setNamesrvAddr(request.getString("namesrv"));
         producer.setInstanceName(name);
         producer.setPollNameServerInterval(routeMillis(request));
+        if (request.containsKey("timeout_ms")) {
+            producer.setSendMsgTimeout(request.getIntValue("timeout_ms"));
+        }
         producer.setRetryTimesWhenSendFailed(request.getIntValue("retries"));
         producer.setRetryTimesWhenSendAsyncFailed(request.getIntValue("retries"));
         start(producer::start, producer::shutdown);
@@ -276,7 +279,8 @@ public final class Driver {
     private static JSONObject failure(Throwable error) {
         JSONObject result = new JSONObject();
         result.put("ok", false);
-        result.put("error", error.getClass().getSimpleName() + ": " + error.getMessage());
+        String cause = error.getCause() == null ? "" : " because of " + error.getCause();
+        result.put("error", error.getClass().getSimpleName() + ": " + error.getMessage() + cause);
         return result;
     }
 

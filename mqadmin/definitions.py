@@ -7,7 +7,7 @@ dead letters and brokers' own topics and groups are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from raftmq.client.admin import Admin, ClusterInfo
@@ -85,8 +85,10 @@ async def definitions(admin: Admin, arguments: Arguments) -> Sequence[Section]:
         raise CommandError(f"there is no broker group {like!r}; known: {', '.join(leaders)}")
     topics, groups = await _read(admin, info, tuple(leaders))
     ordered = arguments.on("withOrdered")
-    steps = [aligned_topic(name, has, ordered) for name, has in topics.items()]
-    steps += [aligned_group(name, has, like) for name, has in groups.items()]
+    steps = [
+        aligned_topic(name, has, ordered) for name, has in topics.items() if not _all_same(has)
+    ]
+    steps += [aligned_group(name, has, like) for name, has in groups.items() if not _all_same(has)]
     steps = [step for step in steps if step.outcome != THERE]
     if aligning and not arguments.on("dryRun"):
         await _carry_out(admin, leaders, steps)
@@ -152,17 +154,36 @@ async def _read(
 ) -> tuple[dict[str, Has], dict[str, Has]]:
     """Return the definitions of topics and consumer groups by name, None where one is missing."""
     own = {*info.brokers, *info.clusters}
-    topics = {name: await admin.topic.configs(info.leaders[name]) for name in brokers}
-    groups = {name: await admin.group.configs(info.leaders[name]) for name in brokers}
+    leaders = {name: info.leaders[name] for name in brokers}
+    topics = await _by_name(admin.topic.configs, leaders)
+    groups = await _by_name(admin.group.configs, leaders)
     return (
-        {name: has for name, has in _by_name(topics).items() if not is_own(name, own)},
-        {name: has for name, has in _by_name(groups).items() if not is_brokers_own(name)},
+        {name: has for name, has in topics.items() if not is_own(name, own)},
+        {name: has for name, has in groups.items() if not is_brokers_own(name)},
     )
 
 
-def _by_name(tables: Mapping[str, Mapping[str, Bean]]) -> dict[str, Has]:
-    names = sorted(set[str]().union(*tables.values()))
-    return {name: {broker: t.get(name) for broker, t in tables.items()} for name in names}
+async def _by_name(
+    read: Callable[[str], Awaitable[Mapping[str, Bean]]], leaders: Mapping[str, str]
+) -> dict[str, Has]:
+    """Return the definitions at the leaders by name and broker group. Equal definitions are a
+    single object, because a hundred groups have millions of them."""
+    result: dict[str, dict[str, Bean | None]] = {}
+    first: dict[str, Bean] = {}
+    for broker, address in leaders.items():
+        for name, bean in (await read(address)).items():
+            if name not in first:
+                first[name] = bean
+                result[name] = dict.fromkeys(leaders)
+            result[name][broker] = first[name] if bean == first[name] else bean
+    return dict(sorted(result.items()))
+
+
+def _all_same(has: Has) -> bool:
+    """Return whether all broker groups have the same definition."""
+    beans = iter(has.values())
+    first = next(beans, None)
+    return first is not None and all(bean is first for bean in beans)
 
 
 async def _carry_out(admin: Admin, leaders: Mapping[str, str], steps: Sequence[Step]) -> None:

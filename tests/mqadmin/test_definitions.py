@@ -10,7 +10,7 @@ import pytest
 
 from raftmq.client.admin.topics import TopicAdmin
 from raftmq.client.errors import BrokerRefused
-from raftmq.mqadmin.definitions import copied_topic
+from raftmq.mqadmin.definitions import _all_same, _by_name, copied_topic
 from tests.mqadmin.conftest import NEW, OLD, Two
 from tests.waiting import wait_until
 
@@ -72,6 +72,21 @@ def test_a_topic_whose_attributes_nobody_acts_by_is_not_made() -> None:
     assert (step.outcome, step.why) == ("refused", "brokers here do not act by cleanup.policy")
     step = copied_topic("U", BEAN | {"attributes": {"queue.type": "SimpleCQ"}}, NEW, None, 4)
     assert step.outcome == "made" and step.puts[NEW]["perm"] == 4
+
+
+async def test_equal_definitions_of_many_groups_are_one_object() -> None:
+    async def read(address: str) -> dict[str, dict[str, Any]]:
+        own = {"only there": {"perm": 6}} if address == "n9:1" else {}
+        odd = {"odd": {"perm": 6 if address == "n7:1" else 4}}
+        return {f"t{number}": {"topicName": f"t{number}"} for number in range(3)} | odd | own
+
+    leaders = {f"g{number:02}": f"n{number}:1" for number in range(20)}
+    found = await _by_name(read, leaders)
+    assert list(found) == ["odd", "only there", "t0", "t1", "t2"]
+    assert len({id(bean) for bean in found["t1"].values()}) == 1 and _all_same(found["t1"])
+    assert not _all_same(found["odd"]) and not _all_same(found["only there"])
+    assert found["odd"]["g07"] == {"perm": 6} and found["odd"]["g08"] == {"perm": 4}
+    assert found["only there"] == dict.fromkeys(leaders) | {"g09": {"perm": 6}}
 
 
 def test_a_refusal_says_at_what_and_how_far_it_is(two: Two, monkeypatch) -> None:

@@ -16,7 +16,8 @@ async def test_the_first_true_answer_is_returned():
 
     async def slow():
         await asyncio.sleep(0)
-        return answers.append(9) or answers
+        answers.append(9)
+        return answers
 
     assert await until(slow) == [9]
 

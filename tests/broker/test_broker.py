@@ -38,8 +38,8 @@ async def test_create_send_pull(group):
         assert (header.queue_id, header.queue_offset) == (1, number)
     pulled = await group.pull(broker, "T", 2, queue=1)
     assert (pulled.code, pulled.remark) == (0, "FOUND")
-    header = PullResponseHeader.parse(pulled.ext)
-    assert (header.next_offset, header.offset_min, header.offset_max) == (5, 0, 5)
+    found = PullResponseHeader.parse(pulled.ext)
+    assert (found.next_offset, found.offset_min, found.offset_max) == (5, 0, 5)
     result = records(pulled.body)
     assert [record.body for record in result] == [b"m2", b"m3", b"m4"]
     viewed = await group.ask(

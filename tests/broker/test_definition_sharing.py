@@ -176,7 +176,7 @@ async def test_a_new_leader_completes_a_join_that_its_predecessor_started(tmp_pa
         await make_topic(old, "orders")
         async with group(tmp_path, "b", server, joinCluster="false") as new:
             leader = await new.leading()
-            part = {"op": "adopt", "topics": [], "groups": [], "deletedTopics": {}}
+            part: dict = {"op": "adopt", "topics": [], "groups": [], "deletedTopics": {}}
             part |= {"deletedGroups": {}, "readers": [], "versions": {}, "more": True}
             await leader.log.propose(orjson.dumps(part))
             await new.stop("n0")

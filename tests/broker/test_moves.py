@@ -9,6 +9,8 @@ import pytest
 
 from raftmq.broker.cluster import moves, sharing
 from raftmq.broker.cluster.moves import Moves
+from raftmq.broker.cluster.other_groups import OtherGroups
+from raftmq.broker.errors import busy
 from raftmq.broker.send.exactly_once import WriterRequests, Written
 from raftmq.broker.tables.writers import Watermark
 from raftmq.remoting.admin_headers import TopicHeader
@@ -175,7 +177,7 @@ async def test_without_the_watermark_a_message_would_be_repeated(tmp_path, monke
         return 1, 0
 
     monkeypatch.setattr(WriterRequests, "check", check)
-    monkeypatch.setattr(moves.OtherGroups, "open_writer", open_writer)
+    monkeypatch.setattr(OtherGroups, "open_writer", open_writer)
     moved = await move_with_crash(tmp_path, monkeypatch, "source", "_close")
     assert moved == sorted(["K0", "K1", "K2", "K3"] * 2)
 
@@ -225,7 +227,7 @@ async def test_a_moved_message_is_recalled_and_one_in_an_open_window_is_not(tmp_
         assert (await recall(0)).code == ResponseCode.SUCCESS  # it is not moved then
 
         async def rejected(*_):
-            raise moves.busy("not now")
+            raise busy("not now")
 
         with monkeypatch.context() as patched:
             patched.setattr(source.moves._others, "take", rejected)
@@ -236,8 +238,8 @@ async def test_a_moved_message_is_recalled_and_one_in_an_open_window_is_not(tmp_
         assert keys(target) == ["K0", "K1"]  # the recall of K0, and K1
         assert (await recall(1)).code == ResponseCode.SUCCESS
         await until_empty(leaving)
-        recalls = [decode_properties(one.properties) for one in stored(target)]
-        recalls = [one["TIMER_DEL_UNIQKEY"] for one in recalls if "TIMER_DEL_UNIQKEY" in one]
+        properties = [decode_properties(one.properties) for one in stored(target)]
+        recalls = [one["TIMER_DEL_UNIQKEY"] for one in properties if "TIMER_DEL_UNIQKEY" in one]
         assert recalls == ["K0", "K1", "K1"]  # the last of them moved
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -108,11 +109,11 @@ def send_ext(topic, properties="", code=310):
 async def speaking(broker, who):
     client = RemotingClient(credentials=who)
 
-    async def ask(code, ext=None, body=b""):
+    async def ask(code: int, ext: Any = None, body: bytes = b"") -> RemotingCommand:
         command = RemotingCommand.request(code, ext and dict(ext), body)
         return await client.invoke(broker.address, command, 60_000)
 
-    ask.client = client
+    cast(Any, ask).client = client
     try:
         yield ask
     finally:

@@ -150,7 +150,7 @@ def example():
         timeout=PATIENCE_S,
         env={"COLUMNS": "200", "LC_ALL": "C.UTF-8"},
     ).stdout
-    return re.search(r"Example.*?:\n((?: {4}.*\n)+)", shown)[1]
+    return re.findall(r"Example.*?:\n((?: {4}.*\n)+)", shown)[0]
 
 
 def on_free_ports(script, held):

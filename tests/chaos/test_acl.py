@@ -56,7 +56,8 @@ async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch, c
         ("SECRET_KEY", KEYS["secretKey"]),
     ):
         monkeypatch.setenv(f"RAFTMQ_{name}", value)
-    assert own_credentials().access_key == "administrator"
+    own = own_credentials()
+    assert own is not None and own.access_key == "administrator"
     cluster = Cluster(tmp_path / "c")
     try:
         state = await cluster.up(Shape(), SIZES, PATIENCE_S)
@@ -112,7 +113,7 @@ async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch, c
 
 async def _all_consumed(namesrv, path):
     """Return once a consumer of the harness was given every message."""
-    seen = set()
+    seen: set[str] = set()
 
     async def take(messages):
         seen.update(message.body for message in messages)

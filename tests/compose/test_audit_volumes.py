@@ -38,7 +38,12 @@ def test_groups_are_those_whose_nodes_hold_a_log(script):
 
 def test_all_groups_or_those_that_are_named(script, monkeypatch):
     requested = []
-    monkeypatch.setattr(script, "audit", lambda *given: requested.append(given) or 0)
+
+    def audit(*given):
+        requested.append(given)
+        return 0
+
+    monkeypatch.setattr(script, "audit", audit)
     assert run(script, monkeypatch, "--run", "one", "--topic", "T") == 0
     assert run(script, monkeypatch, "--run", "two", "b") == 0
     assert [(path.parent.name, topic, list(groups)) for path, topic, groups in requested] == [

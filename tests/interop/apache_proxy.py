@@ -104,7 +104,7 @@ class ApacheWorld:
         """Whether the name server knows the cluster: a proxy ends at its start, else."""
         ask = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
         answer = await self._client.invoke(self.namesrv, ask, 60_000)
-        return PROXY["rocketMQClusterName"].encode() in answer.body
+        return str(PROXY["rocketMQClusterName"]).encode() in answer.body
 
     def _start_broker(self):
         names = ApacheNameServer(self._root / "names", "5.3")
@@ -121,6 +121,7 @@ class ApacheWorld:
 
     async def _ask(self, code, fields, body=b""):
         command = RemotingCommand.request(code, fields, body)
+        assert self._broker is not None
         answer = await self._client.invoke(self._broker.address, command, 60_000)
         assert answer.code == 0, answer
 

@@ -51,7 +51,7 @@ async def push_consumers(world, sdk, *, recalls, asked_once=True):
     await sdk.send(topic="NORMAL", body="fail once")
     await sdk.send(topic="NORMAL", body="good")
 
-    heard = []
+    heard: list[str] = []
 
     async def all_is_heard():
         heard[:] = [one[0] for one in await sdk.heard()]

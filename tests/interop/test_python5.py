@@ -169,7 +169,7 @@ async def enough(sdk, count):
 async def all_are_heard(sdk):
     """End the load, and wait until the push consumer was given all that was acknowledged."""
     sent, _ = await sdk.end_load()
-    result = set()
+    result: set[int] = set()
 
     async def complete():
         result.update(int(one[0]) for one in await sdk.heard())

@@ -242,7 +242,7 @@ class Examples:
             _, text, _ = mqadmin(
                 self.namesrv, *f"queryMsgByUniqueKey -t orders -i {out.split()[0]}".split()
             )
-            self.known[PLACE] = re.search(r"offsetMsgId +(\S+)", text)[1]
+            (self.known[PLACE],) = re.findall(r"offsetMsgId +(\S+)", text)
         return real, out
 
     def _marks(self, example):
@@ -259,7 +259,7 @@ class Examples:
         self.producer = BlockingProducer("shop", self.namesrv)
         self.producer.start()
         last = Message("orders", b"one more", tags="new", keys="order-3")
-        self.producer.send(last, WAIT_S * 1000, MessageQueue("orders", "broker-a", 1))
+        self.producer.send(last, int(WAIT_S * 1000), MessageQueue("orders", "broker-a", 1))
         self.consumer = BlockingConsumer("billing", self.namesrv, self._listen)
         self.consumer.subscribe("orders", "*")
         self.consumer.start()
@@ -292,7 +292,7 @@ def settle(namesrv, consumer, group, topic):
 
 def render(namesrv):
     """The whole page, with places as they would be by default."""
-    shown = {}
+    shown: dict[str, list[list[str]]] = {}
     with Examples(namesrv) as examples:
         for example in EXAMPLES:
             real, out = examples.run(example)

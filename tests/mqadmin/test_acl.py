@@ -29,16 +29,13 @@ def test_where_credentials_come_from(tmp_path, monkeypatch):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/tools.yml").write_text("accessKey: of-here\nsecretKey: 12345678\n")
     there = {"ROCKETMQ_HOME": str(home)}
-    assert find_credentials(CredentialFlags(), {}).access_key == "of-here"
-    assert find_credentials(CredentialFlags(), there).access_key == "of-home"
+    of_here, of_home = Credentials("of-here", "12345678"), Credentials("of-home", "12345678")
+    assert find_credentials(CredentialFlags(), {}) == of_here
+    assert find_credentials(CredentialFlags(), there) == of_home
     variables = there | {"RAFTMQ_ACCESS_KEY": "of-env", "RAFTMQ_SECRET_KEY": "s"}
     assert find_credentials(CredentialFlags(), variables) == Credentials("of-env", "s")
-    assert (
-        find_credentials(
-            CredentialFlags(tools_file=str(home / "conf/tools.yml")), variables
-        ).access_key
-        == "of-home"
-    )
+    flags = CredentialFlags(tools_file=str(home / "conf/tools.yml"))
+    assert find_credentials(flags, variables) == of_home
     flags = CredentialFlags("of-flags", "s", "t")
     assert find_credentials(flags, variables) == Credentials("of-flags", "s", "t")
     for name in ("RAFTMQ_ACCESS_KEY", "RAFTMQ_SECRET_KEY"):

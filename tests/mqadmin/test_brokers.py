@@ -1,6 +1,7 @@
 """What commands about brokers say of their answers."""
 
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -8,7 +9,7 @@ from raftmq.client.admin.brokers import BrokerAdmin
 from raftmq.client.admin.cluster import ClusterInfo
 from raftmq.client.route import BrokerData
 from raftmq.mqadmin.brokers import delete_log, update_config
-from raftmq.mqadmin.command import Arguments
+from raftmq.mqadmin.command import Arguments, Done
 from raftmq.remoting.command import RemotingCommand
 
 BROKER = "127.0.0.1:10911"
@@ -40,10 +41,10 @@ class Answering:
     ],
 )
 async def test_it_says_what_was_deleted_and_what_the_rest_is_kept_for(ext, sentence):
-    admin = SimpleNamespace(broker=BrokerAdmin(Answering(ext)))
+    admin: Any = SimpleNamespace(broker=BrokerAdmin(cast(Any, Answering(ext))))
     arguments = Arguments({"brokerAddr": BROKER, "cluster": None})
     (done,) = await delete_log(admin, arguments)
-    assert done.sentence == sentence.format(BROKER)
+    assert isinstance(done, Done) and done.sentence == sentence.format(BROKER)
 
 
 class Group:
@@ -75,6 +76,7 @@ class Group:
 )  # fmt: skip
 async def test_it_says_which_brokers_were_not_changed(given, changed, sentence):
     group = Group()
-    (done,) = await update_config(group, Arguments({"key": "k", "value": "v"} | given))
+    (done,) = await update_config(cast(Any, group), Arguments({"key": "k", "value": "v"} | given))
+    assert isinstance(done, Done)
     assert (group.changed, done.sentence) == (changed, sentence)
     assert done.values["brokers"] == changed

@@ -1,5 +1,7 @@
 """Clients that are told of changed routes: which, how often, and the bounds."""
 
+from typing import Any
+
 import orjson
 
 from raftmq.client.instance import InstanceConfig
@@ -21,7 +23,7 @@ def told(watchers):
 
 def test_who_asked_is_told_once_of_what_it_asked_for():
     kept = Allowance(1_000_000)
-    watchers = RouteWatchers(kept)
+    watchers: RouteWatchers[Any] = RouteWatchers(kept)
     watchers.requested("one", "T", ["a"])
     watchers.requested("one", "T", ["a"])
     assert kept.used_bytes == 2 * (1 + NAME_BYTES)
@@ -47,7 +49,7 @@ def test_who_asked_is_told_once_of_what_it_asked_for():
 
 def test_the_first_that_asked_is_told_first():
     """So that what a name server sends does not depend on how Python hashes."""
-    watchers = RouteWatchers(Allowance(1 << 20))
+    watchers: RouteWatchers[Any] = RouteWatchers(Allowance(1 << 20))
     names = [f"client {number}" for number in range(20)]
     for name in names:
         watchers.requested(name, "T", ["a"])
@@ -60,7 +62,7 @@ def test_the_first_that_asked_is_told_first():
 def test_beyond_the_bounds_anything_may_have_changed(monkeypatch):
     monkeypatch.setattr(room, "CHANGES_MAX", 3)
     monkeypatch.setattr(room, "CONNECTION_BYTES_MAX", 5 * (2 + NAME_BYTES) + 1 + NAME_BYTES)
-    watchers = RouteWatchers(Allowance(1_000_000))
+    watchers: RouteWatchers[Any] = RouteWatchers(Allowance(1_000_000))
     for number in range(5):
         watchers.requested("one", f"T{number}", ["a"])
     for number in range(3):
@@ -81,7 +83,7 @@ def test_beyond_the_bounds_anything_may_have_changed(monkeypatch):
 
 def test_all_connections_together_are_bounded_and_give_back():
     kept = Allowance(3 * (1 + NAME_BYTES))
-    watchers = RouteWatchers(kept)
+    watchers: RouteWatchers[Any] = RouteWatchers(kept)
     for number in range(4):
         watchers.requested(number, "T", [])
     watchers.topic_changed("T")
@@ -193,7 +195,10 @@ async def test_our_client_learns_of_a_new_leader_without_asking():
                                       raft_term=2)  # fmt: skip
                 await until(lambda: "127.0.0.1:2" in directory.group("broker-a").addresses)
                 await until(
-                    lambda: directory.route_if_known("TopicTest").queues[0].write_count == 9
+                    lambda: (
+                        (route := directory.route_if_known("TopicTest")) is not None
+                        and route.queues[0].write_count == 9
+                    )
                 )
                 asked = {code for code, _ in server.metrics.answers}
                 assert RequestCode.GET_BROKER_CLUSTER_INFO not in asked  # it had the addresses
@@ -219,8 +224,8 @@ async def test_unit_lists_and_topics_registered_by_hand():
             answer = await caller.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "X"}, body)
             assert answer.code == 0
             assert [d["readQueueNums"] for d in (await caller.route("X"))["queueDatas"]] == [3]
-            queues["perm"] = "six"
-            body = orjson.dumps({"queueDatas": [{"brokerName": "broker-a", **queues}]})
+            wrong = {"brokerName": "broker-a", **queues, "perm": "six"}
+            body = orjson.dumps({"queueDatas": [wrong]})
             answer = await caller.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "X"}, body)
             assert answer.code != 0
         finally:

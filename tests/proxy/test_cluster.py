@@ -121,7 +121,7 @@ async def test_nothing_is_popped_again_once_the_call_is_over(tasks):
     """Nobody would wait for it, and what is given back counts as delivered once more."""
 
     class Hung(Instance):
-        async def ask_leader_once(self, name, command, timeout_ms, following=False):
+        async def ask_leader_once(self, name, command, timeout_ms, **_):
             self.asked.append(name)
             await asyncio.sleep(0.2)
             raise BrokerUnreachable(f"{name} leads no more", outcome_unknown=True)

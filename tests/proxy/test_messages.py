@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from raftmq.client import metadata as directory
+from raftmq.proxy import message_conversion
 from raftmq.proxy import receive_message as receives
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.endpoints import Receipt
@@ -80,7 +81,7 @@ async def test_a_message_that_cannot_be_told_takes_no_other_along(world, caller,
     bodies = [b"bad", b"1", b"worse", b"2", b"bad"]
     for body in bodies:
         await caller.send("T", body)
-    tell = receives.inbound
+    tell = message_conversion.inbound
 
     def broken(record, *rest, **more):
         if not record.body.isdigit():

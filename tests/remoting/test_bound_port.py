@@ -49,6 +49,7 @@ async def test_what_is_taken_listens_and_can_be_had_again_at_once():
         port = bound.port
         taken = bound.take()
         bound.close()  # not the one that was taken
+        assert taken is not None
         server = await asyncio.get_running_loop().create_server(asyncio.Protocol, sock=taken)
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         server.close()

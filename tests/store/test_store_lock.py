@@ -49,6 +49,7 @@ def process(program, root):
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert running.stdin is not None and running.stdout is not None
     try:
         yield running, running.stdout.readline().strip()
     finally:
@@ -125,7 +126,7 @@ def test_who_only_asks_is_told_the_owner_and_changes_nothing(tmp_path):
     with process(OURS, tmp_path) as (other, _):
         before = digest(tmp_path)
         owner = owner_of(str(tmp_path))
-        assert (owner.pid, owner.what) == (other.pid, "another")
+        assert owner is not None and (owner.pid, owner.what) == (other.pid, "another")
         assert digest(tmp_path) == before
     assert owner_of(str(tmp_path)) is None
 
@@ -197,7 +198,8 @@ def test_it_is_known_whether_another_program_had_the_store_last(tmp_path):
     lock = lock_store(str(tmp_path), "a broker")
     lock.record_opened()
     assert not lock.foreign
-    assert not owner_of(str(tmp_path)).what.startswith("ours")  # the note is still read
+    owner = owner_of(str(tmp_path))  # the note is still read
+    assert owner is not None and not owner.what.startswith("ours")
     lock.release()
     assert not found()
     with process(FOREIGN, tmp_path) as (_, text):

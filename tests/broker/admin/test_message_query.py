@@ -6,6 +6,7 @@ import pytest
 
 from raftmq.broker.admin import message_query
 from raftmq.broker.admin.message_query import KeyQueries
+from raftmq.broker.config import MIB
 from raftmq.broker.scheduler import IDLE_MS
 from raftmq.client import Admin, Message, MessageQueue, Producer
 from raftmq.namesrv.server import NameServer, NameServerConfig
@@ -39,7 +40,7 @@ class Store:
         self.now_ns += MS
         if self.error:
             raise self.error
-        self.indexed_offset = min(self.indexed_offset + message_query.MIB, self.dispatched_offset)
+        self.indexed_offset = min(self.indexed_offset + MIB, self.dispatched_offset)
         return self.dispatched_offset - self.indexed_offset
 
     def frame_is_damaged(self, position):
@@ -66,7 +67,7 @@ async def steps_of_a_tick(store, keeper):
 
 
 async def test_a_tick_takes_little_time_while_messages_come_and_more_when_none_do():
-    store = Store(behind=200 * message_query.MIB)
+    store = Store(behind=200 * MIB)
     keeper = queries(store)
     for _ in range(3):
         store.dispatched_offset += 1
@@ -75,7 +76,7 @@ async def test_a_tick_takes_little_time_while_messages_come_and_more_when_none_d
 
 
 async def test_far_behind_it_takes_its_time_whatever_comes():
-    store = Store(behind=message_query.BEHIND_BYTES_MAX + 8 * message_query.MIB)
+    store = Store(behind=message_query.BEHIND_BYTES_MAX + 8 * MIB)
     keeper = queries(store)
     taken = []
     for _ in range(2):
@@ -103,7 +104,7 @@ async def test_little_waits_until_it_is_much_or_for_a_second():
 
 
 async def test_the_loop_runs_between_two_steps():
-    store = Store(behind=9 * message_query.MIB)
+    store = Store(behind=9 * MIB)
     keeper = queries(store)
     await keeper.tick()
     seen = []
@@ -119,7 +120,7 @@ async def test_the_loop_runs_between_two_steps():
 
 
 async def test_a_disk_that_refuses_is_left_alone_for_a_while(caplog):
-    store = Store(behind=8 * message_query.MIB)
+    store = Store(behind=8 * MIB)
     keeper = queries(store)
     store.error = OSError(28, "No space left on device")
     assert [await steps_of_a_tick(store, keeper) for _ in range(5)] == [1, 0, 0, 0, 0]
@@ -133,7 +134,7 @@ async def test_a_disk_that_refuses_is_left_alone_for_a_while(caplog):
 
 @pytest.mark.parametrize("position", [5, 0])  # 0: the frame before it has a wrong size
 async def test_the_index_waits_for_the_repair_of_what_it_met(caplog, position):
-    store = Store(behind=8 * message_query.MIB)
+    store = Store(behind=8 * MIB)
     keeper = queries(store)
     store.error = StoreDamaged(5, "no record")
     store.damaged.add(position)
@@ -148,7 +149,7 @@ async def test_the_index_waits_for_the_repair_of_what_it_met(caplog, position):
 
 
 async def test_the_index_goes_on_behind_what_nobody_repairs(caplog):
-    store = Store(behind=8 * message_query.MIB)
+    store = Store(behind=8 * MIB)
     keeper = queries(store)
     store.error = StoreDamaged(5, "no record")
     store.damaged.add(5)
@@ -161,7 +162,7 @@ async def test_the_index_goes_on_behind_what_nobody_repairs(caplog):
         message_query.REPAIR_NS_MAX // message_query.REPAIR_POLL_NS, abs=2
     )
     assert "index_gap at=5 reason=no record" in caplog.text
-    store.dispatched_offset += 8 * message_query.MIB
+    store.dispatched_offset += 8 * MIB
     store.error = StoreDamaged(7, "no record")  # of no frame that is being repaired
     await keeper.tick()
     assert store.error is None
@@ -170,7 +171,7 @@ async def test_the_index_goes_on_behind_what_nobody_repairs(caplog):
 
 
 async def test_a_lookup_catches_up_but_not_for_ever():
-    store = Store(behind=5 * message_query.MIB)
+    store = Store(behind=5 * MIB)
     await queries(store).catch_up()
     assert (store.indexed_offset, store.steps) == (store.dispatched_offset, 5)
     store = Store(behind=1 << 40)
@@ -179,11 +180,11 @@ async def test_a_lookup_catches_up_but_not_for_ever():
 
 
 async def test_a_lookup_does_not_wait_for_messages_that_come_after_it():
-    store = Store(behind=2 * message_query.MIB)
+    store = Store(behind=2 * MIB)
     keeper = queries(store)
     looking = asyncio.ensure_future(keeper.catch_up())
     await asyncio.sleep(0)
-    store.dispatched_offset += 100 * message_query.MIB
+    store.dispatched_offset += 100 * MIB
     await looking
     assert store.steps == 2
 

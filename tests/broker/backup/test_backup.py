@@ -21,6 +21,7 @@ from raftmq.broker.backup.directory import BackupDirectory
 from raftmq.broker.backup.manifest import BackupError
 from raftmq.broker.backup.offline_source import StoppedSource
 from raftmq.broker.backup.online_source import RemoteSource, choose
+from raftmq.broker.backup.protocol import READ_BYTES_MAX
 from raftmq.broker.backup.restore import point_of, restore
 from raftmq.broker.backup.verify import complaints
 from raftmq.namesrv.config import NameServerConfig
@@ -330,8 +331,8 @@ async def test_a_backup_that_is_killed_goes_on_when_it_is_run_again(tmp_path, mo
             assert not (path / "manifest.json").exists()
             status, out, err = await run("backup", path, "-n", where, "--brokerName", "group-a")
             assert status == 0, err
-            kept = int(re.search(r"copied +\d+ bytes; (\d+) were there already", out)[1])
-            assert kept >= SEGMENT
+            (kept,) = re.findall(r"copied +\d+ bytes; (\d+) were there already", out)
+            assert int(kept) >= SEGMENT
             expected = await tables(group)
     peers = "a-127.0.0.1:40911;b-127.0.0.1:40912"
     one, two = tmp_path / "one", tmp_path / "two"
@@ -512,7 +513,7 @@ async def test_what_a_replica_refuses(tmp_path, monkeypatch):
         gone = await backup(group, broker, "end", session=session)
         assert "[GONE]" in gone.remark
         session, end = started[1].ext["session"], started[1].ext["end"]
-        for position, size in ((end, "1"), ("0", "0"), ("0", str(service.READ_BYTES_MAX + 1))):
+        for position, size in ((end, "1"), ("0", "0"), ("0", str(READ_BYTES_MAX + 1))):
             wrong = await backup(
                 group, broker, "read", session=session, position=position, size=size
             )

@@ -5,6 +5,7 @@ import errno
 import pytest
 
 from raftmq.broker.history import history as module
+from raftmq.broker.history import ring
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
 from tests.waiting import until
@@ -110,7 +111,7 @@ async def test_a_disk_that_takes_no_sample_is_told_once(tmp_path, monkeypatch, c
             raise OSError(errno.ENOSPC, "no space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(module.Ring, "append", full)
+            patched.setattr(ring.Ring, "append", full)
             for _ in range(3):
                 await broker.history.note()
         assert caplog.text.count("history_not_written") == 1

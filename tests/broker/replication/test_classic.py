@@ -6,7 +6,7 @@ import errno
 import orjson
 import pytest
 
-from raftmq.broker.tables import config_files as configfiles
+from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.state import delete_topic, put_topic
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.admin_headers import TopicHeader
@@ -124,7 +124,12 @@ async def test_room_is_looked_for_twice_a_second_however_many_sends_come(tmp_pat
         await fill(pair, errno.ENOSPC)
         log, checks = pair.master.store.commitlog, []
         make_room = log.prepare_segment
-        log.prepare_segment = lambda position: (checks.append(position), make_room(position))
+
+        def counted(position):
+            checks.append(position)
+            return make_room(position)
+
+        log.prepare_segment = counted
         tasks = []
         for count in range(1, 6):
             tasks += waiting(pair, 1)
@@ -229,7 +234,7 @@ async def test_a_change_whose_file_fails_all_the_same_is_said_to_be_in_force(tmp
             def fail(*_):
                 raise OSError(errno.EIO, "says the test")
 
-            patch.setattr(configfiles.snapshot, "write_changed", fail)
+            patch.setattr(snapshot, "write_changed", fail)
             answer = await pair.create_topic(broker, "T")
             assert answer.code != OK
             assert "[OUTCOME_UNKNOWN] the change is in force" in answer.remark

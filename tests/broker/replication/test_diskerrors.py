@@ -35,6 +35,7 @@ class UnreadDisk(SteadyDisk):
     def open(self, path, *, allocate_bytes=None):
         file = super().open(path, allocate_bytes=allocate_bytes)
         file.__class__ = UnreadFile
+        assert isinstance(file, UnreadFile)
         file.disk = self
         return file
 

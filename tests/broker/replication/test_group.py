@@ -186,6 +186,7 @@ async def test_registration_follows_the_leader(tmp_path):
                 )
             )
             claim = [h for h, _ in heard if h.broker_id == 0][-1]
+            assert claim.raft_term is not None and first.raft_term is not None
             assert claim.raft_term > first.raft_term
             own = 1 + group.names.index(name)
             assert any(h.broker_address == address and h.broker_id == own for h, _ in heard)

@@ -2,6 +2,7 @@
 all their names never mix."""
 
 import logging
+from typing import cast
 
 import pytest
 
@@ -128,7 +129,7 @@ async def test_two_groups_of_one_name_and_the_same_ids_never_mix(tmp_path, caplo
         peers = {}
 
         def refused():
-            peers.update(lost.engine.status()["peers"])
+            peers.update(cast(dict, lost.engine.status()["peers"]))
             return all(peers[name]["error"] for name in ("n0", "n1"))
 
         await until(refused)

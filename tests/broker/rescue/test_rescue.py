@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from raftmq.broker.cli import main
 from raftmq.broker.rescue.history import read
 from raftmq.dledger.node.rollback_detection import NOTES_FILE
+from raftmq.store.disk import OsDisk
 from raftmq.store.store_lock import lock_store
 from tests.broker.backup.test_backup import SMALL, create_topic, fill, stored
 from tests.broker.cluster import Group
@@ -133,7 +134,7 @@ def test_a_rescue_that_is_interrupted_is_completed(tmp_path, operations, monkeyp
         (store / name).write_text(name)
     left = [operations]
 
-    class Dies(keep.OsDisk):
+    class Dies(OsDisk):
         def rename(self, source, target):
             left[0] -= 1
             if left[0] < 0:

@@ -11,6 +11,7 @@ from raftmq.broker.state_machine import BrokerApplication
 from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.dledger.raft.errors import NotLeader
+from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.remoting.codes import NOT_STORED, ResponseCode
 from raftmq.remoting.command import BINARY
 from raftmq.remoting.fair_scheduling import finish
@@ -405,7 +406,7 @@ def test_a_new_leaders_store_times_do_not_go_back_behind_what_it_applied():
         bench.state,
         bench.sends,
         NoFiles(),
-        log_index=lambda: None,
+        log_index=LogIndex,
         on_units=lambda *_: None,
         on_topics=lambda _: None,
         on_role=lambda _: None,

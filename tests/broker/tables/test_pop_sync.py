@@ -39,7 +39,7 @@ def tables(*steps):
 def test_a_slave_has_the_masters_pops_in_place_of_its_own():
     offsets, pops = tables(pop(0, 0, 10), ("done", "T", "g", 0, 0, 1_000, 3))
     mine = tables(pop(0, 0, 30), pop(1, 0, 5))
-    apply_answer(*mine, loads_object(encode(offsets, pops, {})))
+    apply_answer(mine[0], mine[1], loads_object(encode(offsets, pops, {})))
     assert mine[1].to_json() == pops.to_json()
     assert mine[0].offsets == {("T", "g"): {0: 10, 1: 5}}
 
@@ -57,7 +57,7 @@ def test_a_table_that_fits_no_answer_leaves_offsets_before_what_is_in_flight():
     offsets.delete_group("g")
     offsets.commit([("T", "g", 0, 10), ("T", "g", 1, 4)])
     mine = tables(pop(0, 0, 30))
-    apply_answer(*mine, loads_object(encode(offsets, pops, {}, bytes_max=100)))
+    apply_answer(mine[0], mine[1], loads_object(encode(offsets, pops, {}, bytes_max=100)))
     assert mine[0].offsets == {("T", "g"): {0: 3, 1: 4, 2: 0}}
     assert (mine[1].queues, mine[1].batch_count) == ({}, 0)
     assert mine[1].modes == {("T", "g"): ("POP", 4)}
@@ -66,7 +66,7 @@ def test_a_table_that_fits_no_answer_leaves_offsets_before_what_is_in_flight():
 def test_a_master_that_tells_of_no_pops_has_none():
     offsets, _ = tables(pop(0, 0, 10))
     mine = tables(pop(0, 0, 30), ("mode", "T", "g", "POP", 4))
-    apply_answer(*mine, offsets.to_json())
+    apply_answer(mine[0], mine[1], offsets.to_json())
     assert (mine[1].queues, mine[1].batch_count) == ({}, 0)
     assert mine[1].modes == {("T", "g"): ("POP", 4)}
 
@@ -94,5 +94,5 @@ def test_what_is_no_table_changes_nothing(value):
     mine = tables(pop(0, 0, 30))
     before = [table.to_json() for table in mine]
     with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
-        apply_answer(*mine, value)
+        apply_answer(mine[0], mine[1], value)
     assert [table.to_json() for table in mine] == before

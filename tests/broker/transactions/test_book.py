@@ -134,7 +134,7 @@ def test_a_book_begun_at_any_note_of_progress_knows_the_same(seed):
             notes.append(old.progress())
     for half_from, op_from in notes:
         fresh = HalfBook(half_from, op_from)
-        queues = [
+        queues: list[list] = [
             [(fresh.add_half, (h,)) for h in halves[half_from:]],
             [(fresh.add_op, (n, ops[n])) for n in range(op_from, len(ops))],
         ]

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from raftmq.broker.errors import busy
+from raftmq.broker.messages import half_message
 from raftmq.broker.messages.half_message import (
     GIVEN_UP_TOPIC,
     GROUP,
@@ -500,7 +501,7 @@ async def test_a_half_is_not_given_up_by_a_wrong_clock_before_its_producer_was_a
         await group.create_topic(broker, "Orders")
         producer = Producer(broker)
         age_ms = 1_000 * 3_600_000  # of every half, as a leader whose clock is ahead sees it
-        monkeypatch.setattr(service.conversion, "first_stored_ms", lambda half: -age_ms)
+        monkeypatch.setattr(half_message, "first_stored_ms", lambda half: -age_ms)
         try:
             client = RemotingClient()
             await half(group, broker, "A", client=client)

@@ -137,7 +137,7 @@ async def test_runtime_info_and_status_say_who_leads(group):
         response = await group.ask(requested, RequestCode.GET_BROKER_RUNTIME_INFO)
         tables.append(orjson.loads(response.body)["table"])
     leads, follows = tables
-    last = str(broker.engine.log.index.last_index)
+    last = str(engine_of(broker).log.index.last_index)
     assert (leads["raftRole"], follows["raftRole"]) == ("leader", "follower")
     assert (leads["raftLeaderReady"], follows["raftLeaderReady"]) == ("true", "false")
     for table in tables:
@@ -151,7 +151,7 @@ async def test_runtime_info_and_status_say_who_leads(group):
     status = broker.engine.status()
     assert status["flush"] == "NEVER_FLUSHED"
     assert broker.engine.successor() in set(group.names) - {name}
-    peers = status["peers"]
+    peers = cast(dict[str, dict[str, Any]], status["peers"])
     assert {p["match"] for p in peers.values()} == {int(last)}
     assert all(p["connected"] for p in peers.values())
 
@@ -231,6 +231,11 @@ def engine_of(broker: Broker) -> PySyncMember | RaftMember:
     return broker.engine
 
 
+def sync_member(broker: Broker) -> PySyncMember:
+    assert isinstance(broker.engine, PySyncMember)
+    return broker.engine
+
+
 def old_heartbeat(leader: Broker, prev_index: int) -> list[tuple[str, dict[str, Any]]]:
     """Return the heartbeat that the leader sent when its log ended at `prev_index`."""
     log = engine_of(leader).log.index
@@ -258,7 +263,7 @@ async def test_cut_off_frames_are_taken_back_and_come_again(group, caplog):
     name, broker = await leader_with_topic(group)
     await group.send(broker, TOPIC, b"kept")
     await all_applied(group)
-    end = broker.engine.log.index.last_index
+    end = engine_of(broker).log.index.last_index
     for n in range(20):
         await group.send(broker, TOPIC, b"m%d" % n)
     await all_applied(group)
@@ -287,7 +292,7 @@ async def test_what_was_cut_off_both_followers_is_lost_with_the_leader(group):
     name, broker = await leader_with_topic(group)
     await group.send(broker, TOPIC, b"kept")
     await all_applied(group)
-    end = broker.engine.log.index.last_index
+    end = engine_of(broker).log.index.last_index
     for n in range(20):
         assert (await group.send(broker, TOPIC, b"acknowledged%d" % n)).code == 0
     await all_applied(group)
@@ -306,7 +311,7 @@ async def test_tables_take_what_comes_in_the_place_of_what_was_cut_off(group):
     """The commands of the lost frames stay in the tables, the commands at their indexes are applied
     normally, and a clean stop leaves snapshots that fit the log."""
     name, broker = await leader_with_topic(group)
-    end = broker.engine.log.index.last_index
+    end = engine_of(broker).log.index.last_index
     assert (await group.create_topic(broker, "LOST", QUEUES)).code == 0
     for n in range(20):
         assert (await group.send(broker, TOPIC, b"acknowledged%d" % n)).code == 0
@@ -319,7 +324,7 @@ async def test_tables_take_what_comes_in_the_place_of_what_was_cut_off(group):
     assert (await group.commit(broker, TOPIC, 0, 17)).code == 0
     await until(lambda: broker.state.offsets.get(TOPIC, "cg", 0) == 17)
     await all_applied(group)
-    assert broker.state.applied_index == broker.engine.applied_index < ahead
+    assert broker.state.applied_index == engine_of(broker).applied_index < ahead
     for replica in group.brokers.values():
         assert {"LOST", "NEW"} <= replica.state.topics.entries.keys()
         assert replica.state.offsets.get(TOPIC, "cg", 0) == 17
@@ -337,7 +342,7 @@ async def test_a_start_believes_the_log_and_no_snapshot_from_before_a_cut(group,
     """The snapshots of a clean stop reflect frames that the log loses after it. After a kill the
     log is shorter than the snapshots, or longer with different frames."""
     name, broker = await leader_with_topic(group)
-    end = broker.engine.log.index.last_index
+    end = engine_of(broker).log.index.last_index
     for n in range(20):
         assert (await group.send(broker, TOPIC, b"lost%d" % n)).code == 0
     for other in group.names:
@@ -354,7 +359,7 @@ async def test_a_start_believes_the_log_and_no_snapshot_from_before_a_cut(group,
     for n in range(more):
         assert (await group.send(broker, TOPIC, b"more%d" % n)).code == 0
     await all_applied(group)
-    assert (broker.engine.log.index.last_index > ahead) is bool(more)
+    assert (engine_of(broker).log.index.last_index > ahead) is bool(more)
     names = list(group.brokers)
     for other in names:
         await group.kill(other)
@@ -368,7 +373,7 @@ async def test_a_start_believes_the_log_and_no_snapshot_from_before_a_cut(group,
 
 async def test_a_cut_waits_for_a_flush_under_way(group):
     name, broker = await leader_with_topic(group)
-    end = broker.engine.log.index.last_index
+    end = engine_of(broker).log.index.last_index
     for n in range(5):
         await group.send(broker, TOPIC, b"m%d" % n)
     await all_applied(group)
@@ -389,7 +394,7 @@ async def test_a_cut_waits_for_a_flush_under_way(group):
 async def test_frames_cut_off_between_two_batches_are_not_applied(group):
     """The cut is right behind the last applied frame, and the next batch was due."""
     name, broker = await leader_with_topic(group)
-    end = broker.engine.log.index.last_index
+    end = engine_of(broker).log.index.last_index
     for n in range(5):
         assert (await group.send(broker, TOPIC, b"m%d" % n)).code == 0
     await all_applied(group)
@@ -397,8 +402,8 @@ async def test_frames_cut_off_between_two_batches_are_not_applied(group):
     engine._applier._batch_bytes_max = 1  # a frame per turn of the loop
     engine._transport.on_messages(old_heartbeat(broker, end))
     again = old_heartbeat(broker, end)
-    last = broker.engine.log.index.last_index
-    again[0][1].update(commit_index=last, entries=list(broker.engine.sync.journal[end:last]))
+    last = engine_of(broker).log.index.last_index
+    again[0][1].update(commit_index=last, entries=list(sync_member(broker).sync.journal[end:last]))
     engine._transport.on_messages(again)
     assert engine.applied_index < engine.log.index.last_index == last
     engine._transport.on_messages(old_heartbeat(broker, engine.applied_index))
@@ -410,9 +415,9 @@ async def test_frames_cut_off_between_two_batches_are_not_applied(group):
 async def test_what_syncobj_raises_is_logged_and_it_goes_on(group, caplog):
     name, broker = await leader_with_topic(group)
     other = next(n for n in group.names if n != name)
-    broker.engine._transport.on_messages([(other, {"type": "append_entries"})])
+    sync_member(broker)._transport.on_messages([(other, {"type": "append_entries"})])
     assert any(r.message.startswith("syncobj_raised") for r in caplog.records)
-    assert broker.engine.failure is None
+    assert engine_of(broker).failure is None
     assert (await group.send(broker, TOPIC, b"x")).code == 0
 
 
@@ -422,7 +427,7 @@ async def test_ticks_that_always_fail_end_the_node(group, monkeypatch):
     def tick(_: float) -> None:
         raise KeyError("says the test")
 
-    monkeypatch.setattr(broker.engine.sync, "doTick", tick)
+    monkeypatch.setattr(sync_member(broker).sync, "doTick", tick)
     reason = await asyncio.wait_for(broker.failed, 60)
     assert f"{FAILURES_MAX} ticks in a row" in reason
     await group.stop(name)
@@ -451,8 +456,8 @@ async def test_an_entry_that_does_not_fit_ends_the_node(group):
     name, broker = await leader_with_topic(group)
     follower = next(b for n, b in group.brokers.items() if n != name)
     await all_applied(group)
-    index = broker.engine.log.index
-    last = broker.engine.sync.journal[index.last_index - 1]
+    index = engine_of(broker).log.index
+    last = sync_member(broker).sync.journal[index.last_index - 1]
     message = old_heartbeat(broker, index.last_index)[0][1]
     message["entries"] = [(last[0], index.last_index + 1, last[2])]
     follower.engine._transport.on_messages([(name, message)])
@@ -483,7 +488,7 @@ async def test_reads_need_the_role_and_nothing_else(group):
     for other in [n for n in group.names if n != name]:
         await group.kill(other)
     at = await asyncio.wait_for(broker.engine.read_barrier(), 60)
-    assert at <= broker.engine.applied_index
+    assert at <= engine_of(broker).applied_index
 
 
 async def test_reads_wait_for_no_frames_that_a_power_cut_took(tmp_path):
@@ -495,9 +500,9 @@ async def test_reads_wait_for_no_frames_that_a_power_cut_took(tmp_path):
         meta.save(replace(meta.load(), commit_index=1_000))
         broker = await one.start("n0")
         await agreed_leader(one)
-        assert broker.engine.log.index.last_index < 1_000
+        assert engine_of(broker).log.index.last_index < 1_000
         at = await asyncio.wait_for(broker.engine.read_barrier(), 60)
-        assert at <= broker.engine.applied_index
+        assert at <= engine_of(broker).applied_index
 
 
 # -- the schedule that breaks it --------------------------------------------------------------
@@ -622,4 +627,4 @@ async def test_it_can_be_scraped_and_offers_nothing_that_syncobj_lacks(tmp_path)
         assert orjson.loads(info.body)["table"]["raftRole"] == "leader"
         listing = await one.ask(broker, RequestCode.CHANGE_MEMBERS, {"op": "list"})
         assert listing.code != 0
-        assert broker.engine.failure is None
+        assert engine_of(broker).failure is None

@@ -1,5 +1,7 @@
 """A search for the leader whose last waiting send ends while a replica is being dialled."""
 
+from typing import Any, cast
+
 from raftmq.client.errors import BrokerUnreachable
 from raftmq.client.message import MessageQueue
 from raftmq.client.producer import leader_sender as lanes
@@ -12,8 +14,11 @@ from raftmq.client.route import ReplicaGroup
 class Owner:
     """The producer's engine, of whose sends one ends during the dial; nobody can be reached."""
 
-    def __init__(self):
-        self.dialled, self.ended, self.searches = [], [], 0
+    def __init__(self, group):
+        self.dialled: list[str] = []
+        self.ended: list[Pending] = []
+        self.searches = 0
+        self.sender = LeaderSender(group, cast(Any, self), lambda: 0.0, 500)
 
     async def open_channel(self, address):
         self.dialled.append(address)
@@ -37,8 +42,8 @@ class Owner:
 async def test_a_search_ends_when_nobody_waits_any_more():
     group = ReplicaGroup("broker-a")
     group.learn({0: "a:1", 1: "b:1"})
-    owner = Owner()
-    owner.sender = sender = LeaderSender(group, owner, lambda: 0.0, 500)
+    owner = Owner(group)
+    sender = owner.sender
     item = object.__new__(OutgoingSend)
     pending = Pending(item, MessageQueue("T", "broker-a", 0), False, 5.0, print)
     sender.submit(pending)
@@ -54,8 +59,8 @@ async def test_an_error_of_one_send_ends_no_others(monkeypatch):
     monkeypatch.setattr(lanes, "PAUSE_S", 0)
     group = ReplicaGroup("broker-a")
     group.learn({0: "a:1"})
-    owner = Owner()
-    owner.sender = sender = LeaderSender(group, owner, lambda: 0.0, 500)
+    owner = Owner(group)
+    sender = owner.sender
     item = object.__new__(OutgoingSend)
     first, second = (
         Pending(item, MessageQueue("T", "broker-a", 0), False, deadline, print)
@@ -70,7 +75,8 @@ async def test_an_error_of_one_send_ends_no_others(monkeypatch):
         owner.dialled.append("written")
         raise TypeError("not bytes")
 
-    owner.open_channel, owner.write = opened, write
+    monkeypatch.setattr(owner, "open_channel", opened)
+    monkeypatch.setattr(owner, "write", write, raising=False)
     sender.submit(first)
     sender.submit(second)
     await sender.search()

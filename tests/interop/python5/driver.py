@@ -58,7 +58,7 @@ class Driver:
         self.push = None
         self.listener = Listener()
         self.held = {}
-        self.load = None
+        self.load = ()  # of `begin_load`
 
     def produce(self, topics):
         self.producer = Producer(self.config, topics, checker=self.checker)

@@ -58,7 +58,8 @@ class Access:
         return Service(chores=[*self.book.chores(), changes])
 
     def check(self, connection: Connection, request: RemotingCommand) -> None:
-        """Check that an account with the needed rights signed it. Raises and counts AclError."""
+        """Check that a client's request is signed by an account with the rights it needs. Raises
+        AclError, which is logged and counted."""
         try:
             self._speakers[connection] = self._gate.check(connection.peer_address, request)
             connection.has_account = True

@@ -1,4 +1,4 @@
-"""Dispatch. Makes ConsumeQueue entries from records, in a single pass per batch.
+"""Dispatch of stored records to ConsumeQueues, as entries made in a single pass per batch.
 
 An entry is 20 bytes: int64 CommitLog offset, int32 record size, int64 tags code. The tags code is
 the sign-extended hash of TAGS. For a message in SCHEDULE_TOPIC_XXXX it is the delivery time in ms,

@@ -1,4 +1,4 @@
-"""Retention. Which segments of the log are deleted, and the clock by which messages age.
+"""Retention of the log: the segments to delete, and the clock by which messages age.
 
 `expired_before` decides as Apache's broker does. Segments older than `reserved_hours` are deleted
 in the hours `delete_when`, or at any time once disk use reaches `filling`. A `forced` policy

@@ -220,7 +220,7 @@ class LitePullConsumer:
         await self.seek(queue, await max_offset(self._instance, queue))
 
     async def offset_for(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the offset of the first message stored at or after that time."""
+        """Return the offset of a queue's first message stored at or after that time, for `seek`."""
         return await offset_for(self._instance, queue, timestamp_ms)
 
     async def fetch_queues(self, topic: str) -> tuple[MessageQueue, ...]:

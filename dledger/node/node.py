@@ -607,7 +607,7 @@ class RaftMember:
 
     @property
     def members(self) -> list[dict[str, object]]:
-        """The members of the group in this node's view (`members_of`)."""
+        """The group's members, with their progress where this replica leads (`members_of`)."""
         return [] if self._parts is None else members_of(self._parts.pump.core)
 
     def _leading(self) -> Pump:

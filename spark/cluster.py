@@ -154,7 +154,7 @@ class Cluster:
     def blocks(self, queue_range: QueueRange, fail_on_data_loss: bool) -> Iterator[Block]:
         """Yield a range's blocks, of some megabytes. Raises DataLost if `fail_on_data_loss`."""
         self.queues([queue_range.queue.topic])  # finds its brokers
-        pulls = _Pulls(
+        pulls = RangePulls(
             self._instance, self._connection, queue_range, self._policy, fail_on_data_loss
         )
         try:
@@ -164,7 +164,7 @@ class Cluster:
             self._run(pulls.stop())  # the reader may stop early
 
 
-class _Pulls:
+class RangePulls:
     """The pulls of a range; the next pull runs while a block is processed."""
 
     def __init__(

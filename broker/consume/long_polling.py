@@ -157,6 +157,11 @@ class HoldTable(Generic[T]):
     def count(self) -> int:
         return self._waits.count
 
+    @property
+    def unchecked_count(self) -> int:
+        """Held pulls whose filters have not been evaluated for all arrived messages yet."""
+        return sum(len(behind.pulls) for behind in self._behind.values())
+
     def hold(self, held: Held[T]) -> bool:
         """Hold the pull. Returns False without capacity; the caller then responds."""
         if not self._waits.add(held):

@@ -35,9 +35,14 @@ class SubscriptionRefresh:
         self._clients = clients
         self._requests: dict[tuple[str, str], asyncio.Task[None]] = {}
 
+    @property
+    def pending_count(self) -> int:
+        """Requests that consumers have not answered yet, at most REQUESTS_MAX."""
+        return len(self._requests)
+
     def ask(self, connection: ClientConnection, group: str) -> None:
         member = self._clients.consumer(connection, group)
-        if member is None or len(self._requests) >= REQUESTS_MAX:
+        if member is None or self.pending_count >= REQUESTS_MAX:
             return
         key = (group, member.client_id)
         if key in self._requests:

@@ -6,7 +6,7 @@ answer, both group ids, a second answer) messages flow in one direction. Integer
     hello       off size field              message     off size field
                 0   4    magic "RMQP"                   0   4    length, of all that follows it
                 4   1    version                        4   1    version
-                5   1    group name length              5   1    kind (table _KINDS)
+                5   1    group name length              5   1    kind (table KINDS)
                 6   1    sender id length               6   n    fields of that kind
                 7   1    receiver id length             6+n 4    CRC-32C of bytes 0..6+n-1
                 8   n    group, sender, receiver        10+n     frames (AppendRequest); bytes of
@@ -98,7 +98,7 @@ _HEAD = struct.Struct(">iBB")
 _CRC = struct.Struct(">I")
 _CRC_SIZE = _CRC.size
 
-_APPEND_REQUEST = 3
+APPEND_REQUEST = 3
 _APPEND_RESPONSE = 4
 
 
@@ -164,7 +164,7 @@ _LETTERS = {
     "id": "Q",
     "flag0": "B",
 }
-_KINDS: dict[int, _Kind] = {
+KINDS: dict[int, _Kind] = {
     1: _Kind(
         VoteRequest,
         "term:term last_index:number last_term:term pre_vote:flag0 transfer:flag1 incarnation:id",
@@ -174,7 +174,7 @@ _KINDS: dict[int, _Kind] = {
         "term:term request_term:term pre_vote:flag0 granted:flag1 request_incarnation:id"
         " recovering:id",
     ),
-    _APPEND_REQUEST: _Kind(
+    APPEND_REQUEST: _Kind(
         AppendRequest,
         "term:term prev_index:number prev_term:term commit_index:number frame_count:offset",
         MESSAGE_SIZE_BYTES_MAX,
@@ -209,10 +209,10 @@ _KINDS: dict[int, _Kind] = {
     23: _Kind(InstallRequest, "term:term number:number offset:number"),
     24: _Kind(InstallChunk, "term:term number:number offset:number size_bytes:number", CHUNK_BYTES),
 }
-_KIND_OF = {kind.message: number for number, kind in _KINDS.items()}
+_KIND_OF = {kind.message: number for number, kind in KINDS.items()}
 # These two are the most frequent messages, so they are encoded and parsed without the table.
-_APPEND = _KINDS[_APPEND_REQUEST].head
-_APPENDED = _KINDS[_APPEND_RESPONSE].head
+_APPEND = KINDS[APPEND_REQUEST].head
+_APPENDED = KINDS[_APPEND_RESPONSE].head
 
 
 def encode_append(
@@ -227,7 +227,7 @@ def encode_append(
     head = _APPEND.pack(
         size,
         MESSAGE_VERSION,
-        _APPEND_REQUEST,
+        APPEND_REQUEST,
         term,
         prev_index,
         prev_term,
@@ -265,7 +265,7 @@ def encode_message(message: PeerMessage) -> list[bytes]:
         )
         return [head + _CRC.pack(crc32c(head))]
     number = _KIND_OF[type(message)]
-    kind = _KINDS[number]
+    kind = KINDS[number]
     data = b""
     if isinstance(message, RepairResponse | InstallChunk):
         data = message.data
@@ -323,7 +323,7 @@ class MessageReader:
         length, version, number = _HEAD.unpack_from(data, at)
         if version != MESSAGE_VERSION:
             raise WireError(f"message version {version}, this program knows {MESSAGE_VERSION}")
-        kind = _KINDS.get(number)
+        kind = KINDS.get(number)
         if kind is None:
             raise WireError(f"unknown message kind {number}")
         crc_at = at + kind.head.size
@@ -342,9 +342,9 @@ class MessageReader:
 
     def _parse(self, data: bytes, at: int, end: int) -> PeerMessage:
         number = data[at + 5]
-        if number == _APPEND_REQUEST:
+        if number == APPEND_REQUEST:
             return self._parse_append(data, at, end)
-        kind, sender, to = _KINDS[number], self._sender, self._to
+        kind, sender, to = KINDS[number], self._sender, self._to
         f = fields = kind.head.unpack_from(data, at)[3:]
         kind.check(fields)
         if number == _APPEND_RESPONSE:
@@ -396,7 +396,7 @@ class MessageReader:
         _, _, _, term, prev_index, prev_term, commit, count = _APPEND.unpack_from(data, at)
         if (term | prev_term) >> _TERM_BITS or (prev_index | commit) >> _NUMBER_BITS:
             fields = (term, prev_index, prev_term, commit)
-            raise WireError(f"message kind {_APPEND_REQUEST} of {fields}")
+            raise WireError(f"message kind {APPEND_REQUEST} of {fields}")
         if not 0 <= count <= FRAMES_PER_MESSAGE_MAX:
             raise WireError(f"{count} frames in one message")
         frames = []

@@ -15,7 +15,7 @@ from tests.fuzz.samples import Sample
 from tests.fuzz.values import EDGES, damaged
 
 # The head of each kind: length, version, kind, fields.
-SHAPES = {number: kind.head for number, kind in wire._KINDS.items()}
+SHAPES = {number: kind.head for number, kind in wire.KINDS.items()}
 _HEAD_FIELDS = 3
 _CRC_SIZE = 4
 # Terms that the group may live through; what is over wire's limit has to be refused. Between them
@@ -62,9 +62,9 @@ class RaftMaker:
                 rng.choice(TERMS if at == 0 else INDEXES if at > 1 else (*TERMS, *INDEXES))
             )
         tail = b""
-        if kind == wire._APPEND_REQUEST:
+        if kind == wire.APPEND_REQUEST:
             fields[-1], tail = self._frames(fields[4])
-        elif wire._KINDS[kind].length_max and rng.random() < 0.7:
+        elif wire.KINDS[kind].length_max and rng.random() < 0.7:
             tail = rng.randbytes(rng.choice((1, 60, 4_096)))
         if rng.random() < 0.02:
             fields[1] = rng.randrange(256)

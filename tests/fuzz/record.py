@@ -269,7 +269,7 @@ def _proven(said: bytes) -> int:
 
 def _is_message(said: bytes, at: int) -> bool:
     """Whether one begins there, by its head."""
-    if len(said) < at + 6 or said[at + 5] not in wire._KINDS or said[at + 4] != 3:
+    if len(said) < at + 6 or said[at + 5] not in wire.KINDS or said[at + 4] != 3:
         return False
     return 0 < struct.unpack_from(">i", said, at)[0] < 1 << 24
 

@@ -363,6 +363,6 @@ def _large_append(size: int) -> bytes:
 
     from raftmq.dledger.transport import wire
 
-    shape = wire._KINDS[wire._APPEND_REQUEST].head
-    head = shape.pack(shape.size + size, wire.MESSAGE_VERSION, wire._APPEND_REQUEST, 1, 1, 1, 0, 1)
+    shape = wire.KINDS[wire.APPEND_REQUEST].head
+    head = shape.pack(shape.size + size, wire.MESSAGE_VERSION, wire.APPEND_REQUEST, 1, 1, 1, 0, 1)
     return head + struct.pack(">I", crc32c(head))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -12,7 +13,7 @@ from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullResponseHeader
 from raftmq.spark import source
-from raftmq.spark.cluster import Block, Cluster, DataLost, _Pulls
+from raftmq.spark.cluster import Block, Cluster, DataLost, RangePulls
 from raftmq.spark.offset_ranges import Queue, QueueRange
 from raftmq.spark.options import connection_of, read_options
 from tests.spark.test_rows import record
@@ -20,9 +21,28 @@ from tests.spark.test_rows import record
 CONNECTION = connection_of({"namesrv": "h:1", "timeoutMs": "200"})
 
 
-def pulls(start: int, end: int, *, strict: bool = True, fail: bool = True) -> _Pulls:
-    expected = QueueRange(Queue("T", "broker-a", 3), start, end, strict)
-    return _Pulls(ClientInstance("h:1"), CONNECTION, expected, CONTROL, fail)
+class Leader:
+    """Gives a range's pulls these answers, one after the other, and the last again and again."""
+
+    def __init__(self, *answers: RemotingCommand) -> None:
+        self._answers = list(answers)
+
+    async def invoke_leader(self, *_: object, **__: object) -> RemotingCommand:
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+def range_of(start: int, end: int, *, strict: bool = True) -> QueueRange:
+    return QueueRange(Queue("T", "broker-a", 3), start, end, strict)
+
+
+def pulls(expected: QueueRange, *answers: RemotingCommand, fail: bool = True) -> RangePulls:
+    return RangePulls(cast(ClientInstance, Leader(*answers)), CONNECTION, expected, CONTROL, fail)
+
+
+def block(some: RangePulls) -> tuple[int, bytes]:
+    """Where the first block of a range ends, and its records."""
+    result = asyncio.run(some.block())
+    return result.end, result.records
 
 
 def answer(
@@ -33,64 +53,53 @@ def answer(
 
 
 def test_records_move_it_on() -> None:
-    some = pulls(5, 50)
-    assert some._take(answer(ResponseCode.SUCCESS, 9)) == b"records"
-    assert some._offset == 9
-    lenient = pulls(5, 50, fail=False)
-    assert lenient._take(answer(ResponseCode.PULL_RETRY_IMMEDIATELY, 12)) == b""  # a gap
-    assert lenient._offset == 12
+    assert block(pulls(range_of(5, 9), answer(ResponseCode.SUCCESS, 9))) == (9, b"records")
+    gap = answer(ResponseCode.PULL_RETRY_IMMEDIATELY, 12)
+    assert block(pulls(range_of(5, 12), gap, fail=False)) == (12, b"")
 
 
 def test_an_answer_that_does_not_move_on_is_refused() -> None:
     with pytest.raises(BrokerRefused, match="the offset after 5 is said to be 5"):
-        pulls(5, 50)._take(answer(ResponseCode.SUCCESS, 5))
+        block(pulls(range_of(5, 50), answer(ResponseCode.SUCCESS, 5)))
     with pytest.raises(BrokerRefused):
-        pulls(5, 50)._take(answer(ResponseCode.NO_PERMISSION, 6))
+        block(pulls(range_of(5, 50), answer(ResponseCode.NO_PERMISSION, 6)))
 
 
 def test_what_retention_removed_is_lost_data() -> None:
-    moved = answer(ResponseCode.PULL_OFFSET_MOVED, 20, low=20)
+    moved, rest = answer(ResponseCode.PULL_OFFSET_MOVED, 20, low=20), answer(0, 50)
     with pytest.raises(DataLost, match="queue 3 of topic T at broker-a has 20 to 100, not 5"):
-        pulls(5, 50)._take(moved)
-    for lenient in (pulls(5, 50, fail=False), pulls(5, 50, strict=False)):
-        assert lenient._take(moved) == b""
-        assert lenient._offset == 20
+        block(pulls(range_of(5, 50), moved, rest))
+    for expected, fail in ((range_of(5, 20), False), (range_of(5, 20, strict=False), True)):
+        assert block(pulls(expected, moved, rest, fail=fail)) == (20, b"")
+    assert block(pulls(range_of(5, 50), moved, rest, fail=False)) == (50, b"records")
 
 
 def test_an_end_that_went_back_is_lost_data() -> None:
     moved = answer(ResponseCode.PULL_OFFSET_MOVED, 3, high=3)
     with pytest.raises(DataLost):
-        pulls(5, 50)._take(moved)
-    lenient = pulls(5, 50, fail=False)
-    lenient._take(moved)
-    assert lenient._offset == 50  # there is nothing to read
+        block(pulls(range_of(5, 50), moved))
+    assert block(pulls(range_of(5, 50), moved, fail=False)) == (50, b"")  # nothing to read
 
 
 def test_a_queue_that_has_nothing_any_more() -> None:
+    nothing = answer(ResponseCode.PULL_NOT_FOUND, 5)
     with pytest.raises(DataLost, match="has nothing at 5 any more"):
-        pulls(5, 50)._ended()
-    lenient = pulls(5, 50, fail=False)
-    lenient._ended()
-    assert lenient._offset == 50
-
-
-class Answers:
-    """What a broker answers to the pulls of a range, one after the other."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: RemotingCommand) -> None:
-        self._answers = list(answers)
-        monkeypatch.setattr(_Pulls, "_pull", self._pull)
-
-    async def _pull(self) -> RemotingCommand:
-        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        block(pulls(range_of(5, 50), nothing))
+    assert block(pulls(range_of(5, 50), nothing, fail=False)) == (50, b"")
 
 
 def found(*offsets: int, following: int) -> RemotingCommand:
     return answer(ResponseCode.SUCCESS, following, body=b"".join(map(record, offsets)))
 
 
-def read(monkeypatch: pytest.MonkeyPatch, some: _Pulls) -> list[int]:
+def read(
+    monkeypatch: pytest.MonkeyPatch,
+    expected: QueueRange,
+    *answers: RemotingCommand,
+    fail: bool = True,
+) -> list[int]:
     """Read a range as a task does."""
+    some = pulls(expected, *answers, fail=fail)
 
     def blocks(self: Cluster, wanted: QueueRange, fail: bool) -> Iterator[Block]:
         while not some.ended:
@@ -99,7 +108,7 @@ def read(monkeypatch: pytest.MonkeyPatch, some: _Pulls) -> list[int]:
     monkeypatch.setattr(Cluster, "blocks", blocks)
     given = {"namesrv": "h:1", "topic": "Orders", "columns": "queue_offset"}
     options = read_options(given, streaming=False)
-    batches = source._read(options, source.Partition(some._range))
+    batches = source._read(options, source.Partition(expected))
     return [offset for batch in batches for offset in batch.column(0).to_pylist()]
 
 
@@ -120,21 +129,20 @@ REMOVING = answer(ResponseCode.PULL_RETRY_IMMEDIATELY, 49)
 def test_a_hole_that_retention_has_just_made_is_lost_data(
     monkeypatch: pytest.MonkeyPatch, answers: list[RemotingCommand], told: str
 ) -> None:
-    Answers(monkeypatch, *answers)
     with pytest.raises(DataLost, match=told):
-        read(monkeypatch, pulls(5, 50))
+        read(monkeypatch, range_of(5, 50), *answers)
 
 
 def test_what_is_around_a_hole_is_read_if_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for lenient in (pulls(5, 50, fail=False), pulls(5, 50, strict=False)):
-        Answers(monkeypatch, found(5, 6, following=7), REMOVING, found(49, following=50))
-        assert read(monkeypatch, lenient) == [5, 6, 49]
-        Answers(monkeypatch, answer(ResponseCode.PULL_RETRY_IMMEDIATELY, 50))
-        assert read(monkeypatch, pulls(5, 50, fail=False)) == []
+    parts = found(5, 6, following=7), REMOVING, found(49, following=50)
+    for expected, fail in ((range_of(5, 50), False), (range_of(5, 50, strict=False), True)):
+        assert read(monkeypatch, expected, *parts, fail=fail) == [5, 6, 49]
+    none = answer(ResponseCode.PULL_RETRY_IMMEDIATELY, 50)
+    assert read(monkeypatch, range_of(5, 50), none, fail=False) == []
 
 
 def test_a_broker_that_did_not_lead_for_a_moment_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    Answers(monkeypatch, REMOVING, found(*range(5, 50), following=50))
-    assert read(monkeypatch, pulls(5, 50)) == list(range(5, 50))
+    answers = REMOVING, found(*range(5, 50), following=50)
+    assert read(monkeypatch, range_of(5, 50), *answers) == list(range(5, 50))

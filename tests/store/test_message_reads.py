@@ -66,8 +66,7 @@ def test_one_read_serves_neighbouring_frames(disk: OsDisk) -> None:
 def test_a_unit_that_points_wrong_is_damage(disk: OsDisk) -> None:
     store = raft_store(disk)
     writer = fill(store, 1)
-    file = store.commitlog._segments[0].file
-    file.pwrite(writer.frames[0].payload_position, b"\0\0\0\1")
+    store.commitlog.patch(writer.frames[0].payload_position, b"\0\0\0\1")
     with pytest.raises(StoreDamaged):
         store.reads.get_messages("T", 0, 0, 1, 999)
 

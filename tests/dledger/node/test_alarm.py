@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from raftmq.dledger.node.alarm import SOON_MS, Alarm
 from tests.waiting import until
@@ -16,7 +17,7 @@ async def test_it_rings_soon_after_its_start_and_once_each_time_it_is_set() -> N
     alarm.start(lambda: rings.append(1))
     for _ in range(3):
         await until(rings.copy)
-        assert rings == [1] and alarm._timer is None
+        assert rings == [1] and alarm.due_s == math.inf
         rings.clear()
         alarm.set(0)
     alarm.stop()
@@ -25,13 +26,13 @@ async def test_it_rings_soon_after_its_start_and_once_each_time_it_is_set() -> N
 async def test_soon_is_earlier_than_set_but_never_later() -> None:
     alarm = Alarm()
     alarm.start(lambda: None)
-    first = alarm._due_s
+    first = alarm.due_s
     alarm.soon()
-    assert alarm._due_s == first, "it was to ring soon"
+    assert alarm.due_s == first, "it was to ring soon"
     alarm.set(LONG_MS)
-    far = alarm._due_s
+    far = alarm.due_s
     alarm.soon()
-    assert alarm._due_s < far - 1
+    assert alarm.due_s < far - 1
     alarm.stop()
 
 
@@ -41,7 +42,7 @@ async def test_what_is_due_at_once_comes_after_another_look_at_what_arrived() ->
     now_s = asyncio.get_running_loop().time()
     for in_ms in (0, -50, 0.2):
         alarm.set(in_ms)
-        assert alarm._due_s >= now_s + SOON_MS / 1000
+        assert alarm.due_s >= now_s + SOON_MS / 1000
     alarm.stop()
 
 
@@ -50,13 +51,13 @@ async def test_it_does_not_ring_before_its_start_or_after_its_stop() -> None:
     alarm = Alarm()
     alarm.set(0)
     alarm.soon()
-    assert alarm._timer is None
+    assert alarm.due_s == math.inf
     alarm.start(lambda: rings.append(1))
     alarm.stop()
     alarm.set(0)
     alarm.soon()
     await asyncio.sleep(0.01)
-    assert not rings and alarm._timer is None
+    assert not rings and alarm.due_s == math.inf
 
 
 async def test_now_is_behind_what_was_read_and_before_anything_else_is() -> None:

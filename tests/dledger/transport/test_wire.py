@@ -159,7 +159,7 @@ def test_frames_are_passed_on_not_rebuilt() -> None:
 
 
 def sealed(kind: int, *fields: int, tail: bytes = b"", length: int | None = None) -> bytes:
-    shape = wire._KINDS[kind].head
+    shape = wire.KINDS[kind].head
     size = shape.size + len(tail) if length is None else length
     head = shape.pack(size, wire.MESSAGE_VERSION, kind, *fields)
     return head + struct.pack(">I", crc32c(head)) + tail
@@ -297,15 +297,15 @@ def test_answers(reason: str) -> None:
         decode_answer(b"RMQA\x01\x00\x00\x05hello")
 
 
-@pytest.mark.parametrize("kind", sorted(wire._KINDS.keys() - {3, 8}), ids=str)
+@pytest.mark.parametrize("kind", sorted(wire.KINDS.keys() - {3, 8}), ids=str)
 def test_terms_and_numbers_out_of_range_are_refused_where_they_are_decoded(kind: int) -> None:
     """One field after the other, of the first sample of its kind: the limit passes (unless another
     field speaks against it), one more and less than nothing do not."""
     sample = next(encoded(m) for m in MESSAGES if encoded(m)[5] == kind and not read_data(m))
-    shape = wire._KINDS[kind].head
+    shape = wire.KINDS[kind].head
     fields = list(shape.unpack_from(sample)[3:])
-    limits = dict.fromkeys(wire._KINDS[kind].terms, TERM_MAX)
-    limits |= dict.fromkeys(wire._KINDS[kind].numbers, NUMBER_MAX)
+    limits = dict.fromkeys(wire.KINDS[kind].terms, TERM_MAX)
+    limits |= dict.fromkeys(wire.KINDS[kind].numbers, NUMBER_MAX)
     assert limits
     limits.pop(4 if kind == 20 else -1, None)  # a repair's offset has 32 bits
     for at, limit in limits.items():

@@ -12,6 +12,7 @@ from raftmq.store.disk import File, OsDisk
 from raftmq.store.errors import OffsetOutOfRange, RecordTooLarge, StoreError, SyncFailed
 from raftmq.store.record import BLANK, MAGIC_BLANK, encode_record
 from tests.simulator.disk import SimDisk
+from tests.store.failingdisk import FailingDisk
 from tests.store.make import new_log, record, sync
 
 SIZE = 1024
@@ -236,14 +237,14 @@ def test_truncate_leaves_only_zeros(disk: OsDisk, offset: int) -> None:
         log.truncate(log.max_offset + 1)
 
 
-def test_truncate_also_clears_what_a_failed_write_left(disk: OsDisk) -> None:
+def test_truncate_also_clears_what_a_failed_write_left(tmp_path: Path) -> None:
+    disk = FailingDisk(str(tmp_path))
     log = new_log(disk, SIZE)
     put(log, b"a" * 100)
-    file = log._segments[-1].file
-    log._segments[-1].file = cast(File, Failing(file, after_bytes=30))
+    disk.bytes_per_write = 30
     with pytest.raises(OSError, match="full"):
         log.write(100, b"b" * 60)
-    log._segments[-1].file = file
+    disk.bytes_per_write = None
     assert log.max_offset == 100
     assert raw(disk, 0)[100:130] == b"b" * 30
     log.truncate(100)
@@ -287,25 +288,6 @@ def test_what_could_not_be_deleted_is_deleted_later(
 
 
 # -- durability ---------------------------------------------------------------------------------
-
-
-class Failing:
-    """A file whose writes stop after so many bytes, or whose sync fails."""
-
-    def __init__(self, file: File, after_bytes: int | None = None) -> None:
-        self.file = file
-        self.after_bytes = after_bytes
-        self.size_bytes = file.size_bytes
-
-    def pwrite(self, offset: int, data: bytes | memoryview) -> None:
-        self.file.pwrite(offset, data[: self.after_bytes])
-        raise OSError(errno.ENOSPC, "full")
-
-    def sync(self) -> None:
-        raise OSError(errno.EIO, "broken")
-
-    def close(self) -> None:
-        self.file.close()
 
 
 class OrderDisk(OsDisk):
@@ -504,16 +486,16 @@ def test_a_segment_in_use_by_the_pool_is_closed_when_it_is_not(disk: OsDisk, act
         log.patch(10, b"gone")
 
 
-def test_a_failed_sync_is_final(disk: OsDisk) -> None:
+def test_a_failed_sync_is_final(tmp_path: Path) -> None:
+    disk = FailingDisk(str(tmp_path))
     log = new_log(disk, SIZE)
     put(log, b"a" * 10)
-    file = log._segments[-1].file
-    log._segments[-1].file = cast(File, Failing(file))
+    disk.sync_fails = True
     ticket = log.start_sync()
     assert ticket is not None
     with pytest.raises(OSError, match="broken"):
         ticket.run()
-    log._segments[-1].file = file  # the disk is well again: too late
+    disk.sync_fails = False  # too late
     with pytest.raises(SyncFailed):
         log.finish_sync(ticket)
     with pytest.raises(SyncFailed):
@@ -533,11 +515,11 @@ def test_the_prepared_segment_is_used(tmp_path: Path, zero_ahead: bool) -> None:
     put(log, b"a" * 10)
     log.prepare_next()
     log.prepare_next()
-    prepared = log._next._segment
-    assert prepared is not None
     assert disk.listdir("commitlog") == [f"{0:020d}", f"{SIZE:020d}"]
-    put(log, b"b" * 1010)
-    assert log._segments[-1] is prepared
+    prepared = (tmp_path / f"commitlog/{SIZE:020d}").stat()
+    assert prepared.st_size == SIZE
+    assert put(log, b"b" * 1010) == SIZE
+    assert (tmp_path / f"commitlog/{SIZE:020d}").stat().st_ino == prepared.st_ino
     ticket = log.start_sync()
     assert ticket is not None
     assert ticket.directory is not None  # its name is not durable yet

@@ -10,46 +10,54 @@ import pytest
 
 from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.commitlog.group_flusher import FlushMode, GroupFlusher
-from raftmq.store.disk import File, OsDisk
+from raftmq.store.disk import OsDisk, OsFile
 from raftmq.store.errors import SyncFailed, TooManyWaiting
 
 
-class GateFile:
-    """Every sync waits for a permit, or fails with `error`."""
+class GateDisk(OsDisk):
+    """Once `closed`, every sync waits for a permit, or fails with `error`."""
 
-    def __init__(self, file: File) -> None:
-        self._file = file
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.closed = False
         self.begun = threading.Semaphore(0)
         self.permits = threading.Semaphore(0)
         self.error: OSError | None = None
         self.running = 0
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._file, name)
+    def open(self, path: str, *, allocate_bytes: int | None = None) -> OsFile:
+        file = GateFile(self._path(path), allocate_bytes)
+        file.gate = self
+        return file
+
+
+class GateFile(OsFile):
+    gate: GateDisk
 
     def sync(self) -> None:
-        self.running += 1
-        assert self.running == 1, "two fdatasyncs at once"
-        self.begun.release()
-        assert self.permits.acquire(timeout=120)
-        self.running -= 1
-        if self.error is not None:
-            raise self.error
-        self._file.sync()
+        gate = self.gate
+        if gate.closed:
+            gate.running += 1
+            assert gate.running == 1, "two fdatasyncs at once"
+            gate.begun.release()
+            assert gate.permits.acquire(timeout=120)
+            gate.running -= 1
+            if gate.error is not None:
+                raise gate.error
+        super().sync()
 
 
 class Rig:
     def __init__(self, path: Path, mode: FlushMode, waiting_max: int = 100) -> None:
-        self.log = CommitLog(OsDisk(str(path)), "commitlog", 4096)
+        self.gate = GateDisk(str(path))
+        self.log = CommitLog(self.gate, "commitlog", 4096)
         self.log.open()
         self.log.write(0, b"first")
         ticket = self.log.start_sync()
         assert ticket is not None
         ticket.run()
         self.log.finish_sync(ticket)
-        self.file = GateFile(self.log._segments[-1].file)
-        self.log._segments[-1].file = self.file  # type: ignore[assignment]
-        self.log.syncs._dirty.clear()
+        self.gate.closed = True
         self.durable: list[int] = []
         self.errors: list[BaseException] = []
         self.pool = ThreadPoolExecutor(1)
@@ -70,7 +78,7 @@ class Rig:
     async def begun(self) -> None:
         """Until the pool is inside an fdatasync."""
         loop = asyncio.get_running_loop()
-        assert await loop.run_in_executor(None, lambda: self.file.begun.acquire(timeout=120))
+        assert await loop.run_in_executor(None, lambda: self.gate.begun.acquire(timeout=120))
 
 
 @pytest.fixture
@@ -87,12 +95,12 @@ async def test_group_commit(paths: Path) -> None:
     ends = [rig.put() for _ in range(5)]  # all while the first sync runs
     waiting += [asyncio.create_task(rig.flusher.wait(end)) for end in ends]
     await asyncio.sleep(0)
-    rig.file.permits.release()
+    rig.gate.permits.release()
     await waiting[0]
     assert rig.durable == [first]
     assert not any(task.done() for task in waiting[1:])
     await rig.begun()
-    rig.file.permits.release()
+    rig.gate.permits.release()
     await asyncio.gather(*waiting)
     assert rig.durable == [first, ends[-1]]
     assert rig.flusher.syncs == 2
@@ -105,7 +113,7 @@ async def test_group_commit(paths: Path) -> None:
 
 async def test_async_mode_flushes_by_itself(paths: Path) -> None:
     rig = Rig(paths, FlushMode.ASYNC)
-    rig.file.permits.release(100)
+    rig.gate.permits.release(100)
     rig.flusher.start()
     end = rig.put()
     rig.flusher.request()
@@ -125,14 +133,14 @@ async def test_a_failed_sync_is_reported_once_and_final(paths: Path) -> None:
     rig = Rig(paths, FlushMode.SYNC)
     rig.flusher.start()
     waiting = [asyncio.create_task(rig.flusher.wait(rig.put())) for _ in range(3)]
-    rig.file.error = OSError(5, "broken")
+    rig.gate.error = OSError(5, "broken")
     await rig.begun()
-    rig.file.permits.release()
+    rig.gate.permits.release()
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(r) for r in results] == [SyncFailed] * 3
     assert len(rig.errors) == 1
-    rig.file.error = None
-    rig.file.permits.release(10)
+    rig.gate.error = None
+    rig.gate.permits.release(10)
     rig.put()
     rig.flusher.request()  # the disk is well again: still no promise
     with pytest.raises(SyncFailed):
@@ -152,7 +160,7 @@ async def test_the_waiting_list_is_bounded(paths: Path) -> None:
         await rig.flusher.wait(rig.put())
     assert caught.value.retriable
     waiting[0].cancel()
-    rig.file.permits.release(2)
+    rig.gate.permits.release(2)
     await asyncio.gather(*waiting, return_exceptions=True)
     await rig.flusher.wait(rig.log.max_offset)
     await rig.flusher.stop()
@@ -169,7 +177,7 @@ async def test_stop_waits_for_the_sync_and_tells_who_still_waits(paths: Path) ->
     stopping = asyncio.create_task(rig.flusher.stop())
     await asyncio.sleep(0.01)
     assert not stopping.done()
-    rig.file.permits.release()
+    rig.gate.permits.release()
     await stopping
     await first
     with pytest.raises(SyncFailed, match="stopped"):

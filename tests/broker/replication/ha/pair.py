@@ -3,6 +3,7 @@
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import build_config
 from raftmq.broker.durations import Durations
+from raftmq.broker.replication.ha.metadata import MasterClient
 from raftmq.ops.options import Setting
 from tests.broker.cluster import Group
 from tests.ports import bound
@@ -115,3 +116,14 @@ def log_bytes(broker):
         parts.append(log.read(position, 1 << 20))
         position += len(parts[-1])
     return b"".join(parts)
+
+
+def answer_as(monkeypatch, answer):
+    """Let `answer(ask, code)` give what slaves get for a question to their master, where
+    `await ask(code)` is the master's own answer."""
+    honest = MasterClient.ask
+
+    async def asked(self, code, ext=None):
+        return await answer(lambda same: honest(self, same, ext), code)
+
+    monkeypatch.setattr(MasterClient, "ask", asked)

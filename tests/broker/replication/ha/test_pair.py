@@ -27,7 +27,7 @@ from raftmq.store.record import decode_record, walk_records
 from raftmq.store.retention import Expired
 from tests.broker.cluster import Group
 from tests.broker.pop.consumer import Popper
-from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
+from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, answer_as, log_bytes
 from tests.waiting import until
 
 OK = ResponseCode.SUCCESS
@@ -755,18 +755,15 @@ async def test_what_a_slave_popped_as_the_master_gives_way_to_its_masters_table(
         assert pair.slave.state.pops.to_json() == pair.master.state.pops.to_json()
         assert pair.slave.state.offsets.get("T", "cg", 0) == 5
 
-        metadata = pair.slave.log.classic.follower.metadata
-        ask = metadata._master.ask
-
-        async def ask_an_apache_broker(code, ext=None):
-            answer = await ask(code, ext)
+        async def ask_an_apache_broker(ask, code):
+            answer = await ask(code)
             if code == RequestCode.GET_ALL_CONSUMER_OFFSET:
                 table = loads_object(answer.body)
                 del table["popTable"]
                 answer.body = orjson.dumps(table)
             return answer
 
-        monkeypatch.setattr(metadata._master, "ask", ask_an_apache_broker)
+        answer_as(monkeypatch, ask_an_apache_broker)
         await synced(pair)
         pair.slave.state.pops.apply({"steps": own})
         await synced(pair)
@@ -791,10 +788,9 @@ async def test_no_group_comes_to_a_slave_without_its_retry_topic(tmp_path, monke
         await pair.followed()
         metadata = pair.slave.log.classic.follower.metadata
         await until(lambda: metadata.rounds > 0)
-        ask = metadata._master.ask
 
-        async def ask_while_a_group_begins(code, ext=None):
-            answer = await ask(code, ext)
+        async def ask_while_a_group_begins(ask, code):
+            answer = await ask(code)
             name = f"cg-{code.name}"
             beat = {"clientID": name, "consumerDataSet": [{"groupName": name}]}
             body = orjson.dumps(beat)
@@ -802,7 +798,7 @@ async def test_no_group_comes_to_a_slave_without_its_retry_topic(tmp_path, monke
             await until(lambda: pair.master.state.groups.get(name) is not None)
             return answer
 
-        monkeypatch.setattr(metadata._master, "ask", ask_while_a_group_begins)
+        answer_as(monkeypatch, ask_while_a_group_begins)
         for _ in range(2):
             await metadata.sync()
             groups = [name for name in pair.slave.state.groups.entries if name.startswith("cg-")]
@@ -853,18 +849,17 @@ async def test_a_refused_slave_takes_no_tables(tmp_path, monkeypatch):
         pair.master.state.delays.advance(1, 7)
         await pair.caught_up()
         await synced(pair)
-        follower = pair.slave.log.classic.follower
-        ask, requested = follower.metadata._master.ask, []
+        requested = []
 
-        async def noted(code, ext=None):
+        async def noted(ask, code):
             requested.append(code)
-            return await ask(code, ext)
+            return await ask(code)
 
         await pair.kill("master")
         await until(lambda: not pair.slave.log.classic.slave.connected)
         (tmp_path / "master").rename(tmp_path / "lost")
         before = tables(pair.slave)
-        monkeypatch.setattr(follower.metadata._master, "ask", noted)
+        answer_as(monkeypatch, noted)
         await pair.start("master")
         await until(lambda: pair.slave.log.classic.slave.refused)
         await until(lambda: requested.count(RequestCode.GET_BROKER_RUNTIME_INFO) > 2)
@@ -888,10 +883,9 @@ async def test_what_was_asked_over_a_link_that_has_ended_is_not_taken(
         classic = pair.slave.log.classic
         metadata, link = classic.follower.metadata, classic.slave._link
         await until(lambda: metadata.rounds > 0)
-        ask = metadata._master.ask
 
-        async def ask_and_lose_the_link(code, ext=None):
-            answer = await ask(code, ext)
+        async def ask_and_lose_the_link(ask, code):
+            answer = await ask(code)
             if code == last and not link.ended.done():
                 link.close("the test")
                 await until(lambda: classic.slave._link not in (None, link))
@@ -899,7 +893,7 @@ async def test_what_was_asked_over_a_link_that_has_ended_is_not_taken(
 
         await pair.create_topic(pair.master, "New")
         pair.master.state.delays.advance(1, 7)
-        monkeypatch.setattr(metadata._master, "ask", ask_and_lose_the_link)
+        answer_as(monkeypatch, ask_and_lose_the_link)
         monkeypatch.setattr(metadata, "_due", asyncio.Event())  # no round but this one
         with pytest.raises(MetadataError, match="the link to the master has ended"):
             await metadata.sync()
@@ -918,10 +912,10 @@ async def test_nothing_is_taken_of_a_master_with_a_shorter_log(tmp_path, monkeyp
         await pair.caught_up()
         metadata = pair.slave.log.classic.follower.metadata
         await until(lambda: metadata.rounds > 0)
-        ask, ends = metadata._master.ask, []
+        ends = []
 
-        async def ask_the_new_one(code, ext=None):
-            answer = await ask(code, ext)
+        async def ask_the_new_one(ask, code):
+            answer = await ask(code)
             if code == RequestCode.GET_BROKER_RUNTIME_INFO:
                 ends.append(answer)
                 if len(ends) == asked:
@@ -932,7 +926,7 @@ async def test_nothing_is_taken_of_a_master_with_a_shorter_log(tmp_path, monkeyp
 
         await pair.create_topic(pair.master, "New")
         pair.master.state.delays.advance(1, 7)
-        monkeypatch.setattr(metadata._master, "ask", ask_the_new_one)
+        answer_as(monkeypatch, ask_the_new_one)
         with pytest.raises(MetadataError, match="the master's has 0"):
             await metadata.sync()
         assert (pair.slave.state.topics.get("New") is not None) == taken
@@ -946,14 +940,14 @@ async def test_a_slave_asks_apaches_master_which_timer_messages_were_delivered(
         await pair.followed()
         metadata, state = pair.slave.log.classic.follower.metadata, pair.slave.state
         await until(lambda: metadata.rounds > 0)
-        ask, reported = metadata._master.ask, []
+        reported = []
 
-        async def ask_apaches(code, ext=None):
+        async def ask_apaches(ask, code):
             if code == RequestCode.GET_TIMER_CHECK_POINT and reported:
                 return RemotingCommand(OK, body=reported.pop())
-            return await ask(code, ext)  # ours has no `timer` either, and does not know 60
+            return await ask(code)  # ours has no `timer` either, and does not know 60
 
-        monkeypatch.setattr(metadata._master, "ask", ask_apaches)
+        answer_as(monkeypatch, ask_apaches)
         check_point = struct.pack(">7q", 1_900_000_000_000, 104, 2, 2, 0, 0, 1)
         for answers in ([check_point], [], [bytes(56)]):  # what is not told stays known
             reported[:] = answers

@@ -25,6 +25,7 @@ from raftmq.ops.metrics import Timings
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.memory_limits import Budgets
+from raftmq.remoting.names import address_map
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.store.disk import OsDisk
 from raftmq.store.store_lock import StoreLock
@@ -253,9 +254,12 @@ class Broker:
             self._on_fatal,
             self._restart,
         )
-        others = OtherGroups(
-            config, RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
+        client = RemotingClient(
+            credentials=config.inner_credentials,
+            tls=opened.tls.client,
+            reached_at=address_map(config.broker_address_map),
         )
+        others = OtherGroups(config, client)
         self.sharing = DefinitionSharing(
             context,
             others,

@@ -40,7 +40,7 @@ from raftmq.ops.ports import Listener, check_ports
 from raftmq.ops.server_options import OFF, PeerTlsOptions
 from raftmq.ops.settings import gather, repeated
 from raftmq.remoting.acl.signature import Credentials, credentials_of
-from raftmq.remoting.names import NAME_LENGTH_MAX, address_problem, name_problem
+from raftmq.remoting.names import NAME_LENGTH_MAX, address_map, address_problem, name_problem
 from raftmq.store.index.index_limits import ENTRIES_MAX, SLOTS_MAX
 from raftmq.web.settings import is_loopback
 
@@ -99,6 +99,9 @@ class BrokerConfig(PeerTlsOptions):
     namesrv_addr: str = option("network", "namesrvAddr", "",
         "Name servers, `host:port;host:port` (in TOML also a list). A proxy of `grpcPort` uses a "
         "change after its next start.", alike=True, spread=True, live=True)
+    broker_address_map: str = option("network", "brokerAddressMap", "",
+        "Reachable addresses of the other broker groups, if they differ from the advertised ones, "
+        "as in a container: `127.0.0.1:10911=broker-a0:10911;…`.", spread=True)
     register_name_server_period: int = option("network", "registerNameServerPeriod", 30_000,
         "Interval of registrations.", unit=MS, low=1_000, high=60_000)
     registration_key_file: str = option("network", "registrationKeyFile", "",
@@ -599,6 +602,10 @@ def _check_together(config: BrokerConfig, locations: dict[str, str]) -> None:
         for address in filter(None, addresses):
             if problem := address_problem("address", address):
                 fail(name, problem)
+    try:
+        address_map(config.broker_address_map)
+    except ValueError as error:
+        fail("broker_address_map", str(error))
     try:
         peers = config.peers
     except ValueError as error:

@@ -28,7 +28,7 @@ BACKOFF_S_MIN, BACKOFF_S_MAX = 0.5, 30.0
 STOP_S = 10.0  # calls in progress may last 3 s more
 # Keys with the same meaning in a proxy.
 SHARED = (
-    *("namesrvAddr", "bindAddress", "maxMessageSize", "logFormat", "logLevel"),
+    *("namesrvAddr", "brokerAddressMap", "bindAddress", "maxMessageSize", "logFormat", "logLevel"),
     *("aclEnable", "aclFile", "innerClientAuthenticationCredentials"),
     *(key for key in OPTIONS if key.startswith("tls")),
 )

@@ -25,8 +25,8 @@ from raftmq.ops.ports import Listener, check_ports, http_port
 from raftmq.ops.server_options import ServerOptions
 from raftmq.ops.settings import gather, repeated
 from raftmq.remoting.acl.signature import Credentials, credentials_of
-from raftmq.remoting.address import format_address, parse_address, parse_address_list
-from raftmq.remoting.names import address_problem
+from raftmq.remoting.address import parse_address_list
+from raftmq.remoting.names import address_map, address_problem
 from raftmq.web.settings import WebSettings
 
 __all__ = ["OPTIONS", "ConfigError", "Loaded", "ProxyConfig", "load"]
@@ -111,16 +111,7 @@ class ProxyConfig(ServerOptions):
     @property
     def reached_at(self) -> dict[str, str]:
         """Return `brokerAddressMap` as a table. Raises ValueError."""
-        result: dict[str, str] = {}
-        for entry in parse_address_list(self.broker_address_map):
-            reported, equals, reached = (part.strip() for part in entry.partition("="))
-            if not equals:
-                raise ValueError(f"not of the form told=reached: {entry}")
-            for address in (reported, reached):
-                if problem := address_problem("address", address):
-                    raise ValueError(problem)
-            result[format_address(*parse_address(reported))] = reached
-        return result
+        return address_map(self.broker_address_map)
 
     def wrong(self) -> tuple[str, str] | None:
         """Return a field that contradicts the rest and the reason, or None."""

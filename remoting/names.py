@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from .address import parse_address
+from .address import format_address, parse_address, parse_address_list
 from .errors import ConnectError
 
 RETRY_PREFIX = "%RETRY%"
@@ -101,3 +101,17 @@ def address_problem(what: str, address: str) -> str:
     if not _HOST.fullmatch(host) or address != address.strip():
         return f"{shown} is no host:port"
     return "" if port > 0 else f"{shown} has port 0"
+
+
+def address_map(text: str) -> dict[str, str]:
+    """Parse `advertised=reachable;…` (brokerAddressMap) into a table. Raises ValueError."""
+    result: dict[str, str] = {}
+    for entry in parse_address_list(text):
+        advertised, equals, reachable = (part.strip() for part in entry.partition("="))
+        if not equals:
+            raise ValueError(f"not of the form told=reached: {entry}")
+        for address in (advertised, reachable):
+            if problem := address_problem("address", address):
+                raise ValueError(problem)
+        result[format_address(*parse_address(advertised))] = reachable
+    return result

@@ -3,7 +3,8 @@
 GET_DEFINITIONS (30009, ours) returns a page of them. Request and response are JSON objects:
 
     {"topics":{"since":[counter,ms]|null,"after":name},"groups":{the same},"accounts":bool}
-    {"topics":{"version":[counter,ms],"entries":[[bean,created_ms],…],"deleted":{name:ms},
+    {"broker":name,
+     "topics":{"version":[counter,ms],"entries":[[bean,created_ms],…],"deleted":{name:ms},
                "more":name|null},
      "groups":{the same},"readers":{topic:[group,…],…},"modes":[[topic,group,mode,share],…],
      "accounts":config|null,"removed":{group id:name,…}}

@@ -91,6 +91,8 @@ class OtherGroups:
             if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 return await self._apaches(name, address)
             page = _object(response)
+            if page.get("broker", name) != name:  # an address of this machine, in a container
+                raise BodyError(f"{address} is {page['broker']!r}: brokerAddressMap")
             result.modes += _modes(page.get("modes") or ())
             result.readers |= _readers(page.get("readers") or {})
             result.accounts = page.get("accounts")

@@ -286,6 +286,7 @@ class DefinitionSharing:
         modes = sorted(state.pops.modes.items()) if questions.get("topics") == (None, "") else ()
         accounts = state.acl.accounts if body.get("accounts") else None
         value = {
+            "broker": self._config.broker_name,
             **pages,
             "readers": readers_of(pairs, names),
             "modes": [(*names, *mode) for names, mode in modes],

@@ -10,8 +10,10 @@ from raftmq.broker.cluster import definitions, sharing
 from raftmq.client.decode import decode_messages
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import BodyError
 from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.pop_headers import INIT_MAX, PopHeader
 from raftmq.remoting.server import RemotingServer
@@ -59,6 +61,24 @@ async def make_consumer_group(group, name, **settings):
     broker = await group.leading()
     answer = await group.ask(broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
+async def test_another_group_is_reached_at_a_mapped_address(tmp_path):
+    """As in containers, where the address for clients is not reachable, or is another broker's."""
+    settings = {"brokerIP1": "127.0.0.9", "bindAddress": "127.0.0.1"}
+    async with name_server() as server, group(tmp_path, "a", server, **settings) as old:
+        broker = await old.leading()
+        port = broker.address.rpartition(":")[2]
+        await old.client.close()
+        old.client = RemotingClient(reached_at={broker.address: f"127.0.0.1:{port}"})
+        await make_topic(old, "orders")
+        await until(lambda: has_master(server, "broker-a"))
+        mapped = f"{broker.address}=127.0.0.1:{port}"
+        async with group(tmp_path, "b", server, brokerAddressMap=mapped) as new:
+            leader = await new.leading()
+            await until(lambda: leader.state.topics.get("orders") is not None)
+            with pytest.raises(BodyError, match=r"127.0.0.9:\d+ is 'broker-a': brokerAddressMap"):
+                await leader.drain._others.definitions("broker-z", broker.address, None)
 
 
 async def test_a_new_group_registers_with_the_definitions_of_its_cluster(tmp_path):

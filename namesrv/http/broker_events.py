@@ -24,7 +24,6 @@ from .broker_http import Nodes
 
 LOG = logging.getLogger("raftmq.namesrv.http")
 
-STREAMS_MAX = 128  # further brokers are not followed
 RETRY_S_MIN, RETRY_S_MAX = 0.25, 5.0
 EVENT_BYTES_MAX = 64 * 1024
 EVENTS_MAX = 400  # remembered per group
@@ -36,9 +35,11 @@ Event = dict[str, Any]
 
 
 class Streams:
-    """Follows the brokers of `follow`; events are passed to `take(address, event)`."""
+    """Follows the brokers of `follow`, at most `streams_max`; events are passed to
+    `take(address, event)`."""
 
-    def __init__(self, nodes: Nodes, take: Callable[[str, Event], None]) -> None:
+    def __init__(self, nodes: Nodes, take: Callable[[str, Event], None], streams_max: int) -> None:
+        self._streams_max = streams_max
         self._nodes = nodes
         self._take = take
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -46,7 +47,7 @@ class Streams:
 
     def follow(self, http_addresses: Iterable[str]) -> None:
         """Follow exactly these brokers. Existing streams continue."""
-        requested = sorted({address for address in http_addresses if address})[:STREAMS_MAX]
+        requested = sorted({address for address in http_addresses if address})[: self._streams_max]
         for address in set(self._tasks).difference(requested):
             task = self._tasks.pop(address)
             self._ending.add(task)

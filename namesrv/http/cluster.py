@@ -37,16 +37,18 @@ class ClusterView:
     """The cluster's state. Call `start` and `stop` once, on the route table's loop."""
 
     def __init__(
-        self, table: RouteTable, directory: Directory, nodes: Nodes, hub: EventHub, name: str
-    ) -> None:
-        """`name` is this name server's address, its name in answers."""
+        self, table: RouteTable, directory: Directory, nodes: Nodes, hub: EventHub, name: str,
+        streams_max: int,
+    ) -> None:  # fmt: skip
+        """`name` is this name server's address, its name in answers. At most `streams_max` brokers
+        are followed."""
         self.table = table
         self.nodes = nodes
         self.hub = hub
         self.name = name
         self.boot_ms = _wall_ms()
         self._directory = directory
-        self._streams = Streams(nodes, self._take)
+        self._streams = Streams(nodes, self._take, streams_max)
         self._events = RememberedEvents()
         self._names: dict[str, str] = {}  # address → the replica's last name
         self._refreshing: asyncio.Task[Item] | None = None

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 API_VERSION = "1"
 DASHBOARD = "dashboard"
+STREAMS_MIN = 128  # brokers whose events are followed, also with few descriptors
 # All content is from our files, without inline scripts, inline styles and foreign origins.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -67,7 +68,8 @@ class ClusterApi:
         tls: ProcessTls | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """`host` and `port` are the name server's. `tls` must be loaded. Reads the files of the
+        """`host` and `port` are the name server's. `connections_max` is for clients, and for
+        streams of brokers' events. `tls` must be loaded. Reads the files of the
         tokens and the dashboard. Raises WebConfigError."""
         self._config = config
         self._settings = config.web
@@ -78,7 +80,10 @@ class ClusterApi:
         directory = Directory(table, reach)
         token = _cluster_token(config, table)
         self._nodes = Nodes(token, directory.contact, tls=lambda: self._tls.https)
-        self.cluster = ClusterView(table, directory, self._nodes, self.hub, f"{host}:{port}")
+        self.cluster = ClusterView(
+            table, directory, self._nodes, self.hub, f"{host}:{port}",
+            streams_max=max(STREAMS_MIN, connections_max),
+        )  # fmt: skip
         leaders = Leaders(self.cluster)
         everywhere = Everywhere(self.cluster, leaders)
         is_https = _seen_as_https(config, self._tls)

@@ -1,15 +1,44 @@
 """The events that are remembered: which, and how many."""
 
+import asyncio
+
 import pytest
 
 from raftmq.namesrv.http import broker_events as remembered
-from raftmq.namesrv.http.broker_events import RememberedEvents
+from raftmq.namesrv.http.broker_events import RememberedEvents, Streams
+from raftmq.namesrv.http.broker_http import Nodes
+from raftmq.namesrv.http.cluster_token import ClusterToken
+from raftmq.namesrv.http.reach import Contact
+from tests.waiting import until
 
 SIZE = len('{"at":10}')
 
 
 def at(events: RememberedEvents, group: str) -> list[int]:
     return [event["at"] for event in events.of(group)]
+
+
+async def test_no_more_brokers_are_followed_than_there_may_be_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    followed: set[str] = set()
+
+    async def keep(_: Streams, address: str) -> None:
+        followed.add(address)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            followed.remove(address)
+
+    monkeypatch.setattr(Streams, "_keep", keep)
+    streams = Streams(Nodes(ClusterToken(), lambda _: Contact()), lambda *_: None, 3)
+    streams.follow(f"n{number}:1" for number in range(5))
+    await asyncio.sleep(0)
+    assert followed == {"n0:1", "n1:1", "n2:1"}
+    streams.follow(("n2:1", "n4:1", "", "n4:1"))
+    await until(lambda: followed == {"n2:1", "n4:1"})
+    await streams.stop()
+    assert not followed
 
 
 def test_a_group_has_its_last_events(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,7 @@ class RouteTable:
         self._changing: deque[BrokerGroup] = deque()  # groups with pending changes
         self._run: Callable[[Steps[None]], None] | None = None
         self._is_running = False
+        self._signed_count = 0  # of live brokers
         self._channels: dict[Hashable, set[str]] = {}
         self._watchers: list[Callable[[BrokerGroup], None]] = []
         self._topic_watchers: list[Callable[[str], None]] = []
@@ -479,7 +480,7 @@ class RouteTable:
 
     @property
     def signed_broker_count(self) -> int:
-        return sum(live.signed for live in self._live.values())
+        return self._signed_count
 
     # --- internal
 
@@ -696,6 +697,7 @@ class RouteTable:
         live.last_seen_ms = now_ms
         live.http_address = claim.http_address
         live.peer = claim.peer
+        self._signed_count += claim.signed - live.signed
         live.signed = claim.signed
         if reached_before != (live.http_address, live.peer, live.signed):
             self.groups_version += 1
@@ -742,6 +744,7 @@ class RouteTable:
 
     def _remove(self, live: LiveBroker, now_ms: int) -> None:
         del self._live[live.address]
+        self._signed_count -= live.signed
         self._leave_channel(live)
         group = self._groups[live.broker_name]
         del group.live[live.address]

@@ -20,6 +20,7 @@ from raftmq.client.instance import InstanceConfig
 from raftmq.namesrv import registrations
 from raftmq.namesrv.routes import (
     CLAIM_MS,
+    EXPIRY_MS,
     Registration,
     RegistrationRefused,
     RouteLimits,
@@ -227,6 +228,21 @@ def test_strangers_cannot_fill_the_room_of_who_is_signed():
     only = RouteTable(signed_only=True)
     assert refused(only, claim(LEADER)).startswith("[SIGNED]")
     assert refused(only, claim(LEADER, signed=True)) == ""
+
+
+def test_signed_brokers_are_counted_without_looking_at_all():
+    table = held()
+    assert table.signed_broker_count == 2
+    table.register(claim(LEADER, signed=True), 1)  # again
+    table.register(claim(STRANGER, broker_name="x"), 1)
+    table.register(claim("y:1", broker_name="y"), 1)
+    table.register(claim("y:1", broker_name="y", signed=True), 1)  # it has a key now
+    assert (table.signed_broker_count, table.broker_count) == (3, 4)
+    table.unregister(FOLLOWER, "g", 1, signed=True)
+    table.unregister(STRANGER, "x", 1)
+    assert table.signed_broker_count == 2
+    table.expire(10 * EXPIRY_MS)
+    assert table.signed_broker_count == table.broker_count == 0
 
 
 def test_one_connection_is_no_whole_cluster():

@@ -66,7 +66,7 @@ class Scale:
         self._client_count = client_count
         (self._server,) = real.cluster.state().name_servers
         self._keys = load_registration_keys(str(registration_key(real.cluster.directory)))
-        self._recorder = Recorder(real.address, real.leader.http)
+        self._recorder = Recorder(real.leader.group, real.address, real.leader.http)
         self._budgets = Budgets(BudgetLimits())
         self._groups: list[Group] = []
         self._http = aiohttp.ClientSession()

@@ -52,9 +52,10 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """The answers of the real leader at `address`, whose HTTP API is at `http`."""
+    """The answers of the real leader of `name` at `address`, whose HTTP API is at `http`."""
 
-    def __init__(self, address: str, http: str) -> None:
+    def __init__(self, name: str, address: str, http: str) -> None:
+        self._name = name
         self._address = address
         self._http = http
         self._client = RemotingClient()
@@ -74,7 +75,9 @@ class Recorder:
             self._recorded[key] = asyncio.ensure_future(ask())
         return self._recorded[key]
 
-    async def answer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def answer(self, name: str, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Return the leader's answer, as that of the broker group `name`."""
+
         def ask() -> Awaitable[RemotingCommand]:
             copy = RemotingCommand.request(request.code, request.ext, request.body)
             return self._client.invoke(self._address, copy, TIMEOUT_MS)
@@ -84,9 +87,9 @@ class Recorder:
             result = await asyncio.shield(self._once(key, ask))
         else:
             result = await ask()
-        return RemotingCommand.response_to(
-            request, result.code, result.remark, result.ext, result.body
-        )
+        body = result.body.replace(b'"broker":"%b"' % self._name.encode(),
+                                   b'"broker":"%b"' % name.encode())  # fmt: skip
+        return RemotingCommand.response_to(request, result.code, result.remark, result.ext, body)
 
     async def http(self, path: str) -> tuple[int, bytes]:
         async def ask() -> tuple[int, bytes]:
@@ -125,7 +128,8 @@ class Group:
     async def start(self, budgets: Budgets) -> None:
         """Listen, register, and return at once."""
         for number in range(REPLICAS):
-            handlers = {int(code): self._recorder.answer for code in RequestCode}
+            answer = partial(self._recorder.answer, self.name)
+            handlers = dict.fromkeys(map(int, RequestCode), answer)
             server = RemotingServer(handlers, budgets=budgets)
             await server.start(HOST)
             self._servers.append(server)

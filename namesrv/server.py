@@ -35,7 +35,7 @@ from .processor import LOG, NameServerProcessor, log_gone, route_changed
 from .registration_auth import Proofs
 from .routes import RouteLimits, RouteTable
 from .settings import Settings
-from .watchers import CHANGES_MAX, RouteWatchers
+from .watchers import CHANGES_MAX, RouteWatchers, TopicPace
 
 if TYPE_CHECKING:
     from .http.server import ClusterApi
@@ -44,8 +44,6 @@ __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 
 SCAN_INTERVAL_S = 5.0
 PUSH_DELAY_S = 0.01  # route changes are collected for this time before a push
-REQUEST_S = 0.0005  # after a push, per request that it causes; five times its processor time
-TOPICS_PAUSE_S_MAX = 5.0  # between two pushes of topics; our client also asks every 5 s
 KV_FILE_NAME = "kvConfig.json"
 
 
@@ -82,7 +80,7 @@ class NameServer:
         self._server: RemotingServer | None = None
         self._scan: asyncio.Task[None] | None = None
         self._pushes: dict[bool, asyncio.TimerHandle] = {}  # by whether topics are pushed
-        self._topics_due_s = 0.0  # of the next push of changed topics
+        self._topic_pace = TopicPace()
         self.processor: NameServerProcessor | None = None  # None before the start
         self.http: ClusterApi | None = None  # None before the start, and if httpEnable=false
 
@@ -179,7 +177,7 @@ class NameServer:
         loop = asyncio.get_running_loop()
         due_s = loop.time() + PUSH_DELAY_S
         if with_topics:
-            due_s = max(due_s, self._topics_due_s)
+            due_s = max(due_s, self._topic_pace.due_s)
         self._pushes[with_topics] = loop.call_at(due_s, self._push_now, with_topics)
 
     def _push_now(self, with_topics: bool) -> None:
@@ -190,8 +188,7 @@ class NameServer:
         changed = yield from self._watchers.taking(with_topics=with_topics)
         if with_topics:
             counts = (CHANGES_MAX if c.everything else len(c.topics) for _, c in changed)
-            pause_s = min(TOPICS_PAUSE_S_MAX, sum(counts) * REQUEST_S)
-            self._topics_due_s = asyncio.get_running_loop().time() + pause_s
+            self._topic_pace.pushed(asyncio.get_running_loop().time(), sum(counts))
         for connection, changes in changed:
             try:
                 connection.invoke_oneway(route_changed(self.table, changes))

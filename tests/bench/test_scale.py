@@ -26,7 +26,7 @@ async def test_made_up_brokers_register_and_clients_follow_their_leader() -> Non
     config = NameServerConfig("127.0.0.1", 0, http_enable=False)
     leader = RemotingServer()  # knows no request
     await leader.start("127.0.0.1")
-    recorder = Recorder(f"127.0.0.1:{leader.port}", "")
+    recorder = Recorder("real", f"127.0.0.1:{leader.port}", "")
     async with NameServer(config) as server, Admin(server.address) as admin:
         group = Group("made", TOPICS, recorder, namesrv=server.address, keys=())
         await group.start(Budgets(BudgetLimits()))

@@ -3,13 +3,14 @@
 from typing import Any
 
 import orjson
+import pytest
 
 from raftmq.client.instance import InstanceConfig
 from raftmq.client.metadata import WATCH
 from raftmq.client.producer.producer import Producer
 from raftmq.namesrv import watchers as room
 from raftmq.namesrv.server import NameServer, NameServerConfig
-from raftmq.namesrv.watchers import NAME_BYTES, RouteWatchers
+from raftmq.namesrv.watchers import NAME_BYTES, RouteWatchers, TopicPace
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.memory_limits import Allowance
 from raftmq.remoting.registration import TopicConfig
@@ -145,10 +146,23 @@ async def test_a_name_server_pushes_changes():
                 await one.remoting.close()
 
 
+def test_the_pause_follows_the_requests_and_is_longer_while_topics_keep_changing():
+    pace = TopicPace()
+    assert pace.due_s == 0
+    pace.pushed(100.0, 1_000)
+    assert pace.due_s == pytest.approx(100.2)
+    pace.pushed(100.2, 1_000)  # as soon as it may be
+    assert pace.due_s == pytest.approx(102.2)
+    pace.pushed(102.2, 100_000)
+    assert pace.due_s == pytest.approx(107.2)
+    pace.pushed(120.0, 1)  # a lone change later
+    assert pace.due_s < 120.001
+
+
 async def test_changed_topics_wait_for_the_requests_after_their_last_push(monkeypatch):
     """And a changed leader does not."""
-    monkeypatch.setattr("raftmq.namesrv.server.REQUEST_S", 3_600.0)
-    monkeypatch.setattr("raftmq.namesrv.server.TOPICS_PAUSE_S_MAX", 3_600.0)
+    monkeypatch.setattr(room, "REQUEST_S", 3_600.0)
+    monkeypatch.setattr(room, "PAUSE_S_MAX", 3_600.0)
     async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
         broker, watcher = Caller(server.address), Watcher(server.address)
         try:

@@ -89,11 +89,15 @@ def _stopped_after_failure(group: str, started: list[ProcessId], say: Say) -> It
         raise
 
 
-async def drain(cluster: Cluster, group: str, *, cancel: bool = False) -> dict[str, Any]:
-    """Start or cancel the draining of a group; return its status. Raises ClusterError."""
+async def drain(
+    cluster: Cluster, group: str, *, cancel: bool = False, move: bool = False
+) -> dict[str, Any]:
+    """Start or cancel the draining of a group; return its status. With `move`, its waiting timer
+    messages and its dead letters move to another group. Raises ClusterError."""
     async with _admin(cluster) as admin:
         address = await _leader(cluster, group)
-        return await admin.broker.drain(address, "cancel" if cancel else "start")
+        options = {"moveTimers": "true", "moveDeadLetters": "true"} if move else None
+        return await admin.broker.drain(address, "cancel" if cancel else "start", options)
 
 
 async def remove(

@@ -70,7 +70,7 @@ class GroupChange:
         cluster, say = self._context.cluster, self._context.say
         name = hit.nodes[0].group
         end_s = time.monotonic() + EMPTY_TIMEOUT_S
-        await _repeated(lambda _: groups.drain(cluster, name), end_s)
+        await _repeated(lambda _: groups.drain(cluster, name, move=True), end_s)
         await _repeated(lambda rest_s: groups.remove(cluster, name, say, wait_s=rest_s), end_s)
         self._context.left.extend(hit.nodes)
         self._done = f"{name} removed"
@@ -125,7 +125,8 @@ KINDS: Table = {
         Kind(
             REMOVE,
             "process",
-            "a broker group other than the first is drained, and removed once it is empty",
+            "a broker group other than the first is drained, its timers and dead letters move to"
+            " another group, and it is removed once it is empty",
             ("group",),
             frozenset(NEEDS),
             lasts_s=(4.0, 8.0),

@@ -60,6 +60,7 @@ from ..subscription import ALL, Subscription, consumer_heartbeat, subscribe, tag
 from .offsets import ConsumeFrom
 
 LATE_MAX = 4  # kept per target, each with up to 32 messages
+LEFT_SHARE = 0.75  # of the invisible time that a kept pop has left for a later call
 Target = tuple[str, str]  # topic, broker group
 
 
@@ -105,7 +106,7 @@ class Pop:
         """Return whether its messages fit a call, with most of the requested time left."""
         result = None if self.answer is None else self.answer.result
         count = len(result) if isinstance(result, list) else self.count_max
-        return count <= count_max and self.left_s(now_s) >= 0.75 * invisible_ms / 1000
+        return count <= count_max and self.left_s(now_s) >= LEFT_SHARE * invisible_ms / 1000
 
     def silence(self, now_s: float) -> list[MessageExt] | ClientError:
         """Return the error of a broker group with an overdue answer; [] before that."""

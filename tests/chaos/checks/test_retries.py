@@ -49,6 +49,13 @@ def test_a_clean_run_passes() -> None:
     assert results == dict.fromkeys((LOST, TURN, COPIES), Verdict.PASS)
 
 
+def test_a_dead_letter_moves_from_a_group_that_leaves() -> None:
+    plant = clean()
+    plant.delivered("dead", 0, times=3, broker="another", **DEAD)
+    results = {c.name: c.verdict for c in suite_of(end(plant).records).results()}
+    assert results == dict.fromkeys((LOST, TURN, COPIES), Verdict.PASS)
+
+
 def never_delivered(plant: HistoryBuilder) -> None:
     plant.posted("x", **W)
 

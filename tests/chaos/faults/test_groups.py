@@ -44,7 +44,8 @@ async def test_a_group_joins_and_leaves_although_commands_fail_meanwhile(
         if failures:
             raise ClusterError(failures.pop())
 
-    async def drain(cluster: Cluster, group: str) -> dict[str, Any]:
+    async def drain(cluster: Cluster, group: str, *, move: bool) -> dict[str, Any]:
+        assert move
         attempt()
         return {}
 

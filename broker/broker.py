@@ -275,6 +275,7 @@ class Broker:
             self.halves,
             others,
             self.moves,
+            self.sharing.take_over,
             self.registrar.trigger,
         )
         self.engine, self.application = make_replication(
@@ -365,7 +366,7 @@ class Broker:
             Service(handlers=queries.handlers()),
             self.catalog.service(),
             sharing := self.sharing.service(),
-            self.drain.service(),
+            draining := self.drain.service(),
             moves := self.moves.service(),
             Service(handlers=admin.handlers()),
             Service(handlers=progress.handlers()),
@@ -401,8 +402,8 @@ class Broker:
         # In the order of role changes. Work of the former leadership ends before held sends
         # continue.
         self._by_role = [
-            sharing, moves, marks, delays, timers, transactions, locks, *popping, reliever, sends,
-            admission, commits,
+            sharing, moves, marks, delays, timers, transactions, locks, *popping, reliever,
+            draining, sends, admission, commits,
         ]  # fmt: skip
         self.server = RemotingServer(
             handlers,

@@ -42,7 +42,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -58,13 +58,14 @@ from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
 from ..clients import ClientTable
 from ..cluster.moves import Moves
 from ..cluster.other_groups import OtherGroups
-from ..component import Service
+from ..component import RoleChange, Service
 from ..context import Context
 from ..delayed.timers import TimerService
 from ..errors import Refused, busy, forbidden, invalid
 from ..scheduler import IDLE_MS, Chore
 from ..send.service import SendPath
 from ..tables.broker_group import drain, forget_group, remove_group
+from ..tables.broker_group import group_id as unchanged_id
 from ..transactions.service import Halves
 from .progress import Steps, queue_ends, stored_ms
 
@@ -127,9 +128,11 @@ class Drain:
         halves: Halves,
         others: OtherGroups,
         moves: Moves,
+        take_over: Callable[[str], Awaitable[None]],
         on_changed: Callable[[], None],
     ) -> None:
-        """`on_changed()` registers this broker again."""
+        """`take_over(name)` adopts the definitions of a leaving group. `on_changed()` registers
+        this broker again."""
         self._context = context
         self._state = context.state
         self._sends = sends
@@ -138,6 +141,7 @@ class Drain:
         self._halves = halves
         self._others = others
         self._moves = moves
+        self._take_over = take_over
         self._on_changed = on_changed
         self._counting: asyncio.Task[None] | None = None
         self._rate = ConsumptionRate()
@@ -150,8 +154,14 @@ class Drain:
                 Chore("drain", CHECK_MS, self.check, lambda: self._rest_ms),
                 Chore("drain_count", COUNT_MS, self._start_count, self._count_rest_ms),
             ],
+            role_changed=self._role_changed,
             stop=self._stop,
         )
+
+    def _role_changed(self, change: RoleChange) -> None:
+        """Reject the sends of a closed group from the first moment of a leadership."""
+        if change.began:
+            self.check()
 
     @property
     def draining_s(self) -> float:
@@ -281,9 +291,19 @@ class Drain:
 
     async def _remove(self, *, lose: bool) -> None:
         await self._context.log.barrier()
-        status = await self.status()
         if not self._draining:
             raise forbidden("the broker group is not draining")
+        group_id = self._state.group.value
+        if not group_id:
+            raise busy("the broker group has no id yet")
+        self.check()
+        # An unchanged id is the barrier: all sends that were taken are before it in the log.
+        await self._context.log.propose(unchanged_id(group_id))
+        stored = await self._stored()
+        status = await self.status()
+        # A message may move during the count, for instance from a delay level to its topic.
+        if status["isEmpty"] and await self._stored() != stored:
+            raise busy("messages were stored during the count")
         if not status["isEmpty"]:
             if not lose:
                 raise Refused(ResponseCode.NO_PERMISSION, status["remainder"], tag="NOT_EMPTY")
@@ -297,8 +317,6 @@ class Drain:
         """Have another group record the removal; the others learn of it from that group. Raises
         Refused if there are groups and none records it."""
         group_id = self._state.group.value.hex()
-        if not group_id:
-            raise busy("the broker group has no id yet")
         leaders = await self._others.leaders()
         errors = ["no name server answers"] if leaders is None else []
         for name, address in (leaders or {}).items():
@@ -309,13 +327,27 @@ class Drain:
         if errors and len(errors) >= len(leaders or {}):
             raise busy(f"no other group records the removal: {'; '.join(errors)}")
 
+    async def _stored(self) -> int:
+        """Return the number of messages that were ever stored in all queues."""
+        steps, count = Steps(), 0
+        for queue in list(self._context.store.queues.queues()):
+            count += queue.max_offset
+            await steps.done()
+        return count
+
     async def _forget(self, group_id: str, name: str) -> None:
-        """Record that another group was removed. Raises Refused, RaftError."""
+        """Record that another group was removed, after its definitions are adopted. Raises Refused,
+        RaftError."""
         if not GROUP_ID.fullmatch(group_id) or name_problem("broker name", name):
             raise invalid("id or name is not that of a broker group")
         if group_id == self._state.group.value.hex():
             raise invalid("that is this broker group")
         if group_id not in self._state.group.removed_groups:
+            if self._context.config.join_cluster and not self._draining:
+                try:
+                    await self._take_over(name)
+                except RemotingError as error:
+                    raise busy(f"the definitions of {name} are not adopted: {error}") from error
             await self._context.log.propose(forget_group(group_id, name))
             self._on_changed()
 

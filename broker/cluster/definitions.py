@@ -2,7 +2,8 @@
 
 GET_DEFINITIONS (30009, ours) returns a page of them. Request and response are JSON objects:
 
-    {"topics":{"since":[counter,ms]|null,"after":name},"groups":{the same},"accounts":bool}
+    {"topics":{"since":[counter,ms]|null,"after":name},"groups":{the same},"accounts":bool,
+     "byFollower":bool}
     {"broker":name,
      "topics":{"version":[counter,ms],"entries":[[bean,created_ms],…],"deleted":{name:ms},
                "more":name|null},

@@ -24,6 +24,7 @@ from .definitions import Definitions, Entries, Mode, read_page
 TIMEOUT_MS = 3_000
 PAGES_MAX = 1_000  # a million topics or consumer groups
 LEADER_ID = "0"
+Addresses = dict[str, str]  # by brokerId
 log = logging.getLogger("raftmq.broker.cluster")
 
 
@@ -35,17 +36,27 @@ class OtherGroups:
         self._client = client
 
     async def leaders(self) -> dict[str, str] | None:
-        """Return broker name → leader's address, of the groups that any name server lists. Return
-        None if no name server answers."""
+        """Return broker name → leader's address, of the groups that have a leader. Return None if
+        no name server answers."""
+        listed = await self.listed()
+        return None if listed is None else leaders_of(listed)
+
+    async def listed(self) -> dict[str, Addresses] | None:
+        """Return broker name → addresses by brokerId, of the groups that any name server lists.
+        Return None if no name server answers."""
         servers = self._config.name_servers
         answers = await asyncio.gather(*(self._listed(server) for server in servers))
         listed = [answer for answer in answers if answer is not None]
         if servers and not listed:
             return None
-        return {name: address for answer in listed for name, address in answer.items()}
+        groups: dict[str, Addresses] = {}
+        for answer in listed:
+            for name, addresses in answer.items():
+                groups[name] = groups.get(name, {}) | addresses
+        return groups
 
-    async def _listed(self, server: str) -> dict[str, str] | None:
-        """Return the leaders that a name server lists, none if it refuses to, or None if it does
+    async def _listed(self, server: str) -> dict[str, Addresses] | None:
+        """Return the groups that a name server lists, none if it refuses to, or None if it does
         not answer."""
         request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO, None)
         try:
@@ -58,20 +69,26 @@ class OtherGroups:
             names = (info.get("clusterAddrTable") or {}).get(self._config.broker_cluster_name) or ()
             brokers = info.get("brokerAddrTable") or {}
             return {
-                name: str(brokers[name]["brokerAddrs"][LEADER_ID])
+                name: {str(k): str(v) for k, v in brokers[name]["brokerAddrs"].items()}
                 for name in names
-                if name != self._config.broker_name
-                and LEADER_ID in brokers.get(name, {}).get("brokerAddrs", {})
+                if name != self._config.broker_name and name in brokers
             }
         except (RemotingError, KeyError, TypeError, AttributeError) as error:
             log.info("cluster_not_listed namesrv=%s: %s", server, error)
             return {}
 
     async def definitions(
-        self, name: str, address: str, since: Versions | None, *, accounts: bool = False
+        self,
+        name: str,
+        address: str,
+        since: Versions | None,
+        *,
+        accounts: bool = False,
+        by_follower: bool = False,
     ) -> Definitions:
-        """Return the definitions of a group, or their changes since `since`. Apache's brokers
-        return all of them, without times of creation."""
+        """Return the definitions of a group, or their changes since `since`. A follower returns
+        those that it has applied, `by_follower`. Apache's brokers return all of them, without times
+        of creation."""
         result = Definitions(name)
         kinds: dict[str, tuple[Entries, str]] = {
             "topics": (result.topics, "topicName"),
@@ -85,7 +102,7 @@ class OtherGroups:
                 for kind, version in zip(kinds, known, strict=True)
                 if after[kind] is not None
             }
-            body = orjson.dumps({**question, "accounts": accounts})
+            body = orjson.dumps({**question, "accounts": accounts, "byFollower": by_follower})
             request = RemotingCommand.request(RequestCode.GET_DEFINITIONS, None, body)
             response = await self._client.invoke(address, request, TIMEOUT_MS)
             if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -165,6 +182,11 @@ class OtherGroups:
 
     async def close(self) -> None:
         await self._client.close()
+
+
+def leaders_of(listed: Mapping[str, Addresses]) -> dict[str, str]:
+    """Return broker name → leader's address, of the listed groups that have a leader."""
+    return {name: by_id[LEADER_ID] for name, by_id in listed.items() if LEADER_ID in by_id}
 
 
 def _succeed(response: RemotingCommand) -> None:

@@ -39,7 +39,7 @@ from ..tables.groups import GroupTable
 from ..tables.snapshot import twin_of
 from ..tables.topics import TopicTable
 from .definitions import Adoption, Definitions, Version, adoption, joined, page_of, readers_of
-from .other_groups import OtherGroups
+from .other_groups import LEADER_ID, OtherGroups, leaders_of
 
 PERIOD_S = 5.0
 APACHES_ROUNDS = 12  # a minute
@@ -132,12 +132,15 @@ class DefinitionSharing:
         read: dict[str, Definitions] = {}
         missing: Sequence[str] = ()
         while True:
-            leaders = await self._others.leaders()
-            if leaders is not None:
+            listed = await self._others.listed()
+            if listed is not None:
                 with_accounts = self._config.acl_enable and not self._config.acl_file_wins
-                left = {name: where for name, where in leaders.items() if name not in read}
-                read |= await self._read(left, {}, accounts=with_accounts)
-                missing = sorted(leaders.keys() - read.keys())
+                left = {name: where for name, where in listed.items() if name not in read}
+                read |= await self._read(leaders_of(left), {}, accounts=with_accounts)
+                for name in sorted(listed.keys() - read.keys()):
+                    if LEADER_ID not in listed[name] and await self._is_new(name, listed[name]):
+                        read[name] = Definitions(name)
+                missing = sorted(listed.keys() - read.keys())
                 if not missing or loop.time() > end_s:
                     break
             await asyncio.sleep(RETRY_S)
@@ -178,6 +181,19 @@ class DefinitionSharing:
 
         results = await asyncio.gather(*(read(*leader) for leader in leaders.items()))
         return {one.source: one for one in results if one is not None}
+
+    async def _is_new(self, name: str, replicas: Mapping[str, str]) -> bool:
+        """Return whether a group without a leader has no definitions yet, as far as its replicas
+        answer: it joins at the same time."""
+        answers = []
+        for address in replicas.values():
+            try:
+                answers.append(
+                    await self._others.definitions(name, address, None, by_follower=True)
+                )
+            except RemotingError as error:
+                log.info("definitions_not_read group=%s address=%s: %s", name, address, error)
+        return bool(answers) and not any(one.topics.beans or one.groups.beans for one in answers)
 
     async def _adopt_all(self, read: list[Definitions]) -> None:
         await self._adopt(read, joins=True)
@@ -233,6 +249,15 @@ class DefinitionSharing:
                 await self._adopt([read])
                 self._seen[name] = read.versions
 
+    async def take_over(self, name: str) -> None:
+        """Adopt what was created in the group `name`, which leaves the cluster. Raises
+        RemotingError, RaftError."""
+        address = (await self._others.leaders() or {}).get(name)
+        if address is None:
+            raise RemotingError(f"no name server lists a leader of {name}")
+        read = await self._others.definitions(name, address, self._seen.get(name))
+        await self._adopt([read])
+
     async def _record_removed(self, read: Definitions) -> None:
         """Record the removed groups that another group knows, except this group."""
         group = self._state.group
@@ -271,7 +296,8 @@ class DefinitionSharing:
     async def answer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer a page of the definitions (30009). Raises Refused, RaftError, BodyError."""
         body = loads_request(request.body)
-        await self._context.log.barrier()
+        if not body.get("byFollower"):
+            await self._context.log.barrier()
         state = self._state
         tables: dict[str, TopicTable | GroupTable] = {
             "topics": state.topics,

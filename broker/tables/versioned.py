@@ -103,7 +103,10 @@ class VersionedTable(Generic[E]):
         return True
 
     def delete(self, name: str, now_ms: int) -> bool:
+        """Delete an entry; return False if it does not exist. Another broker group may have it
+        still, so its deletion is recorded all the same."""
         if self.entries.pop(name, None) is None:
+            self.record_deletion(name, now_ms)
             return False
         self.record_deletion(name, max(now_ms, self.created.pop(name, 0) + 1))
         self._touch(name, now_ms)

@@ -91,6 +91,18 @@ def test_ordered_topics_other_types_and_brokers_own_topics_stay_where_they_are()
     assert "message.type is DELAY, not NORMAL" in result.refused["orders"]
 
 
+def test_a_deletion_counts_before_the_topic_is_adopted():
+    """It is deleted in all groups, but this group had not adopted it yet."""
+    here = TopicTable()
+    assert not here.delete("orders", 8)
+    there = TopicTable()
+    there.adopt(TopicConfig("orders"), 5, 5)
+    assert not chosen([read_of("broker-a", there)], here).topics
+    there.delete("orders", 9)
+    there.put(TopicConfig("orders"), 10)
+    assert [one.name for one, _ in chosen([read_of("broker-a", there)], here).topics] == ["orders"]
+
+
 def test_a_group_that_was_away_does_not_restore_a_deleted_topic():
     """broker-c was down while the topic was deleted. A new group learns of the deletion from
     broker-a, and keeps it for what it reads from broker-c later."""

@@ -34,7 +34,7 @@ def run_of(seed: int, kind: Kind, *planted: Plant) -> tuple[frozenset[str], list
     world = TracedWorld(seed, kind, *planted)
     with suppress(*[CheckFailed for _ in planted]):
         world.run()
-    return frozenset(world.founders), world.recorder.events
+    return frozenset(world.groups[0].founders), world.recorder.events
 
 
 def shown(refusal: Refusal, runs: list[list[Event]]) -> str:

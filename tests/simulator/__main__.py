@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--long", action="store_true", help="long worlds")
+    parser.add_argument("--scaled", action="store_true", help="broker groups join and leave")
     parser.add_argument("--verbose", type=int, metavar="SEED", help="replay one seed, traced")
     parser.add_argument("--search", type=float, metavar="MINUTES", help="search for failures")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="what searches have found")
@@ -46,12 +47,13 @@ def main() -> int:
     if arguments.search is not None:
         search.run(arguments.search, arguments.jobs, arguments.keep, arguments.start, say)
         return 0
+    profile = arguments.profile | ({"scaled": True} if arguments.scaled else {})
     seed = arguments.verbose if arguments.shrink is None else arguments.shrink
     if seed is not None:
-        case = Case(seed, arguments.schedule, arguments.profile, arguments.long)
+        case = Case(seed, arguments.schedule, profile, arguments.long)
         return replay(case) if arguments.shrink is None else shorten(case)
     seeds = range(arguments.start, arguments.start + arguments.seeds)
-    cases = [Case(seed, None, arguments.profile, arguments.long) for seed in seeds]
+    cases = [Case(seed, None, profile, arguments.long) for seed in seeds]
     return run(cases, arguments.jobs)
 
 

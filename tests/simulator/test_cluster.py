@@ -7,7 +7,7 @@ import resource
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from unittest.mock import patch
 
 import pytest
@@ -54,6 +54,12 @@ FOUND = (
     12001161,  # of the judges here: a replica had acknowledged a frame, and then got an empty disk
     49,  # of the network here: a connection hung whose other end had died with bytes unread
 )
+FOUND_SCALED = (
+    19000002,  # a group was removed before another had the topics that were made in it
+    19000007,  # a new leader of a closed group took sends until its next look at the clock
+)
+SCALED, LONG_SCALED = FOUND_SCALED[:1], (*FOUND_SCALED[1:], *range(30))
+SCALED_OPERATIONS_MIN = 150  # they are few, since most faults leave a group without a leader
 BRIEF = {"faults_s": 1.0, "refilled": False, "timed": False, "operated": False}
 OPERATIONS_MIN, FAULTS_MIN = 500, 20  # of a seed, on average over a chunk
 
@@ -97,6 +103,17 @@ def test_disks_that_are_set_back_break_no_promise(seeds: range) -> None:
 def test_stores_in_the_place_of_others_break_no_promise(seeds: range) -> None:
     totals = apart(played, seeds, Wish(faults=TAKING_PLACES, profile={"operated": False}))
     judge(totals, len(seeds))
+
+
+@pytest.mark.parametrize("seeds", [SCALED, pytest.param(LONG_SCALED, marks=pytest.mark.long)])
+def test_broker_groups_that_join_and_leave_break_no_promise(seeds: Sequence[int]) -> None:
+    totals = apart(played, seeds, Wish(profile={"scaled": True}))
+    assert totals["operations"] >= SCALED_OPERATIONS_MIN * len(seeds)
+    assert totals["faults"] >= FAULTS_MIN * len(seeds)
+    assert totals["contents compared"] > 0
+    assert totals["joins"] > 0
+    assert totals["groups removed"] > 0
+    assert totals["topics deleted"] > 0
 
 
 @pytest.mark.long

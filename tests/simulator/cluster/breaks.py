@@ -15,6 +15,7 @@ from tests.simulator.cluster import guestbreaks as guests
 from tests.simulator.cluster import popbreaks as pops
 from tests.simulator.cluster import repairbreaks as repair
 from tests.simulator.cluster import retentionbreaks as retention
+from tests.simulator.cluster import scalingbreaks as scaling
 from tests.simulator.cluster import seenbreaks as seen
 from tests.simulator.cluster import shellbreaks as shell
 from tests.simulator.cluster.planting import (
@@ -46,6 +47,8 @@ KEPT = {"kept": True, "operated": False, "replicas": 3}
 WAITING = ("log", "transactions", "pop")
 ASKED = ("asked", "log")
 FILTERED = ("filtered", "log")
+SCALING = ("scaled",)
+SCALED = {"scaled": True}
 VISITED = {"guests": True, "operated": False, "replicas": 3}
 BREAKS: tuple[Break, ...] = (
     Break(
@@ -262,4 +265,9 @@ BREAKS: tuple[Break, ...] = (
     Break(seen.restores_crash, faults=("restore_beside", "kill"), profile=AS_FOUNDED, long=True),
     Break(seen.pulls_not_told_of_messages),
     Break(seen.histories_too_long_to_judge, long=True),
+    Break(scaling.deletions_are_not_recorded, load=SCALING, profile=SCALED, long=True),
+    Break(scaling.new_leaders_drain_no_more, load=SCALING, profile=SCALED, long=True),
+    Break(scaling.removed_with_a_message_left, load=SCALING, profile=SCALED, long=True),
+    Break(scaling.ordered_topics_are_adopted, load=SCALING, profile=SCALED, long=True),
+    Break(scaling.groups_register_before_they_have_joined, load=SCALING, profile=SCALED, first=2),
 )

@@ -47,6 +47,11 @@ OF_POWER = ("power_cut", "power_cut_all")
 OF_MEMORY = ("wipe", "rot", "rot_votes", "lose_queue_file", "power_cut_fragile")
 OF_GROUPS = ("foreign_group", "restore_beside")
 OF_SNAPSHOTS = ("spoil_snapshot",)  # of the tables (spoiling.py)
+OF_SCALED = (
+    "kill", "kill_leader", "crash_in_operation", "isolate", "cut_one_way", "split", "cut_client",
+    "reset_connection", "freeze", "stop_planned", "stall_disk", "slow_disk", "kill_name_server",
+    "rolling_restart", "slow_network",
+)  # fmt: skip
 SPOILED = (2, 4)  # seeds that leave these remainders when divided by 8 have it
 MISNAMED = "misnamed"  # a wrong store that was empty, so that its replica promised under that name
 IDENTITY = f"{programs.STORE}/identity"
@@ -93,6 +98,8 @@ class FaultPlan:
             names += OF_YEARS
         if world.seed % 8 in SPOILED:  # drawn with the rest, it would make other worlds of all
             chosen += OF_SNAPSHOTS * 2
+        if world.profile.scaled:
+            chosen = rng.sample(OF_SCALED, rng.randint(2, 6))
         faults = world.wish.faults or chosen
         self.schedule: Schedule = drawn(rng, faults, world.profile.every_s, world.profile.faults_s)
         if world.wish.schedule is not None:
@@ -162,7 +169,9 @@ class FaultPlan:
         return self._rng.choice(list(self._world.brokers.values()))
 
     def _leader(self) -> Machine:
-        return self._world.leader() or self._anybody()
+        groups = self._world.groups  # of one nothing is drawn
+        group = groups[0] if len(groups) == 1 else self._rng.choice(groups)
+        return self._world.leader(group=group) or self._anybody()
 
     def _victim(self) -> Machine:
         return self._leader() if self._rng.random() < 0.5 else self._anybody()
@@ -476,7 +485,7 @@ class FaultPlan:
     def _split(self) -> None:
         names = list(self._world.brokers)
         self._rng.shuffle(names)
-        at = self._rng.randrange(1, len(names))
+        at = self._rng.randrange(1, max(2, len(names)))  # of several groups one broker may be left
         near, far = names[:at], names[at:]
         self._cut({(a, b) for a in near for b in far} | {(b, a) for a in near for b in far})
 

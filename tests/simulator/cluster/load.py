@@ -27,6 +27,7 @@ from tests.simulator.cluster import asked
 from tests.simulator.cluster.asked import AskedWorkload
 from tests.simulator.cluster.filtered import FilteredWorkload
 from tests.simulator.cluster.recorder import Recorder
+from tests.simulator.cluster.scaled import ScaledWorkload
 from tests.simulator.cluster.trims import Latecomer, Trims
 
 JOIN_WITHIN_S = 60.0
@@ -82,8 +83,11 @@ MAKERS: dict[str, Callable[[Manner], Workload]] = {
     "pop": lambda manner: pops.pop_workload(replace(posted(pops.POP, manner), quiet_s=30.0)),
     "asked": lambda manner: AskedWorkload(20.0 * manner.pace),
     "filtered": lambda manner: FilteredWorkload(40.0 * manner.pace),
+    "scaled": lambda manner: ScaledWorkload(
+        replace(posted(delayed.DELAYED, manner), rate_per_s=40.0 * manner.pace)
+    ),
 }
-DRAWN = tuple(name for name in MAKERS if name not in ("pop", "asked", "filtered"))
+DRAWN = tuple(name for name in MAKERS if name not in ("pop", "asked", "filtered", "scaled"))
 FILLING = ("log", "ordered", "group", "idempotent")  # nobody waits for what retention takes
 # Brokers know a repeated send for some time after it was stored, by the leader's clock.
 UNDATED = ("log", "ordered", "group")

@@ -21,7 +21,7 @@ from tests.simulator.cluster.process import Process
 
 if TYPE_CHECKING:
     from tests.simulator.cluster.machine import Machine
-    from tests.simulator.cluster.world import ClusterWorld
+    from tests.simulator.cluster.world import ClusterWorld, Group
 
 ASK_TIMEOUT_MS = 5_000
 AGAIN_S = 0.3
@@ -104,13 +104,24 @@ class Operator:
         self, client: RemotingClient, code: RequestCode, ext: dict[str, str]
     ) -> tuple[int, str]:
         """Ask whoever leads; return the answer's code and remark."""
-        machine = self._world.leader()
-        if machine is None:
-            return ResponseCode.SYSTEM_BUSY, "nobody leads"
-        port = programs.client_port(self._world.numbers[machine.name])
-        command = RemotingCommand.request(code, dict(ext))
-        try:
-            answer = await client.invoke(f"{programs.HOST}:{port}", command, ASK_TIMEOUT_MS)
-        except RemotingError as error:
-            return ResponseCode.SYSTEM_BUSY, str(error)
+        answer = await asked(self._world, client, code, ext)
         return answer.code, answer.remark or ""
+
+
+async def asked(
+    world: ClusterWorld,
+    client: RemotingClient,
+    code: RequestCode,
+    ext: dict[str, str],
+    group: Group | None = None,
+) -> RemotingCommand:
+    """Return the answer of whoever leads (that group); SYSTEM_BUSY without one."""
+    machine = world.leader(group=group)
+    if machine is None:
+        return RemotingCommand(ResponseCode.SYSTEM_BUSY, remark="nobody leads")
+    port = programs.client_port(world.numbers[machine.name])
+    command = RemotingCommand.request(code, dict(ext))
+    try:
+        return await client.invoke(f"{programs.HOST}:{port}", command, ASK_TIMEOUT_MS)
+    except RemotingError as error:
+        return RemotingCommand(ResponseCode.SYSTEM_BUSY, remark=str(error))

@@ -23,6 +23,8 @@ from tests.simulator.disk import SimDisk
 
 NAMESRV_PORT = 42_001
 NAMESRV = f"{HOST}:{NAMESRV_PORT}"
+SECOND_NAMESRV_PORT = 42_003  # of worlds with several broker groups
+SECOND_NAMESRV = f"{HOST}:{SECOND_NAMESRV_PORT}"
 NO_NAMESRV_PORT = 42_002
 NO_NAMESRV = f"{HOST}:{NO_NAMESRV_PORT}"
 GROUP = "group-a"
@@ -71,8 +73,8 @@ async def broker(process: Process, settings: Mapping[str, str]) -> int:
     return await broker_process.run(config, seen, lock, {})
 
 
-async def name_server(process: Process) -> None:
+async def name_server(_: Process, port: int = NAMESRV_PORT) -> None:
     """Run `mqnamesrv` until it is killed."""
-    server = NameServer(NameServerConfig(bind=HOST, port=NAMESRV_PORT, http_enable=False))
+    server = NameServer(NameServerConfig(bind=HOST, port=port, http_enable=False))
     await server.start()
     await asyncio.get_running_loop().create_future()

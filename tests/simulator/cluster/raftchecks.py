@@ -47,15 +47,17 @@ from tests.simulator.cluster import programs
 from tests.simulator.cluster.process import Process, here
 
 if TYPE_CHECKING:
-    from tests.simulator.cluster.world import ClusterWorld
+    from tests.simulator.cluster.world import ClusterWorld, Group
 
 
 class RaftChecks:
-    """See the module's docstring. `brokers`: of every process."""
+    """See the module's docstring. `brokers`: of every process of the group, filled by who builds
+    them."""
 
-    def __init__(self, world: ClusterWorld, brokers: dict[Process, Broker]) -> None:
+    def __init__(self, world: ClusterWorld, group: Group) -> None:
+        self.brokers: dict[Process, Broker] = {}
         self._world = world
-        self._brokers = brokers
+        self._group = group
         # (index, term) → (checksum, term of the frame before)
         self._frames: dict[tuple[int, int], tuple[int, int]] = {}
         self._applied: dict[int, int] = {}  # index → term
@@ -101,7 +103,7 @@ class RaftChecks:
 
     def _engine(self, process: Process) -> RaftMember | None:
         """Return the member of a process of this group; None before there is one."""
-        broker = self._brokers.get(process)
+        broker = self.brokers.get(process)
         engine = None if broker is None else broker.engine
         return engine if isinstance(engine, RaftMember) and engine.has_core else None
 
@@ -109,7 +111,7 @@ class RaftChecks:
 
     def _appends(self, log: RaftLog, frames: Any) -> None:
         process = here()
-        if process not in self._brokers:
+        if process not in self.brokers:
             return
         engine = self._engine(process)
         before = log.index.term_at(frames[0].index - 1)
@@ -136,7 +138,7 @@ class RaftChecks:
     def _known(self, engine: RaftMember) -> list[tuple[int, frozenset[str]]]:
         """Return the configurations in a member's log, each with its frame's index."""
         index = engine.log.index
-        result = [(0, frozenset(self._world.founders))]
+        result = [(0, frozenset(self._group.founders))]
         for (at, term), voters in sorted(self._configurations.items()):
             if at < index.first_index:
                 there = self._applied.get(at) == term
@@ -219,7 +221,7 @@ class RaftChecks:
 
     def _sends(self, pump: Pump, messages: Any) -> None:
         process, core = here(), pump.core
-        if process not in self._brokers:
+        if process not in self.brokers:
             return
         now = core.term, core.commit_index
         if not core.recovered:
@@ -313,10 +315,10 @@ class RaftChecks:
     # -- links ------------------------------------------------------------------------------------
 
     def _welcomes(self, connection: Any) -> None:
-        world, process = self._world, here()
+        process = here()
         port = connection.line.transport.get_extra_info("peername")[1]
-        dialler = world.network.diallers[port]
-        if (process in world.strangers) != (dialler in world.strangers):
+        dialler = self._world.network.diallers[port]
+        if (process in self.brokers) != (dialler in self.brokers):
             self._broken(f"{process} lets in {dialler}, which is of another group")
 
     def _broken(self, reason: str) -> None:

@@ -73,7 +73,7 @@ class Restorer:
         world, manifest = self._world, directory.required()
         addresses = [
             (name, f"{programs.HOST}:{programs.raft_port(world.numbers[name])}")
-            for name in world.founders
+            for name in world.groups[0].founders
         ]
         restore_one(
             directory,

@@ -9,6 +9,8 @@ The plan of a seed: the group elects a leader, the load begins, faults strike fo
 in half of the worlds only a majority is healed, and the rest stays dead, frozen, deaf, mute or
 without a working disk: the load must go on, end, and its consumers drain, within a bounded time
 (liveness). Then everything is healed, and all replicas must become equal.
+
+In a world that is `scaled` further broker groups join and leave meanwhile (scaling.py).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import lt
 from random import Random
 from typing import Any, NoReturn
@@ -60,6 +63,7 @@ from tests.simulator.cluster.network import Network
 from tests.simulator.cluster.operator import Operator
 from tests.simulator.cluster.process import Process
 from tests.simulator.cluster.recorder import Recorder
+from tests.simulator.cluster.scaling import AGREED_WITHIN_S, EMPTY_WITHIN_S, MEMBERS_S, Scaling
 from tests.simulator.cluster.schedule import Schedule
 from tests.simulator.cluster.surroundings import simulated
 from tests.simulator.cluster.trims import Trims
@@ -84,6 +88,7 @@ SEGMENT_BYTES_MIN = 136 * 1024  # what a segment must hold (broker/config.py)
 BODY_BYTES = (1024, 1536, 2048)
 UNTOLD = ("asked", "filtered")  # workloads whose operations are not in the history
 SPARES = 2  # machines that may join
+SCALED_S = (5.0, 7.0, 9.0)  # how long faults strike in a scaled world
 SECRET = "of this world, and long enough"
 NOTES_MADE_MS = 200  # a world lasts some seconds
 BROKEN = ("dead", "frozen", "deaf", "mute", "cut off", "stalled")
@@ -124,6 +129,7 @@ class Profile:
     filled: bool = False  # large messages, and retention takes all that it can (trims.py)
     guests: bool = False  # clients that die (guests.py)
     kept: bool = False  # large messages on crowded disks, and retention may take nothing
+    scaled: bool = False  # broker groups join and leave (scaling.py); by wish only
 
     @staticmethod
     def draw(rng: Random, size: Size) -> Profile:
@@ -144,6 +150,14 @@ class Profile:
             every_s=rng.choice(size.every_s),
             pace=size.pace,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A broker group and the names of its first replicas."""
+
+    name: str
+    founders: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +194,14 @@ class ClusterWorld:
         self._all_machines: list[Machine] = []
         names = [f"n{number}" for number in range(profile.replicas)]
         self.brokers = {name: self._machine(name) for name in names}
-        self.founders = tuple(names)
+        self.groups = [Group(programs.GROUP, tuple(names))]
         spares = [self._machine(f"s{number}") for number in range(SPARES)]
+        self.scaling = Scaling(self) if profile.scaled else None
+        if self.scaling is not None:
+            spares = [self._machine(name) for name in self.scaling.found()]
         self.numbers = {m.name: i for i, m in enumerate([*self.brokers.values(), *spares])}
         self.namesrv = self._machine("namesrv")
+        self.second_namesrv = self._machine("namesrv2") if profile.scaled else self.namesrv
         self.client = self._machine("client")
         self.desk = self._machine("desk")
         self._lay_out_ports(spares)
@@ -223,6 +241,7 @@ class ClusterWorld:
 
     def _lay_out_ports(self, spares: list[Machine]) -> None:
         self.network.machines[programs.NAMESRV_PORT] = self.namesrv
+        self.network.machines[programs.SECOND_NAMESRV_PORT] = self.second_namesrv
         self.network.machines[programs.NO_NAMESRV_PORT] = self.desk  # where nobody listens
         for number, machine in enumerate([*self.brokers.values(), *spares]):
             port = programs.client_port(number)
@@ -238,6 +257,12 @@ class ClusterWorld:
             profile = replace(profile, filled=turn == FILLED, guests=turn == GUESTS)
             profile = replace(profile, kept=self.seed % 32 == KEPT)
         profile = replace(profile, **wish.profile)
+        if profile.scaled:
+            profile = replace(
+                profile, replicas=self.rng.choice((1, 3)), half_healed=False, refilled=False,
+                operated=False, timed=False, filled=False, guests=False, kept=False,
+                faults_s=self.rng.choice(SCALED_S),
+            )  # fmt: skip
         if profile.filled or profile.kept:
             profile = replace(profile, refilled=profile.filled, segment_bytes=SEGMENT_BYTES_MIN)
         return profile
@@ -268,6 +293,8 @@ class ClusterWorld:
             drawn[1] = "asked"
         if self.seed % 16 == FILTERED:
             drawn[1] = "filtered"
+        if self.profile.scaled:
+            drawn = ["scaled"]
         return self.wish.load or drawn
 
     @property
@@ -299,12 +326,34 @@ class ClusterWorld:
 
     @property
     def machines(self) -> list[Machine]:
-        guests = [self.guests.machine] if self.profile.guests else []
-        return [*self.brokers.values(), self.namesrv, self.client, self.desk, *guests]
+        further = [self.guests.machine] if self.profile.guests else []
+        further += [self.second_namesrv] if self.profile.scaled else []
+        return [*self.brokers.values(), self.namesrv, self.client, self.desk, *further]
 
-    def leader(self, but: Machine | None = None) -> Machine | None:
-        """Return the machine of a broker that leads, if any does, but not this one."""
+    @property
+    def name_servers(self) -> str:
+        both = self.profile.scaled
+        return f"{programs.NAMESRV};{programs.SECOND_NAMESRV}" if both else programs.NAMESRV
+
+    def add_group(self, name: str, founders: tuple[str, ...]) -> Group:
+        """Add a broker group, which is not there yet."""
+        self.groups.append(Group(name, founders))
+        return self.groups[-1]
+
+    def group_of(self, name: str) -> Group:
+        """Return the broker group of a machine; of those that join a group later, the first."""
+        return next((group for group in self.groups if name in group.founders), self.groups[0])
+
+    def machines_of(self, group: Group) -> list[Machine]:
+        """Return the machines of a group that is there; of one that is not, nothing."""
+        return [one for name, one in self.brokers.items() if self.group_of(name) is group]
+
+    def leader(self, but: Machine | None = None, group: Group | None = None) -> Machine | None:
+        """Return the machine of a broker that leads, if any does (in this group), but not this
+        one."""
         for name, machine in self.brokers.items():
+            if group is not None and self.group_of(name) is not group:
+                continue
             broker = self.invariants.brokers.get(name)
             leads = machine.processes and broker is not None and broker.roles.leading
             if leads and machine is not but:
@@ -345,6 +394,7 @@ class ClusterWorld:
             self.contents.watching(),
             self.trims.watching(),
             self.waits.watching() if self.profile.filled else nullcontext(),
+            nullcontext() if self.scaling is None else self.scaling.watching(),
         ):
             yield
 
@@ -361,19 +411,30 @@ class ClusterWorld:
             self.guests.start()
         if self.profile.operated:
             self.desk.start("operator", self.operator.run, self.finished)
+        if self.scaling is not None:
+            self.desk.start("operator", self.scaling.run, self.finished)
         await self._wait(self.profile.faults_s)
         self.plan.stop()
         self.guests.end()
         self.operator.stop()
+        if self.scaling is not None:
+            self.scaling.stop()
         if self.profile.half_healed and not self.profile.operated:
             self._heal_majority()
             await self._end_load("with only a majority healthy")
         self._heal_all()
         await self._until(lambda: self.operator.idle, JOIN_WITHIN_S, "a change is never made")
+        if self.scaling is not None:
+            scaling = self.scaling
+            await self._until(lambda: scaling.idle, EMPTY_WITHIN_S, "a group is never empty")
         if not self.load.over:
             await self._end_load("after healing")
         await self._until(self.invariants.all_equal, EQUAL_WITHIN_S, "replicas are not equal")
         self.invariants.at_end()
+        if self.scaling is not None:
+            await self._until(
+                self.scaling.agrees, AGREED_WITHIN_S, "groups and name servers do not agree"
+            )
         if self.profile.kept:
             await self._until(self._is_timely, TIMELY_WITHIN_S, "a clock leads that is a year off")
         if self.profile.refilled:
@@ -498,7 +559,8 @@ class ClusterWorld:
             if self.failure is not None:
                 raise self.failure
             if self.loop.now_s >= deadline_s:
-                self.fail(f"{complaint}, after {seconds:g} s\n{self.invariants.states()}")
+                differ = "" if self.scaling is None else self.scaling.differences
+                self.fail(f"{complaint}, after {seconds:g} s\n{differ}{self.invariants.states()}")
             if self.loop.callbacks > CALLBACKS_MAX:
                 self.fail("the world does not come to an end")
             await asyncio.sleep(LOOK_S)
@@ -606,6 +668,9 @@ class ClusterWorld:
     def start_name_server(self) -> None:
         if not self.namesrv.processes:
             self.namesrv.start("namesrv", programs.name_server, self._name_server_ended)
+        if not self.second_namesrv.processes:
+            main = partial(programs.name_server, port=programs.SECOND_NAMESRV_PORT)
+            self.second_namesrv.start("namesrv", main, self._name_server_ended)
 
     def _broker_ended(self, process: Process) -> None:
         """A broker ended by itself: its supervisor starts it again."""
@@ -655,14 +720,15 @@ class ClusterWorld:
         profile = self.profile
         # Who joins, or begins with nothing, is told who is a member now; the others' files name
         # the founders still.
-        joins = name not in self.founders or name in self.emptied
-        names = [*(self.brokers if joins else self.founders)]
+        group = self.group_of(name)
+        joins = name not in group.founders or name in self.emptied
+        names = [*(self.brokers if joins else group.founders)]
         known = {each: self.numbers[each] for each in dict.fromkeys([*names, name])}
         return {
-            "brokerName": programs.GROUP,
+            "brokerName": group.name,
             "brokerClusterName": "Simulated",
             "listenPort": str(programs.client_port(self.numbers[name])),
-            "namesrvAddr": programs.NAMESRV,
+            "namesrvAddr": self.name_servers,
             "storePathRootDir": programs.STORE,
             "enableDLegerCommitLog": "true",
             "dLegerPeers": programs.peers_of(known),
@@ -679,11 +745,12 @@ class ClusterWorld:
             "cleanFileForciblyEnable": str(not profile.kept).lower(),
             **({"peerSecret": SECRET} if profile.secret else {}),
             **SETTINGS,
+            **({} if self.scaling is None else self.scaling.settings),
         }
 
     async def _run_load(self, process: Process) -> None:
         try:
-            await self.load.run(programs.NAMESRV, self.history)
+            await self.load.run(self.name_servers, self.history)
         except CheckFailed as error:
             self.broken(str(error))
         except Exception as error:
@@ -702,8 +769,10 @@ class ClusterWorld:
                 examples = "\n  ".join(check.examples[:3])
                 self.fail(f"{check.name}: {check.count}: {check.detail}\n  {examples}")
             self.without_evidence += check.verdict is Verdict.UNKNOWN
-        silent_s = SILENT_S if self.guests.silent else 0.0
-        if result := late(self.history.records, self._healed_ns, silent_s):
+        more_s = SILENT_S if self.guests.silent else 0.0
+        if self.scaling is not None:
+            more_s = MEMBERS_S
+        if result := late(self.history.records, self._healed_ns, more_s):
             examples = "\n  ".join(result[:3])
             self.fail(f"delivered late: {len(result)}, though a majority was healed\n  {examples}")
         if kept := self.guests.kept(self.history.records, self._healed_ns):
@@ -713,6 +782,8 @@ class ClusterWorld:
         if latecomer is not None and (missed := latecomer.missed(self.history.records)):
             examples = "\n  ".join(missed[:3])
             self.fail(f"a latecomer missed {len(missed)} messages\n  {examples}")
+        if self.scaling is not None and (wrong := self.scaling.wrong()):
+            self.fail(f"{len(wrong)} messages in wrong groups or queues: {wrong[:3]}")
 
     def _judge_history(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Feed the suite. Retention may have taken messages before anybody could read them: they
@@ -758,6 +829,7 @@ class ClusterWorld:
                 "set back": self.set_back_count,
                 "files spoiled": self.plan.spoiled,
                 "members replaced": self.operator.changes,
+                **({} if self.scaling is None else self.scaling.numbers),
                 **self.invariants.numbers(),
                 **{f"fault {name}": count for name, count in self.plan.kinds.items()},
             }

@@ -83,6 +83,14 @@ EXIT_UNUSABLE = 2
     "account and TLS settings.",
 )
 @click.option(
+    "--retention",
+    "retention_hours",
+    metavar="HOURS",
+    type=click.IntRange(0),
+    help="How long brokers keep messages (fileReservedTime). Younger messages that are gone are "
+    "lost. By default, running brokers answer it, and 72 is assumed of stores.",
+)
+@click.option(
     "--scratch",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -144,6 +152,7 @@ def main(
     group: str | None,
     namesrv: str | None,
     context: str | None,
+    retention_hours: int | None,
     scratch: Path | None,
     staging: str | None,
     mib_per_s: int,
@@ -199,6 +208,7 @@ def main(
             staging=staging,
             results=results,
             incremental=incremental,
+            retention_hours=retention_hours,
         ),
         mib_per_s << 20,
     )

@@ -112,6 +112,8 @@ def _report_of(
                 unasked = "what was sent: only the logs of Raft groups are compared with that"
                 report = replace(report, not_judged=(unasked, *report.not_judged))
             return report
+        if options.retention_hours is None:
+            options = replace(options, retention_hours=copied.retention_hours)
         with directory_for_tables(options.staging, root) as table_directory:
             report = run(
                 spark, copied.stores, copied.subject, options, table_directory, copied.ends

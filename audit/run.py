@@ -26,10 +26,18 @@ from .checks.index_and_config_checks import check_store_files
 from .checks.internal_topic_checks import waiting_checks
 from .checks.last_copies import NONE, LastCopies, last_copies, with_holders
 from .checks.ranges import ended_at, ends_check, queue_ends, ranges_check, timeline
-from .checks.replicas import absent_check, commit_check, earlier_check, replica_check, segment_check
+from .checks.replicas import (
+    absent_check,
+    commit_check,
+    earlier_check,
+    replica_check,
+    retention_check,
+    segment_check,
+)
 from .read.cluster_info import RAFT, Subject
 from .read.history import WEAK, HistoryUnfit, torn_lines_allowed
 from .read.incremental import Kept, Range
+from .read.removed import HOURS
 from .read.store_files import Store, opened_stores
 from .read.tables import Tables, enough_partitions, stage
 from .report.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
@@ -45,7 +53,8 @@ class AuditOptions:
     `acknowledged` messages. Without either, only the stores are judged. `scratch` is a directory
     with room for decoded data, `staging` a path or URI for it instead, which all executors reach.
     `results` is a directory for this audit's end. An `incremental` audit starts at the saved end of
-    the audit before. `progress(step)` is called before each step.
+    the audit before. Retention may have removed messages after `retention_hours` (None: the default
+    of brokers is assumed, and listed as such). `progress(step)` is called before each step.
     """
 
     history: str | None = None
@@ -55,6 +64,7 @@ class AuditOptions:
     staging: str | None = None
     results: Path | None = None
     incremental: bool = False
+    retention_hours: int | None = None
     progress: Callable[[str], None] = lambda step: None
 
     def check(self) -> None:
@@ -88,7 +98,11 @@ def run(
         since = kept.ended() if kept is not None and options.incremental else None
         progress(f"reading the logs of {', '.join(stores)}")
         torn = 0 if history is None else torn_lines_allowed(history)
-        tables = stage(spark, stores, history, topic, table_directory, subject, since)
+        tables = stage(
+            *(spark, stores, history, topic, table_directory, subject, since),
+            retention_hours=options.retention_hours,
+            audited_at_ms=started_ms,
+        )
         staged = time.monotonic()
         count = sum(store.records for store in tables.limits.stores)
         progress(f"checking {count:,} records")
@@ -115,6 +129,8 @@ def run(
         results.append(replica_check(tables, sends.copies))
         results.append(commit_check(tables.limits))
         results.append(segment_check(stores, tables.limits))
+        early, times_unknown = retention_check(tables)
+        results.append(early)
         if since is not None:
             results.append(earlier_check(tables, since))
         if queue_ends_seen is not None:
@@ -130,7 +146,7 @@ def run(
                 StoreReport(s.store, s.start, s.data_end, s.commit, s.agreed, s.records, s.frames)
                 for s in tables.limits.stores
             ),
-            figures=sends.figures,
+            figures=sends.figures | _removed(tables, sends.gone_ms),
             checks=tuple(_with_locations(result, stores) for result in results),
             mode=tables.limits.mode,
             group=subject.group or "",
@@ -147,6 +163,7 @@ def run(
             not_judged=(
                 *_not_judged(tables, options),
                 *sends.gaps,
+                *times_unknown,
                 *files.gaps,
             ),
         )
@@ -161,7 +178,7 @@ class _Sends:
     """The results of the checks of sends, and the `gaps` that they leave.
 
     `copies` has the last copies of lost messages. `clocks_steady` is True if a history shows that
-    no fault moved a clock.
+    no fault moved a clock. `gone_ms` has the lowest and the highest known time of removed messages.
     """
 
     figures: dict[str, int]
@@ -169,6 +186,7 @@ class _Sends:
     copies: LastCopies = NONE
     gaps: Sequence[str] = ()
     clocks_steady: bool = False
+    gone_ms: tuple[int, int] | None = None
 
 
 def _sent_results(tables: Tables, history: str, topic: str, torn: int) -> _Sends:
@@ -193,7 +211,8 @@ def _sent_results(tables: Tables, history: str, topic: str, torn: int) -> _Sends
     lost = tables.ledger.where((F.col("outcome") == "ok") & differs).select("topic", "id_text")
     sent = tables.sends.select("topic", "id_text", "crc", "fields", "born")
     copies = _add_holders(tables, results, lost.join(sent, ["topic", "id_text"]))
-    return _Sends(figures, results, copies, gaps, not judge.clocks_moved)
+    gone_ms = _gone_ms(tables, tables.ledger.where(F.col("outcome") == "ok"), "born")
+    return _Sends(figures, results, copies, gaps, not judge.clocks_moved, gone_ms)
 
 
 def _acknowledged_results(tables: Tables, path: str) -> _Sends:
@@ -206,7 +225,30 @@ def _acknowledged_results(tables: Tables, path: str) -> _Sends:
     results = evaluate([*acknowledged_checks(tables, rows)])
     unknown = {name: F.lit(None).cast("long") for name in ("fields", "born")}
     sent = lost(rows).withColumnRenamed("body_crc", "crc").withColumns(unknown)
-    return _Sends(figures, results, _add_holders(tables, results, sent), gaps)
+    copies = _add_holders(tables, results, sent)
+    return _Sends(figures, results, copies, gaps, gone_ms=_gone_ms(tables, rows, "time_ms"))
+
+
+def _gone_ms(tables: Tables, acknowledged: DataFrame, time: str) -> tuple[int, int] | None:
+    """Return the lowest and the highest time of acknowledged messages that are gone, if known."""
+    if not tables.limits.start:
+        return None
+    gone = acknowledged.where("gone").agg(F.min(time), F.max(time)).collect()[0]
+    return None if gone[0] is None else (gone[0], gone[1])
+
+
+def _removed(tables: Tables, gone_ms: tuple[int, int] | None) -> dict[str, int]:
+    """Return the ages of the youngest and the oldest message that retention removed. Without their
+    times, the youngest is at least as old as the first message of the log."""
+    first_ms = tables.retention.first_ms
+    begins = [first_ms[store.store] for store in tables.limits.stores if store.store in first_ms]
+    if not begins or tables.since is not None:
+        return {}
+    age_s = tables.retention.age_s
+    if gone_ms is None:
+        return {"youngest_removed_age_s": age_s(max(begins))}
+    oldest_ms, youngest_ms = gone_ms
+    return {"youngest_removed_age_s": age_s(youngest_ms), "oldest_removed_age_s": age_s(oldest_ms)}
 
 
 def _add_holders(tables: Tables, results: list[CheckResult], lost: DataFrame) -> LastCopies:
@@ -224,6 +266,11 @@ def _not_judged(tables: Tables, options: AuditOptions) -> Iterator[str]:
         yield (
             f"the log before {tables.since.position:,}: "
             f"the audit of {at:%Y-%m-%d %H:%M} UTC found nothing wrong with it"
+        )
+    if options.retention_hours is None and tables.retention.first_ms and tables.since is None:
+        yield (
+            f"whether retention kept messages for longer than {HOURS} hours, a broker's default:"
+            " name yours (--retention)"
         )
     if options.acknowledged is not None:
         yield "messages never sent, and order: only what was acknowledged is known of the sends"

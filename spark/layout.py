@@ -63,6 +63,7 @@ TAGS_CODE_EXTENDED_MAX = -2147483649  # an address in a ConsumeQueueExt if at or
 
 CHECKPOINT_CONFIRM_AT = 32  # int64 confirmPhyOffset; four int64 before it
 CHECKPOINT_SIZE_BYTES_MIN = 40
+CHECKPOINT_TIMES_AT = 64  # int64 the log's own time (ms), int64, then a mark and their CRC-32C
 
 DLEDGER_ENTRY = struct.Struct(">iiqqqiiii")
 DLEDGER_RECORD, DLEDGER_NOOP, DLEDGER_BLANK = 1, 2, -1  # magic

@@ -9,6 +9,7 @@ Parquet (a file or a directory), or JSON lines:
     queue_id      int     where it was stored, both if known
     queue_offset  long
     body_crc      long    zlib.crc32(body) & 0x7FFFFFFF, if known
+    time_ms       long    when it was acknowledged, ms since 1970, if known
 
 Messages that retention has removed are counted apart (audit.read.removed). Without a `queue_offset`
 a missing message may have been removed, so it is only judged if a log still reaches back to offset
@@ -36,6 +37,7 @@ SCHEMA = StructType(
         StructField("queue_id", IntegerType()),
         StructField("queue_offset", LongType()),
         StructField("body_crc", LongType()),
+        StructField("time_ms", LongType()),
     ]
 )
 NEEDED = ("msg_id", "topic")
@@ -106,7 +108,8 @@ def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:
         ours = ours.where(F.coalesce("broker", F.lit(tables.group)) == tables.group)
     rows = with_gone(
         ours.join(stored, ["topic", "id_text"], "left"),
-        *(records(tables.shared_items), tables.limits, "queue_id", "queue_offset"),
+        *(records(tables.shared_items), tables.limits, tables.retention),
+        *("queue_id", "queue_offset", "time_ms"),
     )
     rows = rows.join(F.broadcast(tables.queues_ended), ["topic", "queue_id"], "left")
     return tables.staged(rows.withColumn("gone", F.col("gone") & before), "acknowledged")

@@ -116,6 +116,23 @@ def segment_check(stores: Mapping[str, Store], limits: Limits) -> CheckResult:
     return CheckResult.of_faults("segments", title, offenders)
 
 
+def retention_check(tables: Tables) -> tuple[CheckResult, list[str]]:
+    """Check that each store begins with a message that retention may have reached. Also return the
+    gaps."""
+    retention, offenders, gaps = tables.retention, [], []
+    for store in tables.limits.stores if tables.since is None else ():
+        first_ms = retention.first_ms.get(store.store)
+        if first_ms is None and store.start:
+            gap = "no message of it has a store time"
+            gaps.append(f"whether retention removed the start of {store.store}'s log: {gap}")
+        elif first_ms is not None and first_ms > retention.kept_from_ms:
+            age = f"{retention.age_s(first_ms) / 3600:.1f}"
+            offender: Offender = {"store": store.store, "position": store.start, "age_hours": age}
+            offenders.append(offender)
+    title = "stores whose log begins with a message that is too young for retention"
+    return CheckResult.of_faults("removed_early", title, offenders), gaps
+
+
 def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:
     """Return by store the positions [from, to) behind blank records, with undefined bytes."""
     skipped: dict[str, list[tuple[int, int]]] = {}

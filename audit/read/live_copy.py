@@ -51,13 +51,15 @@ class NotAudited(Exception):
 @dataclass(frozen=True, slots=True)
 class Copied:
     """The stores copied from a group's replicas, and its `leader`'s address. `unseen` lists the
-    other replicas with reasons. `ends` has the queue ends at the leader before its marker frame."""
+    other replicas with reasons. `ends` has the queue ends at the leader before its marker frame,
+    `retention_hours` is the leader's."""
 
     stores: Mapping[str, str]
     subject: Subject
     unseen: tuple[str, ...]
     leader: str
     ends: Mapping[tuple[str, int], int]
+    retention_hours: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ async def copied_stores(
                 f"{group.broker_name} has no leader: what it acknowledged is not known"
             )
         ends = await _queue_ends(admin, leader)
+        retention_hours = int((await admin.broker.config(leader))["fileReservedTime"])
     tls = connection.tls
     client = RemotingClient(
         credentials=connection.credentials,
@@ -114,7 +117,7 @@ async def copied_stores(
     directories = {each.offer.facts.node: str(each.store) for each in replicas}
     nodes = {name: name for name in directories}
     subject = Subject(RAFT, group.broker_name, members, nodes, "its replicas", queues=False)
-    return Copied(directories, subject, tuple(unseen), leader, ends)
+    return Copied(directories, subject, tuple(unseen), leader, ends, retention_hours)
 
 
 async def _started(sources: Sequence[RemoteSource], root: Path) -> tuple[list[_Replica], list[str]]:

@@ -75,8 +75,8 @@ class LogDigest:
     item (0 if none). `records` counts intact records. `waits`: there are delayed messages or half
     messages. `units` has sums of the units that visible records must have, `ids` sums of the
     positions of records that are indexed by their own id. `frame_run`: the frames, if they are a
-    run. `damage_at`: the first damaged position. `times`: lowest and highest store time (ms).
-    `path`: the file with the rows.
+    run. `damage_at`: the first damaged position. `times`: lowest and highest store time of intact
+    records (ms). `path`: the file with the rows.
     """
 
     stores: tuple[str, ...]
@@ -158,8 +158,9 @@ class LogSummary:
         intact = batch["intact"].to_numpy(False).astype(bool)
         self._records += int(intact.sum())
         self._damaged += position[~intact][:1].tolist()
-        times = _numbers(batch, "store_timestamp")
-        self._times += int(times.min()), int(times.max())
+        times = _numbers(batch, "store_timestamp")[intact]
+        if len(times):
+            self._times += int(times.min()), int(times.max())
         topics = batch["topic"].dictionary_encode()
         bits = _numbers(batch, "sysflag") & SYSFLAG_TRANSACTION
         known = topics.dictionary.to_pylist()

@@ -9,21 +9,79 @@ now (audit.read.committed_range) is classified by the stores' copies:
 - No store has it. It is lost if a store goes back to log position 0, and on to the group's start.
   Otherwise it may have been removed, unless its queue offset is behind the first that they have
   of its queue.
+
+Retention removes only messages of its age (`Retention`), so younger messages are lost, and so are
+messages of unknown time if the group's log begins with a younger message.
 """
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from .committed_range import Limits
-from .store_files import STORES_SEPARATOR
+from .range_digests import LogDigest
+from .store_files import STORES_SEPARATOR, Store
+
+HOUR_MS = 3_600_000
+HOURS = 72  # fileReservedTime's default
+NOTED_MS = 60_000  # between two notes of the log's own time (broker.retention)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """The messages that retention may have removed, those stored before `kept_from_ms`.
+
+    `now_ms` is the time to which a store was open, as the brokers noted it, else that of the audit.
+    `first_ms` has the store time of the first message in each store that does not begin at 0.
+    `too_early`: the group's log begins with a message that is younger.
+    """
+
+    now_ms: int
+    kept_from_ms: int
+    first_ms: Mapping[str, int]
+    too_early: bool
+
+    def age_s(self, stored_ms: int) -> int:
+        return max(0, self.now_ms - stored_ms) // 1000
+
+
+def retention_of(
+    stores: Mapping[str, Store],
+    digests: Sequence[LogDigest],
+    limits: Limits,
+    hours: int | None,
+    audited_at_ms: int,
+) -> Retention:
+    """Return what a retention of so many hours (None: the default) may have removed by the time the
+    stores were closed. Raises OSError."""
+    now_ms = max(store.last_open_ms() for store in stores.values()) or audited_at_ms
+    hours = HOURS if hours is None else hours
+    kept_from_ms = now_ms + NOTED_MS - hours * HOUR_MS
+    begins = {store.store: store.start for store in limits.stores if store.start}
+    first_ms: dict[str, int] = {}
+    for digest in sorted(digests, key=lambda digest: digest.start):
+        if digest.times is not None:
+            for name in begins.keys() & {*digest.stores}:
+                first_ms.setdefault(name, digest.times[0])
+    at_start = (first_ms.get(name, 0) for name in limits.voting if begins.get(name) == limits.start)
+    return Retention(now_ms, kept_from_ms, first_ms, max(at_start, default=0) > kept_from_ms)
 
 
 def with_gone(
-    rows: DataFrame, records: DataFrame, limits: Limits, queue_id: str, queue_offset: str
+    rows: DataFrame,
+    records: DataFrame,
+    limits: Limits,
+    retention: Retention,
+    queue_id: str,
+    queue_offset: str,
+    time: str,
 ) -> DataFrame:
     """Add `gone`: the message is not stored (`copies`), and retention may have removed it. `rows`
-    has topic, id_text, and the acknowledged queue and offset in columns of these names. `records`
-    has the stores' records, intact or not, with the names of all stores that have each."""
+    has topic, id_text, and the acknowledged queue, offset and time (ms; null if unknown) in columns
+    of these names. `records` has the stores' records, intact or not, with the names of all stores
+    that have each."""
     if limits.start == 0:
         return rows.withColumn("gone", F.lit(False))
     reaching = [
@@ -46,7 +104,8 @@ def with_gone(
     )
     no, yes = F.lit(False), F.lit(True)
     unseen = F.lit(first_position > 0) & F.coalesce(F.col(queue_offset) < F.col("first"), yes)
-    may_be = (F.coalesce("held_before", no) | unseen) & ~F.coalesce("held_behind", no)
+    of_age = F.coalesce(F.col(time) < retention.kept_from_ms, F.lit(not retention.too_early))
+    may_be = of_age & (F.coalesce("held_before", no) | unseen) & ~F.coalesce("held_behind", no)
     return (
         rows.join(held, ["topic", "id_text"], "left")
         .join(F.broadcast(starts), ["topic", queue_id], "left")

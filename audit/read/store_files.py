@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import mmap
 import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,11 +19,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import orjson
+from google_crc32c import value as crc32c
 
 from raftmq.spark.filesystem import below, name_of
 from raftmq.spark.layout import (
     CHECKPOINT_CONFIRM_AT,
     CHECKPOINT_SIZE_BYTES_MIN,
+    CHECKPOINT_TIMES_AT,
     UNIT,
     UNIT_FILLER_SIZE,
 )
@@ -34,6 +37,7 @@ from .slots import parse_slots
 Bytes = npt.NDArray[np.uint8]
 NAME_DIGITS = 20  # in the name of a segment or ConsumeQueue file, its start offset
 HASH_BLOCK_BYTES = 1 << 20
+TIMES, TIMES_MARK = struct.Struct(">qq4sI"), b"RMQT"  # in a checkpoint (store.checkpoint)
 INDEX_SIZE_BYTES = 8  # before the payload in raft/configuration
 STORES_SEPARATOR = "\n"  # between the names of stores with equal rows
 
@@ -161,17 +165,30 @@ class Store:
         """Return confirmPhyOffset of the checkpoint, the commit position as this replica knows
         it; 0 without a checkpoint, as after an early kill. Raises StoreError if the file is too
         short."""
-        if is_uri(self.path):
-            content = read(below(self.path, "checkpoint"))
-        else:
-            path = Path(self.path) / "checkpoint"
-            content = memoryview(path.read_bytes()) if path.exists() else None
+        content = self._checkpoint()
         if content is None:
             return 0
-        head = bytes(content[:CHECKPOINT_SIZE_BYTES_MIN])
+        head = content[:CHECKPOINT_SIZE_BYTES_MIN]
         if len(head) < CHECKPOINT_SIZE_BYTES_MIN:
             raise StoreError(f"{self.path}/checkpoint is cut short: {len(head)} bytes")
         return int.from_bytes(head[CHECKPOINT_CONFIRM_AT:], "big", signed=True)
+
+    def last_open_ms(self) -> int:
+        """Return the log's own time when the store was last open; 0 if it is not in the
+        checkpoint."""
+        times = (self._checkpoint() or b"")[CHECKPOINT_TIMES_AT : CHECKPOINT_TIMES_AT + TIMES.size]
+        if len(times) < TIMES.size:
+            return 0
+        own_ms, _, mark, checksum = TIMES.unpack(times)
+        is_valid = mark == TIMES_MARK and checksum == crc32c(times[: TIMES.size - 8])
+        return int(own_ms) if is_valid else 0
+
+    def _checkpoint(self) -> bytes | None:
+        if is_uri(self.path):
+            content = read(below(self.path, "checkpoint"))
+            return None if content is None else bytes(content)
+        path = Path(self.path) / "checkpoint"
+        return path.read_bytes() if path.exists() else None
 
     def committed_index(self) -> int | None:
         """Return the committedIndex of a replica of Apache's DLedger; None if there is none."""

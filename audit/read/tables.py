@@ -21,7 +21,7 @@ from .cluster_info import Subject
 from .committed_range import Limits, find_limits
 from .incremental import Ended
 from .range_digests import Alike, UnitDigest, all_alike, data_ends
-from .removed import with_gone
+from .removed import Retention, retention_of, with_gone
 from .spark_sources import LogReader, QueueReader
 from .staging import StagedLog, staged, staged_log, staged_units
 from .store_files import STORES_SEPARATOR, Store, stores_option
@@ -59,6 +59,7 @@ class Tables:
         born_timestamp, store_timestamp, reconsume_times, sysflag
     events  the history's lines
     sends  a row per send (history.sends)
+    retention  what retention may have removed (audit.read.removed)
     since  the end of the audit before, if this audit starts there
     ledger  a row per topic and message id, sent or stored (`_ledger`), with `gone` if retention may
         have removed it (audit.read.removed)
@@ -75,6 +76,7 @@ class Tables:
     shared_units: DataFrame
     unit_digests: Sequence[UnitDigest]
     log: DataFrame
+    retention: Retention
     events: DataFrame
     sends: DataFrame
     ledger: DataFrame
@@ -139,10 +141,13 @@ def stage(
     directory: str,
     subject: Subject,
     since: Ended | None = None,
+    *,
+    retention_hours: int | None = None,
+    audited_at_ms: int,
 ) -> Tables:
     """Decode stores and history into `directory` (a path or URI). Without a history, events, sends
-    and ledger are empty. An empty `topic` means every topic that the history sends to. Raises
-    StoreError, HistoryUnfit or OSError."""
+    and ledger are empty. An empty `topic` means every topic that the history sends to. Without
+    `retention_hours`, a broker's default counts. Raises StoreError, HistoryUnfit or OSError."""
 
     def written(frame: DataFrame, name: str) -> DataFrame:
         return staged(spark, frame, below(directory, name))
@@ -174,13 +179,15 @@ def stage(
         of_logs, alike, units, unit_digests, limits, log = of_stores.result()
         events, sends = of_history.result()
     topics = (topic,) if topic or history_path is None else _topics(sends)
+    retention = retention_of(stores, of_logs.digests, limits, retention_hours, audited_at_ms)
     ledger = sends
     if history_path is not None:
         ledger = _ledger(log, sends, topics)
-        position_columns = records(of_logs.items), limits, "ack_queue", "ack_offset"
+        columns = "ack_queue", "ack_offset", "born"
+        ledger = with_gone(ledger, records(of_logs.items), limits, retention, *columns)
         # The message id may contain the position.
         before = F.coalesce(F.col("ack_position") < limits.start, F.lit(True))
-        ledger = with_gone(ledger, *position_columns).withColumn("gone", F.col("gone") & before)
+        ledger = ledger.withColumn("gone", F.col("gone") & before)
         ledger = written(ledger, "ledger")
     return Tables(
         *(
@@ -195,6 +202,7 @@ def stage(
             units,
             unit_digests,
             log,
+            retention,
             events,
             sends,
             ledger,
@@ -260,9 +268,9 @@ def _log(spark: SparkSession, logs: StagedLog, limits: Limits, directory: str) -
 def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFrame:
     """Return a row per topic and id, with its send and its stored copies.
 
-    topic, id, id_text; sent; op, outcome, attempts, order, seq, ack_queue, ack_offset, ack_position
-    (null if never sent); copies; altered (copies with a different body, fields or born time than
-    sent); at_ack (a copy is at the acknowledged position); first_position, first_queue,
+    topic, id, id_text; sent; op, outcome, attempts, order, seq, born, ack_queue, ack_offset,
+    ack_position (null if never sent); copies; altered (copies with another body, fields or born
+    time than sent); at_ack (a copy is at the acknowledged position); first_position, first_queue,
     first_offset.
     """
     copies = log.where(F.col("topic").isin(*topics) & F.col("visible")).select(
@@ -287,7 +295,7 @@ def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFram
     other_birth = F.col("born").isNotNull() & (F.col("born_timestamp") != F.col("born"))
     altered = other_body | other_fields | other_birth
     acknowledged = ("ack_queue", "ack_offset", "ack_position")
-    once = ("op", "outcome", "attempts", "order", "seq", *acknowledged)
+    once = ("op", "outcome", "attempts", "order", "seq", "born", *acknowledged)
     stored = F.col("position").isNotNull()
     return (
         copies.join(sent, ["topic", "id"], "full_outer")

@@ -37,7 +37,17 @@ from raftmq.spark.layout import java_hash
 from raftmq.store.disk import OsDisk
 from raftmq.store.frame import FrameKind, parse_header
 from tests.audit.run import NAMES, TOPIC, Run, message_id
-from tests.audit.stores import BLANK, BORN_MS, UNIT, Log, Message, Placed, properties_of
+from tests.audit.stores import (
+    BLANK,
+    BORN_MS,
+    SEGMENT_SIZE_BYTES,
+    UNIT,
+    Log,
+    Message,
+    Placed,
+    note_time,
+    properties_of,
+)
 
 COUNT = 150  # messages: three segments and more
 GROUP_ID = bytes(range(16))
@@ -86,6 +96,7 @@ def write_beside(store: Path, log: Log) -> None:
             snapshot.write(disk, snapshot.capture(state))
     state.advance(log.index)
     snapshot.write(disk, snapshot.capture(state))
+    note_time(store, DUE_MS + 60_000)  # nothing is as old as retention
     save_hard_state(store, TERM)
     save_configuration(store, 1, MEMBERS)
     group = SlotFile(disk, "raft/group")
@@ -559,6 +570,13 @@ LOG_KINDS = (
         names=False,
     ),
     Kind("the log stops too early", "tail", _cut_tail, "damage"),
+    Kind(
+        "the first segment",
+        "first",
+        lambda hit: hit.remove(f"commitlog/{0:020d}"),
+        "removed_early",
+        said(f"'position': {SEGMENT_SIZE_BYTES}"),
+    ),
     Kind("a segment in the middle", "segment", _middle_segment, "segments"),
     Kind("a store", "store", _store_gone, "absent_stores"),
 )

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from google_crc32c import value as crc32c
+
 from raftmq.store.frame import FrameKind, seal_frame
 from raftmq.store.properties import encode_properties, fields_sum, tags_code
 from raftmq.store.record import MessageRecord, encode_record, offset_message_id
@@ -197,6 +199,15 @@ def write_store(
     head = struct.pack(">qqqqq", stamp, stamp, 0, confirmed, confirmed)
     (directory / "checkpoint").write_bytes(head.ljust(4096, b"\0"))
     return directory
+
+
+def note_time(store: Path, own_ms: int) -> None:
+    """Note the log's own time when the store was last open, as a broker does."""
+    times = struct.pack(">qq", own_ms, 0)
+    path = store / "checkpoint"
+    data = path.read_bytes()
+    noted = times + struct.pack(">4sI", b"RMQT", crc32c(times))
+    path.write_bytes(data[:64] + noted + data[64 + len(noted) :])
 
 
 def properties_of(message: Message) -> dict[str, str]:

@@ -8,12 +8,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit
+from raftmq.audit.read import removed
 from raftmq.audit.read.committed_range import Limits, StoreLimits
+from raftmq.audit.read.range_digests import LogDigest
+from raftmq.audit.read.store_files import Store
 from raftmq.audit.read.voters import Members
 from raftmq.audit.report.report import AuditReport
 from tests.audit.checks.test_acknowledged import ids, rows_of, write
 from tests.audit.run import NAMES, QUEUES, TOPIC, Run, message_id
-from tests.audit.stores import SEGMENT_SIZE_BYTES, Message
+from tests.audit.stores import BORN_MS, SEGMENT_SIZE_BYTES, Message, note_time
 
 COUNT = 80
 IDLE = "Idle"  # a topic of one message, where the log ends
@@ -76,6 +79,68 @@ def test_replicas_remove_the_first_segment_at_their_own_hours(
     report = audit(spark, run, acknowledged(run))
     assert wrong(report) == set()
     assert report.count("removed") == (in_first(run) if len(names) > 1 else 0)
+
+
+HOUR_MS = 3_600_000
+
+
+def test_what_is_younger_than_retention_is_lost(spark: SparkSession, run: Run) -> None:
+    """Nothing in the stores is more than two hours old; one message was sent long before."""
+    remove_first(run, *NAMES)
+    for name in NAMES:
+        note_time(run.root / name / "store", BORN_MS + 2 * HOUR_MS)
+    rows = acknowledged(run)
+    rows[message_id(0)]["time_ms"] = BORN_MS - 10 * HOUR_MS
+    rows[message_id(1)]["time_ms"] = BORN_MS
+    path = write(run, list(rows.values()))
+    report = run_audit(spark, run.stores, acknowledged=path, retention_hours=3)
+    assert wrong(report) == {"removed_early", "missing"}
+    assert [
+        (row["store"], row["position"], row["age_hours"])
+        for row in report.check("removed_early").offenders
+    ] == [(name, SEGMENT_SIZE_BYTES, "2.0") for name in NAMES]
+    assert ids(report, "removed") == [message_id(0)]
+    assert report.count("missing") == in_first(run) - 1
+    ages = (report.figures[f"{which}_removed_age_s"] for which in ("youngest", "oldest"))
+    assert [*ages] == [12 * 3600, 12 * 3600]
+
+
+def digest(stores: str, start: int, times: tuple[int, int] | None) -> LogDigest:
+    """A digest of a range of some stores' logs."""
+    return LogDigest(tuple(stores), start, start + 9, False, 0, 0, 0, False, {}, {}, times=times)
+
+
+@pytest.mark.parametrize(
+    ("noted_ms", "hours", "too_early"),
+    [
+        (BORN_MS + 72 * HOUR_MS, None, True),  # up to a minute may have passed since
+        (BORN_MS + 72 * HOUR_MS + 120_000, None, False),
+        (BORN_MS + 72 * HOUR_MS + 120_000, 73, True),
+        (BORN_MS + 2 * HOUR_MS, 1, False),
+        (0, None, False),  # nothing is noted: the audit's time, years later, counts
+    ],
+)
+def test_ages_are_as_of_the_time_when_the_stores_were_closed(
+    tmp_path: Path, noted_ms: int, hours: int | None, too_early: bool
+) -> None:
+    stores = {}
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "checkpoint").write_bytes(bytes(4096))
+        note_time(tmp_path / name, noted_ms if name == "b" else 0)
+        stores[name] = Store(name, str(tmp_path / name))
+    begins = (("a", 0), ("b", 5), ("c", 5))
+    limits = Limits(
+        tuple(StoreLimits(name, start, 99, 9, 9, 0, 0) for name, start in begins),
+        Members(frozenset("abc"), frozenset(), ""),
+        tuple("abc"),
+        (),
+    )
+    digests = [digest("bc", 20, (1, 2)), digest("abc", 5, (BORN_MS, BORN_MS + 7))]
+    digests.append(digest("a", 0, (7, 7)))
+    found = removed.retention_of(stores, digests, limits, hours, BORN_MS + 9_000 * HOUR_MS)
+    assert found.first_ms == {"b": BORN_MS, "c": BORN_MS}
+    assert found.too_early == too_early
 
 
 @pytest.mark.parametrize("names", [NAMES[:2], pytest.param(NAMES, marks=pytest.mark.long)], ids=len)

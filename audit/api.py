@@ -9,6 +9,7 @@ with session() as spark:
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from .checks.acknowledged import read_acknowledged, refuse_unjudged
 from .read.cluster_info import MODES, subject_of
+from .read.identities import identified
 from .read.remote_stores import fetched
 from .read.staging import directory_for_tables
 from .read.store_files import Store, refuse_running
@@ -70,8 +72,10 @@ def audit_stores(
         directory_for_tables(options.staging, options.scratch) as table_directory,
         tempfile.TemporaryDirectory(prefix="mqaudit-stores-", dir=options.scratch) as copies,
     ):
-        directories = fetched(named, Path(copies), options.progress)
+        directories, known = identified(fetched(named, Path(copies), options.progress))
         subject = subject_of(directories, mode, group)
+        nodes = {**subject.nodes, **{name: name for name in known}}
+        subject = replace(subject, nodes=nodes)
         if acknowledged is not None and subject.group is not None:
             rows = read_acknowledged(running, acknowledged)
             refuse_unjudged(rows, acknowledged, {subject.group}, every=False)

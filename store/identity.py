@@ -92,6 +92,11 @@ def read_identity(disk: Disk) -> StoreIdentity | None:
         data = file.pread(0, SIZE_BYTES_MAX)
     finally:
         file.close()
+    return decode_identity(data)
+
+
+def decode_identity(data: bytes) -> StoreIdentity | None:
+    """Return the identity in a file's content; None if it is damaged."""
     body, mark, checksum = data.rpartition(b"crc32c=")
     if not mark or checksum != b"%08x\n" % crc32c(body):
         return None

@@ -10,7 +10,7 @@ from pyarrow import fs
 
 from raftmq.spark.filesystem import above, below, opened
 
-NEEDED = ("commitlog", "consumequeue", "index", "config", "raft", "checkpoint", "abort")
+NEEDED = ("commitlog", "consumequeue", "index", "config", "raft", "checkpoint", "abort", "identity")
 CLUSTER = "cluster.json"  # two directories above a store, if mqcluster made it
 
 

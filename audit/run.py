@@ -35,7 +35,7 @@ from .checks.replicas import (
     segment_check,
 )
 from .read.cluster_info import RAFT, Subject
-from .read.history import WEAK, HistoryUnfit, torn_lines_allowed
+from .read.history import WEAK, HistoryUnfit, refuse_interrupted
 from .read.incremental import Kept, Range
 from .read.removed import HOURS
 from .read.store_files import Store, opened_stores
@@ -97,7 +97,9 @@ def run(
         start_s, started_ms = time.monotonic(), time.time_ns() // 1_000_000
         since = kept.ended() if kept is not None and options.incremental else None
         progress(f"reading the logs of {', '.join(stores)}")
-        torn = 0 if history is None else torn_lines_allowed(history)
+        if history is not None:
+            refuse_interrupted(history)
+        listed = None if acknowledged is None else read_acknowledged(spark, acknowledged)
         tables = stage(
             *(spark, stores, history, topic, table_directory, subject, since),
             retention_hours=options.retention_hours,
@@ -107,9 +109,9 @@ def run(
         count = sum(store.records for store in tables.limits.stores)
         progress(f"checking {count:,} records")
         if history is not None:
-            sends = _sent_results(tables, history, topic, torn)
-        elif acknowledged is not None:
-            sends = _acknowledged_results(tables, acknowledged)
+            sends = _sent_results(tables, history, topic)
+        elif listed is not None:
+            sends = _acknowledged_results(tables, listed)
         else:
             sends = _Sends(_stored(tables), [])
         results = [*sends.results]
@@ -189,10 +191,10 @@ class _Sends:
     gone_ms: tuple[int, int] | None = None
 
 
-def _sent_results(tables: Tables, history: str, topic: str, torn: int) -> _Sends:
+def _sent_results(tables: Tables, history: str, topic: str) -> _Sends:
     """Run the checks of a history. Raises HistoryUnfit."""
     figures, kinds = _figures(tables), event_kinds(tables)
-    results = [_history_lines(tables, torn)]
+    results: list[CheckResult] = []
     with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
         judging = pool.submit(judged_history, tables, history)
         for together in pool.map(evaluate, _by_table(sent_checks(tables))):
@@ -207,6 +209,8 @@ def _sent_results(tables: Tables, history: str, topic: str, torn: int) -> _Sends
             results += together
     judged, gaps = judge.results()
     results += judged
+    if figures["sent"] and not figures["acknowledged"]:
+        gaps.append("losses: the history acknowledges no message of this group")
     differs = ((F.col("copies") == 0) & ~F.col("gone")) | (F.col("altered") > 0)
     lost = tables.ledger.where((F.col("outcome") == "ok") & differs).select("topic", "id_text")
     sent = tables.sends.select("topic", "id_text", "crc", "fields", "born")
@@ -215,13 +219,14 @@ def _sent_results(tables: Tables, history: str, topic: str, torn: int) -> _Sends
     return _Sends(figures, results, copies, gaps, not judge.clocks_moved, gone_ms)
 
 
-def _acknowledged_results(tables: Tables, path: str) -> _Sends:
+def _acknowledged_results(tables: Tables, acknowledged: DataFrame) -> _Sends:
     """Run the checks of a table of acknowledged messages."""
-    acknowledged = read_acknowledged(tables.spark, path)
     rows = compared(tables, acknowledged)
     figures = _stored(tables) | {"acknowledged": rows.count()}
     others = acknowledged.count() - figures["acknowledged"]
     gaps = [f"{others:,} messages that other broker groups acknowledged"] if others else []
+    if not figures["acknowledged"]:
+        gaps.append("losses: no acknowledged message is of this group")
     results = evaluate([*acknowledged_checks(tables, rows)])
     unknown = {name: F.lit(None).cast("long") for name in ("fields", "born")}
     sent = lost(rows).withColumnRenamed("body_crc", "crc").withColumns(unknown)
@@ -328,20 +333,6 @@ def _by_table(checks: Iterable[Check]) -> list[list[Check]]:
     for check in checks:
         groups.setdefault(id(check.table), []).append(check)
     return list(groups.values())
-
-
-def _history_lines(tables: Tables, torn: int) -> CheckResult:
-    """Count lines of the history that are no event, except `torn` of them."""
-    corrupt = tables.events.where(F.col("corrupt").isNotNull())
-    count = corrupt.count()
-    rows = corrupt.select("corrupt").limit(OFFENDERS_MAX).collect() if count > torn else []
-    return CheckResult(
-        "history_lines",
-        "lines of the history that are no event",
-        True,
-        max(0, count - torn),
-        tuple({"line": row["corrupt"][:200]} for row in rows),
-    )
 
 
 def _stored(tables: Tables) -> dict[str, int]:

@@ -18,6 +18,7 @@ import orjson
 from demo.board import Board
 from demo.flights_data import Flight, flight_id, tail_number
 from raftmq import Admin, Producer
+from raftmq.chaos.checks.experiment import ENDS
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.wait_healthy import wait_recovered
@@ -115,9 +116,10 @@ async def run_load(config: LoadConfig, flights: Iterable[Flight], board: Board) 
         with board.during("starting a name server and three brokers"):
             await cluster.up(settings=SETTINGS)
         try:
-            meta = {"scenario": "flights", "command": config.command}
+            meta = {"scenario": "flights", "command": config.command, ENDS: True}
             with HistoryWriter(config.history, **meta) as history:
                 tally, drained = await _run(config, flights, cluster, history, board)
+                history.event("ok", "end", "demo", history.next_op())
         finally:
             stopped = await cluster.down()
         board.say("cluster stopped: " + ", ".join(f"{n} {how}" for n, how in stopped.items()))

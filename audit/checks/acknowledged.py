@@ -8,7 +8,7 @@ Parquet (a file or a directory), or JSON lines:
     broker        string  the broker group that acknowledged it; not needed if there is only one
     queue_id      int     where it was stored, both if known
     queue_offset  long
-    body_crc      long    zlib.crc32(body) & 0x7FFFFFFF, if known
+    body_crc      long    zlib.crc32(body), or its lower 31 bits, if known
     time_ms       long    when it was acknowledged, ms since 1970, if known
 
 Messages that retention has removed are counted apart (audit.read.removed). Without a `queue_offset`
@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from ..read.cluster_info import RAFT
-from ..read.history import HistoryUnfit
+from ..read.history import CORRUPT, CRC_BITS, HistoryUnfit, invalid_line
 from ..read.removed import with_gone
 from ..read.tables import Tables, records
 from ..session import SPARK_ERRORS, cause
@@ -47,7 +47,13 @@ def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
     """Read such a table as SCHEMA. Raises HistoryUnfit."""
     try:
         if path.endswith((".json", ".jsonl")):
-            rows = spark.read.schema(SCHEMA).json(path)  # invalid rows become nulls
+            reader = spark.read.schema(StructType([*SCHEMA, StructField(CORRUPT, StringType())]))
+            read = reader.option("columnNameOfCorruptRecord", CORRUPT).json(path)
+            invalid = read.where(F.col(CORRUPT).isNotNull()).limit(1).collect()
+            if invalid:
+                what = invalid_line(path, invalid[0][CORRUPT])
+                raise HistoryUnfit(f"{what} is no acknowledged message")
+            rows = read.drop(CORRUPT)
         else:
             stored = spark.read.parquet(path)
             given = {field.name: F.col(field.name) for field in stored.schema}
@@ -56,13 +62,22 @@ def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
                 for field in SCHEMA
             ]
             rows = stored.select(*columns)
-        incomplete = rows.where(F.col("msg_id").isNull() | F.col("topic").isNull()).count()
+        crc = F.col("body_crc")
+        count, incomplete, no_crc = rows.agg(
+            F.count("*"),
+            F.count_if(F.col("msg_id").isNull() | F.col("topic").isNull()),
+            F.count_if((crc < -(1 << 31)) | (crc >= 1 << 32)),
+        ).collect()[0]
     except SPARK_ERRORS as error:
         reason = cause(error)
         raise HistoryUnfit(f"{path} cannot be read as acknowledged messages: {reason}") from error
     if incomplete:
         raise HistoryUnfit(f"{path} has {incomplete} rows without {' or '.join(NEEDED)}")
-    return rows
+    if no_crc:
+        raise HistoryUnfit(f"{path} has {no_crc} rows whose body_crc has more than 32 bits")
+    if not count:
+        raise HistoryUnfit(f"{path} has no rows: a list of nothing proves nothing")
+    return rows.withColumn("body_crc", F.col("body_crc").bitwiseAND(CRC_BITS))
 
 
 def refuse_unjudged(

@@ -1,16 +1,20 @@
 """The history of a run (JSON Lines, docs/history.md) as Spark tables.
 
 Each line is an event. A send is an invoke and at most one outcome with the same `op`. A send
-without an outcome counts as unknown, with any number of attempts. The last line may be torn by a
-kill of the writer; other invalid lines are counted as faults.
+without an outcome counts as unknown, with any number of attempts. A history with an invalid line,
+or without its end, is refused: its gaps would accuse brokers.
 """
 
+import mmap
+import re
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 CORRUPT = "corrupt"
+END = re.compile(rb'"f":\s*"end"')
+CRC_BITS = 0x7FFFFFFF  # brokers store 31 bits
 _FIELDS = {
     "string": f"type f p broker id topic order msg_id group status {CORRUPT}",
     "bigint": "op t_ns seq crc fields born offset first last",
@@ -34,7 +38,7 @@ class HistoryUnfit(Exception):
 
 
 def read_events(spark: SparkSession, path: str) -> DataFrame:
-    """Read every event of the file as EVENT_SCHEMA; invalid lines have `corrupt` set."""
+    """Read every event of the file as EVENT_SCHEMA; invalid lines have CORRUPT set."""
     reader = spark.read.schema(EVENT_SCHEMA).option("columnNameOfCorruptRecord", CORRUPT)
     return reader.option("mode", "PERMISSIVE").json(path)
 
@@ -43,14 +47,33 @@ def no_events(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame([], EVENT_SCHEMA)
 
 
-def torn_lines_allowed(path: str) -> int:
-    """Return 1 if the last line is unfinished, else 0. Raises HistoryUnfit for an empty file."""
-    size_bytes = Path(path).stat().st_size
-    if size_bytes == 0:
+def refuse_interrupted(path: str) -> None:
+    """Raise HistoryUnfit unless the history has its event `end`. Without it the writer was killed,
+    and what is missing would look like messages that nobody sent. Raises OSError."""
+    if not Path(path).stat().st_size:
         raise HistoryUnfit(f"the history {path} is empty")
-    with open(path, "rb") as file:
-        file.seek(size_bytes - 1)
-        return 0 if file.read(1) == b"\n" else 1
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if END.search(content):
+            return
+        number = content[:].count(b"\n")
+    raise HistoryUnfit(
+        f"the history {path} has no event `end` after line {number}: the run was interrupted, and"
+        " all later events are missing"
+    )
+
+
+def refuse_invalid(events: DataFrame, path: str) -> None:
+    """Raise HistoryUnfit if a line is no event."""
+    rows = events.where(F.col(CORRUPT).isNotNull()).limit(1).collect()
+    if rows:
+        raise HistoryUnfit(f"the history {invalid_line(path, rows[0][CORRUPT])} is no event")
+
+
+def invalid_line(path: str, text: str) -> str:
+    """Return path, number and start of the line of a file that has this text."""
+    with open(path, "rb") as lines:
+        found = (number for number, line in enumerate(lines, 1) if line.strip() == text.encode())
+        return f"{path}:{next(found, 0)}: {text[:200]!r}"
 
 
 def of_group(group: str | None) -> Column:
@@ -105,6 +128,7 @@ def sends(events: DataFrame, group: str | None = None) -> DataFrame:
         rows.withColumn("attempts", known_attempts.otherwise(F.col("attempts")))
         .withColumn("attempts", F.when(F.col("once"), one).otherwise(F.col("attempts")))
         .withColumn("outcome", judged)
+        .withColumn("crc", F.col("crc").bitwiseAND(CRC_BITS))
         .withColumn("id_text", F.col("id"))
         .withColumn("id", binary_id("id"))
         .withColumn("ack_position", _position_in_message_id("msg_id"))

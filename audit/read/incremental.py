@@ -84,7 +84,19 @@ class Kept:
         if not rows:
             return None
         row = rows[-1]
-        configuration = orjson.loads(row["configuration"] or "null")
+        for name in ("queues", "ranges"):
+            if not self._path(name).is_file():
+                raise StoreError(
+                    f"{self._path(name)} is not there, and {self._path('ended')} needs it: restore"
+                    " it, or audit everything (without --incremental)"
+                )
+        try:
+            configuration = orjson.loads(row["configuration"] or "null")
+            configuration = configuration and (configuration[0], bytes.fromhex(configuration[1]))
+            tables = orjson.loads(row["tables"] or "null")
+        except (ValueError, TypeError, LookupError) as error:
+            what = f"the end of the audit of {self._group or 'the group'}"
+            raise StoreError(f"{self._path('ended')}: {what} cannot be read: {error}") from error
         of_any_end = self._rows("queues", QUEUES)
         queues = {
             (each["topic"], each["queue_id"]): each["next_offset"]
@@ -100,8 +112,8 @@ class Kept:
             row["term"],
             row["tail"],
             queues,
-            configuration and (configuration[0], bytes.fromhex(configuration[1])),
-            orjson.loads(row["tables"] or "null"),
+            configuration,
+            tables,
             min((each.start for each in self.ranges()), default=row["position"]),
         )
 
@@ -144,11 +156,14 @@ class Kept:
         self._replace("ended", ENDED, [row], stamp)
         self._replace("queues", QUEUES, queues, stamp)
 
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}.parquet"
+
     def _rows(self, name: str, schema: pa.Schema) -> list[dict[str, Any]]:
         return [row for row in self._all(name, schema) if row["group"] == self._group]
 
     def _all(self, name: str, schema: pa.Schema) -> list[dict[str, Any]]:
-        path = self._directory / f"{name}.parquet"
+        path = self._path(name)
         if not path.is_file():
             return []
         try:
@@ -172,7 +187,7 @@ class Kept:
         ]
         temporary = self._directory / f".{name}.parquet.tmp"
         pq.write_table(pa.Table.from_arrays(columns, schema=schema), temporary)
-        os.replace(temporary, self._directory / f"{name}.parquet")
+        os.replace(temporary, self._path(name))
 
 
 def _ms(stamp: Any) -> int:

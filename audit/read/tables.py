@@ -171,6 +171,7 @@ def stage(
             none = history.no_events(spark)
             return none, none
         events = written(history.read_events(spark, history_path), "events")
+        history.refuse_invalid(events, history_path)
         return events, written(history.sends(events, subject.group), "sends")
 
     # Python workers parse the logs and the JVM the history, so together they use two cores.

@@ -792,9 +792,6 @@ HISTORY_KINDS = (
     Kind("a traceback in a log", "beside three",
          _history(_ok("log_line", node="n1", line="Traceback (most recent call last)", level="e")),
          "failures_in_server_logs", said("Traceback")),
-    Kind("a line that is none", "beside three",
-         lambda hit: hit.history.write_bytes(b"{no json\n" + hit.history.read_bytes()),
-         "history_lines", said("no json")),
 )  # fmt: skip
 STORE_KINDS = (
     *LOG_KINDS,

@@ -299,7 +299,8 @@ class History:
         return op
 
     def write(self, path: Path) -> Path:
-        path.write_text("".join(json.dumps(event) + "\n" for event in self.events))
+        end = {"type": "ok", "f": "end", "op": self.op + 1, "t_ns": 1 << 60, "p": "runner"}
+        path.write_text("".join(json.dumps(event) + "\n" for event in (*self.events, end)))
         return path
 
     def _add(self, kind: str, function: str, op: int | None = None, /, **fields: Any) -> None:

@@ -167,10 +167,17 @@ def test_a_failure_of_spark_is_a_line(
     assert line.startswith("mqaudit: Spark failed: [USER_RAISED_EXCEPTION] the disk is gone")
 
 
-def test_an_empty_history_exits_with_2(spark: SparkSession, run: Run) -> None:
+@pytest.mark.parametrize(("share", "told"), [(0, "is empty"), (0.6, "no event `end` after line")])
+def test_a_torn_history_exits_with_2_and_accuses_nobody(
+    spark: SparkSession, run: Run, share: float, told: str
+) -> None:
     run.store().write()
-    run.history_path.write_bytes(b"")
-    assert mqaudit(run).exit_code == 2
+    content = run.history_path.read_bytes()
+    run.history_path.write_bytes(content[: int(len(content) * share)])
+    result = mqaudit(run)
+    assert result.exit_code == 2
+    assert result.output.startswith("mqaudit: the history ") and told in result.output
+    assert len(result.output.splitlines()) == 1
 
 
 def test_what_mqchaos_left_is_found_in_its_directory(spark: SparkSession, tmp_path: Path) -> None:

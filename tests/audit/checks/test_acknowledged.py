@@ -34,7 +34,7 @@ def rows_of(run: Run) -> list[dict[str, Any]]:
             "broker": None,
             "queue_id": placed.message.queue,
             "queue_offset": placed.queue_offset,
-            "body_crc": zlib.crc32(placed.message.body) & 0x7FFFFFFF,
+            "body_crc": zlib.crc32(placed.message.body),
         }
         for placed in run.log.placed
         if placed.message.topic == TOPIC
@@ -146,7 +146,18 @@ def test_only_ids_and_topics(spark: SparkSession, run: Run, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("acks.jsonl", b"{", "1 rows without msg_id or topic"),
+        (
+            "acks.jsonl",
+            b'{"msg_id": "a", "topic": "T"}\n{"msg_id": "b", "topic": "T", "que',
+            ":2: '{",
+        ),
+        (
+            "acks.jsonl",
+            b'{"msg_id": "b", "topic": "T", "queue_id": "one"}\n',
+            "no acknowledged mess",
+        ),
+        ("acks.jsonl", b'{"msg_id": "b", "topic": "T", "body_crc": 4294967296}\n', "than 32 bits"),
+        ("acks.jsonl", b"", "a list of nothing proves nothing"),
         ("acks.jsonl", b'{"topic": "T"}\n', "1 rows without msg_id or topic"),
         ("acks.parquet", b"PAR1 it is not", "cannot be read"),
     ],

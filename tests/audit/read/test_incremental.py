@@ -354,3 +354,26 @@ def test_the_command(spark: SparkSession, run: Run, begun: Path, tmp_path: Path)
     (Path(results[1]) / "ended.parquet").write_bytes(b"no table")
     broken = CliRunner().invoke(main, [*text, *results])
     assert broken.exit_code == 2 and "cannot be read" in broken.output
+
+
+@pytest.mark.parametrize(
+    ("torn", "told"),
+    [
+        ("queues", "queues.parquet is not there"),
+        ("ranges", "ranges.parquet is not there"),
+        ("tables", r"ended.parquet: the end of the audit of broker-a cannot be read"),
+    ],
+)
+def test_torn_results_of_the_audit_before_are_refused(tmp_path: Path, torn: str, told: str) -> None:
+    kept = Kept(tmp_path, "broker-a")
+    kept.save(Ended(1, 9, 1, 1, "", {("T", 0): 3}, (1, b"x"), {"topics.json": {}}), [])
+    assert kept.ended() is not None
+    if torn == "tables":
+        table = pq.read_table(tmp_path / "ended.parquet")
+        column = table.schema.get_field_index(torn)
+        cut = pa.array(['{"topics.json": {'], pa.string())
+        pq.write_table(table.set_column(column, torn, cut), tmp_path / "ended.parquet")
+    else:
+        (tmp_path / f"{torn}.parquet").unlink()
+    with pytest.raises(StoreError, match=told):
+        kept.ended()

@@ -25,6 +25,7 @@ may lag. *commit* is the position below which the ConsumeQueues must be complete
 that was closed in order, or else the checkpoint's position.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -204,21 +205,27 @@ def _members(
 def _saved(
     items: DataFrame, alike: Alike | None, stores: Mapping[str, Store], since: Ended | None
 ) -> list[tuple[int, bytes]]:
-    """Return the configurations saved by stores and by the audit before, except those at an index
-    where a log has a different frame."""
+    """Return the configurations saved by stores and by the audit before that no log and no larger
+    number of stores contradicts (audit.read.voters)."""
     each = [store.saved_configuration() for store in stores.values()]
     each.append(since.configuration if since else None)
     saved = [one for one in each if one is not None]
     if not saved:
         return []
     if alike is None:
-        return _of_no_other_frame(saved, items)
-    run = alike.frames
-    configurations = {index for index, _, _ in run.configurations} if run else set()
+        first, last, taken = _frames_at(items, [index for index, _ in saved])
+    elif alike.frames is None:
+        return saved
+    else:
+        first, last = alike.frames.first, alike.frames.last
+        there = {index for index, _, _ in alike.frames.configurations}
+        taken = {index for index, _ in saved if first <= index <= last} - there
+    keepers = Counter(saved)
+    most = max(keepers.values())
     return [
         one
         for one in saved
-        if run is None or one[0] in configurations or not run.first <= one[0] <= run.last
+        if one[0] <= last and one[0] not in taken and (one[0] >= first or keepers[one] == most)
     ]
 
 
@@ -244,16 +251,21 @@ def _earlier_end(store: Store, since: Ended | None) -> int:
     return since.position if tail_of(store, since.position) == since.tail else 0
 
 
-def _of_no_other_frame(
-    saved: Sequence[tuple[int, bytes]], items: DataFrame
-) -> list[tuple[int, bytes]]:
-    """Return the saved configurations that no log contradicts at their index."""
-    indexes = [index for index, _ in saved]
+def _frames_at(items: DataFrame, indexes: Sequence[int]) -> tuple[int, int, set[int]]:
+    """Return the lowest and the highest index of intact frames in any log, and those of `indexes`
+    at which a log has a frame that is no configuration."""
     there = items.where((F.col("kind") == int(ItemKind.FRAME)) & F.col("intact"))
-    other = F.col("frame_kind") != int(FrameKind.CONFIGURATION)
-    rows = there.where(other & F.col("frame_index").isin(indexes)).select("frame_index")
-    taken = {row["frame_index"] for row in rows.distinct().collect()}
-    return [each for each in saved if each[0] not in taken]
+    other = (F.col("frame_kind") != int(FrameKind.CONFIGURATION)) & F.col("frame_index").isin(
+        *indexes
+    )
+    row = there.agg(
+        F.min("frame_index").alias("first"),
+        F.max("frame_index").alias("last"),
+        F.collect_set(F.when(other, F.col("frame_index"))).alias("taken"),
+    ).collect()[0]
+    if row["first"] is None:
+        return 0, max(indexes), set()
+    return row["first"], row["last"], {*row["taken"]}
 
 
 def _agreed(held: Sequence[_Held], name: str, voting: frozenset[str], majority: int) -> int:

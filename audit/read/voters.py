@@ -5,8 +5,9 @@ a store is missing. The newest configuration counts that is committed by one of 
 
 - a majority of its own voters hold its frame, intact;
 - a store that holds its frame has a commit position behind it;
-- a store keeps it in its file raft/configuration, which is written only after the commit, and
-  no log has a different frame at this index.
+- a store keeps it in its file raft/configuration, which is written only after the commit. No log
+  may have a different frame at this index, or end before it. If no log reaches back to it, no other
+  may be kept by more stores.
 
 Before the first change, the voters are the founders in cluster.json (audit.read.cluster_info), or
 else the given stores.

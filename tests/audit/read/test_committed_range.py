@@ -6,7 +6,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit
-from raftmq.audit.read.committed_range import not_left_over
+from raftmq.audit.read.committed_range import _saved, not_left_over
+from raftmq.audit.read.range_digests import Alike, FrameRun
+from raftmq.audit.read.store_files import Store
+from raftmq.spark.layout import ItemKind
 from raftmq.store.frame import FrameKind
 from tests.audit.run import NAMES, Run
 
@@ -73,3 +76,40 @@ def test_a_commit_position_beyond_the_log_makes_nothing_count(
     report = run_audit(spark, run.stores, run.history_path)
     assert report.agreed_end == end
     assert report.check("commit").ok is not bool(beyond)
+
+
+NEWEST, OLD, FORGED = (40, b"newest"), (30, b"old"), (45, b"forged")
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize(
+    ("saved", "counted"),
+    [
+        ((NEWEST, NEWEST, NEWEST), {NEWEST}),
+        ((NEWEST, NEWEST, OLD), {NEWEST}),  # the last was down
+        ((FORGED, NEWEST, NEWEST), {NEWEST}),  # of a frame that retention removed
+        (((9_000, b"forged"), NEWEST, NEWEST), {NEWEST}),  # of a frame that no log has yet
+        (((70, b"forged"), NEWEST, NEWEST), {NEWEST}),  # the log has another frame there
+        (((60, b"changed"), (60, b"changed"), NEWEST), {(60, b"changed"), NEWEST}),
+        (((60, b"changed"), None, None), {(60, b"changed")}),
+    ],
+)
+def test_a_single_saved_configuration_does_not_move_the_majority(
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    alike: bool,
+    saved: tuple[tuple[int, bytes] | None, ...],
+    counted: set[tuple[int, bytes]],
+) -> None:
+    """The logs have frames 50 to 80, and 60 is a configuration."""
+    monkeypatch.setattr(Store, "saved_configuration", lambda store: saved[int(store.name)])
+    stores = {str(number): Store(str(number), "") for number in range(3)}
+    run = Alike(FrameRun(50, 80, 1, 1, 9_000, ((60, 500, 600),)))
+    kinds = {60: FrameKind.CONFIGURATION}
+    rows = [
+        (int(ItemKind.FRAME), index, int(kinds.get(index, FrameKind.NOOP)), True)
+        for index in range(50, 81)
+    ]
+    schema = "kind int, frame_index long, frame_kind int, intact boolean"
+    frames = spark.createDataFrame(rows, schema)
+    assert {*_saved(frames, run if alike else None, stores, None)} == counted

@@ -35,7 +35,8 @@ def last_copies(tables: Tables, checks: Sequence[CheckResult], lost: DataFrame) 
         return NONE
     as_sent = F.lit(True)
     for stored, sent in _AS_SENT.items():
-        as_sent &= F.coalesce(F.col(stored) == F.col(sent), F.lit(True))
+        # A stored null is content that cannot be read, unlike any that was sent.
+        as_sent &= F.col(sent).isNull() | F.col(stored).eqNullSafe(F.col(sent))
     copies = (
         records(tables.items)
         .where(F.col("visible") & F.col("intact"))

@@ -51,13 +51,16 @@ def replica_check(tables: Tables, copies: LastCopies) -> CheckResult:
     )
 
 
-def absent_check(limits: Limits) -> CheckResult:
-    """Check that every voter's store was given."""
+def absent_check(limits: Limits, *, running: bool) -> CheckResult:
+    """Check that every voter's store was given, or that its broker answered if `running`."""
     offenders: tuple[Offender, ...] = tuple(
         {"store": name, "voter_by": limits.members.source} for name in limits.absent
     )
-    title = "voters whose store is not there: they count as holding nothing"
-    return CheckResult("absent_stores", title, True, len(offenders), offenders)
+    name, what = "absent_stores", "store is not there"
+    if running:
+        name, what = "brokers_down", "broker did not answer"
+    title = f"voters whose {what}: they count as holding nothing"
+    return CheckResult(name, title, True, len(offenders), offenders)
 
 
 def earlier_check(tables: Tables, since: Ended) -> CheckResult:

@@ -11,6 +11,7 @@ checked.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,6 @@ from ..read.tables import Tables
 from ..report.report import CheckResult, Offender
 from .frames import GroupFrames, payloads
 
-COMMANDS_MAX = 2_000_000  # some 30 s of replay
 TITLE = "tables under config/ that are not what the log makes of them"
 BACKUP = ".bak"
 _SORTED = orjson.OPT_SORT_KEYS
@@ -77,13 +77,10 @@ def replay(tables: Tables, held: GroupFrames) -> Replayed:
     if not held.complete:
         outcome.gaps.append("config/: frames are missing, and tables cannot be made without them")
         return outcome
-    rows = held.commands.limit(COMMANDS_MAX + 1).toArrow().to_pylist()
-    if len(rows) > COMMANDS_MAX:
-        outcome.gaps.append(f"config/: the log has more than {COMMANDS_MAX:,} commands")
-        return outcome
     state = BrokerState()
     _start(state, judged, held, outcome, tables.since)
-    locations = ((row["holder"], row["payload_at"], row["records_at"]) for row in rows)
+    rows, located = itertools.tee(held.commands.toLocalIterator(prefetchPartitions=True))
+    locations = ((row["holder"], row["payload_at"], row["records_at"]) for row in located)
     waiting = sorted(judged, key=lambda file: (file.index, file.store, file.path), reverse=True)
     for row, payload in zip(rows, payloads(tables.stores, locations), strict=True):
         while waiting and waiting[-1].index < row["frame_index"]:

@@ -285,12 +285,12 @@ def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFram
         "fields_sum",
         "born_timestamp",
     )
-    sent = sends.where(F.col("topic").isin(*topics)).drop("invokes", "outcomes")
+    sent = _by_id(sends.where(F.col("topic").isin(*topics)))
     at_ack = (
         (F.col("queue_id") == F.col("ack_queue"))
         & (F.col("queue_offset") == F.col("ack_offset"))
         & F.coalesce(F.col("position") == F.col("ack_position"), F.lit(True))
-    )
+    ) | F.col("reused")
     other_body = F.col("crc").isNotNull() & ~F.col("content_crc").eqNullSafe(F.col("crc"))
     other_fields = F.col("fields").isNotNull() & (F.col("fields_sum") != F.col("fields"))
     other_birth = F.col("born").isNotNull() & (F.col("born_timestamp") != F.col("born"))
@@ -323,3 +323,20 @@ def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFram
             F.col("first.queue_offset").alias("first_offset"),
         )
     )
+
+
+def _by_id(sends: DataFrame) -> DataFrame:
+    """Return a row per topic and id. Sends that share an id (`reused`) cannot be told apart: their
+    content and attempts are unknown, and a copy may be at the place of any."""
+    names = ("id_text", "op", "outcome", "order", "seq")
+    places = ("ack_queue", "ack_offset", "ack_position")
+    single = ("crc", "fields", "born", "attempts")
+    columns = [F.max(name).alias(name) for name in (*names, *places, *single)]
+    rows = sends.groupBy("topic", "id").agg(
+        *columns,
+        F.max(F.col("outcome") == "ok").alias("acknowledged"),
+        (F.count("*") > 1).alias("reused"),
+    )
+    outcome = F.when(F.col("acknowledged"), F.lit("ok")).otherwise(F.col("outcome"))
+    unknown = {name: F.when(~F.col("reused"), F.col(name)) for name in single}
+    return rows.withColumns({**unknown, "outcome": outcome}).drop("acknowledged")

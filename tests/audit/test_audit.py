@@ -528,7 +528,6 @@ def test_an_unfit_history_fails_the_verdict(accounts: AuditReport) -> None:
         "history_operations",
         "history_ids",
         "missing",
-        "duplicate_broker",  # of the id used twice
         "consumed_not_stored",
         "not_consumed",
         "committed_beyond",

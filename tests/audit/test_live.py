@@ -227,7 +227,7 @@ def test_a_replica_that_is_down_is_named(spark: SparkSession, group: Cluster) ->
         report = audited(spark, group)
     finally:
         asyncio.run(kill_or_start(False))
-    assert [offender["store"] for offender in report.check("absent_stores").offenders] == [name]
+    assert [offender["store"] for offender in report.check("brokers_down").offenders] == [name]
     assert not report.ok
 
 

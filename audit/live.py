@@ -1,8 +1,8 @@
 """Audits running brokers; each replica of a Raft group is read at the same commit index.
 
 audit.read.live_copy copies tables and log of each replica into a store in a scratch directory,
-which is judged like the store of a stopped broker. Additional checks compare the queue ends that
-consumers see, and the groups' offsets, with the log.
+which is judged like the store of a stopped broker. An additional check compares the queue ends that
+consumers see with the log.
 
 Brokers in classic mode, and Apache's, have no such commit index. Their topics are pulled and judged
 (`audit.pull_audit`).
@@ -19,22 +19,19 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from raftmq.client.admin.bodies import consume_stats
 from raftmq.client.errors import ClientError
 from raftmq.client.route import BrokerData
-from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.fast_json import loads_object
 from raftmq.spark.options import Connection
 
 from .checks.acknowledged import read_acknowledged, refuse_unjudged
 from .pull_audit import pulled_report
 from .read.history import HistoryUnfit
 from .read.incremental import TAIL_BYTES
-from .read.live_copy import REQUESTS_AT_ONCE_MAX, NotAudited, admin_of, copied_stores, is_raft
+from .read.live_copy import NotAudited, admin_of, copied_stores, is_raft
 from .read.staging import directory_for_tables
 from .read.store_files import StoreError
-from .report.report import AuditReport, CheckResult, Offender
+from .report.report import AuditReport
 from .run import AuditOptions, run
 
 DEFAULTS = AuditOptions()
@@ -118,12 +115,7 @@ def _report_of(
             report = run(
                 spark, copied.stores, copied.subject, options, table_directory, copied.ends
             )
-        offsets = asyncio.run(_offsets_check(connection, copied.leader))
-        return replace(
-            report,
-            checks=(*report.checks, offsets),
-            not_judged=(*copied.unseen, *report.not_judged),
-        )
+        return replace(report, not_judged=(*copied.unseen, *report.not_judged))
 
 
 def _report_step(progress: Callable[[str], None], group: str, what: str) -> None:
@@ -161,23 +153,3 @@ async def _topics(connection: Connection, group: BrokerData) -> list[str]:
         raise NotAudited(f"{group.broker_name} has no master")
     async with admin_of(connection) as admin:
         return sorted(await admin.topic.configs(group.leader))
-
-
-async def _offsets_check(connection: Connection, leader: str) -> CheckResult:
-    offenders: list[Offender] = []
-    slots = asyncio.Semaphore(REQUESTS_AT_ONCE_MAX)
-    async with admin_of(connection) as admin:
-
-        async def ask(group: str) -> None:
-            async with slots:
-                ext = {"consumerGroup": group}
-                answer = await admin.ask(leader, RequestCode.GET_CONSUME_STATS, ext)
-            for queue, progress in consume_stats(loads_object(answer.body)).queues.items():
-                if progress.behind < 0:
-                    queue_of = {"topic": queue.topic, "queue_id": queue.queue_id}
-                    ends = {"offset": progress.consumer_offset, "end": progress.broker_offset}
-                    offenders.append({"group": group} | queue_of | ends)
-
-        await asyncio.gather(*(ask(name) for name in await admin.group.configs(leader)))
-    title = "offsets that groups have committed behind their queue's end"
-    return CheckResult.of_faults("group_offsets", title, offenders)

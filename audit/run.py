@@ -25,7 +25,15 @@ from .checks.history_checks import judged_history
 from .checks.index_and_config_checks import check_store_files
 from .checks.internal_topic_checks import waiting_checks
 from .checks.last_copies import NONE, LastCopies, last_copies, with_holders
-from .checks.ranges import ended_at, ends_check, queue_ends, ranges_check, timeline
+from .checks.ranges import (
+    ended_at,
+    ends_check,
+    offsets_check,
+    queue_ends,
+    ranges_check,
+    timeline,
+    times_check,
+)
 from .checks.replicas import (
     absent_check,
     commit_check,
@@ -135,8 +143,17 @@ def run(
         results.append(early)
         if since is not None:
             results.append(earlier_check(tables, since))
+        committed = files.committed
+        ends = {}
+        if committed or queue_ends_seen is not None or kept is not None:
+            ends = queue_ends(tables)
+        offsets, queues_unknown = offsets_check(
+            committed, ends, complete=tables.limits.start == 0 or since is not None
+        )
+        results.append(offsets)
+        results.append(times_check(tables, clocks_steady=sends.clocks_steady))
         if queue_ends_seen is not None:
-            results.append(ends_check(queue_ends_seen, queue_ends(tables)))
+            results.append(ends_check(queue_ends_seen, ends))
         ranges: list[Range] = []
         if kept is not None:
             check, ranges = ranges_check(tables, [] if since else kept.ranges(), started_ms)
@@ -167,11 +184,12 @@ def run(
                 *sends.gaps,
                 *times_unknown,
                 *files.gaps,
+                *queues_unknown,
             ),
         )
         if kept is not None and report.ok:
             earlier = kept.ranges() if since else []
-            kept.save(ended_at(tables, held, files, started_ms), [*earlier, *ranges])
+            kept.save(ended_at(tables, held, files, ends, started_ms), [*earlier, *ranges])
         return report
 
 

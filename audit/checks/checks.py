@@ -63,8 +63,10 @@ def stored_checks(tables: Tables) -> Iterator[Check]:
     yield from offset_checks(tables)
     yield damage(tables)
     yield from frame_checks(tables)
+    yield unpackable(tables)
     if tables.subject.queues:
         yield from queue_index_checks(tables)
+        yield multi_queue_check(tables)
 
 
 def history_checks(tables: Tables) -> Iterator[Check]:
@@ -292,6 +294,18 @@ def damage(tables: Tables) -> Check:
     )
 
 
+def unpackable(tables: Tables) -> Check:
+    """Check for compressed bodies that no consumer can unpack."""
+    found = any(digest.unpackable for digest in tables.staged_log.digests)
+    return Check(
+        "unpackable",
+        "messages whose compressed body no consumer can unpack",
+        tables.log.where("visible") if found else None,
+        F.col("content_crc").isNull(),
+        ("position", "topic", "queue_id", "queue_offset", "id_text"),
+    )
+
+
 def frame_checks(tables: Tables) -> Iterator[Check]:
     """Check Raft's invariants in the frames of each store and between stores."""
     index = F.col("frame_index")
@@ -382,6 +396,24 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
         judged,
         without,
         columns,
+        order=("store", "position"),
+    )
+
+
+def multi_queue_check(tables: Tables) -> Check:
+    """Check units of MULTI_QUEUE_PREFIX, each of which points at a record of any topic."""
+    joined = None
+    if any(digest.multi for digest in tables.unit_digests):
+        there = records(tables.items).select("store", "position", F.col("size").alias("held"))
+        units = tables.units.where(F.col("topic").startswith(MULTI_QUEUE_PREFIX))
+        units = units.where(F.col("position") >= tables.limits.of("start"))
+        joined = units.join(there, ["store", "position"], "left")
+    return Check(
+        "multi_queue",
+        "units of %LMQ% queues that point at no record",
+        joined,
+        ~F.col("size").eqNullSafe(F.col("held")),
+        ("store", "position", "topic", "queue_id", "queue_offset"),
         order=("store", "position"),
     )
 

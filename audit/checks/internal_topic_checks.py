@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from ..read.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ..read.tables import Tables
 from .checks import Check
+from .ranges import CLOCKS_SET
 
 TOLERANCE_MS = 10  # between two readings of a machine's clock
 COMMITTED = 8  # transaction bits of a record's sysflag
@@ -75,9 +76,18 @@ def _delayed_checks(
         order=("position",),
     )
     yield Check(
+        "due_twice",
+        "delayed messages stored for consumers more often than they waited",
+        rows,
+        F.col("again") >= F.col("waits"),
+        (*key, "position", "waits", "came"),
+        fault=bool(delivered),  # Apache's brokers may deliver one again after a kill
+        order=("position",),
+    )
+    yield Check(
         "due_early",
         "delayed messages stored for consumers before they were due"
-        + ("" if clocks_steady else " (clocks that are set cause this)"),
+        + ("" if clocks_steady else CLOCKS_SET),
         rows,
         F.col("came_ms") < F.col("due_ms") - TOLERANCE_MS,
         (*key, "position", "due_ms", "came_ms"),
@@ -89,7 +99,8 @@ def _delayed_checks(
 def _came(
     tables: Tables, visible: DataFrame, delivered: Mapping[int, int], key: Sequence[str]
 ) -> DataFrame:
-    """Return for each delayed message how many copies were due, and how many were stored."""
+    """Return for each delayed message how many copies waited (`waits`), were due, and were stored
+    (`came`), and how many of these were stored after another in the same topic (`again`)."""
     due = (
         tables.units.where(F.col("topic") == SCHEDULE_TOPIC)
         .groupBy("position")
@@ -105,21 +116,26 @@ def _came(
         .groupBy(*key)
         .agg(
             F.count_if(passed).alias("due"),
+            F.count("*").alias("waits"),
             F.min("position").alias("position"),
             F.min("due_ms").alias("due_ms"),
         )
     )
     for_consumers = F.col("topic") != TIMER_TOPIC  # a draining group makes them timer messages
-    again = visible.where(F.col("topic") != SCHEDULE_TOPIC).select(
+    stored = visible.where(F.col("topic") != SCHEDULE_TOPIC).select(
         *key,
+        F.when(for_consumers & (F.col("topic") != HALF_TOPIC), F.col("topic")).alias("topic"),
         F.col("position").alias("at"),
         F.when(for_consumers, F.col("store_timestamp")).alias("ms"),
     )
+    later = F.col("at") > F.col("position")
+    topics = F.collect_list(F.when(later, F.col("topic")))
     return (
-        waited.join(again, [*key], "left")
-        .groupBy(*key, "due", "position", "due_ms")
+        waited.join(stored, [*key], "left")
+        .groupBy(*key, "due", "waits", "position", "due_ms")
         .agg(
-            F.count_if(F.col("at") > F.col("position")).alias("came"),
-            F.min(F.when(F.col("at") > F.col("position"), F.col("ms"))).alias("came_ms"),
+            F.count_if(later).alias("came"),
+            (F.size(topics) - F.size(F.array_distinct(topics))).alias("again"),
+            F.min(F.when(later, F.col("ms"))).alias("came_ms"),
         )
     )

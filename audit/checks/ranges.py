@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pyspark.sql import functions as F
 
@@ -14,6 +15,8 @@ from .index_and_config_checks import StoreFiles
 from .replicas import garbage
 
 TIMELINE_PARTS = 200
+FALL_MS = 60_000
+CLOCKS_SET = " (clocks that are set cause this)"
 
 
 def ranges_check(
@@ -77,9 +80,13 @@ def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
 
 
 def ended_at(
-    tables: Tables, held: GroupFrames | None, files: StoreFiles, audited_at_ms: int
+    tables: Tables,
+    held: GroupFrames | None,
+    files: StoreFiles,
+    ends: Mapping[tuple[str, int], int],
+    audited_at_ms: int,
 ) -> Ended:
-    """Return the end of this audit, for the next incremental audit."""
+    """Return the end of this audit, for the next incremental audit; `ends` has those of queues."""
     since, position = tables.since, tables.limits.agreed_end
     reference = max(tables.limits.stores, key=lambda store: store.agreed).store
     configurations = files.configurations or {}
@@ -92,10 +99,57 @@ def ended_at(
         held.last if held else 0,
         held.term if held else 0,
         tail_of(tables.stores[reference], position) or "",
-        queue_ends(tables),
+        ends,
         configuration,
         files.tables,
     )
+
+
+def offsets_check(
+    committed: Mapping[str, Mapping[str, int]],
+    ends: Mapping[tuple[str, int], int],
+    *,
+    complete: bool,
+) -> tuple[CheckResult, list[str]]:
+    """Check that no group has committed an offset behind its queue's end. `committed` is the
+    offsetTable of consumerOffset.json. Unless the log is `complete`, queues without messages may
+    have had some; also return that gap."""
+    offenders: list[Offender] = []
+    unknown = 0
+    for name, offsets in sorted(committed.items()):
+        topic, _, group = name.partition("@")
+        for number, offset in offsets.items():
+            end = ends.get((topic, int(number)), 0 if complete else None)
+            if end is None:
+                unknown += offset > 0
+            elif offset > end:
+                queue = {"group": group, "topic": topic, "queue_id": int(number)}
+                offenders.append({**queue, "offset": offset, "end": end})
+    title = "offsets that groups have committed behind their queue's end"
+    gap = f"committed offsets of {unknown:,} queues whose messages retention has removed"
+    check = CheckResult.of_faults("group_offsets", title, offenders)
+    return check, [gap] if unknown else []
+
+
+def times_check(tables: Tables, *, clocks_steady: bool) -> CheckResult:
+    """Check that store times do not fall along a log by more than clocks of replicas differ. A fall
+    is a fault if `clocks_steady`."""
+    offenders: list[Offender] = []
+    for name in tables.stores:
+        peak_ms = 0
+        digests = (each for each in tables.staged_log.digests if name in each.stores)
+        for digest in sorted(digests, key=lambda digest: digest.start):
+            if digest.times is None:
+                continue
+            falls = (digest.fall, (digest.start, peak_ms - digest.times[0]))
+            position, fall_ms = max(falls, key=lambda fall: fall[1])
+            if fall_ms > FALL_MS:
+                fall: Offender = {"store": name, "position": position, "fall_s": fall_ms // 1000}
+                offenders.append(fall)
+            peak_ms = max(peak_ms, digest.times[1])
+    title = "ranges of the log in which store times fall by more than a minute"
+    check = CheckResult.of_faults("times_fall", title, offenders)
+    return check if clocks_steady else replace(check, fault=False, title=f"{title}{CLOCKS_SET}")
 
 
 def ends_check(

@@ -76,7 +76,8 @@ class LogDigest:
     messages. `units` has sums of the units that visible records must have, `ids` sums of the
     positions of records that are indexed by their own id. `frame_run`: the frames, if they are a
     run. `damage_at`: the first damaged position. `times`: lowest and highest store time of intact
-    records (ms). `path`: the file with the rows.
+    records (ms). `fall`: the record whose store time is furthest below an earlier one of the range,
+    as position and ms. `unpackable`: a body cannot be unpacked. `path`: the file with the rows.
     """
 
     stores: tuple[str, ...]
@@ -92,6 +93,8 @@ class LogDigest:
     frame_run: FrameRun | None = None
     damage_at: int | None = None
     times: tuple[int, int] | None = None
+    fall: tuple[int, int] = (0, 0)
+    unpackable: bool = False
     path: str = ""
 
 
@@ -126,10 +129,12 @@ def all_alike(
 
 @dataclass(frozen=True, slots=True)
 class UnitDigest:
-    """Sums of equal ConsumeQueue units of `stores`, by the range of the log they point into."""
+    """Sums of equal ConsumeQueue units of `stores`, by the range of the log they point into.
+    `multi`: there are units of queues of MULTI_QUEUE_PREFIX, which are not counted."""
 
     stores: tuple[str, ...]
     units: Sums
+    multi: bool = False
 
 
 class LogSummary:
@@ -140,7 +145,8 @@ class LogSummary:
         self._frame_runs: list[FrameRun | None] = []
         self._damaged: list[int] = []
         self._times: list[int] = []
-        self._waits = False
+        self._fall = (0, 0)
+        self._waits = self._unpackable = False
         self._units: list[Sums] = []
         self._ids: list[Sums] = []
 
@@ -158,9 +164,8 @@ class LogSummary:
         intact = batch["intact"].to_numpy(False).astype(bool)
         self._records += int(intact.sum())
         self._damaged += position[~intact][:1].tolist()
-        times = _numbers(batch, "store_timestamp")[intact]
-        if len(times):
-            self._times += int(times.min()), int(times.max())
+        self._add_times(_numbers(batch, "store_timestamp")[intact], position[intact])
+        self._unpackable |= bool(batch["content_crc"].null_count)
         topics = batch["topic"].dictionary_encode()
         bits = _numbers(batch, "sysflag") & SYSFLAG_TRANSACTION
         known = topics.dictionary.to_pylist()
@@ -178,6 +183,16 @@ class LogSummary:
         indexed = batch["uniq_key"].is_valid().to_numpy(False) & (bits != ROLLED_BACK)
         self._ids.append(sums(position[indexed], position[indexed]))
         return _runs(batch, topics, visible & intact)
+
+    def _add_times(self, times: Array, position: Array) -> None:
+        if not len(times):
+            return
+        before = max(self._times, default=int(times[0]))
+        falls = np.maximum(np.maximum.accumulate(times), before) - times
+        deepest = int(falls.argmax())
+        if falls[deepest] > self._fall[1]:
+            self._fall = int(position[deepest]), int(falls[deepest])
+        self._times += int(times.min()), int(times.max())
 
     def _add_frames(self, batch: pa.RecordBatch, position: Array, size: Array) -> None:
         self._frames += len(batch)
@@ -213,6 +228,8 @@ class LogSummary:
             self._frame_run(),
             min(self._damaged, default=None),
             (min(self._times), max(self._times)) if self._times else None,
+            self._fall,
+            self._unpackable,
             path,
         )
 
@@ -222,10 +239,14 @@ class UnitSummary:
 
     def __init__(self) -> None:
         self._units: dict[str, list[Sums]] = {}
+        self._multi: set[str] = set()
 
     def add(self, batch: pa.RecordBatch) -> None:
         topic = batch["topic"][0].as_py()
         if topic.startswith(MULTI_QUEUE_PREFIX):
+            stores = batch["store"][0].as_py()
+            self._multi.add(stores)
+            self._units.setdefault(stores, [])
             return
         tags = _numbers(batch, "tags_code")
         hashes = unit_hashes(
@@ -241,7 +262,7 @@ class UnitSummary:
 
     def digests(self) -> list[UnitDigest]:
         return [
-            UnitDigest(tuple(stores.split(STORES_SEPARATOR)), total(parts))
+            UnitDigest(tuple(stores.split(STORES_SEPARATOR)), total(parts), stores in self._multi)
             for stores, parts in self._units.items()
         ]
 

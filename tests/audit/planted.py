@@ -316,6 +316,33 @@ def _other_id(hit: Hit, id: str, topic: str) -> None:
     hit.reseal(start, {placed.position - start + data.index(id.encode()): b"A"})
 
 
+def _came_again(hit: Hit) -> None:
+    """A later message of the topic of the delayed message has its id."""
+    id = message_id(10_012)
+    (placed,) = (p for p in hit.run.log.placed if p.message.id == id)
+    start = hit.frame_of(placed.position)[0]
+    data = bytes(hit.run.log.byte(placed.position + i) for i in range(placed.size))
+    at = placed.position - start + data.index(id.encode())
+    hit.reseal(start, {at: DELAYED.encode()})
+
+
+def _stored_before(hit: Hit, number: int) -> None:
+    record = hit.run.placed(number).position - frame(hit, number)
+    hit.reseal(frame(hit, number), {record + 56: struct.pack(">q", BORN_MS - 3_600_000)})
+
+
+def _packed(hit: Hit, number: int) -> None:
+    """The record says that its body is compressed."""
+    record = hit.run.placed(number).position - frame(hit, number)
+    hit.reseal(frame(hit, number), {record + 36: struct.pack(">i", 1)})
+
+
+def _garbage_units(hit: Hit) -> None:
+    for path in hit.files(f"consumequeue/%LMQ%lite/0/{0:020d}"):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(UNIT.pack(77, 99, 1))
+
+
 def _cut_tail(hit: Hit) -> None:
     """The log ends in the middle, as if what is behind had never been written."""
     name, start = hit.segment(frame(hit, 140))
@@ -569,6 +596,41 @@ LOG_KINDS = (
         directory=said(DECIDED),
         names=False,
     ),
+    Kind(
+        "a store time that falls by an hour",
+        "messages",
+        lambda hit: _stored_before(hit, 120),
+        "times_fall",
+        at(120),
+    ),
+    Kind(
+        "a body that nobody can unpack",
+        "messages",
+        lambda hit: _packed(hit, 110),
+        "replicas",
+        two="unpackable",
+        directory=at(110),
+    ),
+    Kind(
+        "a delayed message that came twice",
+        "messages",
+        _came_again,
+        "replicas",
+        two="due_twice",
+        directory=said(DELAYED),
+        names=False,
+    ),
+    Kind(
+        "an offset of a queue that never was",
+        "waited",
+        lambda hit: hit.reseal(
+            _commands(hit.run)[-1], {60: OFFSETS.replace(TOPIC.encode(), TOPIC.upper().encode())}
+        ),
+        "replicas",
+        two="group_offsets",
+        directory=said(f"'topic': '{TOPIC.upper()}'"),
+        names=False,
+    ),
     Kind("the log stops too early", "tail", _cut_tail, "damage"),
     Kind(
         "the first segment",
@@ -617,6 +679,13 @@ QUEUE_KINDS = (
         at(14),
     ),
     Kind("no unit", "beside one", lambda hit: hit.unit(17, 0, bytes(20)), "not_indexed", at(17)),
+    Kind(
+        "garbage in a %LMQ% queue",
+        "beside two",
+        _garbage_units,
+        "multi_queue",
+        said("'position': 77"),
+    ),
     Kind(
         "a ConsumeQueue file",
         "beside two",

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from raftmq.audit import live
 from raftmq.audit import pull_audit as pulled
+from raftmq.audit import run as job
 from raftmq.audit.checks.ranges import ends_check
 from raftmq.audit.cli import main
 from raftmq.audit.live import audit_cluster
@@ -81,6 +82,11 @@ async def send(cluster: Cluster, topic: str, count: int) -> None:
             await asyncio.gather(
                 *(producer.send(Message(topic, BODY, keys=f"k{first + n}")) for n in range(100))
             )
+
+
+async def send_one(cluster: Cluster, topic: str) -> str:
+    async with Producer("fill", cluster.state().namesrv) as producer:
+        return (await producer.send(Message(topic, BODY))).msg_id
 
 
 def connection(cluster: Cluster) -> Connection:
@@ -308,15 +314,17 @@ def test_a_group_that_cannot_be_audited_does_not_hide_the_others(
         gone = {each: BrokerData("DefaultCluster", each, {}) for each in ("broker-0", "broker-z")}
         return {**await groups(where, name), **gone}
 
-    async def check(where: Connection, leader: str) -> CheckResult:
-        return CheckResult.of_faults("group_offsets", "planted", [{"group": "g"}] * wrong)
+    def check(*_: object, complete: bool) -> tuple[CheckResult, list[str]]:
+        return CheckResult.of_faults("group_offsets", "planted", [{"group": "g"}] * wrong), []
 
     monkeypatch.setattr(live, "_groups", with_unreachable)
-    monkeypatch.setattr(live, "_offsets_check", check)
+    monkeypatch.setattr(job, "offsets_check", check)
     path, results = tmp_path / "reports.json", tmp_path / "results"
     where = ["--namesrv", group.state().namesrv, "--json", str(path), "--results", str(results)]
     acks = tmp_path / "acks.jsonl"
-    acks.touch()
+    sent_id = asyncio.run(send_one(group, "Orders"))
+    row = {"msg_id": sent_id, "topic": "Orders", "broker": "broker-a"}
+    acks.write_text(json.dumps(row))
     sent = ["--acknowledged", str(acks)] if compared else []
     done = CliRunner().invoke(main, where + sent)
     assert done.exit_code == (1 if wrong else 2), done.output

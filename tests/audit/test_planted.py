@@ -56,6 +56,9 @@ def unnamed(report: AuditReport, run: Run, kind: Kind, damaged: int) -> str:
         rows = [*report.check(name).offenders]
     if report.check(name).ok or not rows:
         return f"{name} says nothing of {kind.directory(run)!r}: {report.check(name).offenders}"
+    held_by = {copy.split("/")[0] for row in rows for copy in row.get("held_by", ())}
+    if held_by & {*DAMAGED[damaged]}:
+        return f"{name} takes the copies of {sorted(held_by)} for right"
     stores = {row["store"] for row in rows if "store" in row}
     if kind.names and name != "replicas" and stores and stores != {*DAMAGED[damaged]}:
         return f"{name} names {sorted(stores)}"

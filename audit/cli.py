@@ -1,8 +1,9 @@
 """mqaudit, the command that audits running brokers or stopped stores.
 
-Exit status 0 means that nothing is wrong, 1 that something is. 2 means that the audit could not run
-(usage, no Java, unusable stores or history), or that a report could not be written. A closed
-standard output does not change it.
+Exit status 0 means that nothing is wrong, 1 that messages are lost or promises broken, 3 that
+replicas are damaged, 4 that brokers are down. 2 means that the audit could not run (usage, no Java,
+unusable stores or history), or that a report could not be written. A closed standard output does
+not change it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from raftmq.ops.interpreter import version_option
 if TYPE_CHECKING:
     from .report.report import AuditReport
 
-EXIT_WRONG = 1
 EXIT_UNUSABLE = 2
+EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -176,7 +177,8 @@ def main(
     stores of stopped brokers. Checks that need a history are skipped without one, and listed as
     not judged.
 
-    Exit status: 0 nothing wrong, 1 something is, 2 it could not be audited.
+    Exit status: 0 nothing wrong, 1 messages lost or promises broken, 2 it could not be audited, 3
+    replicas damaged, 4 brokers down.
     """
     directories = _parse_stores(stores)
     environment: Mapping[str, str] = os.environ
@@ -236,9 +238,10 @@ def main(
             print_report(report)
     for message in complaints:
         _print_error(message)
-    if not all(report.ok for report in reports):
-        sys.exit(EXIT_WRONG)
-    sys.exit(EXIT_UNUSABLE if complaints else 0)
+    verdicts = frozenset[str]().union(*(report.verdicts for report in reports))
+    found = [status for verdict, status in EXITS.items() if verdict in verdicts]
+    found += [EXIT_UNUSABLE] if complaints else [0]
+    sys.exit(found[0])
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from .checks.ranges import (
 )
 from .checks.replicas import (
     absent_check,
+    behind_check,
     commit_check,
     earlier_check,
     replica_check,
@@ -138,6 +139,7 @@ def run(
         results.append(absent_check(tables.limits, running=not subject.queues))
         results.append(replica_check(tables, sends.copies))
         results.append(commit_check(tables.limits))
+        results.append(behind_check(tables.limits))
         results.append(segment_check(stores, tables.limits))
         early, times_unknown = retention_check(tables)
         results.append(early)
@@ -295,6 +297,8 @@ def _not_judged(tables: Tables, options: AuditOptions) -> Iterator[str]:
             f"whether retention kept messages for longer than {HOURS} hours, a broker's default:"
             " name yours (--retention)"
         )
+    if tables.limits.mode != RAFT and options.history is None:
+        yield "flags, hosts and properties of messages: classic logs have no checksums of them"
     if options.acknowledged is not None:
         yield "messages never sent, and order: only what was acknowledged is known of the sends"
     elif options.history is None:

@@ -6,7 +6,7 @@
 
 usage: raftmq-audit --run RUN [--topic TOPIC] [GROUP...]      (default: every group that has stores)
 
-Exit status: the highest of mqaudit's, one for each group; 2 if there is nothing to audit.
+Exit status: the gravest of mqaudit's, one for each group; 2 if there is nothing to audit.
 """
 
 import argparse
@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 STORES, RUNS = Path("/stores"), Path("/runs")
-EXIT_WRONG, EXIT_UNUSABLE = 1, 2
+EXIT_LOST, EXIT_UNUSABLE = 1, 2
+GRAVEST_FIRST = (EXIT_LOST, 3, 4, EXIT_UNUSABLE, 0)  # of mqaudit
 
 
 def main() -> int:
@@ -34,7 +35,7 @@ def main() -> int:
         print(f"raftmq-audit: {reason}", file=sys.stderr)
         return EXIT_UNUSABLE
     status = audit(history, options.topic, {g: stores[g] for g in options.groups or stores})
-    if status == EXIT_WRONG and len(list(RUNS.glob("*/history.jsonl"))) > 1:
+    if status == EXIT_LOST and len(list(RUNS.glob("*/history.jsonl"))) > 1:
         print(
             "raftmq-audit: there were several runs. Messages of another run that stand in the same "
             "volumes were never sent as far as this one knows: audit the first run of new volumes."
@@ -52,7 +53,7 @@ def stores_of(root: Path) -> dict[str, list[Path]]:
 
 
 def audit(history: Path, topic: str, groups: dict[str, list[Path]]) -> int:
-    """Audit each group; return the highest exit status. All audits share one Spark session, because
+    """Audit each group; return the gravest exit status. All audits share one Spark session, because
     its start is half of the time that an audit takes."""
     from raftmq.audit.cli import main as mqaudit
     from raftmq.audit.session import session
@@ -67,7 +68,7 @@ def audit(history: Path, topic: str, groups: dict[str, list[Path]]) -> int:
                 mqaudit(command)
             except SystemExit as end:
                 statuses.append(int(end.code or 0))
-    return max(statuses)
+    return min(statuses, key=GRAVEST_FIRST.index)
 
 
 if __name__ == "__main__":

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from raftmq.broker.tables.snapshot import FILES
+
+from ..read.store_files import Store
 from ..read.tables import Tables
 from ..report.report import CheckResult
 from .frames import GroupFrames, configurations_of
 from .indexes import index_check
-from .raft_files import LogFacts, raft_files_check
-from .table_replay import replay
+from .raft_files import CONFIGURATION, GROUP, HARD_STATE, LogFacts, raft_files_check
+from .table_replay import BACKUP, replay
 
 OFFSETS = "consumerOffset.json"
+# Files and directories that checks read; all others are listed as not judged.
+READ = (
+    *("abort", "checkpoint", "commitlog", "consumequeue", "dledger-*", "identity", "index"),
+    *("config", *(f"config/{name}{end}" for name in FILES for end in ("", BACKUP))),
+    *("raft", *(f"raft/{name}" for name in (HARD_STATE, CONFIGURATION, GROUP))),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,14 @@ class StoreFiles:
 
 def check_store_files(tables: Tables, held: GroupFrames | None) -> StoreFiles:
     """Check the files beside the log of every store. `held` is given in Raft mode."""
+    files = _store_files(tables, held)
+    unread = unread_files(tables.stores)
+    if unread:
+        files.gaps.append(f"files: {', '.join(unread)}")
+    return files
+
+
+def _store_files(tables: Tables, held: GroupFrames | None) -> StoreFiles:
     if held is None:
         indexes, gaps = index_check(tables)
         gaps.append("config/: only in Raft mode is what it has in the log")
@@ -67,6 +85,18 @@ def check_store_files(tables: Tables, held: GroupFrames | None) -> StoreFiles:
         gaps.append("raft/: no store has files of our engine there")
     results = [indexes, replayed.check, raft_files]
     return StoreFiles(results, gaps, configurations, replayed.tables, offsets)
+
+
+def unread_files(stores: Mapping[str, Store]) -> list[str]:
+    """Return the kinds of files in the stores that no check reads, sorted. Raises OSError."""
+    unread: set[str] = set()
+    for store in stores.values():
+        root = Path(store.path)
+        for path in (*root.iterdir(), *root.glob("config/*"), *root.glob("raft/*")):
+            name = path.relative_to(root).as_posix()
+            if not any(fnmatch(name, known) for known in READ):
+                unread.add(f"{name}/" if path.is_dir() else name)
+    return sorted(unread)
 
 
 def _offsets(tables: Tables, gaps: list[str]) -> dict[str, dict[str, int]]:

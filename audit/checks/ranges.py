@@ -8,6 +8,7 @@ from dataclasses import replace
 from pyspark.sql import functions as F
 
 from ..read.incremental import Digest, Ended, Range, split, tail_of
+from ..read.system_topics import MULTI_QUEUE_PREFIX
 from ..read.tables import Tables
 from ..report.report import CheckResult, Offender
 from .frames import GroupFrames
@@ -113,20 +114,21 @@ def offsets_check(
 ) -> tuple[CheckResult, list[str]]:
     """Check that no group has committed an offset behind its queue's end. `committed` is the
     offsetTable of consumerOffset.json. Unless the log is `complete`, queues without messages may
-    have had some; also return that gap."""
+    have had some, like those of MULTI_QUEUE_PREFIX; also return that gap."""
     offenders: list[Offender] = []
     unknown = 0
     for name, offsets in sorted(committed.items()):
         topic, _, group = name.partition("@")
+        known = complete and not topic.startswith(MULTI_QUEUE_PREFIX)
         for number, offset in offsets.items():
-            end = ends.get((topic, int(number)), 0 if complete else None)
+            end = ends.get((topic, int(number)), 0 if known else None)
             if end is None:
                 unknown += offset > 0
             elif offset > end:
                 queue = {"group": group, "topic": topic, "queue_id": int(number)}
                 offenders.append({**queue, "offset": offset, "end": end})
     title = "offsets that groups have committed behind their queue's end"
-    gap = f"committed offsets of {unknown:,} queues whose messages retention has removed"
+    gap = f"committed offsets of {unknown:,} queues that have no message of their own in the log"
     check = CheckResult.of_faults("group_offsets", title, offenders)
     return check, [gap] if unknown else []
 

@@ -10,7 +10,7 @@ that holds an acknowledged message that the majority lost counts as right from t
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -23,7 +23,7 @@ from ..read.committed_range import Limits
 from ..read.incremental import Ended, tail_of
 from ..read.store_files import Store, first_difference, stores_option
 from ..read.tables import Tables
-from ..report.report import OFFENDERS_MAX, CheckResult, Offender
+from ..report.report import OFFENDERS_MAX, CheckResult, Offender, Verdict
 from .last_copies import LastCopies
 
 BLANKS_MAX = 1_000_000  # collected to the driver; a log of 1 PB has as many
@@ -133,7 +133,20 @@ def retention_check(tables: Tables) -> tuple[CheckResult, list[str]]:
             offender: Offender = {"store": store.store, "position": store.start, "age_hours": age}
             offenders.append(offender)
     title = "stores whose log begins with a message that is too young for retention"
-    return CheckResult.of_faults("removed_early", title, offenders), gaps
+    check = CheckResult.of_faults("removed_early", title, offenders)
+    verdict = Verdict.LOST if retention.too_early else Verdict.DAMAGED
+    return replace(check, verdict=verdict), gaps
+
+
+def behind_check(limits: Limits) -> CheckResult:
+    """Count the stores that end before the group's log, which is no fault."""
+    offenders: list[Offender] = [
+        {"store": store.store, "agreed": store.agreed, "bytes": limits.agreed_end - store.agreed}
+        for store in limits.stores
+        if store.agreed < limits.agreed_end
+    ]
+    title = "stores that end before the group's log"
+    return replace(CheckResult.of_faults("behind", title, offenders), fault=False)
 
 
 def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:

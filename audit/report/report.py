@@ -9,10 +9,42 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import orjson
 
+
+class Verdict(StrEnum):
+    """The meaning of a check's offenders for whoever is paged."""
+
+    NONE = ""
+    LOST = "lost"  # the group does not have, or show, what it promised to clients
+    DAMAGED = "damaged"  # replicas or files beside the log, and the group has everything
+    DOWN = "down"  # a broker did not answer
+    BEHIND = "behind"  # a replica has yet to fetch what the group has
+
+
+# Checks of single replicas, and of files that are made from the log.
+DAMAGES = frozenset(
+    {
+        "absent_stores",
+        "damage",
+        "earlier",
+        "frame_agreement",
+        "frame_records",
+        "frame_sequence",
+        "index",
+        "multi_queue",
+        "not_indexed",
+        "queue_index",
+        "raft_files",
+        "replicas",
+        "segments",
+        "tables",
+    }
+)
+OTHERS = {"brokers_down": Verdict.DOWN, "behind": Verdict.BEHIND}
 OFFENDERS_MAX = 20  # rows per check; the count is always complete
 
 Offender = Mapping[str, Any]
@@ -27,6 +59,11 @@ class CheckResult:
     fault: bool
     count: int
     offenders: tuple[Offender, ...] = ()
+    verdict: Verdict = Verdict.NONE
+
+    def __post_init__(self) -> None:
+        if self.verdict is Verdict.NONE:
+            object.__setattr__(self, "verdict", _verdict_of(self.name))
 
     @classmethod
     def of_faults(cls, name: str, title: str, offenders: Sequence[Offender]) -> CheckResult:
@@ -35,6 +72,10 @@ class CheckResult:
     @property
     def ok(self) -> bool:
         return self.count == 0 or not self.fault
+
+
+def _verdict_of(check: str) -> Verdict:
+    return OTHERS.get(check, Verdict.DAMAGED if check in DAMAGES else Verdict.LOST)
 
 
 def first_of_each_store(
@@ -86,6 +127,11 @@ class AuditReport:
     @property
     def ok(self) -> bool:
         return all(check.ok for check in self.checks)
+
+    @property
+    def verdicts(self) -> frozenset[Verdict]:
+        """The kinds of its faults; empty if nothing is wrong."""
+        return frozenset(check.verdict for check in self.checks if not check.ok)
 
     @property
     def agreed_end(self) -> int:

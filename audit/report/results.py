@@ -47,6 +47,7 @@ CHECKS = pa.schema(
         *_RUN,
         ("check", pa.string()),
         ("title", pa.string()),
+        ("verdict", pa.string()),
         ("fault", pa.bool_()),
         ("count", pa.int64()),
         ("ok", pa.bool_()),
@@ -113,7 +114,8 @@ def prometheus_lines(reports: Sequence[AuditReport], audited_at_ms: int) -> Iter
         agreed.append((group, report.agreed_end if report.stores else 0))
         for check in report.checks:
             fault = "true" if check.fault else "false"
-            findings.append(({**group, "check": check.name, "fault": fault}, check.count))
+            labels = {"check": check.name, "verdict": str(check.verdict), "fault": fault}
+            findings.append(({**group, **labels}, check.count))
         records += [({**group, "store": each.store}, each.records) for each in report.stores]
     for name, doc, rows in families:
         yield f"# HELP raftmq_audit_{name} {doc}\n# TYPE raftmq_audit_{name} gauge\n"
@@ -132,7 +134,7 @@ def _stores(report: AuditReport) -> Iterator[list[Any]]:
 
 def _checks(report: AuditReport) -> Iterator[list[Any]]:
     for check in report.checks:
-        yield [check.name, check.title, check.fault, check.count, check.ok]
+        yield [check.name, check.title, check.verdict, check.fault, check.count, check.ok]
 
 
 def _findings(report: AuditReport) -> Iterator[list[Any]]:

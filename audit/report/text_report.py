@@ -38,7 +38,8 @@ def print_report(report: AuditReport) -> None:
     for check in report.checks:
         if check.ok:
             continue
-        console.print(f"[bold red]{check.title}[/] ({check.count:,})", highlight=False)
+        title = f"[bold red]{check.verdict}: {check.title}[/] ({check.count:,})"
+        console.print(title, highlight=False)
         for offender in check.offenders[:OFFENDERS_SHOWN]:
             line = "  ".join(f"{key}={value}" for key, value in offender.items())
             console.print("  ", line, markup=False, soft_wrap=True)
@@ -46,7 +47,9 @@ def print_report(report: AuditReport) -> None:
             console.print(f"   … {check.count - OFFENDERS_SHOWN:,} more", highlight=False)
     for gap in report.not_judged:
         console.print(f"[yellow]not judged:[/] {gap}", highlight=False, soft_wrap=True)
-    verdict = "[bold green]nothing is wrong[/]" if report.ok else "[bold red]something is wrong[/]"
+    verdict = "[bold green]nothing is wrong[/]"
+    if not report.ok:
+        verdict = f"[bold red]something is wrong: {', '.join(sorted(report.verdicts))}[/]"
     console.print(f"{_subject(report)}: {verdict} ({report.seconds:.1f} s)", highlight=False)
 
 

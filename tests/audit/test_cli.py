@@ -140,8 +140,20 @@ def test_a_lost_message_exits_with_1(spark: SparkSession, run: Run) -> None:
     run.store().write()
     result = mqaudit(run)
     assert result.exit_code == 1, result.output
-    assert "something is wrong" in result.output
+    assert "something is wrong: lost" in result.output
     assert message_id(4) in result.output
+
+
+def test_a_damaged_replica_exits_with_3(spark: SparkSession, run: Run) -> None:
+    run.store()
+    run.logs["n1"].flip(run.placed(4).position + 90)
+    run.write()
+    results = run.root / "results"
+    result = mqaudit(run, "--results", str(results))
+    assert result.exit_code == 3, result.output
+    assert "something is wrong: damaged" in result.output
+    damage = 'raftmq_audit_findings{group="",check="damage",verdict="damaged",fault="true"} 2'
+    assert damage in (results / "mqaudit.prom").read_text()
 
 
 def test_a_topic_nobody_sent_to_exits_with_2(spark: SparkSession, run: Run) -> None:

@@ -16,12 +16,14 @@ from pyspark.sql import SparkSession
 from raftmq.audit import live
 from raftmq.audit import pull_audit as pulled
 from raftmq.audit import run as job
+from raftmq.audit.checks.index_and_config_checks import unread_files
 from raftmq.audit.checks.ranges import ends_check
 from raftmq.audit.cli import main
 from raftmq.audit.live import audit_cluster
 from raftmq.audit.read import live_copy as copied
 from raftmq.audit.read.history import HistoryUnfit
 from raftmq.audit.read.live_copy import NotAudited
+from raftmq.audit.read.store_files import Store
 from raftmq.audit.report.report import AuditReport, CheckResult
 from raftmq.audit.run import AuditOptions
 from raftmq.broker.backup import online_source as source
@@ -82,6 +84,15 @@ async def send(cluster: Cluster, topic: str, count: int) -> None:
             await asyncio.gather(
                 *(producer.send(Message(topic, BODY, keys=f"k{first + n}")) for n in range(100))
             )
+
+
+def test_a_new_kind_of_file_in_a_store_is_judged_or_listed(group: Cluster) -> None:
+    """None of these says anything of messages. Another one would need a check, or a reason."""
+    store = Store("n0", str(group.directory / "n0" / "store"))
+    without_messages = {"consumequeue.manifest", "history/", "lock"}
+    assert {*unread_files({"n0": store})} <= without_messages | {
+        f"raft/{name}" for name in ("boot", "notes", "trim")
+    }
 
 
 async def send_one(cluster: Cluster, topic: str) -> str:

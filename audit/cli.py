@@ -239,9 +239,9 @@ def main(
     for message in complaints:
         _print_error(message)
     verdicts = frozenset[str]().union(*(report.verdicts for report in reports))
-    found = [status for verdict, status in EXITS.items() if verdict in verdicts]
-    found += [EXIT_UNUSABLE] if complaints else [0]
-    sys.exit(found[0])
+    statuses = [status for verdict, status in EXITS.items() if verdict in verdicts]
+    statuses += [EXIT_UNUSABLE] if complaints else [0]
+    sys.exit(statuses[0])
 
 
 @contextmanager

@@ -266,12 +266,12 @@ def _removed(tables: Tables, gone_ms: tuple[int, int] | None) -> dict[str, int]:
     """Return the ages of the youngest and the oldest message that retention removed. Without their
     times, the youngest is at least as old as the first message of the log."""
     first_ms = tables.retention.first_ms
-    begins = [first_ms[store.store] for store in tables.limits.stores if store.store in first_ms]
-    if not begins or tables.since is not None:
+    starts_ms = [first_ms[store.store] for store in tables.limits.stores if store.store in first_ms]
+    if not starts_ms or tables.since is not None:
         return {}
     age_s = tables.retention.age_s
     if gone_ms is None:
-        return {"youngest_removed_age_s": age_s(max(begins))}
+        return {"youngest_removed_age_s": age_s(max(starts_ms))}
     oldest_ms, youngest_ms = gone_ms
     return {"youngest_removed_age_s": age_s(youngest_ms), "oldest_removed_age_s": age_s(oldest_ms)}
 

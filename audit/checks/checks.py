@@ -296,11 +296,11 @@ def damage(tables: Tables) -> Check:
 
 def unpackable(tables: Tables) -> Check:
     """Check for compressed bodies that no consumer can unpack."""
-    found = any(digest.unpackable for digest in tables.staged_log.digests)
+    has_some = any(digest.unpackable for digest in tables.staged_log.digests)
     return Check(
         "unpackable",
         "messages whose compressed body no consumer can unpack",
-        tables.log.where("visible") if found else None,
+        tables.log.where("visible") if has_some else None,
         F.col("content_crc").isNull(),
         ("position", "topic", "queue_id", "queue_offset", "id_text"),
     )

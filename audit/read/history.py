@@ -72,8 +72,8 @@ def refuse_invalid(events: DataFrame, path: str) -> None:
 def invalid_line(path: str, text: str) -> str:
     """Return path, number and start of the line of a file that has this text."""
     with open(path, "rb") as lines:
-        found = (number for number, line in enumerate(lines, 1) if line.strip() == text.encode())
-        return f"{path}:{next(found, 0)}: {text[:200]!r}"
+        numbers = (number for number, line in enumerate(lines, 1) if line.strip() == text.encode())
+        return f"{path}:{next(numbers, 0)}: {text[:200]!r}"
 
 
 def of_group(group: str | None) -> Column:

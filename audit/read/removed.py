@@ -59,13 +59,13 @@ def retention_of(
     now_ms = max(store.last_open_ms() for store in stores.values()) or audited_at_ms
     hours = HOURS if hours is None else hours
     kept_from_ms = now_ms + NOTED_MS - hours * HOUR_MS
-    begins = {store.store: store.start for store in limits.stores if store.start}
+    starts = {store.store: store.start for store in limits.stores if store.start}
     first_ms: dict[str, int] = {}
     for digest in sorted(digests, key=lambda digest: digest.start):
         if digest.times is not None:
-            for name in begins.keys() & {*digest.stores}:
+            for name in starts.keys() & {*digest.stores}:
                 first_ms.setdefault(name, digest.times[0])
-    at_start = (first_ms.get(name, 0) for name in limits.voting if begins.get(name) == limits.start)
+    at_start = (first_ms.get(name, 0) for name in limits.voting if starts.get(name) == limits.start)
     return Retention(now_ms, kept_from_ms, first_ms, max(at_start, default=0) > kept_from_ms)
 
 

@@ -329,9 +329,9 @@ def _by_id(sends: DataFrame) -> DataFrame:
     """Return a row per topic and id. Sends that share an id (`reused`) cannot be told apart: their
     content and attempts are unknown, and a copy may be at the place of any."""
     names = ("id_text", "op", "outcome", "order", "seq")
-    places = ("ack_queue", "ack_offset", "ack_position")
+    positions = ("ack_queue", "ack_offset", "ack_position")
     single = ("crc", "fields", "born", "attempts")
-    columns = [F.max(name).alias(name) for name in (*names, *places, *single)]
+    columns = [F.max(name).alias(name) for name in (*names, *positions, *single)]
     rows = sends.groupBy("topic", "id").agg(
         *columns,
         F.max(F.col("outcome") == "ok").alias("acknowledged"),

@@ -42,7 +42,7 @@ def test_every_alert_fires_in_a_case_in_which_it_does_not_fire_at_first(cases, a
 
 
 def test_cases_give_what_the_alerts_ask_for(cases, alerts):
-    metric = re.compile(r"\b(?:up|(?:rocketmq|raft|process)_[a-z0-9_]+)\b")
+    metric = re.compile(r"\b(?:up|(?:rocketmq|raftmq|raft|process)_[a-z0-9_]+)\b")
     matches = {name for expr in alerts.values() for name in metric.findall(expr)}
     given = {one["series"].split("{")[0] for case in cases for one in case["input_series"]}
     assert given == matches

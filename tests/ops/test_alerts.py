@@ -17,6 +17,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from raftmq.audit.report.report import AuditReport, CheckResult
+from raftmq.audit.report.results import prometheus_lines
 from raftmq.broker import config as broker_config
 from raftmq.chaos.cluster.cli import main as mqcluster
 from raftmq.mqadmin.commands import COMMANDS
@@ -47,7 +49,7 @@ WITHOUT_ALERT = {
 }  # what to do, whatever led there
 METRICS = ROOT / "docs" / "metrics.md"
 
-METRIC = re.compile(r"\b(?:rocketmq|raft|process)_[a-z][a-z0-9_]*[a-z0-9]\b")
+METRIC = re.compile(r"\b(?:rocketmq|raftmq|raft|process)_[a-z][a-z0-9_]*[a-z0-9]\b")
 SELECTOR = re.compile(r"\b([a-z][a-z0-9_]*)\{([^{}]*)\}")
 GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^()]*)\)")
 OF_THE_TARGET = {"job", "instance", "le"}  # what Prometheus itself puts on
@@ -55,6 +57,8 @@ FUNCTIONS = {
     "abs", "sum", "min", "max", "count", "group", "topk", "rate", "increase", "deriv", "changes",
     "histogram_quantile", "last_over_time", "max_over_time", "time", "vector", "by", "on",
 }  # fmt: skip
+
+AUDIT = AuditReport("", (), {}, (CheckResult("damage", "", True, 1),), 0.0)
 
 Known = dict[str, set[str]]
 
@@ -139,6 +143,7 @@ def known(scraped: list[str]) -> Known:
     for text in scraped:
         well_named(text)
         known_in(text, result)
+    known_in("".join(prometheus_lines([AUDIT], 0)), result)
     return result
 
 

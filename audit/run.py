@@ -267,7 +267,7 @@ def _removed(tables: Tables, gone_ms: tuple[int, int] | None) -> dict[str, int]:
     times, the youngest is at least as old as the first message of the log."""
     first_ms = tables.retention.first_ms
     starts_ms = [first_ms[store.store] for store in tables.limits.stores if store.store in first_ms]
-    if not starts_ms or tables.since is not None:
+    if not starts_ms:
         return {}
     age_s = tables.retention.age_s
     if gone_ms is None:
@@ -292,7 +292,7 @@ def _not_judged(tables: Tables, options: AuditOptions) -> Iterator[str]:
             f"the log before {tables.since.position:,}: "
             f"the audit of {at:%Y-%m-%d %H:%M} UTC found nothing wrong with it"
         )
-    if options.retention_hours is None and tables.retention.first_ms and tables.since is None:
+    if options.retention_hours is None and tables.retention.first_ms:
         yield (
             f"whether retention kept messages for longer than {HOURS} hours, a broker's default:"
             " name yours (--retention)"

@@ -26,6 +26,7 @@ from .store_files import STORES_SEPARATOR, Store
 
 HOUR_MS = 3_600_000
 HOURS = 72  # fileReservedTime's default
+TIME_MAX_MS = 1 << 62
 NOTED_MS = 60_000  # between two notes of the log's own time (broker.retention)
 
 
@@ -53,10 +54,15 @@ def retention_of(
     limits: Limits,
     hours: int | None,
     audited_at_ms: int,
+    *,
+    from_start: bool = True,
 ) -> Retention:
     """Return what a retention of so many hours (None: the default) may have removed by the time the
-    stores were closed. Raises OSError."""
+    stores were closed. Unless the log was read `from_start`, nothing is known of ages. Raises
+    OSError."""
     now_ms = max(store.last_open_ms() for store in stores.values()) or audited_at_ms
+    if not from_start:
+        return Retention(now_ms, TIME_MAX_MS, {}, too_early=False)
     hours = HOURS if hours is None else hours
     kept_from_ms = now_ms + NOTED_MS - hours * HOUR_MS
     starts = {store.store: store.start for store in limits.stores if store.start}

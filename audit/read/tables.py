@@ -180,7 +180,10 @@ def stage(
         of_logs, alike, units, unit_digests, limits, log = of_stores.result()
         events, sends = of_history.result()
     topics = (topic,) if topic or history_path is None else _topics(sends)
-    retention = retention_of(stores, of_logs.digests, limits, retention_hours, audited_at_ms)
+    retention = retention_of(
+        *(stores, of_logs.digests, limits, retention_hours, audited_at_ms),
+        from_start=since is None,
+    )
     ledger = sends
     if history_path is not None:
         ledger = _ledger(log, sends, topics)

@@ -296,7 +296,7 @@ def test_where_an_earlier_queue_ended_may_not_be_known(
     for store in stores.values():
         (Path(store) / "commitlog" / f"{0:020d}").unlink()
     results = tmp_path / "results"
-    assert wrong(run_audit(spark, stores, results=results)) == set()
+    assert wrong(run_audit(spark, stores, results=results, retention_hours=0)) == set()
     reported = acks(tmp_path, ("removed", "Idle", 0, 9))
     report = run_audit(spark, stores, acknowledged=reported, results=results, incremental=True)
     assert ids(report, "removed") == {"removed"} and report.ok
@@ -313,7 +313,7 @@ def test_a_queue_that_was_empty_for_the_audit_before_goes_on(
     for store in stores.values():
         (Path(store) / "commitlog" / f"{0:020d}").unlink()
     results = tmp_path / "results"
-    assert wrong(run_audit(spark, stores, results=results)) == set()
+    assert wrong(run_audit(spark, stores, results=results, retention_hours=0)) == set()
     log.next_offsets["Idle", 0] = 9
     log.frame(5, [Message("idle", b"the tenth", topic="Idle")])
     for store in stores.values():

@@ -25,6 +25,7 @@ from .read.cluster_info import CLASSIC
 from .report.report import AuditReport, CheckResult, Offender
 
 UNSEEN = (
+    "messages before the first of each queue: retention or something else removed them",
     "losses, messages never sent, order and duplicates: there is no history of the sends",
     "slaves and files: this broker is no replica of a Raft group, so its master was pulled from",
 )

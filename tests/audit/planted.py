@@ -634,7 +634,7 @@ LOG_KINDS = (
     Kind("the log stops too early", "tail", _cut_tail, "damage"),
     Kind(
         "the first segment",
-        "first",
+        "whole segment",
         lambda hit: hit.remove(f"commitlog/{0:020d}"),
         "removed_early",
         said(f"'position': {SEGMENT_SIZE_BYTES}"),

@@ -435,6 +435,10 @@ class RouteTable:
         """Return the group, which must not be changed, or None."""
         return self._groups.get(broker_name)
 
+    def was_removed(self, broker_name: str) -> bool:
+        """Return whether the last group of that name was removed from the cluster."""
+        return self._group_ids.get(broker_name) in self._removed
+
     def groups(self) -> Iterator[BrokerGroup]:
         return iter(self._groups.values())
 

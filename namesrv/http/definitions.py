@@ -37,7 +37,7 @@ from .changes import reply_of
 from .cluster import ClusterView, Item
 from .inputs import OfName, OfTopic, OptionalName
 from .merging import GroupResult
-from .scaling import OfCluster, is_draining
+from .scaling import OfCluster, is_draining, is_registered
 from .seen import Items, Object, TopicSeen
 from .tracing import name_of
 from .views import ChangedInGroups, DefinitionPage
@@ -118,7 +118,8 @@ class Definitions:
 
     async def _names(self, cluster: str) -> list[str]:
         """Return the broker groups to compare. Raises ApiProblem (400, 404, 503)."""
-        groups = (await self._cluster.refresh())["groups"]
+        report = await self._cluster.refresh()
+        groups = [group for group in report["groups"] if is_registered(group)]
         clusters = sorted({group["cluster"] for group in groups})
         if not cluster and len(clusters) > 1:
             raise invalid([("cluster", f"which cluster? Known: {', '.join(clusters)}")])

@@ -1,8 +1,8 @@
 """Brokers of the route table, including brokers that left recently.
 
 A broker's route ends with its connection, for example when it is killed, but operators still want
-to see it. So its last entry is kept for FORGET_MS or until `forget`. Callers pass the time
-(`now_ms`).
+to see it. So its last entry is kept for FORGET_MS or until `forget`, except if its group was
+removed from the cluster. Callers pass the time (`now_ms`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class Directory:
         for key, known in list(self._seen.items()):
             if key in live:
                 continue
-            if known.gone_since_ms is None:
+            if self._table.was_removed(known.group):
+                del self._seen[key]
+            elif known.gone_since_ms is None:
                 self._seen[key] = replace(known, gone_since_ms=now_ms)
             elif now_ms - known.gone_since_ms > FORGET_MS:
                 del self._seen[key]

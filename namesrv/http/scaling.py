@@ -169,7 +169,11 @@ class Scaling:
 
     async def _groups(self, cluster: str) -> list[Group]:
         report = await self._cluster.refresh()
-        chosen = [group for group in report["groups"] if cluster in ("", group["cluster"])]
+        chosen = [
+            group
+            for group in report["groups"]
+            if is_registered(group) and cluster in ("", group["cluster"])
+        ]
         if cluster and not chosen:
             raise not_found(f"no cluster {cluster!r} is known to this name server")
         return [group_of(group) for group in chosen]
@@ -198,6 +202,11 @@ class Scaling:
             for one in counts(groups, after)
         ]
         return {"items": items, "next": None, "machines": machines, "moved": moved}
+
+
+def is_registered(group: Item) -> bool:
+    """Return whether a broker of a group is registered. Others are only remembered."""
+    return any(broker["registered"] for broker in group["brokers"])
 
 
 def is_draining(group: Item) -> bool:

@@ -23,7 +23,8 @@ export function scalingPage(app) {
 
   const clusters = () => [...new Set((app.cluster?.groups ?? []).map((group) => group.cluster))].sort();
   const chosen = () => (clusters().length > 1 ? state.cluster || clusters()[0] : "");
-  const groups = () => (app.cluster?.groups ?? []).filter((group) => !chosen() || group.cluster === chosen());
+  const isRegistered = (group) => group.brokers.some((one) => one.registered);
+  const groups = () => (app.cluster?.groups ?? []).filter((group) => isRegistered(group) && (!chosen() || group.cluster === chosen()));
   const groupOf = (name) => groups().find((group) => group.name === name);
 
   async function loading(work) {

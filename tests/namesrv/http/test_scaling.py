@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from raftmq.namesrv.http import scaling
+from raftmq.namesrv.http.directory import Directory
+from raftmq.namesrv.routes import Registration, RouteTable
 from raftmq.remoting.registration import TopicConfig
 from tests.namesrv.http.nodes import FakeCluster, FakeNode, replicas
 from tests.namesrv.http.test_cluster_api import Caller
@@ -251,3 +253,35 @@ async def test_draining_groups_are_not_compared(cluster: FakeCluster, call: Call
     cluster.nodes["n3"].view["drainingMs"] = 5
     answer = await call.get("/definitions")
     assert (answer["items"], answer["groups"]) == ([], ["broker-a"])
+
+
+async def test_a_group_of_which_no_broker_is_registered_is_left_out(
+    cluster: FakeCluster, call: Caller
+) -> None:
+    machines(cluster)
+    cluster.nodes["n0"].answers["GET", "/api/v1/subscription-groups"] = (200, {"items": []})
+    await call.get("/groups")
+    for node in cluster.nodes.values():
+        if node.group == "broker-b":
+            cluster.server.table.unregister(node.address, node.group, 0)
+    assert [row["group"] for row in (await call.get("/leader-balance"))["items"]] == ["broker-a"]
+    assert (await call.get("/definitions"))["groups"] == ["broker-a"]
+    assert [group["name"] for group in await groups(call)] == ["broker-a", "broker-b"]
+
+
+async def groups(call: Caller) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = (await call.get("/groups"))["items"]
+    return items
+
+
+def test_brokers_of_a_removed_group_are_not_remembered() -> None:
+    table = RouteTable()
+    directory = Directory(table)
+    one, other = "1" * 32, "2" * 32
+    leaving = Registration("C", "b", "h:1", 0, term=1, group_id=other)
+    table.register(leaving, 0)
+    assert [known.group for known in directory.poll(0)] == ["b"]
+    table.unregister("h:1", "b", 0)
+    assert [known.gone_since_ms for known in directory.poll(1)] == [1]
+    table.register(Registration("C", "a", "h:2", 0, term=1, group_id=one, removed=(other,)), 2)
+    assert [known.group for known in directory.poll(2)] == ["a"]

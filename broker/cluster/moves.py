@@ -232,6 +232,8 @@ class Moves:
         is_current = group.draining_ms > 0 and group.moving.to == window.to
         if window.to in group.removed_groups.values():
             return await self._return(window, records)
+        if not group.value:
+            raise busy("the broker group has no id yet", retriable=True)
         writer = f"broker group {group.value.hex()}"
         target = self._target
         if target is None or target.name != window.to or not is_current:

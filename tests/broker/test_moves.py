@@ -1,6 +1,7 @@
 """Timer messages and dead letters of a draining group that move to another group."""
 
 import asyncio
+import random
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
@@ -164,6 +165,32 @@ async def test_a_crash_neither_loses_nor_repeats_a_message(tmp_path, monkeypatch
 async def test_another_leader_continues_with_the_open_window(tmp_path, monkeypatch):
     moved = await move_with_crash(tmp_path, monkeypatch, "source", "_close", replicas=3)
     assert moved == ["K0", "K1", "K2", "K3"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+async def test_leaders_that_crash_all_the_time_neither_lose_nor_repeat_a_message(
+    tmp_path, monkeypatch, seed
+):
+    monkeypatch.setattr("raftmq.broker.delayed.timers.COUNT_MAX", 5)
+    monkeypatch.setattr(moves, "PER_SECOND_MAX", 50)
+    rng, count = random.Random(seed), 150
+    async with two_groups(tmp_path, replicas=3) as (staying, leaving):
+        await send_timers(leaving, count)
+        await move_timers(leaving)
+        moved = 0
+        while moved < count:
+            await asyncio.sleep(rng.random())
+            one = rng.choice((staying, leaving))
+            name = await one.leader()
+            await one.kill(name)
+            await one.start(name)
+            moving = (await leaving.leading()).state.group.moving
+            moved = moving.moved_timers
+        status = await until_empty(leaving)
+        assert status["move"]["movedTimers"] == count
+        moved_keys = keys(await staying.leading())
+        assert moved_keys == sorted(f"K{number}" for number in range(count)), f"seed {seed}"
 
 
 async def test_without_the_watermark_a_message_would_be_repeated(tmp_path, monkeypatch):

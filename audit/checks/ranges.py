@@ -143,9 +143,10 @@ def times_check(tables: Tables, *, clocks_steady: bool) -> CheckResult:
         for digest in sorted(digests, key=lambda digest: digest.start):
             if digest.times is None:
                 continue
-            falls = (digest.fall, (digest.start, peak_ms - digest.times[0]))
-            position, fall_ms = max(falls, key=lambda fall: fall[1])
+            position, inner_ms = digest.fall
+            fall_ms = max(inner_ms, peak_ms - digest.times[0])
             if fall_ms > FALL_MS:
+                position = position if inner_ms > FALL_MS else digest.start
                 fall: Offender = {"store": name, "position": position, "fall_s": fall_ms // 1000}
                 offenders.append(fall)
             peak_ms = max(peak_ms, digest.times[1])

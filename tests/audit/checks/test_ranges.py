@@ -48,6 +48,10 @@ def digest(
             [("a", 9, 100), ("b", 9, 100)],
         ),
         ([digest("b", 0, (5, 900_000), (4, 61_000)), digest("a", 0, (5, 9))], [("b", 4, 61)]),
+        (
+            [digest("a", 0, (5, 900_000)), digest("a", 9, (5, 6), (12, 70_000))],
+            [("a", 12, 899)],  # the record, not the start of its range
+        ),
         ([digest("a", 18, (5, 6)), digest("b", 0, (900_000, 900_000))], []),  # not the same store
     ],
 )

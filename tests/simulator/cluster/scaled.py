@@ -21,7 +21,7 @@ from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.workloads.base import Environment, Tally, Tasks, leader_of
 from raftmq.chaos.workloads.consumers import ConsumerGroup
 from raftmq.chaos.workloads.deferred import Deliveries, Paced, PostedConfig, Posting
-from raftmq.chaos.workloads.delayed import SETTINGS, TIMER_MS_MAX, delay_levels
+from raftmq.chaos.workloads.delayed import SETTINGS, delay_levels
 from raftmq.client import Admin, ClientError, Message, MessageQueue, Producer, SendResult
 from raftmq.remoting.admin_headers import TopicHeader
 from tests.simulator.cluster import programs
@@ -29,6 +29,7 @@ from tests.simulator.cluster import programs
 ORDERED, ORDERED_GROUP = "ScaledOrdered", "scaled-ordered"
 ORDERED_QUEUES = 2
 KEYS = 5
+TIMER_MS_MAX = 6_000  # some wait while their group is drained
 SEND_TIMEOUT_MS = 5_000
 LEVELS = delay_levels(SETTINGS["messageDelayLevel"])
 

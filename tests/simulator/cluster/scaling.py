@@ -1,8 +1,8 @@
 """Broker groups that join and leave, and topics that are made and deleted, while faults strike.
 
-An operator at the desk starts further groups beside the first, drains groups, cancels that, removes
-them once they are empty, and sometimes starts a removed group again. Each request is repeated until
-it is answered. What must hold:
+An operator at the desk starts further groups beside the first, drains groups, with or without moves
+of their timer messages, cancels that, removes them once they are empty, and sometimes starts a
+removed group again. Each request is repeated until it is answered. What must hold:
 
 - a group that registers for the first time has all topics that the others had when it was started;
 - a topic that is deleted is not in that group again, unless it was made since;
@@ -79,6 +79,7 @@ class Scaling:
         self.differences = ""
         self._world = world
         self._rng = Random(f"groups of {world.seed}")
+        self._moves_rng = Random(f"moves of {world.seed}")
         self._client: RemotingClient | None = None
         self._stopping = False
         self._absent: list[Group] = []
@@ -151,7 +152,8 @@ class Scaling:
         world.note(f"{name} is to be drained: {fate}")
         drained = Drained(world.loop.now_s)
         self._drained.setdefault(name, []).append(drained)
-        await self._insist(group, RequestCode.DRAIN_GROUP, {"op": "start"})
+        moves = "true" if self._moves_rng.random() < 0.6 else "false"
+        await self._insist(group, RequestCode.DRAIN_GROUP, {"op": "start", "moveTimers": moves})
         drained.closed_s = world.loop.now_s + CLOSED_S
         self.numbers[f"drains: {fate}"] += 1
         if fate == "cancel":
@@ -167,7 +169,11 @@ class Scaling:
         answer = await self._ask(group, RequestCode.DRAIN_GROUP, {"op": "remove"})
         if "is not draining" in (answer.remark or ""):
             self._world.broken(f"{group.name} drains no more, and nobody has cancelled that")
-        return answer.code == ResponseCode.SUCCESS and orjson.loads(answer.body)["removed"] is True
+        if answer.code != ResponseCode.SUCCESS:
+            return False
+        status = orjson.loads(answer.body)
+        self.numbers["timers moved"] += status["move"]["movedTimers"]
+        return status["removed"] is True
 
     def _retire(self, group: Group) -> None:
         """Stop the brokers of a group that was removed; perhaps somebody starts them again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,7 @@ from raftmq.broker.component import RoleChange
 from raftmq.broker.tables.broker_group import drain
 from raftmq.broker.tables.topics import topic_from_json
 from raftmq.broker.tables.versioned import VersionedTable
+from raftmq.broker.tables.writers import WriterTable
 from tests.simulator.cluster.planting import instead, replaced
 
 Planted = AbstractContextManager[Any]
@@ -51,6 +52,19 @@ def removed_with_a_message_left() -> Planted:
         return counts
 
     return replaced(Drain, "status", broken)
+
+
+def timers_are_moved_twice() -> Planted:
+    """A group does not record which windows of another group it has stored."""
+
+    def broken(apply: Any) -> Any:
+        def applies(self: WriterTable, command: Mapping[str, Any], stamp_ms: int) -> None:
+            if command["op"] != "wrote":
+                apply(self, command, stamp_ms)
+
+        return applies
+
+    return replaced(WriterTable, "apply", broken)
 
 
 def ordered_topics_are_adopted() -> Planted:

@@ -220,8 +220,8 @@ def _saved(
         first, last = alike.frames.first, alike.frames.last
         there = {index for index, _, _ in alike.frames.configurations}
         taken = {index for index, _ in saved if first <= index <= last} - there
-    keepers = Counter(saved)
-    most = max(keepers.values())
+    keepers = Counter(one for one in saved if one[0] < first)
+    most = max(keepers.values(), default=0)
     return [
         one
         for one in saved

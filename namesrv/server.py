@@ -77,7 +77,7 @@ class NameServer:
         self.access = Access(config)
         self._shares = Shares(descriptor_limit(), ports_of(config))
         self.tls = ProcessTls(config, limits=ArrivalLimits(arriving_max=self._shares.arriving))
-        self._server: RemotingServer | None = None
+        self.server: RemotingServer | None = None
         self._scan: asyncio.Task[None] | None = None
         self._pushes: dict[bool, asyncio.TimerHandle] = {}  # by whether topics are pushed
         self._topic_pace = TopicPace()
@@ -86,8 +86,8 @@ class NameServer:
 
     @property
     def port(self) -> int:
-        assert self._server is not None, "not started"
-        return self._server.port
+        assert self.server is not None, "not started"
+        return self.server.port
 
     @property
     def address(self) -> str:
@@ -116,7 +116,7 @@ class NameServer:
             body_limits=self._config.body_limits,
             warnings=lambda: self.tls.warnings,
         )
-        self._server = RemotingServer(
+        self.server = RemotingServer(
             self.metrics.counted(self.access.guarding(processor.handlers())),
             limits=ConnectionLimits(frame_size_max=self._config.frame_size_max),
             on_connection_closed=processor.channel_closed,
@@ -126,8 +126,8 @@ class NameServer:
             on_held=Trimmer().poll,
             with_accounts=self.access.enabled,
         )
-        await self._server.start(self._config.bind, self._config.port)
-        self.metrics.start(self._server, self.tls)
+        await self.server.start(self._config.bind, self._config.port)
+        self.metrics.start(self.server, self.tls)
         self.tls.start()
         self._scan = asyncio.create_task(self._scan_forever())
         if self._config.http_enable:
@@ -153,8 +153,8 @@ class NameServer:
         for task in own:
             task.cancel()
         await asyncio.gather(*own, return_exceptions=True)
-        if self._server is not None:
-            await self._server.stop()
+        if self.server is not None:
+            await self.server.stop()
 
     async def __aenter__(self) -> NameServer:
         await self.start()

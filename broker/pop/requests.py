@@ -106,7 +106,7 @@ class PopRequests:
         self._steps = steps
         self._deadlines = deadlines
         self._deliveries = deliveries
-        self._selector = PopSelector(context, live)
+        self.selector = PopSelector(context, live)
         self._repeats = RepeatedAttempts(context)
         self._answer_bytes = 0
         self.popped_count = 0  # messages
@@ -141,7 +141,7 @@ class PopRequests:
         attempt = self._attempt(pop)
         if attempt.has_messages:
             self._write(
-                connection, request, pop, attempt.selected, self._selector.pop_ms(attempt), 0
+                connection, request, pop, attempt.selected, self.selector.pop_ms(attempt), 0
             )
         else:
             self._write_nothing(PopRequest(connection, request, pop, 0))
@@ -222,11 +222,11 @@ class PopRequests:
     def _attempt(self, pop: Pop) -> Attempt:
         """Select the pop's messages. Raises Refused if disk or data are bad."""
         try:
-            return self._selector.attempt(pop)
+            return self.selector.attempt(pop)
         except (OSError, StoreError) as error:
             log.error("read_failed topic=%s error=%s", pop.header.topic, error)
             if isinstance(error, OSError):
-                self._context.log.read_failed(error, lambda: self._selector.attempt(pop))
+                self._context.log.read_failed(error, lambda: self.selector.attempt(pop))
             remark = f"[DISK_ERROR] the messages cannot be read here now: {error}"
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, remark, retriable=True) from error
 
@@ -239,7 +239,7 @@ class PopRequests:
         size = sum(one.size_bytes for one in selected)
         if self._answer_bytes + size > ANSWER_BYTES_MAX:
             raise busy("too many answers to pops are under way")
-        pop_ms = self._selector.pop_ms(attempt)
+        pop_ms = self.selector.pop_ms(attempt)
         leadership = self._live.leadership
         # In formerly orderly queues, messages in flight now expire like any.
         ending = [

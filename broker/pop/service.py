@@ -39,7 +39,7 @@ class PopService:
         """`asks` connects to name servers; `refusal` encodes an error."""
         self._context = context
         live, has_room = LiveQueues(), commits.has_room
-        steps = StepLog(
+        self.steps = steps = StepLog(
             context.log.propose_then,
             context.contained,
             lambda: live.leadership,

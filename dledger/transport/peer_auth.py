@@ -261,6 +261,11 @@ class Gate:
             link.abort()
             raise
 
+    @property
+    def handshaking_count(self) -> int:
+        """Accepted connections that are not authenticated yet, at most HANDSHAKING_MAX."""
+        return len(self._handshakes)
+
     def close(self) -> None:
         """Abort the accepted connections that are not authenticated."""
         self._handshakes.abort()

@@ -70,14 +70,14 @@ class Member:
 
     def boot(self) -> None:
         self.incarnation += 1
-        index = LogIndex()
+        self.index = LogIndex()  # of the core's log
         for frame in self.log:
-            index.append(frame)
+            self.index.append(frame)
         self.core = RaftCore(
             self.name,
             Configurations(0, founding((name, "") for name in self.names)),
             self.config,
-            index,
+            self.index,
             self.saved,
             Random(self.seed),
             self.now_ms,

@@ -21,6 +21,7 @@ from raftmq.dledger.raft.configuration import (
 )
 from raftmq.dledger.raft.core import RaftCore
 from raftmq.dledger.raft.errors import MessageRefused
+from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.dledger.raft.messages import (
     NUMBER_MAX,
     TERM_MAX,
@@ -53,9 +54,12 @@ EDGES = (-1, 0, 1, TERM_MAX - 1, TERM_MAX, TERM_MAX + 1, 2**62 - 1, 2**62, 2**63
 class Liar:
     """Makes up messages of every kind, near what is true and at the limits of what can be said."""
 
-    def __init__(self, rng: random.Random, core: RaftCore, senders: str | tuple[str, ...]) -> None:
+    def __init__(
+        self, rng: random.Random, core: RaftCore, log: LogIndex, senders: str | tuple[str, ...]
+    ) -> None:
         self.rng = rng
         self.core = core
+        self.log = log  # the core's
         self.senders = senders
         self.edges = rng.choice((0.0, 0.02, 0.2))  # else the last term is soon reached
 
@@ -109,7 +113,7 @@ class Liar:
         return kind(**values)
 
     def _term(self) -> int:
-        return self._near(self.core.term, self.core._log.index.last_term)
+        return self._near(self.core.term, self.core.last_term)
 
     def _index(self) -> int:
         core = self.core
@@ -124,7 +128,7 @@ class Liar:
     def _append(self) -> AppendRequest:
         rng, core = self.rng, self.core
         prev = self._index()
-        log = core._log.index
+        log = self.log
         known = log.first_index - 1 <= prev <= log.last_index
         prev_term = log.term_at(prev) if known and rng.random() < 0.8 else self._term()
         term = core.term if rng.random() < 0.7 else self._term()
@@ -133,7 +137,7 @@ class Liar:
         return AppendRequest(sender, core.node_id, term, prev, prev_term, self._index(), frames)
 
     def _frames(self, prev: int, prev_term: int, count: int = 1) -> Iterator[Frame]:
-        rng, log = self.rng, self.core._log.index
+        rng, log = self.rng, self.log
         end = log.end_of(prev) if log.first_index - 1 <= prev <= log.last_index else 0
         term = prev_term
         for index in range(prev + 1, prev + 1 + count):
@@ -216,7 +220,6 @@ def candidate(rng: random.Random) -> Member:
 
 def check(core: RaftCore, member: Member) -> None:
     """Check what has to be true of a replica after every message."""
-    log = core._log.index
     assert 0 <= core.term <= TERM_MAX
     assert member.saved.term <= TERM_MAX
     assert core.commit_index <= core.last_index == len(member.log)
@@ -224,7 +227,7 @@ def check(core: RaftCore, member: Member) -> None:
     for one, other in pairwise(member.log):
         assert one.term <= other.term <= TERM_MAX, member.log
         assert one.end <= other.position, member.log
-    assert log.last_term == (member.log[-1].term if member.log else 0)
+    assert core.last_term == (member.log[-1].term if member.log else 0)
     assert (core.role is Role.LEADER) == (core.leader == core.node_id)
 
 
@@ -240,7 +243,7 @@ def test_no_message_that_can_be_said_ends_a_core(
         member = make(rng)
         core = member.core
         core._following._segment_end = segment_end  # of a member's log
-        liar = Liar(rng, core, senders)
+        liar = Liar(rng, core, member.index, senders)
         now_ms = core._now_ms
         for _ in range(MESSAGES_PER_SEED):
             now_ms += rng.choice((0, 0, 5, 100))
@@ -284,7 +287,7 @@ async def test_no_message_that_can_be_said_ends_a_member(tmp_path: Path) -> None
     try:
         await node.start()
         member, refused = node.member, 0
-        liar = Liar(rng, member.core, ("n1", "n2", "zz"))
+        liar = Liar(rng, member.core, member.log.index, ("n1", "n2", "zz"))
         for number in range(REAL_MESSAGES):
             if number % 300 == 299:  # what they said is on the disk, and is read again
                 refused += member.links.refused

@@ -112,8 +112,8 @@ async def test_java_sends_and_consumes(version: str, tmp_path: Path) -> None:
             assert (await group.create_topic(broker, "JavaTls")).code == 0
             await until(lambda: names.table.broker_count == 1)
             await asyncio.to_thread(send_and_consume, CLIENTS[version], world, address)
-            assert names._server is not None
-            for server in (names._server, broker.server):
+            assert names.server is not None
+            for server in (names.server, broker.server):
                 counts = server.arrivals
                 assert counts is not None
                 assert counts.plain == counts.plain_refused == 0

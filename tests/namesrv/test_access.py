@@ -76,9 +76,9 @@ async def test_who_shows_an_account_or_has_registered_is_no_stranger(tmp_path):
     """A full name server gives up connections of strangers for new ones."""
 
     async def kept(server, caller, ask):
-        before = set(server._server.connections)
+        before = set(server.server.connections)
         answer = await ask()
-        (own,) = server._server.connections - before
+        (own,) = server.server.connections - before
         await caller.remoting.close()
         return answer, own.has_account
 

@@ -329,7 +329,7 @@ async def test_a_brokers_signed_name_is_nobody_elses(server):
     await stranger.ask(RequestCode.BROKER_HEARTBEAT, gone.to_ext())
     await stranger.ask(RequestCode.QUERY_DATA_VERSION, gone.to_ext())
     await stranger.remoting.close()
-    await until(lambda: len(server._server.connections) == 1)
+    await until(lambda: len(server.server.connections) == 1)
     assert picture(server.table) == before
     own.trigger()  # the same connection, the next counter
     await asyncio.sleep(0)
@@ -422,7 +422,7 @@ async def test_a_name_server_without_a_key_is_told_unsigned():
         # One of before does not know the request at all.
         old = NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False))
         async with old:
-            del cast(Any, old)._server._handlers[int(RequestCode.REGISTRATION_NONCE)]
+            del cast(Any, old).server._handlers[int(RequestCode.REGISTRATION_NONCE)]
             own = registrar(old, [KEY.encode()])
             own.start()
             await until(lambda: old.address in own.registered)

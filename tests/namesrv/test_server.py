@@ -240,7 +240,7 @@ async def test_a_closed_channel_removes_its_broker_at_once(
     await other.register("n0:1", 0)  # n0 speaks through the other connection now
     assert server.table.broker_count == 2
     (await caller.remoting.connect(caller.address)).close()
-    listener = server._server
+    listener = server.server
     assert listener is not None
     await until(lambda: len(listener.connections) == 1)
     assert await other.addresses() == {"0": "n0:1", "1": "n1:1"}

@@ -214,7 +214,7 @@ async def test_messages_whose_frame_is_not_stored_can_still_be_acknowledged(one,
         tried.append(frame)
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(broker.popping.reviver._sends, "store", fails)
+    monkeypatch.setattr(broker.sends, "store", fails)
     messages = await popper.pop(broker, invisible_ms=50)
     await until(lambda: tried)
     for message in messages:
@@ -228,13 +228,14 @@ async def test_a_message_that_is_being_acknowledged_does_not_come_again(one, mon
     await group.create_topic(broker, "%RETRY%cg_T", 1)
     (message,) = await popper.pop(broker)
     reviver, stored, held = broker.popping.reviver, [], []
-    propose_then = reviver._steps._propose_then
-    monkeypatch.setattr(reviver._steps, "_propose_then", lambda *command: held.append(command))
+    steps = broker.popping.steps
+    propose_then = steps._propose_then
+    monkeypatch.setattr(steps, "_propose_then", lambda *command: held.append(command))
     acknowledged = asyncio.create_task(popper.ack(broker, message))
     await until(lambda: held)
     with monkeypatch.context() as later:
         later.setattr(reviver, "_wall_ms", lambda: FAR_MS)
-        later.setattr(reviver._sends, "store", lambda *frame: stored.append(frame))
+        later.setattr(broker.sends, "store", lambda *frame: stored.append(frame))
         reviver.tick()
     assert stored == []
     propose_then(*held[0])
@@ -250,8 +251,8 @@ async def test_what_became_of_a_frame_is_certain_before_the_next_one(one, monkey
     reviver, stored, proposed = broker.popping.reviver, [], []
     with monkeypatch.context() as later:
         later.setattr(reviver, "_wall_ms", lambda: FAR_MS)
-        later.setattr(reviver._sends, "store", lambda *frame: stored.append(frame))
-        later.setattr(reviver._context.log, "propose_then", lambda *one: proposed.append(one))
+        later.setattr(broker.sends, "store", lambda *frame: stored.append(frame))
+        later.setattr(broker.log, "propose_then", lambda *one: proposed.append(one))
         reviver.tick()
         ((_, _, ended),) = stored
         ended(OutcomeUnknown("the leader changed"))
@@ -332,7 +333,7 @@ async def test_handles_of_one_message_differ_within_a_millisecond(one, monkeypat
     group, broker, popper = one
     await filled(group, broker, 1, 1)
     now_ms = broker.context.wall_ms()
-    monkeypatch.setattr(broker.popping.pops._selector, "_wall_ms", lambda: now_ms)
+    monkeypatch.setattr(broker.popping.pops.selector, "_wall_ms", lambda: now_ms)
     monkeypatch.setattr(
         broker.popping.acks, "context", replace(broker.context, wall_ms=lambda: now_ms)
     )
@@ -438,7 +439,7 @@ async def test_an_attempt_goes_on_where_the_last_one_stopped(one, monkeypatch):
     attempts = await with_unwanted(group, broker, popper, monkeypatch)
     header = PopHeader("cg", "T", -1, 32, 60_000, 0)
     pop = Pop(header, Filter(matcher=compile_expression(LONG)))
-    selector = broker.popping.pops._selector
+    selector = broker.popping.pops.selector
     for _ in range(8):
         selector.attempt(pop)
         selector.attempt(Pop(PopHeader("other", "T", -1, 32, 60_000, 0), ALL))
@@ -461,7 +462,7 @@ async def test_retries_are_popped_when_the_filter_has_done_its_work(one, monkeyp
 
 
 async def test_so_many_stops_are_kept(one):
-    selector = one[1].popping.pops._selector
+    selector = one[1].popping.pops.selector
     for number in range(STOPS_MAX + 1):
         selector._record_stop(("T", f"g{number}"), [number, 0])
     assert (len(selector._stops), ("T", "g0") in selector._stops) == (STOPS_MAX, False)
@@ -518,7 +519,7 @@ async def test_acknowledgements_under_way_together_move_an_orderly_group_behind_
     group, broker, popper = one
     await filled(group, broker, 3, 1)
     messages = await popper.pop(broker, count=2, order=True)
-    steps, held = broker.popping.reviver._steps, []
+    steps, held = broker.popping.steps, []
     monkeypatch.setattr(steps, "_soon", held.append)
     acks = [asyncio.create_task(popper.ack(broker, one)) for one in messages]
     await until(lambda: len(steps._gathered) == 2)
@@ -671,7 +672,7 @@ async def test_a_reset_counts_that_comes_between_pops_and_their_places_in_the_lo
     await group.commit(broker, "T", 0, 5 - popped_before)
     if popped_before:
         assert bodies(await popper.pop(broker, count=1)) == [4]
-    steps, held = broker.popping.reviver._steps, []
+    steps, held = broker.popping.steps, []
     real, steps._soon = steps._soon, held.append
     first = asyncio.ensure_future(popper.pop(broker, count=3))
     await until(lambda: held)

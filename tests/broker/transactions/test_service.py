@@ -207,7 +207,7 @@ async def test_an_end_that_waits_for_another_goes_on_when_the_leadership_changes
         sent = await half(group, broker, "A")
         transactions, held = broker.transactions, []
         with monkeypatch.context() as for_now:
-            for_now.setattr(transactions._sends, "store", lambda *frame: held.append(frame))
+            for_now.setattr(broker.sends, "store", lambda *frame: held.append(frame))
             first = asyncio.create_task(end(group, broker, sent, COMMIT))
             await until(lambda: held)
             second = asyncio.create_task(end(group, broker, sent, COMMIT))

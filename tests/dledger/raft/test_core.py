@@ -143,7 +143,7 @@ def test_a_request_is_bounded_in_bytes_and_the_pipeline_in_messages() -> None:
     group = led(config)
     core = group["a"].core
     for _ in range(20):
-        core.propose(make_frame(core.last_index + 1, 1, core._log.index.end_position, b"0123"))
+        core.propose(make_frame(core.last_index + 1, 1, group["a"].index.end_position, b"0123"))
     ready = core.ready()
     assert ready is not None
     orders = [m for m in ready.messages if isinstance(m, AppendOrder) and m.to == "b"]

@@ -143,7 +143,7 @@ async def test_beyond_the_bound_the_oldest_silent_one_gives_way(net: Net) -> Non
     assert await said(silent[0][0]) == b""
     await net.start("n1", config=config("n1"))  # two connections more: each passes
     await both_open(net)
-    assert len(gate_of(net, "n0")._handshakes) <= HANDSHAKING_MAX
+    assert gate_of(net, "n0").handshaking_count <= HANDSHAKING_MAX
     for _, writer in silent:
         writer.close()
 
@@ -226,7 +226,7 @@ async def test_stopping_closes_who_has_not_passed(net: Net) -> None:
     await net.start("n0", config=config("n0"))
     reader, writer = await raw(net)
     writer.write(b"RMQS")
-    await until(lambda: bool(gate_of(net, "n0")._handshakes))
+    await until(lambda: gate_of(net, "n0").handshaking_count > 0)
     await net.stop("n0")
     assert await said(reader) == b""
     writer.close()

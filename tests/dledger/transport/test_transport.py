@@ -375,7 +375,7 @@ async def test_a_peer_that_does_not_read_cannot_fill_our_memory(net: Net) -> Non
     sent = [links.send("n1", buffers, droppable=True) for _ in range(100)]
     assert True in sent
     assert sent[-1] is False
-    transport = links._dialers["n1"].transport
+    transport = links.local.dialers["n1"].transport
     assert transport is not None
     assert transport.get_write_buffer_size() <= limit + len(buffers[1]) + 100
     assert links.dropped("n1") == sent.count(False)
@@ -417,7 +417,7 @@ async def test_a_dial_cut_short_as_it_succeeds_leaves_no_dead_link(
 
 async def test_a_bug_in_the_dialler_is_reported(net: Net) -> None:
     await net.start("n0")
-    dialer = net.links["n0"]._dialers["n1"]
+    dialer = net.links["n0"].local.dialers["n1"]
     dialer.address = None  # type: ignore[assignment]
     await net.seen["n0"].until(lambda: len(net.seen["n0"].failed) == 1)
     assert isinstance(net.seen["n0"].failed[0], AttributeError)

@@ -41,6 +41,11 @@ class Admission:
         self._held_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def held_count(self) -> int:
+        """Arrivals that wait for the table of accounts of a new leader."""
+        return len(self._held)
+
     def service(self) -> Service:
         return Service(role_changed=self._role_changed, stop=self._stop)
 

@@ -37,6 +37,11 @@ class Activity:
         self.recent = True  # since the last run of the quick chores
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def is_awaited(self) -> bool:
+        """True while `wait` has not returned, so that the quick chores rest."""
+        return self._waiter is not None
+
     def note(self) -> None:
         """Record a request, an applied frame or a change of role."""
         self.recent = True

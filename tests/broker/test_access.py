@@ -336,7 +336,7 @@ async def test_requests_wait_for_a_new_leaders_first_commit_and_no_longer(tmp_pa
         await group.create_topic(broker, "T")
         leader_awaited(broker, True)
         waiting = asyncio.ensure_future(send(broker, WRITER))
-        await until(lambda: broker.admission._held)
+        await until(lambda: broker.admission.held_count)
         broker.state.acl.accounts = broker.access.book.current().without("only-writes", 1)
         leader_awaited(broker, False)
         assert "No acl config" in (await waiting).remark
@@ -345,7 +345,7 @@ async def test_requests_wait_for_a_new_leaders_first_commit_and_no_longer(tmp_pa
         assert (answer.code, answer.remark[:12]) == (14, "[NOT_LEADER]")
         monkeypatch.setattr("raftmq.broker.admission.HELD_BYTES_MAX", 10)
         assert (await send(broker, READER)).code == 14
-        assert not broker.admission._held and HELD_BYTES_MAX > 10
+        assert not broker.admission.held_count and HELD_BYTES_MAX > 10
         leader_awaited(broker, False)
 
 

@@ -54,7 +54,7 @@ class Keeper:
 
     async def rests(self) -> None:
         """Return when it waits for something to happen."""
-        await until(lambda: self.activity._waiter is not None)
+        await until(lambda: self.activity.is_awaited)
 
 
 @asynccontextmanager
@@ -152,7 +152,7 @@ async def test_a_chore_that_fails_is_run_again_and_a_broken_invariant_is_told() 
 async def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
     activity = Activity()
     waiting = asyncio.ensure_future(activity.wait(NEVER_MS / 1000))
-    await until(lambda: activity._waiter is not None)
+    await until(lambda: activity.is_awaited)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     activity.recent = False

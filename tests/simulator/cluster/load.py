@@ -84,7 +84,7 @@ MAKERS: dict[str, Callable[[Manner], Workload]] = {
     "asked": lambda manner: AskedWorkload(20.0 * manner.pace),
     "filtered": lambda manner: FilteredWorkload(40.0 * manner.pace),
     "scaled": lambda manner: ScaledWorkload(
-        replace(posted(delayed.DELAYED, manner), rate_per_s=40.0 * manner.pace)
+        replace(posted(delayed.DELAYED, manner), rate_per_s=40.0 * manner.pace, quiet_s=45.0)
     ),
 }
 DRAWN = tuple(name for name in MAKERS if name not in ("pop", "asked", "filtered", "scaled"))

@@ -82,6 +82,7 @@ class Scaling:
         self._moves_rng = Random(f"moves of {world.seed}")
         self._client: RemotingClient | None = None
         self._stopping = False
+        self._deleting = False
         self._absent: list[Group] = []
         self._there = [world.groups[0]]  # those that were started and not removed
         self._listed: set[str] = set()  # names of groups whose leader has registered
@@ -122,7 +123,7 @@ class Scaling:
         while not self._stopping:
             await asyncio.sleep(rng.choice((0.1, 0.5)) * rng.random())
             takers = self._takers()
-            if self._absent and (len(takers) < 2 or rng.random() < 0.3):
+            if self._absent and not self._deleting and (len(takers) < 2 or rng.random() < 0.3):
                 self._join(self._absent.pop(0))
                 if self._absent and rng.random() < 0.3:
                     self._join(self._absent.pop(0))
@@ -202,8 +203,11 @@ class Scaling:
             topic = f"Made{rng.randrange(NAMES)}"
             if topic not in self._made:
                 await self._make(rng, topic)
-            elif rng.random() < 0.7:
+            # A group that joins meanwhile may adopt it in the last moment (docs/scaling.md).
+            elif rng.random() < 0.7 and self._listed >= {group.name for group in self._there}:
+                self._deleting = True
                 await self._delete(rng, topic)
+                self._deleting = False
             await asyncio.sleep(rng.choice((0.02, 0.2, 1.0)) * rng.random())
 
     async def _make(self, rng: Random, topic: str) -> None:

@@ -35,7 +35,7 @@ from .processor import LOG, NameServerProcessor, log_gone, route_changed
 from .registration_auth import Proofs
 from .routes import RouteLimits, RouteTable
 from .settings import Settings
-from .watchers import CHANGES_MAX, RouteWatchers, TopicPace
+from .watchers import CHANGES_MAX, GOES_ON, Pace, RouteWatchers
 
 if TYPE_CHECKING:
     from .http.server import ClusterApi
@@ -80,7 +80,7 @@ class NameServer:
         self.server: RemotingServer | None = None
         self._scan: asyncio.Task[None] | None = None
         self._pushes: dict[bool, asyncio.TimerHandle] = {}  # by whether topics are pushed
-        self._topic_pace = TopicPace()
+        self._paces = {False: Pace(), True: Pace(GOES_ON)}  # of groups, of topics
         self.processor: NameServerProcessor | None = None  # None before the start
         self.http: ClusterApi | None = None  # None before the start, and if httpEnable=false
 
@@ -175,9 +175,7 @@ class NameServer:
         if not requested or with_topics in self._pushes:
             return
         loop = asyncio.get_running_loop()
-        due_s = loop.time() + PUSH_DELAY_S
-        if with_topics:
-            due_s = max(due_s, self._topic_pace.due_s)
+        due_s = max(loop.time() + PUSH_DELAY_S, self._paces[with_topics].due_s)
         self._pushes[with_topics] = loop.call_at(due_s, self._push_now, with_topics)
 
     def _push_now(self, with_topics: bool) -> None:
@@ -186,9 +184,8 @@ class NameServer:
 
     def _pushing(self, with_topics: bool) -> Steps[None]:
         changed = yield from self._watchers.taking(with_topics=with_topics)
-        if with_topics:
-            counts = (CHANGES_MAX if c.everything else len(c.topics) for _, c in changed)
-            self._topic_pace.pushed(asyncio.get_running_loop().time(), sum(counts))
+        counts = (CHANGES_MAX if c.everything else max(1, len(c.topics)) for _, c in changed)
+        self._paces[with_topics].pushed(asyncio.get_running_loop().time(), sum(counts))
         for connection, changes in changed:
             try:
                 connection.invoke_oneway(route_changed(self.table, changes))

@@ -4,9 +4,9 @@ A client subscribes with `watchRoutes`=true in its request for a route (105). It
 gets ROUTE_CHANGED (30004, one-way) after each change of such a topic, known or not, and of the
 addresses of its broker groups. The message has the changed groups with their addresses and the
 names of changed topics, whose routes the client requests. Changes are collected for a short time
-(`take`), so a group that changes twice is pushed once. Changed topics are collected for longer
-(`TopicPace`), because otherwise thousands of clients would request their routes once per group when
-all groups return after an outage. Apache's clients do not subscribe.
+(`take`), so a group that changes twice is pushed once. With many clients they are collected for
+longer (`Pace`), because otherwise thousands of clients would request their routes once per group
+when all groups return after an outage. Apache's clients do not subscribe.
 
 The limits are CONNECTION_BYTES_MAX for a connection's names, and an allowance for all connections.
 Topics above the limits are polled. Above CHANGES_MAX collected changes a message without names
@@ -26,9 +26,9 @@ CONNECTION_BYTES_MAX = 3 << 20  # about 10,000 topics
 NAME_BYTES = 200  # per name in the sets and tables here, besides its characters
 CHANGES_MAX = 1_000
 NOTES_PER_STEP = 500
-REQUEST_S = 0.0002  # of a name server, for a request after a push; twice its processor time
+REQUEST_S = 0.0002  # for a message of a push, or a request after it; twice its processor time
 PAUSE_S_MAX = 5.0  # our client requests its routes as often
-GOES_ON = 10  # times longer is the pause while topics keep changing
+GOES_ON = 10  # times longer is the pause while topics continue to change
 
 C = TypeVar("C", bound=Hashable)
 
@@ -147,18 +147,19 @@ class RouteWatchers(Generic[C]):
         return [item for item in pending.items() if item[0] in self._watchers]
 
 
-class TopicPace:
-    """The times at which changed topics may be pushed, in seconds of any clock. A pause follows
-    each push, as long as the requests that it causes take, and longer while topics keep changing.
-    """
+class Pace:
+    """The times at which changes may be pushed, in seconds of any clock. A pause follows each push,
+    as long as the messages and the requests that they cause take, and `goes_on` times longer while
+    changes continue."""
 
-    def __init__(self) -> None:
+    def __init__(self, goes_on: int = 1) -> None:
+        self._goes_on = goes_on
         self.due_s = 0.0
         self._pause_s = 0.0
 
     def pushed(self, now_s: float, request_count: int) -> None:
         goes_on = now_s < self.due_s + self._pause_s
-        pause_s = request_count * REQUEST_S * (GOES_ON if goes_on else 1)
+        pause_s = request_count * REQUEST_S * (self._goes_on if goes_on else 1)
         self._pause_s = min(PAUSE_S_MAX, pause_s)
         self.due_s = now_s + self._pause_s
 

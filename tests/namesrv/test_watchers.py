@@ -10,7 +10,7 @@ from raftmq.client.metadata import WATCH
 from raftmq.client.producer.producer import Producer
 from raftmq.namesrv import watchers as room
 from raftmq.namesrv.server import NameServer, NameServerConfig
-from raftmq.namesrv.watchers import NAME_BYTES, RouteWatchers, TopicPace
+from raftmq.namesrv.watchers import GOES_ON, NAME_BYTES, Pace, RouteWatchers
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.memory_limits import Allowance
 from raftmq.remoting.registration import TopicConfig
@@ -147,7 +147,7 @@ async def test_a_name_server_pushes_changes():
 
 
 def test_the_pause_follows_the_requests_and_is_longer_while_topics_keep_changing():
-    pace = TopicPace()
+    pace = Pace(GOES_ON)
     assert pace.due_s == 0
     pace.pushed(100.0, 1_000)
     assert pace.due_s == pytest.approx(100.2)
@@ -157,6 +157,10 @@ def test_the_pause_follows_the_requests_and_is_longer_while_topics_keep_changing
     assert pace.due_s == pytest.approx(107.2)
     pace.pushed(120.0, 1)  # a lone change later
     assert pace.due_s < 120.001
+    groups = Pace()  # a leader's change is not held longer however many change
+    groups.pushed(100.0, 2_000)
+    groups.pushed(100.4, 2_000)
+    assert groups.due_s == pytest.approx(100.8)
 
 
 async def test_changed_topics_wait_for_the_requests_after_their_last_push(monkeypatch):

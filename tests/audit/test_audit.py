@@ -467,7 +467,7 @@ def absent(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dic
         run = Run.plan(root / told_by)
         if told_by == "frame":
             run.log.other(1, FrameKind.CONFIGURATION, CONFIGURATION)
-        run.store().write()
+        run.store(first_index=80).write()  # behind the frame of the configuration in the file
         store = run.root / "n2" / "store"
         if told_by == "cluster.json":
             content = {"mode": "raft", "nodes": nodes}

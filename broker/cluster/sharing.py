@@ -32,7 +32,7 @@ from raftmq.remoting.fast_json import loads_request
 from ..component import RoleChange, Service
 from ..consume.offset_commits import OFFSETS_MAX
 from ..context import Context
-from ..errors import Refused
+from ..errors import Refused, busy
 from ..tables.acl import seed
 from ..tables.broker_group import Versions, forget_group
 from ..tables.groups import GroupTable
@@ -298,6 +298,8 @@ class DefinitionSharing:
         body = loads_request(request.body)
         if not body.get("byFollower"):
             await self._context.log.barrier()
+        elif not self._state.group.value:
+            raise busy("the log of this replica is not applied yet", retriable=True)
         state = self._state
         tables: dict[str, TopicTable | GroupTable] = {
             "topics": state.topics,

@@ -57,6 +57,8 @@ FOUND = (
 FOUND_SCALED = (
     19000002,  # a group was removed before another had the topics that were made in it
     19000007,  # a new leader of a closed group took sends until its next look at the clock
+    19000073,  # a replica that had just started had no definitions yet, and was taken for a new one
+    19000075,  # the same
 )
 SCALED, LONG_SCALED = FOUND_SCALED[:1], (*FOUND_SCALED[1:], *range(30))
 SCALED_OPERATIONS_MIN = 150  # they are few, since most faults leave a group without a leader

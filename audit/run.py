@@ -222,7 +222,7 @@ def _sent_results(tables: Tables, history: str, topic: str) -> _Sends:
         judge = judging.result()
         if topic and not figures["sent"] and not judge.has_deferred:
             raise HistoryUnfit(f"the history has no sends to topic {topic}")
-        if not (figures["sent"] or kinds or judge.has_deferred):
+        if not (figures["sent"] or kinds - {"end"} or judge.has_deferred):
             raise HistoryUnfit("the history has nothing that can be judged")
         seen = consumption_checks(tables, kinds, judge.has_orderly_work)
         for together in pool.map(evaluate, _by_table(seen)):

@@ -30,7 +30,7 @@ def admin_of(answers: list[Any]) -> Any:
             return {}
         return {"b": "h:1"}
 
-    async def drain(address: str, op: str) -> dict[str, Any]:
+    async def drain(address: str, op: str, options: dict[str, str] | None = None) -> dict[str, Any]:
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(answer, ClientError):
             raise answer

@@ -78,8 +78,8 @@ def test_prometheus_reads_the_text(written: Path) -> None:
         for sample in family.samples
     }
     assert result["ok", "broker-a"] == 0 and result["ok", 'odd"\\name'] == 1
-    assert result["findings", "broker-a", "missing", "true"] == 2
-    assert result["findings", "broker-a", "duplicate_retry", "false"] == 4
+    assert result["findings", "broker-a", "lost", "missing", "true"] == 2
+    assert result["findings", "broker-a", "duplicate_retry", "false", "lost"] == 4
     assert result["time_seconds", "broker-a"] == MS / 1000
     assert result["store_records", "broker-a", "n0"] == 12
     assert result["agreed_end_bytes", "broker-a"] == 700

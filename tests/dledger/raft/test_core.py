@@ -141,9 +141,9 @@ def test_a_request_is_bounded_in_bytes_and_the_pipeline_in_messages() -> None:
     size = len(make_frame(1, 1, 0, b"0123").data)
     config = CoreConfig(append_bytes_max=2 * size, inflight_messages_max=3)
     group = led(config)
-    core = group["a"].core
-    for _ in range(20):
-        core.propose(make_frame(core.last_index + 1, 1, group["a"].index.end_position, b"0123"))
+    core, end = group["a"].core, group["a"].log[-1].end
+    for number in range(20):
+        core.propose(make_frame(core.last_index + 1, 1, end + number * size, b"0123"))
     ready = core.ready()
     assert ready is not None
     orders = [m for m in ready.messages if isinstance(m, AppendOrder) and m.to == "b"]

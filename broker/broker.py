@@ -51,7 +51,6 @@ from .admin.upkeep import Upkeep
 from .admission import Admission
 from .backup.service import Backups
 from .clients import ClientTable
-from .cluster.moves import Moves
 from .cluster.other_groups import OtherGroups
 from .cluster.sharing import DefinitionSharing
 from .component import RoleChange, Service
@@ -67,6 +66,7 @@ from .consume.queue_locks import lock_service
 from .consume.subscription_refresh import SubscriptionRefresh
 from .context import Context, Life
 from .delayed.delay_levels import DelayService
+from .delayed.moves import Moves
 from .delayed.send_back import SendBack
 from .delayed.timer_recall import Recalls
 from .delayed.timers import TimerService

@@ -53,8 +53,8 @@ PURE_MIN = 180  # how many there are; fewer: they are not found any more
 OTHERS = ("tests", "bench", "demo", "docs", "tools")  # have code, and are no part of the product
 IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threading", "time"}
 
-# The one seam of the CommitLog's layout that client and chaos share with the audit.
-STORE_LAYOUT = {"store.record", "store.properties", "store.frame"}
+# The one seam of the layout of a store that client and chaos share with the audit.
+STORE_LAYOUT = {"store.record", "store.properties", "store.frame", "store.identity"}
 
 # The audit makes tables under config/ again by the broker's own commands, and copies running
 # replicas as a backup does: all that it has of the broker.

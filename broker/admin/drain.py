@@ -14,7 +14,7 @@ DRAIN_GROUP (30010, ours) has the ext field `op`: start, cancel, remove, status,
 group, by `id` and `name`). remove is rejected before the group is empty, except with the ext field
 `lose`=true. start has these optional fields, and a repeated start changes them:
 
-    moveTimers, moveDeadLetters  true: move them to another group (broker.cluster.moves)
+    moveTimers, moveDeadLetters  true: move them to another group (broker.delayed.moves)
     to                           its name; by default the group with the fewest timer messages
     givenUp                      consumer groups whose messages may be lost, separated by commas
 
@@ -56,10 +56,10 @@ from raftmq.remoting.registration import GROUP_ID
 from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
 
 from ..clients import ClientTable
-from ..cluster.moves import Moves
 from ..cluster.other_groups import OtherGroups
 from ..component import RoleChange, Service
 from ..context import Context
+from ..delayed.moves import Moves
 from ..delayed.timers import TimerService
 from ..errors import Refused, busy, forbidden, invalid
 from ..scheduler import IDLE_MS, Chore

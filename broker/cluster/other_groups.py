@@ -145,7 +145,7 @@ class OtherGroups:
             raise BodyError(f"{address}: no writer: {error!r}") from error
 
     async def take(self, address: str, ext: Mapping[str, str], body: bytes) -> None:
-        """Have another group's leader store moved messages (broker.cluster.moves)."""
+        """Have another group's leader store moved messages (broker.delayed.moves)."""
         request = RemotingCommand.request(RequestCode.TAKE_MESSAGES, dict(ext), body)
         _succeed(await self._client.invoke(address, request, TIMEOUT_MS))
 

@@ -5,7 +5,7 @@ in SCHEDULE_TOPIC_XXXX, by the due time in the entries. They are stored in their
 same frame as the level's progress, so the next leader continues without loss or duplicates. A level
 has at most one delivery in flight.
 
-While a draining group's timer messages are moved to another group (broker.cluster.moves), messages
+While a draining group's timer messages are moved to another group (broker.delayed.moves), messages
 due later than SOON_MS become timer messages, in the same way as due messages are delivered.
 
 A message is due at its store time plus the level's delay, by the clock of the leader that stored

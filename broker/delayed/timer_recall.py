@@ -3,7 +3,7 @@
 The recall handle of a send's response names topic, slot and UNIQ_KEY. A recall is stored in the
 timer topic for the same slot and answered once it is committed. From then on the timer message is
 not delivered by any leader. A message that is or may be due is not recalled. Groups that messages
-have moved to (broker.cluster.moves) get the recall first. Whether the message exists is not
+have moved to (broker.delayed.moves) get the recall first. Whether the message exists is not
 checked, as with Apache's broker.
 """
 
@@ -19,7 +19,6 @@ from raftmq.remoting.headers import REGION
 from raftmq.remoting.recall_handle import RecallHandle
 from raftmq.store.properties import decode_properties
 
-from ..cluster.moves import Moves
 from ..component import Service
 from ..context import Context
 from ..errors import Refused, forbidden
@@ -28,6 +27,7 @@ from ..messages.timer_message import Key, recall_message, timed
 from ..send.callbacks import Completion
 from ..send.service import SendPath
 from ..tables.topics import PERM_WRITE
+from .moves import Moves
 from .timers import TimerService
 
 

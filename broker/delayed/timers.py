@@ -14,7 +14,7 @@ message is unreadable, late messages are delivered in the order of the queue ins
 with a fuller disk than its leader's waits for the leader's deletion; a classic slave does not
 (broker.checkpointer).
 
-A draining group's messages move to another group (broker.cluster.moves) in windows, from the first
+A draining group's messages move to another group (broker.delayed.moves) in windows, from the first
 waiting message on (`open_window`). The floor of the progress then excludes them here, and retention
 waits until the window is closed.
 

@@ -7,7 +7,7 @@
                                              the group is drained, or no longer; the last two are
                                              optional
     {"op":"move","to":name,"topic":t,"queue":q,"start":offset,"end":offset,"progress":[…]}
-                                             a window of messages is moved (broker.cluster.moves)
+                                             a window of messages is moved (broker.delayed.moves)
     {"op":"moved","number":n,"count":n}      the window `number` is moved, or returned with count 0
     {"op":"remove_group"}                    the drained group never registers again
     {"op":"forget_group","id":hex,"name":n}  another group was removed from the cluster
@@ -111,7 +111,7 @@ class BrokerGroupTable:
     (by name) whose definitions are adopted here. `joining` is true while a new group has adopted
     only a part of its cluster's definitions. `draining_ms` is the time since when the group is
     drained (broker.admin.drain), or 0; `removed` is true once it left its cluster. `moving` is the
-    move of its waiting messages (broker.cluster.moves). `given_up` are consumer groups whose
+    move of its waiting messages (broker.delayed.moves). `given_up` are consumer groups whose
     messages do not keep it from being empty."""
 
     def __init__(self) -> None:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from raftmq.broker.cluster import moves, sharing
-from raftmq.broker.cluster.moves import Moves
+from raftmq.broker.cluster import sharing
 from raftmq.broker.cluster.other_groups import OtherGroups
+from raftmq.broker.delayed import moves
+from raftmq.broker.delayed.moves import Moves
 from raftmq.broker.errors import busy
 from raftmq.broker.send.exactly_once import WriterRequests, Written
 from raftmq.broker.tables.writers import Watermark
@@ -297,6 +298,7 @@ NO_TOPICS = b'{"topics":[]}\n'
 
 async def test_messages_that_do_not_move_are_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(moves, "COUNT_MAX", 2)
+    monkeypatch.setattr(moves, "LINE_BYTES_MAX", 16)
     async with two_groups(tmp_path) as (staying, _):
         ext = {"writer": "w", "epoch": "1", "batch": "1", "sequence": "0"}
         broker = await staying.leading()
@@ -304,6 +306,7 @@ async def test_messages_that_do_not_move_are_rejected(tmp_path, monkeypatch):
             (b"", ""),
             (b"{}\n" + record(), "no topics"),
             (b'{"topics":[7]}\n' + record(), "no topics"),
+            (b'{"topics":[{}]}  \n' + record(), "more than 16 bytes of topics"),
             (NO_TOPICS, "no moved messages"),
             (NO_TOPICS + record()[:-1], "a damaged record"),
             (NO_TOPICS + 3 * record(), "more than 2 messages"),

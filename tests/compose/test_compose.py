@@ -119,7 +119,8 @@ def test_what_a_classic_master_took_its_slave_has(stage):
         wait_answer(stage, "brokerRole", "brokerStatus", "-b", address)
     stage.said_by("updateTopic", "-b", MASTER, "-t", "Pair", "-r", "1", "-w", "1")
     wait_answer(stage, "pair-a", "topicRoute", "-t", "Pair")
-    said = stage.said_by("sendMessage", "-t", "Pair", "-p", "for the slave, too")
+    pair = ("-b", "pair-a", "-i", "0")  # the topic soon exists in the other groups as well
+    said = stage.said_by("sendMessage", "-t", "Pair", *pair, "-p", "for the slave, too")
     assert re.search(r"offset \d of queue 0 of pair-a", said), said
     slave = stage.volume("slave-a") / "store" / "commitlog" / f"{0:020}"
     deadline = time.monotonic() + HEALTHY_TIMEOUT_S

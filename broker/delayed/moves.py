@@ -56,9 +56,9 @@ from raftmq.store.record import (
     walk_records,
 )
 
+from ..cluster.other_groups import OtherGroups
 from ..component import RoleChange, Service
 from ..context import Context
-from ..delayed.timers import BYTES_MAX, COUNT_MAX, TimerService
 from ..errors import OutcomeUnknown, Refused, StateError, busy, forbidden, invalid
 from ..messages.half_message import REAL_TOPIC
 from ..messages.send_request import Outgoing, as_stored
@@ -69,12 +69,13 @@ from ..send.service import SendPath
 from ..tables.broker_group import Window, move, moved
 from ..tables.state import commit_offsets, put_topic, several
 from ..tables.topics import PERM_WRITE, TopicConfig, topic_from_json
-from .other_groups import OtherGroups
+from .timers import BYTES_MAX, COUNT_MAX, TimerService
 
 CHECK_MS = 100
 RETRY_MS = 1_000  # after an error
 POLL_MS = 500  # without anything to move
 PER_SECOND_MAX = 2_000  # messages
+LINE_BYTES_MAX = 256 * 1024  # of the topics of a window
 MOVED_GROUP = "CID_RMQ_SYS_MOVED"  # its offsets in dead letter topics are those of the move
 log = logging.getLogger("raftmq.broker.cluster")
 
@@ -357,6 +358,8 @@ def _line(topics: Sequence[dict[str, Any]]) -> bytes:
 def _parsed(body: bytes) -> tuple[list[TopicConfig], list[Outgoing]]:
     """Return the topics and messages of TAKE_MESSAGES. Raises BodyError, Refused."""
     line, _, data = body.partition(b"\n")
+    if len(line) > LINE_BYTES_MAX:
+        raise BodyError(f"more than {LINE_BYTES_MAX} bytes of topics")
     try:
         topics = [topic_from_json(bean) for bean in loads_object(line)["topics"]]
     except (KeyError, TypeError, AttributeError, StateError) as error:

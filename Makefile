@@ -7,8 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 20000
 START ?= 1
-# Processes that share the test files; 0: all in one, for a debugger. Most tests wait, so two cores carry six.
-WORKERS ?= 6
+# Processes that share the test files; 0: all in one, for a debugger.
+WORKERS ?= 4
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 

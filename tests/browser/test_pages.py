@@ -167,9 +167,8 @@ CELLS = "[...document.querySelectorAll('[data-key=machines] tr')].map(r => r.tex
 
 async def drains_and_removes_a_group(page: Page) -> None:
     """The name is typed; content that would be lost is named; the rest and an estimate are seen."""
-    await page.until(f"{CELLS}.length == 4")
-    first = (await page.js(CELLS))[1]
-    assert first.startswith("eastm0212") and "25 %, 1.0 GiB free" in first
+    await page.until(f"{CELLS}.length == 4 && {CELLS}[1].includes('25 %, 1.0 GiB free')")
+    assert (await page.js(CELLS))[1].startswith("eastm0212")
     await page.click("[data-do=drain][data-group=broker-b]")
     await page.until(DIALOG)
     await page.click("dialog button[type=submit]")

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from raftmq.remoting.acl import AclError, Gate, broker_needs
 from raftmq.remoting.acl.accounts import SHARED_TOPICS, Permission
-from raftmq.remoting.acl.addresses import host_of
 from raftmq.remoting.acl.needs import Need, topic_need
 from raftmq.remoting.acl.signature import ACCESS_KEY
+from raftmq.remoting.address import host_of
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import FROM_PEER, Connection
 from raftmq.remoting.names import RETRY_PREFIX

@@ -19,11 +19,11 @@ from raftmq.ops.leader_balance import (
     THERE,
     Group,
     Location,
+    Voter,
     counts,
-    lag_problem,
     targets,
 )
-from raftmq.remoting.address import parse_address
+from raftmq.remoting.address import host_of
 
 from .brokers import leads
 from .command import Arguments, CommandError, Section, Table
@@ -91,27 +91,26 @@ async def _group(admin: Admin, name: str, everybody: Sequence[Replica]) -> Group
     leading = infos[[replica.address for replica in own].index(leader)]
     if "raftSelfId" not in leading:
         why = leading.get("error", "no Raft group")
-        zone = leading.get("brokerZone", "")
-        return Group(name, leader, {leader: Location(zone, _host(leader))}, problem=why)
+        return Group(name, leader, {leader: _location(leader, leading)}, problem=why)
     members = [row for row in await admin.broker.members(leader) if row["role"] == "voter"]
-    answering = {i["raftSelfId"]: i for i in infos if i.get("raftRecovered") == "true"}
-    zones = {node: info.get("brokerZone", "") for node, info in answering.items()}
-    problems = [
-        lag_problem(row["node_id"], recovered=row["recovered"], lag_frames=row["lag"])
-        if row["node_id"] in answering
-        else f"{row['node_id']} does not answer, or is recovering"
-        for row in members
-    ]
-    return Group(
+    answers = {info["raftSelfId"]: info for info in infos if "raftSelfId" in info}
+    return Group.of(
         name,
         leading["raftSelfId"],
-        {
-            row["node_id"]: Location(zones.get(row["node_id"], ""), _host(row["address"]))
-            for row in members
-        },
+        [_voter(row, answers.get(row["node_id"], {})) for row in members],
         next((row["node_id"] for row in members if row["preferred"]), ""),
-        next(filter(None, problems), ""),
     )
+
+
+def _voter(row: dict[str, Any], info: dict[str, str]) -> Voter:
+    """Return a voter of its leader's `row`; `info` is empty if the voter does not answer."""
+    recovered = row["recovered"] and info.get("raftRecovered") == "true"
+    location = _location(row["address"], info)
+    return Voter(row["node_id"], location, bool(info), recovered, row["lag"])
+
+
+def _location(address: str, info: dict[str, str]) -> Location:
+    return Location(info.get("brokerZone", ""), host_of(address))
 
 
 def _leader(name: str, everybody: Sequence[Replica]) -> str:
@@ -119,7 +118,3 @@ def _leader(name: str, everybody: Sequence[Replica]) -> str:
     return next(
         (r.address for r in everybody if (r.broker_name, r.broker_id) == (name, LEADER_ID)), ""
     )
-
-
-def _host(address: str) -> str:
-    return parse_address(address)[0]

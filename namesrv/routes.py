@@ -28,6 +28,8 @@ Rules of registration (103):
   only signatures, which cover it, protect against forgery.
 - The last id of a name outlives its brokers. A registration with a new id is accepted and reported
   (`Registered.group_id_before`), because the group may have been created again with empty stores.
+- A leader reports the ids of groups that were removed from the cluster. Their listed brokers are
+  dropped, and their registrations rejected. An unsigned report has no effect on signed brokers.
 - A claim may be `signed` (remoting.registration_proof). The first signed claim to id 0 reserves the
   name for signed registrations and signed change requests, and drops unsigned registrations,
   whatever their term. The reservation lasts while its claim lasts or a signed broker of the name is
@@ -310,7 +312,7 @@ class RouteTable:
         leader_address = group.addresses.get(LEADER_ID, "")
         leader = self._live.get(leader_address)
         before = self._remember(claim)
-        self._note_removed(claim)
+        self._note_removed(claim, now_ms)
         self.registered_count += 1
         ha_address = leader.ha_address if leader else ""
         if change is None or change.done:
@@ -524,16 +526,22 @@ class RouteTable:
         text = f"[REMOVED] group id {claim.group_id} of {claim.broker_name} left the cluster"
         raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION)
 
-    def _note_removed(self, claim: Registration) -> None:
-        """Store the ids of removed groups that a leader reports; above REMOVED_GROUPS_MAX the
-        oldest is dropped."""
+    def _note_removed(self, claim: Registration, now_ms: int) -> None:
+        """Store the ids of removed groups that a leader reports, and drop their listed brokers;
+        above REMOVED_GROUPS_MAX the oldest id is dropped."""
         if claim.broker_id != LEADER_ID:
             return
         for group_id in claim.removed:
-            signed = self._removed.pop(group_id, False) or claim.signed
-            self._removed[group_id] = signed
+            before = self._removed.pop(group_id, None)
+            self._removed[group_id] = signed = bool(before) or claim.signed
             if len(self._removed) > REMOVED_GROUPS_MAX:
                 del self._removed[next(iter(self._removed))]
+            if before == signed:
+                continue
+            groups = [group for group in self._groups.values() if group.group_id == group_id]
+            for live in [live for group in groups for live in group.live.values()]:
+                if live.signed <= signed:
+                    self._remove(live, now_ms)
 
     def _check_group(
         self, claim: Registration, group: BrokerGroup | None, now_ms: int

@@ -28,6 +28,27 @@ class Location(NamedTuple):
         return self.zone or self.machine
 
 
+class Voter(NamedTuple):
+    """A voter by the views of its leader and of itself."""
+
+    node: str
+    location: Location
+    answers: bool
+    recovered: bool
+    lag_frames: int | None
+
+    @property
+    def problem(self) -> str:
+        """Return why a group with this voter is left, or ""."""
+        if not self.answers:
+            return f"{self.node} does not answer"
+        if not self.recovered or self.lag_frames is None:
+            return f"{self.node} is recovering"
+        if self.lag_frames > LAG_FRAMES_MAX:
+            return f"{self.node} is {self.lag_frames} frames behind"
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """A broker group. `locations` has its voters by node id. A group with a `problem` is left."""
@@ -37,6 +58,12 @@ class Group:
     locations: Mapping[str, Location]
     preferred: str = ""
     problem: str = ""
+
+    @classmethod
+    def of(cls, name: str, leader: str, voters: Sequence[Voter], preferred: str) -> Group:
+        locations = {voter.node: voter.location for voter in voters}
+        problem = next(filter(None, (voter.problem for voter in voters)), "")
+        return cls(name, leader, locations, preferred, problem)
 
     @property
     def location(self) -> Location | None:
@@ -89,13 +116,6 @@ def counts(groups: Sequence[Group], after: Mapping[str, str]) -> list[Leaders]:
         Leaders(location, voters[location], before[location], then[location])
         for location in sorted(voters)
     ]
-
-
-def lag_problem(node: str, *, recovered: bool, lag_frames: int | None) -> str:
-    """Return why a group with this voter is left, or ""."""
-    if not recovered or lag_frames is None:
-        return f"{node} is recovering"
-    return f"{node} is {lag_frames} frames behind" if lag_frames > LAG_FRAMES_MAX else ""
 
 
 def balanced(groups: Sequence[Group]) -> dict[str, Location]:

@@ -15,8 +15,10 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from raftmq.remoting.acl import Account
+from raftmq.remoting.address import host_of
 from raftmq.remoting.codes import LanguageCode
 
 from .protocol.messaging_pb2 import Code
@@ -79,13 +81,10 @@ def language_of(metadata: Mapping[str, str]) -> LanguageCode:
     return _LANGUAGES.get(metadata.get("x-mq-language", ""), LanguageCode.OTHER)
 
 
-def host_of(peer: str) -> str:
+def host_of_peer(peer: str) -> str:
     """Return the address in gRPC's name of a peer (`ipv4:1.2.3.4:5`, `ipv6:[::1]:5`), or ""."""
-    kind, _, rest = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return ""
-    host = rest.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]")
-    return host.strip("[]")
+    kind, _, address = peer.partition(":")
+    return host_of(unquote(address)) if kind in ("ipv4", "ipv6") else ""
 
 
 def access_key_of(metadata: Mapping[str, str]) -> tuple[str, str]:

@@ -28,7 +28,7 @@ from .access import Access
 from .caller import (
     Caller,
     client_id_of,
-    host_of,
+    host_of_peer,
     language_of,
     metadata_of,
     namespace_of,
@@ -180,7 +180,7 @@ class Service:
         peer = self._peer(context)
         if not peer:
             raise StatusError(pb.Code.UNAUTHORIZED, "the connection did not come through this port")
-        host = host_of(peer)
+        host = host_of_peer(peer)
         return Caller(
             client_id_of(metadata),
             namespace_of(metadata),
@@ -202,7 +202,7 @@ class Service:
             caller = self._caller(context)
         except StatusError as refusal:
             peer = self._peer(context)
-            if not self._strangers.take(peer, host_of(peer)):
+            if not self._strangers.take(peer, host_of_peer(peer)):
                 await self._end(name, context, refusal)
             raise
         if not self._calls.take(self._peer(context), caller.access_key or caller.host):
@@ -378,7 +378,7 @@ class Service:
 
     async def _health(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         peer = self._peer(context)
-        if not self._checks.take(peer, host_of(peer)):
+        if not self._checks.take(peer, host_of_peer(peer)):
             text = f"{self._checks.count} health checks are in progress already"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         return NOT_SERVING if self._stopping.is_set() else SERVING

@@ -18,6 +18,14 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def host_of(address: str) -> str:
+    """Return the host of `host:port`, or "" for text of another form."""
+    try:
+        return parse_address(address)[0]
+    except ConnectError:
+        return ""
+
+
 def format_address(host: str, port: int) -> str:
     """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -11,7 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from raftmq.ops.leader_balance import Group, Location, counts, lag_problem, targets
+from raftmq.ops.leader_balance import Group, Location, Voter, counts, targets
+from raftmq.remoting.address import host_of
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import ApiProblem, conflict, not_found
 from raftmq.web.resources.node import DrainView, RemoveBody
@@ -224,31 +225,22 @@ def group_of(group: Item) -> Group:
     leading = views[leader]
     voters = [m for m in leading.get("members") or () if m.get("role") == "voter"]
     if not voters:
-        zone, host = leading.get("zone") or "", _host(leading.get("address") or "")
-        return Group(name, leader, {leader: Location(zone, host)}, problem="no Raft group")
+        location = _location(leading.get("address"), leading)
+        return Group(name, leader, {leader: location}, problem="no Raft group")
     lags = {peer["id"]: peer.get("lagFrames") for peer in leading.get("peers") or ()}
     lags[leader] = 0
-    problems = [_problem(member["id"], views, lags.get(member["id"])) for member in voters]
-    return Group(
+    return Group.of(
         name,
         leader,
-        {m["id"]: Location(_zone(views.get(m["id"])), _host(m["address"])) for m in voters},
+        [_voter(m["id"], m["address"], views.get(m["id"]), lags.get(m["id"])) for m in voters],
         leading.get("preferredLeader") or "",
-        next(filter(None, problems), ""),
     )
 
 
-def _problem(node: str, views: Item, lag_frames: int | None) -> str:
-    if node not in views:
-        return f"{node} does not answer"
-    recovered = views[node].get("recovered") is not False
-    return lag_problem(node, recovered=recovered, lag_frames=lag_frames)
+def _voter(node: str, address: str, view: Item | None, lag_frames: int | None) -> Voter:
+    recovered = view is not None and view.get("recovered") is not False
+    return Voter(node, _location(address, view), view is not None, recovered, lag_frames)
 
 
-def _zone(view: Item | None) -> str:
-    return (view.get("zone") or "") if view else ""
-
-
-def _host(address: str) -> str:
-    """Return the host of host:port, also of an address that is none."""
-    return address.rpartition(":")[0].strip("[]") or address
+def _location(address: str | None, view: Item | None) -> Location:
+    return Location((view or {}).get("zone") or "", host_of(address or ""))

@@ -66,10 +66,6 @@ def parse_pattern(text: str) -> AddressPattern:
     return AddressPattern(False, tuple(_ranges(one.strip(), entry) for one in alternatives))
 
 
-def host_of(peer_address: str) -> str:
-    return peer_address.rpartition(":")[0].strip("[]")
-
-
 def _alternatives(entry: str) -> list[str]:
     braces = re.fullmatch(r"([^{}]*[.:])\{([^{}]+)\}", entry)
     if braces is not None:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..address import host_of
 from ..command import RemotingCommand
 from .accounts import Account, Accounts, AclError, Permission
-from .addresses import host_of
 from .needs import Need, Needs
 from .signature import ACCESS_KEY, is_signed_by
 

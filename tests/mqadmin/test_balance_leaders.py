@@ -130,4 +130,4 @@ def test_a_group_with_a_replica_that_is_down_is_left(crowded: Crowded) -> None:
     status, reported = crowded.ask("balanceLeaders")
     (left,) = (row for row in reported["groups"] if row["outcome"] == "left")
     assert (status, left["broker"], left["target"]) == (LATER, NEW, left["leader"])
-    assert left["why"] == "n1 does not answer, or is recovering"
+    assert left["why"] == "n1 does not answer"

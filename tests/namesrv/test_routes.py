@@ -1,5 +1,6 @@
 """The route table, with planted cases: stale terms, old channels, silence, deltas, limits."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -328,6 +329,22 @@ def test_a_removed_group_does_not_return() -> None:
     table.register(claim(N0, 0, 1, broker_name="a", removed=(Q,), signed=True), 0)
     again = claim(Q0, 0, 1, broker_name="s", group_id=Q, signed=True)
     assert why_refused(table, again).startswith("[REMOVED]")
+
+
+def test_the_brokers_of_a_removed_group_leave_its_routes() -> None:
+    """A name server that was away lists them until a leader reports the removal."""
+    table = RouteTable()
+    for number, address in enumerate((Q0, Q1)):
+        table.register(claim(address, number, 1, channel=address, group_id=Q), 0)
+        of_signed = {"broker_name": "s", "group_id": P, "signed": True}
+        table.register(claim(f"s{number}:1", number, 1, **of_signed), 0)
+    reporter = claim(N0, 0, 1, broker_name="a", removed=(P, Q))
+    assert not table.register(reporter, 0).need_full
+    assert set(table.queues("A") or ()) == {"a", "s"}
+    assert table.channel_closed(Q0, 1) == []
+    table.register(replace(reporter, signed=True), 0)
+    assert set(table.queues("A") or ()) == {"a"}
+    assert table.broker_count == table.signed_broker_count == 1
 
 
 def test_removed_groups_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

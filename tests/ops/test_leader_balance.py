@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from raftmq.ops.leader_balance import Group, Location, balanced, counts, lag_problem, targets
+from raftmq.ops.leader_balance import Group, Location, Voter, balanced, counts, targets
 
 A, B, C = (Location("", name) for name in "abc")
 
@@ -77,8 +77,13 @@ def test_groups_without_a_leader_or_with_a_problem_are_left() -> None:
     assert counts(groups, after) == [(A, 2, 2, 1), (B, 2, 0, 1), (C, 1, 0, 0)]
 
 
-def test_a_voter_may_lag_by_a_hundred_frames() -> None:
-    assert lag_problem("n1", recovered=True, lag_frames=100) == ""
-    assert lag_problem("n1", recovered=True, lag_frames=101) == "n1 is 101 frames behind"
-    assert lag_problem("n1", recovered=False, lag_frames=0) == "n1 is recovering"
-    assert lag_problem("n1", recovered=True, lag_frames=None) == "n1 is recovering"
+def test_a_group_is_left_for_its_first_voter_with_a_problem() -> None:
+    def left(*voters: tuple[bool, bool, int | None]) -> str:
+        listed = [Voter(f"n{number}", A, *voter) for number, voter in enumerate(voters)]
+        return Group.of("g", "n0", listed, "").problem
+
+    assert left((True, True, 0), (True, True, 100)) == ""
+    assert left((True, True, 101), (True, False, 0)) == "n0 is 101 frames behind"
+    assert left((True, True, 0), (True, False, 0)) == "n1 is recovering"
+    assert left((True, True, None)) == "n0 is recovering"
+    assert left((False, False, 101)) == "n0 does not answer"

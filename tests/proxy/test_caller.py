@@ -5,7 +5,7 @@ import pytest
 from raftmq.proxy.caller import (
     access_key_of,
     client_id_of,
-    host_of,
+    host_of_peer,
     is_signed_by,
     language_of,
     metadata_of,
@@ -30,7 +30,7 @@ SIGNED = (
     ],
 )
 def test_the_address_of_a_peer(peer, host):
-    assert host_of(peer) == host
+    assert host_of_peer(peer) == host
 
 
 def test_the_parts_of_a_signature():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raftmq.ops import connect as dialling
-from raftmq.remoting.address import format_address, parse_address, parse_address_list
+from raftmq.remoting.address import format_address, host_of, parse_address, parse_address_list
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
@@ -30,6 +30,7 @@ REQUEST = RemotingCommand.request
 )
 def test_addresses(address: str, parsed: tuple[str, int]) -> None:
     assert parse_address(address) == parsed
+    assert host_of(address) == parsed[0]
     assert format_address(*parsed) == address.strip()
 
 
@@ -37,6 +38,7 @@ def test_addresses(address: str, parsed: tuple[str, int]) -> None:
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ConnectError):
         parse_address(address)
+    assert host_of(address) == ""
 
 
 def test_address_lists() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.remoting.acl.addresses import AddressPatternError, host_of, parse_pattern
+from raftmq.remoting.acl.addresses import AddressPatternError, parse_pattern
 
 MATCHES = [
     ("*", "10.1.2.3", True),
@@ -49,8 +49,3 @@ def test_what_matches(entry, host, expected):
 def test_what_is_no_entry(entry):
     with pytest.raises(AddressPatternError):
         parse_pattern(entry)
-
-
-def test_the_host_of_a_peer():
-    assert host_of("10.1.2.3:55") == "10.1.2.3"
-    assert host_of("[2001:db8::1]:55") == "2001:db8::1"

@@ -47,7 +47,7 @@ UNCOMMITTED = ([1, 1, 3, 3], [1, 2, 4, 4], 0, 0, False)
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_broken_core_does_something_else(plant: Plant, script: str) -> None:
+def test_disabled_rule_changes_the_simulated_run(plant: Plant, script: str) -> None:
     expected = (SCRIPTS / f"{script}.txt").read_text()
     assert Script().run(expected) == expected
     with plant():
@@ -61,34 +61,39 @@ def test_a_broken_core_does_something_else(plant: Plant, script: str) -> None:
 @pytest.mark.parametrize(
     ("plant", "test"),
     [
-        (core.two_changes_at_once, membership.test_one_change_at_a_time),
-        (core.learners_counted, membership.test_a_learners_copy_commits_nothing),
+        (
+            core.two_changes_at_once,
+            membership.test_second_member_change_is_rejected_until_the_first_commits,
+        ),
+        (core.learners_counted, membership.test_copy_on_a_learner_commits_nothing),
         (
             core.removed_leader_counts_itself,
-            membership.test_a_leader_that_leaves_does_not_count_itself,
+            membership.test_leader_that_is_removed_does_not_count_itself,
         ),
         (
             core.cut_configuration_kept,
-            membership.test_in_force_from_the_append_on_and_no_more_when_it_is_cut,
+            membership.test_configuration_is_in_force_from_append_until_truncation,
         ),
         (
             core.time_outs_never_grow,
-            lambda: backoff.test_each_mistake_but_the_first_doubles_up_to_the_limit(2, 2),
+            lambda: backoff.test_election_back_off_doubles_from_the_second_mistake_to_its_limit(
+                2, 2
+            ),
         ),
-        (core.time_outs_never_shrink, backoff.test_all_is_forgiven_after_calm_times),
+        (core.time_outs_never_shrink, backoff.test_election_back_off_ends_after_calm_times),
         (
             repair.repaired_with_uncommitted,
-            lambda: repairing.test_what_is_proven(*UNCOMMITTED),
+            lambda: repairing.test_repair_patch_has_the_frames_that_are_proven(*UNCOMMITTED),
         ),
         (
             repair.repaired_unchecked,
-            repairing.test_garbage_is_refused_and_another_one_asked,
+            repairing.test_repair_rejects_malformed_data_and_asks_another_peer,
         ),
-        (repair.cut_without_a_note, promises.test_frames_given_up_make_it_recover),
+        (repair.cut_without_a_note, promises.test_dropped_damaged_frames_make_the_replica_recover),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_broken_rule_fails_its_test(plant: Plant, test: Callable[[], None]) -> None:
+def test_disabled_rule_fails_its_test(plant: Plant, test: Callable[[], None]) -> None:
     test()
     with plant(), pytest.raises((AssertionError, pytest.fail.Exception)):
         test()

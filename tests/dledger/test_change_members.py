@@ -41,7 +41,9 @@ async def keep_sending(group: Group, sent: list[bytes], leader: Node) -> None:
 
 
 @pytest.mark.parametrize("flush", list(FlushMode))
-async def test_a_dead_voter_is_replaced_and_no_send_fails(tmp_path: Path, flush: FlushMode) -> None:
+async def test_dead_voter_is_replaced_without_a_failed_send(
+    tmp_path: Path, flush: FlushMode
+) -> None:
     async with Group(tmp_path, flush=flush) as group:
         leader = await group.leader()
         dead = next(n for n in group.others(leader))
@@ -69,7 +71,7 @@ async def test_a_dead_voter_is_replaced_and_no_send_fails(tmp_path: Path, flush:
         assert new.member.status()["membership"] == "voter"
 
 
-async def test_a_removed_replica_knows_it_and_disturbs_nobody(tmp_path: Path) -> None:
+async def test_removed_replica_reports_no_membership_and_starts_no_election(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         gone = group.others(leader)[0]
@@ -86,7 +88,7 @@ async def test_a_removed_replica_knows_it_and_disturbs_nobody(tmp_path: Path) ->
         assert gone.member.status()["membership"] == "none"
 
 
-async def test_a_replica_that_acknowledges_its_removal_late_is_still_told(
+async def test_removed_replica_that_acknowledges_late_still_gets_its_removal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Group(tmp_path) as group:
@@ -100,7 +102,7 @@ async def test_a_replica_that_acknowledges_its_removal_late_is_still_told(
         await group.until(lambda: gone.member.links.refused_as_removed)
 
 
-async def test_a_learner_that_has_everything_is_nobody_to_hand_over_to(tmp_path: Path) -> None:
+async def test_caught_up_learner_is_not_a_successor(tmp_path: Path) -> None:
     async with Group(tmp_path, transfer_on_stop_ms=1_000) as group:
         leader = await group.leader()
         learner = group.joiner("a0")  # the first of those that have most
@@ -117,7 +119,7 @@ async def test_a_learner_that_has_everything_is_nobody_to_hand_over_to(tmp_path:
         assert leader.member.successor() is None
 
 
-async def test_a_member_that_was_away_follows_a_leader_it_has_not_heard_of(tmp_path: Path) -> None:
+async def test_returning_member_follows_a_leader_unknown_to_it(tmp_path: Path) -> None:
     """All others were replaced meanwhile: nobody that it knows could tell it."""
     async with Group(tmp_path) as group:
         away, *others = group.others(await group.leader()), await group.leader()
@@ -137,7 +139,7 @@ async def test_a_member_that_was_away_follows_a_leader_it_has_not_heard_of(tmp_p
         assert gone.member.core.membership.voters == {gone.node_id, "n3", "n4"}
 
 
-async def test_a_leader_that_is_removed_names_its_successor(tmp_path: Path) -> None:
+async def test_removed_leader_transfers_to_a_successor(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         old = await group.leader()
         index = await change(group, ChangeKind.REMOVE, old.node_id)
@@ -148,7 +150,7 @@ async def test_a_leader_that_is_removed_names_its_successor(tmp_path: Path) -> N
             old.member.change_members(Change(ChangeKind.REMOVE, new.node_id))
 
 
-async def test_what_a_member_may_not_do_is_refused_with_the_reason(tmp_path: Path) -> None:
+async def test_rejected_member_change_reports_the_reason(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         with pytest.raises(ChangeRefused, match="no member"):
@@ -159,7 +161,7 @@ async def test_what_a_member_may_not_do_is_refused_with_the_reason(tmp_path: Pat
         await change(group, ChangeKind.REMOVE, "n9")
 
 
-async def test_a_moved_address_is_dialled(tmp_path: Path) -> None:
+async def test_moved_address_is_dialled(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         moved = group.others(leader)[0]
@@ -174,7 +176,7 @@ async def test_a_moved_address_is_dialled(tmp_path: Path) -> None:
         assert leader.member.links.is_open(moved.node_id)
 
 
-async def test_one_of_two_voters_moves_only_to_where_it_is_reached(tmp_path: Path) -> None:
+async def test_voter_of_two_can_only_move_to_an_address_where_it_answers(tmp_path: Path) -> None:
     async with Group(tmp_path, count=2) as group:
         leader = await group.leader()
         (other,) = group.others(leader)
@@ -187,7 +189,7 @@ async def test_one_of_two_voters_moves_only_to_where_it_is_reached(tmp_path: Pat
         assert leader.member.links.is_open(other.node_id)
 
 
-async def test_a_group_whose_logged_addresses_are_wrong_comes_back_by_those_of_its_configuration(
+async def test_group_with_wrong_logged_addresses_recovers_by_configured_ones(
     tmp_path: Path,
 ) -> None:
     """The two voters were moved to where nobody is, as earlier versions let them be."""
@@ -215,7 +217,7 @@ async def test_a_group_whose_logged_addresses_are_wrong_comes_back_by_those_of_i
 
 
 @pytest.mark.parametrize("join", [False, True])
-async def test_a_blank_replacement_of_a_member_that_was_added_has_another_address(
+async def test_blank_replacement_of_an_added_member_starts_at_a_new_address(
     tmp_path: Path, join: bool
 ) -> None:
     """As docs/runbooks/group-without-leader.md says: all are configured with the new one."""
@@ -246,7 +248,7 @@ async def test_a_blank_replacement_of_a_member_that_was_added_has_another_addres
         assert all({b"a", b"b"} <= set(node.app.payloads) for node in group.nodes)
 
 
-async def test_where_a_leader_is_known_a_moved_member_is_dialled_at_its_new_address_only(
+async def test_moved_member_is_dialled_only_at_its_new_address(
     tmp_path: Path,
 ) -> None:
     """At the old one may be an old store."""
@@ -262,7 +264,7 @@ async def test_where_a_leader_is_known_a_moved_member_is_dialled_at_its_new_addr
         await group.all_applied()
 
 
-async def test_the_configuration_outlives_the_frame_that_held_it(tmp_path: Path) -> None:
+async def test_configuration_survives_retention_of_its_frame(tmp_path: Path) -> None:
     async with Group(tmp_path, segment_size_bytes=1 << 16) as group:
         leader = await group.leader()
         gone = group.others(leader)[0]

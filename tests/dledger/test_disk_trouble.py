@@ -64,7 +64,7 @@ def frames(first: int, last: int, term: int = 1) -> list[Frame]:
 @pytest.mark.parametrize(
     "error", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM]
 )
-def test_frames_that_cannot_be_written_for_now_are_held_and_written_later(
+def test_frames_that_a_full_disk_rejects_are_held_and_written_later(
     tmp_path: Path, error: int
 ) -> None:
     disk, log, writer = written(tmp_path, 1)
@@ -86,7 +86,7 @@ def test_frames_that_cannot_be_written_for_now_are_held_and_written_later(
     assert log.frames(1, 5) == tuple(frames(1, 5))
 
 
-def test_what_is_held_is_cut_before_what_is_written(tmp_path: Path) -> None:
+def test_truncation_drops_held_frames_before_written_ones(tmp_path: Path) -> None:
     _, log, writer = written(tmp_path, 1)
     writer.append(frames(1, 4))
     writer.truncate(4)
@@ -100,14 +100,14 @@ def test_what_is_held_is_cut_before_what_is_written(tmp_path: Path) -> None:
     assert log.index.term_at(2) == 2
 
 
-def test_another_error_is_not_a_full_disk(tmp_path: Path) -> None:
+def test_disk_error_other_than_full_is_raised(tmp_path: Path) -> None:
     disk, _, writer = written(tmp_path, 1)
     disk.error = errno.EIO
     with pytest.raises(OSError, match="says the test"):
         writer.append(frames(1, 4))
 
 
-async def test_votes_are_saved_off_the_loop_and_a_hang_is_seen(tmp_path: Path) -> None:
+async def test_vote_is_saved_off_the_loop_and_a_hang_is_detected(tmp_path: Path) -> None:
     disk = TroubledDisk(str(tmp_path))
     disk.trouble_below = "raft/"
     file = HardStateFile(disk, "raft/hardstate")
@@ -154,7 +154,7 @@ class ShortFile(HardStateFile):
         super().save(state)
 
 
-async def test_a_vote_that_finds_no_descriptor_is_saved_later(
+async def test_vote_without_a_file_descriptor_is_saved_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raftmq.dledger.storage.hard_state_writer, "RETRY_S", 0.001)
@@ -173,7 +173,7 @@ async def test_a_vote_that_finds_no_descriptor_is_saved_later(
     await saver.stop()
 
 
-async def test_a_vote_that_waits_counts_as_one_that_hangs(tmp_path: Path) -> None:
+async def test_vote_that_waits_for_a_descriptor_counts_as_a_stall(tmp_path: Path) -> None:
     file = ShortFile(OsDisk(str(tmp_path)), [errno.EMFILE] * 2)
     saver = HardStateSaver(file)
     saver.save(HardState(1, "a"), lambda error: pytest.fail("the node has stopped"))
@@ -186,7 +186,7 @@ async def test_a_vote_that_waits_counts_as_one_that_hangs(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_note_whose_creation_did_not_finish_is_created_again(
+def test_slot_file_with_an_unfinished_creation_is_created_again(
     tmp_path: Path, fails_at: int
 ) -> None:
     class FailsOnce(OsDisk):
@@ -210,7 +210,7 @@ def test_a_note_whose_creation_did_not_finish_is_created_again(
 @pytest.mark.parametrize(
     "error", [OSError(errno.EROFS, "says the test"), SyncFailed("a truncation's sync failed")]
 )
-async def test_a_sync_whose_durability_cannot_be_noted_is_a_failure(
+async def test_sync_whose_durability_cannot_be_recorded_is_a_failure(
     tmp_path: Path, error: Exception
 ) -> None:
     """The error was lost in a callback: the leader went on, and never counted its own copy."""

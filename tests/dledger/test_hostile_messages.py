@@ -233,7 +233,7 @@ def check(core: RaftCore, member: Member) -> None:
 
 @pytest.mark.parametrize("make", [follower, blank, leader, provisional, candidate])
 @pytest.mark.parametrize("senders", [("b", "c"), ("zz",), ("b", "c", "zz")], ids="-".join)
-def test_no_message_that_can_be_said_ends_a_core(
+def test_core_survives_every_encodable_message(
     make: Callable[[random.Random], Member], senders: tuple[str, ...]
 ) -> None:
     expected = os.environ.get("HOSTILE_SEED")
@@ -278,7 +278,7 @@ def say(member: Member, seed: int) -> list[Message]:
     return said
 
 
-async def test_no_message_that_can_be_said_ends_a_member(tmp_path: Path) -> None:
+async def test_member_survives_every_encodable_message(tmp_path: Path) -> None:
     """The same with files, repairs and refills: a member whose two peers lie, and a stranger."""
     seed = int(os.environ.get("HOSTILE_SEED", "1"))
     rng = random.Random(seed)

@@ -80,7 +80,7 @@ class GoesByItsNote(Leading):
         super().take_append_response(replace(response, recovering=recovering), now_ms)
 
 
-def test_the_old_answers_are_of_the_round_that_the_new_replica_answers() -> None:
+def test_old_answers_are_of_the_round_that_the_new_replica_answers() -> None:
     group, old = start()
     assert [type(answer) for answer in old] == [AppendResponse, HeartbeatResponse]
     assert [m.round for m in old if isinstance(m, HeartbeatResponse)] == [group["a"].core.round]
@@ -95,7 +95,7 @@ def test_the_old_answers_are_of_the_round_that_the_new_replica_answers() -> None
     assert core.progress["b"].recovering == group["b"].core.ballot.incarnation
 
 
-def test_one_that_goes_by_what_it_noted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leader_that_trusts_its_own_record_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftmq.dledger.raft.election.Leading", GoesByItsNote)
     with pytest.raises(AssertionError):
         for plan in plans(2):
@@ -103,7 +103,7 @@ def test_one_that_goes_by_what_it_noted_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_an_old_answer_makes_nothing_count(comes_back: bool) -> None:
+def test_answer_from_before_a_disk_loss_counts_for_nothing(comes_back: bool) -> None:
     group, old = start()
     played = 0
     for plan in plans(len(old)):

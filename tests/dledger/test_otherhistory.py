@@ -60,7 +60,7 @@ THEIRS = frames([1, 1, 2, 2, 2, 5], b"y", 2)
 
 
 @pytest.mark.parametrize("first", [4, 5])
-def test_a_leader_whose_frame_is_another_one_is_not_followed(first: int) -> None:
+def test_leader_with_a_different_preceding_frame_is_rejected(first: int) -> None:
     core = replica(OURS)
     with pytest.raises(OtherHistory, match=f"different frames {first - 1} of term 2"):
         leads(core, THEIRS, first, 6)
@@ -68,20 +68,20 @@ def test_a_leader_whose_frame_is_another_one_is_not_followed(first: int) -> None
 
 
 @pytest.mark.parametrize("last", [3, 4, 6])
-def test_nor_one_that_repeats_what_is_here_and_differs(last: int) -> None:
+def test_leader_with_a_different_repeated_frame_is_rejected(last: int) -> None:
     core = replica(OURS)
     with pytest.raises(OtherHistory, match=f"different frames {min(last, 4)} of term 2"):
         leads(core, THEIRS, 3, last)
     assert core.last_index == 4
 
 
-def test_nor_one_that_truncated_what_is_committed_here() -> None:
+def test_leader_that_truncated_a_committed_frame_is_rejected() -> None:
     core = replica(OURS, commit_index=4)
     with pytest.raises(OtherHistory, match="frames 3 of terms 5 and 2, committed"):
         leads(core, frames([1, 1, 5, 5], b"y", 2), 3, 4)
 
 
-def test_nor_one_that_truncated_what_notes_say_was_committed_here() -> None:
+def test_leader_that_truncated_a_frame_recorded_as_committed_is_rejected() -> None:
     other = frames([1, 1, 5, 5], b"y", 2)
     core = replica(OURS)
     core.note_held(3)
@@ -95,7 +95,7 @@ def test_nor_one_that_truncated_what_notes_say_was_committed_here() -> None:
     assert core.last_index == 4
 
 
-def test_the_same_frames_are_and_what_is_not_known_here_is_left_to_raft() -> None:
+def test_equal_frames_are_accepted_and_unknown_frames_follow_raft() -> None:
     core = replica(OURS)
     leads(core, [*OURS, *THEIRS[4:]], 4, 6)
     assert core.last_index == 6
@@ -106,7 +106,7 @@ def test_the_same_frames_are_and_what_is_not_known_here_is_left_to_raft() -> Non
     assert (core.last_index, core.leader) == (4, "b")
 
 
-def test_what_is_proven_in_this_term_is_not_compared_again() -> None:
+def test_frame_proven_in_this_term_is_not_compared_again() -> None:
     core = replica(OURS)
     leads(core, [*OURS, *THEIRS[4:]], 5, 6)
     core.step(PrevFrame("b", "a", 5, 4, 2, 1), 0)
@@ -114,7 +114,7 @@ def test_what_is_proven_in_this_term_is_not_compared_again() -> None:
     assert core.last_index == 6
 
 
-def test_frames_that_were_accepted_and_not_written_yet_are_compared_too() -> None:
+def test_accepted_unwritten_frames_are_compared() -> None:
     core = replica(OURS)
     leads(core, [*OURS, *THEIRS[4:]], 5, 5)
     wrong = frames([1, 1, 2, 2, 2, 5], b"z", 4)
@@ -170,7 +170,7 @@ def test_committed_frames_are_reported_on_new_links_and_periodically() -> None:
     ("log", "index", "different"),
     [(THEIRS, 3, "different frames 3 of term 2"), (frames([1, 1, 5], b"y", 2), 3, "terms 5 and 2")],
 )
-def test_two_that_committed_different_frames_part(
+def test_replicas_with_different_committed_frames_disconnect(
     log: list[Frame], index: int, different: str
 ) -> None:
     reported = committed_by(index, log[index - 1].term, log[index - 1].header_crc)
@@ -180,7 +180,7 @@ def test_two_that_committed_different_frames_part(
     Committing(OURS, 3).exchange.take(committed_by(3, 2, OURS[2].header_crc))
 
 
-def test_a_core_that_is_ahead_of_its_files_accuses_nobody() -> None:
+def test_core_ahead_of_its_files_reports_only_written_frames() -> None:
     """While a vote is being saved, the files still have frames that the core has truncated."""
     world = Committing(OURS, 3, in_files=2)
     world.exchange.take(committed_by(3, 5, 77))

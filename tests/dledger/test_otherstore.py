@@ -33,7 +33,7 @@ def votes_copied(source: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("way", [moved, moved_without_votes, votes_copied])
-async def test_a_store_that_is_not_its_own_elects_nobody(
+async def test_replica_with_the_store_of_another_replica_cannot_elect(
     tmp_path: Path, way: Callable[[Path, Path], None]
 ) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:

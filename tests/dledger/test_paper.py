@@ -62,14 +62,14 @@ def appended(member: Member, request: AppendRequest) -> AppendResponse:
 # -- 5.1 basics --------------------------------------------------------------------------------
 
 
-def test_5_1_normally_one_leader_and_all_others_follow() -> None:
+def test_5_1_normally_one_leader_and_the_rest_are_followers() -> None:
     group = led("abcde")
     roles = [member.core.role for member in group.members.values()]
     assert roles == [Role.LEADER] + [Role.FOLLOWER] * 4
     assert {member.core.leader for member in group.members.values()} == {"a"}
 
 
-def test_5_1_followers_issue_no_requests_of_their_own() -> None:
+def test_5_1_followers_issue_no_requests() -> None:
     group = led()
     with pytest.raises(NotLeader) as refused:
         group["b"].propose(b"x")
@@ -89,7 +89,7 @@ def test_5_1_followers_issue_no_requests_of_their_own() -> None:
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_5_1_a_larger_term_is_taken_over_and_a_leader_reverts_to_follower(message: object) -> None:
+def test_5_1_a_larger_term_is_adopted_and_a_leader_reverts_to_follower(message: object) -> None:
     group = led()
     core = group["a"].core
     core.step(message, group.now_ms)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def test_5_2_a_server_starts_as_a_follower() -> None:
     assert Group("abc")["a"].core.role is Role.FOLLOWER
 
 
-def test_5_2_it_remains_one_as_long_as_it_hears_a_leader() -> None:
+def test_5_2_a_server_remains_follower_while_it_receives_heartbeats() -> None:
     group = led()
     group.run(10_000)
     assert {m.core.term for m in group.members.values()} == {1}
@@ -128,13 +128,13 @@ def test_5_2_heartbeats_go_to_all_followers_periodically() -> None:
     assert sorted(m.to for m in group.queue if isinstance(m, Heartbeat)) == ["b", "c"]
 
 
-def test_5_2_without_a_word_for_an_election_time_out_it_begins_an_election() -> None:
+def test_5_2_an_election_time_out_without_a_message_starts_an_election() -> None:
     group = Group("abc")
     group.run(699)
     assert any(member.core.role is Role.LEADER for member in group.members.values())
 
 
-def test_5_2_it_increments_its_term_votes_for_itself_and_asks_all_others() -> None:
+def test_5_2_a_candidate_increments_its_term_votes_for_itself_and_asks_all() -> None:
     group = Group("abc")
     group.campaign("a")
     group.work()
@@ -147,7 +147,7 @@ def test_5_2_it_increments_its_term_votes_for_itself_and_asks_all_others() -> No
 
 
 @pytest.mark.parametrize("names, needed", [("a", 0), ("ab", 1), ("abc", 1), ("abcde", 2)])
-def test_5_2_it_wins_with_the_votes_of_a_majority(names: str, needed: int) -> None:
+def test_5_2_a_candidate_wins_with_the_votes_of_a_majority(names: str, needed: int) -> None:
     group = Group(names)
     for name in names[needed + 1 :]:
         group[name].down = True
@@ -163,7 +163,7 @@ def test_5_2_it_wins_with_the_votes_of_a_majority(names: str, needed: int) -> No
         assert group["a"].core.role is Role.PRE_CANDIDATE
 
 
-def test_5_2_each_server_votes_for_at_most_one_candidate_a_term_first_come_first_served() -> None:
+def test_5_2_each_server_grants_one_vote_per_term_to_the_first_candidate() -> None:
     member = Member("a", list("abc"))
     member.core.step(vote_request(1), 0)
     assert voted(member).granted
@@ -206,7 +206,7 @@ def test_5_2_a_candidate_follows_a_leader_of_at_least_its_term(role: Role) -> No
     assert (core.role, core.leader) == (Role.FOLLOWER, "b")
 
 
-def test_5_2_a_candidate_goes_on_when_the_claim_is_of_an_older_term() -> None:
+def test_5_2_a_candidate_ignores_a_leader_of_an_older_term() -> None:
     member = Member("a", ["a", "b"], hard_state=HardState(4, None))
     member.core.step(TimeoutNow("b", "a", 4), 0)
     member.work()
@@ -254,7 +254,7 @@ def test_5_3_the_leader_retries_until_all_followers_store_all_entries() -> None:
     assert group["b"].log == group["a"].log
 
 
-def test_5_3_followers_learn_of_the_commit_index_from_later_messages() -> None:
+def test_5_3_followers_get_the_commit_index_in_later_messages() -> None:
     group = led()
     group["a"].propose(b"x")
     group.settle()
@@ -263,13 +263,13 @@ def test_5_3_followers_learn_of_the_commit_index_from_later_messages() -> None:
     assert {m.core.commit_index for m in group.members.values()} == {2}
 
 
-def test_5_3_the_commit_index_of_a_message_counts_only_as_far_as_it_proves_a_match() -> None:
+def test_5_3_a_commit_index_counts_only_up_to_the_proven_match() -> None:
     member = Member("a", list("abc"), [1, 1, 1, 1])
     appended(member, append(2, 2, 1, [], commit=4))
     assert member.core.commit_index == 2
 
 
-def test_5_3_a_follower_without_the_frame_before_refuses() -> None:
+def test_5_3_a_follower_without_the_preceding_frame_refuses() -> None:
     member = Member("a", list("abc"), [1, 1])
     response = appended(member, append(2, 3, 1, [2]))
     assert not response.success
@@ -295,7 +295,7 @@ def test_5_3_a_request_that_ends_before_the_last_frame_deletes_nothing(terms: li
     assert member.terms == [1, 1, 1, 1]
 
 
-def test_5_3_a_leader_never_overwrites_or_deletes_its_own() -> None:
+def test_5_3_a_leader_never_overwrites_or_deletes_its_own_entries() -> None:
     group = led()
     before = list(group["a"].log)
     for message in (
@@ -322,7 +322,7 @@ FIGURE_7 = {
 
 
 @pytest.mark.parametrize("follower", sorted(FIGURE_7))
-def test_5_3_figure_7_every_follower_is_brought_to_the_leaders_log(follower: str) -> None:
+def test_5_3_figure_7_every_follower_reaches_the_leaders_log(follower: str) -> None:
     group = Group("lxy")  # y never answers: x's vote and word are needed
     group.add("l", [1, 1, 1, 4, 4, 5, 5, 6, 6, 6], HardState(7, None))
     group.add("x", FIGURE_7[follower], HardState(7, None))
@@ -366,7 +366,7 @@ def test_5_4_2_entries_of_earlier_terms_are_not_committed_by_counting() -> None:
 # -- 5.5, 5.6 crashes, timing ------------------------------------------------------------------
 
 
-def test_5_5_a_request_that_arrives_twice_has_the_same_effect() -> None:
+def test_5_5_a_repeated_request_has_the_same_effect() -> None:
     member = Member("a", list("abc"), [1])
     first = appended(member, append(2, 1, 1, [2, 2]))
     second = appended(member, append(2, 1, 1, [2, 2]))

@@ -62,7 +62,7 @@ async def leads(group: Group, name: str) -> None:
     await group.until(lambda: node.running and node.member.core.leader_ready)
 
 
-async def test_it_leads_and_leads_again_when_it_comes_back(tmp_path: Path) -> None:
+async def test_preferred_replica_leads_after_the_change_and_after_a_restart(tmp_path: Path) -> None:
     async with looking(tmp_path) as group:
         first = await group.leader()
         expected = group.others(first)[1]
@@ -88,7 +88,7 @@ async def test_it_leads_and_leads_again_when_it_comes_back(tmp_path: Path) -> No
         await leads(group, name)
 
 
-async def test_it_goes_with_the_member_and_nobody_is_preferred_then(tmp_path: Path) -> None:
+async def test_removal_of_the_preferred_replica_clears_the_preference(tmp_path: Path) -> None:
     async with looking(tmp_path) as group:
         first = await group.leader()
         expected = group.others(first)[0]
@@ -104,7 +104,7 @@ async def test_it_goes_with_the_member_and_nobody_is_preferred_then(tmp_path: Pa
         )
 
 
-async def test_one_that_cannot_take_over_costs_no_send(tmp_path: Path) -> None:
+async def test_preferred_replica_that_cannot_lead_fails_no_send(tmp_path: Path) -> None:
     async with looking(tmp_path) as group:
         leader = await group.leader()
         expected = group.others(leader)[0]

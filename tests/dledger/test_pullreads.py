@@ -68,7 +68,7 @@ def counts_of(found: GetResult) -> int:
     return data.count(b"s" * 297)
 
 
-def test_each_pull_reads_a_few_large_frames_and_delivers_what_lies_in_them(world: World) -> None:
+def test_pull_reads_few_large_frames_and_delivers_their_messages(world: World) -> None:
     counts, sizes = pass_through(world)
     assert sum(counts) == FRAMES * SMALL_EACH
     assert max(sizes) <= READ_BYTES_MAX + world.frames[0].size_bytes
@@ -79,13 +79,13 @@ def test_each_pull_reads_a_few_large_frames_and_delivers_what_lies_in_them(world
     assert max(sizes) <= 32 * 2 * STEP_BYTES
 
 
-def test_a_pull_reads_less_than_twice_what_it_delivers_and_one_frame(world: World) -> None:
+def test_pull_reads_less_than_twice_the_delivered_bytes_and_one_frame(world: World) -> None:
     for offset in range(FRAMES):
         result, size = world.pull(offset, 8, queue_id=1)
         assert result.message_count and size <= 2 * result.size_bytes + world.frames[0].size_bytes
 
 
-def test_what_changes_behind_the_check_is_found(world: World) -> None:
+def test_damage_after_the_frame_check_is_detected(world: World) -> None:
     pass_through(world)
     log, frame = world.store.commitlog, world.frames[5]
     last = frame.end - 10  # in the properties of the frame's second small message
@@ -96,7 +96,7 @@ def test_what_changes_behind_the_check_is_found(world: World) -> None:
     assert sum(pass_through(world)[0]) == FRAMES * SMALL_EACH
 
 
-def test_what_is_kept_of_large_frames_is_bounded(
+def test_checksums_cached_for_large_frames_are_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raftmq.dledger.storage.log_reads.SUMS_MAX", 1000)  # of four frames

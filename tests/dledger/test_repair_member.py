@@ -103,7 +103,7 @@ def short(node: Node, frame: Frame) -> None:
 
 @pytest.mark.parametrize("harm", [header, payload, zeros, lost, short])
 @pytest.mark.parametrize("victim", [0, 25, -1])
-def test_a_damaged_log_is_mended_before_it_takes_part(
+def test_damaged_log_is_repaired_before_the_replica_takes_part(
     tmp_path: Path, harm: Callable[[Node, Frame], None], victim: int
 ) -> None:
     async def test() -> None:
@@ -125,7 +125,7 @@ def test_a_damaged_log_is_mended_before_it_takes_part(
     run(test)
 
 
-def test_several_regions_at_once_and_blank_records(tmp_path: Path) -> None:
+def test_several_damaged_regions_and_blank_records_are_repaired_together(tmp_path: Path) -> None:
     async def test() -> None:
         async with a_group(tmp_path) as group:
             frames = await filled(group)
@@ -147,7 +147,7 @@ def test_several_regions_at_once_and_blank_records(tmp_path: Path) -> None:
     run(test)
 
 
-def test_it_waits_for_peers_and_says_what_for(tmp_path: Path) -> None:
+def test_damaged_replica_waits_for_peers_and_reports_the_reason(tmp_path: Path) -> None:
     async def test() -> None:
         async with a_group(tmp_path) as group:
             frames = await filled(group, 20)
@@ -201,7 +201,7 @@ def extend(node: Node, count: int, term: int) -> list[Frame]:
     return frames
 
 
-def test_what_a_later_leader_does_not_have_is_cut_and_no_promise_is_lost(tmp_path: Path) -> None:
+def test_damaged_tail_that_a_later_leader_lacks_is_truncated(tmp_path: Path) -> None:
     async def test() -> None:
         async with a_group(tmp_path) as group:
             frames = await filled(group, 20)
@@ -222,7 +222,7 @@ def test_what_a_later_leader_does_not_have_is_cut_and_no_promise_is_lost(tmp_pat
     run(test)
 
 
-def test_all_damaged_at_the_same_place_go_on_from_what_is_left(tmp_path: Path) -> None:
+def test_group_damaged_at_one_frame_everywhere_continues_before_it(tmp_path: Path) -> None:
     async def test() -> None:
         async with a_group(tmp_path, repair=HASTY) as group:
             frames = await filled(group, 20)
@@ -246,7 +246,7 @@ def test_all_damaged_at_the_same_place_go_on_from_what_is_left(tmp_path: Path) -
     run(test)
 
 
-def test_damage_at_different_places_of_all_costs_nothing(tmp_path: Path) -> None:
+def test_group_damaged_at_different_frames_loses_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         async with a_group(tmp_path) as group:
             frames = await filled(group, 30)
@@ -268,7 +268,7 @@ def test_damage_at_different_places_of_all_costs_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("harm", ["all", "end", "mark"])
-def test_without_its_mark_a_log_may_have_been_longer(tmp_path: Path, harm: str) -> None:
+def test_log_with_a_damaged_checkpoint_makes_the_replica_recover(tmp_path: Path, harm: str) -> None:
     async def test() -> None:
         async with a_group(tmp_path) as group:
             frames = await filled(group, 20)
@@ -290,7 +290,7 @@ def test_without_its_mark_a_log_may_have_been_longer(tmp_path: Path, harm: str) 
     run(test)
 
 
-def test_a_group_of_one_has_nobody_to_ask(tmp_path: Path) -> None:
+def test_damaged_single_replica_does_not_start(tmp_path: Path) -> None:
     async def test() -> None:
         async with a_group(tmp_path, count=1) as group:
             frames = await filled(group, 10)
@@ -304,7 +304,7 @@ def test_a_group_of_one_has_nobody_to_ask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("who", ["leader", "follower"])
-def test_rot_of_a_running_node_is_found_by_the_scrubber_and_mended(
+def test_scrubber_finds_and_repairs_corruption_in_a_running_member(
     tmp_path: Path, who: str
 ) -> None:
     async def test() -> None:
@@ -337,7 +337,7 @@ def test_rot_of_a_running_node_is_found_by_the_scrubber_and_mended(
     run(test)
 
 
-def test_rot_met_while_a_slow_peer_is_served_delays_that_peer_only(tmp_path: Path) -> None:
+def test_corruption_found_while_serving_a_slow_peer_delays_only_that_peer(tmp_path: Path) -> None:
     async def test() -> None:
         async with a_group(tmp_path, log_cache_bytes_max=1000, scrub_bytes_per_s=0) as group:
             leader = await group.leader()
@@ -359,7 +359,7 @@ def test_rot_met_while_a_slow_peer_is_served_delays_that_peer_only(tmp_path: Pat
     run(test)
 
 
-def test_rot_met_while_applying_at_start(tmp_path: Path) -> None:
+def test_corruption_found_while_applying_at_start_is_repaired(tmp_path: Path) -> None:
     """Old segments' payloads are not read at boot, so this is not found before."""
 
     async def test() -> None:
@@ -378,7 +378,7 @@ def test_rot_met_while_applying_at_start(tmp_path: Path) -> None:
     run(test)
 
 
-def test_the_scrubber_can_be_turned_off_and_wraps_around(tmp_path: Path) -> None:
+def test_scrubber_can_be_turned_off_and_wraps_around(tmp_path: Path) -> None:
     async def test() -> None:
         async with a_group(tmp_path) as group:
             await filled(group, 5, 10)

@@ -17,7 +17,7 @@ SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_script(path: Path) -> None:
+def test_interaction_script_has_its_recorded_trace(path: Path) -> None:
     expected = path.read_text()
     actual = Script().run(expected)
     if os.environ.get("RAFTMQ_REWRITE"):
@@ -26,7 +26,7 @@ def test_script(path: Path) -> None:
     assert actual == expected
 
 
-def test_there_are_scripts() -> None:
+def test_interaction_scripts_exist() -> None:
     assert len(SCRIPTS) >= 20
     for path in SCRIPTS:
         assert path.read_text().startswith("# "), f"{path.name} does not say what it shows"

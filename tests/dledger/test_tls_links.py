@@ -82,7 +82,7 @@ async def both_open(net: Net) -> None:
 
 
 @on_both_loops
-async def test_messages_and_frames_go_both_ways() -> None:
+async def test_tls_links_carry_messages_and_frames_in_both_directions() -> None:
     first, second = world().links(), world().links()
     async with running(first, second) as net:
         await both_open(net)
@@ -99,7 +99,7 @@ async def test_messages_and_frames_go_both_ways() -> None:
 
 
 @on_both_loops
-async def test_a_plain_peer_is_refused() -> None:
+async def test_tls_link_rejects_a_plain_peer() -> None:
     strict = world().links()
     async with running(strict, None) as net:
         assert strict.listener is not None
@@ -115,7 +115,7 @@ async def test_a_plain_peer_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["ca", "expired", "host"])
-def test_who_is_not_believed(wrong: str) -> None:
+def test_tls_link_rejects_untrusted_expired_and_misnamed_certificates(wrong: str) -> None:
     """Neither as the one that dials, nor as the one that is dialled."""
     options: dict[str, dict[str, Any]] = {
         "ca": {"ca": world().stranger},
@@ -144,7 +144,7 @@ def test_who_is_not_believed(wrong: str) -> None:
 
 
 @on_both_loops
-async def test_the_way_from_plain_to_tls() -> None:
+async def test_replicas_switch_from_plain_to_tls_one_at_a_time() -> None:
     """One replica at a time: plain, permissive, enforcing; neighbours always reach each other."""
     for modes in (("permissive", None), ("permissive", "permissive"), ("permissive", "enforcing")):
         made = [None if mode is None else world().links(mode) for mode in modes]
@@ -155,7 +155,7 @@ async def test_the_way_from_plain_to_tls() -> None:
 
 
 @on_both_loops
-async def test_slow_handshakes_at_the_limit_keep_no_replica_away() -> None:
+async def test_slow_tls_handshakes_at_the_limit_do_not_block_a_replica() -> None:
     limits = ArrivalLimits(arriving_max=2, grace_s=0.05, patience_s=0.3)
     async with running(world().links(limits=limits)) as net:
         slow = [await raw_dial(net, "n0") for _ in range(6)]
@@ -192,7 +192,7 @@ async def test_slow_handshakes_at_the_limit_keep_no_replica_away() -> None:
         ("localhost", False),  # the common name counts for nothing
     ],
 )
-def test_whom_a_certificate_is_valid_for(host: str, valid: bool) -> None:
+def test_certificate_is_valid_for_its_alternative_names_only(host: str, valid: bool) -> None:
     names = [("DNS", "n0.example"), ("DNS", "*.brokers.example"), ("DNS", "*.top")]
     addresses = ["127.0.0.1", "0:0:0:0:0:0:0:1\n", "<invalid>"]
     certificate = {

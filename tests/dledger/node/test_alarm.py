@@ -11,7 +11,7 @@ from tests.waiting import until
 LONG_MS = 10_000_000
 
 
-async def test_it_rings_soon_after_its_start_and_once_each_time_it_is_set() -> None:
+async def test_alarm_rings_once_per_setting() -> None:
     rings: list[int] = []
     alarm = Alarm()
     alarm.start(lambda: rings.append(1))
@@ -23,7 +23,7 @@ async def test_it_rings_soon_after_its_start_and_once_each_time_it_is_set() -> N
     alarm.stop()
 
 
-async def test_soon_is_earlier_than_set_but_never_later() -> None:
+async def test_alarm_soon_shortens_the_delay_and_never_extends_it() -> None:
     alarm = Alarm()
     alarm.start(lambda: None)
     first = alarm.due_s
@@ -36,7 +36,7 @@ async def test_soon_is_earlier_than_set_but_never_later() -> None:
     alarm.stop()
 
 
-async def test_what_is_due_at_once_comes_after_another_look_at_what_arrived() -> None:
+async def test_alarm_due_at_once_waits_for_another_read_of_sockets() -> None:
     alarm = Alarm()
     alarm.start(lambda: None)
     now_s = asyncio.get_running_loop().time()
@@ -46,7 +46,7 @@ async def test_what_is_due_at_once_comes_after_another_look_at_what_arrived() ->
     alarm.stop()
 
 
-async def test_it_does_not_ring_before_its_start_or_after_its_stop() -> None:
+async def test_stopped_or_unstarted_alarm_does_not_ring() -> None:
     rings: list[int] = []
     alarm = Alarm()
     alarm.set(0)
@@ -60,7 +60,7 @@ async def test_it_does_not_ring_before_its_start_or_after_its_stop() -> None:
     assert not rings and alarm.due_s == math.inf
 
 
-async def test_now_is_behind_what_was_read_and_before_anything_else_is() -> None:
+async def test_alarm_now_rings_after_pending_reads_and_before_later_callbacks() -> None:
     reported: list[str] = []
     alarm = Alarm()
     alarm.start(lambda: reported.append("ring"))
@@ -79,7 +79,7 @@ async def test_now_is_behind_what_was_read_and_before_anything_else_is() -> None
     assert len(reported) == 3
 
 
-async def test_it_may_be_set_while_it_rings() -> None:
+async def test_alarm_can_be_set_from_its_callback() -> None:
     rings: list[int] = []
     alarm = Alarm()
 

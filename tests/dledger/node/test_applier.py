@@ -49,14 +49,14 @@ class World:
         self.applied += [frame.index for frame in frames]
 
 
-async def test_a_long_tail_is_applied_in_batches_one_per_turn_of_the_loop() -> None:
+async def test_applier_applies_a_long_tail_in_one_batch_per_loop_turn() -> None:
     world = World()
     world.applier.advance(5)
     assert world.applied == [1, 2]
     await until(lambda: world.applied == [1, 2, 3, 4, 5])
 
 
-async def test_it_says_how_far_the_files_are_committed() -> None:
+async def test_applier_reports_applied_and_commit_index() -> None:
     world = World()
     assert world.applier.commit_index == 0
     world.applier.advance(5)
@@ -65,7 +65,7 @@ async def test_it_says_how_far_the_files_are_committed() -> None:
     assert world.applier.commit_index == 1
 
 
-async def test_at_a_damaged_frame_it_waits_until_that_is_mended() -> None:
+async def test_applier_stops_at_a_damaged_frame_until_it_is_repaired() -> None:
     world = World()
     world.damaged = 3
     world.applier.advance(6)
@@ -76,7 +76,7 @@ async def test_at_a_damaged_frame_it_waits_until_that_is_mended() -> None:
     await until(lambda: world.applied == [1, 2, 3, 4, 5, 6])
 
 
-async def test_nothing_is_applied_after_the_stop() -> None:
+async def test_stopped_applier_applies_nothing() -> None:
     world = World()
     world.damaged = 3
     world.applier.advance(6)
@@ -89,7 +89,7 @@ async def test_nothing_is_applied_after_the_stop() -> None:
     assert world.applied == [1, 2]
 
 
-async def test_a_batch_during_which_it_is_stopped_is_the_last() -> None:
+async def test_applier_stopped_during_a_batch_applies_no_further_batch() -> None:
     world = World()
 
     def apply(frames: list[Frame]) -> None:
@@ -103,7 +103,7 @@ async def test_a_batch_during_which_it_is_stopped_is_the_last() -> None:
     assert world.applied == [1, 2]
 
 
-async def test_an_error_of_a_later_batch_is_told() -> None:
+async def test_applier_reports_an_error_in_a_later_batch() -> None:
     world = World()
     world.applier.advance(4)
     world.error = error = OSError(5, "cannot read")
@@ -123,7 +123,7 @@ class Reluctant(ListApplication):
         super().apply(frames)
 
 
-async def test_what_cannot_be_applied_for_now_is_applied_later(
+async def test_applier_retries_frames_that_the_application_rejects_temporarily(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raftmq.dledger.node.applier, "RETRY_S", 0.001)

@@ -44,7 +44,7 @@ class World:
 
 
 @pytest.mark.parametrize("which", ["flush_ms", "vote_ms"])
-def test_a_sync_that_hangs_ends_leadership_until_it_returns(which: str) -> None:
+def test_hanging_sync_ends_leadership_until_the_sync_returns(which: str) -> None:
     world = World()
     world.disk.poll(1.0)
     assert world.told == []
@@ -58,7 +58,7 @@ def test_a_sync_that_hangs_ends_leadership_until_it_returns(which: str) -> None:
     assert world.told == [True, "works"]
 
 
-def test_a_full_disk_takes_no_frames_until_those_held_are_written() -> None:
+def test_full_disk_rejects_frames_until_held_frames_are_written() -> None:
     world = World()
     world.disk.full(OSError("no space"))
     assert world.told == [False]
@@ -68,7 +68,7 @@ def test_a_full_disk_takes_no_frames_until_those_held_are_written() -> None:
     assert world.disk.state is DiskState.OK
 
 
-def test_frames_count_as_durable_at_once_only_in_async_flush() -> None:
+def test_received_frames_count_as_durable_only_under_async_flush() -> None:
     world = World()
     world.disk.written()
     assert world.told == ["written"]
@@ -77,7 +77,7 @@ def test_frames_count_as_durable_at_once_only_in_async_flush() -> None:
     assert world.told == ["written", ("durable", 7)]
 
 
-def test_a_bad_disk_keeps_the_state_that_it_has() -> None:
+def test_first_disk_failure_state_is_kept_when_a_second_failure_occurs() -> None:
     world = World()
     disk, unread = world.disk, lambda: None
     disk.full(OSError("no space"))
@@ -106,7 +106,7 @@ def test_a_bad_disk_keeps_the_state_that_it_has() -> None:
     assert (disk.state, disk.reason) == (DiskState.FAILED, "gone")
 
 
-async def test_a_leader_that_cannot_read_for_a_follower_gives_leadership_up(tmp_path: Path) -> None:
+async def test_leader_with_a_read_error_for_a_follower_steps_down(tmp_path: Path) -> None:
     """The cache holds two frames: what a late follower lacks has to be read."""
     async with Group(tmp_path, log_cache_bytes_max=20_000) as group:
         leader = await group.leader()
@@ -137,7 +137,9 @@ async def test_a_leader_that_cannot_read_for_a_follower_gives_leadership_up(tmp_
         await group.hand_over(leader)
 
 
-async def test_it_stays_out_of_elections_until_the_same_read_works(tmp_path: Path) -> None:
+async def test_leader_with_a_read_error_does_not_campaign_until_reads_succeed(
+    tmp_path: Path,
+) -> None:
     tried: list[int] = []
 
     def again() -> None:
@@ -167,7 +169,7 @@ async def test_it_stays_out_of_elections_until_the_same_read_works(tmp_path: Pat
         (3, True, errno.EMFILE),  # not the disk's fault
     ],
 )
-async def test_reads_that_change_nothing(
+async def test_read_errors_without_a_successor_do_not_change_the_disk_state(
     tmp_path: Path, count: int, at_leader: bool, number: int
 ) -> None:
     async with Group(tmp_path, count) as group:

@@ -64,14 +64,14 @@ class World:
         return list(self.seen)
 
 
-def test_only_repair_is_dealt_with_before_the_core_runs() -> None:
+def test_dispatcher_handles_only_repair_messages_before_the_core_runs() -> None:
     world = World()
     assert world.receive(Vote(), Repair(), Install()) == ["repair"]
     world.life.failure = "over"
     assert world.receive(Repair()) == []
 
 
-def test_all_else_reaches_the_core_and_the_pump_runs_behind_it() -> None:
+def test_dispatcher_steps_the_core_and_then_runs_the_pump() -> None:
     world = World()
     world.open(lambda message, now_ms: world.seen.append((type(message), now_ms)))
     assert world.receive(Vote(), Repair(), Install(), Vote()) == [
@@ -85,7 +85,7 @@ def test_all_else_reaches_the_core_and_the_pump_runs_behind_it() -> None:
     assert world.receive(Vote(), Repair(), Install()) == ["repair"]
 
 
-def test_a_message_that_breaks_the_rules_costs_its_sender_the_connection() -> None:
+def test_message_that_violates_the_protocol_closes_its_sender_s_connection() -> None:
     world = World()
 
     def step(message: object, now_ms: float) -> None:
@@ -95,7 +95,7 @@ def test_a_message_that_breaks_the_rules_costs_its_sender_the_connection() -> No
     assert world.receive(Vote(), Vote()) == [("refuse", "n1"), "run"]
 
 
-def test_a_sender_of_another_history_is_parted_with() -> None:
+def test_dispatcher_disconnects_a_sender_with_another_history() -> None:
     world = World()
 
     def step(message: object, now_ms: float) -> None:
@@ -105,13 +105,13 @@ def test_a_sender_of_another_history_is_parted_with() -> None:
     assert world.receive(Vote(), Vote()) == [("part", "n1"), "run"]
 
 
-def test_a_broken_invariant_ends_the_member() -> None:
+def test_broken_invariant_ends_the_member() -> None:
     world = World()
     world.open(lambda message, now_ms: 1 // 0)
     assert world.receive(Vote()) == [("fail", "a message broke an invariant")]
 
 
-def test_an_error_of_the_disk_is_called_that() -> None:
+def test_disk_error_during_dispatch_is_reported_as_a_disk_error() -> None:
     def step(message: object, now_ms: float) -> None:
         raise OSError(5, "cannot read")
 
@@ -120,7 +120,7 @@ def test_an_error_of_the_disk_is_called_that() -> None:
     assert world.receive(Vote()) == [("disk failed", "the disk failed at a message")]
 
 
-def test_the_clock_is_looked_at_with_a_message_when_it_is_time_to() -> None:
+def test_dispatcher_reads_the_clock_at_a_message_when_a_turn_is_due() -> None:
     world = World()
     world.open(lambda message, now_ms: world.seen.append("step"))
     assert world.receive(Vote()) == ["step", "run"]
@@ -128,7 +128,7 @@ def test_the_clock_is_looked_at_with_a_message_when_it_is_time_to() -> None:
     assert world.receive(Vote(), Vote()) == ["look at the clock now", "step", "step", "run"]
 
 
-def test_the_core_hears_of_links_once_it_runs() -> None:
+def test_dispatcher_reports_links_to_the_core_only_once_it_runs() -> None:
     world = World()
     world.inbox.on_opened("n1")
     assert world.seen == [("introduce to", "n1")]

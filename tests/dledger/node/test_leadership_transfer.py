@@ -43,7 +43,9 @@ def follower(name: str, **changes: object) -> SimpleNamespace:
         ({"peer": "away"}, False),
     ],
 )
-def test_who_is_able(changes: dict[str, object], able: bool) -> None:
+def test_able_successors_excludes_lagging_recovering_and_silent_voters(
+    changes: dict[str, object], able: bool
+) -> None:
     other = follower("n1", **changes)
     core = SimpleNamespace(
         progress={other.peer: other},
@@ -68,7 +70,9 @@ def test_who_is_able(changes: dict[str, object], able: bool) -> None:
         ([follower("n1", no_room=True)], "n1"),
     ],
 )
-def test_who_is_best(followers: list[SimpleNamespace], best: str | None) -> None:
+def test_best_successor_has_the_highest_match_index(
+    followers: list[SimpleNamespace], best: str | None
+) -> None:
     core = SimpleNamespace(
         progress={one.peer: one for one in followers},
         membership=SimpleNamespace(voters=frozenset({"n0", "n1", "n2"})),
@@ -89,7 +93,9 @@ def test_who_is_best(followers: list[SimpleNamespace], best: str | None) -> None
         ({"peer": "away"}, False),
     ],
 )
-def test_who_may_have_room(changes: dict[str, object], roomy: bool) -> None:
+def test_willing_voters_excludes_followers_with_a_full_disk(
+    changes: dict[str, object], roomy: bool
+) -> None:
     other = follower("n1", **({"no_room": False} | changes))
     membership = SimpleNamespace(voters=frozenset({"n0", "n1", "away"}))
     core = SimpleNamespace(progress={other.peer: other}, membership=membership, config=CONFIG)

@@ -31,7 +31,9 @@ async def send_and_wait(group: Group, node: Node, *messages: bytes) -> None:
 
 
 @pytest.mark.parametrize("flush", list(FlushMode))
-async def test_one_leader_and_byte_identical_logs(tmp_path: Path, flush: FlushMode) -> None:
+async def test_group_elects_one_leader_and_logs_are_byte_identical(
+    tmp_path: Path, flush: FlushMode
+) -> None:
     async with Group(tmp_path, flush=flush) as group:
         leader = await group.leader()
         for n in range(20):
@@ -46,14 +48,14 @@ async def test_one_leader_and_byte_identical_logs(tmp_path: Path, flush: FlushMo
         assert [n.member.log.reads_from_file for n in group.nodes] == [0, 0, 0]
 
 
-async def test_a_group_of_one_serves(tmp_path: Path) -> None:
+async def test_single_replica_group_commits_and_reads(tmp_path: Path) -> None:
     async with Group(tmp_path, count=1, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"alone")
         assert await leader.member.read_barrier() == leader.member.core.commit_index
 
 
-async def test_many_arrivals_share_frames(tmp_path: Path) -> None:
+async def test_concurrent_arrivals_share_frames(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
         messages = [b"m%d" % n for n in range(500)]
@@ -85,7 +87,7 @@ async def test_frames_in_flight_are_bounded(tmp_path: Path) -> None:
         assert leader.app.cuts == [1, 1, 3]
 
 
-async def test_leader_killed_another_takes_over_and_nothing_is_lost(tmp_path: Path) -> None:
+async def test_killed_leader_is_replaced_without_losing_messages(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         first = await group.leader()
         await send_and_wait(group, first, b"a", b"b")
@@ -99,7 +101,7 @@ async def test_leader_killed_another_takes_over_and_nothing_is_lost(tmp_path: Pa
         assert first.app.payloads == [b"a,b", b"c"]
 
 
-async def test_a_planned_stop_hands_leadership_over(tmp_path: Path) -> None:
+async def test_planned_stop_transfers_leadership(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         first = await group.leader()
         await send_and_wait(group, first, b"a")
@@ -110,7 +112,7 @@ async def test_a_planned_stop_hands_leadership_over(tmp_path: Path) -> None:
         assert second.member.core.term == term + 1
 
 
-async def test_a_planned_stop_tells_its_application_whoever_is_slow(tmp_path: Path) -> None:
+async def test_planned_stop_reports_the_role_change_while_the_disk_is_slow(tmp_path: Path) -> None:
     """The disk is at the new term's vote while another leads already: nothing is closed before the
     application knows, too."""
     async with Group(tmp_path) as group:
@@ -127,7 +129,7 @@ async def test_a_planned_stop_tells_its_application_whoever_is_slow(tmp_path: Pa
         assert first.app.events[-1].leader == second.node_id
 
 
-async def test_transfer_on_request(tmp_path: Path) -> None:
+async def test_leadership_transfer_on_request(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         first = await group.leader()
         target = group.others(first)[0]
@@ -137,7 +139,9 @@ async def test_transfer_on_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flush", list(FlushMode))
-async def test_restart_of_all_on_the_same_disks(tmp_path: Path, flush: FlushMode) -> None:
+async def test_group_restarts_with_all_replicas_on_their_old_disks(
+    tmp_path: Path, flush: FlushMode
+) -> None:
     async with Group(tmp_path, flush=flush) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"a", b"b")
@@ -154,7 +158,7 @@ async def test_restart_of_all_on_the_same_disks(tmp_path: Path, flush: FlushMode
             assert node.app.payloads == [b"a,b", b"c"]
 
 
-async def test_a_lagging_follower_catches_up_from_the_file(tmp_path: Path) -> None:
+async def test_lagging_follower_is_served_from_the_file(tmp_path: Path) -> None:
     """The cache holds two frames, so most come from the file, across segments."""
     async with Group(tmp_path, log_cache_bytes_max=20_000, segment_size_bytes=1 << 18) as group:
         leader = await group.leader()
@@ -171,7 +175,7 @@ async def test_a_lagging_follower_catches_up_from_the_file(tmp_path: Path) -> No
         assert leader.member.log.reads_from_file > 0
 
 
-async def test_a_long_tail_is_applied_in_batches(tmp_path: Path) -> None:
+async def test_restarted_replica_applies_a_long_tail_in_batches(tmp_path: Path) -> None:
     async with Group(tmp_path, count=1, segment_size_bytes=8 << 20) as group:
         node = await group.leader()
         for n in range(30):
@@ -182,7 +186,7 @@ async def test_a_long_tail_is_applied_in_batches(tmp_path: Path) -> None:
         assert node.member.log.reads_from_file >= 5  # 6 MB, at most 1 MB a batch
 
 
-async def test_an_uncommitted_tail_is_cut_and_its_fate_told(tmp_path: Path) -> None:
+async def test_uncommitted_tail_is_truncated_and_its_senders_get_not_stored(tmp_path: Path) -> None:
     """The old leader wrote frames that nobody else got; the next leader's take their place."""
     async with Group(tmp_path) as group:
         old = await group.leader()
@@ -216,7 +220,7 @@ async def test_an_uncommitted_tail_is_cut_and_its_fate_told(tmp_path: Path) -> N
         assert log_bytes(old)[: old.commitlog.max_offset] == log_bytes(new)
 
 
-async def test_commands_are_answered_when_applied(tmp_path: Path) -> None:
+async def test_command_is_answered_when_it_is_applied(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         futures = [leader.member.propose_command(b"c%d" % n) for n in range(10)]
@@ -234,7 +238,7 @@ async def test_commands_are_answered_when_applied(tmp_path: Path) -> None:
         assert not caught.value.outcome_unknown
 
 
-async def test_a_command_without_a_majority_ends_as_unknown(tmp_path: Path) -> None:
+async def test_command_without_a_majority_has_an_unknown_outcome(tmp_path: Path) -> None:
     async with Group(tmp_path, command_timeout_ms=900, commands_waiting_max=3) as group:
         leader = await group.leader()
         for node in group.others(leader):
@@ -245,7 +249,7 @@ async def test_a_command_without_a_majority_ends_as_unknown(tmp_path: Path) -> N
         assert caught.value.outcome_unknown
 
 
-async def test_the_largest_command_is_stored_and_a_larger_one_ends_nobody(tmp_path: Path) -> None:
+async def test_largest_command_is_stored_and_a_larger_one_is_rejected(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         size_max = command_bytes_max(SEGMENT_SIZE_BYTES)
@@ -256,7 +260,7 @@ async def test_the_largest_command_is_stored_and_a_larger_one_ends_nobody(tmp_pa
         assert not leader.fatal
 
 
-async def test_limits_of_commands(tmp_path: Path) -> None:
+async def test_command_count_and_size_limits(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC, commands_waiting_max=3) as group:
         leader = await group.leader()
         for node in group.nodes:
@@ -271,7 +275,9 @@ async def test_limits_of_commands(tmp_path: Path) -> None:
         assert len(set(await asyncio.gather(*futures))) == 3
 
 
-async def test_reads_wait_for_proof_and_fail_without_leadership(tmp_path: Path) -> None:
+async def test_read_barrier_waits_for_a_heartbeat_round_and_needs_leadership(
+    tmp_path: Path,
+) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"a")
@@ -285,7 +291,7 @@ async def test_reads_wait_for_proof_and_fail_without_leadership(tmp_path: Path) 
             await leader.member.read_barrier()
 
 
-async def test_sync_flush_acknowledges_only_what_is_synced(tmp_path: Path) -> None:
+async def test_sync_flush_acknowledges_only_frames_synced_on_a_majority(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
         followers = group.others(leader)
@@ -306,7 +312,7 @@ async def test_sync_flush_acknowledges_only_what_is_synced(tmp_path: Path) -> No
         assert followers[1].member.core.durable_index == core.last_index - 1
 
 
-async def test_the_leaders_own_sync_counts_like_any_other(tmp_path: Path) -> None:
+async def test_commit_does_not_wait_for_the_leaders_own_sync(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
         leader.disk.let_sync.clear()
@@ -315,7 +321,7 @@ async def test_the_leaders_own_sync_counts_like_any_other(tmp_path: Path) -> Non
         assert leader.member.core.durable_index < leader.member.core.commit_index
 
 
-async def test_a_failed_sync_ends_the_leader(tmp_path: Path) -> None:
+async def test_failed_sync_ends_the_leader(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"a")
@@ -338,7 +344,7 @@ async def test_a_failed_sync_ends_the_leader(tmp_path: Path) -> None:
         assert len(leader.fatal) == 1
 
 
-async def test_a_failed_write_ends_the_node_and_nothing_of_it_is_sent(tmp_path: Path) -> None:
+async def test_failed_write_ends_the_member_and_its_frames_are_not_sent(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         await group.all_applied()
@@ -353,7 +359,7 @@ async def test_a_failed_write_ends_the_node_and_nothing_of_it_is_sent(tmp_path: 
         assert leader.member.status()["failure"] == leader.fatal[0]
 
 
-async def test_a_vote_that_cannot_be_saved_is_not_given(tmp_path: Path) -> None:
+async def test_vote_that_cannot_be_saved_is_not_sent(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         await group.all_applied()
@@ -367,7 +373,7 @@ async def test_a_vote_that_cannot_be_saved_is_not_given(tmp_path: Path) -> None:
         assert sound.member.core.role is not Role.LEADER
 
 
-async def test_an_application_that_raises_ends_the_node(tmp_path: Path) -> None:
+async def test_exception_in_the_application_ends_the_member(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         follower = group.others(leader)[0]
@@ -381,7 +387,7 @@ async def test_an_application_that_raises_ends_the_node(tmp_path: Path) -> None:
         assert "a bug, says the test" in follower.fatal[0]
 
 
-async def test_a_leader_whose_sync_hangs_gives_leadership_up(tmp_path: Path) -> None:
+async def test_leader_with_a_hanging_sync_steps_down(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC, sync_stall_ms=500) as group:
         leader = await group.leader()
         await group.all_applied()
@@ -406,7 +412,9 @@ async def test_a_leader_whose_sync_hangs_gives_leadership_up(tmp_path: Path) -> 
         assert leader.member.status()["disk_state"] == "ok"
 
 
-async def test_a_failing_disk_hands_leadership_over_before_it_falls_silent(tmp_path: Path) -> None:
+async def test_leader_with_a_failed_disk_transfers_leadership_before_it_ends(
+    tmp_path: Path,
+) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"a")
@@ -427,7 +435,7 @@ def fill_disk(node: Node, full: bool = True) -> None:
     node.disk.fail_writes = full
 
 
-async def test_a_follower_with_a_full_disk_says_so_and_comes_back(tmp_path: Path) -> None:
+async def test_follower_with_a_full_disk_reports_it_and_catches_up_later(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
         full = group.others(leader)[0]
@@ -447,7 +455,7 @@ async def test_a_follower_with_a_full_disk_says_so_and_comes_back(tmp_path: Path
         assert log_bytes(full) == log_bytes(leader)
 
 
-async def test_a_leader_with_a_full_disk_steps_down(tmp_path: Path) -> None:
+async def test_leader_with_a_full_disk_steps_down(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         full = await group.leader()
         await send_and_wait(group, full, b"a")
@@ -465,7 +473,7 @@ async def test_a_leader_with_a_full_disk_steps_down(tmp_path: Path) -> None:
         assert log_bytes(full) == log_bytes(other)
 
 
-async def test_a_replica_that_lost_its_disk_is_recovered(tmp_path: Path) -> None:
+async def test_replica_with_a_lost_disk_recovers_from_its_group(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"a", b"b")
@@ -494,7 +502,7 @@ async def test_a_replica_that_lost_its_disk_is_recovered(tmp_path: Path) -> None
         await send_and_wait(group, leader, b"d")
 
 
-async def test_a_lost_vote_file_is_survived(tmp_path: Path) -> None:
+async def test_replica_with_a_lost_vote_file_recovers(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"a")
@@ -507,7 +515,7 @@ async def test_a_lost_vote_file_is_survived(tmp_path: Path) -> None:
         assert leader.app.payloads == [b"a"]
 
 
-async def test_a_power_cut_under_async_flush_costs_the_vote_until_caught_up(tmp_path: Path) -> None:
+async def test_replica_does_not_vote_after_a_power_cut_until_caught_up(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.ASYNC) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"a")
@@ -526,7 +534,7 @@ async def test_a_power_cut_under_async_flush_costs_the_vote_until_caught_up(tmp_
         assert victim.member.core.recovered  # a clean stop had made everything durable
 
 
-async def test_a_stop_whose_last_sync_fails_is_not_a_clean_one(tmp_path: Path) -> None:
+async def test_stop_with_a_failed_last_sync_counts_as_a_crash(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.ASYNC, flush_interval_ms=60_000) as group:
         leader = await group.leader()
         victim = group.others(leader)[0]
@@ -540,7 +548,7 @@ async def test_a_stop_whose_last_sync_fails_is_not_a_clean_one(tmp_path: Path) -
         assert "machine went down" in str(victim.member.status()["recovering"])
 
 
-async def test_a_power_cut_of_all_under_async_flush(tmp_path: Path) -> None:
+async def test_power_cut_of_all_replicas_keeps_messages_of_the_longest_log(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.ASYNC) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"a")
@@ -558,7 +566,7 @@ async def test_a_power_cut_of_all_under_async_flush(tmp_path: Path) -> None:
         await send_and_wait(group, leader, b"b")
 
 
-async def test_a_blank_replacement_completes_a_group_whose_power_was_cut(tmp_path: Path) -> None:
+async def test_blank_replacement_restores_a_quorum_after_a_power_cut_of_all(tmp_path: Path) -> None:
     """As docs/runbooks/group-without-leader.md says: under the dead machine's id."""
     async with Group(tmp_path, flush=FlushMode.ASYNC) as group:
         leader = await group.leader()
@@ -580,7 +588,7 @@ async def test_a_blank_replacement_completes_a_group_whose_power_was_cut(tmp_pat
         assert [node.app.payloads for node in group.nodes] == [[b"a", b"b"]] * 3
 
 
-async def test_frames_given_up_cost_the_vote(tmp_path: Path) -> None:
+async def test_replica_that_dropped_damaged_frames_does_not_vote(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         victim = group.others(leader)[0]
@@ -590,7 +598,7 @@ async def test_frames_given_up_cost_the_vote(tmp_path: Path) -> None:
         await group.until(lambda: victim.member.core.recovered)
 
 
-async def test_a_torn_tail_is_cut_and_fetched_again(tmp_path: Path) -> None:
+async def test_torn_tail_is_truncated_and_fetched_from_the_leader(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"a", b"b", b"c")
@@ -613,7 +621,7 @@ async def test_a_torn_tail_is_cut_and_fetched_again(tmp_path: Path) -> None:
         assert log_bytes(victim) == log_bytes(leader)
 
 
-async def test_status_shows_the_nodes_own_view(tmp_path: Path) -> None:
+async def test_member_status_shows_its_own_role_and_log(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader = await group.leader()
         await group.all_applied()
@@ -637,7 +645,7 @@ async def test_status_shows_the_nodes_own_view(tmp_path: Path) -> None:
         assert follower["leader_ready"] is False
 
 
-async def test_retention_moves_the_beginning(tmp_path: Path) -> None:
+async def test_retention_moves_the_first_index(tmp_path: Path) -> None:
     async with Group(tmp_path, segment_size_bytes=1 << 18) as group:
         leader = await group.leader()
         for n in range(60):
@@ -670,7 +678,7 @@ async def test_retention_moves_the_beginning(tmp_path: Path) -> None:
         await send_and_wait(group, leader, b"after")
 
 
-async def test_the_leader_serves_while_a_slow_disk_notes_what_retention_removes(
+async def test_leader_commits_while_a_slow_disk_records_retention(
     tmp_path: Path,
 ) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
@@ -693,7 +701,7 @@ async def test_the_leader_serves_while_a_slow_disk_notes_what_retention_removes(
         assert leader.commitlog.min_offset == second
 
 
-async def test_a_file_that_cannot_be_deleted_does_not_mislead_the_leader(
+async def test_undeletable_segment_does_not_lower_the_leaders_first_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC, log_cache_bytes_max=1 << 16) as group:
@@ -721,7 +729,7 @@ async def test_a_file_that_cannot_be_deleted_does_not_mislead_the_leader(
         await send_and_wait(group, leader, b"after")
 
 
-async def test_a_blank_replica_that_comes_while_much_is_uncommitted(tmp_path: Path) -> None:
+async def test_blank_replica_recovers_while_many_frames_are_uncommitted(tmp_path: Path) -> None:
     """Its recovery takes a frame of the leader's, while others wait for room: each has a place."""
     core = CoreConfig(uncommitted_bytes_max=100_000)
     async with Group(tmp_path, flush=FlushMode.SYNC, frames_in_flight_max=64, core=core) as group:
@@ -748,7 +756,7 @@ async def test_a_blank_replica_that_comes_while_much_is_uncommitted(tmp_path: Pa
             assert bytes(node.app.frames[index - 1].payload) == b"C" * 40_000
 
 
-async def test_a_leader_without_a_successor_leaves_all_the_same(tmp_path: Path) -> None:
+async def test_leader_without_a_successor_still_stops(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         first = await group.leader()
         others = group.others(first)
@@ -757,7 +765,7 @@ async def test_a_leader_without_a_successor_leaves_all_the_same(tmp_path: Path) 
         assert await first.member.hand_over() is None
 
 
-async def test_a_leader_hands_over_to_who_is_able_and_stays_until_it_knows(tmp_path: Path) -> None:
+async def test_hand_over_returns_the_successor_after_it_leads(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         first = await group.leader()
         await send_and_wait(group, first, b"a")

@@ -48,7 +48,7 @@ def addresses(found: Configurations) -> dict[str, str]:
     return {member.node_id: member.address for member in found.current.members}
 
 
-def test_a_replica_with_frames_does_not_believe_another_list(tmp_path: Path) -> None:
+def test_replica_with_frames_rejects_a_different_member_list(tmp_path: Path) -> None:
     """A group of one would acknowledge what two others do not have."""
     OsDisk(str(tmp_path)).makedirs("raft")
     starts(tmp_path, "abc", 0)
@@ -58,7 +58,7 @@ def test_a_replica_with_frames_does_not_believe_another_list(tmp_path: Path) -> 
     assert set(addresses(starts(tmp_path, "abc", 1))) == set("abc")
 
 
-def test_a_list_may_be_put_right_until_there_is_a_frame_and_addresses_always(
+def test_member_list_may_change_until_the_first_frame_and_addresses_later(
     tmp_path: Path,
 ) -> None:
     OsDisk(str(tmp_path)).makedirs("raft")
@@ -70,7 +70,7 @@ def test_a_list_may_be_put_right_until_there_is_a_frame_and_addresses_always(
     assert result == {name: f"host-{name}:2" for name in "abc"}
 
 
-def test_after_a_change_that_only_the_log_has_another_list_is_no_fault(tmp_path: Path) -> None:
+def test_member_list_of_a_logged_change_is_accepted(tmp_path: Path) -> None:
     """The file is written a moment after the log; a change that is taken back leaves the list."""
     OsDisk(str(tmp_path)).makedirs("raft")
     starts(tmp_path, "ab", 0)
@@ -83,7 +83,7 @@ def test_after_a_change_that_only_the_log_has_another_list_is_no_fault(tmp_path:
         starts(tmp_path, "abc", 5)
 
 
-def test_a_store_of_a_program_that_noted_nothing_is_believed_once(tmp_path: Path) -> None:
+def test_store_without_a_recorded_member_list_accepts_the_first_one(tmp_path: Path) -> None:
     OsDisk(str(tmp_path)).makedirs("raft")
     starts(tmp_path, "abc", 7)
     with pytest.raises(MembersDiffer):

@@ -106,7 +106,7 @@ class Replica:
         return result
 
 
-def test_a_log_goes_as_far_as_it_has_expired_for_a_majority_this_replica_among_them() -> None:
+def test_agreed_retention_is_what_a_majority_with_this_replica_has_expired() -> None:
     replica = Replica()
     assert replica.exchange.agree(900) == 0  # nobody else has said anything
     replica.hear("b", expired=300)
@@ -123,7 +123,7 @@ def test_a_log_goes_as_far_as_it_has_expired_for_a_majority_this_replica_among_t
     assert replica.exchange.agree(250) == 250  # what is young here stays here
 
 
-def test_what_has_been_agreed_is_told_though_it_is_gone_here() -> None:
+def test_agreed_retention_is_sent_after_local_deletion() -> None:
     replica = Replica()
     replica.hear("b", expired=300)
     replica.exchange.agree(900)
@@ -135,7 +135,7 @@ def test_what_has_been_agreed_is_told_though_it_is_gone_here() -> None:
     assert {state.expired_position for state in replica.states} == {300}
 
 
-def test_a_voter_that_has_fallen_silent_agrees_to_nothing_more() -> None:
+def test_silent_voter_does_not_count_for_agreed_retention() -> None:
     replica = Replica()
     replica.hear("b", ahead_ms=DAY_MS, expired=300)
     replica.exchange.tick(KNOWN_MS - 1)
@@ -159,14 +159,14 @@ def test_a_voter_that_has_fallen_silent_agrees_to_nothing_more() -> None:
         ("bcd", "bc", 900),
     ],
 )
-def test_how_many_have_to_agree(names: str, said: str, agreed: int) -> None:
+def test_retention_needs_agreement_of_a_majority(names: str, said: str, agreed: int) -> None:
     replica = Replica(names)
     for name in said:
         replica.hear(name, expired=1_000)
     assert replica.exchange.agree(900) == agreed
 
 
-def test_all_peers_are_told_now_and_then_and_at_once_when_more_has_expired() -> None:
+def test_peer_info_is_sent_periodically_and_at_once_when_more_expires() -> None:
     replica = Replica()
     info = replica.exchange.completed(PeerInfo("a", "b"))
     state = ReplicaState(NOW_MS, 0, 4096, 0, 0, 0, True, ("a", "b", "c"), replica.settings)
@@ -183,7 +183,7 @@ def test_all_peers_are_told_now_and_then_and_at_once_when_more_has_expired() -> 
     assert len(replica.sent) == 6
 
 
-def test_a_clock_that_differs_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_differing_clock_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     replica = Replica()
     for at_ms, ahead_ms in ((0, DAY_MS), (SEND_INTERVAL_MS, DAY_MS + 1)):
@@ -206,7 +206,7 @@ def test_a_clock_that_differs_is_told_of_once(caplog: pytest.LogCaptureFixture) 
     assert replica.exchange.status("b")["ahead_ms"] == 0
 
 
-def test_clocks_before_1970_are_told_as_they_are_and_agree_with_none() -> None:
+def test_clock_before_1970_is_sent_unchanged_and_agrees_with_no_clock() -> None:
     reported = []
     for wall_ms in (-DAY_MS, -90 * DAY_MS):
         other = Replica()
@@ -224,7 +224,7 @@ def test_clocks_before_1970_are_told_as_they_are_and_agree_with_none() -> None:
 
 
 @pytest.mark.parametrize("wall_ms", [1 << 62, -1 - (1 << 62), -1 << 63])
-def test_a_clock_of_another_age_of_the_world_is_refused(wall_ms: int) -> None:
+def test_clock_outside_the_representable_range_is_rejected(wall_ms: int) -> None:
     """Its difference to this one's would be no number for those who read the status."""
     state = ReplicaState(wall_ms, 0, 0, 0, 0, 0, True)
     said = b"".join(encode_message(PeerInfo("b", "a", state=state)))
@@ -232,7 +232,9 @@ def test_a_clock_of_another_age_of_the_world_is_refused(wall_ms: int) -> None:
         MessageReader("b", "a").receive_data(said)
 
 
-def test_settings_that_differ_are_told_of_when_they_do(caplog: pytest.LogCaptureFixture) -> None:
+def test_differing_settings_are_reported_once_and_again_when_they_agree(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     replica = Replica()
     other = {"maxMessageSize": "50", "fileReservedTime": "72", "onlyThere": "1"}
@@ -247,7 +249,7 @@ def test_settings_that_differ_are_told_of_when_they_do(caplog: pytest.LogCapture
     assert replica.exchange.status("b")["settings_differ"] == {}
 
 
-def test_who_is_no_member_is_not_heard_but_for_the_founders_it_names() -> None:
+def test_peer_info_of_a_non_member_is_ignored_except_its_founders() -> None:
     replica = Replica("a")
     replica.hear("stranger", ahead_ms=DAY_MS, expired=1_000, founders=("a", "stranger"))
     assert replica.exchange.status("stranger")["ahead_ms"] is None
@@ -256,7 +258,7 @@ def test_who_is_no_member_is_not_heard_but_for_the_founders_it_names() -> None:
     assert [info.to for info in replica.sent] == ["stranger"]  # so that it hears of it, too
 
 
-def test_settings_keep_within_what_a_message_holds() -> None:
+def test_settings_in_peer_info_are_truncated_to_the_message_limit() -> None:
     settings = {"line": "a\nb", "long": "x" * 1000} | {f"key{n}": "y" * 300 for n in range(200)}
     state = ReplicaState(1, 2, 3, 4, 5, 6, False, ("a",), settings)
     info = PeerInfo("b", "a", state=state)
@@ -283,7 +285,7 @@ def test_settings_keep_within_what_a_message_holds() -> None:
         ("bcd", {"b": 3_600, "c": 3_600}, True),  # a learner
     ],
 )
-def test_a_clock_is_wrong_if_those_of_a_majority_agree_without_it(
+def test_clock_is_wrong_when_a_majority_of_other_clocks_agree(
     names: str, ahead_s: dict[str, int], is_wrong: bool
 ) -> None:
     replica = Replica(names)
@@ -303,7 +305,7 @@ def test_a_clock_is_wrong_if_those_of_a_majority_agree_without_it(
         ("abcde", {"b": 3_600, "c": -3_600, "d": 0, "e": 0}, "bc"),
     ],
 )
-def test_a_leader_knows_whose_clock_is_wrong(
+def test_leader_identifies_peers_with_wrong_clocks(
     names: str, ahead_s: dict[str, int], wrong: str
 ) -> None:
     replica = Replica(names)
@@ -335,7 +337,7 @@ YEAR = 365 * DAY_MS
         (0, {"b": (YEAR, YEAR)}, "b", False),
     ],
 )
-def test_a_clock_that_its_own_log_contradicts_is_no_evidence(
+def test_clock_that_its_own_log_contradicts_does_not_count_as_evidence(
     own: int, others: dict[str, tuple[int, int]], wrong: str, confirmed: bool
 ) -> None:
     replica = Replica()
@@ -349,7 +351,7 @@ def test_a_clock_that_its_own_log_contradicts_is_no_evidence(
     assert replica.exchange.clock_is_confirmed is confirmed
 
 
-def test_clocks_that_jump_together_confirm_each_other_not() -> None:
+def test_clocks_that_jump_together_do_not_confirm_each_other() -> None:
     """Each has heard of the other's clock before the jump, and not yet of its doubt."""
     replica = Replica()
     for now_ms in range(0, 10 * SEND_INTERVAL_MS, SEND_INTERVAL_MS):
@@ -365,7 +367,7 @@ def test_clocks_that_jump_together_confirm_each_other_not() -> None:
     assert not replica.exchange.clock_is_confirmed
 
 
-def test_peers_learn_at_once_that_a_clock_is_doubted() -> None:
+def test_doubted_clock_is_reported_to_peers_at_once() -> None:
     replica = Replica()
     replica.exchange.tick(0)
     replica.sent.clear()
@@ -422,7 +424,7 @@ def sized(segment: str) -> ReplicaState:
         ("", "b", "a;b", False),  # so it is here
     ],
 )
-def test_lists_that_concern_each_other_are_compared(
+def test_founder_lists_are_compared_only_if_they_name_both_replicas(
     own: str, sender: str, told: str, differ: bool
 ) -> None:
     replica = Founding([*own])
@@ -432,7 +434,7 @@ def test_lists_that_concern_each_other_are_compared(
     assert replica.core.election.founders_differ is differ
 
 
-def test_each_says_what_the_two_lists_are_and_what_follows() -> None:
+def test_founder_mismatch_report_shows_both_lists_and_the_consequence() -> None:
     replica = Founding(["a"], frames=1)
     replica.founders.take("b", named("a;b;c"), 0)
     assert replica.said == [
@@ -450,7 +452,7 @@ def test_each_says_what_the_two_lists_are_and_what_follows() -> None:
     )
 
 
-def test_what_a_peer_takes_back_or_does_not_repeat_counts_no_more() -> None:
+def test_founder_mismatch_ends_when_the_peer_stops_reporting_it() -> None:
     replica = Founding(["a", "b"])
     replica.founders.take("b", named("b"), 0)
     replica.founders.take("b", named("a;b"), 1)
@@ -463,7 +465,7 @@ def test_what_a_peer_takes_back_or_does_not_repeat_counts_no_more() -> None:
     assert not replica.core.election.founders_differ
 
 
-def test_strangers_without_number_are_not_remembered() -> None:
+def test_reported_founder_mismatches_are_bounded() -> None:
     replica = Founding(["a"])
     for number in range(2 * DIFFERING_MAX):
         replica.founders.take(f"n{number}", named(f"a;n{number}"), 0)
@@ -481,7 +483,7 @@ def test_strangers_without_number_are_not_remembered() -> None:
         ("abc", 1, "b", "2048", False),  # its store cannot be changed any more
     ],
 )
-def test_an_empty_one_waits_while_its_segments_are_not_as_the_founders(
+def test_empty_replica_with_a_different_segment_size_waits(
     own: str, frames: int, sender: str, told: str, differ: bool
 ) -> None:
     replica = Founding([*own], frames)
@@ -498,7 +500,7 @@ def test_an_empty_one_waits_while_its_segments_are_not_as_the_founders(
         assert replica.said[1:] == [(sender, "")]
 
 
-def test_one_without_a_frame_neither_asks_for_votes_nor_gives_any() -> None:
+def test_empty_replica_with_a_founder_mismatch_neither_campaigns_nor_votes() -> None:
     group = Cores()
     group["a"].core.election.founders_differ = group["b"].core.election.founders_differ = True
     group.run(3_000)
@@ -513,7 +515,7 @@ def test_one_without_a_frame_neither_asks_for_votes_nor_gives_any() -> None:
     assert group["b"].terms == leader.terms
 
 
-def test_one_with_frames_goes_on() -> None:
+def test_founder_mismatch_does_not_stop_a_replica_with_frames() -> None:
     group = Cores()
     group.run(3_000)
     for name in "abc":
@@ -549,7 +551,7 @@ async def founded_alone(tmp_path: Path, count: int) -> AsyncIterator[Group]:
         yield group
 
 
-async def test_a_group_of_one_by_mistake_is_told_of_at_both_ends(tmp_path: Path) -> None:
+async def test_accidental_single_replica_group_is_reported_by_both_sides(tmp_path: Path) -> None:
     async with founded_alone(tmp_path, 3) as group:
         alone, *others = group.nodes
         await group.until(lambda: len(foreign(alone)) == 2)
@@ -559,7 +561,7 @@ async def test_a_group_of_one_by_mistake_is_told_of_at_both_ends(tmp_path: Path)
 
 
 @pytest.mark.parametrize("own", [("n0",), ("n0", "n1")])
-async def test_nobody_founds_while_files_differ_and_they_do_once_those_are_alike(
+async def test_group_is_founded_only_after_founder_lists_match(
     tmp_path: Path, own: tuple[str, ...]
 ) -> None:
     group = Group(tmp_path)
@@ -574,7 +576,7 @@ async def test_nobody_founds_while_files_differ_and_they_do_once_those_are_alike
         await group.until(lambda: not any(foreign(node) for node in group.nodes))
 
 
-async def test_a_group_that_grows_from_one_alarms_nobody(tmp_path: Path) -> None:
+async def test_group_grown_from_one_replica_reports_no_founder_mismatch(tmp_path: Path) -> None:
     async with Group(tmp_path, count=1) as group:
         first = await group.leader()
         new = group.joiner("n1")
@@ -589,7 +591,7 @@ async def test_a_group_that_grows_from_one_alarms_nobody(tmp_path: Path) -> None
         assert foreign(first) == foreign(new) == []
 
 
-async def test_who_was_left_out_by_mistake_may_be_added(tmp_path: Path) -> None:
+async def test_founder_omitted_by_mistake_can_be_added_as_learner(tmp_path: Path) -> None:
     async with founded_alone(tmp_path, 2) as group:
         alone, other = group.nodes
         await group.until(lambda: bool(foreign(alone) and foreign(other)))
@@ -605,7 +607,7 @@ def takes_none(node: Node) -> str:
     return status
 
 
-async def test_an_empty_one_with_other_segments_waits_until_it_is_corrected(tmp_path: Path) -> None:
+async def test_empty_replica_joins_after_its_segment_size_is_corrected(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         leader, odd = group.nodes[0], group.nodes[2]
         await group.leader()
@@ -626,7 +628,7 @@ async def test_an_empty_one_with_other_segments_waits_until_it_is_corrected(tmp_
         assert (takes_none(odd), foreign(odd)) == ("", [])
 
 
-async def test_nobody_founds_while_segments_differ(tmp_path: Path) -> None:
+async def test_group_is_not_founded_while_segment_sizes_differ(tmp_path: Path) -> None:
     group = Group(tmp_path)
     odd = group.nodes[0]
     odd.segment_size_bytes = 2 * group.segment_size_bytes
@@ -639,7 +641,7 @@ async def test_nobody_founds_while_segments_differ(tmp_path: Path) -> None:
         await group.leader()
 
 
-async def test_one_with_frames_says_that_it_refuses_its_leaders(tmp_path: Path) -> None:
+async def test_replica_with_another_segment_size_reports_rejected_frames(tmp_path: Path) -> None:
     group = Group(tmp_path)
     odd = group.nodes[2]
     odd.segment_size_bytes, odd.tells = 1 << 16, False  # as of a program that does not tell it

@@ -25,7 +25,7 @@ def proposed(p: Proposals, index: int, term: int):
     return future
 
 
-async def test_applied_with_its_term_is_stored() -> None:
+async def test_proposal_applied_with_its_term_is_stored() -> None:
     p = proposals()
     future = proposed(p, 5, 2)
     p.applied([frame(4, 2)])
@@ -34,7 +34,7 @@ async def test_applied_with_its_term_is_stored() -> None:
     assert future.result() == 5
 
 
-async def test_losing_leadership_decides_only_what_was_not_proposed() -> None:
+async def test_lost_leadership_fails_only_unproposed_commands() -> None:
     p = proposals()
     out = proposed(p, 5, 2)
     waiting = p.submit(b"y", 0)
@@ -48,7 +48,7 @@ async def test_losing_leadership_decides_only_what_was_not_proposed() -> None:
 
 
 @pytest.mark.parametrize("index", [3, 4, 5])
-async def test_a_committed_frame_of_a_higher_term_refutes(index: int) -> None:
+async def test_committed_frame_of_a_higher_term_refutes_an_earlier_proposal(index: int) -> None:
     p = proposals()
     out = proposed(p, 5, 2)
     p.leadership_lost(None)
@@ -60,7 +60,7 @@ async def test_a_committed_frame_of_a_higher_term_refutes(index: int) -> None:
     assert p.refuted_by([frame(index + 1, 3)]) is None  # told once
 
 
-async def test_a_frame_behind_refutes_nothing() -> None:
+async def test_committed_frames_up_to_the_proposal_do_not_refute_it() -> None:
     p = proposals()
     future = proposed(p, 5, 2)
     p.leadership_lost(None)
@@ -69,7 +69,7 @@ async def test_a_frame_behind_refutes_nothing() -> None:
     assert future.result() == 5
 
 
-async def test_elected_again_the_own_noop_refutes_what_was_cut_meanwhile() -> None:
+async def test_own_no_op_after_reelection_refutes_truncated_proposals() -> None:
     p = proposals()
     out = proposed(p, 9, 2)
     p.leadership_lost(None)
@@ -80,7 +80,7 @@ async def test_elected_again_the_own_noop_refutes_what_was_cut_meanwhile() -> No
         out.result()
 
 
-async def test_two_past_leaderships_are_told_at_their_first_refutation() -> None:
+async def test_proposals_of_two_past_terms_are_refuted_separately() -> None:
     p = proposals()
     proposed(p, 9, 2)
     p.leadership_lost(None)
@@ -91,7 +91,7 @@ async def test_two_past_leaderships_are_told_at_their_first_refutation() -> None
     assert p.refuted_by([frame(11, 5)]) is None
 
 
-async def test_time_out_is_unknown_for_proposed_and_no_for_waiting() -> None:
+async def test_time_out_is_unknown_for_proposed_and_not_stored_for_waiting() -> None:
     p = proposals()
     out = proposed(p, 5, 2)
     waiting = p.submit(b"y", 500)
@@ -108,7 +108,7 @@ async def test_time_out_is_unknown_for_proposed_and_no_for_waiting() -> None:
     assert (p.waiting, p.proposed) == (0, 0)
 
 
-async def test_who_gave_up_waiting_is_not_proposed() -> None:
+async def test_cancelled_command_is_not_proposed() -> None:
     p = proposals()
     first, second = p.submit(b"1", 0), p.submit(b"2", 0)
     first.cancel()
@@ -118,7 +118,7 @@ async def test_who_gave_up_waiting_is_not_proposed() -> None:
     p.applied([frame(5, 2)])
 
 
-async def test_limits() -> None:
+async def test_proposals_are_limited_in_count_and_size() -> None:
     p = proposals(count=2)
     p.submit(b"1", 0)
     p.submit(b"2", 0)
@@ -138,7 +138,7 @@ async def test_limits() -> None:
         q.submit(b"x" * (COMMAND_SIZE_BYTES_MAX + 1), 0)
 
 
-async def test_a_command_fits_into_a_segment() -> None:
+async def test_largest_command_fits_into_a_segment() -> None:
     p = Proposals(100, 10_000, 1000, command_bytes_max(1 << 18))
     p.submit(b"x" * ((1 << 18) - HEADER_SIZE_BYTES - BLANK_SIZE_BYTES), 0)
     with pytest.raises(CommandTooLarge):
@@ -146,7 +146,7 @@ async def test_a_command_fits_into_a_segment() -> None:
     assert command_bytes_max(1 << 30) == COMMAND_SIZE_BYTES_MAX
 
 
-async def test_the_end_leaves_nobody_waiting() -> None:
+async def test_closed_proposals_end_every_waiting_command() -> None:
     p = proposals()
     out, waiting = proposed(p, 5, 2), p.submit(b"y", 0)
     p.close("the node stops")

@@ -159,7 +159,7 @@ SENT = [("send", "n2", "control"), ("send", "n1", "frames")]
 ACKNOWLEDGED = ["sync", "members", ("read", 7, 2, 1), ("no read", 8, "n0"), ("role", EVENT, 2, 1)]
 
 
-def test_it_persists_then_sends_then_acknowledges_and_applies_last() -> None:
+def test_pump_persists_then_sends_then_acknowledges_then_applies() -> None:
     world = World()
     world.damaged_frame = [EVERYTHING, replace(NOTHING, messages=(TRANSFER,))]
     world.pump.run()
@@ -171,7 +171,7 @@ def test_it_persists_then_sends_then_acknowledges_and_applies_last() -> None:
     assert world.trace == PERSISTED + SENT + ACKNOWLEDGED + more
 
 
-def test_it_says_behind_which_frame_its_frames_stand_where_that_is_not_clear() -> None:
+def test_append_names_its_preceding_frame_only_where_the_peer_needs_it() -> None:
     world = World()
 
     def sent(prev: int, term: int = 1) -> list[str]:
@@ -193,7 +193,7 @@ def test_it_says_behind_which_frame_its_frames_stand_where_that_is_not_clear() -
     assert (sent(1), sent(1)) == (append, both)  # the first one was dropped
 
 
-def test_what_retention_deleted_while_term_and_vote_were_saved_is_not_sent() -> None:
+def test_frames_deleted_by_retention_during_a_vote_save_are_not_sent() -> None:
     world = World()
     world.damaged_frame = [EVERYTHING]
     world.pump.run()
@@ -202,7 +202,7 @@ def test_what_retention_deleted_while_term_and_vote_were_saved_is_not_sent() -> 
     assert world.trace == [*PERSISTED, SENT[0], *ACKNOWLEDGED, ("apply", 2)]
 
 
-def test_nothing_is_sent_when_term_and_vote_could_not_be_saved() -> None:
+def test_pump_sends_nothing_after_a_failed_hard_state_save() -> None:
     world = World()
     world.damaged_frame = [EVERYTHING]
     world.pump.run()
@@ -225,7 +225,7 @@ def test_nothing_is_sent_when_term_and_vote_could_not_be_saved() -> None:
     assert world.damaged_frame == [EVERYTHING]
 
 
-def test_a_replica_that_may_have_lost_promises_sends_nothing_of_what_waits_for_the_vote() -> None:
+def test_replica_that_lost_promises_sends_no_message_of_the_saved_vote() -> None:
     world = World()
     vote = VoteResponse("n0", "n1", 1, 1, pre_vote=False, granted=True)
     world.damaged_frame = [replace(NOTHING, hard_state=HardState(1, "n1"), messages=(vote,))]
@@ -235,7 +235,7 @@ def test_a_replica_that_may_have_lost_promises_sends_nothing_of_what_waits_for_t
     assert world.trace == [("save", 1), ("lose promises", 5, "the clock")]
 
 
-def test_a_failed_write_ends_the_member_and_what_was_ordered_with_it_is_not_sent() -> None:
+def test_failed_write_ends_the_member_and_sends_no_message_of_its_batch() -> None:
     world = World()
     world.write_error = OSError("broken")
     world.damaged_frame = [EVERYTHING]
@@ -246,7 +246,7 @@ def test_a_failed_write_ends_the_member_and_what_was_ordered_with_it_is_not_sent
 
 
 @pytest.mark.parametrize("error", [OSError(5, "cannot read"), AssertionError("broken")])
-def test_an_error_of_the_disk_is_the_disks_whatever_met_it(error: Exception) -> None:
+def test_disk_error_in_any_step_marks_the_disk_as_failed(error: Exception) -> None:
     def fails() -> None:
         raise error
 
@@ -258,7 +258,7 @@ def test_an_error_of_the_disk_is_the_disks_whatever_met_it(error: Exception) -> 
         assert (("disk failed", failure) in world.trace) is isinstance(error, OSError)
 
 
-def test_a_broken_invariant_is_told_to_the_client_who_met_it_and_ends_the_member() -> None:
+def test_broken_invariant_fails_the_callers_request_and_ends_the_member() -> None:
     world = World()
 
     def breaks() -> None:
@@ -278,7 +278,7 @@ def test_a_broken_invariant_is_told_to_the_client_who_met_it_and_ends_the_member
     raise AssertionError("it went on")
 
 
-def test_a_call_from_within_leaves_the_work_to_the_pump_that_runs() -> None:
+def test_nested_pump_call_leaves_its_work_to_the_outer_call() -> None:
     world = World()
     world.damaged_frame = [replace(NOTHING, role=EVENT), replace(NOTHING, messages=(TRANSFER,))]
     depth: list[int] = []
@@ -293,7 +293,7 @@ def test_a_call_from_within_leaves_the_work_to_the_pump_that_runs() -> None:
     assert world.trace == [("send", "n2", "control")]
 
 
-async def test_a_change_of_role_has_the_clock_looked_at_because_the_deadline_changes() -> None:
+async def test_role_change_resets_the_alarm_to_the_new_deadline() -> None:
     world = World()
     rings: list[int] = []
     world.pump.alarm.start(lambda: rings.append(1))
@@ -308,7 +308,7 @@ async def test_a_change_of_role_has_the_clock_looked_at_because_the_deadline_cha
     world.pump.alarm.stop()
 
 
-def test_a_silenced_member_sends_nothing_and_its_disk_is_not_blamed() -> None:
+def test_silenced_member_sends_nothing_and_reports_no_disk_failure() -> None:
     world = World()
     world.pump.silence("a group snapshot")
     assert world.trace == [

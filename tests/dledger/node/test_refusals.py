@@ -26,7 +26,7 @@ def core(**values: object) -> Any:
         ),
     ],
 )
-def test_frames_are_dropped_for_a_full_disk_and_before_the_beginning(
+def test_frames_are_dropped_with_a_full_disk_and_before_the_first_index(
     values: dict[str, object], why: str
 ) -> None:
     assert Refusals(cast(Any, core(**values))).why(0.0) == why
@@ -42,7 +42,7 @@ def test_frames_are_dropped_for_a_full_disk_and_before_the_beginning(
         ({"leader": "c"}, 0, False),  # another one leads
     ],
 )
-def test_a_refusal_stands_until_frames_are_taken_again(
+def test_refusal_reason_is_reported_until_frames_are_accepted_again(
     values: dict[str, object], at_ms: float, stands: bool
 ) -> None:
     state = core()

@@ -22,7 +22,7 @@ def made() -> tuple[Roles, list[object], SimpleNamespace]:
     return Roles("n0", cast(Any, application), cast(Any, proposer)), reported, proposer
 
 
-def test_a_leader_is_told_so_once_everything_committed_is_applied() -> None:
+def test_leader_role_is_reported_after_all_committed_frames_are_applied() -> None:
     roles, reported, proposer = made()
     roles.changed(LEADS, commit_index=7, applied_index=5)
     roles.applied(6)
@@ -33,7 +33,7 @@ def test_a_leader_is_told_so_once_everything_committed_is_applied() -> None:
     assert reported == [LEADS]
 
 
-def test_an_event_that_waits_is_void_when_the_next_one_comes() -> None:
+def test_pending_role_event_is_dropped_when_a_newer_one_arrives() -> None:
     roles, reported, _ = made()
     roles.changed(LEADS, commit_index=7, applied_index=5)
     roles.changed(FOLLOWS, commit_index=7, applied_index=5)
@@ -43,7 +43,7 @@ def test_an_event_that_waits_is_void_when_the_next_one_comes() -> None:
     assert not roles.serving
 
 
-def test_lost_leadership_fails_what_waits_before_the_application_hears_of_it() -> None:
+def test_lost_leadership_fails_waiting_commands_before_it_is_reported() -> None:
     roles, reported, _ = made()
     roles.changed(LEADS, commit_index=7, applied_index=7)
     roles.changed(FOLLOWS, commit_index=7, applied_index=7)

@@ -69,7 +69,7 @@ async def noted(group: Group) -> None:
     await group.until(all_know)
 
 
-async def test_a_frame_that_an_older_store_forgot_is_not_voted_away(tmp_path: Path) -> None:
+async def test_older_store_of_a_voter_cannot_elect_away_a_committed_frame(tmp_path: Path) -> None:
     """x is acknowledged by leader and victim. Then the victim is set back to before the notes of it
     that the third one has; leader and victim go down, and the two that lack x are on their own."""
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
@@ -101,7 +101,7 @@ async def test_a_frame_that_an_older_store_forgot_is_not_voted_away(tmp_path: Pa
         assert {tuple(node.app.payloads) for node in group.nodes} == {(b"a", b"b", b"x")}
 
 
-async def test_a_replica_set_back_under_a_leader_recovers_and_counts_again(
+async def test_replica_with_an_older_store_recovers_and_counts_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollback_detection, "NOTE_INTERVAL_MS", 600_000)
@@ -132,7 +132,7 @@ async def test_a_replica_set_back_under_a_leader_recovers_and_counts_again(
         await send_and_wait(group, leader, b"b")
 
 
-async def test_an_old_leader_that_is_set_back_does_not_lead(tmp_path: Path) -> None:
+async def test_former_leader_with_an_older_store_does_not_lead(tmp_path: Path) -> None:
     """Its store is whole, and of a term in which it did lead."""
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         victim = await group.leader()
@@ -154,7 +154,9 @@ async def test_an_old_leader_that_is_set_back_does_not_lead(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("flush", list(FlushMode))
-async def test_who_was_only_killed_is_believed(tmp_path: Path, flush: FlushMode) -> None:
+async def test_killed_replica_is_not_taken_for_one_with_an_older_store(
+    tmp_path: Path, flush: FlushMode
+) -> None:
     async with Group(tmp_path, flush=flush) as group:
         for number in range(4):
             leader = await group.leader()
@@ -169,7 +171,7 @@ async def test_who_was_only_killed_is_believed(tmp_path: Path, flush: FlushMode)
                 assert node.member.core.recovered
 
 
-async def test_damaged_notes_are_made_again(tmp_path: Path) -> None:
+async def test_damaged_rollback_notes_are_rebuilt(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"a")
@@ -182,7 +184,7 @@ async def test_damaged_notes_are_made_again(tmp_path: Path) -> None:
         await noted(group)
 
 
-async def test_a_note_of_a_term_that_was_never_reached_is_not_believed(tmp_path: Path) -> None:
+async def test_rollback_note_of_a_future_term_is_ignored(tmp_path: Path) -> None:
     """A peer may send any note: one of a later term is ignored, any other costs a recovery."""
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
@@ -212,7 +214,7 @@ async def test_a_note_of_a_term_that_was_never_reached_is_not_believed(tmp_path:
         assert max(held.index for held in saved(other).values()) < NUMBER_MAX
 
 
-async def test_a_removed_replica_is_forgotten(tmp_path: Path) -> None:
+async def test_rollback_notes_of_a_removed_replica_are_deleted(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
         await send_and_wait(group, leader, b"a")
@@ -222,7 +224,7 @@ async def test_a_removed_replica_is_forgotten(tmp_path: Path) -> None:
         await group.until(lambda: "gone" not in saved(other))
 
 
-def test_what_comes_before_the_core_is_kept_of_so_many_peers_and_no_more(tmp_path: Path) -> None:
+def test_rollback_notes_received_before_the_core_runs_are_bounded(tmp_path: Path) -> None:
     """The newest of each, whoever else dials in: without a core nobody is a stranger yet."""
     notes = rollback_detection.RollbackDetection(
         SlotFile(TroubledDisk(str(tmp_path)), "raft/notes"),
@@ -236,7 +238,7 @@ def test_what_comes_before_the_core_is_kept_of_so_many_peers_and_no_more(tmp_pat
     assert {message.term for message in notes._early.values()} == {2}
 
 
-def test_the_higher_term_wins_and_then_the_higher_index() -> None:
+def test_rollback_notes_are_ordered_by_term_then_index() -> None:
     memory = Memory()
     assert memory.merge([("a", Held(3, 10)), ("b", Held(2, 5))]) == {"a", "b"}
     assert not memory.merge([("a", Held(3, 10)), ("a", Held(3, 9)), ("a", Held(2, 99))])
@@ -252,13 +254,13 @@ def test_the_higher_term_wins_and_then_the_higher_index() -> None:
     ("term", "index", "is_older"),
     [(3, 10, False), (3, 11, False), (9, 10, False), (3, 9, True), (9, 9, True), (2, 99, True)],
 )
-def test_who_is_in_an_earlier_term_or_holds_less_falls_short(
+def test_held_entry_exceeds_an_earlier_term_or_a_lower_index(
     term: int, index: int, is_older: bool
 ) -> None:
     assert Held(3, 10).exceeds(term, index) is is_older
 
 
-def test_an_id_that_was_removed_has_promised_nothing() -> None:
+def test_rollback_memory_drops_ids_that_are_no_members() -> None:
     memory = Memory()
     memory.merge([("a", Held(3, 10)), ("b", Held(3, 10))])
     assert memory.keep({"a", "c"})

@@ -25,7 +25,7 @@ def noted(node: Node, of: Node) -> int:
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-async def test_two_of_three_set_back_together_are_reported(
+async def test_standstill_after_two_of_three_rollbacks_is_reported(
     tmp_path: Path,
     ahead: bool,
     caplog: pytest.LogCaptureFixture,

@@ -131,7 +131,7 @@ def world() -> Any:
     made.pool.shutdown()
 
 
-def test_each_chore_is_done_when_it_is_due(world: World) -> None:
+def test_ticker_runs_each_task_when_it_is_due(world: World) -> None:
     always, healing = ["flush", "disk"], ["heal", "install"]
     keeping = [
         "expire",
@@ -167,7 +167,7 @@ def test_each_chore_is_done_when_it_is_due(world: World) -> None:
         (-1_000, OVERDUE_MS),
     ],
 )
-def test_the_next_look_is_at_the_cores_deadline_and_once_in_a_step_of_its_clock(
+def test_ticker_wakes_at_the_core_deadline_at_most_one_clock_step_later(
     world: World, core_ms: float, expected_ms: float
 ) -> None:
     world.core.next_deadline_ms = world.now_ms + core_ms
@@ -175,7 +175,7 @@ def test_the_next_look_is_at_the_cores_deadline_and_once_in_a_step_of_its_clock(
     assert world.alarm.set_ms == expected_ms
 
 
-def test_a_follower_waits_for_the_next_heartbeat_and_looks_often_once_it_is_late(
+def test_follower_ticker_sleeps_until_a_heartbeat_is_late(
     world: World,
 ) -> None:
     world.core.timer.contact_ms = world.now_ms
@@ -190,7 +190,7 @@ def test_a_follower_waits_for_the_next_heartbeat_and_looks_often_once_it_is_late
     assert world.alarm.set_ms == 9
 
 
-def test_the_next_look_is_early_enough_for_everything_else(world: World) -> None:
+def test_ticker_wakes_early_enough_for_flush_repair_and_housekeeping(world: World) -> None:
     def rest_ms(later_ms: float) -> float:
         world.poll(later_ms)
         return world.alarm.set_ms
@@ -211,7 +211,7 @@ def test_the_next_look_is_early_enough_for_everything_else(world: World) -> None
     assert rest_ms(HEALING_MS - 30) == at_rest_ms
 
 
-async def test_a_segment_that_cannot_be_prepared_is_asked_for_again(world: World) -> None:
+async def test_ticker_retries_a_segment_preparation_that_failed(world: World) -> None:
     world.log.wants_next_segment = world.fails = True
     for _ in range(2):
         world.poll(HOUSEKEEPING_MS)
@@ -220,7 +220,7 @@ async def test_a_segment_that_cannot_be_prepared_is_asked_for_again(world: World
         await asyncio.sleep(0)  # its callback
 
 
-def test_nothing_is_done_any_more_once_the_member_has_ended(world: World) -> None:
+def test_ticker_does_nothing_after_the_member_has_ended(world: World) -> None:
     world.life.running = False
     assert world.poll(1_000) == []
     assert world.alarm.set_ms == math.inf

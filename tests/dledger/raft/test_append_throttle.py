@@ -7,7 +7,7 @@ from raftmq.dledger.raft.config import CoreConfig
 from tests.dledger.group import Group
 
 
-def test_the_rate_holds_over_time_whatever_the_size_of_a_request() -> None:
+def test_append_throttle_holds_its_rate_for_any_request_size() -> None:
     for size in (10, 1_000, 30_000):
         throttle = AppendThrottle(100_000)
         sent = 0
@@ -21,7 +21,7 @@ def test_the_rate_holds_over_time_whatever_the_size_of_a_request() -> None:
         assert 980_000 <= sent <= 1_000_000 + 10_000 + size
 
 
-def test_without_a_rate_nothing_waits() -> None:
+def test_append_throttle_without_a_rate_does_not_wait() -> None:
     throttle = AppendThrottle(0)
     for _ in range(100):
         assert throttle.may_send(0)
@@ -32,7 +32,7 @@ def test_without_a_rate_nothing_waits() -> None:
 PACED = CoreConfig(append_bytes_max=500, inflight_bytes_max=1_000, catch_up_bytes_per_s=10_000)
 
 
-def test_who_is_far_behind_gets_on_at_that_pace_and_nobody_else_waits() -> None:
+def test_lagging_follower_is_throttled_and_other_followers_are_not() -> None:
     group = Group(config=PACED)
     group.elect("a")
     group.dropped = {("a", "c"), ("c", "a")}
@@ -65,7 +65,7 @@ def end_of(group: Group) -> int:
     return log[-1].end if log else 0
 
 
-def test_what_the_commit_waits_for_is_never_held_back() -> None:
+def test_append_throttle_does_not_delay_the_follower_that_commit_needs() -> None:
     """The only other replica that is up is far behind: as fast as it can."""
     group = Group(config=PACED)
     group.elect("a")

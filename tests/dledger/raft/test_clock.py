@@ -19,7 +19,7 @@ class Hands:
         return self.now_ms
 
 
-def test_it_goes_like_the_clock_while_turns_are_short() -> None:
+def test_stall_aware_clock_follows_the_wall_clock_while_turns_are_short() -> None:
     hands = Hands()
     clock = StallAwareClock(hands, STEP_MS)
     for _ in range(1_000):
@@ -30,7 +30,7 @@ def test_it_goes_like_the_clock_while_turns_are_short() -> None:
     assert clock.turn() == clock() == hands.now_ms
 
 
-def test_it_says_when_it_needs_a_turn_to_lose_no_time() -> None:
+def test_stall_aware_clock_returns_when_its_next_turn_is_due() -> None:
     hands = Hands()
     clock = StallAwareClock(hands, STEP_MS)
     for passed_ms in (10, 60, 10_000):
@@ -39,7 +39,7 @@ def test_it_says_when_it_needs_a_turn_to_lose_no_time() -> None:
         assert turned_ms < clock.turn_due_ms < turned_ms + STEP_MS
 
 
-def test_a_long_turn_counts_as_one_step_whoever_asks_how_often() -> None:
+def test_stall_aware_clock_counts_a_long_turn_as_one_step() -> None:
     hands = Hands()
     clock = StallAwareClock(hands, STEP_MS)
     began_ms = clock()
@@ -51,7 +51,7 @@ def test_a_long_turn_counts_as_one_step_whoever_asks_how_often() -> None:
     assert clock() == began_ms + STEP_MS + 20
 
 
-def test_a_time_out_takes_so_many_turns_however_late_they_are() -> None:
+def test_election_time_out_takes_a_bounded_number_of_late_turns() -> None:
     """A follower that runs once in ten seconds gives up a silent leader in the end."""
     hands = Hands()
     group = Group("abc")
@@ -69,7 +69,7 @@ def test_a_time_out_takes_so_many_turns_however_late_they_are() -> None:
     assert shortest <= turns <= longest + 1
 
 
-async def test_a_group_that_was_kept_from_running_goes_on_under_its_leader(tmp_path: Path) -> None:
+async def test_stalled_group_keeps_its_leader(tmp_path: Path) -> None:
     """Time passes for all at once, in which nobody could say a word."""
     async with Members(tmp_path) as group:
         leader = await group.leader()

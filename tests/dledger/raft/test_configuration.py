@@ -35,7 +35,7 @@ def grown() -> Configuration:
     return THREE.after(Change(ADD, "d", "hd:4")).after(Change(PROMOTE, "d"))
 
 
-def test_a_replacement_step_by_step() -> None:
+def test_configuration_after_each_step_of_a_replacement() -> None:
     learner = THREE.after(Change(ADD, "d", "hd:4"))
     assert (learner.voters, learner.ids) == (frozenset("abc"), frozenset("abcd"))
     after = learner.after(Change(PROMOTE, "d")).after(Change(REMOVE, "b"))
@@ -52,7 +52,7 @@ def test_a_replacement_step_by_step() -> None:
     assert (member.broker_id, member.role) == (5, MemberRole.LEARNER)  # no id is given twice
 
 
-def test_a_moved_founder_is_reached_where_the_change_says() -> None:
+def test_moved_founder_has_the_address_of_the_change() -> None:
     member = THREE.after(Change(MOVE, "b", "elsewhere:7")).get("b")
     assert member is not None
     assert (member.address, member.founder, member.broker_id) == ("elsewhere:7", False, 2)
@@ -74,13 +74,13 @@ def test_a_moved_founder_is_reached_where_the_change_says() -> None:
         (Change(PREFER, "x"), "x is no member"),
     ],
 )
-def test_what_makes_no_sense_is_refused(change: Change, reason: str) -> None:
+def test_configuration_rejects_changes_that_contradict_it(change: Change, reason: str) -> None:
     with pytest.raises(ChangeRefused, match=reason):
         THREE.after(change)
 
 
 @pytest.mark.parametrize("address", ["hb:2", "HB:2", "[hb]:02"])
-def test_no_two_members_have_one_address(address: str) -> None:
+def test_configuration_rejects_a_second_member_at_one_address(address: str) -> None:
     for change in (Change(ADD, "d", address), Change(MOVE, "a", address)):
         with pytest.raises(ChangeRefused, match="b has the address"):
             THREE.after(change)
@@ -90,7 +90,7 @@ def test_no_two_members_have_one_address(address: str) -> None:
     assert THREE.after(Change(REMOVE, "b")).after(Change(ADD, "d", address)).get("d") is not None
 
 
-def test_a_log_that_has_two_members_at_one_address_is_taken() -> None:
+def test_logged_configuration_with_a_duplicate_address_is_accepted() -> None:
     both = replace(THREE, members=(*THREE.members[:2], replace(THREE.members[2], address="hb:2")))
     data = encode_configuration(both)
     check_proposed(data)
@@ -99,13 +99,13 @@ def test_a_log_that_has_two_members_at_one_address_is_taken() -> None:
     assert both.after(Change(REMOVE, "c")).ids == frozenset("ab")
 
 
-def test_the_only_voter_stays() -> None:
+def test_configuration_rejects_removal_of_the_only_voter() -> None:
     alone = founding([("a", "h:1")]).after(Change(ADD, "b", "h:2"))
     with pytest.raises(ChangeRefused, match="only voter"):
         alone.after(Change(REMOVE, "a"))
 
 
-def test_limits() -> None:
+def test_configuration_limits_members_removed_ids_and_bytes() -> None:
     full = THREE
     for n in range(MEMBERS_MAX - 3):
         full = full.after(Change(ADD, f"n{n}", f"h:{n + 1}"))
@@ -120,7 +120,7 @@ def test_limits() -> None:
             wide = wide.after(Change(ADD, f"{n}" * 200, f"h:{n + 1}"))
 
 
-def test_who_should_lead_is_a_voter_and_goes_with_it() -> None:
+def test_preferred_leader_is_a_voter_and_is_removed_with_it() -> None:
     assert THREE.preferred is None
     preferring = THREE.after(Change(PREFER, "b", instead_of=(None, "a")))
     assert preferring.preferred == "b"
@@ -144,7 +144,7 @@ NOBODY = grown().after(Change(PREFER, ""))
 
 
 @pytest.mark.parametrize("configuration", [Configuration(), THREE, grown(), PREFERRING, NOBODY])
-def test_round_trip_and_every_truncation(configuration: Configuration) -> None:
+def test_configuration_round_trip_and_every_truncation(configuration: Configuration) -> None:
     data = encode_configuration(configuration)
     assert decode_configuration(data) == configuration
     for size in range(len(data)):
@@ -154,7 +154,7 @@ def test_round_trip_and_every_truncation(configuration: Configuration) -> None:
         decode_configuration(data + b"\0")
 
 
-def test_what_is_no_configuration() -> None:
+def test_malformed_configuration_is_rejected() -> None:
     data = bytearray(encode_configuration(THREE))
     for at, value in ((0, 9), (0, 2), (7, 7), (8, 0x80)):  # version, role, flags
         bad = data.copy()
@@ -169,7 +169,7 @@ def test_what_is_no_configuration() -> None:
         decode_configuration(encode_configuration(stranger))
 
 
-def test_the_newest_in_the_log_is_in_force_and_gone_when_it_is_cut() -> None:
+def test_newest_logged_configuration_is_in_force_until_it_is_truncated() -> None:
     log = Configurations(0, THREE)
     learner = THREE.after(Change(ADD, "d", "hd:4"))
     assert log.append(5, learner)
@@ -184,7 +184,7 @@ def test_the_newest_in_the_log_is_in_force_and_gone_when_it_is_cut() -> None:
     assert log.current == learner
 
 
-def test_whoever_may_vote_again_counts_as_a_voter_that_may_come_back() -> None:
+def test_removed_voter_counts_as_voter_until_its_removal_is_settled() -> None:
     log = Configurations(0, THREE)
     log.append(3, THREE.after(Change(REMOVE, "c")))
     assert log.ever_voter("c")

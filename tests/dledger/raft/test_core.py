@@ -34,11 +34,11 @@ def led(config: CoreConfig | None = None, names: str = "abc") -> Group:
     return group
 
 
-def test_nothing_is_ready_at_first() -> None:
+def test_new_core_has_no_ready() -> None:
     assert Member("a", list("abc")).core.ready() is None
 
 
-def test_the_first_frame_of_a_term_is_its_no_op() -> None:
+def test_first_frame_of_a_term_is_its_no_op() -> None:
     group = Group("a")
     core = group["a"].core
     group.campaign("a")
@@ -51,7 +51,7 @@ def test_the_first_frame_of_a_term_is_its_no_op() -> None:
     assert core.leader_ready
 
 
-def test_hard_state_comes_with_the_message_that_needs_it() -> None:
+def test_ready_has_the_hard_state_with_the_message_that_needs_it() -> None:
     member = Member("a", list("abc"))
     member.core.step(VoteRequest("b", "a", 3, 0, 0, pre_vote=False), 0)
     ready = member.core.ready()
@@ -61,7 +61,7 @@ def test_hard_state_comes_with_the_message_that_needs_it() -> None:
     assert member.core.ready() is None
 
 
-def test_a_pre_vote_changes_nothing_at_the_voter() -> None:
+def test_pre_vote_does_not_change_the_voters_hard_state() -> None:
     member = Member("a", list("abc"))
     member.core.step(VoteRequest("b", "a", 3, 0, 0, pre_vote=True), 0)
     (ready,) = member.work()
@@ -69,21 +69,21 @@ def test_a_pre_vote_changes_nothing_at_the_voter() -> None:
     assert (member.core.term, member.core.ballot.voted_for) == (0, None)
 
 
-def test_a_crash_between_frames_and_hard_state_is_made_good() -> None:
+def test_core_restores_its_term_from_frames_after_a_crash_before_the_save() -> None:
     member = Member("a", list("abc"), [1, 4], HardState(3, "c"))
     assert (member.core.term, member.core.ballot.voted_for) == (4, None)
     member.work()
     assert member.saved == HardState(4, None)
 
 
-def test_messages_to_others_are_dropped() -> None:
+def test_messages_addressed_to_another_replica_are_dropped() -> None:
     core = Member("a", list("abc")).core
     core.step(Heartbeat("b", "c", 9, 0, 1), 0)
     core.step(Heartbeat("a", "a", 9, 0, 1), 0)
     assert (core.term, core.ready()) == (0, None)
 
 
-def test_a_leader_that_is_not_known_yet_is_heard() -> None:
+def test_heartbeat_of_an_unknown_leader_is_accepted() -> None:
     """It may have become a member in a frame that is still on its way here."""
     core = Member("a", list("abc")).core
     core.step(Heartbeat("x", "a", 9, 0, 1), 0)
@@ -111,7 +111,7 @@ def test_uncommitted_bytes_are_limited() -> None:
     member.propose(b"x")
 
 
-def test_at_the_limit_of_uncommitted_bytes_exactly_it_still_goes() -> None:
+def test_proposal_at_exactly_the_limit_of_uncommitted_bytes_is_accepted() -> None:
     size = len(make_frame(1, 1, 0, b"x").data)
     group = led(CoreConfig(uncommitted_bytes_max=3 * size))
     for name in "bc":
@@ -123,7 +123,7 @@ def test_at_the_limit_of_uncommitted_bytes_exactly_it_still_goes() -> None:
         group["a"].propose(b"x")
 
 
-def test_waiting_reads_are_limited() -> None:
+def test_pending_reads_are_limited() -> None:
     group = led(CoreConfig(reads_waiting_max=3))
     core = group["a"].core
     for token in range(3):
@@ -137,7 +137,7 @@ def test_waiting_reads_are_limited() -> None:
         group["b"].core.read_index(1)
 
 
-def test_a_request_is_bounded_in_bytes_and_the_pipeline_in_messages() -> None:
+def test_append_requests_are_limited_in_bytes_and_in_flight() -> None:
     size = len(make_frame(1, 1, 0, b"0123").data)
     config = CoreConfig(append_bytes_max=2 * size, inflight_messages_max=3)
     group = led(config)
@@ -151,7 +151,7 @@ def test_a_request_is_bounded_in_bytes_and_the_pipeline_in_messages() -> None:
     assert core.ready() is None
 
 
-def test_a_dead_peer_is_not_fed() -> None:
+def test_leader_sends_no_appends_to_a_disconnected_peer() -> None:
     """With its connection closed a follower gets heartbeats, and frames only once it answers."""
     group = led()
     member = group["a"]
@@ -182,7 +182,7 @@ def request(index: int, *, count: int = 1, term: int = 1, prev_term: int = 1) ->
     return AppendRequest("b", "a", term, index - 1, prev_term, 0, tuple(frames))
 
 
-def test_a_follower_acknowledges_what_is_durable_and_no_more() -> None:
+def test_follower_acknowledges_only_durable_frames() -> None:
     member = follower([1])
     member.core.step(request(2, count=3), 0)
     member.work()
@@ -199,14 +199,14 @@ def test_a_follower_acknowledges_what_is_durable_and_no_more() -> None:
     assert member.core.ready() is None
 
 
-def test_durable_frames_that_are_not_proven_to_match_are_not_acknowledged() -> None:
+def test_durable_frames_without_a_proven_match_are_not_acknowledged() -> None:
     member = follower([1, 1, 1, 1])
     member.core.step(AppendRequest("b", "a", 2, 2, 1, 0, ()), 0)
     member.work()
     assert member.outbox[0].match_index == 2  # type: ignore[union-attr]
 
 
-def test_durability_of_cut_frames_does_not_count_for_those_in_their_place() -> None:
+def test_durability_of_truncated_frames_does_not_count_for_new_frames() -> None:
     member = follower([1, 1, 1])
     member.core.step(request(2, count=2, term=2), 0)
     member.core.durable(3)  # of the old frames: the cut is not performed yet
@@ -216,7 +216,7 @@ def test_durability_of_cut_frames_does_not_count_for_those_in_their_place() -> N
     assert member.terms == [1, 2, 2]
 
 
-def test_an_acknowledgement_due_is_forgotten_with_its_term() -> None:
+def test_pending_acknowledgement_is_dropped_when_the_term_changes() -> None:
     member = follower([1])
     member.core.step(request(2), 0)
     member.work()
@@ -227,7 +227,7 @@ def test_an_acknowledgement_due_is_forgotten_with_its_term() -> None:
     assert member.core.ready() is None
 
 
-def test_the_leaders_own_copy_counts_only_when_durable() -> None:
+def test_leaders_own_copy_counts_only_when_durable() -> None:
     group = led(names="ab")
     group["a"].holding = True
     group["a"].propose(b"x")
@@ -237,7 +237,7 @@ def test_the_leaders_own_copy_counts_only_when_durable() -> None:
     assert group["a"].core.commit_index == 2
 
 
-def test_frames_accepted_twice_before_the_shell_wrote_them_are_cut_in_memory() -> None:
+def test_frames_overwritten_before_the_write_are_truncated_in_memory() -> None:
     member = follower([1])
     member.core.step(request(2, count=2, term=1), 0)
     member.core.step(request(2, count=1, term=2), 0)
@@ -246,7 +246,7 @@ def test_frames_accepted_twice_before_the_shell_wrote_them_are_cut_in_memory() -
     assert [(f.index, f.term) for f in ready.append] == [(2, 2)]
 
 
-def test_nothing_at_or_below_commit_is_ever_cut() -> None:
+def test_core_never_truncates_committed_frames() -> None:
     member = Member("a", list("abc"), [1, 1])
     member.core.step(AppendRequest("b", "a", 1, 2, 1, 2, ()), 0)
     assert member.core.commit_index == 2
@@ -258,7 +258,7 @@ def test_nothing_at_or_below_commit_is_ever_cut() -> None:
 # -- heartbeats as a second chance -----------------------------------------------------------------
 
 
-def test_a_lost_acknowledgement_is_made_good_by_the_next_heartbeat() -> None:
+def test_lost_acknowledgement_is_repeated_with_the_next_heartbeat() -> None:
     group = led()
     group.dropped |= {("b", "a"), ("c", "a")}
     group["a"].propose(b"x")
@@ -270,7 +270,7 @@ def test_a_lost_acknowledgement_is_made_good_by_the_next_heartbeat() -> None:
     assert group["a"].core.progress["b"].state.value == "replicate"
 
 
-def test_a_slow_disk_is_not_taken_for_a_loss() -> None:
+def test_slow_disk_of_a_follower_causes_no_resend() -> None:
     group = led()
     group["b"].holding = True
     group["a"].propose(b"x")
@@ -280,7 +280,7 @@ def test_a_slow_disk_is_not_taken_for_a_loss() -> None:
     assert len([m for m in sent if m.to == "b" and m.last_index == 2]) == 1
 
 
-def test_a_loss_is_resent_with_growing_pauses() -> None:
+def test_lost_append_is_resent_with_growing_pauses() -> None:
     group = led()
     group.dropped.add(("a", "b"))
     group["a"].propose(b"x")
@@ -299,7 +299,7 @@ def test_a_loss_is_resent_with_growing_pauses() -> None:
     assert 5 <= len(again) <= 12, len(again)
 
 
-def test_an_answer_to_a_later_round_shows_that_a_disk_forgot() -> None:
+def test_answer_to_a_later_round_reveals_that_a_follower_lost_frames() -> None:
     """ASYNC_FLUSH and a power cut: the follower is fed again instead of being left behind."""
     group = led()
     group["a"].propose(b"x")
@@ -320,7 +320,7 @@ def test_an_answer_to_a_later_round_shows_that_a_disk_forgot() -> None:
 # -- retention ---------------------------------------------------------------------------------
 
 
-def test_a_follower_that_needs_what_retention_took_is_stranded() -> None:
+def test_follower_that_needs_trimmed_frames_is_stranded() -> None:
     group = led()
     group["b"].down = True
     for _ in range(5):
@@ -337,7 +337,7 @@ def test_a_follower_that_needs_what_retention_took_is_stranded() -> None:
     assert core.progress["b"].state is not STRANDED  # files were copied: its log reaches ours
 
 
-def test_a_long_log_of_another_leader_is_stranded_for_good_until_it_changes() -> None:
+def test_follower_with_a_longer_divergent_log_is_stranded_until_replaced() -> None:
     """Its end lies behind ours, and no frame of it is ours that we still have."""
     group = Group()
     group.add("b", [1] * 2 + [2] * 20, HardState(2, None))
@@ -362,7 +362,7 @@ def test_a_long_log_of_another_leader_is_stranded_for_good_until_it_changes() ->
     assert core.progress["b"].state is not STRANDED  # another log took its place
 
 
-def test_a_trimmed_log_boots_with_what_was_cut_as_committed() -> None:
+def test_core_with_a_trimmed_log_starts_with_the_trimmed_part_committed() -> None:
     index = LogIndex(first_index=11, previous_term=3, start_position=1000)
     core = RaftCore(
         "a",
@@ -388,7 +388,7 @@ def test_a_trimmed_log_boots_with_what_was_cut_as_committed() -> None:
 # -- elections ------------------------------------------------------------------------------------
 
 
-def test_a_closed_connection_to_the_leader_asks_within_the_jitter() -> None:
+def test_closed_leader_connection_starts_a_pre_vote_within_the_jitter() -> None:
     for seed in range(20):
         member = Member("a", list("abc"), seed=seed)
         member.core.step(Heartbeat("b", "a", 1, 0, 1), 10.0)
@@ -396,7 +396,7 @@ def test_a_closed_connection_to_the_leader_asks_within_the_jitter() -> None:
         assert 20.0 <= member.core.next_deadline_ms <= 50.0
 
 
-def test_a_closed_connection_to_a_follower_changes_no_timer() -> None:
+def test_closed_follower_connection_changes_no_timer() -> None:
     member = Member("a", list("abc"))
     member.core.step(Heartbeat("b", "a", 1, 0, 1), 10.0)
     due = member.core.next_deadline_ms
@@ -404,7 +404,7 @@ def test_a_closed_connection_to_a_follower_changes_no_timer() -> None:
     assert member.core.next_deadline_ms == due
 
 
-def test_a_pre_vote_is_granted_when_the_leader_is_silent_or_its_connection_closed() -> None:
+def test_pre_vote_is_granted_when_the_leader_is_silent_or_disconnected() -> None:
     for silent_ms, closed, granted in ((349, False, False), (350, False, True), (1, True, True)):
         member = Member("a", list("abc"))
         member.core.step(Heartbeat("b", "a", 1, 0, 1), 10.0)
@@ -417,7 +417,7 @@ def test_a_pre_vote_is_granted_when_the_leader_is_silent_or_its_connection_close
         assert member.outbox[0].granted is granted  # type: ignore[union-attr]
 
 
-def test_whoever_asks_first_goes_first_but_only_once() -> None:
+def test_follower_yields_once_to_the_first_pre_candidate() -> None:
     member = Member("a", list("abc"))
     member.core.step(Heartbeat("b", "a", 1, 0, 1), 10.0)
     member.core.peer_closed("b", 20.0)
@@ -429,7 +429,7 @@ def test_whoever_asks_first_goes_first_but_only_once() -> None:
     assert member.core.next_deadline_ms == yielded
 
 
-def test_a_live_leader_is_not_deposed_by_a_vote_request_but_by_its_own_transfer() -> None:
+def test_vote_request_cannot_depose_a_live_leader_except_by_transfer() -> None:
     group = led()
     group.run(75)
     vote = VoteRequest("c", "b", 9, 9, 9, pre_vote=False)
@@ -440,7 +440,7 @@ def test_a_live_leader_is_not_deposed_by_a_vote_request_but_by_its_own_transfer(
     assert (group["b"].core.term, group["b"].core.ballot.voted_for) == (9, "c")
 
 
-def test_two_that_see_the_same_close_seldom_split_the_vote() -> None:
+def test_two_followers_of_a_closed_leader_seldom_split_the_vote() -> None:
     """The promise of a fast failover: with the default jitter and 1 ms links, nearly every
     election after a kill is decided in its first term."""
     first_term = 0
@@ -464,13 +464,13 @@ def test_two_that_see_the_same_close_seldom_split_the_vote() -> None:
     assert first_term >= 85, first_term
 
 
-def test_step_down_of_a_follower_is_nothing() -> None:
+def test_step_down_of_a_follower_has_no_effect() -> None:
     group = led()
     group["b"].core.step_down("disk")
     assert group["b"].core.ready() is None
 
 
-def test_a_transfer_is_given_up_when_the_targets_connection_closes() -> None:
+def test_transfer_ends_when_the_targets_connection_closes() -> None:
     group = led()
     group["b"].holding = True
     group["a"].propose(b"x")
@@ -485,7 +485,7 @@ def test_a_transfer_is_given_up_when_the_targets_connection_closes() -> None:
     assert ready.role.reason == "transfer to b given up: its connection closed"
 
 
-def test_who_leads_already_is_not_called_a_stranger() -> None:
+def test_transfer_to_the_leader_itself_reports_that_it_leads() -> None:
     group = led()
     for target, text in (("a", "a leads already"), ("x", "x is no other voter of this group")):
         with pytest.raises(UnknownTarget, match=text):
@@ -493,7 +493,7 @@ def test_who_leads_already_is_not_called_a_stranger() -> None:
     assert group["a"].core.can_propose
 
 
-def test_deadlines_name_the_next_thing_to_do() -> None:
+def test_core_deadline_is_the_next_due_action() -> None:
     group = led()
     core = group["a"].core
     assert core.next_deadline_ms - group.now_ms <= 75
@@ -504,7 +504,7 @@ def test_deadlines_name_the_next_thing_to_do() -> None:
 # -- whom it believes ------------------------------------------------------------------------------
 
 
-def test_a_stranger_orders_no_election_and_deposes_nobody_by_transfer() -> None:
+def test_non_member_cannot_start_an_election_by_transfer() -> None:
     group = led()
     follower = group["b"].core
     before = (follower.term, follower.role, follower.leader)
@@ -516,7 +516,7 @@ def test_a_stranger_orders_no_election_and_deposes_nobody_by_transfer() -> None:
     assert follower.role is Role.CANDIDATE
 
 
-def test_nobody_campaigns_beyond_the_last_term() -> None:
+def test_core_at_the_last_term_does_not_campaign() -> None:
     member = Member("a", list("abc"), [1], HardState(TERM_MAX, None))
     member.core.tick(1e6)
     assert (member.core.term, member.core.role) == (TERM_MAX, Role.FOLLOWER)
@@ -533,7 +533,7 @@ def test_nobody_campaigns_beyond_the_last_term() -> None:
         (AppendRequest("b", "a", 1, 0, 0, 0, ()), "leads term 1, as a does"),
     ],
 )
-def test_a_leader_refuses_what_no_honest_peer_says(message: Message, why: str) -> None:
+def test_leader_rejects_messages_that_no_correct_peer_sends(message: Message, why: str) -> None:
     group = led()
     core = group["a"].core
     before = (core.role, core.term, core.commit_index, core.last_index)

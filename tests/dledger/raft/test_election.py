@@ -21,7 +21,7 @@ def asked(candidacy: Candidacy) -> list[str]:
 
 
 @pytest.mark.parametrize("pre_vote", [True, False])
-def test_a_refused_pre_vote_is_asked_for_again_and_a_refused_vote_is_not(pre_vote: bool) -> None:
+def test_candidate_repeats_a_refused_pre_vote_and_not_a_refused_vote(pre_vote: bool) -> None:
     candidacy = make(pre_vote)
     assert asked(candidacy) == ["b", "c"]  # no learner
     candidacy.tally.record("b", False)
@@ -30,7 +30,7 @@ def test_a_refused_pre_vote_is_asked_for_again_and_a_refused_vote_is_not(pre_vot
     assert asked(candidacy) == (["b"] if pre_vote else [])
 
 
-def test_requests_say_what_log_and_which_process_asks() -> None:
+def test_vote_request_has_the_last_entry_and_the_incarnation() -> None:
     index = LogIndex(6, 3)
     (request,) = make(pre_vote=True).requests("b", index)
     assert (request.sender, request.term, request.pre_vote) == ("a", 4, True)
@@ -41,6 +41,8 @@ def test_requests_say_what_log_and_which_process_asks() -> None:
     ("term", "pre_vote", "answers"),
     [(4, False, True), (4, True, False), (3, False, False), (5, False, False)],
 )
-def test_answers_of_other_rounds_are_told_apart(term: int, pre_vote: bool, answers: bool) -> None:
+def test_candidate_ignores_vote_answers_of_other_rounds(
+    term: int, pre_vote: bool, answers: bool
+) -> None:
     response = VoteResponse("b", "a", 4, term, pre_vote, True, 7)
     assert make().is_answered_by(response) == answers

@@ -34,7 +34,7 @@ def make(factor: int = 1) -> ElectionTimer:
 
 
 @pytest.mark.parametrize("factor", [1, 2, 16])
-def test_a_time_out_is_drawn_between_its_bounds(factor: int) -> None:
+def test_election_time_out_is_drawn_between_its_bounds(factor: int) -> None:
     timer = make(factor)
     drawn = set()
     for _ in range(50):
@@ -44,7 +44,7 @@ def test_a_time_out_is_drawn_between_its_bounds(factor: int) -> None:
     assert len(drawn) > 40
 
 
-def test_a_leader_is_heard_while_it_is_connected_and_not_silent() -> None:
+def test_leader_counts_as_alive_while_connected_and_not_silent() -> None:
     timer = make(factor=4)  # which makes no difference here
     assert not timer.hears("a", 0.0)
     timer.leader_heard(10.0)
@@ -66,7 +66,7 @@ def test_a_leader_is_heard_while_it_is_connected_and_not_silent() -> None:
         ((), "b", FACTOR_MAX * MAX_MS, 0),  # too late to be a matter of time-outs
     ],
 )
-def test_a_peer_that_was_only_slow_is_a_mistake(
+def test_suspected_peer_that_was_only_slow_counts_as_a_mistake(
     closed: tuple[str, ...], speaker: str, after_ms: float, mistakes: int
 ) -> None:
     timer = make()
@@ -79,7 +79,7 @@ def test_a_peer_that_was_only_slow_is_a_mistake(
     assert timer.back_off.factor == 1
 
 
-def test_a_close_after_the_silence_is_no_mistake() -> None:
+def test_connection_closed_after_the_silence_is_no_mistake() -> None:
     timer = make()
     timer.give_up(("b",), 0.0)
     timer.peer_closed("b")
@@ -87,7 +87,7 @@ def test_a_close_after_the_silence_is_no_mistake() -> None:
     assert not timer.back_off.tried
 
 
-def test_it_yields_and_stands_back_once_a_time_out() -> None:
+def test_election_timer_yields_and_stands_back_once_per_time_out() -> None:
     timer = make(factor=2)
     timer.due_ms = 0.0
     timer.yield_once(0.0)
@@ -102,7 +102,7 @@ def test_it_yields_and_stands_back_once_a_time_out() -> None:
     assert timer.stands_back(0.0)
 
 
-def test_the_leaders_close_only_shortens() -> None:
+def test_closed_leader_connection_only_shortens_the_time_out() -> None:
     timer = make()
     timer.leader_closed(0.0)
     assert timer.due_ms <= CONFIG.close_jitter_ms
@@ -119,7 +119,7 @@ def test_the_leaders_close_only_shortens() -> None:
         (False, MIN_MS, 4 * MIN_MS, 4 * MAX_MS),
     ],
 )
-def test_after_a_lost_election(
+def test_time_out_after_a_lost_election(
     closed: bool, lasted_ms: float, low_ms: float, high_ms: float
 ) -> None:
     timer = make(factor=4)
@@ -130,7 +130,7 @@ def test_after_a_lost_election(
     assert low_ms <= timer.due_ms - lasted_ms <= high_ms
 
 
-def test_in_calm_times_half_of_the_configured_time_outs_holds() -> None:
+def test_election_time_out_is_halved_in_calm_times() -> None:
     timer = make()
     now_ms = 0.0
     while not timer.halving.holds:
@@ -147,7 +147,7 @@ def test_in_calm_times_half_of_the_configured_time_outs_holds() -> None:
     assert timer.due_ms - now_ms >= MIN_MS
 
 
-def test_a_peer_that_was_only_slow_ends_halves_too() -> None:
+def test_slow_peer_ends_halved_time_outs() -> None:
     timer = make()
     for beat in range(200):
         timer.leader_heard(beat * CONFIG.heartbeat_ms)
@@ -181,30 +181,32 @@ def back_off_led(
 @pytest.mark.parametrize(
     ("mistakes", "factor"), [(0, 1), (1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 16), (99, 16)]
 )
-def test_each_mistake_but_the_first_doubles_up_to_the_limit(mistakes: int, factor: int) -> None:
+def test_election_back_off_doubles_from_the_second_mistake_to_its_limit(
+    mistakes: int, factor: int
+) -> None:
     assert tried(mistakes).factor == factor
     assert tried(99).factor == FACTOR_MAX
 
 
-def test_all_is_forgiven_after_calm_times() -> None:
+def test_election_back_off_ends_after_calm_times() -> None:
     back_off = tried(99)
     assert back_off_led(back_off, CALM_MS - 1, CONFIG.heartbeat_ms) == FACTOR_MAX
     assert back_off_led(back_off, CONFIG.heartbeat_ms * 2, CONFIG.heartbeat_ms, CALM_MS) == 1
     assert not back_off.tried
 
 
-def test_a_first_mistake_is_forgiven_too() -> None:
+def test_first_mistake_is_cleared_after_calm_times() -> None:
     back_off = tried(1)
     back_off_led(back_off, CALM_MS + CONFIG.heartbeat_ms, CONFIG.heartbeat_ms)
     back_off.mistaken()
     assert back_off.factor == 1
 
 
-def test_heartbeats_at_half_of_the_shortest_time_out_are_calm() -> None:
+def test_heartbeats_at_half_the_shortest_time_out_count_as_calm() -> None:
     assert back_off_led(tried(99), CALM_MS + MIN_MS, MIN_MS / 2) == 1
 
 
-def test_where_silences_are_still_long_a_step_is_forgiven_in_the_time_outs_in_use() -> None:
+def test_back_off_falls_one_step_while_silences_fit_the_lower_time_out() -> None:
     back_off = tried(99)
     silent_ms = MIN_MS * 4  # 4 * MARGIN: a factor of 8 outlasts it, one of 4 does not
     assert back_off_led(back_off, CALM_MS * 15, silent_ms) == 16
@@ -212,7 +214,7 @@ def test_where_silences_are_still_long_a_step_is_forgiven_in_the_time_outs_in_us
     assert back_off_led(back_off, CALM_MS * 40, silent_ms, CALM_MS * 17) == 8
 
 
-def test_a_time_without_a_leader_is_not_calm() -> None:
+def test_time_without_a_leader_does_not_count_as_calm() -> None:
     back_off = tried(99)
     back_off_led(back_off, CALM_MS - 100, CONFIG.heartbeat_ms)
     back_off.interrupted()
@@ -245,7 +247,7 @@ def heartbeat(group: Group, to: str) -> Heartbeat:
     return Heartbeat("a", to, group["a"].core.term, 0, 99)
 
 
-def test_a_leader_that_speaks_after_all_was_slow() -> None:
+def test_leader_that_speaks_after_suspicion_was_slow() -> None:
     group = group_of_a()
     for expected in (1, 1, 2, 4, 8, 16, 16)[1:]:
         gives_up(group, "b")
@@ -256,7 +258,7 @@ def test_a_leader_that_speaks_after_all_was_slow() -> None:
         assert expected * MIN_MS <= wait_ms <= expected * MAX_MS
 
 
-def test_a_leader_that_is_gone_teaches_nothing() -> None:
+def test_dead_leader_adds_no_back_off() -> None:
     group = group_of_a()
     group["a"].down = True
     for name in "bc":
@@ -269,7 +271,7 @@ def test_a_leader_that_is_gone_teaches_nothing() -> None:
     assert [mistakes(group, name) for name in "abc"] == [0, 0, 0]
 
 
-def test_leadership_that_is_handed_over_teaches_nothing() -> None:
+def test_transferred_leadership_adds_no_back_off() -> None:
     group = group_of_a()
     for source, target in ("ab", "bc", "ca") * 3:
         group[source].core.transfer(target, group.now_ms)
@@ -281,7 +283,7 @@ def test_leadership_that_is_handed_over_teaches_nothing() -> None:
     assert [mistakes(group, name) for name in "abc"] == [0, 0, 0]
 
 
-def test_whoever_is_cut_off_asks_in_vain_and_learns_nothing() -> None:
+def test_partitioned_replica_adds_no_back_off() -> None:
     group = group_of_a()
     others = {("a", "c"), ("c", "a"), ("b", "c"), ("c", "b")}
     group.dropped = set(others)
@@ -296,7 +298,7 @@ def test_whoever_is_cut_off_asks_in_vain_and_learns_nothing() -> None:
     assert mistakes(group, "c") == 0
 
 
-def test_votes_that_come_after_their_round_were_slow() -> None:
+def test_vote_after_its_round_counts_as_a_slow_voter() -> None:
     group = Group("abc")
     core = group["a"].core
     for expected in (1, 2, 4):
@@ -311,14 +313,14 @@ def test_votes_that_come_after_their_round_were_slow() -> None:
         assert core.timer.back_off.factor == expected
 
 
-def test_a_vote_behind_the_deciding_one_is_not_late() -> None:
+def test_vote_after_the_deciding_one_is_not_late() -> None:
     group = group_of_a()
     core = group["a"].core
     group.inject(VoteResponse("c", "a", core.term, core.term, False, True, core.ballot.incarnation))
     assert mistakes(group, "a") == 0
 
 
-def test_a_leader_that_is_deposed_and_lives_was_slow() -> None:
+def test_deposed_leader_that_lives_was_slow() -> None:
     group = group_of_a()
     group.dropped = {("a", "b"), ("a", "c")}
     group.run(2 * MAX_MS)
@@ -329,7 +331,7 @@ def test_a_leader_that_is_deposed_and_lives_was_slow() -> None:
     assert sum(mistakes(group, name) for name in "abc") >= 2
 
 
-def test_a_leader_waits_for_its_majority_with_the_same_back_off() -> None:
+def test_leader_waits_for_its_majority_with_the_same_back_off() -> None:
     group = group_of_a()
     core = group["a"].core
     for _ in range(3):
@@ -349,7 +351,7 @@ def test_a_leader_waits_for_its_majority_with_the_same_back_off() -> None:
 # -- what it may cost --------------------------------------------------------------------------
 
 
-def test_one_patient_replica_delays_nobody_else() -> None:
+def test_back_off_of_one_replica_does_not_delay_elections_of_its_peers() -> None:
     """Its own time-out is long; what it answers to others goes by what is configured."""
     group = group_of_a()
     for _ in range(9):
@@ -362,7 +364,7 @@ def test_one_patient_replica_delays_nobody_else() -> None:
     assert group.now_ms - began_ms == MAX_MS
 
 
-def test_an_election_that_is_lost_in_good_time_is_repeated_as_configured() -> None:
+def test_election_lost_in_time_is_repeated_without_back_off() -> None:
     group = Group("abc")
     core = group["a"].core
     for _ in range(9):
@@ -376,7 +378,7 @@ def test_an_election_that_is_lost_in_good_time_is_repeated_as_configured() -> No
     assert MIN_MS <= core.next_deadline_ms - (group.now_ms + 5) <= MAX_MS
 
 
-def test_whoever_yields_to_another_candidate_is_as_patient() -> None:
+def test_replica_that_yields_to_a_candidate_uses_its_back_off() -> None:
     group = Group("abc")
     core = group["a"].core
     for _ in range(3):
@@ -407,7 +409,7 @@ def calm() -> tuple[ElectionHalving, float]:
     return halving, now_ms
 
 
-def test_halves_have_to_be_earned() -> None:
+def test_halved_time_outs_need_a_calm_period() -> None:
     halving = ElectionHalving(MIN_MS, MAX_MS)
     now_ms = halving_led(halving, CALM_MS - BEAT_MS, 0.0)
     assert (halving.holds, halving.scale) == (False, 1.0)
@@ -415,7 +417,7 @@ def test_halves_have_to_be_earned() -> None:
     assert (halving.holds, halving.scale) == (True, 0.5)
 
 
-def test_a_silence_near_half_of_the_shortest_time_out_ends_them() -> None:
+def test_silence_near_half_the_shortest_time_out_ends_halved_time_outs() -> None:
     halving, now_ms = calm()
     near_ms = MIN_MS / 2 / MARGIN
     halving.heard(now_ms + near_ms - 1, near_ms - 1)
@@ -428,13 +430,13 @@ def test_a_silence_near_half_of_the_shortest_time_out_ends_them() -> None:
     assert halving.holds
 
 
-def test_where_heartbeats_are_too_far_apart_they_never_hold() -> None:
+def test_time_outs_are_not_halved_with_sparse_heartbeats() -> None:
     halving = ElectionHalving(MIN_MS, MAX_MS)
     halving_led(halving, 100 * CALM_MS, 0.0, silent_ms=MIN_MS / 2)
     assert not halving.holds
 
 
-def test_whoever_has_no_leader_has_no_calm() -> None:
+def test_loss_of_the_leader_ends_halved_time_outs() -> None:
     halving, now_ms = calm()
     halving.interrupted()
     assert not halving.holds
@@ -443,7 +445,9 @@ def test_whoever_has_no_leader_has_no_calm() -> None:
 
 
 @pytest.mark.parametrize(("mistakes", "factor"), [(1, 2), (2, 4), (3, 8), (9, WAIT_FACTOR_MAX)])
-def test_each_mistake_doubles_the_calm_that_is_asked_for(mistakes: int, factor: int) -> None:
+def test_each_mistake_doubles_the_calm_period_for_halved_time_outs(
+    mistakes: int, factor: int
+) -> None:
     halving, now_ms = calm()
     for _ in range(mistakes):
         halving.mistaken()
@@ -453,7 +457,7 @@ def test_each_mistake_doubles_the_calm_that_is_asked_for(mistakes: int, factor: 
     assert halving.holds
 
 
-def test_a_calm_group_misses_a_frozen_leader_in_half_of_the_time() -> None:
+def test_calm_group_detects_a_frozen_leader_in_half_the_time() -> None:
     group = Group("abc")
     group.elect("a")
     group.run(CALM_MS + 4 * BEAT_MS)

@@ -9,7 +9,7 @@ from raftmq.dledger.raft.errors import Busy
 from raftmq.dledger.raft.leader import Transfer
 
 
-def test_one_at_a_time() -> None:
+def test_leader_rejects_a_second_transfer_until_the_first_ends() -> None:
     transfer = Transfer(1_000)
     transfer.check_none()
     transfer.start("b", 50.0)
@@ -21,7 +21,7 @@ def test_one_at_a_time() -> None:
     assert transfer.due_ms == 1_060.0
 
 
-def test_one_that_is_given_up_never_comes_due() -> None:
+def test_ended_transfer_has_no_deadline() -> None:
     transfer = Transfer(1_000)
     transfer.start("b", 50.0)
     transfer.give_up()

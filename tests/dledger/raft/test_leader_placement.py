@@ -59,7 +59,7 @@ def about(found: float | None, wanted_ms: float) -> bool:
     return found is not None and wanted_ms <= found <= wanted_ms + 3 * STEP_MS
 
 
-def test_it_goes_to_the_preferred_one_once_that_has_been_able_for_a_while() -> None:
+def test_leadership_moves_to_the_preferred_replica_after_a_steady_time() -> None:
     replica = Replica()
     assert about(replica.until_told(GOOD, 60_000), LIMITS.steady_ms)
     assert replica.preferred_leader.reason == "leadership goes to n1"
@@ -81,7 +81,7 @@ def test_it_goes_to_the_preferred_one_once_that_has_been_able_for_a_while() -> N
         ({"caught_up": False}, "n1 lacks the newest frames"),
     ],
 )
-def test_what_stands_against_it(changes: dict[str, object], standing: str) -> None:
+def test_preferred_leader_reports_each_obstacle(changes: dict[str, object], standing: str) -> None:
     replica = Replica()
     against = replace(GOOD, **changes)  # type: ignore[arg-type]
     replica.passes(against, 120_000)
@@ -90,7 +90,7 @@ def test_what_stands_against_it(changes: dict[str, object], standing: str) -> No
     assert about(replica.until_told(GOOD, 60_000), wait_ms)
 
 
-def test_a_moment_of_trouble_starts_the_wait_anew() -> None:
+def test_short_obstacle_restarts_the_steady_time() -> None:
     replica = Replica()
     for _ in range(10):
         replica.passes(GOOD, LIMITS.steady_ms - 2 * STEP_MS)
@@ -98,7 +98,7 @@ def test_a_moment_of_trouble_starts_the_wait_anew() -> None:
     assert about(replica.until_told(GOOD, 60_000), LIMITS.steady_ms)
 
 
-def test_a_hand_over_that_comes_to_nothing_doubles_the_wait_up_to_the_limit() -> None:
+def test_failed_transfer_doubles_the_wait_for_the_preferred_leader() -> None:
     replica = Replica()
     waits = []
     for _ in range(12):
@@ -115,7 +115,7 @@ def test_a_hand_over_that_comes_to_nothing_doubles_the_wait_up_to_the_limit() ->
     assert replica.preferred_leader.reason.startswith("n1 has been able for 0 s")
 
 
-def test_no_more_than_so_many_moves_in_a_minute_whoever_made_them() -> None:
+def test_leadership_moves_per_minute_are_limited() -> None:
     limits = replace(LIMITS, moves_per_minute_max=3, settled_ms=0)  # no leadership is too short
     replica = Replica(limits)
     moves = []
@@ -131,7 +131,7 @@ def test_no_more_than_so_many_moves_in_a_minute_whoever_made_them() -> None:
     assert len(moves) >= 16  # but so many
 
 
-def test_a_follower_counts_what_others_move() -> None:
+def test_follower_counts_leadership_moves_of_other_replicas() -> None:
     replica = Replica(replace(LIMITS, settled_ms=0))
     for term in (1, 3):
         replica.passes(led_by("n2", term), 8_000)
@@ -141,7 +141,7 @@ def test_a_follower_counts_what_others_move() -> None:
     assert first_ms + 60_000 <= replica.now_ms <= first_ms + 60_000 + STEP_MS
 
 
-def test_a_short_leadership_counts_as_a_failure_and_a_long_one_forgives() -> None:
+def test_short_leadership_adds_back_off_and_a_long_one_clears_it() -> None:
     replica = Replica()
     replica.passes(led_by("n1", 1), 3_000)  # it led for a moment, and somebody else was elected
     assert about(replica.until_told(led_by("n0", 2), 60_000), LIMITS.back_off_ms - STEP_MS)
@@ -151,14 +151,14 @@ def test_a_short_leadership_counts_as_a_failure_and_a_long_one_forgives() -> Non
     assert about(replica.until_told(led_by("n0", 6), 60_000), LIMITS.steady_ms)
 
 
-def test_somebody_else_was_elected() -> None:
+def test_election_of_an_unexpected_leader_adds_back_off() -> None:
     replica = Replica()
     assert replica.until_told(GOOD, 60_000) is not None
     replica.passes(led_by("n2", 8), 1_000)  # not the one it was handed to
     assert about(replica.until_told(led_by("n0", 9), 60_000), LIMITS.back_off_ms - 1_000)
 
 
-def test_nobody_known_to_lead_is_no_news() -> None:
+def test_unknown_leader_does_not_change_leadership_placement() -> None:
     replica = Replica()
     replica.passes(led_by("n1", 1), LIMITS.settled_ms + 1_000)
     replica.passes(replace(led_by("n1", 2), leader=None), 2_000)
@@ -166,7 +166,7 @@ def test_nobody_known_to_lead_is_no_news() -> None:
     assert about(replica.until_told(led_by("n0", 3), 60_000), LIMITS.steady_ms)
 
 
-def test_another_preferred_one_starts_anew() -> None:
+def test_change_of_the_preferred_leader_clears_the_back_off() -> None:
     replica = Replica()
     assert replica.until_told(GOOD, 60_000) is not None
     replica.passes(GOOD, 4_000)  # given up
@@ -196,7 +196,9 @@ NOW_MS = 10_000.0
         ),
     ],
 )
-def test_what_hinders_a_replica(changes: dict[str, object], words: str, caught_up: bool) -> None:
+def test_blocker_of_reports_why_a_replica_cannot_lead(
+    changes: dict[str, object], words: str, caught_up: bool
+) -> None:
     good: dict[str, object] = {
         "peer": "n1", "recovering": 0, "heard_ms": NOW_MS, "match_index": 100, "lag_bytes": 0,
         "open": True, "no_room": False,
@@ -214,7 +216,7 @@ def test_what_hinders_a_replica(changes: dict[str, object], words: str, caught_u
     assert result == (words, caught_up)
 
 
-def test_who_is_gone_or_does_not_vote_cannot_lead() -> None:
+def test_blocker_of_reports_removed_replicas_and_learners() -> None:
     learner = founding([("n0", "h:1")]).after(Change(ChangeKind.ADD_LEARNER, "n1", "h:2"))
     membership = SimpleNamespace(voters=learner.voters)
     core = SimpleNamespace(progress={"n1": None}, membership=membership)
@@ -227,32 +229,32 @@ def test_who_is_gone_or_does_not_vote_cannot_lead() -> None:
 BOTH = ["n1", "n2"]
 
 
-def test_a_leader_with_room_keeps_leadership() -> None:
+def test_leader_with_disk_space_keeps_leadership() -> None:
     search = SuccessorSearch()
     for now_ms in range(0, 20_000, 100):
         assert search.check(False, False, BOTH, BOTH, now_ms) is None
         assert not search.successor_expected
 
 
-def test_the_best_that_is_able_is_told_at_once() -> None:
+def test_full_leader_transfers_to_the_best_able_voter_at_once() -> None:
     search = SuccessorSearch()
     assert search.check(True, False, BOTH, ["n2", "n1"], 0) == "n2"
     assert search.successor_expected
 
 
-def test_nobody_is_told_during_a_transfer() -> None:
+def test_successor_search_names_no_replica_during_a_transfer() -> None:
     search = SuccessorSearch()
     assert search.check(True, True, BOTH, BOTH, 0) is None
     assert search.successor_expected
 
 
-def test_when_nobody_has_room_there_is_no_hope() -> None:
+def test_successor_search_expects_none_when_all_disks_are_full() -> None:
     search = SuccessorSearch()
     assert search.check(True, False, [], [], 0) is None
     assert not search.successor_expected
 
 
-def test_sends_are_taken_while_somebody_with_room_catches_up_and_for_so_long_only() -> None:
+def test_full_leader_accepts_sends_briefly_while_a_successor_catches_up() -> None:
     search = SuccessorSearch()
     for now_ms in range(0, 2 * EXPECTED_MS, 100):
         assert search.check(True, False, ["n1"], [], now_ms) is None
@@ -260,7 +262,7 @@ def test_sends_are_taken_while_somebody_with_room_catches_up_and_for_so_long_onl
     assert search.check(True, False, ["n1"], ["n1"], 2 * EXPECTED_MS) == "n1"  # the search goes on
 
 
-def test_who_did_not_take_it_is_told_less_and_less_often_and_the_other_meanwhile() -> None:
+def test_failed_successor_is_retried_with_back_off_and_the_next_one_tried() -> None:
     search = SuccessorSearch()
     reported: dict[str, list[int]] = {"n1": [], "n2": []}
     for now_ms in range(0, 4 * FORGET_MS, 100):
@@ -274,7 +276,7 @@ def test_who_did_not_take_it_is_told_less_and_less_often_and_the_other_meanwhile
         assert max(gaps) == BACK_OFF_MS_MAX
 
 
-def test_after_a_long_while_everything_is_forgiven() -> None:
+def test_successor_back_off_ends_after_a_long_time() -> None:
     search = SuccessorSearch()
     for now_ms in range(0, 60_000, 100):
         search.check(True, False, BOTH, ["n1"], now_ms)
@@ -285,7 +287,7 @@ def test_after_a_long_while_everything_is_forgiven() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_leadership_that_nobody_keeps_does_not_go_round_and_round(seed: int) -> None:
+def test_leadership_transfers_are_few_when_every_successor_fails(seed: int) -> None:
     """Whatever replicas find, and however often each loses leadership again: in ten minutes a
     replica is told a few times, not hundreds."""
     rng = random.Random(seed)

@@ -18,7 +18,7 @@ def build(terms: list[int]) -> LogIndex:
     return index
 
 
-def test_empty() -> None:
+def test_empty_log_index() -> None:
     index = LogIndex()
     assert (index.first_index, index.last_index, index.last_term) == (1, 0, 0)
     assert index.end_position == 0
@@ -26,7 +26,7 @@ def test_empty() -> None:
     assert index.last_at_most(0, 9) == 0
 
 
-def test_terms_and_positions() -> None:
+def test_log_index_returns_terms_and_positions() -> None:
     terms = [1, 1, 2, 5, 5]
     frames = make_log(terms)
     index = build(terms)
@@ -44,11 +44,13 @@ def test_terms_and_positions() -> None:
     "index, term, expected",
     [(5, 5, 5), (5, 4, 3), (5, 2, 3), (5, 1, 2), (5, 0, 0), (2, 5, 2), (3, 1, 2), (9, 9, 5)],
 )
-def test_last_at_most(index: int, term: int, expected: int) -> None:
+def test_log_index_returns_the_last_entry_of_a_term_at_most(
+    index: int, term: int, expected: int
+) -> None:
     assert build([1, 1, 2, 5, 5]).last_at_most(index, term) == expected
 
 
-def test_a_hole_and_a_falling_term_are_refused() -> None:
+def test_log_index_rejects_a_gap_and_a_falling_term() -> None:
     index = build([1, 2])
     with pytest.raises(AssertionError):
         index.add(4, 2, index.end_position, 60)
@@ -58,7 +60,7 @@ def test_a_hole_and_a_falling_term_are_refused() -> None:
         index.add(3, 2, index.end_position - 1, 60)
 
 
-def test_a_truncation_takes_the_gap_behind_a_closed_segment_away() -> None:
+def test_truncation_removes_the_gap_after_a_closed_segment() -> None:
     index = LogIndex()
     index.add(1, 1, 0, 100)
     index.add(2, 1, 4096, 100)  # rolled: a blank record lies between
@@ -68,7 +70,7 @@ def test_a_truncation_takes_the_gap_behind_a_closed_segment_away() -> None:
     assert index.last_term == 2
 
 
-def test_a_copy_is_independent() -> None:
+def test_log_index_copy_is_independent() -> None:
     index = build([1, 2, 2])
     other = index.copy()
     other.truncate(2)
@@ -90,7 +92,7 @@ def test_trim_keeps_the_term_before_the_first_frame() -> None:
         index.term_at(4)
 
 
-def test_last_within_and_last_ending_by() -> None:
+def test_log_index_returns_the_last_entry_within_bytes_and_by_position() -> None:
     index = build([1] * 9)
     for first in range(1, 10):
         for size in range(0, 700, 7):
@@ -103,7 +105,9 @@ def test_last_within_and_last_ending_by() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 3, 256])
-def test_against_a_plain_list(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_index_equals_a_plain_list_over_random_operations(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Random appends, truncations and trims agree with a list of (term, position, size)."""
     monkeypatch.setattr(index_module, "BLOCK", block)
     rng = Random(1)
@@ -152,7 +156,7 @@ def test_against_a_plain_list(block: int, monkeypatch: pytest.MonkeyPatch) -> No
                 assert index.last_at_most(max(model), t) == max(smaller, default=first - 1)
 
 
-def test_a_frame_takes_little_memory() -> None:
+def test_log_index_entry_takes_little_memory() -> None:
     """A log of three days has some hundred million frames."""
     frames = 200 * index_module.BLOCK
     index = LogIndex()
@@ -165,7 +169,7 @@ def test_a_frame_takes_little_memory() -> None:
     assert taken / frames < 3, taken / frames
 
 
-def test_copies_share_no_change() -> None:
+def test_log_index_copies_share_no_later_change() -> None:
     index = LogIndex()
     for n in range(1, 2 * index_module.BLOCK + 1):
         index.add(n, 1, index.end_position, 100)

@@ -26,13 +26,13 @@ def make(member: Member, change: Change) -> None:
     core.propose(seal_frame(index, core.term, position, 0, FrameKind.CONFIGURATION, 0, payload))
 
 
-def test_only_a_leader_changes_members() -> None:
+def test_only_the_leader_changes_members() -> None:
     group = led()
     with pytest.raises(NotLeader):
         group["b"].core.configuration_after(REMOVE_C)
 
 
-def test_no_change_before_a_frame_of_the_own_term_is_committed() -> None:
+def test_member_change_needs_a_committed_frame_of_the_leaders_term() -> None:
     group = led()
     for name in "bc":
         group[name].holding = True  # their disks are slow: the no-op is written, not durable
@@ -44,7 +44,7 @@ def test_no_change_before_a_frame_of_the_own_term_is_committed() -> None:
         leader.core.configuration_after(ADD_D)
 
 
-def test_one_change_at_a_time() -> None:
+def test_second_member_change_is_rejected_until_the_first_commits() -> None:
     group = led()
     make(group["a"], ADD_D)
     with pytest.raises(ChangeRefused, match="not committed yet"):
@@ -53,7 +53,7 @@ def test_one_change_at_a_time() -> None:
     make(group["a"], REMOVE_C)
 
 
-def test_a_voter_that_was_not_heard_yet_carries_no_change() -> None:
+def test_voter_without_an_answer_does_not_count_for_a_member_change() -> None:
     """It may be recovering: with a alone it would be a group of two that tolerates no such one."""
     group = Group("abc")
     group["c"].down = True
@@ -66,7 +66,7 @@ def test_a_voter_that_was_not_heard_yet_carries_no_change() -> None:
     make(group["a"], remove_b)
 
 
-def test_a_voter_whose_link_broke_carries_no_change_before_it_answers_again() -> None:
+def test_voter_with_a_new_link_does_not_count_before_it_answers() -> None:
     """Behind the new link may be a process that has lost its disk, and has not said so yet."""
     group = led()
     group.run(75)
@@ -86,7 +86,7 @@ def move(name: str) -> Change:
 
 
 @pytest.mark.parametrize("moved", ["a", "b"])
-def test_a_voter_that_moves_answers_on_its_old_link_and_does_not_count(moved: str) -> None:
+def test_voter_that_moves_does_not_count_by_its_old_link(moved: str) -> None:
     """Its new address may be a typo: then the group would have lost it."""
     group = led()
     group.run(75)
@@ -102,7 +102,7 @@ def test_a_voter_that_moves_answers_on_its_old_link_and_does_not_count(moved: st
 
 
 @pytest.mark.parametrize("moved", ["a", "b"])
-def test_of_two_voters_one_moves_when_it_is_found_there(moved: str) -> None:
+def test_voter_of_two_moves_only_after_it_is_reached_at_the_new_address(moved: str) -> None:
     group = Group("ab")
     group.elect("a")
     group.run(75)
@@ -111,7 +111,7 @@ def test_of_two_voters_one_moves_when_it_is_found_there(moved: str) -> None:
     assert group["a"].core.configuration_after(move(moved), there=True)
 
 
-def test_the_only_voter_and_learners_move_freely() -> None:
+def test_only_voter_and_learners_move_without_conditions() -> None:
     group = Group("a")
     group.elect("a")
     make(group["a"], Change(ChangeKind.ADD_LEARNER, "d", "d:1"))
@@ -124,7 +124,7 @@ def test_the_only_voter_and_learners_move_freely() -> None:
     assert core.membership.configurations.index == core.commit_index == core.last_index
 
 
-def test_in_force_from_the_append_on_and_no_more_when_it_is_cut() -> None:
+def test_configuration_is_in_force_from_append_until_truncation() -> None:
     group = led()
     group.dropped = {("a", "b"), ("a", "c")}
     make(group["a"], REMOVE_C)
@@ -137,7 +137,7 @@ def test_in_force_from_the_append_on_and_no_more_when_it_is_cut() -> None:
     assert group["a"].core.membership.voters == {"a", "b", "c"}
 
 
-def test_a_learner_does_not_count() -> None:
+def test_learner_does_not_count_for_majorities() -> None:
     group = led()
     make(group["a"], ADD_D)
     group.settle()
@@ -153,7 +153,7 @@ def test_a_learner_does_not_count() -> None:
     assert core.commit_index == before
 
 
-def test_a_removed_replica_that_is_away_is_told_for_a_while_and_let_go_once() -> None:
+def test_removed_unreachable_replica_gets_appends_for_a_limited_time() -> None:
     group = led()
     group.dropped = {("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")}
     make(group["a"], REMOVE_C)
@@ -175,7 +175,7 @@ def test_a_removed_replica_that_is_away_is_told_for_a_while_and_let_go_once() ->
     assert "c" not in core.membership.peers
 
 
-def test_a_learners_copy_commits_nothing() -> None:
+def test_copy_on_a_learner_commits_nothing() -> None:
     group = Group("ab")
     group.add("c")
     group.elect("a")
@@ -190,7 +190,7 @@ def test_a_learners_copy_commits_nothing() -> None:
     assert group["a"].core.commit_index == added
 
 
-def test_a_leader_that_leaves_does_not_count_itself() -> None:
+def test_leader_that_is_removed_does_not_count_itself() -> None:
     group = led()
     group.run(500)
     group.dropped = {("a", "c")}
@@ -201,7 +201,7 @@ def test_a_leader_that_leaves_does_not_count_itself() -> None:
     assert group["a"].core.commit_index == removed - 1
 
 
-def test_of_two_changes_the_first_counts_once_it_is_committed() -> None:
+def test_first_of_two_member_changes_is_in_force_once_committed() -> None:
     """A removed follower campaigns for its removal no longer, although a later change is open."""
     membership = led()["c"].core.membership
     removed = membership.configurations.current.after(REMOVE_C)

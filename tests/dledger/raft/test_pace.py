@@ -111,7 +111,7 @@ DELAYS = (2.0, 5.0, 15.0, 50.0, 200.0)
         ("abc", 0),
     ],
 )
-def test_a_leader_whose_writes_are_slow_hands_over_once_if_a_faster_majority_exists(
+def test_leader_with_slow_writes_transfers_once_to_a_faster_majority(
     sync: bool, delay_ms: float, slow: str, moves: int
 ) -> None:
     world = World(flushes=sync)
@@ -128,7 +128,7 @@ def test_a_leader_whose_writes_are_slow_hands_over_once_if_a_faster_majority_exi
 
 @pytest.mark.parametrize("delay_ms", DELAYS)
 @pytest.mark.parametrize("slow", ["a", "b", "ab", "bc", "abc"])
-def test_slow_flushes_of_any_replicas_change_no_leader(delay_ms: float, slow: str) -> None:
+def test_slow_flushes_change_no_leader(delay_ms: float, slow: str) -> None:
     """The other two make a majority without the slow one; of two slow ones every majority has
     one."""
     world = World()
@@ -139,7 +139,7 @@ def test_slow_flushes_of_any_replicas_change_no_leader(delay_ms: float, slow: st
 
 
 @pytest.mark.parametrize("delay_ms", DELAYS)
-def test_of_five_two_may_be_slow(delay_ms: float) -> None:
+def test_leader_transfers_with_two_slow_replicas_of_five(delay_ms: float) -> None:
     world = World("abcde")
     for name in "ab":
         world.writes[name].ms = FAST_MS + delay_ms
@@ -148,7 +148,7 @@ def test_of_five_two_may_be_slow(delay_ms: float) -> None:
 
 
 @pytest.mark.parametrize("preferred", ["", "a"])
-def test_a_leader_far_from_the_others_hands_over_unless_an_operator_chose_it(
+def test_distant_leader_transfers_unless_it_is_preferred(
     preferred: str,
 ) -> None:
     world = World(preferred=preferred)
@@ -162,7 +162,7 @@ def test_a_leader_far_from_the_others_hands_over_unless_an_operator_chose_it(
     assert world.paces["a"].disk_is_slow
 
 
-def test_with_one_follower_down_another_leader_does_not_help() -> None:
+def test_slow_leader_keeps_leadership_while_a_follower_is_down() -> None:
     world = World()
     world.down.add("c")
     world.writes["a"].ms = 15.0
@@ -173,7 +173,7 @@ def test_with_one_follower_down_another_leader_does_not_help() -> None:
     assert len(world.moves) == 1
 
 
-def test_an_hour_in_which_the_disk_of_every_leader_is_slow_has_few_hand_overs() -> None:
+def test_group_with_a_slow_disk_at_every_leader_has_few_transfers_per_hour() -> None:
     """Slow because it leads: another leader does not help, and leadership does not go to and
     fro."""
     world = World()
@@ -186,7 +186,7 @@ def test_an_hour_in_which_the_disk_of_every_leader_is_slow_has_few_hand_overs() 
     assert len(second_half) <= 3
 
 
-def test_an_hour_in_which_one_disk_is_slow_now_and_then_has_one_hand_over() -> None:
+def test_intermittently_slow_leader_transfers_once_per_hour() -> None:
     world = World()
     for minute in range(60):
         world.writes["a"].ms = FAST_MS if minute % 2 else 50.0
@@ -194,7 +194,7 @@ def test_an_hour_in_which_one_disk_is_slow_now_and_then_has_one_hand_over() -> N
     assert len(world.moves) == 1
 
 
-def test_a_replica_that_was_slow_stays_so_for_a_while_and_longer_each_time() -> None:
+def test_slow_replica_stays_marked_longer_after_each_relapse() -> None:
     world = World()
     pace, writes = world.paces["a"], world.writes["a"]
 
@@ -210,7 +210,7 @@ def test_a_replica_that_was_slow_stays_so_for_a_while_and_longer_each_time() -> 
     assert rest() == pytest.approx(REST_MS, abs=2 * PERIOD_MS)
 
 
-def test_a_slow_second_is_not_enough() -> None:
+def test_single_slow_second_does_not_mark_a_replica() -> None:
     world = World()
     world.run(20_000)
     for _ in range(60):
@@ -222,7 +222,7 @@ def test_a_slow_second_is_not_enough() -> None:
 
 
 @pytest.mark.parametrize("silent", ["a", "bc"])
-def test_without_writes_nothing_is_slow(silent: str) -> None:
+def test_replica_without_writes_does_not_count_as_slow(silent: str) -> None:
     world = World()
     world.run(20_000)
     world.writes["a"].ms = 50.0
@@ -232,7 +232,7 @@ def test_without_writes_nothing_is_slow(silent: str) -> None:
     assert world.moves == []
 
 
-def test_a_silent_peers_times_are_not_compared_with() -> None:
+def test_times_of_a_silent_peer_are_ignored() -> None:
     world = World()
     world.run(20_000)
     world.down |= {"b", "c"}
@@ -242,7 +242,7 @@ def test_a_silent_peers_times_are_not_compared_with() -> None:
     assert world.paces["a"].reason == ""
 
 
-def test_a_stranger_s_times_are_not_noted() -> None:
+def test_times_of_a_non_member_are_ignored() -> None:
     world = World()
     world.run(20_000)
     world.paces["a"].take(Pace("z", "a", 1, 0, 0, 1, 1, 1))

@@ -17,7 +17,7 @@ def replicating() -> Progress:
     return progress
 
 
-def test_a_probe_is_one_request_at_a_time() -> None:
+def test_probing_follower_gets_one_request_at_a_time() -> None:
     progress = make()
     assert progress.may_send()
     progress.sent(20, 600, 0.0)
@@ -25,12 +25,12 @@ def test_a_probe_is_one_request_at_a_time() -> None:
     assert progress.next_index == 11  # nothing is assumed to have arrived
 
 
-def test_a_success_starts_the_pipeline() -> None:
+def test_successful_probe_starts_the_pipeline() -> None:
     progress = replicating()
     assert (progress.match_index, progress.next_index) == (11, 12)
 
 
-def test_the_window_is_bounded_in_messages() -> None:
+def test_append_window_is_limited_in_messages() -> None:
     progress = replicating()
     for index in (12, 13, 14):
         assert progress.may_send()
@@ -41,7 +41,7 @@ def test_the_window_is_bounded_in_messages() -> None:
     assert len(progress.inflight) == 2
 
 
-def test_the_window_is_bounded_in_bytes_but_one_request_always_fits() -> None:
+def test_append_window_is_limited_in_bytes_and_always_admits_one_request() -> None:
     progress = replicating()
     progress.sent(12, 5000, 0.0)
     assert not progress.may_send()
@@ -51,7 +51,7 @@ def test_the_window_is_bounded_in_bytes_but_one_request_always_fits() -> None:
     assert progress.inflight_bytes == 0
 
 
-def test_one_acknowledgement_frees_all_requests_up_to_it() -> None:
+def test_acknowledgement_frees_all_earlier_requests() -> None:
     progress = replicating()
     progress.sent(12, 60, 0.0)
     progress.sent(14, 120, 0.0)
@@ -61,13 +61,13 @@ def test_one_acknowledgement_frees_all_requests_up_to_it() -> None:
     assert not progress.inflight
 
 
-def test_an_old_acknowledgement_is_no_news() -> None:
+def test_repeated_acknowledgement_changes_nothing() -> None:
     progress = replicating()
     assert not progress.acknowledged(5, 2.0)
     assert (progress.match_index, progress.next_index) == (11, 12)
 
 
-def test_refusals_behind_the_first_are_echoes() -> None:
+def test_refusals_of_pipelined_requests_after_the_first_are_ignored() -> None:
     progress = replicating()
     progress.sent(12, 60, 0.0)
     progress.sent(13, 60, 0.0)
@@ -80,7 +80,7 @@ def test_refusals_behind_the_first_are_echoes() -> None:
     assert progress.state is PROBE
 
 
-def test_stalled_only_after_a_time_out_and_only_if_not_written_there() -> None:
+def test_follower_is_stalled_only_after_a_time_out_without_durable_frames() -> None:
     progress = replicating()
     progress.sent(12, 60, now_ms=100.0)
     assert not progress.stalled(399.0, verified_index=11)
@@ -88,7 +88,7 @@ def test_stalled_only_after_a_time_out_and_only_if_not_written_there() -> None:
     assert not progress.stalled(400.0, verified_index=12)  # written: its disk is slow
 
 
-def test_resends_back_off_until_something_comes_back() -> None:
+def test_resend_pause_grows_until_an_acknowledgement_arrives() -> None:
     progress = replicating()
     for _ in range(10):
         progress.back_off_resend(4800)
@@ -98,13 +98,13 @@ def test_resends_back_off_until_something_comes_back() -> None:
     assert progress.resend_after_ms == 300
 
 
-def test_a_stranded_follower_gets_nothing() -> None:
+def test_stranded_follower_gets_no_requests() -> None:
     progress = make()
     progress.strand()
     assert progress.state is STRANDED
     assert not progress.may_send()
 
 
-def test_a_probe_starts_above_match() -> None:
+def test_probe_starts_above_the_match_index() -> None:
     with pytest.raises(AssertionError):
         replicating().probe_from(11)

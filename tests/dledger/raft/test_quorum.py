@@ -8,12 +8,12 @@ from raftmq.dledger.raft.quorum import Outcome, Tally, majority, reached_by_majo
 
 
 @pytest.mark.parametrize("count, enough", [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)])
-def test_majority(count: int, enough: int) -> None:
+def test_majority_of_each_voter_count(count: int, enough: int) -> None:
     assert majority(count) == enough
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-def test_reached_by_majority_is_the_largest_value_that_enough_have_reached(count: int) -> None:
+def test_reached_by_majority_returns_the_largest_index_of_a_majority(count: int) -> None:
     for values in itertools.product(range(4), repeat=count):
         by_definition = max(
             value for value in values if sum(v >= value for v in values) >= majority(count)
@@ -21,7 +21,7 @@ def test_reached_by_majority_is_the_largest_value_that_enough_have_reached(count
         assert reached_by_majority(list(values)) == by_definition
 
 
-def test_a_voter_counts_once() -> None:
+def test_tally_counts_a_voter_once() -> None:
     tally = Tally(frozenset("abcde"))
     for _ in range(5):
         tally.record("a", True)
@@ -31,14 +31,14 @@ def test_a_voter_counts_once() -> None:
     assert tally.outcome() is Outcome.WON
 
 
-def test_a_stranger_does_not_count() -> None:
+def test_tally_ignores_a_non_member() -> None:
     tally = Tally(frozenset("abc"))
     tally.record("a", True)
     tally.record("x", True)
     assert tally.outcome() is Outcome.PENDING
 
 
-def test_a_grant_stands_and_a_refusal_may_turn_into_one() -> None:
+def test_tally_keeps_a_grant_and_replaces_a_refusal() -> None:
     tally = Tally(frozenset("abc"))
     tally.record("a", True)
     tally.record("b", False)
@@ -48,7 +48,7 @@ def test_a_grant_stands_and_a_refusal_may_turn_into_one() -> None:
     assert tally.outcome() is Outcome.WON
 
 
-def test_lost_when_the_rest_is_not_enough() -> None:
+def test_tally_is_lost_when_the_remaining_votes_do_not_suffice() -> None:
     tally = Tally(frozenset("abc"))
     tally.record("a", True)
     tally.record("b", False)

@@ -21,7 +21,7 @@ def make(commit_index: int = 0) -> tuple[CoreLog, Outbox]:
 
 
 @pytest.mark.parametrize(("applied", "commit_index"), [(0, 0), (2, 2), (9, 4)])
-def test_what_was_applied_is_committed_as_far_as_it_is_there(
+def test_applied_frames_are_committed_up_to_the_end_of_the_log(
     applied: int, commit_index: int
 ) -> None:
     log, outbox = make(applied)
@@ -30,14 +30,14 @@ def test_what_was_applied_is_committed_as_far_as_it_is_there(
     assert outbox.take() is None
 
 
-def test_the_index_is_a_copy() -> None:
+def test_raft_log_copies_its_index() -> None:
     index = LogIndex()
     log = CoreLog(index, 0, Outbox(0))
     log.append(FRAMES[0])
     assert (log.index.last_index, index.last_index) == (1, 0)
 
 
-def test_only_frames_that_were_handed_out_can_be_durable() -> None:
+def test_only_frames_in_a_ready_can_become_durable() -> None:
     outbox = Outbox(0)
     log = CoreLog(LogIndex(), 0, outbox)
     log.append(FRAMES[0])
@@ -49,7 +49,7 @@ def test_only_frames_that_were_handed_out_can_be_durable() -> None:
     assert not log.durable(1)
 
 
-def test_a_truncation_takes_durability_back_but_nothing_committed() -> None:
+def test_truncation_lowers_the_durable_index_and_never_commit() -> None:
     log, outbox = make(commit_index=2)
     log.truncate(3)
     assert (log.index.last_index, log.durable_index, outbox.truncate_from) == (2, 2, 3)
@@ -58,13 +58,13 @@ def test_a_truncation_takes_durability_back_but_nothing_committed() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1, 2, 5])
-def test_commit_neither_falls_nor_passes_the_end(index: int) -> None:
+def test_commit_index_neither_falls_nor_exceeds_the_last_index(index: int) -> None:
     log, _ = make(commit_index=2)
     with pytest.raises(AssertionError):
         log.commit(index)
 
 
-def test_a_commit_goes_into_the_outbox() -> None:
+def test_commit_index_is_in_the_next_ready() -> None:
     log, outbox = make()
     log.commit(3)
     ready = outbox.take()
@@ -76,13 +76,13 @@ def test_a_commit_goes_into_the_outbox() -> None:
     ("last_term", "last_index", "up_to_date"),
     [(1, 9, False), (2, 3, False), (2, 4, True), (2, 5, True), (3, 1, True)],
 )
-def test_the_later_term_wins_then_the_longer_log(
+def test_log_with_the_later_term_wins_then_the_longer_one(
     last_term: int, last_index: int, up_to_date: bool
 ) -> None:
     assert make()[0].is_matched_by(last_term, last_index) == up_to_date
 
 
-def test_lag_and_retention() -> None:
+def test_raft_log_lag_and_trim() -> None:
     log, _ = make(commit_index=3)
     ends = [0, *(frame.end for frame in FRAMES)]
     assert [log.lag_bytes(at) for at in range(5)] == [ends[-1] - end for end in ends]

@@ -23,7 +23,7 @@ def test_reads_between_two_rounds_are_confirmed_together() -> None:
     assert (reads.oldest_round, reads.newest_round, reads.count) == (0, 0, 0)
 
 
-def test_reads_before_the_no_op_wait_for_it() -> None:
+def test_reads_before_the_no_op_wait_for_its_commit() -> None:
     reads = ReadIndex(10)
     reads.hold(1)
     reads.hold(2)
@@ -35,7 +35,7 @@ def test_reads_before_the_no_op_wait_for_it() -> None:
     assert reads.count == 0
 
 
-def test_all_fail_with_the_leadership() -> None:
+def test_pending_reads_fail_with_the_leadership() -> None:
     reads = ReadIndex(10)
     reads.ask(1, 1, 0)
     reads.ask(2, 2, 0)
@@ -45,7 +45,7 @@ def test_all_fail_with_the_leadership() -> None:
     assert reads.count == 0
 
 
-def test_the_limit_counts_both_kinds() -> None:
+def test_read_limit_counts_waiting_and_unconfirmed_reads() -> None:
     reads = ReadIndex(2)
     reads.check_room()
     reads.ask(1, 1, 0)

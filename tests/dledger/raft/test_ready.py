@@ -14,7 +14,7 @@ ORDER = TimeoutNow("a", "b", 1)
 EVENT = RoleEvent(Role.FOLLOWER, 1, None, False, "test")
 
 
-def test_nothing_to_do_is_no_ready() -> None:
+def test_outbox_without_effects_returns_no_ready() -> None:
     outbox = Outbox(0)
     assert outbox.take() is None
     outbox.dirty = True
@@ -32,7 +32,7 @@ def test_nothing_to_do_is_no_ready() -> None:
         ("configuration_changed", True),
     ],
 )
-def test_a_single_effect_is_handed_out_once(field: str, value: object) -> None:
+def test_single_effect_is_in_one_ready(field: str, value: object) -> None:
     outbox = Outbox(0)
     setattr(outbox, field, value)
     ready = outbox.take()
@@ -40,7 +40,7 @@ def test_a_single_effect_is_handed_out_once(field: str, value: object) -> None:
     assert outbox.take() is None
 
 
-def test_lists_are_handed_out_in_their_order_and_once() -> None:
+def test_listed_effects_are_in_one_ready_in_their_order() -> None:
     outbox = Outbox(0)
     frames = make_log([1, 1])
     outbox.append += frames
@@ -55,7 +55,7 @@ def test_lists_are_handed_out_in_their_order_and_once() -> None:
     assert outbox.take() is None
 
 
-def test_only_the_last_change_of_role_is_told() -> None:
+def test_ready_has_only_the_last_role_change() -> None:
     outbox = Outbox(0)
     outbox.tell_role(RoleEvent(Role.CANDIDATE, 1, None, False, "first"))
     outbox.tell_role(EVENT)
@@ -68,7 +68,7 @@ def test_only_the_last_change_of_role_is_told() -> None:
     ("handed", "waiting", "from_index"),
     [(h, w, i) for h, w in product(range(4), range(4)) for i in range(1, h + w + 1)],
 )
-def test_a_truncation_takes_back_what_was_not_handed_out(
+def test_truncation_removes_pending_appends_from_the_outbox(
     handed: int, waiting: int, from_index: int
 ) -> None:
     frames = make_log([1] * (handed + waiting))

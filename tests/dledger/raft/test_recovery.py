@@ -57,13 +57,13 @@ def blank(names: str = "abc") -> Group:
 
 
 @pytest.mark.parametrize("count", range(1, 10))
-def test_witnesses_meet_every_majority_less_one(count: int) -> None:
+def test_witnesses_overlap_every_majority_without_the_recovering_replica(count: int) -> None:
     others = count - 1
     assert witnesses(count, votes=True) + (majority(count) - 1) > others  # they overlap
 
 
 @pytest.mark.parametrize("count", range(3, 10))
-def test_witnesses_meet_the_majorities_of_the_next_and_the_last_configuration(count: int) -> None:
+def test_witnesses_overlap_majorities_of_adjacent_configurations(count: int) -> None:
     """Less the one replica, and with one voter more or less: a change may be under way."""
     others = set(range(1, count))  # 0 is who lost its memory
     for voters in ({*others, 0}, {*others, 0, count}, {*others - {1}, 0}):
@@ -73,7 +73,7 @@ def test_witnesses_meet_the_majorities_of_the_next_and_the_last_configuration(co
 
 
 @pytest.mark.parametrize("count", range(1, 10))
-def test_witnesses_of_one_that_does_not_vote_meet_the_majorities_in_which_it_would(
+def test_witnesses_of_a_non_voter_overlap_the_majorities_with_its_vote(
     count: int,
 ) -> None:
     """A learner, or one whose removal is under way: 0, beside `count` voters."""
@@ -98,7 +98,7 @@ def test_witnesses_of_one_that_does_not_vote_meet_the_majorities_in_which_it_wou
         ("a", {"a": 7}, Outcome.WON),
     ],
 )
-def test_a_majority_of_recovered_voters_wins_or_all(
+def test_election_needs_a_majority_of_recovered_voters_or_all(
     voters: str, grants: dict[str, int], outcome: Outcome
 ) -> None:
     tally = Tally(frozenset(voters))
@@ -109,7 +109,7 @@ def test_a_majority_of_recovered_voters_wins_or_all(
     assert tally.by_majority is (recovered >= majority(len(voters)))
 
 
-def test_an_election_by_all_is_lost_with_the_first_refusal() -> None:
+def test_election_by_all_voters_is_lost_at_the_first_refusal() -> None:
     tally = Tally(frozenset("abc"))
     tally.record("a", True, 5)
     tally.record("b", True, 6)
@@ -129,7 +129,7 @@ def test_an_election_by_all_is_lost_with_the_first_refusal() -> None:
 # -- what a recovering replica does and what it is worth --------------------------------------
 
 
-def test_it_says_so_with_every_word() -> None:
+def test_recovering_replica_marks_every_answer() -> None:
     member = Member("a", list("abc"), hard_state=LOST)
     member.core.step(VoteRequest("b", "a", 1, 0, 0, False, incarnation=9), 0)
     member.core.step(Heartbeat("b", "a", 1, 0, 1), 0)
@@ -141,7 +141,7 @@ def test_it_says_so_with_every_word() -> None:
     assert not member.saved.recovered
 
 
-def test_its_copy_does_not_count_for_commit() -> None:
+def test_copy_on_a_recovering_replica_does_not_count_for_commit() -> None:
     group = led()
     group["c"].down = True
     lose_disk(group, "b")
@@ -155,7 +155,7 @@ def test_its_copy_does_not_count_for_commit() -> None:
     assert group["b"].core.recovered
 
 
-def test_it_confirms_no_read() -> None:
+def test_recovering_replica_confirms_no_read() -> None:
     group = led()
     group["c"].down = True
     lose_disk(group, "b")
@@ -168,7 +168,7 @@ def test_it_confirms_no_read() -> None:
     assert [token for token, _ in group["a"].reads] == [1]
 
 
-def test_a_recovering_leader_confirms_no_read_with_its_own_word() -> None:
+def test_recovering_leader_does_not_confirm_reads_by_itself() -> None:
     group = led("abcde")
     core = group["a"].core
     core.ballot.recovered = False
@@ -185,7 +185,7 @@ def test_a_recovering_leader_confirms_no_read_with_its_own_word() -> None:
     assert len(group["a"].reads) == 1
 
 
-def test_leadership_is_not_handed_to_it() -> None:
+def test_leadership_is_not_transferred_to_a_recovering_replica() -> None:
     group = led()
     lose_disk(group, "b")
     group["c"].down = True
@@ -199,7 +199,7 @@ def test_leadership_is_not_handed_to_it() -> None:
     assert [m.to for m in orders] == ["c"]
 
 
-def test_it_commits_on_a_heartbeat_only_what_is_proven() -> None:
+def test_recovering_replica_commits_only_proven_frames() -> None:
     """The leader may not know yet that it forgot what it had acknowledged."""
     for recovered, commit_index in ((True, 3), (False, 0)):
         member = Member("a", list("abc"), [1, 1, 1], HardState(1, None, recovered))
@@ -210,7 +210,7 @@ def test_it_commits_on_a_heartbeat_only_what_is_proven() -> None:
 # -- votes and candidacies --------------------------------------------------------------------
 
 
-def test_a_vote_counts_for_the_candidacy_that_asked_for_it() -> None:
+def test_vote_counts_only_for_the_incarnation_that_requested_it() -> None:
     member = Member("a", list("abc"))
     member.core.step(TimeoutNow("b", "a", 0), 0)
     member.work()
@@ -221,7 +221,7 @@ def test_a_vote_counts_for_the_candidacy_that_asked_for_it() -> None:
         assert member.core.role is role
 
 
-def test_a_grant_is_repeated_to_the_same_candidacy_only() -> None:
+def test_vote_is_repeated_only_to_the_same_incarnation() -> None:
     """A candidate that lost its memory may have led that term already."""
     member = Member("a", list("abc"))
 
@@ -240,7 +240,7 @@ def test_a_grant_is_repeated_to_the_same_candidacy_only() -> None:
 # -- the barrier ------------------------------------------------------------------------------
 
 
-def test_one_barrier_for_each_incarnation() -> None:
+def test_each_incarnation_gets_its_own_recovery_barrier() -> None:
     group = led()
     before = len(group["a"].log)
     lose_disk(group, "b")
@@ -261,7 +261,7 @@ def test_one_barrier_for_each_incarnation() -> None:
     assert len(group["a"].log) == before + 2
 
 
-def test_what_stands_behind_the_barrier_is_not_enough() -> None:
+def test_recovery_needs_every_frame_before_the_barrier_durable() -> None:
     """It needs every frame up to it durable, not only sent."""
     group = led()
     member = lose_disk(group, "b")
@@ -279,7 +279,7 @@ def test_what_stands_behind_the_barrier_is_not_enough() -> None:
 @pytest.mark.parametrize(
     ("term", "certified", "recovered"), [(1, 1, True), (1, 2, False), (0, 1, False)]
 )
-def test_a_certificate_is_for_one_incarnation_in_one_term(
+def test_recovery_certificate_is_valid_for_one_incarnation_and_term(
     term: int, certified: int, recovered: bool
 ) -> None:
     member = Member("a", list("abc"), hard_state=HardState(1, None, recovered=False))
@@ -290,7 +290,7 @@ def test_a_certificate_is_for_one_incarnation_in_one_term(
     assert member.saved == HardState(1, "b" if recovered else None, recovered)
 
 
-def test_a_vote_that_it_knows_of_stays() -> None:
+def test_recovered_replica_keeps_a_vote_that_it_had_stored() -> None:
     """After a power cut under ASYNC_FLUSH votes are known, if frames may not be."""
     member = Member("a", list("abc"), hard_state=HardState(1, "c", recovered=False))
     member.core.step(Heartbeat("b", "a", 1, 0, 1, certified=1), 0)
@@ -298,7 +298,7 @@ def test_a_vote_that_it_knows_of_stays() -> None:
     assert member.saved == HardState(1, "c", recovered=True)
 
 
-def test_words_from_before_the_loss_count_for_nothing_after_it() -> None:
+def test_acknowledgements_before_a_disk_loss_do_not_count_after_it() -> None:
     group = led()
     core = group["a"].core
     lose_disk(group, "b")
@@ -315,7 +315,7 @@ def test_words_from_before_the_loss_count_for_nothing_after_it() -> None:
     assert core.commit_index < last
 
 
-def test_frames_of_an_older_leader_do_not_hold_up_a_blank_replica() -> None:
+def test_frames_of_an_older_leader_do_not_delay_a_blank_replica() -> None:
     """It took frames that nobody committed where the leader believes that it has the right ones."""
     group = Group("abc")
     for name in "abc":
@@ -334,7 +334,7 @@ def test_frames_of_an_older_leader_do_not_hold_up_a_blank_replica() -> None:
     assert member.core.recovered
 
 
-def test_a_recovering_leader_is_recovered_by_its_own_first_frame() -> None:
+def test_recovering_leader_recovers_with_its_first_committed_frame() -> None:
     group = Group("abc")
     group.add("a", [1, 1], HardState(1, None, recovered=False))
     group.add("b", [1, 1], HardState(1, None))
@@ -353,7 +353,7 @@ def test_a_recovering_leader_is_recovered_by_its_own_first_frame() -> None:
     assert group["a"].saved.recovered
 
 
-def test_a_group_of_two_recovers_one_by_the_other() -> None:
+def test_replica_of_a_two_replica_group_recovers_from_its_peer() -> None:
     group = led("ab")
     group["a"].propose(b"x")
     group.settle()
@@ -363,7 +363,7 @@ def test_a_group_of_two_recovers_one_by_the_other() -> None:
     assert member.log == group["a"].log
 
 
-def test_a_removed_replica_is_not_recovered_by_one_of_the_two_that_are_left() -> None:
+def test_removed_replica_needs_both_remaining_voters_to_recover() -> None:
     """b leads term 2 by c's vote, and c forgets it, with a frame that b committed with it. a does
     not know of term 2 and removes c. Then a and b are the voters, and a alone has the barrier."""
     group = led()
@@ -383,7 +383,7 @@ def test_a_removed_replica_is_not_recovered_by_one_of_the_two_that_are_left() ->
     assert not member.core.recovered
 
 
-def test_a_learner_of_a_group_of_two_is_recovered_by_both() -> None:
+def test_learner_of_a_two_replica_group_needs_both_voters_to_recover() -> None:
     group = led("ab")
     group.members["c"] = Member("c", [], hard_state=LOST)
     make(group["a"], Change(ChangeKind.ADD_LEARNER, "c", "c:1"))
@@ -400,7 +400,7 @@ def test_a_learner_of_a_group_of_two_is_recovered_by_both() -> None:
 # -- founding ---------------------------------------------------------------------------------
 
 
-def test_founding_waits_for_all_and_commits_nothing_before() -> None:
+def test_founding_waits_for_all_voters_before_the_first_commit() -> None:
     group = blank()
     group["c"].holding = True
     group.campaign("a")
@@ -417,7 +417,7 @@ def test_founding_waits_for_all_and_commits_nothing_before() -> None:
     assert [m.core.recovered for m in group.members.values()] == [True] * 3
 
 
-def test_a_grant_from_before_its_voter_moved_on_founds_nothing() -> None:
+def test_outdated_grant_does_not_complete_a_founding() -> None:
     """a is recovering, and all grant it a vote; but b gave its own long ago and follows another
     leader since. Elected by all, a is not recovered for that: b's log may hold what a never saw."""
     group = blank()
@@ -436,7 +436,7 @@ def test_a_grant_from_before_its_voter_moved_on_founds_nothing() -> None:
     assert (core.role, core.term, core.recovered) == (Role.FOLLOWER, 2, False)
 
 
-def test_founding_takes_the_best_log_that_is_left() -> None:
+def test_founding_elects_the_best_remaining_log() -> None:
     group = Group("abc")
     for name, terms in (("a", [1, 1]), ("b", [1, 1, 1]), ("c", [1])):
         group.add(name, terms, HardState(1, None, recovered=False))
@@ -448,7 +448,7 @@ def test_founding_takes_the_best_log_that_is_left() -> None:
 
 
 @pytest.mark.parametrize("returns", ["with its disk", "blank"])
-def test_after_a_power_cut_of_all_every_voter_must_return_once(returns: str) -> None:
+def test_group_elects_after_a_power_cut_only_once_every_voter_returned(returns: str) -> None:
     """Two of three elect nobody, however long they try. The third may be a blank replacement: the
     best log that is left leads."""
     group = Group("abc")
@@ -482,7 +482,7 @@ def test_blank_replicas_elect_as_fast_as_recovered_ones() -> None:
 
 
 @pytest.mark.parametrize("names", ["abc", "abcde"])
-def test_the_last_of_blank_replicas_to_come_is_not_waited_for_long(names: str) -> None:
+def test_late_last_founder_delays_the_election_only_briefly(names: str) -> None:
     for seed in range(20):
         group = blank(names)
         for offset, name in enumerate(names):
@@ -503,7 +503,7 @@ def test_the_last_of_blank_replicas_to_come_is_not_waited_for_long(names: str) -
 # -- disks ------------------------------------------------------------------------------------
 
 
-def test_a_bad_disk_neither_leads_nor_tries_to() -> None:
+def test_replica_with_a_failing_disk_neither_leads_nor_campaigns() -> None:
     group = led()
     core = group["a"].core
     core.disk_fails("it hangs")
@@ -523,7 +523,7 @@ def test_a_bad_disk_neither_leads_nor_tries_to() -> None:
     assert core.role is Role.FOLLOWER
 
 
-def test_a_bad_disk_still_votes_and_follows() -> None:
+def test_replica_with_a_failing_disk_votes_and_follows() -> None:
     member = Member("a", list("abc"))
     member.core.disk_fails("it hangs")
     member.core.step(VoteRequest("b", "a", 1, 0, 0, False, incarnation=3), 0)
@@ -533,7 +533,7 @@ def test_a_bad_disk_still_votes_and_follows() -> None:
     assert member.terms == [1]
 
 
-def test_a_full_disk_takes_no_frames_but_answers_heartbeats() -> None:
+def test_replica_with_a_full_disk_rejects_frames_and_answers_heartbeats() -> None:
     group = led()
     group["b"].core.disk_fails("no room", takes_frames=False)
     for _ in range(5):
@@ -549,7 +549,7 @@ def test_a_full_disk_takes_no_frames_but_answers_heartbeats() -> None:
     assert group["b"].log == group["a"].log
 
 
-def test_a_leader_knows_when_full_disks_keep_it_from_committing() -> None:
+def test_leader_lists_full_voters_that_prevent_commits() -> None:
     group = led()
     leader = group["a"].core
     for name, full in (("b", []), ("c", ["b", "c"])):

@@ -101,7 +101,7 @@ def ask(log: Log, index: int, prev_term: int = 1, term: int = 0, **more: object)
 # -- answers ---------------------------------------------------------------------------------------
 
 
-def test_frames_with_what_follows_them() -> None:
+def test_repair_response_has_frames_and_the_next_term() -> None:
     log = Log([1, 1, 2, 2])
     response = ask(log, 2, 1, commit=3)
     assert (response.sender, response.to, response.number, response.index) == (B, A, 7, 2)
@@ -126,17 +126,19 @@ def test_frames_with_what_follows_them() -> None:
         (4, 2, 1, Outcome.LATER),  # not committed: this log may still change
     ],
 )
-def test_what_can_be_done(index: int, prev_term: int, term: int, outcome: Outcome) -> None:
+def test_repair_response_outcome_for_each_request(
+    index: int, prev_term: int, term: int, outcome: Outcome
+) -> None:
     response = ask(Log([1, 1, 2, 2]), index, prev_term, term, commit=3)
     assert response.outcome is outcome
     assert bool(response.data) == (outcome is Outcome.FRAMES)
 
 
-def test_an_uncommitted_prefix_that_differs_may_still_change() -> None:
+def test_differing_uncommitted_prefix_is_answered_with_later() -> None:
     assert ask(Log([1, 1, 2, 2]), 4, 9, commit=2).outcome is Outcome.LATER
 
 
-def test_retention_and_damage_here() -> None:
+def test_repair_response_for_trimmed_and_damaged_frames() -> None:
     log = Log([1, 1, 2, 2])
     log.index.trim(3)
     assert ask(log, 2).outcome is Outcome.TRIMMED
@@ -145,14 +147,14 @@ def test_retention_and_damage_here() -> None:
     assert ask(log, 3).outcome is Outcome.LATER
 
 
-def test_one_that_repairs_itself_never_says_no() -> None:
+def test_peer_under_repair_never_denies_a_frame() -> None:
     log = Log([1, 1])
     assert ask(log, 3, responder=ResponderState.REPAIRS).outcome is Outcome.LATER
     assert ask(log, 2, 9, responder=ResponderState.REPAIRS).outcome is Outcome.LATER
     assert ask(log, 2, 1, responder=ResponderState.REPAIRS, commit=0).outcome is Outcome.FRAMES
 
 
-def test_a_response_is_bounded() -> None:
+def test_repair_response_is_bounded_in_bytes() -> None:
     log = Log([1] * 5, size=RESPONSE_BYTES_MAX // 3)
     response = ask(log, 2)
     assert response.data == b"".join(f.data for f in log.frames[1:3])
@@ -184,7 +186,7 @@ def altered(frame: Frame, **changes: int) -> bytes:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_only_the_very_frame_is_taken(known: bool) -> None:
+def test_repair_accepts_only_the_requested_frame(known: bool) -> None:
     log = Log([1, 2, 2])
     damaged, frame = log.damaged(2, known=known), log.frames[1]
     assert checked_frames(frame.data, damaged, segment_end) == (frame,)
@@ -217,7 +219,7 @@ def test_only_the_very_frame_is_taken(known: bool) -> None:
             checked_frames(data, damaged, segment_end)
 
 
-def test_a_frame_behind_a_blank_record() -> None:
+def test_repair_of_a_frame_after_a_blank_record() -> None:
     log = Log([1])
     damaged = DamagedFrame(2, 1, 0, log.frames[0].end)
     there = seal_frame(2, 1, SEGMENT, 5, FrameKind.COMMAND, 0, b"x")
@@ -278,7 +280,7 @@ def damaged(terms: Sequence[int], *lost: int) -> Log:
     return log
 
 
-def test_everybody_is_asked_then_whoever_helped() -> None:
+def test_repair_asks_all_peers_first_and_then_the_one_that_answered() -> None:
     mine, theirs = damaged([1, 1, 1, 1], 2), Log([1, 1, 1, 1])
     mending = Repairing(mine, 2)
     assert set(mending.requests) == {B, C}
@@ -307,7 +309,7 @@ def test_everybody_is_asked_then_whoever_helped() -> None:
         ([1, 1], [1, 1, 1], 2, 1, False),
     ],
 )
-def test_what_is_proven(
+def test_repair_patch_has_the_frames_that_are_proven(
     mine: list[int], theirs: list[int], commit: int, count: int, proven: bool
 ) -> None:
     """Frame 2 is damaged here, header and all; every frame has the same size."""
@@ -320,20 +322,20 @@ def test_what_is_proven(
         assert patch == Patch(tuple(log.frames[1 : 1 + count]), proven, B)
 
 
-def test_a_region_of_several_frames() -> None:
+def test_repair_of_a_region_of_several_frames() -> None:
     mending = Repairing(damaged([1, 1, 1, 1, 1, 1], 2, 3, 4), 2)
     log = Log([1, 1, 1, 1, 1, 1])
     assert mending.hears(B, log, 0) == Patch(tuple(log.frames[1:4]), True, B)
 
 
-def test_a_known_frame_needs_no_commit() -> None:
+def test_repair_of_a_frame_with_known_header_needs_no_commit() -> None:
     mending = Repairing(Log([1, 2, 3]), 2, known=True)
     assert mending.hears(B, Log([1, 3, 3]), 1) is None
     log = Log([1, 2])
     assert mending.hears(C, log, 0, ResponderState.REPAIRS) == Patch((log.frames[1],), True, C)
 
 
-def test_a_large_frame_comes_in_parts_from_one_peer() -> None:
+def test_repair_fetches_a_large_frame_in_parts_from_one_peer() -> None:
     mine, theirs = Log([]), Log([])
     for log in (mine, theirs):
         log.add(1, 10)
@@ -348,7 +350,7 @@ def test_a_large_frame_comes_in_parts_from_one_peer() -> None:
     assert mending.hears(B, theirs, 3) == Patch((theirs.frames[1],), True, B)
 
 
-def test_a_part_that_never_comes_starts_over() -> None:
+def test_repair_restarts_when_a_part_is_not_answered() -> None:
     mine, theirs = Log([]), Log([])
     for log in (mine, theirs):
         log.add(1, 3 * RESPONSE_BYTES_MAX)
@@ -363,7 +365,7 @@ def test_a_part_that_never_comes_starts_over() -> None:
     assert mending.hears(C, theirs, 2) == Patch((theirs.frames[0],), True, C)
 
 
-def test_garbage_is_refused_and_another_one_asked() -> None:
+def test_repair_rejects_malformed_data_and_asks_another_peer() -> None:
     mine, theirs = damaged([1, 1, 1], 2), Log([1, 1, 1])
     mending = Repairing(mine, 2)
     good = answer(mending.requests[B], theirs.index, 3, ResponderState.RECOVERED, theirs.read, 1)
@@ -374,7 +376,7 @@ def test_garbage_is_refused_and_another_one_asked() -> None:
 
 
 @pytest.mark.parametrize("change", [{"number": 99}, {"index": 3}, {"sender": A}, {"sender": "z"}])
-def test_answers_to_something_else_are_dropped(change: dict[str, object]) -> None:
+def test_repair_drops_answers_to_other_requests(change: dict[str, object]) -> None:
     mine, theirs = damaged([1, 1, 1], 2), Log([1, 1, 1])
     mending = Repairing(mine, 2)
     good = answer(mending.requests[B], theirs.index, 3, ResponderState.RECOVERED, theirs.read, 1)
@@ -382,7 +384,7 @@ def test_answers_to_something_else_are_dropped(change: dict[str, object]) -> Non
     assert mending.repair.step(good, 0.0) is not None
 
 
-def test_asking_backs_off() -> None:
+def test_repair_requests_back_off() -> None:
     mending = Repairing(damaged([1, 1, 1], 2), 2)
     rounds = []
     for _ in range(200):
@@ -405,7 +407,7 @@ def test_asking_backs_off() -> None:
         ([1, 2, 2], 1, 1, False),  # not committed yet
     ],
 )
-def test_a_leader_that_cannot_help(
+def test_repair_with_a_leader_that_lacks_the_frame(
     theirs: list[int], trim: int, commit: int, gives_up: bool
 ) -> None:
     log = Log(theirs)
@@ -428,7 +430,7 @@ def test_a_leader_that_cannot_help(
         ([4, 4], 0, True, 0, True),
     ],
 )
-def test_a_leader_of_this_term_or_a_later_one_says_what_the_log_is(
+def test_leader_of_the_current_or_a_later_term_decides_a_repair(
     theirs: list[int], commit: int, known: bool, count: int, last: bool | None
 ) -> None:
     """Also where it has committed nothing of it, and may never do so without this replica."""
@@ -444,7 +446,7 @@ def test_a_leader_of_this_term_or_a_later_one_says_what_the_log_is(
         assert verdict == Patch(frames, last is None, B, last=bool(last))
 
 
-def test_a_part_of_a_leaders_log_is_not_its_end() -> None:
+def test_partial_answer_of_a_leader_does_not_end_the_log() -> None:
     mine, theirs = damaged([1, 1, 3], 2), Log([1])
     for _ in range(3):
         theirs.add(4, RESPONSE_BYTES_MAX // 2 - 100)
@@ -452,7 +454,7 @@ def test_a_part_of_a_leaders_log_is_not_its_end() -> None:
     assert verdict == Patch(tuple(theirs.frames[1:3]), False, B, last=False)
 
 
-def test_a_leader_whose_own_copy_is_damaged_says_nothing() -> None:
+def test_leader_with_its_own_damage_decides_no_repair() -> None:
     log = Log([1, 4])
     log.unreadable = {2}
     mending = Repairing(damaged([1, 1, 3], 2), 2, term=4)
@@ -474,7 +476,9 @@ def test_a_leader_whose_own_copy_is_damaged_says_nothing() -> None:
         ((ResponderState.REPAIRS, None), False),  # who does not answer may know more
     ],
 )
-def test_nobody_can_help(standings: tuple[ResponderState | None, ...], gives_up: bool) -> None:
+def test_repair_gives_up_only_after_all_peers_denied_the_frame(
+    standings: tuple[ResponderState | None, ...], gives_up: bool
+) -> None:
     mending = Repairing(damaged([1, 1, 3], 2), 2)
     log = Log([1, 4])  # neither committed nor the same
     given_up_at = None
@@ -488,7 +492,7 @@ def test_nobody_can_help(standings: tuple[ResponderState | None, ...], gives_up:
         assert given_up_at >= TIMING.give_up_ms
 
 
-def test_the_time_to_give_up_starts_again_when_somebody_falls_silent() -> None:
+def test_repair_restarts_its_deadline_when_a_peer_falls_silent() -> None:
     mending = Repairing(damaged([1, 1, 3], 2), 2)
     log = Log([1, 4])
     for at in range(0, 6_000, 50):
@@ -501,7 +505,7 @@ def test_the_time_to_give_up_starts_again_when_somebody_falls_silent() -> None:
 # -- mending while running -------------------------------------------------------------------------
 
 
-def test_known_frames_are_mended_one_after_the_other() -> None:
+def test_frames_with_known_headers_are_repaired_in_order() -> None:
     log = Log([1, 1, 2, 2])
     repair = FrameRepair(Asker(A, VOTERS, TIMING, 0), TIMING)
     assert repair.add(log.damaged(2, known=True))
@@ -530,7 +534,7 @@ def test_known_frames_are_mended_one_after_the_other() -> None:
     assert repair.asker.requests() == []
 
 
-def test_what_nobody_has_is_told_after_a_while() -> None:
+def test_unavailable_frames_are_reported_after_the_deadline() -> None:
     log, others = Log([1, 1, 2, 2]), Log([1, 1])
     repair = FrameRepair(Asker(A, VOTERS, TIMING, 0), TIMING)
     repair.add(log.damaged(2, known=True))
@@ -552,7 +556,7 @@ def test_what_nobody_has_is_told_after_a_while() -> None:
     assert repair.hopeless(now_ms) == []
 
 
-def test_what_is_gone_is_not_asked_for_any_more() -> None:
+def test_pruned_frames_are_not_requested() -> None:
     log = Log([1, 1, 2, 2])
     repair = FrameRepair(Asker(A, VOTERS, TIMING, 0), TIMING)
     for index in (2, 3, 4):
@@ -564,7 +568,7 @@ def test_what_is_gone_is_not_asked_for_any_more() -> None:
     assert {r.index for r in repair.asker.requests()} == {3}
 
 
-def test_too_much_damage_is_found_again_later() -> None:
+def test_frame_repair_is_limited_in_damaged_frames() -> None:
     repair = FrameRepair(Asker(A, VOTERS, TIMING, 0), TIMING)
     for index in range(1, DAMAGED_FRAMES_MAX + 1):
         assert repair.add(DamagedFrame(index, 1, 1, 0, 60))

@@ -54,20 +54,22 @@ TRIMMED = log_of(21, [3, 3, 4], previous_term=2)
         (log_of(30, [3], 3), 29, False),  # further than the leader's first
     ],
 )
-def test_what_a_log_may_be_thrown_away_for(log: LogIndex, commit: int, wanted: bool) -> None:
+def test_replica_replaces_its_log_only_when_it_lacks_trimmed_frames(
+    log: LogIndex, commit: int, wanted: bool
+) -> None:
     assert lacks(log, commit, TRIMMED.first_index, TRIMMED.previous_term) is wanted
 
 
 SNAPSHOT = GroupSnapshot(21, 2, 8192, 30, 4096, b"configuration", b"the state" * 100)
 
 
-def test_a_group_snapshot_comes_back_as_it_was() -> None:
+def test_group_snapshot_round_trip() -> None:
     assert decode_group_snapshot(SNAPSHOT.encode()) == SNAPSHOT
     bare = GroupSnapshot(1, 0, 0, 0, 4096, b"", b"")
     assert decode_group_snapshot(bare.encode()) == bare
 
 
-def test_a_damaged_one_is_none() -> None:
+def test_damaged_group_snapshot_is_rejected() -> None:
     data = SNAPSHOT.encode()
     for at in range(len(data)):
         spoilt = bytearray(data)
@@ -81,7 +83,7 @@ def test_a_damaged_one_is_none() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"first_index": 0}, {"position": 8193}, {"applied_index": 19}, {"position": -4096}]
 )
-def test_one_that_cannot_be_is_none(wrong: dict[str, int]) -> None:
+def test_inconsistent_group_snapshot_is_rejected(wrong: dict[str, int]) -> None:
     with pytest.raises(GroupSnapshotDamaged):
         decode_group_snapshot(replace(SNAPSHOT, **wrong).encode())  # type: ignore[arg-type]
 
@@ -103,7 +105,7 @@ def offered(donor: Donor, receiver: Receiver, now_ms: float = 0.0) -> None:
     receiver.offered(offer, now_ms)
 
 
-def test_a_parcel_is_made_when_somebody_asks_and_comes_in_bounded_pieces() -> None:
+def test_group_snapshot_is_made_on_request_and_sent_in_bounded_chunks() -> None:
     donor, receiver = Donor("a", TIMING, 100), Receiver("b", TIMING)
     offered(donor, receiver)
     assert not donor.wants_parcel
@@ -123,7 +125,7 @@ def test_a_parcel_is_made_when_somebody_asks_and_comes_in_bounded_pieces() -> No
     assert collected(donor, again, 200) == PARCEL
 
 
-def test_a_lost_answer_is_asked_for_again_and_in_the_end_all_begins_anew() -> None:
+def test_lost_chunk_is_requested_again_and_the_install_restarts_at_last() -> None:
     donor, receiver = Donor("a", TIMING, 100), Receiver("b", TIMING)
     offered(donor, receiver)
     assert len(receiver.requests()) == 1
@@ -148,7 +150,7 @@ def halfway() -> tuple[Donor, Receiver]:
     return donor, receiver
 
 
-def test_another_leader_or_term_ends_it() -> None:
+def test_change_of_leader_or_term_ends_a_snapshot_install() -> None:
     for leader, term in (("c", 7), ("a", 8), (None, 7)):
         donor, receiver = halfway()
         receiver.follow(leader, term)
@@ -161,7 +163,7 @@ def test_another_leader_or_term_ends_it() -> None:
     assert collected(donor, receiver, 0) == PARCEL
 
 
-def test_a_parcel_that_is_gone_is_said_to_be() -> None:
+def test_donor_reports_a_dropped_snapshot_and_the_receiver_stops() -> None:
     donor, receiver = halfway()
     donor.drop()
     (request,) = receiver.requests()
@@ -184,7 +186,7 @@ def test_a_parcel_that_is_gone_is_said_to_be() -> None:
     assert refusal is not None and refusal.data == b""
 
 
-def test_chunks_that_do_not_belong_together_are_not_put_together() -> None:
+def test_chunks_of_different_snapshots_are_not_combined() -> None:
     for wrong in ({"number": 55}, {"offset": 0}, {"sender": "c"}, {"term": 8}):
         donor, receiver = halfway()
         (request,) = receiver.requests()
@@ -200,7 +202,7 @@ def test_chunks_that_do_not_belong_together_are_not_put_together() -> None:
     assert receiver.leader is None
 
 
-def test_retention_waits_for_a_follower_that_is_refilled_but_not_for_ever() -> None:
+def test_retention_waits_a_limited_time_for_a_snapshot_install() -> None:
     def refilling() -> Donor:
         donor, _ = halfway()
         return donor
@@ -216,7 +218,7 @@ def test_retention_waits_for_a_follower_that_is_refilled_but_not_for_ever() -> N
     assert donor.still_refilled({"b": (0, 0.0)}, 100) == []
 
 
-def test_after_a_parcel_that_failed_nobody_is_waited_for_and_none_is_made_for_a_while() -> None:
+def test_failed_snapshot_ends_its_hold_on_retention_and_is_retried_later() -> None:
     donor, _ = halfway()  # b has the first chunk of a parcel
     donor.offers(["c"], 7, TRIMMED, PARCEL_KEEP_MS + 1.0)  # that parcel is dropped
     ask = InstallRequest("c", "a", 7, 0, 0)

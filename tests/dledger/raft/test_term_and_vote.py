@@ -16,19 +16,19 @@ def make(state: HardState = NEW, last_term: int = 0) -> tuple[Ballot, Outbox]:
     return Ballot(state, 7, last_term, outbox), outbox
 
 
-def test_what_was_durable_is_not_asked_for_again() -> None:
+def test_stored_hard_state_is_not_saved_again() -> None:
     ballot, outbox = make(HardState(3, "b", recovered=False))
     assert (ballot.term, ballot.voted_for, ballot.recovered) == (3, "b", False)
     assert outbox.take() is None
 
 
-def test_a_log_ahead_of_the_term_raises_it_without_a_vote() -> None:
+def test_log_with_a_later_term_raises_the_term_and_clears_the_vote() -> None:
     ballot, outbox = make(HardState(3, "b"), last_term=5)
     assert (ballot.term, ballot.voted_for) == (5, None)
     assert outbox.hard_state == HardState(5, None)
 
 
-def test_a_new_term_has_no_vote() -> None:
+def test_new_term_has_no_vote() -> None:
     ballot, outbox = make(HardState(3, "b"))
     ballot.enter(4)
     assert outbox.hard_state == HardState(4, None)
@@ -38,7 +38,7 @@ def test_a_new_term_has_no_vote() -> None:
             ballot.enter(term)
 
 
-def test_the_vote_of_a_term_is_repeated_only_to_the_same_candidacy() -> None:
+def test_vote_of_a_term_is_repeated_only_to_the_same_candidacy() -> None:
     ballot, outbox = make()
     assert ballot.is_free_for("b", 1)
     ballot.vote_for("b", 1)
@@ -49,13 +49,13 @@ def test_the_vote_of_a_term_is_repeated_only_to_the_same_candidacy() -> None:
         ballot.vote_for("c", 1)
 
 
-def test_a_vote_of_an_earlier_process_is_given_to_nobody_again() -> None:
+def test_vote_of_an_earlier_process_is_not_repeated() -> None:
     ballot, _ = make(HardState(3, "b"))
     assert not ballot.is_free_for("b", 1)
 
 
 @pytest.mark.parametrize("voted_for", [None, "c"])
-def test_whoever_recovers_has_a_vote_in_that_term(voted_for: str | None) -> None:
+def test_recovered_replica_has_a_vote_in_its_term(voted_for: str | None) -> None:
     ballot, outbox = make(HardState(3, voted_for, recovered=False))
     assert ballot.recovering == 7
     ballot.mark_recovered("b")

@@ -25,7 +25,7 @@ def make(names: str = "abc") -> Tracker:
     return tracker
 
 
-def test_it_follows_the_others_and_learners_do_not_count() -> None:
+def test_tracker_tracks_all_peers_and_counts_only_voters() -> None:
     tracker = make()
     new = tracker.configure(group("abc").after(ADD_X), 5, 0.0)
     assert [(p.peer, p.next_index) for p in new] == [("x", 5)]
@@ -35,7 +35,7 @@ def test_it_follows_the_others_and_learners_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-def test_committed_is_what_a_majority_has(count: int) -> None:
+def test_tracker_commits_the_index_that_a_majority_has(count: int) -> None:
     names = "abcde"[:count]
     tracker = make(names)
     for reached in product(range(3), repeat=count):
@@ -48,14 +48,14 @@ def test_committed_is_what_a_majority_has(count: int) -> None:
         assert tracker.heard_ms(float(reached[0])) == max(enough)
 
 
-def test_a_leader_that_is_leaving_does_not_count_itself() -> None:
+def test_tracker_excludes_a_leader_that_is_removed() -> None:
     tracker = make("abc")
     tracker.progress["b"].recovered_index = 4
     assert tracker.committed(9) == 4
     assert tracker.committed(None) == 0
 
 
-def test_only_recovered_voters_hold_a_frame() -> None:
+def test_tracker_counts_only_recovered_voters_as_holders() -> None:
     tracker = make()
     tracker.configure(group("abc").after(ADD_X), 1, 0.0)
     for progress in tracker.progress.values():
@@ -66,7 +66,7 @@ def test_only_recovered_voters_hold_a_frame() -> None:
     assert tracker.holders(7) == 1
 
 
-def test_a_removed_member_stays_until_it_knows_or_has_had_time() -> None:
+def test_removed_member_stays_tracked_until_it_acknowledges_or_times_out() -> None:
     without_c = group("abc").after(Change(ChangeKind.REMOVE, "c"))
     for match_index, now_ms, gone in (
         (0, 0.0, False),
@@ -86,7 +86,7 @@ def test_a_removed_member_stays_until_it_knows_or_has_had_time() -> None:
     assert not tracker.let_go(9, 0, 2 * CONFIG.departure_ms)
 
 
-def test_the_successor_is_whole_then_has_room_then_has_most_of_the_log() -> None:
+def test_successor_is_chosen_by_recovered_then_disk_space_then_match_index() -> None:
     assert make("a").successor() is None
     kinds = list(product((0, 7), (False, True), (1, 2)))
     for facts in product(kinds, repeat=2):
@@ -100,7 +100,7 @@ def test_the_successor_is_whole_then_has_room_then_has_most_of_the_log() -> None
         assert order[successor] == max(order.values())
 
 
-def test_whoever_was_silent_too_long_or_recovers_is_not_good() -> None:
+def test_silent_or_recovering_voter_does_not_count_as_good() -> None:
     tracker = make("abcd")
     now_ms = CONFIG.election_ms_max
     tracker.progress["b"].heard_ms = now_ms
@@ -114,7 +114,7 @@ def test_whoever_was_silent_too_long_or_recovers_is_not_good() -> None:
     assert tracker.good(frozenset("acd"), now_ms) == 0
 
 
-def test_the_full_are_named_where_too_few_others_take_frames() -> None:
+def test_full_voters_are_listed_when_too_few_voters_accept_frames() -> None:
     """Of five with their leader; "f": full, "s": silent, "+": neither."""
     for facts, votes, named in (
         ("++++", True, ""),

@@ -35,7 +35,7 @@ def steps(life: Opened) -> list[ScrubStep]:
     return result
 
 
-def test_steps_cover_every_durable_frame_once_and_stay_in_a_segment(tmp_path: Path) -> None:
+def test_scrub_steps_cover_each_durable_frame_once_within_a_segment(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     log = life.open()
     written = append(log, 60) + append(log, 50, term=2) + append(log, 50, term=5)
@@ -52,7 +52,7 @@ def test_steps_cover_every_durable_frame_once_and_stay_in_a_segment(tmp_path: Pa
 
 
 @pytest.mark.parametrize("at", [0, 3, 4, 9, 17, 25, 30, 40, 47, 52, 57, 60, 100, 159])
-def test_one_bad_byte_is_found_wherever_it_is(tmp_path: Path, at: int) -> None:
+def test_scrubber_finds_a_flipped_byte_at_any_offset(tmp_path: Path, at: int) -> None:
     life = Opened(tmp_path)
     written = append(life.open(), 20)
     sync(life.log)
@@ -77,7 +77,7 @@ class Bad(SegmentHold):
         return self.hold.read(offset, size)
 
 
-def test_where_a_sector_cannot_be_read_only_its_frames_are_bad(tmp_path: Path) -> None:
+def test_scrubber_marks_only_frames_in_an_unreadable_sector(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     append(life.open(), 40)
     sync(life.log)
@@ -88,7 +88,7 @@ def test_where_a_sector_cannot_be_read_only_its_frames_are_bad(tmp_path: Path) -
     life.close()
 
 
-def test_an_error_that_is_no_damage_is_raised(tmp_path: Path) -> None:
+def test_scrubber_raises_errors_that_are_no_damage(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     append(life.open(), 4)
     sync(life.log)
@@ -129,7 +129,7 @@ async def scrubbed(root: Path, seconds: int, *, count: int, size: int, pause_ms:
 
 
 @pytest.mark.parametrize("size", [10, 5000])
-def test_small_frames_count_for_more_than_their_bytes(tmp_path: Path, size: int) -> None:
+def test_scrub_rate_charges_small_frames_more_than_their_bytes(tmp_path: Path, size: int) -> None:
     count = 30 * RATE // (size + FRAME_COST_BYTES)  # more than a first round gets through
     scrubber = asyncio.run(scrubbed(tmp_path, 20, count=count, size=size, pause_ms=0))
     assert not scrubber.rounds
@@ -138,13 +138,13 @@ def test_small_frames_count_for_more_than_their_bytes(tmp_path: Path, size: int)
     assert 20 * RATE * 0.9 < cost < 20 * RATE * 1.2
 
 
-def test_later_rounds_are_slower(tmp_path: Path) -> None:
+def test_later_scrub_rounds_are_slower(tmp_path: Path) -> None:
     cost_s = 100 * (5000 + FRAME_COST_BYTES) / RATE
     seconds = int(cost_s * (1 + LATER_ROUNDS * 3.5))
     scrubber = asyncio.run(scrubbed(tmp_path, seconds, count=100, size=5000, pause_ms=0))
     assert scrubber.rounds == 1 + 3
 
 
-def test_it_pauses_between_two_rounds(tmp_path: Path) -> None:
+def test_scrubber_pauses_between_rounds(tmp_path: Path) -> None:
     scrubber = asyncio.run(scrubbed(tmp_path, 35, count=3, size=10, pause_ms=10_000))
     assert scrubber.rounds == 4

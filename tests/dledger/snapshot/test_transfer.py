@@ -95,7 +95,7 @@ def source_of(node: Node) -> Source:
     return node.source
 
 
-async def test_it_falls_silent_notes_it_and_begins_anew(group: Group) -> None:
+async def test_stranded_member_records_the_snapshot_and_restarts_from_it(group: Group) -> None:
     leader, follower = await stranded(group)
     first = leader.member.log.index.first_index
     await follower.start()
@@ -129,7 +129,7 @@ async def test_it_falls_silent_notes_it_and_begins_anew(group: Group) -> None:
     assert follower.member.status()["installing"] is None
 
 
-async def test_a_note_that_cannot_be_written_leaves_the_old_log_and_ends_the_member(
+async def test_failed_snapshot_record_keeps_the_old_log_and_ends_the_member(
     group: Group,
 ) -> None:
     _, follower = await stranded(group)
@@ -147,7 +147,7 @@ async def test_a_note_that_cannot_be_written_leaves_the_old_log_and_ends_the_mem
     assert snapshotmarker.pending(follower.disk, "raft")
 
 
-async def test_a_note_that_finds_no_descriptor_is_written_later(
+async def test_snapshot_record_without_a_file_descriptor_is_retried(
     group: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(raftmq.dledger.snapshot.transfer, "RETRY_S", 0.001)
@@ -169,7 +169,7 @@ async def test_a_note_that_finds_no_descriptor_is_written_later(
     ("kind", "limit", "event"),
     [(Counted, 1, "installation_too_large"), (Unencodable, 1 << 20, "installation_not_made")],
 )
-async def test_a_parcel_that_cannot_be_made_is_tried_once_and_holds_no_retention(
+async def test_snapshot_that_cannot_be_made_is_tried_once_and_frees_retention(
     group: Group,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -229,7 +229,7 @@ class Alone:
         )
 
 
-async def test_a_parcel_holds_no_configuration_that_may_be_undone() -> None:
+async def test_snapshot_has_no_uncommitted_configuration() -> None:
     leader = Alone(Role.LEADER, LogIndex(5, 1, 4096))
     configurations = leader.core.membership.configurations
     configurations.append(8, founding([("a", "h:1"), ("c", "h:3")]))
@@ -242,7 +242,7 @@ async def test_a_parcel_holds_no_configuration_that_may_be_undone() -> None:
 
 
 @pytest.mark.parametrize(("commit_index", "wanted"), [(3, True), (4, False)])
-def test_a_log_that_became_good_while_the_parcel_came_stays(
+def test_log_that_caught_up_during_the_transfer_is_kept(
     commit_index: int, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[bytes] = []

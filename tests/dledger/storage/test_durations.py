@@ -37,7 +37,7 @@ class Thread:
         self.now += ms
 
 
-def test_fast_writes_ask_the_kernel_nothing() -> None:
+def test_fast_writes_read_no_kernel_times() -> None:
     thread = Thread()
     thread.write(0.1, times=5_000)
     thread.rest(500)
@@ -45,7 +45,7 @@ def test_fast_writes_ask_the_kernel_nothing() -> None:
     assert thread.asked == 0
 
 
-def test_each_write_of_a_slow_disk_counts_and_so_does_the_wait_for_the_write_before() -> None:
+def test_slow_disk_write_counts_with_the_wait_for_the_previous_write() -> None:
     thread = Thread()
     thread.write(20)  # nobody asked the kernel when it began
     assert thread.calls.period() is None
@@ -53,7 +53,7 @@ def test_each_write_of_a_slow_disk_counts_and_so_does_the_wait_for_the_write_bef
     assert thread.calls.period() == pytest.approx(20 + 10, rel=0.05)
 
 
-def test_a_starved_machine_is_no_slow_disk() -> None:
+def test_starved_processor_does_not_count_as_a_slow_disk() -> None:
     thread = Thread()
     thread.write(busy=500, times=200)
     assert thread.calls.period() == 0.0
@@ -63,7 +63,7 @@ def test_a_starved_machine_is_no_slow_disk() -> None:
     assert held_up < SUSPECT_MS
 
 
-def test_a_call_that_hangs_between_fast_ones_counts_for_some_periods() -> None:
+def test_single_hanging_call_counts_for_several_periods() -> None:
     """The messages that arrive meanwhile wait for it, though few calls are slow."""
     thread = Thread()
     thread.write(SUSPECT_MS)
@@ -78,7 +78,7 @@ def test_a_call_that_hangs_between_fast_ones_counts_for_some_periods() -> None:
     assert last < 0.2
 
 
-def test_a_call_under_way_counts() -> None:
+def test_call_in_progress_counts() -> None:
     thread = Thread()
     thread.write(0.1)
     thread.calls.start()
@@ -86,7 +86,7 @@ def test_a_call_under_way_counts() -> None:
     assert thread.calls.period() == pytest.approx(700)
 
 
-def test_what_the_kernel_does_not_report_does_not_count() -> None:
+def test_calls_without_kernel_times_do_not_count() -> None:
     thread = Thread()
     thread.kernel_reports = False
     thread.write(1_000, times=100)
@@ -94,7 +94,7 @@ def test_what_the_kernel_does_not_report_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "1 2", "a b c", "0 0 0", None])
-def test_a_kernel_that_reports_something_else(
+def test_malformed_kernel_times_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
     file = tmp_path / "schedstat"
@@ -107,14 +107,14 @@ def test_a_kernel_that_reports_something_else(
         os.close(own.file)
 
 
-def test_among_many_fast_writes_the_kernel_is_asked_every_two_milliseconds() -> None:
+def test_fast_writes_read_kernel_times_every_two_milliseconds() -> None:
     thread = Thread()
     thread.write(SUSPECT_MS)
     thread.write(0.1, times=1_000)
     assert thread.asked <= 1_000 * 0.1 / ASK_MS + 1
 
 
-def test_the_kernel_tells_sleep_from_work() -> None:
+def test_on_processor_time_excludes_sleep() -> None:
     def passed(act: float, *, works: bool) -> float:
         before = durations.on_processor_ms()
         assert before is not None

@@ -33,7 +33,7 @@ def load(root: Path) -> HardState:
         file.close()
 
 
-def test_a_new_replica_has_no_file_and_no_vote(tmp_path: Path) -> None:
+def test_new_replica_has_no_hard_state_file_and_no_vote(tmp_path: Path) -> None:
     file = opened(tmp_path)
     assert file.load() == HardState(0, None, recovered=False)
     assert file.is_new
@@ -41,7 +41,7 @@ def test_a_new_replica_has_no_file_and_no_vote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vote", [None, "n0", "ü" * 100])
-def test_what_was_saved_is_loaded(tmp_path: Path, vote: str | None) -> None:
+def test_saved_hard_state_is_loaded(tmp_path: Path, vote: str | None) -> None:
     file = opened(tmp_path)
     file.load()
     for term in (1, 2, 3):
@@ -70,7 +70,7 @@ def saved(root: Path, *states: HardState) -> list[bytes]:
 
 @pytest.mark.parametrize("torn_at", [0, 1, 7, 15, 16, 20, 26, SLOT_SIZE_BYTES - 1])
 @pytest.mark.parametrize("slot", [0, 1])
-def test_a_torn_save_leaves_the_state_before_it_or_the_new_one(
+def test_torn_save_leaves_the_previous_or_the_new_hard_state(
     tmp_path: Path, slot: int, torn_at: int
 ) -> None:
     before, after = saved(tmp_path, HardState(2, "n1"), HardState(3, "n2"))
@@ -89,7 +89,7 @@ def test_a_torn_save_leaves_the_state_before_it_or_the_new_one(
 
 
 @pytest.mark.parametrize("slot", [0, 1])
-def test_a_rotten_slot_never_brings_an_older_promise_back(tmp_path: Path, slot: int) -> None:
+def test_corrupt_slot_never_restores_an_older_vote(tmp_path: Path, slot: int) -> None:
     """Whichever of the two rots, bit by bit, and however often the state was saved before."""
     states = [HardState(7, "n0"), HardState(8, "n1"), HardState(8, "n1", recovered=False)]
     for state, sound in zip(states, saved(tmp_path, *states), strict=True):
@@ -102,7 +102,7 @@ def test_a_rotten_slot_never_brings_an_older_promise_back(tmp_path: Path, slot: 
             assert head == sound[slot * SLOT_SIZE_BYTES :][:32]  # rewritten
 
 
-def test_two_damaged_slots_are_refused_and_never_new(tmp_path: Path) -> None:
+def test_two_damaged_slots_are_rejected_and_never_taken_for_a_new_file(tmp_path: Path) -> None:
     (data,) = saved(tmp_path, HardState(8, "n0"))
     rotten = bytearray(data)
     for slot in (0, 1):
@@ -120,7 +120,7 @@ def test_two_damaged_slots_are_refused_and_never_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vote", [None, "n1"])
-def test_a_record_of_version_2_has_no_owner(tmp_path: Path, vote: str | None) -> None:
+def test_hard_state_of_version_2_has_no_owner(tmp_path: Path, vote: str | None) -> None:
     """As programs before this one wrote it: version, flags, term, length, vote."""
     name = (vote or "").encode()
     length = (len(name) if vote else 0xFFFF).to_bytes(2, "big")
@@ -141,7 +141,7 @@ def test_a_record_of_version_2_has_no_owner(tmp_path: Path, vote: str | None) ->
 @pytest.mark.parametrize(
     "content", [b"", b"\x02\x00", b"\x03" + bytes(11), b"\x04" + bytes(40), b"\x02\x04" + bytes(10)]
 )
-def test_a_record_of_another_kind_is_damage(tmp_path: Path, content: bytes) -> None:
+def test_record_with_another_layout_is_damage(tmp_path: Path, content: bytes) -> None:
     slots = SlotFile(SteadyDisk(str(tmp_path)), PATH)
     slots.save(content)
     slots.close()
@@ -150,14 +150,14 @@ def test_a_record_of_another_kind_is_damage(tmp_path: Path, content: bytes) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * FILE_SIZE_BYTES, b"x" * 100])
-def test_an_empty_or_foreign_file_is_damage(tmp_path: Path, content: bytes) -> None:
+def test_empty_or_foreign_hard_state_file_is_damage(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "raft").mkdir()
     (tmp_path / PATH).write_bytes(content)
     with pytest.raises(HardStateDamaged):
         load(tmp_path)
 
 
-def test_a_crashed_creation_leaves_a_new_replica(tmp_path: Path) -> None:
+def test_crash_during_creation_leaves_a_new_replica(tmp_path: Path) -> None:
     (tmp_path / "raft").mkdir()
     (tmp_path / (PATH + ".new")).write_bytes(b"half a slot")
     file = opened(tmp_path)
@@ -168,7 +168,7 @@ def test_a_crashed_creation_leaves_a_new_replica(tmp_path: Path) -> None:
     assert load(tmp_path) == HardState(1, "n2")
 
 
-def test_slots_take_content_up_to_their_limit(tmp_path: Path) -> None:
+def test_slot_content_up_to_the_limit_is_stored(tmp_path: Path) -> None:
     disk = SteadyDisk(str(tmp_path))
     slots = SlotFile(disk, "raft/x")
     slots.save(b"a" * CONTENT_SIZE_BYTES_MAX)
@@ -183,7 +183,7 @@ def test_slots_take_content_up_to_their_limit(tmp_path: Path) -> None:
     other.close()
 
 
-def test_a_slot_of_another_version_is_named(tmp_path: Path) -> None:
+def test_slot_of_an_unknown_version_is_rejected_with_its_version(tmp_path: Path) -> None:
     slots = SlotFile(SteadyDisk(str(tmp_path)), "raft/x")
     slots.save(b"one")
     slots.close()
@@ -199,9 +199,7 @@ def test_a_slot_of_another_version_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("term", [TERM_MAX + 1, 2**63 - 1, -1])
-def test_a_term_that_nobody_could_follow_counts_as_damage_and_is_never_saved(
-    tmp_path: Path, term: int
-) -> None:
+def test_term_above_the_limit_is_damage_and_is_not_saved(tmp_path: Path, term: int) -> None:
     with pytest.raises(AssertionError):
         opened(tmp_path).save(HardState(term, "n0"))
     slots = SlotFile(SteadyDisk(str(tmp_path)), PATH)
@@ -211,7 +209,7 @@ def test_a_term_that_nobody_could_follow_counts_as_damage_and_is_never_saved(
         load(tmp_path)
 
 
-def test_a_vote_whose_sync_failed_is_on_the_disk_once_it_is_believed() -> None:
+def test_vote_with_a_failed_sync_is_durable_before_it_is_used() -> None:
     """The page cache shows it to the next process, but no sync of clean pages would write it."""
     disk = SimDisk(Random(1))
     file = HardStateFile(disk, PATH)

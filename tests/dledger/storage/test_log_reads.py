@@ -41,14 +41,14 @@ def whole(log: RaftLog) -> bytes:
     return b"".join(frame.data for frame in log.frames(1, 20))
 
 
-def test_what_is_read_is_what_the_file_has(life: Opened) -> None:
+def test_log_reads_return_the_bytes_of_the_file(life: Opened) -> None:
     reads, data = reads_of(life), whole(life.log)
     for offset in range(0, 1000, 37):
         for size in (1, 60, 161, 500):
             assert reads.read(offset, size) == data[offset : offset + size]
 
 
-def test_every_bit_of_a_frame_is_checked(tmp_path: Path, life: Opened) -> None:
+def test_log_reads_check_every_bit_of_a_frame(tmp_path: Path, life: Opened) -> None:
     frame = life.log.frames(30, 30)[0]
     for at in range(frame.position, frame.end):
         flip(tmp_path, at)
@@ -59,7 +59,7 @@ def test_every_bit_of_a_frame_is_checked(tmp_path: Path, life: Opened) -> None:
     assert reads_of(life).read(frame.payload_position, 4) == b"0030"
 
 
-def test_a_neighbour_that_is_damaged_does_not_matter(tmp_path: Path, life: Opened) -> None:
+def test_damaged_adjacent_frame_does_not_affect_a_read(tmp_path: Path, life: Opened) -> None:
     frames = life.log.frames(29, 31)
     flip(tmp_path, frames[0].end - 1)
     flip(tmp_path, frames[2].position)
@@ -69,7 +69,7 @@ def test_a_neighbour_that_is_damaged_does_not_matter(tmp_path: Path, life: Opene
         reads.read(frames[1].position, frames[1].size_bytes + 1)
 
 
-def test_damage_is_told_to_the_mender_and_mended_frames_are_read(
+def test_damaged_frame_is_reported_for_repair_and_readable_after_it(
     tmp_path: Path, life: Opened
 ) -> None:
     reported: list[int] = []
@@ -85,7 +85,7 @@ def test_damage_is_told_to_the_mender_and_mended_frames_are_read(
     assert set(reported) == {30}
 
 
-def test_what_this_process_wrote_lately_is_read_as_it_is(tmp_path: Path, life: Opened) -> None:
+def test_recently_written_frames_are_read_without_a_check(tmp_path: Path, life: Opened) -> None:
     (frame,) = append(life.log)
     flip(tmp_path, frame.end - 1)
     reads = reads_of(life)
@@ -93,7 +93,7 @@ def test_what_this_process_wrote_lately_is_read_as_it_is(tmp_path: Path, life: O
     assert reads.checked_bytes == 0
 
 
-def test_when_it_has_left_the_memory_it_is_checked(tmp_path: Path) -> None:
+def test_frames_no_longer_in_memory_are_checked(tmp_path: Path) -> None:
     life = Opened(tmp_path, cache_bytes_max=1000)
     frames = append(life.open(), 50)
     assert life.log.memory_start == frames[-6].position  # of 160 bytes each
@@ -103,7 +103,7 @@ def test_when_it_has_left_the_memory_it_is_checked(tmp_path: Path) -> None:
     life.close()
 
 
-def test_dropped_frames_are_forgotten(life: Opened) -> None:
+def test_truncated_frames_leave_the_read_cache(life: Opened) -> None:
     reads, old = reads_of(life), life.log.frames(90, 90)[0]
     assert reads.read(old.position, old.size_bytes) == old.data
     life.log.truncate(90)
@@ -115,7 +115,7 @@ def test_dropped_frames_are_forgotten(life: Opened) -> None:
     assert reads.read(new.position, new.size_bytes) == new.data
 
 
-def test_behind_a_segments_last_frame_there_is_the_blank_record(life: Opened) -> None:
+def test_read_after_the_last_frame_of_a_segment_returns_the_blank_record(life: Opened) -> None:
     index = life.log.index
     last = next(at for at in range(1, COUNT) if index.end_of(at) != index.position_of(at + 1))
     end = index.end_of(last)
@@ -124,7 +124,7 @@ def test_behind_a_segments_last_frame_there_is_the_blank_record(life: Opened) ->
     assert len(result) == SEGMENT - end
 
 
-def test_outside_of_the_log(life: Opened) -> None:
+def test_read_outside_of_the_log_is_rejected(life: Opened) -> None:
     reads, end = reads_of(life), life.log.index.end_position
     assert reads.read(end, 10) == b""
     assert reads.read(end - 10, 100) == life.store.read(end - 10, 100)
@@ -134,7 +134,7 @@ def test_outside_of_the_log(life: Opened) -> None:
     assert reads.record_at(end) is None
 
 
-def test_few_blocks_are_kept(life: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_reads_cache_few_blocks(life: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framereads, "BLOCK_BYTES", 1024)
     monkeypatch.setattr(framereads, "KEPT_BYTES_MAX", 3000)
     reads = reads_of(life)
@@ -150,7 +150,7 @@ def test_few_blocks_are_kept(life: Opened, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(again) == 3, "blocks that are read without another check"
 
 
-def test_a_large_frame_is_checked_once_and_every_bit_of_it(
+def test_large_frame_is_checked_once_in_every_bit(
     tmp_path: Path, life: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(framereads, "BLOCK_BYTES", 100)
@@ -175,7 +175,7 @@ def test_a_large_frame_is_checked_once_and_every_bit_of_it(
 
 
 @pytest.mark.parametrize("block", [1, 100, 161, 1000, 5000, 1 << 20])
-def test_blocks_of_any_size_read_the_same(
+def test_log_reads_are_equal_for_any_block_size(
     life: Opened, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     """A read may begin in any frame, and go over blocks, up to the segment's end."""
@@ -187,7 +187,7 @@ def test_blocks_of_any_size_read_the_same(
     assert reads.checked_bytes
 
 
-def test_each_frame_is_checked_once_in_a_pass(life: Opened) -> None:
+def test_sequential_pass_checks_each_frame_once(life: Opened) -> None:
     reads, index = reads_of(life), life.log.index
     for at in range(1, COUNT + 1):
         reads.read(index.position_of(at), index.size_of(at))
@@ -210,7 +210,7 @@ def records(log: RaftLog, count: int) -> tuple[Frame, list[tuple[int, bytes]]]:
     return frame, result
 
 
-def test_records_are_cut_out_of_their_frame(tmp_path: Path) -> None:
+def test_log_reads_return_single_records_of_a_frame(tmp_path: Path) -> None:
     life = Opened(tmp_path, cache_bytes_max=0)
     log = life.open()
     frame, result = records(log, 10)

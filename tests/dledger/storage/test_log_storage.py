@@ -70,7 +70,7 @@ def flip(root: Path, position: int) -> None:
     path.write_bytes(data)
 
 
-def test_an_empty_log(tmp_path: Path) -> None:
+def test_empty_log_has_no_frames(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     log = life.open()
     assert (log.last_index, log.durable_index, log.start_sync()) == (0, 0, None)
@@ -78,7 +78,7 @@ def test_an_empty_log(tmp_path: Path) -> None:
     life.close()
 
 
-def test_frames_that_come_together_are_written_by_one_call_for_each_segment(
+def test_frames_of_one_append_are_written_by_one_call_per_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader, follower = Opened(tmp_path / "leader"), Opened(tmp_path / "follower")
@@ -103,7 +103,7 @@ def test_frames_that_come_together_are_written_by_one_call_for_each_segment(
         assert file.read_bytes() == (tmp_path / "follower" / "commitlog" / file.name).read_bytes()
 
 
-def test_what_was_written_comes_back_from_cache_and_from_file(tmp_path: Path) -> None:
+def test_written_frames_are_read_from_cache_and_from_file(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     frames = append(life.open(), 300)  # several segments
     assert life.log.frames(1, 300) == tuple(frames)
@@ -118,7 +118,7 @@ def test_what_was_written_comes_back_from_cache_and_from_file(tmp_path: Path) ->
     again.close()
 
 
-def test_the_cache_is_bounded_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_frame_cache_is_bounded_and_older_frames_are_read_from_file(tmp_path: Path) -> None:
     life = Opened(tmp_path, cache_bytes_max=1000)  # six frames of 160 bytes
     log = life.open()
     frames = append(log, 40)
@@ -134,7 +134,7 @@ def test_the_cache_is_bounded_and_the_rest_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cache_bytes_max", [1 << 20, 200])
-def test_bytes_max_bounds_what_is_returned(tmp_path: Path, cache_bytes_max: int) -> None:
+def test_bytes_max_limits_returned_frames(tmp_path: Path, cache_bytes_max: int) -> None:
     life = Opened(tmp_path, cache_bytes_max)
     log = life.open()
     append(log, 20)
@@ -144,7 +144,7 @@ def test_bytes_max_bounds_what_is_returned(tmp_path: Path, cache_bytes_max: int)
     life.close()
 
 
-def test_durability_is_by_ticket(tmp_path: Path) -> None:
+def test_durable_index_rises_with_each_sync_ticket(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     log = life.open()
     append(log, 3)
@@ -159,7 +159,7 @@ def test_durability_is_by_ticket(tmp_path: Path) -> None:
     life.close()
 
 
-def test_a_sync_across_a_truncation_counts_for_nothing(tmp_path: Path) -> None:
+def test_sync_across_a_truncation_does_not_raise_the_durable_index(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     log = life.open()
     append(log, 3)
@@ -177,7 +177,7 @@ def test_a_sync_across_a_truncation_counts_for_nothing(tmp_path: Path) -> None:
     life.close()
 
 
-def test_truncation_zeroes_so_that_nothing_stale_comes_back(tmp_path: Path) -> None:
+def test_truncation_zeroes_the_removed_frames(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     log = life.open()
     frames = append(log, 100)  # three segments
@@ -192,7 +192,7 @@ def test_truncation_zeroes_so_that_nothing_stale_comes_back(tmp_path: Path) -> N
     again.close()
 
 
-def test_a_torn_tail_is_cut(tmp_path: Path) -> None:
+def test_torn_tail_is_truncated_on_open(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     log = life.open()
     append(log, 5)
@@ -206,7 +206,7 @@ def test_a_torn_tail_is_cut(tmp_path: Path) -> None:
     again.close()
 
 
-def test_damage_in_the_middle_is_refused_and_nothing_is_cut(tmp_path: Path) -> None:
+def test_damage_before_durable_frames_is_rejected_without_truncation(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     log = life.open()
     frames = append(log, 8)
@@ -223,7 +223,7 @@ def test_damage_in_the_middle_is_refused_and_nothing_is_cut(tmp_path: Path) -> N
     assert before == after
 
 
-def test_rot_found_while_reading_is_an_error_not_a_frame(tmp_path: Path) -> None:
+def test_corrupt_frame_raises_an_error_on_read(tmp_path: Path) -> None:
     life = Opened(tmp_path, cache_bytes_max=200)
     log = life.open()
     frames = append(log, 8)
@@ -246,7 +246,7 @@ def test_rot_found_while_reading_is_an_error_not_a_frame(tmp_path: Path) -> None
     life.close()
 
 
-def test_a_frame_is_reported_as_damaged_only_where_something_repairs_it(tmp_path: Path) -> None:
+def test_damaged_frame_is_reported_only_with_a_repair_subscriber(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     log = life.open()
     frames = append(log, 4)
@@ -262,7 +262,7 @@ def test_a_frame_is_reported_as_damaged_only_where_something_repairs_it(tmp_path
     life.close()
 
 
-def test_a_mended_log_is_as_it_was(tmp_path: Path) -> None:
+def test_repaired_log_equals_the_original_files(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     frames = append(life.open(), 100) + append(life.log, 100, term=2)
     sync(life.log)
@@ -299,7 +299,7 @@ def test_a_mended_log_is_as_it_was(tmp_path: Path) -> None:
     } == before
 
 
-def test_what_stands_behind_damage_can_be_given_up(tmp_path: Path) -> None:
+def test_frames_after_damage_can_be_truncated(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     frames = append(life.open(), 200)
     sync(life.log)
@@ -317,7 +317,7 @@ def test_what_stands_behind_damage_can_be_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 85])
-def test_the_beginning_that_retention_left_is_mended_or_cut(tmp_path: Path, victim: int) -> None:
+def test_lost_first_segment_is_repaired_or_truncated(tmp_path: Path, victim: int) -> None:
     """A lost first segment: where the log began is noted beside it."""
     life = Opened(tmp_path)
     log = life.open()
@@ -355,7 +355,7 @@ def test_the_beginning_that_retention_left_is_mended_or_cut(tmp_path: Path, vict
     again.close()
 
 
-def test_a_failed_sync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sync_ends_all_later_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = Opened(tmp_path)
     log = life.open()
     append(log, 3)
@@ -375,7 +375,7 @@ def test_a_failed_sync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     life.close()
 
 
-def test_retention_keeps_the_term_before_the_beginning(tmp_path: Path) -> None:
+def test_retention_keeps_the_term_before_the_first_index(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     log = life.open()
     append(log, 60, term=1)
@@ -396,7 +396,7 @@ def test_retention_keeps_the_term_before_the_beginning(tmp_path: Path) -> None:
     again.close()
 
 
-def test_killed_between_noting_and_removing_finishes_the_removal(
+def test_deletion_interrupted_after_its_record_is_finished_on_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life = Opened(tmp_path)
@@ -415,7 +415,7 @@ def test_killed_between_noting_and_removing_finishes_the_removal(
     again.close()
 
 
-def test_a_disk_without_room_for_a_new_file_keeps_nothing_from_being_deleted(
+def test_full_disk_does_not_prevent_retention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life = Opened(tmp_path)
@@ -435,7 +435,7 @@ def test_a_disk_without_room_for_a_new_file_keeps_nothing_from_being_deleted(
     life.close()
 
 
-def test_a_beginning_that_nobody_noted_is_damage(tmp_path: Path) -> None:
+def test_missing_first_segment_without_a_retention_record_is_damage(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     log = life.open()
     append(log, 200)
@@ -449,7 +449,7 @@ def test_a_beginning_that_nobody_noted_is_damage(tmp_path: Path) -> None:
     again.close()
 
 
-def test_the_store_must_be_open(tmp_path: Path) -> None:
+def test_log_storage_needs_an_open_store(tmp_path: Path) -> None:
     log = RaftLog(CommitLog(OsDisk(str(tmp_path)), "commitlog", SEGMENT))
     with pytest.raises(AssertionError, match="not open"):
         log.open()

@@ -34,7 +34,7 @@ def recovered_disk(unsynced: bool) -> SimDisk:
     return disk
 
 
-def test_a_blank_disk_recovers_and_says_so_durably() -> None:
+def test_replica_with_a_blank_disk_recovers_durably() -> None:
     disk = SimDisk(Random(1))
     promises = start(disk, SYNC, log_is_empty=True)
     assert promises.recovering == "there is no vote file"
@@ -44,13 +44,13 @@ def test_a_blank_disk_recovers_and_says_so_durably() -> None:
     assert promises.recovering == "it was recovering when it stopped"
 
 
-def test_a_log_without_its_votes_recovers() -> None:
+def test_log_without_a_vote_file_recovers() -> None:
     disk = recovered_disk(SYNC)
     disk.remove("raft/hardstate")
     assert start(disk, SYNC).recovering == "there is no vote file"
 
 
-def test_a_damaged_vote_file_recovers() -> None:
+def test_damaged_vote_file_recovers() -> None:
     disk = recovered_disk(SYNC)
     file = disk.open("raft/hardstate")
     file.pwrite(20, b"??")
@@ -64,14 +64,14 @@ def test_a_damaged_vote_file_recovers() -> None:
 
 
 @pytest.mark.parametrize("unsynced", [ASYNC, SYNC])
-def test_a_killed_process_loses_nothing(unsynced: bool) -> None:
+def test_killed_process_stays_recovered(unsynced: bool) -> None:
     disk = recovered_disk(unsynced)
     for _ in range(3):
         disk.kill_process()
         assert start(disk, unsynced).recovering is None
 
 
-def test_a_power_cut_costs_what_was_acknowledged_before_it_was_durable() -> None:
+def test_power_cut_under_async_flush_makes_the_replica_recover() -> None:
     disk = recovered_disk(ASYNC)
     disk.lose_power()
     promises = Promises(disk, "raft", ASYNC)
@@ -79,7 +79,7 @@ def test_a_power_cut_costs_what_was_acknowledged_before_it_was_durable() -> None
     assert "the machine went down" in str(promises.recovering)
 
 
-def test_under_sync_flush_it_costs_nothing() -> None:
+def test_power_cut_under_sync_flush_keeps_the_replica_recovered() -> None:
     disk = recovered_disk(SYNC)
     disk.lose_power()
     assert start(disk, SYNC).recovering is None
@@ -90,14 +90,14 @@ def test_under_sync_flush_it_costs_nothing() -> None:
     assert start(disk, SYNC).recovering is not None
 
 
-def test_a_kill_before_the_power_cut_does_not_hide_it() -> None:
+def test_kill_before_a_power_cut_does_not_hide_the_power_cut() -> None:
     disk = recovered_disk(ASYNC)
     disk.kill_process()
     disk.lose_power()
     assert start(disk, ASYNC).recovering is not None
 
 
-def test_after_a_clean_stop_the_machine_may_go_down() -> None:
+def test_clean_stop_keeps_the_replica_recovered_across_a_power_cut() -> None:
     disk = recovered_disk(ASYNC)
     disk.kill_process()
     promises = start(disk, ASYNC)
@@ -108,7 +108,7 @@ def test_after_a_clean_stop_the_machine_may_go_down() -> None:
     assert start(disk, ASYNC).recovering is not None
 
 
-def test_a_stop_that_was_not_clean_is_a_kill() -> None:
+def test_stop_without_clean_mark_counts_as_a_kill() -> None:
     disk = recovered_disk(ASYNC)
     disk.kill_process()
     start(disk, ASYNC).close(clean=False)
@@ -116,7 +116,7 @@ def test_a_stop_that_was_not_clean_is_a_kill() -> None:
     assert start(disk, ASYNC).recovering is not None
 
 
-def test_without_the_note_only_a_log_of_sync_flush_is_trusted() -> None:
+def test_missing_boot_record_is_accepted_only_under_sync_flush() -> None:
     for unsynced in (ASYNC, SYNC):
         disk = recovered_disk(unsynced)
         disk.remove("raft/boot")
@@ -145,7 +145,7 @@ def replace_note(disk: SimDisk) -> None:
 @pytest.mark.parametrize("before", [ASYNC, SYNC])
 @pytest.mark.parametrize("now", [ASYNC, SYNC])
 @pytest.mark.parametrize("damage", [rot, replace_note])
-def test_a_damaged_note_may_have_told_of_anything(
+def test_damaged_boot_record_makes_the_replica_recover(
     damage: Callable[[SimDisk], None], before: bool, now: bool, log_is_empty: bool
 ) -> None:
     """How the process before acknowledged is not known, nor what the log held."""
@@ -174,7 +174,7 @@ OWN = Owner("n1", b"g" * 16)
         (Owner(), True, "the log is gone"),
     ],
 )
-def test_only_the_own_vote_file_of_the_own_log_is_believed(
+def test_vote_file_of_another_store_makes_the_replica_recover(
     noted: Owner, log_is_empty: bool, told: str | None
 ) -> None:
     disk = recovered_disk(SYNC)
@@ -190,7 +190,7 @@ def test_only_the_own_vote_file_of_the_own_log_is_believed(
     assert again.owner == OWN  # what it promises from now on is its own
 
 
-def test_frames_given_up_make_it_recover() -> None:
+def test_dropped_damaged_frames_make_the_replica_recover() -> None:
     disk = recovered_disk(SYNC)
     promises = Promises(disk, "raft", SYNC)
     promises.give_up("frames 3..7 are damaged everywhere")
@@ -199,7 +199,7 @@ def test_frames_given_up_make_it_recover() -> None:
 
 
 @pytest.mark.parametrize("operations", range(1, 14))
-def test_killed_anywhere_in_a_start_it_still_recovers(operations: int) -> None:
+def test_kill_at_any_point_of_a_start_keeps_the_replica_recovering(operations: int) -> None:
     """The vote file says so before the note of the boot is renewed."""
     from tests.simulator.disk import SimCrash
 
@@ -216,7 +216,7 @@ def test_killed_anywhere_in_a_start_it_still_recovers(operations: int) -> None:
         assert start(disk, ASYNC).recovering is not None
 
 
-def test_the_operating_system_names_its_boot(
+def test_boot_id_of_the_operating_system_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = OsDisk(str(tmp_path))

@@ -113,7 +113,7 @@ def foreign(links: PeerLinks) -> list[str]:
     return reported
 
 
-async def test_replicas_of_two_groups_part_on_both_sides_and_say_so_once(
+async def test_replicas_of_two_groups_disconnect_and_report_it_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, "raftmq.dledger.transport.group_id")
@@ -132,7 +132,9 @@ async def test_replicas_of_two_groups_part_on_both_sides_and_say_so_once(
     assert len(caplog.records) == 4
 
 
-async def test_one_group_talks_and_so_do_those_that_know_none_yet(world: World) -> None:
+async def test_replicas_of_one_group_connect_with_and_without_a_known_group_id(
+    world: World,
+) -> None:
     first = await world.start_as("n0", known(ONE), "n1", "n2")
     await world.start_as("n1", known(ONE), "n0", "n2")
     await world.start_as("n2", GroupIdentity(), "n0", "n1")
@@ -140,7 +142,7 @@ async def test_one_group_talks_and_so_do_those_that_know_none_yet(world: World) 
     assert foreign(world.links["n0"]) == []
 
 
-async def test_links_from_before_the_ids_are_parted_when_these_are_known(world: World) -> None:
+async def test_links_older_than_the_group_ids_close_when_the_ids_differ(world: World) -> None:
     first = await world.start_as("n0", GroupIdentity(), "n1", "n2")
     second = await world.start_as("n1", GroupIdentity(), "n0", "n2")
     third = await world.start_as("n2", GroupIdentity(), "n0", "n1")
@@ -156,7 +158,7 @@ async def test_links_from_before_the_ids_are_parted_when_these_are_known(world: 
     assert world.links["n0"].is_open("n2") and world.links["n2"].is_open("n0")
 
 
-async def test_an_announcement_of_another_group_parts_a_link(world: World) -> None:
+async def test_announced_group_id_of_another_group_closes_the_link(world: World) -> None:
     first = await world.start_as("n0", known(ONE), "n1")
     reader, writer = await dial(world, "n0")
     writer.write(encode_hello(Hello("g", "n1", "n0")) + encode_identity(b""))
@@ -171,7 +173,7 @@ async def test_an_announcement_of_another_group_parts_a_link(world: World) -> No
     writer.close()
 
 
-async def test_an_empty_one_is_of_the_group_it_dials_and_mixes_no_other_in(world: World) -> None:
+async def test_empty_replica_joins_the_group_it_dials_and_rejects_the_other(world: World) -> None:
     """n0 and n1 are of two groups; n2 is empty, and its peers list has both."""
     await world.start_as("n0", known(ONE), "n2")
     await world.start_as("n1", known(TWO), "n2")
@@ -191,7 +193,7 @@ async def test_an_empty_one_is_of_the_group_it_dials_and_mixes_no_other_in(world
     await again.stop()
 
 
-async def test_whoever_dials_an_empty_one_decides_nothing(world: World) -> None:
+async def test_dialler_of_an_empty_replica_does_not_set_its_group_id(world: World) -> None:
     """n1 of another group has the address of an empty founder whose own peer knows no id yet."""
     await world.start_as("n0", GroupIdentity(), "n2")
     identity = world.empty("n2")
@@ -205,7 +207,7 @@ async def test_whoever_dials_an_empty_one_decides_nothing(world: World) -> None:
     assert world.links["n2"].is_open("n0")
 
 
-async def test_an_empty_one_that_dialled_before_there_was_an_id_dials_again(world: World) -> None:
+async def test_empty_replica_redials_after_its_group_gets_an_id(world: World) -> None:
     """As a new replica does that was started before it was made a member: nobody dials it yet."""
     identity = world.empty("n2")
     seen = await world.start_as("n2", identity, "n0")
@@ -219,7 +221,7 @@ async def test_an_empty_one_that_dialled_before_there_was_an_id_dials_again(worl
     assert seen.closed == ["n0"]  # once
 
 
-async def test_a_stranger_of_a_peer_s_name_does_not_have_it_dialled_on_and_on(
+async def test_non_member_with_a_peers_name_causes_no_repeated_redial(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -240,7 +242,7 @@ async def test_a_stranger_of_a_peer_s_name_does_not_have_it_dialled_on_and_on(
     assert identity.group_id == b""
 
 
-async def test_one_that_dials_nobody_believes_whom_it_hears(world: World) -> None:
+async def test_empty_replica_without_peers_accepts_the_dialling_group(world: World) -> None:
     identity = world.empty("n2")
     await world.start_as("n2", identity)
     seen = await world.start_as("n0", known(ONE), "n2")
@@ -248,7 +250,7 @@ async def test_one_that_dials_nobody_believes_whom_it_hears(world: World) -> Non
     assert identity.group_id == ONE
 
 
-async def test_a_newer_replica_is_spoken_to_in_the_version_of_both(world: World) -> None:
+async def test_newer_replica_is_addressed_in_the_common_version(world: World) -> None:
     seen = await world.start_as("n0", known(ONE), "n1")
     reader, writer = await dial(world, "n0")
     writer.write(encode_hello(Hello("g", "n1", "n0", VERSION + 1)) + encode_identity(ONE))
@@ -259,7 +261,7 @@ async def test_a_newer_replica_is_spoken_to_in_the_version_of_both(world: World)
     writer.close()
 
 
-async def test_nothing_is_taken_before_it_is_durable(world: World, tmp_path: Path) -> None:
+async def test_group_id_is_in_use_only_after_it_is_durable(world: World, tmp_path: Path) -> None:
     gate = threading.Event()
     identity = world.empty("n2")
     blocked = world.pool.submit(gate.wait, 60)  # the pool has one thread
@@ -276,7 +278,7 @@ async def test_nothing_is_taken_before_it_is_durable(world: World, tmp_path: Pat
     await identity.stop()
 
 
-async def test_a_full_disk_is_waited_for_and_another_error_ends_the_replica(
+async def test_group_id_save_waits_for_a_full_disk_and_fails_on_other_errors(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raftmq.dledger.transport.group_id, "RETRY_S", 0.001)
@@ -304,7 +306,7 @@ async def test_a_full_disk_is_waited_for_and_another_error_ends_the_replica(
     await identity.stop()
 
 
-async def test_what_is_applied_counts_unless_something_else_is_noted(world: World) -> None:
+async def test_applied_group_id_is_kept_unless_another_is_recorded(world: World) -> None:
     identity = world.empty("n0")
     identity.applied(b"", ONE)
     identity.applied(ONE, TWO)  # a restored log, replayed by one that was never told
@@ -320,7 +322,7 @@ async def test_what_is_applied_counts_unless_something_else_is_noted(world: Worl
     assert noted.group_id == TWO
 
 
-async def test_a_damaged_file_says_nothing_and_is_made_anew(world: World) -> None:
+async def test_damaged_group_id_file_is_read_as_empty_and_rewritten(world: World) -> None:
     identity = world.empty("n0")
     identity.applied(b"", ONE)
     await identity.stop()
@@ -335,7 +337,7 @@ async def test_a_damaged_file_says_nothing_and_is_made_anew(world: World) -> Non
     await again.stop()
 
 
-def test_who_is_foreign_is_remembered_for_a_while_and_within_bounds() -> None:
+def test_foreign_peers_are_remembered_for_a_bounded_time_and_count() -> None:
     identity = known(ONE)
     for number in range(FOREIGN_MAX + 5):
         identity.judge(meeting(TWO, peer=f"p{number}"), number)

@@ -69,13 +69,13 @@ def from_ip(ip: str) -> asyncio.BaseTransport:
         (Hello("g", "gone", "n0"), "gone was removed from group g"),
     ],
 )
-async def test_who_is_refused_and_why(hello: Hello, why: str) -> None:
+async def test_inbound_hello_refusal_reasons(hello: Hello, why: str) -> None:
     world = World()
     world.incoming.remove({"gone"})
     assert world.refusal(hello) == why
 
 
-async def test_a_peer_that_dials_again_gives_up_its_old_connection() -> None:
+async def test_peer_that_dials_again_loses_its_old_connection() -> None:
     world = World()
     old = world.accept("n1")
     new = world.accept("n1")
@@ -87,7 +87,9 @@ async def test_a_peer_that_dials_again_gives_up_its_old_connection() -> None:
     assert world.incoming.line("n1") is None
 
 
-async def test_two_processes_with_one_id_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_two_processes_with_one_id_are_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = World()
     world.local.dialers["n1"] = cast(Any, SimpleNamespace(hurry=lambda: None))
     for _ in range(TAKEOVERS_MAX + 1):
@@ -111,7 +113,7 @@ async def test_two_processes_with_one_id_are_told_of(caplog: pytest.LogCaptureFi
         ("10.0.0.1", "10.0.0.2", "10.0.0.9", False),  # its machine has several addresses
     ],
 )
-async def test_of_two_with_one_id_that_keeps_the_place_whose_address_is_dialled(
+async def test_connection_from_the_dialled_address_wins_a_duplicate_id(
     dialled: str, real: str, double: str, kept: bool
 ) -> None:
     world = World()
@@ -131,14 +133,14 @@ async def test_of_two_with_one_id_that_keeps_the_place_whose_address_is_dialled(
     assert "two processes say that they are n1" in world.local.identity.foreign(0.0)[0]
 
 
-async def test_a_peer_that_dials_again_now_and_then_is_one() -> None:
+async def test_peer_that_redials_seldom_is_not_reported_as_duplicate() -> None:
     world = World()
     for _ in range(3 * TAKEOVERS_MAX):
         world.incoming.lost(world.accept("n1"))
     assert not world.local.identity.foreign(0.0)
 
 
-async def test_connections_that_say_nothing_are_bounded_in_number() -> None:
+async def test_silent_connections_are_limited_in_number() -> None:
     world = World()
     world.accept("n1")
     silent = [world.accept() for _ in range(HANDSHAKING_MAX)]
@@ -154,7 +156,7 @@ async def test_connections_that_say_nothing_are_bounded_in_number() -> None:
     world.incoming.welcome(silent[0], "n2")
 
 
-async def test_nobody_is_let_in_and_nothing_is_reported_once_it_is_shut() -> None:
+async def test_closed_listener_accepts_no_connection_and_reports_none() -> None:
     world = World()
     known = world.accept("n1")
     world.incoming.is_shut = True
@@ -163,14 +165,14 @@ async def test_nobody_is_let_in_and_nothing_is_reported_once_it_is_shut() -> Non
     assert world.closed == []
 
 
-async def test_strangers_are_refused_where_nobody_joins() -> None:
+async def test_non_members_are_rejected_where_joining_is_disabled() -> None:
     world = World(LinkConfig(strangers=False))
     assert world.refusal(Hello("g", "stranger", "n0")) == "stranger is no member of group g"
     world.local.dialers["n1"] = cast(Any, SimpleNamespace(hosts=["127.0.0.1"], transport=None))
     assert world.refusal(Hello("g", "n1", "n0")) == ""
 
 
-async def test_strangers_are_bounded_in_number_and_keep_no_member_out() -> None:
+async def test_non_members_are_limited_in_number_and_do_not_block_members() -> None:
     world = World()
     for number in range(STRANGERS_MAX):
         world.accept(f"s{number}")

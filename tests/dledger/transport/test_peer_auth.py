@@ -75,7 +75,7 @@ async def both_open(net: Net) -> None:
     await b.until(lambda: b.messages == [beat("n0", "n1")])
 
 
-async def test_replicas_that_have_the_secret_talk(net: Net) -> None:
+async def test_replicas_with_the_same_secret_connect(net: Net) -> None:
     await net.start("n0", config=config("n0"))
     await net.start("n1", config=config("n1"))
     await both_open(net)
@@ -105,7 +105,7 @@ async def test_a_replica_without_the_secret_gets_no_link(net: Net, theirs: Secre
     ],
     ids=["hello", "wrong proof", "another port", "TLS", "zeros"],
 )
-async def test_a_stranger_hears_nothing(net: Net, opening: bytes) -> None:
+async def test_unproven_peer_gets_only_random_bytes(net: Net, opening: bytes) -> None:
     await net.start("n0", config=config("n0"))
     reader, writer = await raw(net)
     writer.write(opening)
@@ -116,7 +116,7 @@ async def test_a_stranger_hears_nothing(net: Net, opening: bytes) -> None:
     writer.close()
 
 
-async def test_random_bytes_are_all_that_a_wrong_proof_gets(net: Net) -> None:
+async def test_peer_with_a_wrong_proof_gets_only_random_bytes(net: Net) -> None:
     await net.start("n0", config=config("n0"))
     reader, writer = await raw(net)
     writer.write(Dialling(OTHER, Claim(Purpose.RAFT, "g", "n1", "n0"), bytes(32)).opening)
@@ -126,7 +126,7 @@ async def test_random_bytes_are_all_that_a_wrong_proof_gets(net: Net) -> None:
     writer.close()
 
 
-async def test_who_is_silent_is_closed_in_time_and_who_is_not_passes_meanwhile(net: Net) -> None:
+async def test_silent_peer_is_closed_in_time_and_does_not_block_another(net: Net) -> None:
     await net.start("n0", config=config("n0", timeout_s=0.2))
     silent = [await raw(net) for _ in range(3)]
     silent[1][1].write(b"RMQS\x01\x01")  # and then nothing more
@@ -137,7 +137,7 @@ async def test_who_is_silent_is_closed_in_time_and_who_is_not_passes_meanwhile(n
     await both_open(net)
 
 
-async def test_beyond_the_bound_the_oldest_silent_one_gives_way(net: Net) -> None:
+async def test_oldest_silent_connection_is_closed_at_the_limit(net: Net) -> None:
     await net.start("n0", config=config("n0"))
     silent = [await raw(net) for _ in range(HANDSHAKING_MAX + 1)]
     assert await said(silent[0][0]) == b""
@@ -148,7 +148,7 @@ async def test_beyond_the_bound_the_oldest_silent_one_gives_way(net: Net) -> Non
         writer.close()
 
 
-async def test_a_plain_hello_in_pieces_loses_nothing_where_it_is_accepted(net: Net) -> None:
+async def test_plain_hello_in_single_bytes_is_accepted_in_accept_mode(net: Net) -> None:
     await net.start("n0", config=config("n0", accept=True))
     _, writer = await raw(net)
     hello = encode_hello(Hello("g", "n1", "n0")) + encode_identity(b"")
@@ -163,7 +163,7 @@ async def test_a_plain_hello_in_pieces_loses_nothing_where_it_is_accepted(net: N
     writer.close()
 
 
-def test_on_uvloop_it_is_the_same() -> None:
+def test_peer_auth_works_on_uvloop() -> None:
     async def scenario() -> None:
         net = Net(2)
         try:
@@ -181,7 +181,7 @@ def test_on_uvloop_it_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-async def test_who_hangs_up_over_tls_may_have_refused_the_certificate(tls: bool) -> None:
+async def test_connection_closed_over_tls_reports_a_possible_certificate_refusal(tls: bool) -> None:
     """With TLS 1.3 a dialler learns of it after the handshake, as the end of the connection."""
 
     async def hang_up(factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
@@ -203,7 +203,7 @@ class Mute(asyncio.Transport):
         pass
 
 
-async def test_a_dial_that_is_given_up_leaves_nothing_open(net: Net) -> None:
+async def test_cancelled_dial_closes_its_connection(net: Net) -> None:
     closed = asyncio.Event()
 
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -222,7 +222,7 @@ async def test_a_dial_that_is_given_up_leaves_nothing_open(net: Net) -> None:
     await server.wait_closed()
 
 
-async def test_stopping_closes_who_has_not_passed(net: Net) -> None:
+async def test_stopped_gate_closes_unproven_connections(net: Net) -> None:
     await net.start("n0", config=config("n0"))
     reader, writer = await raw(net)
     writer.write(b"RMQS")
@@ -232,7 +232,7 @@ async def test_stopping_closes_who_has_not_passed(net: Net) -> None:
     writer.close()
 
 
-async def test_the_log_does_not_say_the_secret_nor_what_strangers_send(
+async def test_gate_log_has_neither_the_secret_nor_received_bytes(
     net: Net, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate_module, "_is_due", lambda count: True)
@@ -268,7 +268,7 @@ def converse(one: Dialling, other: Accepting) -> list[bytes]:
     return said
 
 
-def test_who_has_the_secret_passes_on_both_sides() -> None:
+def test_mutual_proof_succeeds_with_the_same_secret() -> None:
     one, other = dialling(), accepting()
     challenge, answer, proof, counter_proof, end = converse(one, other)
     assert one.done and other.done
@@ -278,7 +278,7 @@ def test_who_has_the_secret_passes_on_both_sides() -> None:
     assert all(b"the secret" not in said for said in (challenge, answer, proof, counter_proof))
 
 
-def test_one_byte_at_a_time_it_is_the_same() -> None:
+def test_mutual_proof_succeeds_with_single_bytes() -> None:
     one, other = dialling(), accepting()
     to_other, to_one = one.opening, b""
     while to_other or to_one:
@@ -289,14 +289,14 @@ def test_one_byte_at_a_time_it_is_the_same() -> None:
     assert one.done and other.done
 
 
-def test_what_comes_behind_the_last_proof_is_for_whom_the_connection_is() -> None:
+def test_bytes_after_the_last_proof_go_to_the_connection() -> None:
     one, other = dialling(), accepting()
     proof = one.receive_data(other.receive_data(one.opening))
     one.receive_data(other.receive_data(proof) + b"first words")
     assert one.rest == b"first words"
 
 
-def test_another_secret_is_refused_and_the_acceptor_proves_nothing_to_it() -> None:
+def test_acceptor_rejects_another_secret_and_sends_no_proof() -> None:
     one, other = dialling(OTHER), accepting()
     proof = one.receive_data(other.receive_data(one.opening))
     with pytest.raises(ProofError, match="another secret"):
@@ -304,14 +304,14 @@ def test_another_secret_is_refused_and_the_acceptor_proves_nothing_to_it() -> No
     assert not other.done
 
 
-def test_an_acceptor_with_another_secret_is_refused() -> None:
+def test_dialler_rejects_an_acceptor_with_another_secret() -> None:
     one, other = dialling(), accepting(OTHER)
     one.receive_data(other.receive_data(one.opening))
     with pytest.raises(ProofError, match="another secret"):
         one.receive_data(OTHER.proof(b"raftmq peer proof, acceptor\0", one._transcript))
 
 
-def test_one_s_own_proof_sent_back_proves_nothing() -> None:
+def test_reflected_proof_is_rejected() -> None:
     one, other = dialling(), accepting()
     proof = one.receive_data(other.receive_data(one.opening))
     with pytest.raises(ProofError):
@@ -320,7 +320,7 @@ def test_one_s_own_proof_sent_back_proves_nothing() -> None:
         dialling().receive_data(one.opening)  # the challenge itself
 
 
-def test_a_recorded_conversation_is_of_no_use() -> None:
+def test_replayed_conversation_is_rejected() -> None:
     challenge, answer, proof, counter_proof, _ = converse(dialling(), accepting())
     later = accepting(number=3)
     later.receive_data(challenge)
@@ -340,13 +340,13 @@ def test_a_recorded_conversation_is_of_no_use() -> None:
         Claim(Purpose.RAFT, "g", "n0", "n2"),
     ],
 )
-def test_a_challenge_for_another_port_group_or_replica_gets_no_answer(claim: Claim) -> None:
+def test_challenge_for_another_port_group_or_replica_is_rejected(claim: Claim) -> None:
     with pytest.raises(ProofError, match="means to reach"):
         accepting().receive_data(dialling(claim=claim).opening)
 
 
 @pytest.mark.parametrize("said", [b"RMQP\x04", b"\0\0\0\0\0\0\0\0", b"GET /", b"RMQ!" * 99])
-def test_who_begins_with_something_else_is_plain_and_nothing_of_it_is_lost(said: bytes) -> None:
+def test_opening_without_a_challenge_is_plain_and_keeps_its_bytes(said: bytes) -> None:
     for size in (1, 3, len(said)):
         other, given = accepting(), 0
         while not other.plain:
@@ -355,7 +355,7 @@ def test_who_begins_with_something_else_is_plain_and_nothing_of_it_is_lost(said:
         assert other.rest == said[: min(given, len(said))]
 
 
-def test_made_up_bytes_never_pass_nor_raise_anything_else() -> None:
+def test_random_bytes_never_pass_a_proof_and_raise_only_proof_errors() -> None:
     rng = random.Random(7)
     for _ in range(4_000):
         other = accepting()
@@ -382,7 +382,7 @@ def test_made_up_bytes_never_pass_nor_raise_anything_else() -> None:
         assert not one.done
 
 
-def test_bytes_before_their_time_end_it() -> None:
+def test_bytes_before_the_expected_step_are_rejected() -> None:
     with pytest.raises(ProofError, match="more before it has heard an answer"):
         accepting().receive_data(dialling().opening + b"hello")
     one, other = dialling(), accepting()
@@ -394,7 +394,7 @@ def test_bytes_before_their_time_end_it() -> None:
         eager.receive_data(accepting().receive_data(eager.opening) + b"hello")
 
 
-def test_a_secret_is_long_enough_and_never_shown() -> None:
+def test_short_secret_is_rejected_and_never_printed() -> None:
     with pytest.raises(ValueError, match="at least 16 bytes") as raised:
         Secret(b"too short")
     assert "too short" not in str(raised.value)

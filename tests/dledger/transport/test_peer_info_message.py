@@ -52,17 +52,17 @@ def sealed_body(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("info", [PeerInfo("a", "b", 4), FULL], ids=["empty", "full"])
-def test_sections_come_back_as_they_were(info: PeerInfo) -> None:
+def test_peer_info_sections_round_trip(info: PeerInfo) -> None:
     assert read(body(info)) == info
     assert len(body(info)) < BODY_SIZE_BYTES_MAX
 
 
-def test_a_section_of_a_later_version_is_skipped() -> None:
+def test_peer_info_section_of_a_later_version_is_skipped() -> None:
     later = b"\x63\x00\x03new"
     assert read(sealed_body(body(FULL)[:-4] + later)) == FULL
 
 
-def test_made_up_bodies_are_refused_or_read() -> None:
+def test_random_peer_info_bodies_are_read_or_rejected() -> None:
     rng = random.Random(1)
     complete = body(FULL)[:-4]
     for _ in range(20_000):
@@ -91,18 +91,18 @@ def test_made_up_bodies_are_refused_or_read() -> None:
         b"\x01\x00",
     ],
 )
-def test_malformed_sections_are_refused(value: bytes) -> None:
+def test_malformed_peer_info_sections_are_rejected(value: bytes) -> None:
     with pytest.raises(PeerInfoError):
         read(sealed_body(value))
 
 
-def test_notes_come_back_as_they_were() -> None:
+def test_rollback_notes_round_trip() -> None:
     notes = {"a": Held(0, 0), "b" * 255: Held(TERM_MAX, NUMBER_MAX), "\u00e9": Held(7, 9)}
     assert decode_notes(encode_notes(notes)) == notes
     assert decode_notes(encode_notes({})) == {}
 
 
-def test_the_longest_notes_fit_a_message_and_the_file() -> None:
+def test_longest_rollback_notes_fit_a_message_and_the_file() -> None:
     longest = NAME_SIZE_BYTES_MAX * "n"
     notes = {f"{at}{longest[1:]}": Held(TERM_MAX, NUMBER_MAX) for at in range(MEMBERS_MAX)}
     data = encode_notes(notes)
@@ -110,7 +110,7 @@ def test_the_longest_notes_fit_a_message_and_the_file() -> None:
     assert decode_notes(data) == notes
 
 
-def test_a_flipped_bit_is_noticed() -> None:
+def test_flipped_bit_in_rollback_notes_is_detected() -> None:
     data = encode_notes({"a": Held(3, 10), "b": Held(3, 12)})
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
@@ -123,7 +123,7 @@ def sealed(data: bytes) -> bytes:
     return data + crc32c(data).to_bytes(4, "big")
 
 
-def test_no_bytes_do_more_than_raise() -> None:
+def test_random_rollback_notes_raise_only_their_error() -> None:
     rng = random.Random(1)
     complete = encode_notes({f"n{number}": Held(number, 2 * number) for number in range(9)})
     refused = 0

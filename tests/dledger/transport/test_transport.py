@@ -124,7 +124,7 @@ def big_append(size: int) -> list[bytes]:
     return encode_append(1, 0, 0, 0, [frame])
 
 
-async def test_both_directions_open_and_carry_messages(net: Net) -> None:
+async def test_link_opens_in_both_directions_and_carries_messages(net: Net) -> None:
     await net.start("n0")
     await net.start("n1")
     a, b = net.seen["n0"], net.seen["n1"]
@@ -137,7 +137,7 @@ async def test_both_directions_open_and_carry_messages(net: Net) -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_connection_that_comes_while_the_node_stops_is_closed(net: Net, turns: int) -> None:
+async def test_connection_during_a_stop_is_closed(net: Net, turns: int) -> None:
     await net.start("n0")
     address = net.peers["n0"]
     with socket.create_connection((address.host, address.port)) as dialled:
@@ -150,7 +150,7 @@ async def test_a_connection_that_comes_while_the_node_stops_is_closed(net: Net, 
             assert await asyncio.to_thread(dialled.recv, 1) == b""
 
 
-async def test_a_stopped_peer_is_reported_and_found_again(net: Net) -> None:
+async def test_stopped_peer_is_reported_and_reconnected(net: Net) -> None:
     await net.start("n0")
     await net.start("n1")
     a = net.seen["n0"]
@@ -167,7 +167,7 @@ async def test_a_stopped_peer_is_reported_and_found_again(net: Net) -> None:
     assert net.links["n0"].last_error("n1") == ""
 
 
-async def test_abort_is_noticed_by_the_peer(net: Net) -> None:
+async def test_aborted_link_is_noticed_by_the_peer(net: Net) -> None:
     await net.start("n0")
     await net.start("n1")
     a = net.seen["n0"]
@@ -177,7 +177,7 @@ async def test_abort_is_noticed_by_the_peer(net: Net) -> None:
     await a.until(lambda: a.closed == ["n1", "n1"])
 
 
-async def test_a_peer_that_closes_what_it_accepts_is_dialled_ever_more_slowly(net: Net) -> None:
+async def test_peer_that_closes_accepted_links_is_dialled_with_back_off(net: Net) -> None:
     await net.start("n0", config=LinkConfig(backoff_ms_min=1, backoff_ms_max=60_000))
     await net.start("n1")
     await until(lambda: net.seen["n1"].opened)  # its own link hurries ours no more
@@ -194,7 +194,7 @@ def at_least(seen: list[str], count: int) -> bool:
     return len(seen) >= count
 
 
-async def test_a_peer_is_dialled_at_its_spare_address_while_there_is_one() -> None:
+async def test_peer_is_dialled_at_its_spare_address_while_it_has_one() -> None:
     """Where it should be is another replica, which says so. A link that is open stays."""
     world = Net(3)
     try:
@@ -230,7 +230,7 @@ class Picky(PlainNetwork):
         return "" if there == host else f"{there} is not {host}"
 
 
-async def test_a_peer_is_believed_at_its_spare_address_too(net: Net) -> None:
+async def test_peer_is_accepted_from_its_spare_address(net: Net) -> None:
     right = net.peers["n1"]
     net.peers["n1"] = replace(right, host="127.0.0.9")
     await net.start("n0", config=LinkConfig(network=Picky()))
@@ -242,7 +242,7 @@ async def test_a_peer_is_believed_at_its_spare_address_too(net: Net) -> None:
     await net.seen["n0"].until(lambda: net.seen["n0"].opened == ["n1"])
 
 
-async def test_another_group_is_refused_with_a_reason(net: Net) -> None:
+async def test_peer_of_another_group_is_rejected_with_a_reason(net: Net) -> None:
     await net.start("n0", group="one")
     await net.start("n1", group="two")
     links = net.links["n0"]
@@ -263,7 +263,7 @@ async def dial(net: Net, node: str) -> tuple[asyncio.StreamReader, asyncio.Strea
         (Hello("other", "n1", "n0"), "this is group g, not other"),
     ],
 )
-async def test_a_wrong_hello_gets_its_reason(net: Net, hello: Hello, reason: str) -> None:
+async def test_wrong_hello_is_answered_with_its_reason(net: Net, hello: Hello, reason: str) -> None:
     await net.start("n0")
     reader, writer = await dial(net, "n0")
     writer.write(encode_hello(hello))
@@ -274,7 +274,7 @@ async def test_a_wrong_hello_gets_its_reason(net: Net, hello: Hello, reason: str
     await writer.wait_closed()
 
 
-async def test_a_newer_peer_is_welcome_and_told_what_is_spoken(net: Net) -> None:
+async def test_newer_peer_gets_the_version_to_speak(net: Net) -> None:
     await net.start("n0")
     reader, writer = await dial(net, "n0")
     writer.write(encode_hello(Hello("g", "n1", "n0", VERSION + 1)))
@@ -287,7 +287,7 @@ async def test_a_newer_peer_is_welcome_and_told_what_is_spoken(net: Net) -> None
     await writer.wait_closed()
 
 
-async def test_malformed_input_closes_that_connection_and_nothing_else(net: Net) -> None:
+async def test_malformed_input_closes_only_its_connection(net: Net) -> None:
     await net.start("n0")
     await net.start("n1")
     a = net.seen["n0"]
@@ -306,7 +306,7 @@ async def test_malformed_input_closes_that_connection_and_nothing_else(net: Net)
     await a.until(lambda: a.messages == [beat("n1", "n0")])
 
 
-async def test_a_malformed_message_closes_the_link_of_its_sender(net: Net) -> None:
+async def test_malformed_message_closes_the_link_of_its_sender(net: Net) -> None:
     await net.start("n0")
     a = net.seen["n0"]
     _, writer = await dial(net, "n0")
@@ -320,7 +320,7 @@ async def test_a_malformed_message_closes_the_link_of_its_sender(net: Net) -> No
     writer.close()
 
 
-async def test_a_newer_connection_of_the_same_peer_replaces_the_older(net: Net) -> None:
+async def test_newer_connection_of_a_peer_replaces_the_older(net: Net) -> None:
     await net.start("n0")
     a = net.seen["n0"]
     hello = encode_hello(Hello("g", "n1", "n0")) + encode_identity(b"")
@@ -341,7 +341,7 @@ async def test_a_newer_connection_of_the_same_peer_replaces_the_older(net: Net) 
         writer.close()
 
 
-async def test_silent_connections_are_bounded_in_time_and_number(net: Net) -> None:
+async def test_silent_connections_are_limited_in_time_and_number(net: Net) -> None:
     # Long enough that all of them are open at once, however slow the machine is.
     await net.start("n0", config=LinkConfig(connect_timeout_ms=3_000))
     open_ones = [await dial(net, "n0") for _ in range(HANDSHAKING_MAX + 1)]
@@ -354,7 +354,7 @@ async def test_silent_connections_are_bounded_in_time_and_number(net: Net) -> No
     assert net.links["n0"].refused >= 1
 
 
-async def test_a_peer_that_does_not_read_cannot_fill_our_memory(net: Net) -> None:
+async def test_peer_that_does_not_read_cannot_fill_the_senders_memory(net: Net) -> None:
     """n1 is played by a server that welcomes and then reads nothing."""
     sock = net.sockets["n1"]
     net.sockets["n1"] = None
@@ -387,7 +387,7 @@ async def test_a_peer_that_does_not_read_cannot_fill_our_memory(net: Net) -> Non
     server.close()
 
 
-async def test_a_dial_cut_short_as_it_succeeds_leaves_no_dead_link(
+async def test_dial_cancelled_at_its_success_leaves_no_dead_link(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """uvloop closes the transport of a cancelled dial, and tells its protocol nothing."""
@@ -415,7 +415,7 @@ async def test_a_dial_cut_short_as_it_succeeds_leaves_no_dead_link(
     await net.seen["n1"].until(lambda: len(net.seen["n1"].messages) == 1)
 
 
-async def test_a_bug_in_the_dialler_is_reported(net: Net) -> None:
+async def test_bug_in_the_dialler_is_reported(net: Net) -> None:
     await net.start("n0")
     dialer = net.links["n0"].local.dialers["n1"]
     dialer.address = None  # type: ignore[assignment]
@@ -423,7 +423,7 @@ async def test_a_bug_in_the_dialler_is_reported(net: Net) -> None:
     assert isinstance(net.seen["n0"].failed[0], AttributeError)
 
 
-async def test_large_requests_arrive_whole(net: Net) -> None:
+async def test_large_append_requests_arrive_complete(net: Net) -> None:
     await net.start("n0")
     await net.start("n1")
     a, b = net.seen["n0"], net.seen["n1"]

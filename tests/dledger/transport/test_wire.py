@@ -104,11 +104,11 @@ def read(data: bytes) -> list[PeerMessage]:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
-def test_a_message_comes_back_as_it_was(message: PeerMessage) -> None:
+def test_peer_message_round_trip(message: PeerMessage) -> None:
     assert read(encoded(message)) == [message]
 
 
-def test_one_byte_at_a_time() -> None:
+def test_peer_messages_are_read_byte_by_byte() -> None:
     reader = MessageReader(A, B)
     got: list[PeerMessage] = []
     for byte in b"".join(map(encoded, MESSAGES[:-1])):  # all but the one of a megabyte
@@ -117,7 +117,7 @@ def test_one_byte_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 64, 1000, 4096])
-def test_any_cutting_gives_the_same_messages(size: int) -> None:
+def test_peer_messages_are_equal_for_any_split_of_the_bytes(size: int) -> None:
     data = b"".join(map(encoded, MESSAGES * 3))
     reader = MessageReader(A, B)
     got: list[PeerMessage] = []
@@ -127,7 +127,7 @@ def test_any_cutting_gives_the_same_messages(size: int) -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
-def test_a_truncated_message_is_never_given_out(message: PeerMessage) -> None:
+def test_truncated_message_is_never_returned(message: PeerMessage) -> None:
     data = encoded(message)
     step = max(1, len(data) // 200)
     for size in range(0, len(data), step):
@@ -135,7 +135,7 @@ def test_a_truncated_message_is_never_given_out(message: PeerMessage) -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
-def test_a_flipped_bit_is_never_given_out(message: PeerMessage) -> None:
+def test_message_with_a_flipped_bit_is_never_returned(message: PeerMessage) -> None:
     data = encoded(message)
     for at in range(0, len(data), max(1, len(data) // 150)):
         if isinstance(message, RepairResponse) and at >= len(data) - len(message.data):
@@ -151,7 +151,7 @@ def test_a_flipped_bit_is_never_given_out(message: PeerMessage) -> None:
             pass
 
 
-def test_frames_are_passed_on_not_rebuilt() -> None:
+def test_frames_are_forwarded_without_rebuilding() -> None:
     frames = (frame(21), frame(22))
     buffers = encode_message(AppendRequest(A, B, 7, 20, 6, 18, frames))
     assert buffers[1] is frames[0].data
@@ -203,24 +203,24 @@ def append_with(tail: bytes, count: int, **more: int) -> bytes:
         (sealed(21, 1, 5, 1, 0, 0, 0, 0, length=RESPONSE_BYTES_MAX + 68), "limit"),
     ],
 )
-def test_malformed_input_is_refused_with_its_reason(data: bytes, reason: str) -> None:
+def test_malformed_message_is_rejected_with_its_reason(data: bytes, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         read(data)
 
 
-def test_a_wrong_length_is_refused_before_its_bytes_are_waited_for() -> None:
+def test_wrong_length_is_rejected_before_its_bytes_arrive() -> None:
     with pytest.raises(WireError, match="limit"):
         read(append_with(b"", 1, length=2**31 - 1))
 
 
-def test_a_message_at_the_frame_limit_passes_and_above_it_is_not_built() -> None:
+def test_append_above_the_frame_limit_is_not_encoded() -> None:
     one = frame(1, b"")
     with pytest.raises(AssertionError):
         wire.encode_append(1, 0, 0, 0, [one] * (wire.FRAMES_PER_MESSAGE_MAX + 1))
     assert len(wire.encode_append(1, 0, 0, 0, [one] * wire.FRAMES_PER_MESSAGE_MAX)) == 65_537
 
 
-def test_hello_comes_back_cut_anywhere() -> None:
+def test_hello_round_trip_and_every_truncation() -> None:
     hello = Hello("broker-ä", "n0", "n1")
     data = encode_hello(hello)
     for size in range(len(data)):
@@ -237,13 +237,13 @@ def test_hello_comes_back_cut_anywhere() -> None:
         (encode_hello(Hello("g", "a", "b"))[:-1] + b"?", "checksum"),
     ],
 )
-def test_a_wrong_hello_is_refused(data: bytes, reason: str) -> None:
+def test_wrong_hello_is_rejected(data: bytes, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         decode_hello(data)
 
 
 @pytest.mark.parametrize("group_id", [b"", bytes(range(16))])
-def test_of_which_group_one_is_comes_back_cut_anywhere(group_id: bytes) -> None:
+def test_group_id_round_trip_and_every_truncation(group_id: bytes) -> None:
     data = encode_identity(group_id)
     for size in range(len(data)):
         assert decode_identity(data[:size]) is None
@@ -259,12 +259,12 @@ def test_of_which_group_one_is_comes_back_cut_anywhere(group_id: bytes) -> None:
         (encode_identity(bytes(16))[:-1] + b"?", "checksum"),
     ],
 )
-def test_a_wrong_group_id_is_refused(data: bytes, reason: str) -> None:
+def test_wrong_group_id_is_rejected(data: bytes, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         decode_identity(data)
 
 
-def test_the_bytes_of_version_1() -> None:
+def test_peer_protocol_version_1_bytes() -> None:
     hello = b"RMQP\x01\x01\x02\x02gn0n1"
     hello += struct.pack(">I", crc32c(hello))
     assert decode_hello(hello) == (Hello("g", "n0", "n1", 1), len(hello))
@@ -274,7 +274,7 @@ def test_the_bytes_of_version_1() -> None:
     assert encoded(TimeoutNow(A, B, 9)) == head + struct.pack(">I", crc32c(head))
 
 
-def test_a_newer_program_is_answered_in_the_version_that_both_speak() -> None:
+def test_newer_program_is_answered_in_the_common_version() -> None:
     newer = Hello("g", "n0", "n1", VERSION + 4)
     decoded = decode_hello(encode_hello(newer))
     assert decoded is not None and decoded[0] == newer
@@ -286,7 +286,7 @@ def test_a_newer_program_is_answered_in_the_version_that_both_speak() -> None:
 
 
 @pytest.mark.parametrize("reason", ["", "this is group other, not mine"])
-def test_answers(reason: str) -> None:
+def test_hello_answer_round_trip_and_every_truncation(reason: str) -> None:
     data = encode_answer(HelloAnswer(reason))
     for size in range(len(data)):
         assert decode_answer(data[:size]) is None
@@ -298,7 +298,7 @@ def test_answers(reason: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(wire.KINDS.keys() - {3, 8}), ids=str)
-def test_terms_and_numbers_out_of_range_are_refused_where_they_are_decoded(kind: int) -> None:
+def test_terms_and_numbers_out_of_range_are_rejected_on_decode(kind: int) -> None:
     """One field after the other, of the first sample of its kind: the limit passes (unless another
     field speaks against it), one more and less than nothing do not."""
     sample = next(encoded(m) for m in MESSAGES if encoded(m)[5] == kind and not read_data(m))
@@ -317,13 +317,13 @@ def test_terms_and_numbers_out_of_range_are_refused_where_they_are_decoded(kind:
 
 
 @pytest.mark.parametrize("term", [TERM_MAX + 1, 2**63 - 1, -1])
-def test_a_peer_info_has_a_term_in_range(term: int) -> None:
+def test_peer_info_term_out_of_range_is_rejected(term: int) -> None:
     with pytest.raises(WireError, match="message kind 8 of"):
         read(encoded(PeerInfo(A, B, term)))
     assert read(encoded(PeerInfo(A, B, TERM_MAX)))
 
 
-def test_a_peer_info_that_nobody_writes_is_refused() -> None:
+def test_malformed_peer_info_is_rejected() -> None:
     for body in (b"", bytes(4) + b"x", b"\x01\x00\x01\x00"):
         with pytest.raises(WireError):
             read(sealed(8, 5, tail=body))
@@ -334,7 +334,7 @@ def read_data(message: PeerMessage) -> bytes:
 
 
 @pytest.mark.parametrize("value", [TERM_MAX + 1, 2**63 - 1, -1])
-def test_an_append_request_and_its_frames_have_terms_in_range(value: int) -> None:
+def test_append_request_term_out_of_range_is_rejected(value: int) -> None:
     one = seal_frame(21, value, 0, 0, FrameKind.NOOP, 0, b"")
     with pytest.raises(WireError, match=f"frame 21 of term {value}"):
         read(append_with(one.data, 1))

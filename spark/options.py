@@ -127,12 +127,14 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """The options of a write. Without `writer`, the location has a generated name. `staging` is ""
-    if no location outlives the job. `batch` is the number of a job's batch."""
+    if no location outlives the job. `batch` is the number of a job's batch, 0 if the job
+    `is_numbered` not."""
 
     connection: Connection
     topic: str
     writer: str
     batch: int
+    is_numbered: bool
     exactly_once: bool
     staging: str
 
@@ -155,13 +157,14 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
             "give option checkpointLocation, or stagingLocation: rows are staged there before they "
             "are sent, so that every attempt sends the same"
         )
-    if "batch" in options and not ("writer" in options and staging):
-        raise OptionError("option batch needs options writer and stagingLocation")
+    if "batch" in options and not staging:
+        raise OptionError("option batch needs option stagingLocation")
     return WriteOptions(
         _connection(options),
         options["topic"],
         options.get("writer", ""),
         _number(options, "batch", 0, 0),
+        "batch" in options,
         delivery == EXACTLY_ONCE,
         staging,
     )

@@ -54,7 +54,7 @@ class NotWritten(Exception):
 
 @dataclass
 class Staged(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped here
-    """Reports a task's staged file, its number of rows and its query to the driver."""
+    """Reports a task's staged file, its number of rows and its stream's query to the driver."""
 
     file: str
     rows: int
@@ -62,32 +62,39 @@ class Staged(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped h
 
 
 class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
+    """Writes a job's rows once; with option `batch` also over repetitions of the job."""
+
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
-        self.writer = options.writer or f"spark-{uuid.uuid4().hex}"
-        self.own = "" if options.staging else str(Path(tempfile.gettempdir()) / self.writer)
+        self.generated = f"spark-{uuid.uuid4().hex}"
+        self.own = "" if options.staging else str(Path(tempfile.gettempdir()) / self.generated)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         return _stage(self._staging, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        staging = self._staging
-        _check_location(staging, self.options.topic, self.writer, "")
+        staging, batch = self._staging, self.options.batch
+        writer, once = self.options.writer, False
+        if not writer and self.options.is_numbered:
+            writer = staging.writer()
+        elif not writer:
+            writer, once = self.generated, True
+        _check_location(staging, self.options.topic, writer, _query(messages))
+        if self.options.is_numbered and staging.is_done(batch):
+            log.info("batch_skipped topic=%s writer=%s batch=%d", self.options.topic, writer, batch)
+            _abort(staging, batch, messages)
+            return
         last = staging.last_done()
-        if self.options.batch <= last:
-            raise NotWritten(
-                f"writer {self.writer} has written its batch {last} already: "
-                "give this one a higher number (option batch), or another writer"
-            )
+        if batch <= last:
+            raise NotWritten(_written(writer, batch, last, _query(messages)))
         planned = staging.planned()
-        started = [batch for batch in planned if batch > last]
-        if started and self.options.batch not in planned:
+        started = [each for each in planned if each > last]
+        if started and batch not in planned:
             raise NotWritten(
-                f"batch {started[0]} of writer {self.writer} is begun and not done: repeat it"
-                f" before batch {self.options.batch}"
+                f"batch {started[0]} of writer {writer} is begun and not done: repeat it"
+                f" before batch {batch}"
             )
-        once = not self.options.writer
-        _commit(staging, self.options, self.writer, self.options.batch, messages, once=once)
+        _commit(staging, self.options, writer, batch, messages, once=once)
         self._forget()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -111,9 +118,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as abo
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        task = TaskContext.get()
-        query = (task and task.getLocalProperty(QUERY_ID)) or ""
-        return _stage(Staging(self.options.staging), iterator, query)
+        return _stage(Staging(self.options.staging), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         staging = Staging(self.options.staging)
@@ -122,6 +127,9 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as abo
         if staging.is_done(batchId):  # Spark ended before it recorded this
             _abort(staging, batchId, messages)
             return
+        last = staging.last_done()
+        if batchId < last and self.options.exactly_once:
+            raise NotWritten(_written(writer, batchId, last, _query(messages)))
         _commit(staging, self.options, writer, batchId, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -140,9 +148,25 @@ def _query(messages: Sequence[WriterCommitMessage | None]) -> str:
     return next((each.query for each in messages if isinstance(each, Staged)), "")
 
 
-def _stage(staging: Staging, batches: Iterator[pa.RecordBatch], query: str = "") -> Staged:
+def _written(writer: str, batch: int, last: int, query: str) -> str:
+    """Return why a batch before the last one is not written."""
+    if not query:
+        return (
+            f"writer {writer} has written its batch {last} already: give this one a higher number "
+            "(option batch), or another writer"
+        )
+    return (
+        f"the checkpoint was set back: the query begins batch {batch}, and the topic has its "
+        f"batches up to {last}. Nothing was written. To go on, restore the checkpoint's files "
+        f"(offsets, commits, sources) of batch {last}. A new checkpoint and location would store "
+        f"the rows of batches {batch} to {last} a second time"
+    )
+
+
+def _stage(staging: Staging, batches: Iterator[pa.RecordBatch]) -> Staged:
     """Stage a task's rows. Raises RowError, OSError."""
-    count = 0
+    task, count = TaskContext.get(), 0
+    query = (task and task.getLocalProperty(QUERY_ID)) or ""
     with staging.new_rows(STAGED) as (name, out):
         for batch in batches:
             if len(batch):
@@ -206,10 +230,13 @@ class _Commit:
             return plan_of(saved, writer.topic, writer.name, _query(files))
         beyond = [queue for queue in writer.queues if writer.last(queue).batch >= batch]
         if beyond:
+            last = self._staging.last_done()
+            where = f"this location's last batch is {last}" if last >= 0 else "this location is new"
             raise NotWritten(
                 f"{beyond[0].broker_name} has batch {writer.last(beyond[0]).batch} of writer "
-                f"{writer.name}, and this location knows nothing of its batch {batch}: the writer "
-                "is another checkpoint's; give another one (option writer), or delete it"
+                f"{writer.name}, and {where}: the location knows nothing of its batch {batch}. "
+                "Either the location was set back (restore its later files), or the writer belongs "
+                "to another location (give another writer)"
             )
         names, rows = [each.file for each in files if each.rows], sum(each.rows for each in files)
         if lost := self._staging.missing(names):

@@ -41,6 +41,7 @@ from .admin.operator_log import OperatorLog
 from .admin.parts import Parts
 from .admin.progress import ProgressQueries
 from .admin.relay import Relay
+from .admin.remainder import Remainder
 from .admin.request_log import RequestRecord
 from .admin.requests import Admin
 from .admin.runtime_info import runtime_info
@@ -270,11 +271,8 @@ class Broker:
         self.drain = Drain(
             context,
             self.sends,
-            self.clients,
-            self.timers,
-            self.halves,
             others,
-            self.moves,
+            Remainder(context, self.clients, self.timers, self.halves, self.moves),
             self.sharing.take_over,
             self.registrar.trigger,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raftmq.client.admin import Admin, until_empty
+from raftmq.client.admin import Admin, drain_options, until_empty
 
 from .command import Arguments, CommandError, Done, Fields, Section, Table, show_time
 from .targets import leader_of
@@ -18,14 +18,14 @@ COUNTS = (
 
 async def drain_group(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     name, op = arguments.text("brokerName"), "cancel" if arguments.on("cancel") else "start"
-    given_up = ",".join(arguments.texts("givenUp"))
-    options = {key: "true" for key in ("moveTimers", "moveDeadLetters") if arguments.on(key)}
-    options |= {"to": arguments.text("to")} if arguments.text("to") else {}
-    options |= {"givenUp": given_up} if given_up else {}
+    options = drain_options(
+        move_timers=arguments.on("moveTimers"),
+        move_dead_letters=arguments.on("moveDeadLetters"),
+        to=arguments.text("to"),
+        given_up=arguments.texts("givenUp"),
+    )
     if options and op == "cancel":
         raise CommandError("--cancel has no other options", usage=True)
-    if "to" in options and not options.keys() & {"moveTimers", "moveDeadLetters"}:
-        raise CommandError("--to: add --moveTimers or --moveDeadLetters", usage=True)
     status = await admin.broker.drain(await leader_of(admin, name), op, options)
     wait_s = arguments.number("wait")
     if wait_s is None or op == "cancel":

@@ -109,7 +109,7 @@ def address_map(text: str) -> dict[str, str]:
     for entry in parse_address_list(text):
         advertised, equals, reachable = (part.strip() for part in entry.partition("="))
         if not equals:
-            raise ValueError(f"not of the form told=reached: {entry}")
+            raise ValueError(f"not of the form advertised=reachable: {entry}")
         for address in (advertised, reachable):
             if problem := address_problem("address", address):
                 raise ValueError(problem)

@@ -214,6 +214,19 @@ def add_group(**given: Any) -> None:
 @DIRECTORY
 @GROUP
 @click.option("--cancel", is_flag=True, help="Take it back.")
+@click.option(
+    "--move-timers", is_flag=True, help="Move timer and delayed messages to another group."
+)
+@click.option("--move-dead-letters", is_flag=True, help="Move dead letters, too.")
+@click.option(
+    "--to", default="", metavar="NAME", help="Move them there (the group with the fewest timers)."
+)
+@click.option(
+    "--given-up",
+    multiple=True,
+    metavar="NAME",
+    help="A consumer group whose messages may be lost; may be repeated.",
+)
 def drain_group(**given: Any) -> None:
     """Empty a broker group: clients send elsewhere, and consume the rest."""
     _work().drain_group(**given)

@@ -7,13 +7,14 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 import orjson
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from raftmq.client.admin import drain_options
 from raftmq.ops.console import QuietConsole, print_no_more
 
 from . import groups, members
@@ -161,10 +162,13 @@ def add_group(directory: Path, name: str | None, replicas: int, timeout: float) 
     run(directory, work)
 
 
-def drain_group(directory: Path, name: str, cancel: bool) -> None:
+def drain_group(directory: Path, name: str, cancel: bool, **moves: Any) -> None:
+    options = drain_options(**moves)
+    if options and cancel:
+        raise click.UsageError("--cancel has no other options")
 
     async def work(cluster: Cluster) -> None:
-        status = await groups.drain(cluster, name, cancel=cancel)
+        status = await groups.drain(cluster, name, options, cancel=cancel)
         say(f"{name} takes sends again" if cancel else f"{name} is draining: {status['remainder']}")
 
     run(directory, work)

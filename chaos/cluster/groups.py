@@ -11,7 +11,7 @@ import itertools
 import random
 import re
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,13 +90,12 @@ def _stopped_after_failure(group: str, started: list[ProcessId], say: Say) -> It
 
 
 async def drain(
-    cluster: Cluster, group: str, *, cancel: bool = False, move: bool = False
+    cluster: Cluster, group: str, options: Mapping[str, str] | None = None, *, cancel: bool = False
 ) -> dict[str, Any]:
-    """Start or cancel the draining of a group; return its status. With `move`, its waiting timer
-    messages and its dead letters move to another group. Raises ClusterError."""
+    """Start or cancel the draining of a group; return its status. `options` are those of
+    `raftmq.client.admin.drain_options`. Raises ClusterError."""
     async with _admin(cluster) as admin:
         address = await _leader(cluster, group)
-        options = {"moveTimers": "true", "moveDeadLetters": "true"} if move else None
         return await admin.broker.drain(address, "cancel" if cancel else "start", options)
 
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from raftmq.client.admin import drain_options
+
 from ..cluster import groups
 from ..cluster.clusterfile import ClusterError, ClusterState
 from ..cluster.topology import MODES, RAFT
@@ -22,6 +24,7 @@ from .select import pick
 ADD, REMOVE = "add-group", "remove-group"
 EMPTY_TIMEOUT_S = 180.0  # to drain a group through failovers
 RETRY_S = 0.5
+MOVES = drain_options(move_timers=True, move_dead_letters=True)
 
 
 class GroupChange:
@@ -70,7 +73,7 @@ class GroupChange:
         cluster, say = self._context.cluster, self._context.say
         name = hit.nodes[0].group
         end_s = time.monotonic() + EMPTY_TIMEOUT_S
-        await _repeated(lambda _: groups.drain(cluster, name, move=True), end_s)
+        await _repeated(lambda _: groups.drain(cluster, name, MOVES), end_s)
         await _repeated(lambda rest_s: groups.remove(cluster, name, say, wait_s=rest_s), end_s)
         self._context.left.extend(hit.nodes)
         self._done = f"{name} removed"

@@ -25,7 +25,7 @@ from raftmq.client import (
     NoRoute,
     SimpleConsumer,
 )
-from raftmq.client.consumer.simple_consumer import LEFT_SHARE
+from raftmq.client.consumer.simple_consumer import LEFT_SHARE, SLICE_MS
 from raftmq.client.message import RETRY_PREFIX
 from raftmq.remoting.codes import ResponseCode
 
@@ -44,8 +44,9 @@ from .deferred import (
 
 POP = PostedConfig("pop", "ChaosPop", "chaos-pop", consumers=3, rate_per_s=100.0)
 INVISIBLE_MS = 4_000  # a failover is shorter
-# A call may get the messages of a pop that an earlier call began, if there are several groups.
-EARLIER_NS = round((1 - LEFT_SHARE) * INVISIBLE_MS * 1_000_000)
+# If there are several groups, a call may get the messages of a pop that an earlier call began. Its
+# client only knows that they were popped within the wait of that call.
+EARLIER_NS = round(((1 - LEFT_SHARE) * INVISIBLE_MS + SLICE_MS) * 1_000_000)
 AWAIT_MS = 1_000
 RETRIES_MAX = 2  # then it is a dead letter
 SOON_MS = 300

@@ -3,7 +3,7 @@
 from .admin import Admin
 from .brokers import BrokerAdmin
 from .cluster import ClusterAdmin, ClusterInfo, headless, leaders_in
-from .draining import until_empty
+from .draining import drain_options, until_empty
 from .groups import GroupAdmin
 from .messages import TIME_MS_MAX, MessageAdmin
 from .nameservers import NameServerAdmin
@@ -25,6 +25,7 @@ __all__ = [
     "OffsetAdmin",
     "Requests",
     "TopicAdmin",
+    "drain_options",
     "headless",
     "leaders_in",
     "until_empty",

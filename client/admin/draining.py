@@ -1,16 +1,35 @@
-"""Waiting for a broker group that is drained (docs/scaling.md)."""
+"""Options of the draining of a broker group, and waiting for its end (docs/scaling.md)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..errors import ClientError
 from .admin import Admin
 
 POLL_S = 1.0
+
+
+def drain_options(
+    *,
+    move_timers: bool = False,
+    move_dead_letters: bool = False,
+    to: str = "",
+    given_up: Sequence[str] = (),
+) -> dict[str, str]:
+    """Return the options of a start of draining, for `admin.broker.drain`. Waiting timer and
+    delayed messages, and dead letters, move to the broker group `to`, by default to the group
+    with the fewest timer messages. Messages of the consumer groups `given_up` may be lost."""
+    options = {
+        "moveTimers": "true" if move_timers else "",
+        "moveDeadLetters": "true" if move_dead_letters else "",
+        "to": to,
+        "givenUp": ",".join(given_up),
+    }
+    return {name: value for name, value in options.items() if value}
 
 
 async def until_empty(

@@ -95,12 +95,14 @@ class Pop:
         return self.answer is None or isinstance(self.answer.result, ClientError)
 
     def left_s(self, now_s: float) -> float:
-        """Return how long its messages, if any, stay invisible."""
+        """Return how long its messages, if any, stay invisible. They were popped before the answer
+        arrived, and before its wait was over."""
         if self.answer is None:
             return 0.0 if self.task.done() else self.invisible_ms / 1000
         if isinstance(self.answer.result, ClientError) or not self.answer.result:
             return 0.0
-        return max(0.0, self.answer.at_s + self.invisible_ms / 1000 - now_s)
+        popped_s = min(self.answer.at_s, self.started_s + self.wait_ms / 1000)
+        return max(0.0, popped_s + self.invisible_ms / 1000 - now_s)
 
     def serves(self, count_max: int, invisible_ms: int, now_s: float) -> bool:
         """Return whether its messages fit a call, with most of the requested time left."""

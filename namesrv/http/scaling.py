@@ -11,11 +11,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from raftmq.ops.leader_balance import Group, Location, Voter, counts, targets
 from raftmq.remoting.address import host_of
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import ApiProblem, conflict, not_found
-from raftmq.web.resources.node import DrainView, RemoveBody
+from raftmq.web.resources.node import DrainBody, DrainView, RemoveBody
 from raftmq.web.schema import Input
 
 from .broker_fanout import Leaders, acting_for
@@ -63,7 +65,8 @@ class Scaling:
             Operation("GET", path, "getDrain", "The remaining content of a group.", self.drain,
                       **drain),
             Operation("PUT", path, "putDrain", "Drain a group: clients send elsewhere.",
-                      self.drain, role=Role.ADMIN, **drain),
+                      self.drain, role=Role.ADMIN, body=DrainBody,
+                      **drain | {"problems": (*upstream, 409)}),
             Operation("DELETE", path, "deleteDrain", "Let a group take sends again.", self.drain,
                       role=Role.ADMIN, **drain),
             Operation("POST", f"{path}/remove", "removeGroup",
@@ -108,15 +111,16 @@ class Scaling:
         method = call.request.method
         limit = {"timeout_s": COUNT_TIMEOUT_S} if method == "GET" else {}
         headers = {} if method == "GET" else acting_for(call)
+        body = msgspec.to_builtins(call.body)
         value, _ = await self._leaders.relay(
-            call.parameters.group, method, DRAIN, headers=headers, **limit
+            call.parameters.group, method, DRAIN, body=body, headers=headers, **limit
         )
         return Reply(value)
 
     async def remove(self, call: Call) -> Reply:
         value, _ = await self._leaders.relay(
             call.parameters.group, "POST", f"{DRAIN}/remove",
-            body={"lose": call.body.lose}, headers=acting_for(call),
+            body=msgspec.to_builtins(call.body), headers=acting_for(call),
         )  # fmt: skip
         return Reply(value)
 

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from raftmq.broker.admin import drain as admin_drain
+from raftmq.broker.admin import remainder
 from raftmq.broker.cluster import sharing
 from raftmq.client import Message, Producer
 from raftmq.remoting.admin_headers import TopicHeader
@@ -108,11 +109,12 @@ async def test_a_group_without_content_is_empty_only_once_it_takes_no_sends(tmp_
                 await asyncio.sleep(0.01)
 
 
-async def test_an_unknown_operation_is_rejected(tmp_path):
+async def test_unknown_operations_and_a_target_without_a_move_are_rejected(tmp_path):
     async with Group(tmp_path) as one:
         broker = await one.leading()
-        answer = await one.ask(broker, RequestCode.DRAIN_GROUP, {"op": "destroy"})
-        assert answer.code == ResponseCode.INVALID_PARAMETER
+        for ext in ({"op": "destroy"}, {"op": "start", "to": "broker-b"}):
+            answer = await one.ask(broker, RequestCode.DRAIN_GROUP, ext)
+            assert answer.code == ResponseCode.INVALID_PARAMETER
 
 
 @pytest.mark.parametrize("grace_ms", [0, 1_000])
@@ -233,7 +235,7 @@ async def test_a_group_with_content_is_removed_only_by_name(tmp_path, caplog):
 
 
 def test_the_estimate_follows_the_consumption_of_the_last_minutes():
-    rate = admin_drain.ConsumptionRate()
+    rate = remainder.ConsumptionRate()
     assert rate.left_s(0.0, 1_000) is None  # one count is no rate
     assert rate.left_s(10.0, 900) == 90.0
     assert rate.left_s(20.0, 1_100) is None  # sends of clients with an older route
@@ -243,7 +245,7 @@ def test_the_estimate_follows_the_consumption_of_the_last_minutes():
     assert rate.left_s(500.0, 0) == 0.0
     for step in range(10_000):
         rate.left_s(500.0 + step, 500)
-    assert len(rate._counts) <= admin_drain.RATE_S / admin_drain.RATE_STEP_S + 1
+    assert len(rate._counts) <= remainder.RATE_S / remainder.RATE_STEP_S + 1
 
 
 async def test_the_leader_counts_the_rest_for_the_metrics(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import orjson
@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from raftmq.chaos.cluster import cli as cluster_cli
 from raftmq.chaos.cluster import commands as work
+from raftmq.chaos.cluster import groups
 from raftmq.chaos.cluster.cluster import Cluster
 from tests.brokenpipe import unread
 from tests.chaos.doubles import ENDS, AgreeingProbe, Programs
@@ -151,6 +152,7 @@ def test_up_that_fails_prints_the_log_and_exits_with_1(run) -> None:
         (("remove", "n1"), 1, "no cluster in"),
         (("add-group",), 1, "no cluster in"),
         (("drain-group", "--name", "broker-a"), 1, "no cluster in"),
+        (("drain-group", "--name", "b", "--cancel", "--move-timers"), 2, "no other options"),
         (("remove-group", "--name", "broker-a"), 1, "no cluster in"),
     ],
 )
@@ -158,6 +160,22 @@ def test_wrong_use_is_explained(run, words: tuple[str, ...], status: int, output
     result = run(*words)
     assert result.exit_code == status
     assert output in result.output
+
+
+def test_the_options_of_a_drain_are_those_of_mqadmin(run, monkeypatch) -> None:
+    seen: list[Mapping[str, str]] = []
+
+    async def drain(_: Cluster, name: str, options: Mapping[str, str], *, cancel: bool) -> object:
+        seen.append(options)
+        return {"remainder": f"content of {name}"}
+
+    monkeypatch.setattr(groups, "drain", drain)
+    options = ("--move-timers", "--move-dead-letters", "--to", "broker-a")
+    given_up = ("--given-up", "billing", "--given-up", "audit")
+    drained = run("drain-group", "--name", "broker-b", *options, *given_up)
+    assert drained.exit_code == 0 and "broker-b is draining: content of" in drained.output
+    moves = {"moveTimers": "true", "moveDeadLetters": "true", "to": "broker-a"}
+    assert seen == [moves | {"givenUp": "billing,audit"}]
 
 
 @pytest.mark.parametrize("name", ["RAFTMQ_ACCESS_KEY", "RAFTMQ_SECRET_KEY"])

@@ -310,11 +310,13 @@ def test_groups_that_leave_are_drained_before_the_upgrade() -> None:
     pod = Pod(Rendered.of("proxies"), job)
     told = pod.environment()
     assert (told["BROKER_GROUPS"], told["DRAIN_SECONDS"]) == ("", "7200")  # none runs here
-    script = pod.container["command"][-1]
+    _, _, script, _, *options = pod.container["command"]
+    assert options == ["--moveTimers", "--to=broker-0", "--givenUp=billing", "--givenUp=audit"]
     known = {command.name: command for command in MQADMIN_COMMANDS}
-    used = {(match[1], match[2]) for match in re.finditer(r"mqadmin (\w+).*?(--\w+)", script)}
-    assert used == {("drainGroup", "--wait")}
-    assert "wait" in {flag.long for flag in known["drainGroup"].flags}
+    used = {match[1] for match in re.finditer(r"mqadmin (\w+)", script)}
+    assert used == {"drainGroup"}
+    flags = {flag.long for flag in known["drainGroup"].flags}
+    assert {"wait", "moveDeadLetters", *re.findall(r"--(\w+)", " ".join(options))} <= flags
 
 
 def test_monitoring_is_what_prometheus_has_elsewhere() -> None:

@@ -362,7 +362,7 @@ async def test_a_certificate_that_expires_is_told_while_the_proxy_serves(tmp_pat
         ("aclEnable=true", "innerClientAuthenticationCredentials"),
         ("innerClientAuthenticationCredentials={}", "accessKey"),
         ("grpcServerPort=x", "grpcServerPort"),
-        ("brokerAddressMap=a:1", "told=reached"),
+        ("brokerAddressMap=a:1", "advertised=reachable"),
         ("brokerAddressMap=a:1=b", "host:port"),
         ("brokerAddressMap=a:1=http://b:1", "host:port"),
         ("namesrvAddr=ns1:9876;ns2", "'ns2' is no host:port"),

@@ -206,7 +206,11 @@ SILENT = BrokerUnreachable("no answer")
 
 
 async def a_pop(
-    found: int | ClientError | None, *, subscription: Subscription = ALL, count_max: int = 32
+    found: int | ClientError | None,
+    *,
+    subscription: Subscription = ALL,
+    count_max: int = 32,
+    wait_ms: int = 20_000,
 ) -> Pop:
     """A pop that was begun at 0 s with 60 s of invisible time; answered at 10 s with so many
     messages, or an error. None: not answered."""
@@ -218,7 +222,7 @@ async def a_pop(
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
-    return Pop(TARGET, subscription, count_max, 60_000, 0.0, 20_000, task)
+    return Pop(TARGET, subscription, count_max, 60_000, 0.0, wait_ms, task)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +246,18 @@ async def test_a_call_takes_a_pop_that_serves_it_and_others_stay(
     assert pops.take(TARGET, ALL, count_max, invisible_ms, now_s) is (pop if taken else None)
     later = pops.take(TARGET, ALL, 32, 30_000, now_s)
     assert later is (None if taken else pop), "it was taken once, or stays for whom it serves"
+
+
+@pytest.mark.parametrize(("wait_ms", "popped_s"), [(0, 0.0), (1_000, 1.0), (20_000, 10.0)])
+async def test_messages_are_invisible_since_the_wait_of_a_late_answer(
+    wait_ms: int, popped_s: float
+) -> None:
+    """The broker popped them before its answer arrived, and no later than at the end of a wait."""
+    for late_s, taken in ((15.0, True), (15.1, False)):
+        pops, pop = LatePops(), await a_pop(1, wait_ms=wait_ms)
+        pops.keep(pop, 10.0)
+        now_s = popped_s + late_s
+        assert pops.take(TARGET, ALL, 32, 60_000, now_s) is (pop if taken else None)
 
 
 @pytest.mark.parametrize("found", [0, SILENT])

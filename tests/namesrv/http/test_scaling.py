@@ -146,6 +146,10 @@ async def test_a_drain_is_started_cancelled_and_ended_by_a_removal(
     leader.answers["PUT", DRAIN] = leader.answers["DELETE", DRAIN] = (200, LEFT)
     for method in ("PUT", "DELETE"):
         assert (await call(method, "/groups/broker-b/drain"))[:2] == (200, LEFT)
+    options = {"moveTimers": True, "moveDeadLetters": False, "to": "broker-a", "givenUp": ["cg"]}
+    assert (await call("PUT", "/groups/broker-b/drain", options))[0] == 200
+    assert leader.requested[-1][2] == options
+    assert (await call("PUT", "/groups/broker-b/drain", {"moveTimer": True}))[0] == 422
     refusal = {"code": "NOT_EMPTY", "detail": "3 of T for billing"}
     leader.answers["POST", f"{DRAIN}/remove"] = (409, refusal)
     status, problem, _ = await call("POST", "/groups/broker-b/drain/remove", {})

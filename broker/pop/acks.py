@@ -175,11 +175,9 @@ class Acks:
         def done(error: Exception | None) -> None:
             for queue_key, key, mask in acked:
                 self.live.finish(queue_key, key, mask, leadership)
-            if error is not None:
-                answer(self.refusal(request, error))
-                return
-            self.acked_count += sum(mask.bit_count() for _, _, mask in acked)
-            answer(response)
+            if error is None:
+                self.acked_count += sum(mask.bit_count() for _, _, mask in acked)
+            answer(response if error is None else self.refusal(request, error))
             for step in steps:
                 if step[0] == "offset":
                     self.opened(str(step[1]), str(step[2]))
@@ -210,8 +208,7 @@ class Acks:
         queue = self.context.state.pops.get(queue_key)
         assert queue is not None
         ended = mask | self.live.busy_of(queue_key, key)
-        rest = [offset for offset, _ in queue.left]
-        rest += batch._replace(pending=batch.pending & ~ended).pending_offsets
+        rest = batch._replace(pending=batch.pending & ~ended).pending_offsets
         topic, group, queue_id = queue_key
         mark = self.context.state.offsets.reset_of(topic, group, queue_id)
         return ("offset", topic, group, queue_id, min(rest, default=queue.next), mark)
@@ -248,10 +245,10 @@ class Acks:
 
         def done(error: Exception | None) -> None:
             self.live.finish(queue_key, key, mask, leadership)
+            self.deadlines.add(queue_key, new_key)
             if error is not None:
                 answer(self.refusal(request, error))
                 return
-            self.deadlines.add(queue_key, new_key)
             answer(RemotingCommand.response_to(request, ext=response_header.to_ext()))
 
         self.steps.add([step], done)

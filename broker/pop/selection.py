@@ -5,9 +5,9 @@ Each queue starts at the end of the group's last pop. The pop ends at its number
 size limit of a response, or after the last queue. Its reads share the work of a filter and the
 budget of a request. The group's next pop starts with the queues that were skipped without work.
 
-An orderly queue with unacknowledged messages is closed until their deadline. Then only these are
-redelivered, before any new messages. A repeated receive attempt (`attempt_id`) gets the same
-messages.
+An orderly queue with unacknowledged messages is closed until their deadline. Then its next pop
+starts at the first of them, as in Apache's broker: acknowledged messages behind it are redelivered
+as well, and new messages are added. A repeated receive attempt (`attempt_id`) need not wait.
 
 Without order, a repeated attempt of a client with renewal gets its messages and handles again
 (`RepeatedAttempts`), because they would stay in flight for the client's lifetime.
@@ -67,8 +67,7 @@ class Pop:
 
 class Selection(NamedTuple):
     """A pop's messages of a queue. Its cursor moves from `before` to `after`; reading began at
-    `start`. `mark` is the reset applied and `commit` the group's new offset. `gone` are offsets to
-    redeliver in order that retention deleted."""
+    `start`. `mark` is the reset applied and `commit` the group's new offset."""
 
     queue_key: QueueKey
     before: int
@@ -79,24 +78,16 @@ class Selection(NamedTuple):
     size_bytes: int
     mark: int | None
     commit: int
-    gone: Sequence[int] = ()
 
     def steps(self, pop_ms: int, header: PopHeader) -> list[Step]:
         offsets = self.offsets
         step_offsets = len(offsets) if isinstance(offsets, range) else list(offsets)
         who = (header.renewed_by, header.attempt_id, header.order)
-        head = ("take", *self.queue_key, self.before)
-        steps: list[Step] = []
-        if self.gone:  # a batch that ends immediately
-            gone, everything = list(self.gone), (1 << len(self.gone)) - 1
-            steps += [
-                (*head, self.before, gone[0], pop_ms, pop_ms, gone, *who),
-                ("revived", *self.queue_key, gone[0], pop_ms, everything),
-            ]
         return [
-            *steps,
             (
-                *head,
+                "take",
+                *self.queue_key,
+                self.before,
                 self.after,
                 self.start,
                 pop_ms,
@@ -194,8 +185,7 @@ class PopSelector:
         pop_ms = self._wall_ms()
         for selected in attempt.selected:
             queue = self._table.get(selected.queue_key)
-            first = selected.gone[0] if selected.gone else selected.start
-            if queue is not None and first < queue.popped_to:
+            if queue is not None and selected.start < queue.popped_to:
                 pop_ms = max(pop_ms, queue.popped_ms + 1)
         return pop_ms
 
@@ -235,11 +225,17 @@ class PopSelector:
         self, queue_key: QueueKey, header: PopHeader, message_filter: Filter, attempt: Attempt
     ) -> Selection | None:
         queue = self._table.get(queue_key)
+        batch = None
         if header.order:
-            return self._select_in_order(queue_key, queue, header, message_filter, attempt)
-        if queue is not None and queue.in_flight >= self._config.pop_inflight_message_threshold:
+            if self._is_closed(queue_key, queue, header.attempt_id):
+                return None
+            batch = None if queue is None else queue.order_batch
+        elif queue is not None and queue.in_flight >= self._config.pop_inflight_message_threshold:
             return None
         cursor, before, mark = self._cursor(queue_key)
+        unchanged = before
+        if batch is not None:
+            cursor = unchanged = batch.pending_offsets[0]
         maximum = self._store.queues.end_of(queue_key[0], queue_key[2])
         if cursor == maximum and cursor == before:
             return None
@@ -251,78 +247,25 @@ class PopSelector:
             result = self._read(queue_key, cursor, *limits, message_filter, work, attempt.budget)
         offsets, after = _offsets(result, cursor)
         attempt.rest += max(0, maximum - after)
-        if after == before and not offsets:
+        if after == unchanged and not offsets:
             return None
         buffers = result.buffers if offsets else []
         size = result.size_bytes if offsets else 0
-        return Selection(queue_key, before, after, cursor, offsets, buffers, size, mark, after)
+        commit = offsets[0] if header.order and offsets else after
+        return Selection(queue_key, before, after, cursor, offsets, buffers, size, mark, commit)
 
-    def _select_in_order(
-        self,
-        queue_key: QueueKey,
-        queue: PopQueue | None,
-        header: PopHeader,
-        message_filter: Filter,
-        attempt: Attempt,
-    ) -> Selection | None:
+    def _is_closed(self, queue_key: QueueKey, queue: PopQueue | None, attempt_id: str) -> bool:
+        """Return True while the queue has no messages for an orderly pop: before the deadline of
+        its batch, except for the attempt that popped it, and during changes."""
         if self._live.next_of(queue_key) is not None:
-            return None
-        again, repeated = self._again(queue, header.attempt_id)
-        if again is None:
-            return None
-        offsets: list[int] = []
-        gone: list[int] = []
-        buffers: list[bytes] = []
-        size = 0
-        for offset in again:
-            if len(offsets) >= attempt.count or size >= attempt.size_bytes:
-                break
-            limits = 1, attempt.size_bytes
-            one = self._read(queue_key, offset, *limits, ALL, attempt.work, attempt.budget)
-            if one.message_count and one.next_offset == offset + 1:
-                offsets.append(offset)
-                buffers += one.buffers
-                size += one.size_bytes
-            elif offset < one.min_offset:
-                gone.append(offset)
-            elif attempt.budget.spent:  # the following messages must wait for it
-                break
-        cursor, before, mark = self._cursor(queue_key)
-        after = cursor
-        if len(gone) == len(again) and not repeated:
-            limits = attempt.count, attempt.size_bytes
-            fresh = self._read(
-                queue_key, cursor, *limits, message_filter, attempt.work, attempt.budget
-            )
-            if fresh.status in MOVED:
-                cursor = fresh.next_offset
-                fresh = self._read(
-                    queue_key, cursor, *limits, message_filter, attempt.work, attempt.budget
-                )
-            new, after = _offsets(fresh, cursor)
-            offsets, buffers, size = list(new), list(fresh.buffers), fresh.size_bytes
-        if not offsets and not gone and after == before:
-            return None
-        start = offsets[0] if offsets else cursor
-        commit = offsets[0] if offsets else after
-        return Selection(
-            queue_key, before, after, start, offsets, buffers, size, mark, commit, gone
-        )
-
-    def _again(self, queue: PopQueue | None, attempt_id: str) -> tuple[list[int] | None, bool]:
-        """Return the offsets to redeliver in order, or None while the queue is closed, and whether
-        the attempt is repeated."""
-        if queue is None:
-            return [], False
-        batch = queue.order_batch
-        left = [offset for offset, _ in queue.left]
-        if batch is None:
-            return left, False
+            return True
+        batch = None if queue is None else queue.order_batch
+        if queue is None or queue.order is None or batch is None:
+            return False
+        if self._live.busy_of(queue_key, queue.order):
+            return True
         repeated = bool(attempt_id) and batch.attempt == attempt_id
-        if not repeated and self._wall_ms() < batch.ends_ms:
-            return None, False
-        again = batch.pending_offsets
-        return (again if repeated else sorted([*again, *left])), repeated
+        return not repeated and self._wall_ms() < batch.ends_ms
 
     def _cursor(self, queue_key: QueueKey) -> tuple[int, int, int | None]:
         """Return the start of the queue's next pop, the table's cursor by then, and the mark of a

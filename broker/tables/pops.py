@@ -27,8 +27,8 @@ answered acknowledgement is never lost. broker.pop is the leader's part.
                         `share` (popShareQueueNum)
 
 Handles name a batch by `start` and `pop ms`, which are unique in a queue. An orderly batch is alone
-in its queue. After its time, the next `take` replaces it and redelivers its pending messages;
-messages that do not fit are `left` for the take after that. Pure.
+in its queue. After its time, the next `take` replaces it and starts at its first pending message,
+so that take's `next` may be before its `from`. Pure.
 """
 
 from __future__ import annotations
@@ -94,22 +94,15 @@ class PopQueue:
     popped_ms: int = 0  # the latest pop time
     popped_to: int = 0  # an upper bound of all popped offsets
     batches: dict[BatchKey, Batch] = field(default_factory=dict)
-    left: tuple[tuple[int, int], ...] = ()  # orderly: (offset, times popped), before `next`
     order: BatchKey | None = None  # the orderly batch
     in_flight: int = 0  # messages of the batches
     # Handles that are void without an acknowledgement, with their times and offsets.
     void: dict[BatchKey, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
-    def unfinished(self) -> int:
-        """Return the number of unacknowledged messages."""
-        return self.in_flight + len(self.left)
-
-    @property
     def first_unfinished(self) -> int | None:
         """Return the first unacknowledged message, or None."""
-        pending = (batch.pending_offsets[0] for batch in self.batches.values())
-        return min([*pending, *(offset for offset, _ in self.left)], default=None)
+        return min((batch.pending_offsets[0] for batch in self.batches.values()), default=None)
 
     def make_void(self, name: BatchKey, until_ms: int, offsets: Sequence[int]) -> None:
         """Void the handle for these messages."""
@@ -124,7 +117,7 @@ class PopQueue:
 
     @property
     def is_orderly(self) -> bool:
-        return self.order is not None or bool(self.left)
+        return self.order is not None
 
 
 class PopTable:
@@ -194,15 +187,15 @@ class PopTable:
             return
         queue.next = after
         here = range(start, start + offsets) if isinstance(offsets, int) else tuple(offsets)
+        times: tuple[int, ...] = ()
+        if order:
+            times = self._replace_order_batch(queue, here, attempt)
+        elif here:
+            self._end_order(queue)
         if not here:
             return
         queue.popped_ms = max(queue.popped_ms, pop_ms)
         queue.popped_to = max(queue.popped_to, here[-1] + 1)
-        times: tuple[int, ...] = ()
-        if order:
-            times = self._replace_order_batch(queue, here, attempt)
-        elif queue.is_orderly:
-            self._end_order(queue, pop_ms)
         self._add(
             queue,
             (start, pop_ms),
@@ -223,30 +216,23 @@ class PopTable:
         self, queue: PopQueue, here: Sequence[int], attempt: str
     ) -> tuple[int, ...]:
         """Drop the orderly batch after its time, or for a repeated attempt, which does not count as
-        a new pop. Return the number of earlier pops of each of `here`. The remaining pending
-        messages are left for later."""
-        known, batch = dict(queue.left), queue.order_batch
+        a new pop. Return the number of pops of each of `here` in it and the batches before."""
+        known: dict[int, int] = {}
+        batch = queue.order_batch
         if batch is not None and queue.order is not None:
-            popped = dict(zip(batch.offsets, batch.times, strict=True))
             more = 0 if attempt and attempt == batch.attempt else 1
-            known |= {offset: popped[offset] + more for offset in batch.pending_offsets}
+            times = (count + more for count in batch.times)
+            known = dict(zip(batch.offsets, times, strict=True))
             queue.make_void(queue.order, batch.until_ms, batch.pending_offsets)
             self._drop(queue, queue.order)
-        times = tuple(known.pop(offset, 0) for offset in here)
-        queue.left = tuple(sorted(known.items()))
-        return times
+        return tuple(known.get(offset, 0) for offset in here)
 
-    def _end_order(self, queue: PopQueue, now_ms: int) -> None:
+    def _end_order(self, queue: PopQueue) -> None:
         """Redeliver messages popped in order like all others: the order ended."""
         batch = queue.order_batch
         if batch is not None and queue.order is not None:
             queue.batches[queue.order] = batch._replace(order=False, hidden=(), times=())
             queue.order = None
-        if queue.left:
-            offsets = tuple(offset for offset, _ in queue.left)
-            pending = (1 << len(offsets)) - 1
-            queue.left = ()
-            self._add(queue, (offsets[0], now_ms), Batch(offsets, pending, now_ms, now_ms))
 
     def _drop(self, queue: PopQueue, name: BatchKey) -> None:
         batch = queue.batches.pop(name)
@@ -315,7 +301,7 @@ class PopTable:
                 self.batch_count -= len(queue.batches)
                 for batch in queue.batches.values():
                     queue.unknown_ms = max(queue.unknown_ms, batch.until_ms)
-                queue.batches, queue.left, queue.order, queue.in_flight = {}, (), None, 0
+                queue.batches, queue.order, queue.in_flight = {}, None, 0
                 queue.next = int(offset)
 
     def delete(self, *, topic: str = "", group: str = "") -> None:
@@ -339,7 +325,6 @@ class PopTable:
                     queue.popped_ms,
                     queue.popped_to,
                     queue.batches.copy(),
-                    queue.left,
                     queue.order,
                     queue.in_flight,
                     queue.void.copy(),
@@ -359,7 +344,6 @@ class PopTable:
                     queue.unknown_ms,
                     queue.popped_ms,
                     queue.popped_to,
-                    queue.left,
                     [[*key, *void] for key, void in queue.void.items()],
                     [
                         [*key, list(batch.offsets), str(batch.pending), *batch[2:]]
@@ -373,12 +357,11 @@ class PopTable:
     def load(self, value: Mapping[str, Any], applied_index: int) -> None:
         queues: dict[tuple[str, str], dict[int, PopQueue]] = {}
         batch_count = 0
-        for topic, group, queue_id, *numbers, left, void, batches in value["queues"]:
+        for topic, group, queue_id, *numbers, void, batches in value["queues"]:
             following, unknown_ms, popped_ms, popped_to = map(int, numbers)
             queue = PopQueue(following, unknown_ms, popped_ms, popped_to)
             for start, pop_ms, until_ms, offsets in void:
                 queue.void[int(start), int(pop_ms)] = int(until_ms), tuple(map(int, offsets))
-            queue.left = tuple((int(offset), int(times)) for offset, times in left)
             for start, pop_ms, offsets, pending, *rest in batches:
                 queue.batches[int(start), int(pop_ms)] = _batch(offsets, int(pending), *rest)
             queue.order = next((key for key, one in queue.batches.items() if one.order), None)

@@ -173,7 +173,7 @@ class BrokerState:
             return position, 0
         if queue.is_orderly:
             position = max(queue.next, position or 0)
-        return position, queue.unfinished
+        return position, queue.in_flight
 
     def has_room_for_topics(self, count: int, topics_max: int) -> bool:
         """Return whether `count` more topics are permitted, besides a topic for each group."""

@@ -498,19 +498,14 @@ async def test_in_order_the_next_come_when_all_before_are_acknowledged(one):
     second = await waiting
     assert bodies(second) == [3, 4, 5]
     assert broker.state.offsets.get("T", "cg", 0) == 3
-    # What is left when its time is over comes again, without what was acknowledged.
     assert await popper.ack(broker, second[1]) == 0
     for message in (second[0], second[2]):
         assert (await popper.change(broker, message, 200)).handle.pop_ms == message.handle.pop_ms
-    options["count"] = 1
-    (again,) = await popper.pop(broker, poll_ms=30_000, **options)
-    assert (again.body, again.times) == (b"3", 1)
-    assert await popper.ack(broker, again) == 0
-    (again,) = await popper.pop(broker, poll_ms=30_000, **options)
-    assert (again.body, again.times) == (b"5", 1)
+    again = await popper.pop(broker, poll_ms=30_000, **options)
+    assert [(one.body, one.times) for one in again] == [(b"3", 1), (b"4", 1), (b"5", 1)]
     assert await popper.ack(broker, second[2]) == ResponseCode.NO_MESSAGE
-    assert await popper.ack(broker, again) == 0
-    assert bodies(await popper.pop(broker, **options)) == [6]
+    assert await popper.batch_ack(broker, again) == 0
+    assert bodies(await popper.pop(broker, **options)) == [6, 7, 8]
 
 
 async def test_acknowledgements_under_way_together_move_an_orderly_group_behind_both(
@@ -528,16 +523,56 @@ async def test_acknowledgements_under_way_together_move_an_orderly_group_behind_
     assert broker.state.offsets.get("T", "cg", 0) == 2
 
 
-async def test_in_order_what_was_not_acknowledged_comes_again_alone(one):
+IN_ORDER = [  # acknowledged of 0, 1 and 2; asked for; redelivered, with how often before
+    ((), 3, {0: 1, 1: 1, 2: 1}),
+    ((0, 2), 3, {1: 1, 2: 1, 3: 0}),
+    ((1, 2), 5, {0: 1, 1: 1, 2: 1, 3: 0, 4: 0}),
+    ((0,), 1, {1: 1}),
+]
+
+
+async def test_in_order_redelivery_begins_at_the_first_unacknowledged_message(tmp_path):
+    """As at Apache's broker: the messages behind it are redelivered as well, acknowledged or not,
+    and new messages are added. The next leader does the same."""
+    async with Group(tmp_path, 3, **PATIENT) as group:
+        broker = await group.leading()
+        await filled(group, broker, 6, 1)
+        poppers = [Popper(group, f"g{number}") for number in range(len(IN_ORDER))]
+        popped = [await popper.pop(broker, count=3, order=True) for popper in poppers]
+        for popper, first, (acked, _, _) in zip(poppers, popped, IN_ORDER, strict=True):
+            for number in acked:
+                assert await popper.ack(broker, first[number]) == 0
+        await group.kill(await group.leader())
+        broker = await group.leading()
+        group.ahead_ms = dict.fromkeys(group.names, 61_000)
+        for popper, first, (acked, count, again) in zip(poppers, popped, IN_ORDER, strict=True):
+            result = await popper.pop(broker, count=count, order=True)
+            assert {int(one.body): one.times for one in result} == again
+            assert broker.state.offsets.get("T", popper.name, 0) == min(again)
+            late = [one for number, one in enumerate(first) if number not in acked]
+            assert {await popper.ack(broker, one) for one in late} == {ResponseCode.NO_MESSAGE}
+            assert await popper.pop(broker, order=True) == [], "the queue is closed again"
+            assert await popper.batch_ack(broker, result) == 0
+            rest = [one.times for one in await popper.pop(broker, count=6, order=True)]
+            assert rest == [0] * (5 - max(again))
+
+
+async def test_in_order_nothing_is_redelivered_while_its_acknowledgement_is_under_way(
+    one, monkeypatch
+):
     group, broker, popper = one
-    await filled(group, broker, 6, 1)
-    first, *others = await popper.pop(broker, count=3, order=True, invisible_ms=100)
-    for message in others:
-        assert await popper.ack(broker, message) == 0
-    (again,) = await popper.pop(broker, count=3, order=True, poll_ms=30_000)
-    assert (again.body, again.times) == (first.body, 1)
-    assert await popper.ack(broker, again) == 0
-    assert [int(m.body) for m in await popper.pop(broker, count=3, order=True)] == [3, 4, 5]
+    await filled(group, broker, 4, 1)
+    messages = await popper.pop(broker, count=2, order=True, invisible_ms=0)
+    steps, held = broker.popping.steps, []
+    monkeypatch.setattr(steps, "_soon", held.append)
+    ack = asyncio.create_task(popper.batch_ack(broker, messages))
+    await until(lambda: held)
+    waiting = asyncio.create_task(popper.pop(broker, order=True, poll_ms=30_000))
+    await until(lambda: broker.popping.pops.waiting.count == 1)
+    monkeypatch.undo()
+    held[0]()
+    assert await ack == 0
+    assert bodies(await waiting) == [2, 3]
 
 
 async def test_in_order_what_has_no_room_in_an_answer_is_not_passed_over(tmp_path):
@@ -583,7 +618,7 @@ async def test_a_group_may_stop_to_consume_in_order(one):
 
 
 async def test_what_retention_deleted_is_pending_no_more_in_order(tmp_path):
-    """It was counted as in flight, and read again at each pop, for as long as nothing new came."""
+    """Also while nothing new is stored."""
     settings = {
         "mappedFileSizeCommitLog": 256 * 1024,
         "maxMessageSize": 64 * 1024,
@@ -596,18 +631,18 @@ async def test_what_retention_deleted_is_pending_no_more_in_order(tmp_path):
         await filled(group, broker, 6, 1)
         options = {"order": True, "invisible_ms": 100}
         assert len(await popper.pop(broker, count=4, **options)) == 4
-        await asyncio.sleep(0.15)
-        assert len(await popper.pop(broker, count=1, **options)) == 1  # three are left for later
         queue = broker.store.queues.queue("T", 0)
         await group.create_topic(broker, "Other", 1)
         while queue.min_offset < 6:
             assert (await group.send(broker, "Other", bytes(60_000))).code == 0
-        await group.send(broker, "T", b"new")
         table = broker.state.pops.get(("T", "cg", 0))
-        assert (table.in_flight, len(table.left)) == (1, 3)
+        assert table.in_flight == 4
+        await until(lambda: broker.context.wall_ms() > table.order_batch.ends_ms)
+        assert await popper.pop(broker, **options) == []
+        assert (table.in_flight, broker.state.offsets.get("T", "cg", 0)) == (0, 6)
+        await group.send(broker, "T", b"new")
         (new,) = await popper.pop(broker, poll_ms=30_000, **options)
         assert (new.body, new.times) == (b"new", 0)
-        assert (table.in_flight, table.left) == (1, ())
         assert await popper.ack(broker, new) == 0
         assert (table.in_flight, broker.state.offsets.get("T", "cg", 0)) == (0, 7)
 

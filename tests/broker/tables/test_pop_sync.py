@@ -51,7 +51,6 @@ def test_a_table_that_fits_no_answer_leaves_offsets_before_what_is_in_flight():
         pop(1, 0, 4),
         ("done", "T", "g", 1, 0, 1_000, 0b1111),  # nothing is
         pop(2, 0, 4, order=True),
-        pop(2, 4, 6, order=True),  # 0 to 3 are left for later
         ("mode", "T", "g", "POP", 4),
     )
     offsets.delete_group("g")
@@ -85,7 +84,7 @@ NO_BATCH = [0, 1, [], "0", 1, 1, "", "", False, [], []]  # of no messages
             "offsetTable": {},
             KEY: {
                 "modes": [],
-                "queues": [["T", "g", 0, 9, 0, 0, 9, [], [], [NO_BATCH]]],
+                "queues": [["T", "g", 0, 9, 0, 0, 9, [], [NO_BATCH]]],
             },
         },
     ],

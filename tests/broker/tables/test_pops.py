@@ -35,7 +35,6 @@ def check(table):
     assert all(one.pending for one in queue.batches.values())
     assert sum(one.order for one in queue.batches.values()) == (queue.order is not None)
     flying = [o for one in queue.batches.values() for o in one.pending_offsets]
-    flying += [offset for offset, _ in queue.left]
     assert len(flying) == len(set(flying)), "one message is in flight twice"
     return set(flying)
 
@@ -60,15 +59,13 @@ def test_every_message_is_in_flight_or_acknowledged_or_behind_the_cursor(seed):
             apply(table, take(queue.next, queue.next + size, now_ms, offsets=offsets))
         elif kind == "order":
             batch = queue.order_batch
-            again = [offset for offset, _ in queue.left]
-            again = sorted(again + ([] if batch is None else batch.pending_offsets))
-            count = rng.randrange(1, 6)
-            offsets, after = again[:count], queue.next
-            if len(again) < count:
-                after += count - len(again)
-                offsets += range(queue.next, after)
-            step = take(queue.next, after, now_ms, offsets=offsets, order=True, start=offsets[0])
+            first = queue.next if batch is None else batch.pending_offsets[0]
+            after = first + rng.randrange(1, 6)
+            offsets = list(range(first, after))
+            step = take(queue.next, after, now_ms, offsets=offsets, order=True, start=first)
             apply(table, step)
+            done = {offset for offset in done if offset < first}  # redelivered, or unread again
+            revived = {offset for offset in revived if offset < first}
         elif kind in ("done", "revived") and names:
             name = rng.choice(names)
             batch = queue.batches[name]
@@ -91,6 +88,26 @@ def test_every_message_is_in_flight_or_acknowledged_or_behind_the_cursor(seed):
         flying = check(table)
         assert flying | done | revived == set(range(table.get(PLACE).next))
         assert not flying & (done | revived)
+
+
+def test_an_orderly_take_replaces_the_batch_and_counts_its_deliveries():
+    table, batches = PopTable(), []
+    takes = [(0, 3, "a"), (1, 4, "a"), (1, 3, "b"), (1, 2, "")]  # from, next, attempt
+    apply(table, take(0, 0, 1, offsets=[]))
+    for pop_ms, (start, after, attempt) in enumerate(takes):
+        step = [*take(table.get(PLACE).next, after, pop_ms, order=True, start=start)]
+        step[9], step[11] = after - start, attempt
+        apply(table, step)
+        batches.append(table.get(PLACE).order_batch.times)
+        check(table)
+        if not start:
+            apply(table, ("done", *PLACE, 0, 0, 0b101))
+    assert batches == [(0, 0, 0), (0, 0, 0), (1, 1), (2,)], "the attempt a was repeated"
+    assert (table.get(PLACE).next, table.get(PLACE).in_flight) == (2, 1)
+    assert table.get(PLACE).void[0, 0] == (100, (1,))
+    # A filter that matches no message any more, or retention, ends the batch.
+    apply(table, take(2, 5, 9, offsets=[], order=True))
+    assert (table.get(PLACE).next, table.batch_count, table.get(PLACE).in_flight) == (5, 0, 0)
 
 
 def test_a_take_that_does_not_know_of_a_reset_changes_nothing():

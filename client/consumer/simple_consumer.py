@@ -150,6 +150,21 @@ class LatePops:
         pops = self._pops.get(target, [])
         return len(pops) < LATE_MAX and any(pop.owed for pop in pops)
 
+    def answered(
+        self, targets: Sequence[Target], count_max: int, invisible_ms: int, now_s: float
+    ) -> Target | None:
+        """Return a target with a kept answer that serves such a call."""
+        for target in targets:
+            for pop in self._pops.get(target, []):
+                if not pop.owed and pop.serves(count_max, invisible_ms, now_s):
+                    return target
+        return None
+
+    def unanswered(self) -> set[asyncio.Task[Answer]]:
+        """Return the tasks of kept pops that still wait for their answers."""
+        pops = (pop for kept in self._pops.values() for pop in kept)
+        return {pop.task for pop in pops if not pop.task.done()}
+
     def forget(self, topic: str) -> None:
         for target in [target for target in self._pops if target[0] == topic]:
             del self._pops[target]
@@ -247,7 +262,10 @@ class SimpleConsumer:
             targets = await self._targets()
             alone = len(targets) == 1
             failures: dict[Target, ClientError] = {}
-            for target in () if alone else targets:
+            unasked = [] if alone else list(targets)
+            while unasked:
+                late = self._late.answered(targets, count_max, invisible_ms, now())
+                target = unasked.pop(0) if late is None else late
                 rest_s = max(0.0, end_s + ANSWER_GRACE_MS / 1000 - now())
                 patience_s = 0.0 if self._late.owed(target) else min(SLICE_MS / 1000, rest_s)
                 result = await pop(target, 0, patience_s)
@@ -295,12 +313,15 @@ class SimpleConsumer:
     ) -> list[MessageExt] | ClientError:
         """Pop at a broker group, or continue a pop that an earlier call left there. Returns the
         error if the group cannot be asked now, or owes an answer after `patience_s`; the pop
-        continues then, as after a cancellation. Raises errors that every group would return."""
+        continues then, as after a cancellation. It also continues once a different kept pop is
+        answered. Raises errors that every group would return."""
         now = asyncio.get_running_loop().time
         subscription = self._subscriptions.get(target[0])
         if subscription is None:
-            return []  # it was just unsubscribed
+            self._late.forget(target[0])  # it was just unsubscribed
+            return []
         pop = self._late.take(target, subscription, count_max, invisible_ms, now())
+        others = self._late.unanswered()
         if pop is not None:
             patience_s = min(patience_s, wait_ms / 1000)
         else:
@@ -308,13 +329,15 @@ class SimpleConsumer:
             task = self._instance.spawn(_answer_of(request), f"pop {target}")
             pop = Pop(target, subscription, count_max, invisible_ms, now(), wait_ms, task)
         try:
-            await asyncio.wait((pop.task,), timeout=patience_s)
+            await asyncio.wait(
+                {pop.task, *others}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+            )
         except BaseException:
             self._late.keep(pop, now())  # also a finished pop, since nobody else has its messages
             raise
         if not pop.task.done():
             self._late.keep(pop, now())
-            return pop.silence(now())
+            return [] if any(task.done() for task in others) else pop.silence(now())
         if pop.answer is None:
             raise ClientClosed("the client was stopped before the call ended", outcome_unknown=True)
         result = pop.answer.result

@@ -103,6 +103,29 @@ async def test_a_silent_group_keeps_nobody_from_the_messages_of_the_others(
         assert caught.value.outcome_unknown
 
 
+async def test_a_late_answer_is_returned_while_a_different_group_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simple, "SLICE_MS", 50)
+    groups = {"g0": 1, "g1": 1}
+    async with FakeCluster(groups) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        slow, silent = cluster.brokers["g0"][0], cluster.brokers["g1"][0]
+        silent.scripts[POP].append("silent")
+        slow.scripts[POP].append("late")
+        with pytest.raises(BrokerUnreachable):
+            await consumer.receive(await_ms=0)
+        monkeypatch.setattr(simple, "SLICE_MS", 60_000)
+        consumer._turn = 0  # the silent group is first
+        waiting = asyncio.create_task(consumer.receive(await_ms=60_000))
+        await until(lambda: len(consumer._late.unanswered()) == 1)  # it waits for the silent group
+        fill(cluster, 1, queues=1)
+        slow.late.set()
+        async with asyncio.timeout(2):  # no pop is given up before 3 s
+            assert [message.body for message in await waiting] == [b"0"]
+        assert silent.count(POP) == slow.count(POP) == 1
+
+
 async def cancelled(waiting: asyncio.Task[list[MessageExt]]) -> None:
     waiting.cancel()
     await asyncio.wait((waiting,))

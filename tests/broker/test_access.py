@@ -88,7 +88,7 @@ def put(key, **fields):
     return {"accessKey": key, "admin": "false", **fields}
 
 
-async def test_who_gets_in(tmp_path):
+async def test_each_account_may_do_only_what_it_is_permitted(tmp_path):
     async with guarded(tmp_path) as group:
         broker = await group.leading()
         assert (await group.create_topic(broker, "T")).code == 0
@@ -122,7 +122,7 @@ async def test_who_gets_in(tmp_path):
         assert broker.store.queues.end_of("T", 0) == 2
 
 
-async def test_refused_one_way_requests_are_dropped_and_counted(tmp_path):
+async def test_rejected_one_way_requests_are_dropped_and_counted(tmp_path):
     async with guarded(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
@@ -138,7 +138,7 @@ async def test_refused_one_way_requests_are_dropped_and_counted(tmp_path):
         assert broker.store.queues.end_of("T", 0) == 0
 
 
-async def test_what_two_parsers_may_read_differently_does_not_get_through(tmp_path):
+async def test_ambiguous_request_frame_closes_the_connection(tmp_path):
     """A frame that the gate cannot read ends the connection; the send path would have taken it."""
     async with guarded(tmp_path) as group:
         broker = await group.leading()
@@ -156,7 +156,7 @@ async def test_what_two_parsers_may_read_differently_does_not_get_through(tmp_pa
         assert broker.store.queues.end_of("T", 0) == 0
 
 
-async def test_sends_of_one_arrival_are_judged_one_by_one(tmp_path):
+async def test_pipelined_sends_are_authorized_one_by_one(tmp_path):
     async with guarded(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
@@ -216,7 +216,7 @@ async def test_accounts_change_at_run_time(tmp_path):
         assert broker.state.acl.accounts.white_addresses == ("127.0.0.{1,2}", "10.1.*.*")
 
 
-async def test_secrets_are_shown_nowhere(tmp_path, caplog):
+async def test_secrets_are_printed_nowhere(tmp_path, caplog):
     caplog.set_level("DEBUG")
     async with guarded(tmp_path) as group:
         broker = await group.leading()
@@ -233,7 +233,7 @@ async def test_secrets_are_shown_nowhere(tmp_path, caplog):
     assert SECRETS[0] not in shown
 
 
-async def test_a_failover_keeps_what_was_changed(tmp_path):
+async def test_account_changes_survive_a_failover(tmp_path):
     async with guarded(tmp_path, 3) as group:
         first = await group.leader()
         leader = group.brokers[first]
@@ -269,7 +269,7 @@ async def test_a_failover_keeps_what_was_changed(tmp_path):
         assert "No acl config" in (await send(again, WRITER)).remark
 
 
-async def test_a_snapshot_has_them_and_the_file_is_only_the_first(tmp_path):
+async def test_accounts_are_in_snapshots_and_the_file_only_seeds_them(tmp_path):
     async with guarded(tmp_path) as group:
         broker = await group.leading()
         await until(lambda: broker.state.acl.accounts is not None)
@@ -294,7 +294,7 @@ async def test_a_snapshot_has_them_and_the_file_is_only_the_first(tmp_path):
         assert "No acl config" in (await send(broker, WRITER)).remark
 
 
-async def test_a_file_that_wins_is_read_when_its_replica_comes_to_lead(tmp_path, monkeypatch):
+async def test_account_file_with_priority_is_read_when_its_replica_leads(tmp_path, monkeypatch):
     path = tmp_path / "plain_acl.yml"
     async with guarded(tmp_path) as group:
         broker = await group.leading()
@@ -330,7 +330,7 @@ def leader_awaited(broker, awaited):
     broker.admission.service().role_changed(change)
 
 
-async def test_requests_wait_for_a_new_leaders_first_commit_and_no_longer(tmp_path, monkeypatch):
+async def test_requests_wait_only_for_a_new_leaders_first_commit(tmp_path, monkeypatch):
     async with guarded(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
@@ -349,7 +349,7 @@ async def test_requests_wait_for_a_new_leaders_first_commit_and_no_longer(tmp_pa
         leader_awaited(broker, False)
 
 
-async def test_held_pulls_are_told_once_that_other_accounts_are_in_force(tmp_path):
+async def test_held_pulls_are_rechecked_once_after_an_account_change(tmp_path):
     async with guarded(tmp_path) as group:
         broker = await group.leading()
         reported = []
@@ -362,7 +362,7 @@ async def test_held_pulls_are_told_once_that_other_accounts_are_in_force(tmp_pat
         assert reported == [1]
 
 
-async def test_without_acl_there_is_no_step_more(tmp_path):
+async def test_requests_without_acl_take_no_extra_step(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         assert broker.server._on_raw == broker.processor.on_raw
@@ -372,7 +372,7 @@ async def test_without_acl_there_is_no_step_more(tmp_path):
             assert (off.code, "aclEnable is not set" in off.remark) == (1, True)
 
 
-async def test_a_wrong_or_missing_file_is_an_error_at_the_start(tmp_path):
+async def test_wrong_or_missing_account_file_prevents_the_start(tmp_path):
     keys = {"aclEnable": "true", "aclFile": str(tmp_path / "none.yml"), "listenPort": "0",
             "bindAddress": "127.0.0.1"}  # fmt: skip
     for text, why in ((None, "No such file"), ("accounts: [{secretKey: sesame-open-1}]", "access")):
@@ -387,7 +387,7 @@ async def test_a_wrong_or_missing_file_is_an_error_at_the_start(tmp_path):
 @pytest.mark.parametrize(
     "text", ["x", "{}", '{"accessKey":"a"}', '{"accessKey":"a","secretKey":""}']
 )
-def test_wrong_credentials_of_the_node_are_named_and_not_shown(text):
+def test_wrong_credentials_of_the_node_are_reported_without_the_secret(text):
     with pytest.raises(ConfigError, match="innerClientAuthenticationCredentials") as raised:
         build_config([Setting("innerClientAuthenticationCredentials", text, "test")])
     assert text not in str(raised.value) or text == "x"
@@ -403,7 +403,7 @@ def put_in_place(path, text):
     alongside.replace(path)
 
 
-async def test_classic_the_file_is_the_truth(tmp_path):
+async def test_classic_broker_uses_its_account_file(tmp_path):
     path = tmp_path / "plain_acl.yml"
     async with guarded(tmp_path, enableDLegerCommitLog="false", dLegerPeers="") as group:
         broker = group.brokers["n0"]
@@ -429,7 +429,7 @@ async def test_classic_the_file_is_the_truth(tmp_path):
 # ---- the table
 
 
-def test_the_table():
+def test_acl_table_commands_and_round_trip():
     table = AclTable()
     accounts = parse_accounts(PLAIN_ACL)
     assert orjson.loads(orjson.dumps(table.to_json()))["seeded"] is False
@@ -459,7 +459,7 @@ def test_the_table():
      {"op": "acl_put"}, {"op": "acl_other"}, {"op": "acl_white", "addresses": 7},
      {"op": "acl_seed", "config": {"accounts": ["sesame-open-1"]}, "force": False}],
 )  # fmt: skip
-def test_what_cannot_be_applied_stops_the_replica_and_shows_nothing(command):
+def test_malformed_account_command_stops_the_replica_without_secrets(command):
     with pytest.raises(StateError) as raised:
         AclTable().apply(command, 1)
     assert "sesame" not in str(raised.value)
@@ -468,13 +468,13 @@ def test_what_cannot_be_applied_stops_the_replica_and_shows_nothing(command):
     assert "sesame" not in str(raised.value)
 
 
-def test_lists_are_split_at_commas_but_not_within_braces():
+def test_account_lists_are_split_at_commas_outside_of_braces():
     assert split("a=PUB, b=SUB|PUB,") == ["a=PUB", "b=SUB|PUB"]
     assert split("10.1.1.{1,2},10.2.*.*") == ["10.1.1.{1,2}", "10.2.*.*"]
     assert split("") == [] and split("{a,b") == ["{a", "b"]
 
 
-async def test_classic_a_slave_signs_what_it_asks_its_master(tmp_path):
+async def test_classic_slave_signs_its_requests_to_the_master(tmp_path):
     (tmp_path / "plain_acl.yml").write_text(PLAIN_ACL)
     keys = {"aclEnable": "true", "aclFile": tmp_path / "plain_acl.yml"}
     own = {"innerClientAuthenticationCredentials": OWN}

@@ -18,7 +18,7 @@ accounts:
 """
 
 
-async def test_a_change_whose_caller_has_gone_ends_before_the_next_begins(tmp_path, monkeypatch):
+async def test_cancelled_account_change_ends_before_the_next_starts(tmp_path, monkeypatch):
     path = tmp_path / "plain_acl.yml"
     path.write_text(PLAIN_ACL)
     file = AccountFile(str(path))

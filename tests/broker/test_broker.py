@@ -28,7 +28,7 @@ def records(body):
     return [decode_record(body, at) for at, _ in walk_records(body)]
 
 
-async def test_create_send_pull(group):
+async def test_create_topic_send_and_pull(group):
     broker = await group.leading()
     assert (await group.create_topic(broker, "T")).code == 0
     for number in range(5):
@@ -67,7 +67,7 @@ async def test_create_send_pull(group):
     assert 0 < int(earliest.ext["timestamp"]) <= result[0].store_timestamp_ms
 
 
-async def test_a_namespace_that_separates_nothing_is_refused(group):
+async def test_request_with_a_namespace_is_rejected(group):
     broker = await group.leading()
     assert (await group.create_topic(broker, "T")).code == 0
     assert (await group.send(broker, "T")).code == 0
@@ -91,7 +91,7 @@ async def test_a_namespace_that_separates_nothing_is_refused(group):
     assert (await group.pull(broker, "T", 0)).ext["maxOffset"] == "3"
 
 
-async def test_auto_created_topic_and_many_sends_at_once(group):
+async def test_automatically_created_topic_and_concurrent_sends(group):
     broker = await group.leading()
     responses = await asyncio.gather(*(group.send(broker, "New", b"x", queue=2) for _ in range(50)))
     offsets = sorted(SendResponseHeader.parse(r.ext).queue_offset for r in responses)
@@ -121,7 +121,7 @@ async def test_pull_statuses(group):
     assert no_group.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
 
 
-async def test_long_polling_wakes_for_its_tag_only_and_times_out(group):
+async def test_long_polling_wakes_only_for_its_tag_and_times_out(group):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     held = asyncio.ensure_future(group.pull(broker, "T", 0, flags=0x6, tags="wanted"))
@@ -136,7 +136,7 @@ async def test_long_polling_wakes_for_its_tag_only_and_times_out(group):
     assert broker.pulls.holds.count == 0
 
 
-async def test_offsets_are_answered_once_committed(group):
+async def test_offset_commits_are_answered_after_commit(group):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     assert (await group.commit(broker, "T", 0, 7)).code == 0
@@ -149,7 +149,7 @@ async def test_offsets_are_answered_once_committed(group):
     assert (await group.committed(broker, "T", 0)).ext["offset"] == "9"
 
 
-async def test_new_group_begins_at_zero_of_a_whole_hot_queue(group):
+async def test_new_group_starts_at_offset_zero_of_a_complete_hot_queue(group):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     await group.send(broker, "T")
@@ -162,7 +162,7 @@ async def test_new_group_begins_at_zero_of_a_whole_hot_queue(group):
         assert unset.code == ResponseCode.QUERY_NOT_FOUND
 
 
-async def test_limits_and_unsupported(tmp_path):
+async def test_limits_and_unsupported_requests(tmp_path):
     async with Group(tmp_path, maxMessageSize=2048, waitingBytesMax=16384) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
@@ -180,7 +180,7 @@ async def test_limits_and_unsupported(tmp_path):
         assert unknown.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
-async def test_administration(group):
+async def test_topic_and_group_administration(group):
     broker = await group.leading()
     await group.create_topic(broker, "T", 2)
     await group.send(broker, "T", queue=1)
@@ -210,7 +210,7 @@ async def test_administration(group):
     assert broker.state.offsets.get("T", "cg", 1) is None
 
 
-async def test_heartbeats_make_groups_and_tell_members(group):
+async def test_heartbeats_create_groups_and_notify_members(group):
     broker = await group.leading()
     reported = []
     other = type(group.client)(
@@ -288,7 +288,7 @@ async def test_restart_with_and_without_config_files(tmp_path):
         assert SendResponseHeader.parse(response.ext).queue_offset == 21
 
 
-async def test_snapshot_covers_and_replay_starts_behind_it(tmp_path):
+async def test_replay_starts_after_the_snapshot(tmp_path):
     async with Group(tmp_path, flushDiskType="SYNC_FLUSH") as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
@@ -304,7 +304,7 @@ async def test_snapshot_covers_and_replay_starts_behind_it(tmp_path):
         assert broker.state.offsets.get("T", "cg", 0) == 1
 
 
-async def test_a_snapshot_that_cannot_be_written_is_told_once(tmp_path, monkeypatch, caplog):
+async def test_failed_snapshot_is_reported_once(tmp_path, monkeypatch, caplog):
     """Until one is written again."""
     monkeypatch.setattr("raftmq.broker.checkpointer.DURABLE_WAIT_MS", 0)
     async with Group(tmp_path, flushDiskType="SYNC_FLUSH") as group:
@@ -349,7 +349,7 @@ async def test_retention_needs_no_new_frame_after_a_restart(tmp_path):
         assert log.min_offset > 0
 
 
-async def test_retention_deletes_only_what_a_durable_snapshot_covers(tmp_path):
+async def test_retention_deletes_only_segments_covered_by_a_durable_snapshot(tmp_path):
     settings = {"mappedFileSizeCommitLog": 196_608, "maxMessageSize": 32_768}
     async with Group(tmp_path, flushDiskType="SYNC_FLUSH", **settings) as group:
         broker = await group.leading()
@@ -385,7 +385,7 @@ async def test_retention_deletes_only_what_a_durable_snapshot_covers(tmp_path):
         assert SendResponseHeader.parse(response.ext).queue_offset == 31
 
 
-async def test_a_start_that_fails_can_be_stopped_and_says_why(tmp_path):
+async def test_failed_start_can_be_stopped_and_reports_its_reason(tmp_path):
     async with Group(tmp_path) as group:
         await group.leading()
         await group.stop("n0")
@@ -401,7 +401,7 @@ async def test_a_start_that_fails_can_be_stopped_and_says_why(tmp_path):
         await group.leading()
 
 
-async def test_tables_ahead_of_the_log_are_not_trusted(tmp_path):
+async def test_tables_ahead_of_the_log_are_rejected(tmp_path):
     async with Group(tmp_path) as group:
         await group.create_topic(await group.leading(), "T")
         await group.stop("n0")
@@ -417,7 +417,7 @@ async def test_tables_ahead_of_the_log_are_not_trusted(tmp_path):
         await group.stop("n0")
 
 
-async def test_full_disk_refuses_sends_and_serves_reads(tmp_path):
+async def test_full_disk_rejects_sends_and_serves_reads(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")

@@ -44,7 +44,7 @@ def run(*arguments):
         (["-m", "--enable-proxy", "-n", "127.0.0.1:1"], 0, "grpcPort=8081\n"),
     ],
 )
-def test_command_line(arguments, code, part):
+def test_mqbroker_command_line(arguments, code, part):
     done = run(*arguments)
     assert done.returncode == code
     assert part in done.stdout + done.stderr
@@ -57,14 +57,14 @@ def test_command_line(arguments, code, part):
         (["brokerId=1"], "a master's brokerId is 0, and brokerRole is ASYNC_MASTER"),
     ],
 )
-def test_role_and_broker_id_must_agree(tmp_path, settings, part):
+def test_broker_role_and_broker_id_must_agree(tmp_path, settings, part):
     given = [f"storePathRootDir={tmp_path}", "listenPort=0", *settings]
     done = run(*(part for setting in given for part in ("--set", setting)))
     assert done.returncode == 2
     assert part in done.stderr
 
 
-async def test_life_of_a_process(tmp_path, port):
+async def test_broker_process_starts_stops_and_restarts(tmp_path, port):
     conf = tmp_path / "broker.conf"
     conf.write_text(
         "enableDLegerCommitLog=true\nlistenPort=0\nflushDiskType=SYNC_FLUSH\n"
@@ -165,7 +165,7 @@ async def send(client, address):
             await asyncio.sleep(0.02)
 
 
-async def test_a_lookup_that_fails_behind_its_dial_is_no_error(caplog):
+async def test_failed_lookup_after_its_dial_is_no_error(caplog):
     """Found by a container that was taken off its network: its peers gave up dialling first."""
     caplog.set_level("INFO")
     loop = asyncio.get_running_loop()
@@ -183,7 +183,7 @@ def lines_of(log, *events):
     return [line for line in log.splitlines() if any(f" {event} " in line for event in events)]
 
 
-async def test_a_bare_broker_serves_this_machine_only_and_keeps_files_from_others(tmp_path, port):
+async def test_default_broker_serves_only_loopback_and_keeps_files_private(tmp_path, port):
     """And says so, as it says which secrets were open to others before."""
     conf, store = tmp_path / "broker.conf", tmp_path / "deep" / "store"
     secret = 'innerClientAuthenticationCredentials={"accessKey":"a","secretKey":"12345678"}\n'

@@ -53,7 +53,7 @@ def told(*connections):
     return counts
 
 
-def test_a_heartbeat_of_too_much_text_is_refused():
+def test_heartbeat_with_too_much_text_is_rejected():
     clients, connection = table(), FakeConnection()
     for text in ("||" * (TAGS_PER_HEARTBEAT_MAX + 1), "a" * (EXPRESSIONS_CHARS_MAX + 1)):
         with pytest.raises(BodyError, match="more than"):
@@ -61,7 +61,7 @@ def test_a_heartbeat_of_too_much_text_is_refused():
     assert not clients.consumers and not clients.count
 
 
-def test_a_heartbeat_of_many_groups_is_taken_in_steps():
+def test_heartbeat_of_many_groups_is_processed_in_steps():
     clients, connection = table(clients_max=1_000), FakeConnection()
     groups = [{"groupName": f"g{number}"} for number in range(500)]
     fields = {"clientID": "a", "consumerDataSet": groups}
@@ -70,7 +70,7 @@ def test_a_heartbeat_of_many_groups_is_taken_in_steps():
     assert clients.count == len(clients.consumers) == 500
 
 
-def test_members_are_told_of_every_change_and_of_nothing_else():
+def test_members_are_notified_only_of_changes():
     clients = table()
     first, second = FakeConnection(), FakeConnection()
     assert beat(clients, first, "a")
@@ -97,7 +97,7 @@ def test_members_are_told_of_every_change_and_of_nothing_else():
     assert clients.consumers == {}
 
 
-def test_a_large_group_is_told_of_many_changes_at_once():
+def test_large_group_is_notified_of_many_changes_at_once():
     count = 10 * PROMPT_MEMBERS_MAX
     clients = table(clients_max=count)
     connections = [FakeConnection() for _ in range(count)]
@@ -130,7 +130,7 @@ def test_a_large_group_is_told_of_many_changes_at_once():
     assert clients.consumers == {}
 
 
-def test_a_client_that_comes_back_over_another_connection_is_a_change():
+def test_client_on_another_connection_counts_as_a_change():
     clients = table()
     first, second, again = FakeConnection(), FakeConnection(), FakeConnection()
     beat(clients, first, "a")
@@ -143,7 +143,7 @@ def test_a_client_that_comes_back_over_another_connection_is_a_change():
     assert clients.client_ids("g") == ["a", "b"]
 
 
-def test_a_group_that_wants_no_notices_gets_none():
+def test_group_without_notifications_gets_none():
     clients = table(quiet=("g",))
     first, second = FakeConnection(), FakeConnection()
     beat(clients, first, "a")
@@ -157,7 +157,7 @@ def test_a_group_that_wants_no_notices_gets_none():
 
 @pytest.mark.parametrize("notified", [True, False])
 @pytest.mark.parametrize("switch", ["group", "broker"])
-async def test_whoever_is_told_finds_the_members(tmp_path, notified, switch):
+async def test_notified_client_reads_the_new_member_list(tmp_path, notified, switch):
     """A client rebalances as soon as it hears of a change: the list has to be right by then."""
     key = "notifyConsumerIdsChangedEnable"
     async with Group(tmp_path, **{key: notified or switch == "group"}) as group:
@@ -199,7 +199,7 @@ def differing(clients):
     }
 
 
-def test_consumers_with_other_subscriptions_than_most_are_named(caplog):
+def test_consumers_with_differing_subscriptions_are_reported(caplog):
     clients = table()
     connections = [FakeConnection() for _ in range(3)]
 
@@ -229,7 +229,7 @@ def test_consumers_with_other_subscriptions_than_most_are_named(caplog):
 
 
 @pytest.mark.parametrize("changed", ["joins", "changes"])
-def test_a_consumer_with_other_subscriptions_is_refused_if_so_wished(changed):
+def test_consumer_with_differing_subscriptions_is_rejected_if_configured(changed):
     wished = [False]
     clients, one, two = table(must_agree=lambda: wished[0]), FakeConnection(), FakeConnection()
     beat(clients, one, "a", "A")
@@ -268,7 +268,7 @@ TYPED = frozenset({("T", "*")})
          {"c": [("T", None, "*"), ("U", "*", None)]}),
     ],
 )  # fmt: skip
-def test_differences_of_subscriptions(members, found):
+def test_subscription_differences(members, found):
     reported = {
         client: [tuple(one) for one in each] for client, each in differences(members).items()
     }

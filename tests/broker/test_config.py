@@ -10,7 +10,7 @@ from raftmq.ops.settings import parse_properties as parse
 RAFT = "enableDLegerCommitLog=true\ndLegerPeers=n0-h0:1;n1-h1:2\ndLegerSelfId=n1\n"
 
 
-def test_apache_file_is_read():
+def test_apache_broker_conf_is_read():
     text = (
         "# a comment\n\nbrokerName = broker-x\nlistenPort=10921\nflushDiskType=SYNC_FLUSH\n" + RAFT
     )
@@ -24,7 +24,7 @@ def test_apache_file_is_read():
     assert config.registration_id(leader=False) == 2
 
 
-def test_overrides_win(tmp_path):
+def test_set_option_overrides_broker_conf(tmp_path):
     path = tmp_path / "broker.conf"
     path.write_text("brokerName=a\n")
     assert load(str(path), ["brokerName=b", "listenPort=1"]).config.broker_name == "b"
@@ -68,7 +68,7 @@ def test_overrides_win(tmp_path):
         ("listenPort=65535", ["haListenPort"]),
     ],
 )
-def test_wrong_settings_explain_themselves(text, parts):
+def test_wrong_settings_are_explained(text, parts):
     with pytest.raises(ConfigError) as caught:
         build_config(parse(text, "f"))
     for part in parts:
@@ -78,11 +78,11 @@ def test_wrong_settings_explain_themselves(text, parts):
 @pytest.mark.parametrize(
     "text", ["ns1:9876;ns2:9876", "ns1:9876, 10.0.0.2:9876;", "[::1]:9876", "not.yet.there:1"]
 )
-def test_addresses_of_name_servers_need_not_resolve(text):
+def test_name_server_addresses_need_not_resolve(text):
     assert build_config(parse(f"namesrvAddr={text}", "f")).name_servers
 
 
-def test_missing_file_is_a_config_error(tmp_path):
+def test_missing_broker_conf_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         load(str(tmp_path / "none.conf"))
 
@@ -96,17 +96,17 @@ def test_missing_file_is_a_config_error(tmp_path):
         ("n0=[::1]:9", [Peer("n0", "::1", 9)]),
     ],
 )
-def test_peers(text, peers):
+def test_peers_are_parsed(text, peers):
     assert parse_peers(text) == tuple(peers)
 
 
-def test_who_joins_may_have_the_address_of_a_member_that_is_lost():
+def test_joining_replica_may_have_the_address_of_a_lost_member():
     text = "enableDLegerCommitLog=true\ndLegerSelfId=n3\ndLegerPeers=n0-a:1;n1-b:1;n2-c:1;n3-b:1\n"
     joining = build_config(parse_properties(text + "raftJoin=true\n", "f"))
     assert [peer.host for peer in joining.peers] == ["a", "b", "c", "b"]
 
 
-def test_properties_text_reads_back():
+def test_properties_text_round_trip():
     config = BrokerConfig(broker_name="b", auto_create_topic_enable=False)
     assert build_config(parse(config.properties_text(), "x")) == config
     assert len(OPTIONS) == len(config.properties_text().splitlines())
@@ -125,12 +125,12 @@ def test_properties_text_reads_back():
         (RAFT + "brokerRole=SLAVE\nbrokerId=1\n", ("brokerId", "brokerRole")),
     ],
 )
-def test_keys_without_effect_are_named(text: str, names: tuple[str, ...]) -> None:
+def test_keys_without_effect_are_reported(text: str, names: tuple[str, ...]) -> None:
     assert build_config(parse(text, "f")).without_effect() == names
 
 
 @pytest.mark.parametrize("key", ["dLegerPeers=n0-127.0.0.1:1", "dLegerSelfId=n0", "dLegerGroup=g"])
-def test_keys_of_a_raft_group_need_a_word_on_whether_there_is_one(key: str) -> None:
+def test_raft_keys_without_the_raft_switch_are_rejected(key: str) -> None:
     """Three replicas without the switch would be three masters of one name."""
     with pytest.raises(ConfigError) as caught:
         build_config(parse(key, "f"))
@@ -142,7 +142,7 @@ def test_keys_of_a_raft_group_need_a_word_on_whether_there_is_one(key: str) -> N
     ("text", "port"),
     [("", 10912), ("listenPort=0", 0), ("listenPort=2000", 2001), ("haListenPort=7", 7)],
 )
-def test_ha_port_is_the_one_above_listen_port(text: str, port: int) -> None:
+def test_ha_port_is_listen_port_plus_one(text: str, port: int) -> None:
     assert build_config(parse(text, "f")).ha_port == port
 
 
@@ -156,7 +156,7 @@ def test_ha_port_is_the_one_above_listen_port(text: str, port: int) -> None:
         ("flushDiskType=SYNC_FLUSH", "SYNC_FLUSH"),
     ],
 )
-def test_what_raft_acknowledges_is_on_disk_unless_somebody_says_otherwise(text, flush):
+def test_raft_group_defaults_to_sync_flush(text, flush):
     assert build_config(parse(text, "f")).flush_disk_type == flush
 
 
@@ -174,12 +174,10 @@ def test_what_raft_acknowledges_is_on_disk_unless_somebody_says_otherwise(text, 
         ("brokerIP1=10.0.0.1\nbindAddress=127.0.0.1", "127.0.0.1"),  # behind a proxy, say
     ],
 )
-def test_without_accounts_this_machine_alone_is_served_unless_somebody_says_otherwise(
-    text, address
-):
+def test_broker_without_accounts_defaults_to_loopback(text, address):
     assert build_config(parse(text, "f")).bind_address == address
 
 
-def test_an_address_where_nobody_would_listen_is_not_told_to_clients():
+def test_advertised_address_without_a_listener_is_rejected():
     with pytest.raises(ConfigError, match=r"^f:1: brokerIP1=10\.0\.0\.1: nobody .*bindAddress=0"):
         build_config(parse("brokerIP1=10.0.0.1", "f"))

@@ -11,7 +11,7 @@ def room(limit, files=10):
     return ClientRoom(Shares(limit, Ports()), store, server), store, server
 
 
-def test_the_bound_falls_as_the_log_grows(caplog):
+def test_connection_limit_falls_as_the_log_grows(caplog):
     clients, store, server = room(1_024)
     clients.start()
     first = server.connections_max
@@ -22,7 +22,7 @@ def test_the_bound_falls_as_the_log_grows(caplog):
 
 
 @pytest.mark.parametrize("limit", [100_000, 1 << 20])
-def test_enough_descriptors_lower_nothing(limit, caplog):
+def test_connection_limit_stays_with_enough_descriptors(limit, caplog):
     clients, _, server = room(limit)
     clients.start()
     assert server.connections_max == 20_000

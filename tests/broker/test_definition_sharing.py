@@ -63,7 +63,7 @@ async def make_consumer_group(group, name, **settings):
     assert answer.code == ResponseCode.SUCCESS, answer.remark
 
 
-async def test_another_group_is_reached_at_a_mapped_address(tmp_path):
+async def test_peer_broker_group_is_reached_at_a_mapped_address(tmp_path):
     """As in containers, where the address for clients is not reachable, or is another broker's."""
     settings = {"brokerIP1": "127.0.0.9", "bindAddress": "127.0.0.1"}
     async with name_server() as server, group(tmp_path, "a", server, **settings) as old:
@@ -81,7 +81,7 @@ async def test_another_group_is_reached_at_a_mapped_address(tmp_path):
                 await leader.drain._others.definitions("broker-z", broker.address, None)
 
 
-async def test_a_new_group_registers_with_the_definitions_of_its_cluster(tmp_path):
+async def test_new_group_registers_with_the_definitions_of_its_cluster(tmp_path):
     async with name_server() as server, group(tmp_path, "a", server) as old:
         await make_topic(old, "orders", 6)
         await make_topic(old, "ordered", attributes="+message.type=FIFO")
@@ -105,9 +105,7 @@ async def test_a_new_group_registers_with_the_definitions_of_its_cluster(tmp_pat
 
 
 @pytest.mark.parametrize("pops", [False, True])
-async def test_a_new_groups_first_messages_are_for_consumer_groups_that_read_elsewhere(
-    tmp_path, pops
-):
+async def test_new_groups_first_messages_reach_existing_consumer_groups(tmp_path, pops):
     """They are stored before a consumer comes, which asks for the last offset. A consumer group
     that has never read the topic gets that."""
     async with name_server() as server, group(tmp_path, "a", server) as old:
@@ -144,7 +142,7 @@ def pop(name):
     return header.to_ext()
 
 
-async def test_a_new_group_has_its_preferred_leader_before_clients_know_any(tmp_path):
+async def test_new_group_leads_at_its_preferred_replica_before_it_registers(tmp_path):
     """Clients that ask for routes every 30 s would send to the former leader otherwise."""
     async with name_server() as server, group(tmp_path, "a", server) as old:
         await make_topic(old, "orders")
@@ -180,7 +178,7 @@ async def test_creations_spread_and_a_deleted_topic_does_not_return(tmp_path):
             assert returned.get("orders").write_queue_count == 4
 
 
-async def test_a_group_that_is_not_to_join_stays_empty(tmp_path):
+async def test_group_with_joining_disabled_stays_empty(tmp_path):
     async with name_server() as server, group(tmp_path, "a", server) as old:
         await make_topic(old, "orders")
         async with group(tmp_path, "b", server, joinCluster="false") as new:
@@ -190,7 +188,7 @@ async def test_a_group_that_is_not_to_join_stays_empty(tmp_path):
             assert "orders" not in leader.state.topics.entries
 
 
-async def test_a_new_leader_completes_a_join_that_its_predecessor_started(tmp_path):
+async def test_new_leader_completes_a_join_that_its_predecessor_started(tmp_path):
     """Only a part was adopted: the group does not register before the rest."""
     async with name_server() as server, group(tmp_path, "a", server) as old:
         await make_topic(old, "orders")
@@ -208,7 +206,7 @@ async def test_a_new_leader_completes_a_join_that_its_predecessor_started(tmp_pa
             assert not again.state.group.joining
 
 
-async def test_accounts_are_adopted_before_the_own_file(tmp_path):
+async def test_adopted_accounts_precede_the_own_file(tmp_path):
     files = {letter: tmp_path / f"{letter}.yml" for letter in "ab"}
     files["a"].write_text(ACCOUNTS + ADDED)
     files["b"].write_text(ACCOUNTS)
@@ -232,7 +230,7 @@ async def test_accounts_are_adopted_before_the_own_file(tmp_path):
             assert leader.state.acl.accounts.by_key.keys() == {"inner-node", "added-key"}
 
 
-async def test_apaches_brokers_are_asked_by_their_own_requests(tmp_path):
+async def test_definitions_of_apaches_brokers_are_read_by_their_requests(tmp_path):
     """A broker without 30009 answers 21, 201 and 402."""
     topic = {"topicName": "orders", "readQueueNums": 3, "writeQueueNums": 3, "perm": 6}
     version = {"counter": 1, "stateVersion": 0, "timestamp": 7}
@@ -290,7 +288,7 @@ async def test_apaches_brokers_are_asked_by_their_own_requests(tmp_path):
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"topics":1}', b'{"topics":{"after":""}}'])
-async def test_a_question_without_a_position_is_rejected(tmp_path, body):
+async def test_definitions_request_without_a_position_is_rejected(tmp_path, body):
     async with Group(tmp_path) as one:
         broker = await one.leading()
         answer = await one.ask(broker, RequestCode.GET_DEFINITIONS, {}, body)

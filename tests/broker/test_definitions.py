@@ -40,7 +40,7 @@ def names(result):
     return [topic.name for topic, _ in result.topics]
 
 
-def test_a_table_of_several_pages_is_read_whole():
+def test_definition_table_of_several_pages_is_read_completely():
     table = TopicTable()
     count = 2 * PAGE_ENTRIES + 3
     for number in range(count):
@@ -52,7 +52,7 @@ def test_a_table_of_several_pages_is_read_whole():
     assert read.topics.version == (table.counter, table.timestamp_ms)
 
 
-def test_only_changes_are_read_again():
+def test_only_changed_definitions_are_read_again():
     table = TopicTable()
     table.put(TopicConfig("orders"), 1)
     version = (table.counter, table.timestamp_ms)
@@ -62,7 +62,7 @@ def test_only_changes_are_read_again():
     assert (list(read.topics.beans), read.topics.deleted) == (["payments"], {"orders": 3})
 
 
-def test_most_queues_win_and_the_difference_is_named():
+def test_definition_with_most_queues_wins_and_differences_are_reported():
     few, many = TopicTable(), TopicTable()
     few.put(TopicConfig("orders", 4, 4), 5)
     many.put(TopicConfig("orders", 8, 8), 9)
@@ -71,7 +71,7 @@ def test_most_queues_win_and_the_difference_is_named():
     assert result.differences == ["topic orders of broker-c differs"]
 
 
-def test_ordered_topics_other_types_and_brokers_own_topics_stay_where_they_are():
+def test_ordered_or_differing_or_internal_topics_are_not_adopted():
     there, here = TopicTable(), TopicTable()
     fifo = (("message.type", "FIFO"),)
     delay = (("message.type", "DELAY"),)
@@ -91,7 +91,7 @@ def test_ordered_topics_other_types_and_brokers_own_topics_stay_where_they_are()
     assert "message.type is DELAY, not NORMAL" in result.refused["orders"]
 
 
-def test_a_deletion_counts_before_the_topic_is_adopted():
+def test_deletion_recorded_before_adoption_takes_effect():
     """It is deleted in all groups, but this group had not adopted it yet."""
     here = TopicTable()
     assert not here.delete("orders", 8)
@@ -103,7 +103,7 @@ def test_a_deletion_counts_before_the_topic_is_adopted():
     assert [one.name for one, _ in chosen([read_of("broker-a", there)], here).topics] == ["orders"]
 
 
-def test_a_group_that_was_away_does_not_restore_a_deleted_topic():
+def test_returning_group_does_not_restore_a_deleted_topic():
     """broker-c was down while the topic was deleted. A new group learns of the deletion from
     broker-a, and keeps it for what it reads from broker-c later."""
     deleted, away = TopicTable(), TopicTable()
@@ -126,7 +126,7 @@ def test_a_group_that_was_away_does_not_restore_a_deleted_topic():
     assert names(chosen([read_of("broker-c", away)], here.topics)) == ["orders"]
 
 
-def test_deletions_are_limited(monkeypatch):
+def test_remembered_deletions_are_limited(monkeypatch):
     monkeypatch.setattr(versioned, "DELETED_MAX", 3)
     table = TopicTable()
     for number in range(5):
@@ -135,7 +135,7 @@ def test_deletions_are_limited(monkeypatch):
     assert list(table.deleted) == ["t2", "t3", "t4"]
 
 
-def test_a_consumer_group_is_adopted_with_its_settings():
+def test_consumer_group_is_adopted_with_its_settings():
     there = GroupTable()
     there.put(SubscriptionGroup("billing", retry_times_max=3), 1)
     there.put(SubscriptionGroup("CID_RMQ_SYS_TRANS"), 1)
@@ -158,7 +158,7 @@ CHANGES = st.lists(
 
 
 @given(CHANGES)
-def test_groups_that_read_each_other_agree_but_for_what_was_deleted_locally(changes):
+def test_definitions_converge_except_for_local_deletions(changes):
     """Whatever the order of creations, deletions and reads: afterwards a topic is in every group,
     or a group without it has recorded a deletion after its creation."""
     groups = [BrokerState() for _ in range(3)]

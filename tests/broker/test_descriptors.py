@@ -157,7 +157,7 @@ def strangers(port, count):
     return result
 
 
-async def test_strangers_take_no_descriptor_that_the_log_needs(tmp_path):
+async def test_silent_connections_do_not_exhaust_the_logs_descriptors(tmp_path):
     async with Processes(tmp_path, FEW) as group:
         leader = await group.leader()
         await group.create_topic(leader)
@@ -180,7 +180,7 @@ async def test_strangers_take_no_descriptor_that_the_log_needs(tmp_path):
         assert await group.keys(leader) == [*acknowledged, 30]
 
 
-async def test_a_log_without_a_descriptor_waits_for_one(tmp_path):
+async def test_log_without_a_file_descriptor_waits_for_one(tmp_path):
     async with Processes(tmp_path, ENOUGH) as group:
         leader = await group.leader()
         await group.create_topic(leader)

@@ -30,7 +30,7 @@ def disk(size_gib, free_gib):
         (DiskUsage(0, 0), 90, 16, False),  # a file system that does not say
     ],
 )
-def test_a_disk_is_full_by_percentage_and_free_bytes(usage, percent_max, free_gib, full):
+def test_disk_is_full_by_percentage_and_free_bytes(usage, percent_max, free_gib, full):
     room = DiskRoom()
     room.poll(usage, DiskMark(percent_max, free_gib * GIB))
     assert (room.full, room.short) == (full, full)
@@ -46,14 +46,14 @@ def test_a_disk_is_full_by_percentage_and_free_bytes(usage, percent_max, free_gi
                     (20, False, False), (17, False, False), (15, True, True)]),
     ],
 )  # fmt: skip
-def test_a_disk_that_was_full_is_short_of_room_until_it_is_well_below(size, free_bytes_min, steps):
+def test_disk_that_was_full_stays_short_until_well_below_the_limit(size, free_bytes_min, steps):
     room = DiskRoom()
     for free, full, short in steps:
         room.poll(disk(size, free), DiskMark(90, free_bytes_min * GIB))
         assert (free, room.full, room.short) == (free, full, short)
 
 
-def test_raising_the_limits_makes_room_at_once():
+def test_raised_disk_limit_takes_effect_at_once():
     room = DiskRoom()
     room.poll(disk(100, 8), DiskMark(90, 16 * GIB))
     assert room.short
@@ -77,7 +77,7 @@ HOUR_MS = 3_600_000
         ([50 - n for n in range(51)], 0),
     ],
 )
-def test_a_forecast_goes_by_the_rate_of_half_an_hour(rooms, full_in_ms):
+def test_disk_forecast_uses_the_rate_of_half_an_hour(rooms, full_in_ms):
     forecast = Forecast()
     for n, room in enumerate(rooms):
         for again in range(3):  # looks in between are no samples
@@ -93,6 +93,6 @@ def test_a_forecast_goes_by_the_rate_of_half_an_hour(rooms, full_in_ms):
         (None, ""),
     ],
 )
-def test_a_warning_says_in_how_many_hours(monkeypatch, full_in_ms, warning):
+def test_disk_forecast_warning_has_the_hours(monkeypatch, full_in_ms, warning):
     monkeypatch.setattr(Forecast, "full_in_ms", full_in_ms)
     assert Forecast().warning == warning

@@ -37,7 +37,7 @@ async def create(group, topic):
     return (await group.ask(broker, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code
 
 
-async def test_a_draining_group_creates_nothing_and_takes_sends_for_a_while(tmp_path):
+async def test_draining_group_creates_no_topic_and_accepts_sends_for_the_grace(tmp_path):
     async with Group(tmp_path, drainGraceMs=3_600_000) as one:
         broker = await one.leading()
         await one.create_topic(broker, "T")
@@ -54,7 +54,7 @@ async def test_a_draining_group_creates_nothing_and_takes_sends_for_a_while(tmp_
         assert (await one.send(broker, "T", properties=DELAYED)).code == ResponseCode.SUCCESS
 
 
-async def test_draining_survives_a_failover_and_a_restart(tmp_path):
+async def test_drain_survives_a_failover_and_a_restart(tmp_path):
     async with Group(tmp_path, 3, drainGraceMs=0) as three:
         broker = await three.leading()
         await three.create_topic(broker, "T")
@@ -72,7 +72,7 @@ async def test_draining_survives_a_failover_and_a_restart(tmp_path):
         assert (await three.send(broker, "T")).code == ResponseCode.SUCCESS
 
 
-async def test_what_is_left_is_counted_until_it_is_consumed(tmp_path):
+async def test_drain_counts_messages_until_they_are_consumed(tmp_path):
     async with Group(tmp_path, drainGraceMs=0) as one:
         broker = await one.leading()
         await one.create_topic(broker, "T", 2)
@@ -96,7 +96,7 @@ async def test_what_is_left_is_counted_until_it_is_consumed(tmp_path):
         assert status["emptyAtMs"] == status["latestDueMs"]
 
 
-async def test_a_group_without_content_is_empty_only_once_it_takes_no_sends(tmp_path):
+async def test_draining_group_is_empty_only_after_it_rejects_sends(tmp_path):
     async with Group(tmp_path, drainGraceMs=3_600_000) as one:
         broker = await one.leading()
         assert not (await drain(one, "status"))["isEmpty"]
@@ -152,7 +152,7 @@ async def test_no_send_fails_while_one_of_two_groups_is_drained(tmp_path, monkey
             assert all(one.queue.broker_name == "broker-a" for one in results[-10:])
 
 
-async def test_only_an_empty_group_is_removed_and_it_stays_away(tmp_path):
+async def test_only_an_empty_group_is_removed_and_it_cannot_register_again(tmp_path):
     async with name_server() as server, group(tmp_path, "b", server, drainGraceMs=0) as leaving:
         broker = await leaving.leading()
         await until(lambda: has_master(server, "broker-b"))
@@ -185,7 +185,9 @@ async def test_only_an_empty_group_is_removed_and_it_stays_away(tmp_path):
         assert not list(server.table.brokers("broker-b"))
 
 
-async def test_other_groups_keep_a_removed_group_away(tmp_path, monkeypatch, caplog):
+async def test_remaining_groups_keep_a_removed_group_from_registering(
+    tmp_path, monkeypatch, caplog
+):
     """A copy of its store from before the removal is rejected by a new name server, too, once any
     other leader has registered there."""
     monkeypatch.setattr(sharing, "PERIOD_S", 0.1)
@@ -222,7 +224,7 @@ async def test_other_groups_keep_a_removed_group_away(tmp_path, monkeypatch, cap
         assert not list(again.table.brokers("broker-b"))
 
 
-async def test_a_group_with_content_is_removed_only_by_name(tmp_path, caplog):
+async def test_group_with_content_is_removed_only_by_name(tmp_path, caplog):
     async with Group(tmp_path, drainGraceMs=0) as one:
         broker = await one.leading()
         await one.create_topic(broker, "T")
@@ -234,7 +236,7 @@ async def test_a_group_with_content_is_removed_only_by_name(tmp_path, caplog):
         assert "removed_with_content the broker group still has: 1 of T" in caplog.text
 
 
-def test_the_estimate_follows_the_consumption_of_the_last_minutes():
+def test_drain_estimate_follows_the_consumption_of_the_last_minutes():
     rate = remainder.ConsumptionRate()
     assert rate.left_s(0.0, 1_000) is None  # one count is no rate
     assert rate.left_s(10.0, 900) == 90.0
@@ -248,7 +250,7 @@ def test_the_estimate_follows_the_consumption_of_the_last_minutes():
     assert len(rate._counts) <= remainder.RATE_S / remainder.RATE_STEP_S + 1
 
 
-async def test_the_leader_counts_the_rest_for_the_metrics(tmp_path, monkeypatch):
+async def test_leader_counts_the_remaining_messages_for_the_metrics(tmp_path, monkeypatch):
     monkeypatch.setattr(admin_drain, "COUNT_MS", 50)
     async with Group(tmp_path, drainGraceMs=0) as one:
         broker = await one.leading()
@@ -262,7 +264,7 @@ async def test_the_leader_counts_the_rest_for_the_metrics(tmp_path, monkeypatch)
         await until(lambda: broker.drain.remaining == 0)
 
 
-async def test_messages_of_groups_that_are_given_up_do_not_keep_a_group(tmp_path):
+async def test_messages_of_given_up_consumer_groups_do_not_block_a_removal(tmp_path):
     async with Group(tmp_path, drainGraceMs=0) as one:
         broker = await one.leading()
         await one.create_topic(broker, "T", 1)

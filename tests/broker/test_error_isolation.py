@@ -33,7 +33,7 @@ class Peer(FakeConnection):
         self.is_open = False
 
 
-def test_what_fails_is_counted_and_ends_its_connection():
+def test_contained_error_is_counted_and_ends_its_connection():
     contained, peer = Contained(), Peer()
     contained.run("fine", lambda: None)
     contained.run("cut", lambda: 1 // 0)
@@ -44,7 +44,7 @@ def test_what_fails_is_counted_and_ends_its_connection():
 
 @pytest.mark.parametrize("opaque", ODD)
 @pytest.mark.parametrize("codec", [0, 1])
-def test_an_answer_that_cannot_be_written_ends_its_connection_alone(opaque, codec):
+def test_failed_answer_ends_only_its_connection(opaque, codec):
     """Even if every check before it had let such an opaque through."""
     bench = Bench()
     odd, other = Peer(), Peer()
@@ -58,7 +58,7 @@ def test_an_answer_that_cannot_be_written_ends_its_connection_alone(opaque, code
 
 
 @pytest.mark.parametrize("error", [AssertionError("a"), RuntimeError("b"), struct.error("c")])
-def test_a_connection_whose_write_fails_is_ended_alone(error):
+def test_failed_connection_write_ends_only_that_connection(error):
     bench = Bench()
     broken, other = Peer(error), Peer()
     for connection in (broken, other):
@@ -70,7 +70,7 @@ def test_a_connection_whose_write_fails_is_ended_alone(error):
     assert bench.sends.held_bytes == 0
 
 
-def test_a_record_that_cannot_be_packed_is_refused_and_queues_stay_as_they_were():
+def test_unpackable_record_is_rejected_and_queue_offsets_stay():
     """The net behind the checks of sends: the frame is not built, the next one is."""
     bench = Bench()
     bad, good = Peer(), Peer()
@@ -88,7 +88,7 @@ def test_a_record_that_cannot_be_packed_is_refused_and_queues_stay_as_they_were(
     assert (answer.code, answer.ext["queueOffset"]) == (0, "0")
 
 
-def test_a_message_of_the_broker_is_refused_if_it_was_retried_too_often():
+def test_own_message_with_too_many_retries_is_rejected():
     bench = Bench()
     message = Outgoing("T", 0, b"body", b"", 1, HOST, reconsume=INT32_MAX + 1)
     with pytest.raises(Refused):

@@ -27,7 +27,7 @@ async def slow(_: Connection, request: RemotingCommand) -> RemotingCommand:
     return RemotingCommand.response_to(request, ResponseCode.SUCCESS)
 
 
-async def test_a_slow_answer_that_is_closed_unbegun_leaves_no_warning() -> None:
+async def test_slow_answer_closed_before_it_starts_leaves_no_warning() -> None:
     """A connection does so beyond its tasks_max. Warnings are errors here: found by mqchaos in a
     broker's log, where a leader with much to do had refused END_TRANSACTION."""
     guard = Guard(lambda: True, lambda: "", proven)
@@ -41,7 +41,7 @@ async def test_a_slow_answer_that_is_closed_unbegun_leaves_no_warning() -> None:
     assert guard.requests == {37: 1}
 
 
-async def test_a_slow_answer_comes_and_a_slow_refusal_is_an_answer() -> None:
+async def test_slow_answer_and_slow_rejection_are_answered() -> None:
     guarded = Guard(lambda: True, lambda: "", proven).around(slow)
     for opaque, code in ((1, ResponseCode.SUCCESS), (2, ResponseCode.SYSTEM_BUSY)):
         answer = guarded(cast(Connection, FakeConnection()), RemotingCommand(37, opaque))
@@ -60,7 +60,7 @@ async def unproven() -> None:
 
 
 @pytest.mark.parametrize("code", [ResponseCode.TOPIC_NOT_EXIST, 26])
-async def test_only_who_leads_says_that_something_does_not_exist(code: int) -> None:
+async def test_only_the_leader_answers_that_something_does_not_exist(code: int) -> None:
     """A client that asked a replica which was being filled took its word for it, and asked it again
     for as long as nobody else led: found by the simulator, seed 730419."""
 
@@ -84,9 +84,7 @@ async def test_only_who_leads_says_that_something_does_not_exist(code: int) -> N
     assert await answer(True, unproven) == (14, deposed, {"leaderAddr": "leader:1"})
 
 
-async def test_the_leader_proves_that_its_answer_is_the_newest_and_a_follower_answers_its_own() -> (
-    None
-):
+async def test_leader_proves_a_negative_answer_and_a_follower_marks_its_own() -> None:
     looked: list[str] = []
 
     async def barrier() -> None:

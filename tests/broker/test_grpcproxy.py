@@ -35,7 +35,7 @@ def config(text):
     return build_config(parse_properties(text, "broker.conf"))
 
 
-async def test_the_proxy_serves_comes_back_and_ends_with_its_broker(tmp_path):
+async def test_grpc_proxy_serves_restarts_and_ends_with_its_broker(tmp_path):
     held = HeldPorts("127.0.0.1")
     listen, raft, port = held.choose(3, random.Random())
     names = NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False))
@@ -105,7 +105,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def test_a_stopped_broker_ends_its_proxy(tmp_path):
+async def test_stopped_broker_ends_its_grpc_proxy(tmp_path):
     held = HeldPorts("127.0.0.1")
     (port,) = held.choose(1, random.Random())
     requested = config(f"grpcPort={port}\nnamesrvAddr=127.0.0.1:1\n")
@@ -124,7 +124,7 @@ async def test_a_stopped_broker_ends_its_proxy(tmp_path):
     held.close()
 
 
-def test_the_proxy_is_told_what_holds_for_the_broker_and_nothing_else_of_its_own() -> None:
+def test_grpc_proxy_gets_only_the_brokers_settings() -> None:
     text = "grpcPort=8081\nnamesrvAddr=a:1;b:2\nmaxMessageSize=2MiB\naclEnable=true\n"
     text += 'innerClientAuthenticationCredentials={"accessKey":"k","secretKey":"s3cret"}\n'
     own = {"PATH": "/bin", "RAFTMQ_HTTP_PORT": "1", "RAFTMQ_STORE_PATH_ROOT_DIR": "/x"}
@@ -149,13 +149,13 @@ def test_the_proxy_is_told_what_holds_for_the_broker_and_nothing_else_of_its_own
         ("grpcPort=8081\nnamesrvAddr=a:1\naclEnable=true\n", "innerClientAuthentication"),
     ],
 )
-def test_what_a_proxy_cannot_be_is_refused(text: str, why: str) -> None:
+def test_invalid_grpc_proxy_settings_are_rejected(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         config(text)
 
 
 @pytest.mark.parametrize("missing", PROXY_PACKAGES)
-def test_a_missing_extra_is_told_before_the_store_is_opened(
+def test_missing_grpc_extra_is_reported_before_the_store_is_opened(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

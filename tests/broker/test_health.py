@@ -29,7 +29,7 @@ async def run(command, address):
     )
 
 
-async def test_a_leader_is_healthy_and_a_stopped_one_is_not(tmp_path):
+async def test_health_of_a_leader_and_of_a_stopped_broker(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         result = await run(broker_health, broker.address)
@@ -38,7 +38,7 @@ async def test_a_leader_is_healthy_and_a_stopped_one_is_not(tmp_path):
     assert result.exit_code == 1 and broker.address in result.output
 
 
-async def test_a_name_server_is_healthy():
+async def test_health_of_a_name_server():
     config = NameServerConfig(bind="127.0.0.1", port=0, http_enable=False)
     server = NameServer(config)
     await server.start()
@@ -51,9 +51,7 @@ async def test_a_name_server_is_healthy():
     assert (await run(namesrv_health, address)).exit_code == 1
 
 
-async def test_a_name_servers_certificate_that_expires_is_told_while_it_serves(
-    tmp_path, monkeypatch
-):
+async def test_health_warns_of_the_name_servers_expiring_certificate(tmp_path, monkeypatch):
     authority = Authority(tmp_path)
     cert, key = authority.issue("server", days=13)
     config = NameServerConfig(
@@ -102,11 +100,11 @@ LEADS = {"raftRole": "leader", "raftLeaderReady": "true"}
         ),
     ],
 )
-def test_what_is_wrong_with_a_broker_that_serves_is_told(info, warnings):
+def test_health_warnings_for_each_runtime_info(info, warnings):
     assert (why_not(info), warnings_of(info)) == ("", warnings)
 
 
-async def test_warnings_are_printed_and_end_nothing(tmp_path):
+async def test_health_warnings_do_not_change_the_exit_code(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         identity = broker.engine.identity
@@ -121,7 +119,7 @@ async def test_warnings_are_printed_and_end_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("command", [broker_health, namesrv_health])
-def test_half_an_account_is_told(command, monkeypatch):
+def test_health_with_half_an_account_exits_with_status_2(command, monkeypatch):
     monkeypatch.setenv("RAFTMQ_ACCESS_KEY", "alone")
     monkeypatch.delenv("RAFTMQ_SECRET_KEY", raising=False)
     result = CliRunner().invoke(command, ["--address", "127.0.0.1:1"])
@@ -161,7 +159,7 @@ def test_half_an_account_is_told(command, monkeypatch):
         ({"haConnected": "false", "haRefused": "another log"}, "another log"),
     ],
 )
-def test_what_counts_as_healthy(info, reason):
+def test_health_criteria(info, reason):
     assert (reason in why_not(info)) if reason else why_not(info) == ""
 
 
@@ -172,7 +170,7 @@ def test_what_counts_as_healthy(info, reason):
         (lambda reader, writer: None, SendTimeout),
     ],
 )
-async def test_who_does_not_answer_is_told_apart(serve, error):
+async def test_health_distinguishes_silent_and_unreachable_brokers(serve, error):
     writers = []
 
     async def accepted(reader, writer):
@@ -193,7 +191,7 @@ async def test_who_does_not_answer_is_told_apart(serve, error):
         await asyncio.to_thread(ask, address, RemotingCommand.request(28), 0.2)
 
 
-async def test_a_replica_without_a_leader_says_whom_it_does_not_reach_and_why(tmp_path):
+async def test_health_without_a_leader_reports_unreachable_peers_and_reasons(tmp_path):
     async with Group(tmp_path, 3) as group:
         first = await group.leader()
         broker = group.brokers[first]

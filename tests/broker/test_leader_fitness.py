@@ -88,7 +88,7 @@ def others(group, name):
     return [other for other in group.names if other != name]
 
 
-async def test_leadership_goes_to_the_one_with_room_and_no_send_fails(group):
+async def test_full_leader_transfers_to_the_replica_with_space_and_no_send_fails(group):
     old = await group.leader()
     full, roomy = others(group, old)
     await fill(group, {full: FULL})
@@ -109,7 +109,7 @@ async def test_leadership_goes_to_the_one_with_room_and_no_send_fails(group):
     assert result == sender.stored[: len(result)] and len(result) > 20
 
 
-async def test_when_nobody_has_room_sends_are_refused_and_leadership_stays(group):
+async def test_full_group_rejects_sends_and_keeps_its_leader(group):
     old = await group.leader()
     term = core(group, old).term
     await fill(group, dict.fromkeys(others(group, old), FULL))
@@ -133,7 +133,7 @@ async def test_when_nobody_has_room_sends_are_refused_and_leadership_stays(group
     assert await group.leader() == roomy
 
 
-async def test_sends_are_refused_while_the_others_take_no_frames(group):
+async def test_sends_are_rejected_while_the_followers_reject_frames(group):
     """A message that the leader took then might be stored when there is room again."""
     leader = await group.leader()
     first, second = others(group, leader)
@@ -156,7 +156,7 @@ async def test_sends_are_refused_while_the_others_take_no_frames(group):
     assert await group.leader() == leader
 
 
-async def test_the_leader_itself_has_room_again(group):
+async def test_leader_with_space_again_accepts_sends(group):
     old = await group.leader()
     await fill(group, dict.fromkeys(others(group, old), FULL))
     await fill(group, {old: FULL})
@@ -166,7 +166,7 @@ async def test_the_leader_itself_has_room_again(group):
     assert await group.leader() == old
 
 
-async def test_a_disk_around_the_mark_gets_leadership_back_only_well_below_it(group):
+async def test_replica_gets_leadership_back_only_well_below_the_disk_limit(group):
     first = await group.leader()
     second, third = others(group, first)
     await fill(group, {third: FULL})
@@ -189,7 +189,7 @@ async def test_a_disk_around_the_mark_gets_leadership_back_only_well_below_it(gr
     assert (await group.send(group.brokers[first], "T")).code == 0
 
 
-async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_path, monkeypatch):
+async def test_preferred_leader_with_a_full_disk_gets_no_leadership(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_module, "PREFERRED_STEADY_MS", 100)
     async with Group(tmp_path, count=3, diskSpaceWarningLevelRatio=90) as group:
         first = await group.leader()
@@ -209,7 +209,7 @@ async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_
         await until(lambda: "short of room" not in engine.status()["preferred_reason"])
 
 
-async def test_leadership_is_not_handed_to_one_that_would_hand_it_back(tmp_path):
+async def test_leadership_is_not_transferred_to_a_replica_that_would_return_it(tmp_path):
     """It led for half a second, with two elections; and whoever asked was told nothing."""
     async with Group(tmp_path, count=3, diskSpaceWarningLevelRatio=90) as group:
         first = await group.leader()
@@ -230,7 +230,7 @@ async def test_leadership_is_not_handed_to_one_that_would_hand_it_back(tmp_path)
         await until(lambda: any(broker.roles.leading for broker in group.brokers.values()))
 
 
-async def test_leadership_is_handed_over_where_no_disk_has_room(tmp_path):
+async def test_leadership_is_transferred_on_request_when_all_disks_are_full(tmp_path):
     """An operator takes the leader off a machine; nobody would hand it back."""
     async with Group(tmp_path, count=3, diskSpaceWarningLevelRatio=90) as group:
         first = await group.leader()
@@ -245,7 +245,7 @@ async def test_leadership_is_handed_over_where_no_disk_has_room(tmp_path):
         await until(lambda: brokers[full].roles.leading)
 
 
-async def test_a_follower_of_before_says_nothing_and_is_taken_for_roomy(group, monkeypatch):
+async def test_follower_of_an_older_version_counts_as_having_space(group, monkeypatch):
     """As 70644ff: it neither tells of its room nor hands over for want of it. Leadership goes there
     once; there sends are refused, as that version has it, and it does not come back and forth."""
     monkeypatch.setattr(Following, "_tell_no_room", lambda *_, **__: None)
@@ -279,7 +279,7 @@ def slow_writes(group, name, ms):
     log.append = slowly
 
 
-async def test_a_leader_whose_writes_are_slow_hands_over(group, monkeypatch):
+async def test_leader_with_slow_writes_transfers_leadership(group, monkeypatch):
     for name, ms in {"PERIOD_MS": 100, "HOLD_MS": 500, "REST_MS": 1_000, "KNOWN_MS": 5_000}.items():
         monkeypatch.setattr(pace, name, ms)
     first, sender = await group.leader(), Sender(group)
@@ -300,7 +300,7 @@ async def test_a_leader_whose_writes_are_slow_hands_over(group, monkeypatch):
     await until(lambda: core(group, first).election.is_willing)
 
 
-async def test_where_all_disks_are_slow_the_leader_stays(group, monkeypatch):
+async def test_leader_stays_when_all_disks_are_slow(group, monkeypatch):
     first, sender = await group.leader(), Sender(group)
     term = core(group, first).term
     for broker in group.brokers.values():
@@ -315,7 +315,7 @@ async def test_where_all_disks_are_slow_the_leader_stays(group, monkeypatch):
     assert (await group.leader(), core(group, first).term) == (first, term)
 
 
-async def test_a_leader_whose_clock_is_wrong_hands_over(group, monkeypatch):
+async def test_leader_with_a_wrong_clock_transfers_leadership(group, monkeypatch):
     monkeypatch.setattr(peer_info, "SEND_INTERVAL_MS", 100)
     first, sender = await group.leader(), Sender(group)
     await sender.one()
@@ -330,7 +330,7 @@ async def test_a_leader_whose_clock_is_wrong_hands_over(group, monkeypatch):
     await until(lambda: core(group, first).election.is_willing)
 
 
-async def test_leadership_is_handed_to_no_wrong_clock_even_by_force(group, monkeypatch):
+async def test_leadership_is_never_transferred_to_a_wrong_clock(group, monkeypatch):
     """It led for a moment, in which timer messages came early."""
     monkeypatch.setattr(peer_info, "SEND_INTERVAL_MS", 100)
     first = await group.leader()

@@ -90,7 +90,7 @@ async def until_empty(group):
     return status
 
 
-async def test_waiting_messages_move_with_their_ids_and_times(tmp_path, monkeypatch):
+async def test_waiting_timer_messages_move_with_their_ids_and_times(tmp_path, monkeypatch):
     monkeypatch.setattr("raftmq.broker.delayed.timers.COUNT_MAX", 2)  # several windows
     async with two_groups(tmp_path) as (staying, leaving):
         source, target = await leaving.leading(), await staying.leading()
@@ -159,18 +159,20 @@ async def move_with_crash(tmp_path, monkeypatch, crashed, before, *, replicas=1)
 @pytest.mark.parametrize(
     ("crashed", "before"), [("source", "_finish"), ("source", "_close"), ("target", "_close")]
 )
-async def test_a_crash_neither_loses_nor_repeats_a_message(tmp_path, monkeypatch, crashed, before):
+async def test_crash_during_a_move_neither_loses_nor_repeats_messages(
+    tmp_path, monkeypatch, crashed, before
+):
     assert await move_with_crash(tmp_path, monkeypatch, crashed, before) == ["K0", "K1", "K2", "K3"]
 
 
-async def test_another_leader_continues_with_the_open_window(tmp_path, monkeypatch):
+async def test_new_leader_continues_with_the_open_move_window(tmp_path, monkeypatch):
     moved = await move_with_crash(tmp_path, monkeypatch, "source", "_close", replicas=3)
     assert moved == ["K0", "K1", "K2", "K3"]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
-async def test_leaders_that_crash_all_the_time_neither_lose_nor_repeat_a_message(
+async def test_leader_crashes_during_a_move_neither_lose_nor_repeat_messages(
     tmp_path, monkeypatch, seed
 ):
     monkeypatch.setattr("raftmq.broker.delayed.timers.COUNT_MAX", 5)
@@ -194,7 +196,7 @@ async def test_leaders_that_crash_all_the_time_neither_lose_nor_repeat_a_message
         assert moved_keys == sorted(f"K{number}" for number in range(count)), f"seed {seed}"
 
 
-async def test_without_the_watermark_a_message_would_be_repeated(tmp_path, monkeypatch):
+async def test_move_without_the_watermark_repeats_messages(tmp_path, monkeypatch):
     """So that the tests above can fail."""
 
     def check(self, ext, topic, queue_id):
@@ -210,7 +212,7 @@ async def test_without_the_watermark_a_message_would_be_repeated(tmp_path, monke
     assert moved == sorted(["K0", "K1", "K2", "K3"] * 2)
 
 
-async def test_a_window_returns_if_the_move_is_cancelled_before_it_is_stored(tmp_path, monkeypatch):
+async def test_cancelled_move_returns_a_window_that_was_not_stored(tmp_path, monkeypatch):
     reached, free = asyncio.Event(), asyncio.Event()
     finish = Moves._finish
 
@@ -242,7 +244,9 @@ async def test_a_window_returns_if_the_move_is_cancelled_before_it_is_stored(tmp
         assert keys(target) == ["K0", "K1", "K2"]
 
 
-async def test_a_moved_message_is_recalled_and_one_in_an_open_window_is_not(tmp_path, monkeypatch):
+async def test_moved_timer_message_is_recalled_and_one_in_an_open_window_is_not(
+    tmp_path, monkeypatch
+):
     async with two_groups(tmp_path) as (staying, leaving):
         deliver_ms = await send_timers(leaving, 2)
         source, target = await leaving.leading(), await staying.leading()
@@ -296,7 +300,7 @@ def record(**changes):
 NO_TOPICS = b'{"topics":[]}\n'
 
 
-async def test_messages_that_do_not_move_are_rejected(tmp_path, monkeypatch):
+async def test_messages_that_cannot_move_are_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(moves, "COUNT_MAX", 2)
     monkeypatch.setattr(moves, "LINE_BYTES_MAX", 16)
     async with two_groups(tmp_path) as (staying, _):

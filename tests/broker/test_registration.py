@@ -63,7 +63,7 @@ class NameServer:
             connection.abort("test")
 
 
-async def test_a_change_and_a_stop_at_once(tmp_path):
+async def test_registrar_handles_a_change_and_a_stop_at_once(tmp_path):
     """The registrar is woken and cancelled in one turn of the loop: it ends all the same."""
     names = NameServer()
     await names.server.start("127.0.0.1", 0)
@@ -80,7 +80,7 @@ async def test_a_change_and_a_stop_at_once(tmp_path):
         await names.server.stop()
 
 
-async def test_name_servers_are_changed_while_a_broker_runs(tmp_path):
+async def test_registrar_changes_its_name_servers_at_run_time(tmp_path):
     config = NameServerConfig(bind="127.0.0.1", port=0)
     async with RealNameServer(config) as first, RealNameServer(config) as second:
         here = {server.address: server for server in (first, second)}
@@ -108,7 +108,7 @@ async def test_name_servers_are_changed_while_a_broker_runs(tmp_path):
             await until(lambda: are_told([second.address]))
 
 
-async def test_a_lost_connection_is_followed_by_a_registration(tmp_path, monkeypatch):
+async def test_lost_name_server_connection_is_followed_by_a_registration(tmp_path, monkeypatch):
     names = NameServer()
     await names.server.start("127.0.0.1", 0)
     monkeypatch.setattr(registration, "RETRY_MS", 60_000)  # not what brings it back
@@ -135,7 +135,7 @@ async def test_a_lost_connection_is_followed_by_a_registration(tmp_path, monkeyp
         await names.server.stop()
 
 
-async def test_a_replica_that_begins_from_a_snapshot_asks_where_its_leader_is(tmp_path):
+async def test_replica_started_from_a_snapshot_looks_up_its_leaders_address(tmp_path):
     """The leader told it in a command that the snapshot is behind. Nobody's period passes here."""
     settings = {"registerNameServerPeriod": 60_000}
     async with RealNameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
@@ -162,7 +162,7 @@ async def test_a_replica_that_begins_from_a_snapshot_asks_where_its_leader_is(tm
             assert time.monotonic() - began < 30
 
 
-async def test_a_group_of_a_name_that_another_has_stays_out_and_says_so(tmp_path, caplog):
+async def test_group_with_a_registered_name_is_rejected_and_reports_it(tmp_path, caplog):
     async with RealNameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
         settings = {"namesrvAddr": server.address, "registerNameServerPeriod": 60_000}
         async with Group(tmp_path / "own", **settings) as own:
@@ -189,7 +189,7 @@ def told(topics):
     return [(t.topic, t.read_queue_count) for t in topics]
 
 
-def test_what_changed_since_a_version(monkeypatch):
+def test_registered_topics_since_a_version(monkeypatch):
     table = TopicTable()
     group = BrokerGroupTable()
     topics = RegisteredTopics(table, TopicConfig("TBW102", 8, 8, 7), group)
@@ -217,7 +217,7 @@ def test_what_changed_since_a_version(monkeypatch):
     assert not any(topic.perm & 2 for topic in topics.all())
 
 
-def test_only_so_many_changes_are_remembered(monkeypatch):
+def test_remembered_topic_changes_are_limited(monkeypatch):
     monkeypatch.setattr(versioned, "CHANGES_MAX", 3)
     table = TopicTable()
     topics = RegisteredTopics(table, None, BrokerGroupTable())
@@ -229,7 +229,7 @@ def test_only_so_many_changes_are_remembered(monkeypatch):
     assert told(topics.since(versions[2])) == [("c", 1), ("d", 1), ("e", 1)]
 
 
-async def test_a_name_server_is_told_what_changed_alone(tmp_path, monkeypatch):
+async def test_registration_sends_only_changed_topics(tmp_path, monkeypatch):
     """However many topics there are; and everything, when it does not know what there was."""
     monkeypatch.setattr(registration, "SPREAD_S", 120.0)  # however slow this machine is
     config = NameServerConfig("127.0.0.1", 0, http_enable=False)
@@ -257,9 +257,7 @@ async def test_a_name_server_is_told_what_changed_alone(tmp_path, monkeypatch):
             assert names.table.queues("Newer") is not None
 
 
-async def test_a_name_server_that_does_not_answer_keeps_nobody_waiting_for_long(
-    tmp_path, monkeypatch
-):
+async def test_silent_name_server_delays_topic_creation_only_briefly(tmp_path, monkeypatch):
     monkeypatch.setattr(registration, "SPREAD_S", 0.05)
     names = NameServer()
     await names.server.start("127.0.0.1", 0)
@@ -274,7 +272,7 @@ async def test_a_name_server_that_does_not_answer_keeps_nobody_waiting_for_long(
 
 
 @pytest.mark.parametrize("has_name_server", [True, False])
-async def test_a_member_that_no_name_server_lists_reports_that_once(
+async def test_member_that_no_name_server_lists_reports_that_once(
     monkeypatch, caplog, has_name_server
 ):
     monkeypatch.setattr(registration, "RETRY_MS", 1)
@@ -304,7 +302,7 @@ async def test_a_member_that_no_name_server_lists_reports_that_once(
     assert "register_failed" not in caplog.text
 
 
-async def test_whom_every_name_server_refuses_says_so_and_is_not_healthy(tmp_path, monkeypatch):
+async def test_broker_rejected_by_every_name_server_is_not_healthy(tmp_path, monkeypatch):
     """One that is down says nothing either way; nor do a few refusals."""
     names = NameServer()
     names.refusing = True
@@ -337,7 +335,7 @@ async def test_whom_every_name_server_refuses_says_so_and_is_not_healthy(tmp_pat
         await names.server.stop()
 
 
-def test_tools_find_a_broker_by_the_topics_of_its_names():
+def test_tools_find_a_broker_by_its_name_topics():
     """Java's createTopic takes a cluster's or a broker's name, and asks for its route."""
     config = build_config(parse_properties("brokerName=broker-a\nbrokerClusterName=c\n", "test"))
     result = {topic.name: topic for topic in topics_of_names(config)}

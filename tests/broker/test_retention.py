@@ -93,7 +93,7 @@ def warnings(caplog):
     return [r.getMessage() for r in caplog.records if r.name == "raftmq.broker.retention"]
 
 
-def test_a_clock_that_jumps_a_month_makes_nothing_old(store, clocks, caplog):
+def test_clock_jump_of_a_month_expires_nothing(store, clocks, caplog):
     retention = retention_of(store, clocks)
     assert retention.expired().before == 0
     nothing = {"clockAheadOfLogMs": "0", "clockContradiction": "", "retentionDoubtedBytes": "0"}
@@ -113,7 +113,7 @@ def test_a_clock_that_jumps_a_month_makes_nothing_old(store, clocks, caplog):
     assert retention.expired().before == store.commitlog.segments()[-1].start
 
 
-def test_an_operator_confirms_the_clock(store, clocks):
+def test_operator_confirms_the_clock_for_retention(store, clocks):
     retention = retention_of(store, clocks)
     retention.poll()
     clocks.off = MONTH
@@ -123,7 +123,7 @@ def test_an_operator_confirms_the_clock(store, clocks):
     assert retention.expired().before == store.commitlog.segments()[-1].start
 
 
-def test_time_that_passes_on_both_clocks_makes_old(store, clocks):
+def test_time_that_passes_on_both_clocks_expires_segments(store, clocks):
     retention = retention_of(store, clocks)
     retention.poll()
     clocks.now = MONTH
@@ -151,7 +151,7 @@ def restarted(store, disk, clean=True):
         (-YEAR, "the clock is 365 d 0 h 0 min behind"),
     ],
 )
-def test_a_start_by_a_wrong_clock_makes_nothing_old(disk, clocks, clean, noted, off, contradiction):
+def test_start_with_a_wrong_clock_expires_nothing(disk, clocks, clean, noted, off, contradiction):
     """Messages were stored a moment ago, then the broker starts again, a year ahead, say."""
     store = written(disk)
     if noted:  # else by a version that noted no time
@@ -172,14 +172,14 @@ def test_a_start_by_a_wrong_clock_makes_nothing_old(disk, clocks, clean, noted, 
     store.close()
 
 
-def test_a_disk_that_is_short_of_room_makes_nothing_old(store, disk, clocks):
+def test_nearly_full_disk_expires_nothing(store, disk, clocks):
     retention = retention_of(store, clocks)
     for percent in range(50, 101):
         disk.space = DiskUsage(percent, 100 - percent)
         assert retention.expired(at_once=True).before == 0
 
 
-def test_deletion_that_is_forced_goes_by_no_clock(store, disk, clocks):
+def test_forced_deletion_uses_no_clock(store, disk, clocks):
     retention = retention_of(store, clocks, clean_file_forcibly_enable=True)
     clocks.off = -MONTH
     assert retention.expired().before == 0
@@ -188,7 +188,9 @@ def test_deletion_that_is_forced_goes_by_no_clock(store, disk, clocks):
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_a_pass_looks_at_the_ages_once(store, disk, clocks, monkeypatch, at_once):
+async def test_retention_reads_segment_ages_once_per_pass(
+    store, disk, clocks, monkeypatch, at_once
+):
     _, retention = aged(store, disk, clocks, HALF_FULL)
     keeper = keeper_of(store, disk, retention, Engine(store, []))
     checks, ages = [], Expiry._ages
@@ -270,7 +272,7 @@ def keeper_of(store, disk, retention, engine, needed_from=None):
     ("refilled", "space", "kept"),
     [([], HALF_FULL, False), (["n1"], HALF_FULL, True), (["n1"], FULL, False)],
 )
-async def test_what_a_refilled_replica_needs_stays_unless_the_disk_is_full(
+async def test_frames_for_a_snapshot_install_are_kept_unless_the_disk_is_full(
     store, disk, clocks, refilled, space, kept
 ):
     _, retention = aged(store, disk, clocks, space)
@@ -297,7 +299,7 @@ class OneFrameASegment(Engine):
     ("snapshots", "bak", "kept_from"), [(3, 2, 2), (3, 0, 0), (3, 3, 3), (99, 99, -1)]
 )
 @pytest.mark.parametrize("space", [HALF_FULL, FULL])
-async def test_what_the_snapshots_and_their_bak_files_do_not_cover_stays_on_any_disk(
+async def test_frames_without_a_snapshot_are_kept_on_any_disk(
     store, disk, clocks, space, snapshots, bak, kept_from
 ):
     """A replica that starts from .bak files has to apply all that came after them once more."""
@@ -313,7 +315,7 @@ async def test_what_the_snapshots_and_their_bak_files_do_not_cover_stays_on_any_
     ("space", "forced", "kept_from"),
     [(HALF_FULL, True, 2), (FULL, False, 2), (FULL, True, -1)],
 )
-async def test_what_has_not_expired_for_a_majority_stays_unless_that_is_forced(
+async def test_frames_not_expired_on_a_majority_are_kept_unless_forced(
     store, disk, clocks, space, forced, kept_from
 ):
     agreed = 2
@@ -327,7 +329,7 @@ async def test_what_has_not_expired_for_a_majority_stays_unless_that_is_forced(
     assert retained == Retained(starts[kept_from], kept, FOR_OTHERS if kept else "")
 
 
-async def test_the_others_are_told_what_has_expired_while_one_is_refilled(store, disk, clocks):
+async def test_expiry_is_reported_to_peers_during_a_snapshot_install(store, disk, clocks):
     retention = retention_of(store, clocks)
     keeper = keeper_of(store, disk, retention, engine := Engine(store, ["n1"]))
     await keeper.retain()
@@ -336,7 +338,7 @@ async def test_the_others_are_told_what_has_expired_while_one_is_refilled(store,
     assert engine.told == [0, store.commitlog.segments()[-1].start]
 
 
-async def test_what_a_full_disk_takes_has_not_expired(store, disk, clocks):
+async def test_forced_deletion_on_a_full_disk_is_not_reported_as_expiry(store, disk, clocks):
     retention = retention_of(store, clocks, clean_file_forcibly_enable=True)
     disk.space = FULL
     keeper = keeper_of(store, disk, retention, engine := Engine(store, []))
@@ -350,7 +352,7 @@ async def test_what_a_full_disk_takes_has_not_expired(store, disk, clocks):
 @pytest.mark.parametrize(
     ("needed", "space", "kept_from"), [(2, HALF_FULL, 2), (None, HALF_FULL, -1), (2, FULL, -1)]
 )
-async def test_what_a_backup_still_reads_stays_unless_the_disk_is_full(
+async def test_frames_for_a_backup_are_kept_unless_the_disk_is_full(
     store, disk, clocks, needed, space, kept_from
 ):
     starts, retention = aged(store, disk, clocks, space)
@@ -367,7 +369,7 @@ async def test_what_a_backup_still_reads_stays_unless_the_disk_is_full(
     ("role", "space", "kept_from"),
     [("SLAVE", HALF_FULL, 2), ("SLAVE", FULL, -1), ("ASYNC_MASTER", FULL, 2)],
 )
-async def test_what_waits_for_delivery_stays_but_for_a_classic_slave_whose_disk_is_full(
+async def test_frames_for_delivery_are_kept_except_on_a_full_classic_slave(
     store, disk, clocks, role, space, kept_from
 ):
     starts, retention = aged(store, disk, clocks, space)
@@ -389,7 +391,7 @@ async def test_what_waits_for_delivery_stays_but_for_a_classic_slave_whose_disk_
     assert retained.kept_for == (FOR_DELIVERY if kept_from >= 0 else "")
 
 
-async def test_queues_follow_a_log_that_was_cut_during_a_flush(store, disk, clocks):
+async def test_queues_follow_a_retention_during_a_flush(store, disk, clocks):
     retention = retention_of(store, clocks)
     keeper = keeper_of(store, disk, retention, Engine(store, []))
     flush = store.flushes.start()
@@ -407,7 +409,7 @@ async def test_queues_follow_a_log_that_was_cut_during_a_flush(store, disk, cloc
 
 @pytest.mark.parametrize("mode", ["raft", "classic"])
 @pytest.mark.parametrize("forced", [False, True])
-async def test_what_is_deleted_early_is_counted(store, disk, clocks, caplog, mode, forced):
+async def test_early_deletion_is_counted(store, disk, clocks, caplog, mode, forced):
     """Of two groups one has consumed 30 messages, and one 5."""
     retention = retention_of(store, clocks, clean_file_forcibly_enable=forced)
     disk.space, table, events = FULL, OffsetTable(), Events()
@@ -446,7 +448,7 @@ async def test_what_is_deleted_early_is_counted(store, disk, clocks, caplog, mod
     assert said.startswith(f"unexpired_deleted messages={gone} bytes={size_bytes} unconsumed=")
 
 
-async def test_what_has_expired_is_no_early_deletion(store, disk, clocks):
+async def test_expired_segments_are_no_early_deletion(store, disk, clocks):
     _, retention = aged(store, disk, clocks, FULL, clean_file_forcibly_enable=True)
     keeper = keeper_of(store, disk, retention, Engine(store, []))
     keeper.fallback_index = 1

@@ -217,7 +217,7 @@ async def ask_everything(broker, codes, seed, rounds=ROUNDS):
 
 
 @pytest.mark.parametrize("mode", ["raft", "classic"])
-async def test_every_code_is_refused_to_who_may_nothing_or_does_no_harm(tmp_path, mode):
+async def test_every_request_code_is_rejected_without_rights_or_harmless(tmp_path, mode):
     seed = int(os.environ.get("RIGHTS_SEED", random.randrange(1 << 32)))
     print(f"RIGHTS_SEED={seed}")
     async with secured(tmp_path, mode) as (_, broker):
@@ -227,13 +227,13 @@ async def test_every_code_is_refused_to_who_may_nothing_or_does_no_harm(tmp_path
 
 
 @pytest.mark.parametrize("code", [11, 17, 21, 26, 43, 203, 321, 343])
-async def test_a_forgotten_right_is_found(tmp_path, monkeypatch, code):
+async def test_removed_right_is_detected(tmp_path, monkeypatch, code):
     monkeypatch.setitem(BROKER, code, NOTHING)
     async with secured(tmp_path, "raft") as (_, broker):
         assert await ask_everything(broker, [code], 1, rounds=60)
 
 
-async def test_every_code_of_a_name_server_stands_in_the_table(tmp_path):
+async def test_every_name_server_request_code_has_a_right(tmp_path):
     path = tmp_path / "plain_acl.yml"
     path.write_text(PLAIN_ACL)
     config = NameServerConfig(
@@ -260,7 +260,7 @@ async def test_every_code_of_a_name_server_stands_in_the_table(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["raft", "classic"])
-async def test_a_place_in_the_log_is_for_who_may_read_the_topic_there(tmp_path, mode):
+async def test_log_position_is_readable_only_with_rights_to_its_topic(tmp_path, mode):
     async with secured(tmp_path, mode) as (group, broker):
         stored = await group.ask(broker, 310, send_ext("Own"), b"mine")
         own = int(stored.ext["msgId"][-16:], 16)
@@ -294,7 +294,7 @@ async def test_a_place_in_the_log_is_for_who_may_read_the_topic_there(tmp_path, 
         assert broker.access.refused_count == 3 * len(broker.where)
 
 
-async def test_a_refused_message_given_back_makes_no_group_either(tmp_path):
+async def test_rejected_send_back_creates_no_group(tmp_path):
     async with secured(tmp_path, "raft") as (_, broker):
         async with speaking(broker, OWNER) as ask:
             back = {"offset": str(broker.where["plain"]), "group": "own", "delayLevel": "0"}
@@ -303,7 +303,7 @@ async def test_a_refused_message_given_back_makes_no_group_either(tmp_path):
         assert broker.state.topics.get("%RETRY%own") is None
 
 
-async def test_a_transaction_is_ended_by_who_may_send_to_where_it_goes(tmp_path):
+async def test_transaction_end_needs_the_right_to_send_to_its_topic(tmp_path):
     async with secured(tmp_path, "raft") as (group, broker):
         end = EndTransactionHeader("secret-producer", 0, broker.where["half"], 12, "x").to_ext()
         async with speaking(broker, OWNER) as ask:
@@ -315,7 +315,7 @@ async def test_a_transaction_is_ended_by_who_may_send_to_where_it_goes(tmp_path)
         assert broker.halves.open_count == 0
 
 
-async def test_offsets_are_cloned_of_topics_that_one_may_read(tmp_path):
+async def test_offset_clone_needs_read_rights_to_its_topics(tmp_path):
     async with secured(tmp_path, "raft") as (group, broker):
         await group.ask(broker, 15, {"consumerGroup": "own", "topic": "TopSecret", "queueId": "0",
                                      "commitOffset": "1"})  # fmt: skip
@@ -328,7 +328,7 @@ async def test_offsets_are_cloned_of_topics_that_one_may_read(tmp_path):
 # ---- what a broker sends by itself ---------------------------------------------------------------
 
 
-async def test_a_half_message_is_shown_to_nobody_who_only_says_that_he_is_its_producer(tmp_path):
+async def test_half_message_is_checked_only_at_producers_with_its_rights(tmp_path):
     async with secured(tmp_path, "raft") as (group, broker):
         needs = _needs_of(broker.transactions._record_at(broker.where["half"]))
         asked_of = broker.transactions._producer_of
@@ -352,7 +352,7 @@ async def test_a_half_message_is_shown_to_nobody_who_only_says_that_he_is_its_pr
         group.client = RemotingClient(credentials=ADMIN)
 
 
-async def test_a_clients_place_is_taken_and_ended_by_its_own_account_alone(tmp_path):
+async def test_client_id_is_used_and_removed_only_by_its_own_account(tmp_path):
     async with secured(tmp_path, "raft") as (group, broker):
         before = broker.clients.producer_connection("secret-client")
         async with speaking(broker, OWNER) as ask:
@@ -375,7 +375,7 @@ async def test_a_clients_place_is_taken_and_ended_by_its_own_account_alone(tmp_p
         assert not {c for c in broker.access._speakers if not c.is_open}
 
 
-async def test_replies_are_stored_by_who_may_send_there(tmp_path):
+async def test_reply_needs_the_right_to_send_to_its_topic(tmp_path):
     async with secured(tmp_path, "raft") as (_, broker):
         topic = "TestCluster_REPLY_TOPIC"
         properties = "REPLY_TO_CLIENT\x01secret-client\x02"
@@ -389,7 +389,7 @@ async def test_replies_are_stored_by_who_may_send_there(tmp_path):
         )
 
 
-async def test_the_http_api_reads_with_rights_of_its_own(tmp_path):
+async def test_http_api_reads_with_its_own_rights(tmp_path):
     """Its tokens were looked at; an account has nothing to say there."""
     async with secured(tmp_path, "raft") as (_, broker):
         record = decode_record(broker.store.reads.message_at(broker.where["plain"]))
@@ -398,7 +398,7 @@ async def test_the_http_api_reads_with_rights_of_its_own(tmp_path):
         assert answer.status == 200 and "secret-body" in answer.json["text"]
 
 
-async def test_pulls_of_what_waits_for_its_delivery_take_more_than_a_default(tmp_path):
+async def test_pull_of_internal_topics_needs_more_than_default_rights(tmp_path):
     async with secured(tmp_path, "raft") as (group, broker):
         fields = {"accessKey": "reads-all", "secretKey": "sesame-open-7", "admin": "false",
                   "defaultTopicPerm": "SUB", "defaultGroupPerm": "SUB",
@@ -412,7 +412,7 @@ async def test_pulls_of_what_waits_for_its_delivery_take_more_than_a_default(tmp
                 assert (await ask(33, {"offset": str(position)})).remark.startswith(EXCEPTION)
 
 
-async def test_a_retry_of_a_pop_is_its_groups_whatever_the_topics_name_says(tmp_path):
+async def test_retry_of_a_pop_needs_the_rights_of_its_group(tmp_path):
     async with secured(tmp_path, "raft") as (group, broker):
         topic = "%RETRY%secret-group_TopSecret"
         popped = Outgoing(
@@ -433,7 +433,7 @@ async def test_a_retry_of_a_pop_is_its_groups_whatever_the_topics_name_says(tmp_
                 assert (await ask(33, position)).code == code
 
 
-async def test_what_waits_for_its_delivery_takes_a_right_to_where_it_was_sent_too(tmp_path):
+async def test_undelivered_message_needs_rights_to_its_destination(tmp_path):
     async with secured(tmp_path, "raft") as (group, broker):
         who = Credentials("reads-delayed", "sesame-open-8")
         fields = {"accessKey": who.access_key, "secretKey": who.secret_key, "admin": "false",

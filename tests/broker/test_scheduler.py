@@ -67,7 +67,7 @@ async def keeping(*quick: Chore, slow: tuple[Chore, ...] = ()) -> AsyncIterator[
         await made.keeper.stop()
 
 
-async def test_it_rests_until_something_happens_and_runs_what_has_work_then() -> None:
+async def test_scheduler_rests_until_activity_and_runs_due_chores() -> None:
     first, second = Work(), Work()
     async with keeping(first.chore, second.chore) as made:
         for runs in (1, 2, 3):
@@ -81,13 +81,13 @@ async def test_it_rests_until_something_happens_and_runs_what_has_work_then() ->
         assert not second.runs, "it never had anything to do"
 
 
-async def test_a_chore_with_work_is_run_though_nothing_happens() -> None:
+async def test_chore_with_work_runs_without_activity() -> None:
     work = Work(0, always=True)
     async with keeping(work.chore):
         await until(lambda: work.runs >= 4)
 
 
-async def test_a_chore_is_run_when_its_rest_is_over_though_nothing_happens() -> None:
+async def test_chore_runs_after_its_rest_without_activity() -> None:
     until_s = time.monotonic() + 0.15
     runs: list[float] = []
     chore = Chore(
@@ -103,14 +103,14 @@ async def test_a_chore_is_run_when_its_rest_is_over_though_nothing_happens() -> 
         assert len(runs) == 1
 
 
-async def test_a_chore_is_not_run_before_its_period_is_over() -> None:
+async def test_chore_does_not_run_before_its_period() -> None:
     often, seldom = Work(0, always=True), Work(0, period_ms=NEVER_MS // 2)
     async with keeping(often.chore, seldom.chore):
         await until(lambda: often.runs >= 4)
     assert not seldom.runs
 
 
-async def test_a_wrong_estimate_costs_no_more_than_the_longest_rest(
+async def test_wrong_rest_estimate_delays_at_most_by_the_longest_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(housekeeping, "REST_MS_MAX", 50)
@@ -120,7 +120,7 @@ async def test_a_wrong_estimate_costs_no_more_than_the_longest_rest(
 
 
 @pytest.mark.parametrize("error", [OSError("unreadable"), AssertionError("broken")])
-async def test_an_estimate_that_fails_ends_nothing(error: Exception) -> None:
+async def test_failing_rest_estimate_does_not_end_the_scheduler(error: Exception) -> None:
     def fails() -> float:
         raise error
 
@@ -135,7 +135,7 @@ async def test_an_estimate_that_fails_ends_nothing(error: Exception) -> None:
         assert not made.fatal
 
 
-async def test_a_chore_that_fails_is_run_again_and_a_broken_invariant_is_told() -> None:
+async def test_failing_chore_is_retried_and_a_broken_invariant_is_reported() -> None:
     def failing(error: Exception) -> Callable[[], None]:
         def run() -> None:
             raise error
@@ -149,7 +149,7 @@ async def test_a_chore_that_fails_is_run_again_and_a_broken_invariant_is_told() 
         assert set(made.fatal) == {"broken: AssertionError('broken')"}
 
 
-async def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
+async def test_cancelled_activity_wait_leaves_no_waiter() -> None:
     activity = Activity()
     waiting = asyncio.ensure_future(activity.wait(NEVER_MS / 1000))
     await until(lambda: activity.is_awaited)
@@ -161,7 +161,7 @@ async def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
     await activity.wait(0.001)
 
 
-async def test_a_period_goes_on_while_there_is_no_work() -> None:
+async def test_chore_period_continues_while_there_is_no_work() -> None:
     """Offsets that are gathered share a frame with those that come in the same period."""
     work, now_ms, fatal = Work(period_ms=100), [0], list[str]()
     row = Row(lambda: now_ms[-1], [work.chore], fatal.append)

@@ -79,7 +79,7 @@ async def stored(processes, name):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("names", [("n0",), ("n0", "n1", "n2")], ids=["one", "three"])
-async def test_a_second_start_ends_and_loses_nothing(tmp_path, names):
+async def test_second_start_on_a_store_in_use_ends_and_loses_nothing(tmp_path, names):
     processes = group_of(tmp_path, *names)
     acknowledged = []
     async with processes:
@@ -108,7 +108,7 @@ async def test_a_second_start_ends_and_loses_nothing(tmp_path, names):
 
 
 @pytest.mark.timeout(300)
-async def test_it_changes_no_byte_and_a_wrong_identity_ends_for_good(tmp_path):
+async def test_second_start_changes_no_byte_and_a_wrong_identity_is_rejected(tmp_path):
     processes = group_of(tmp_path, "n0")
     store = tmp_path / "n0"
     async with processes:
@@ -176,7 +176,7 @@ async def ready(address):
 
 
 @pytest.mark.timeout(300)
-async def test_the_example_of_help_makes_a_group_of_three(tmp_path):
+async def test_help_example_starts_a_group_of_three(tmp_path):
     held = HeldPorts("127.0.0.1")
     script = on_free_ports(example(), held)
     # Bash's `wait` ends with the signal, and its children have it, too.

@@ -56,7 +56,7 @@ def config_of(root, mode="raft", **changes):
         ("127.0.0.1", "", False),
     ],
 )
-def test_a_name_that_is_loopback_on_its_own_machine_is_told(
+def test_peer_host_that_resolves_to_loopback_is_reported(
     tmp_path, monkeypatch, caplog, host, bind, is_told
 ):
     """As installers write it into /etc/hosts: the others resolve it to where nobody listens."""
@@ -111,7 +111,7 @@ async def test_two_brokers_in_one_process_exclude_each_other(tmp_path, mode):
     await run(config)
 
 
-async def test_a_lock_that_was_lent_is_not_released(tmp_path):
+async def test_borrowed_store_lock_is_not_released(tmp_path):
     """`broker.cli` keeps it while a broker begins anew in the place of another."""
     lock = lock_store(str(tmp_path), "the process")
     await run(config_of(tmp_path), lock=lock)
@@ -130,9 +130,7 @@ async def test_a_lock_that_was_lent_is_not_released(tmp_path):
         ("classic", "haListenPort", "bindAddress=127.0.0.1 haListenPort=PORT: .*in use"),
     ],
 )
-async def test_a_port_that_is_taken_ends_the_start_before_anything_is_changed(
-    tmp_path, mode, key, words
-):
+async def test_used_port_ends_the_start_before_any_change(tmp_path, mode, key, words):
     store = tmp_path / "store"
     await run(config_of(store, mode))
     before = state_of(store)
@@ -147,7 +145,7 @@ async def test_a_port_that_is_taken_ends_the_start_before_anything_is_changed(
     assert state_of(store) != before
 
 
-async def test_a_new_store_is_noted_and_an_old_one_adopted_once(tmp_path, caplog):
+async def test_new_store_records_its_identity_and_an_old_one_once(tmp_path, caplog):
     caplog.set_level(logging.INFO, "raftmq.broker")
     config = config_of(tmp_path)
     own = StoreIdentity("raft", "group-a", "n0", config.mapped_file_size_commit_log)
@@ -167,7 +165,7 @@ async def test_a_new_store_is_noted_and_an_old_one_adopted_once(tmp_path, caplog
     assert told() == []
 
 
-async def test_a_store_is_of_one_node_of_one_group(tmp_path):
+async def test_store_belongs_to_one_node_of_one_group(tmp_path):
     await run(config_of(tmp_path))
     before = state_of(tmp_path)
     peers = f"n0-127.0.0.1:{free_port()};n1-127.0.0.1:{free_port()}"
@@ -183,7 +181,7 @@ async def test_a_store_is_of_one_node_of_one_group(tmp_path):
     await run(config_of(tmp_path, dLegerGroup="group-a", brokerName="other"))
 
 
-async def test_a_log_keeps_the_size_of_its_segments(tmp_path):
+async def test_store_keeps_its_segment_size(tmp_path):
     """A first segment that holds something would grow, and what comes next stand elsewhere than
     its peers have it. A size that no log was opened with binds nobody."""
     strange = tmp_path / "commitlog" / "strange"
@@ -205,7 +203,7 @@ async def test_a_log_keeps_the_size_of_its_segments(tmp_path):
     await run(config_of(tmp_path))
 
 
-async def test_a_classic_store_stays_its_broker_names_whoever_serves_it(tmp_path):
+async def test_classic_store_keeps_its_broker_name_in_any_role(tmp_path):
     await run(config_of(tmp_path, "classic"))
     broker = await broker_of(config_of(tmp_path, "classic", brokerRole="SLAVE", brokerId=3))
     await broker.start()  # its master was lost and came back elsewhere
@@ -215,7 +213,7 @@ async def test_a_classic_store_stays_its_broker_names_whoever_serves_it(tmp_path
     await refused(wrong, WrongIdentity, "the classic broker group-a")
 
 
-async def test_a_start_that_failed_opened_no_store(tmp_path):
+async def test_failed_start_opens_no_store(tmp_path):
     """The lock's text says whether a broker of ours was the last one that opened it."""
     config, lock = config_of(tmp_path, "classic"), tmp_path / "lock"
     await run(config)
@@ -230,7 +228,7 @@ async def test_a_start_that_failed_opened_no_store(tmp_path):
     assert lock.read_bytes() == b"ours"
 
 
-async def test_a_disk_without_room_for_the_note_does_not_end_a_start(tmp_path, caplog):
+async def test_full_disk_during_the_identity_record_does_not_end_a_start(tmp_path, caplog):
     class Full(SteadyDisk):
         def rename(self, source, target):
             if target == "identity":
@@ -254,7 +252,7 @@ async def told(arguments):
     return await asyncio.to_thread(CliRunner().invoke, main, arguments)
 
 
-async def test_tools_are_refused_while_a_store_is_in_use(tmp_path):
+async def test_tools_are_rejected_while_a_store_is_in_use(tmp_path):
     """`backup` of a stopped replica reads; what it reads would change under it."""
     store = tmp_path / "store"
     await run(config_of(store))

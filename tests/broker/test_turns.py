@@ -6,11 +6,11 @@ from tests.broker import turns
 LIMIT_S = 0.020
 
 
-def test_every_request_code_has_its_cases():
+def test_every_request_code_has_load_cases():
     assert set(turns.CASES) == set(BROKER), "test_rights compares BROKER with the handlers"
 
 
-async def test_no_request_takes_a_long_turn(tmp_path):
+async def test_no_request_blocks_the_event_loop_for_long(tmp_path):
     limit_s = LIMIT_S * turns.calibrated()
     result = await turns.measure(tmp_path, limit_s=limit_s)
     assert {code for _, code, *_ in result} == set(BROKER)

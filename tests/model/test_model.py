@@ -14,16 +14,16 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_all_behaviours_keep_the_promises(name: str) -> None:
+def test_model_keeps_its_guarantees_in_all_behaviours(name: str) -> None:
     _check(*SEARCHES[name])
 
 
 @pytest.mark.parametrize("rule", BROKEN)
-def test_the_want_of_a_rule_is_found(rule: str) -> None:
+def test_model_search_finds_each_missing_rule(rule: str) -> None:
     assert search(BROKEN[rule], rule).violated
 
 
-def test_the_page_has_the_states_of_every_search() -> None:
+def test_model_page_has_the_states_of_every_search() -> None:
     page = (ROOT / "docs" / "model.md").read_text()
     for _, states in [*SEARCHES.values(), *LONG_SEARCHES.values()]:
         assert f"| {states:,} |" in page
@@ -32,14 +32,14 @@ def test_the_page_has_the_states_of_every_search() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("name", LONG_SEARCHES)
-def test_all_behaviours_within_wider_bounds_do(name: str) -> None:
+def test_model_keeps_its_guarantees_within_wider_bounds(name: str) -> None:
     _check(*LONG_SEARCHES[name])
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("rule", LONG_BROKEN)
-def test_the_want_of_a_rule_is_found_within_wider_bounds(rule: str) -> None:
+def test_model_search_finds_each_missing_rule_within_wider_bounds(rule: str) -> None:
     assert search(LONG_BROKEN[rule], rule).violated
 
 

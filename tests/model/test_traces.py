@@ -54,7 +54,7 @@ def runs_by_founders(
     return runs
 
 
-def test_real_runs_are_behaviours_of_the_model() -> None:
+def test_simulated_runs_are_behaviours_of_the_model() -> None:
     runs = apart(runs_by_founders, SEEDS)
     assert set(runs) == {FOUNDERS}
     done = {event[0] for run in runs[FOUNDERS] for event in run}
@@ -67,7 +67,7 @@ def test_real_runs_are_behaviours_of_the_model() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("kind", Kind)
-def test_more_real_runs_are(kind: Kind) -> None:
+def test_further_simulated_runs_are_behaviours_of_the_model(kind: Kind) -> None:
     seeds = [(seed, kind) for seed in range(LONG_SEEDS)]
     for founders, runs in apart(runs_by_founders, seeds).items():
         refusal = validate(runs, founders)
@@ -83,7 +83,7 @@ def test_more_real_runs_are(kind: Kind) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_broken_core_is_refused(planted: Plant, kind: Kind, event: str) -> None:
+def test_trace_of_a_broken_core_is_rejected(planted: Plant, kind: Kind, event: str) -> None:
     _, events = apart(run_of, 1, kind, planted)
     refusal = validate([events], FOUNDERS)
     assert refusal is not None
@@ -126,6 +126,6 @@ GOOD: list[Event] = [
         (18, ("lose", "n1", 2, 0, 7, "n0", (0, FOUNDERS))),  # into a term that it never was in
     ],
 )
-def test_a_run_with_an_event_that_is_no_step_is_refused(at: int, event: Event) -> None:
+def test_trace_with_an_unknown_event_is_rejected(at: int, event: Event) -> None:
     refusal = validate([GOOD, [*GOOD[:at], event, *GOOD[at:]]], FOUNDERS)
     assert refusal == Refusal(1, at, "no step of the model")

@@ -67,7 +67,7 @@ OPERATIONS_MIN, FAULTS_MIN = 500, 20  # of a seed, on average over a chunk
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_no_promise_is_broken(chunk: int) -> None:
+def test_simulated_clusters_keep_every_guarantee(chunk: int) -> None:
     seeds = range(chunk * SEEDS_A_CHUNK, (chunk + 1) * SEEDS_A_CHUNK)
     totals = apart(played, seeds, Wish())
     judge(totals, SEEDS_A_CHUNK)
@@ -85,30 +85,32 @@ def test_no_promise_is_broken(chunk: int) -> None:
 
 
 @pytest.mark.long
-def test_seeds_that_failed_once_stay_mended() -> None:
+def test_recorded_failing_seeds_pass() -> None:
     judge(apart(played, FOUND, Wish()), 0)
 
 
 @pytest.mark.parametrize("seeds", [FLIPPED, pytest.param(LONG_FLIPPED, marks=pytest.mark.long)])
-def test_bits_that_flip_between_replicas_break_no_promise(seeds: range) -> None:
+def test_simulated_clusters_tolerate_bit_flips_between_replicas(seeds: range) -> None:
     judge(apart(played, seeds, Wish(faults=FLIPPING)), len(seeds))
 
 
 @pytest.mark.parametrize("seeds", [SET_BACK, pytest.param(LONG_SET_BACK, marks=pytest.mark.long)])
-def test_disks_that_are_set_back_break_no_promise(seeds: range) -> None:
+def test_simulated_clusters_tolerate_rolled_back_disks(seeds: range) -> None:
     totals = apart(played, seeds, Wish(faults=SETTING_BACK, profile={"operated": False}))
     judge(totals, len(seeds))
     assert totals["set back"] >= max(1, len(seeds) // 4)
 
 
 @pytest.mark.parametrize("seeds", [TAKEN, pytest.param(LONG_TAKEN, marks=pytest.mark.long)])
-def test_stores_in_the_place_of_others_break_no_promise(seeds: range) -> None:
+def test_simulated_clusters_tolerate_exchanged_stores(seeds: range) -> None:
     totals = apart(played, seeds, Wish(faults=TAKING_PLACES, profile={"operated": False}))
     judge(totals, len(seeds))
 
 
 @pytest.mark.parametrize("seeds", [SCALED, pytest.param(LONG_SCALED, marks=pytest.mark.long)])
-def test_broker_groups_that_join_and_leave_break_no_promise(seeds: Sequence[int]) -> None:
+def test_simulated_clusters_tolerate_broker_groups_that_join_and_leave(
+    seeds: Sequence[int],
+) -> None:
     totals = apart(played, seeds, Wish(profile={"scaled": True}))
     assert totals["operations"] >= SCALED_OPERATIONS_MIN * len(seeds)
     assert totals["faults"] >= FAULTS_MIN * len(seeds)
@@ -120,7 +122,7 @@ def test_broker_groups_that_join_and_leave_break_no_promise(seeds: Sequence[int]
 
 
 @pytest.mark.long
-def test_no_promise_is_broken_in_long_worlds() -> None:
+def test_simulated_clusters_keep_every_guarantee_over_long_runs() -> None:
     judge(apart(played, LONG_SEEDS, Wish(size=LONG)), len(LONG_SEEDS))
 
 
@@ -143,7 +145,7 @@ def played(seeds: Iterable[int], wish: Wish) -> Counter[str]:
 
 
 @pytest.mark.long
-def test_a_seed_repeats_to_the_bit_in_any_process() -> None:
+def test_seed_repeats_to_the_bit_in_any_process() -> None:
     """Also where strings hash differently: no order may come out of a set. (Each run of the suite
     holds that of a changed schedule: test_cluster_search.py.)"""
     traces = replays(["-m", "tests.simulator", "--verbose", "3"], ("1", "2"))
@@ -152,7 +154,7 @@ def test_a_seed_repeats_to_the_bit_in_any_process() -> None:
     assert traces[0] == traces[1]
 
 
-def test_a_seed_is_the_same_world_on_any_host() -> None:
+def test_seed_gives_the_same_world_on_any_host() -> None:
     """Whatever its address, its time zone, its memory, its limits and its name are."""
     here = apart(digest_on, "10.1.2.3", "UTC", 1 << 18, 48)
     assert here == apart(digest_on, "192.168.100.200", "Asia/Tokyo", 1 << 24, 1 << 16)

@@ -41,7 +41,7 @@ def survivors(names: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("first", range(0, len(QUICK), AT_ONCE))
-def test_broken_programs_are_caught(first: int) -> None:
+def test_planted_program_breaks_are_caught(first: int) -> None:
     assert not apart(survivors, QUICK[first : first + AT_ONCE])
 
 
@@ -55,15 +55,15 @@ def with_and_without(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [one.name for one in BREAKS])
-def test_each_break_is_caught_and_its_seed_passes_without_it(name: str) -> None:
+def test_each_planted_break_is_caught_and_its_seed_passes_without_it(name: str) -> None:
     apart(with_and_without, name)
 
 
-def test_there_are_enough_of_them() -> None:
+def test_planted_breaks_are_many_and_have_distinct_names() -> None:
     assert len(BREAKS) >= COUNT_MIN
     assert len({one.name for one in BREAKS}) == len(BREAKS)
 
 
-def test_some_of_each_file_are_planted_in_every_run() -> None:
+def test_every_run_plants_some_breaks_of_each_file() -> None:
     files = {one.plant.__module__ for one in BREAKS}
     assert {one.plant.__module__ for one in BREAKS if not one.long} == files

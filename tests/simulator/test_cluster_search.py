@@ -29,7 +29,7 @@ BROKEN = Wish(
 WORLDS_MAX, RUNS_MAX, STRIKES_LEFT = 8, 9, 3
 
 
-def test_a_broken_rule_is_found_and_its_schedule_shrunk() -> None:
+def test_search_finds_a_broken_rule_and_shrinks_its_schedule() -> None:
     apart(find_and_shrink)
 
 
@@ -52,7 +52,7 @@ def find_and_shrink() -> None:
     assert shrunk.case.command in shrunk.report()
 
 
-def test_states_grow_with_faults() -> None:
+def test_search_reaches_more_states_with_faults() -> None:
     quick = Wish(faults=FAULTS, profile=QUICK)
     struck, calm = apart(each_played, (Case(0), Case(0, schedule=())), quick)
     assert not struck.failure
@@ -64,7 +64,7 @@ def each_played(cases: Sequence[Case], base: Wish) -> list[Outcome]:
     return [play(case, base) for case in cases]
 
 
-def test_a_changed_schedule_repeats_to_the_bit_in_any_process() -> None:
+def test_changed_schedule_repeats_to_the_bit_in_any_process() -> None:
     parent = Case(3, schedule_of(3), {"faults_s": 2.0})
     case = mutated(Random(4), parent, Case(4, schedule_of(4)), 3)
     assert case.schedule != parent.schedule
@@ -74,14 +74,14 @@ def test_a_changed_schedule_repeats_to_the_bit_in_any_process() -> None:
     assert traces[0] == traces[1]
 
 
-def test_a_strike_less_changes_nothing_about_the_others() -> None:
+def test_schedule_without_one_strike_keeps_the_remaining_strikes() -> None:
     strikes = schedule_of(5)
     world = ClusterWorld(5, wish=Case(5, strikes[:3] + strikes[4:], QUICK).wish(Wish()))
     world.loop.close()
     assert world.plan.schedule == strikes[:3] + strikes[4:]
 
 
-def test_mutations_are_bounded_and_in_order() -> None:
+def test_schedule_mutations_are_bounded_and_in_order() -> None:
     rng = Random(1)
     case, other = Case(1, schedule_of(1)), Case(2, schedule_of(2))
     for seed in range(300):
@@ -92,7 +92,7 @@ def test_mutations_are_bounded_and_in_order() -> None:
         assert from_json(to_json(strikes)) == strikes
 
 
-def test_only_what_reached_something_new_is_kept_over_sittings(tmp_path: Path) -> None:
+def test_search_keeps_cases_with_new_states_and_resumes(tmp_path: Path) -> None:
     file = KeptFile(tmp_path / "kept")
     search = file.resumed(7)
     case = search.next_case()
@@ -112,7 +112,7 @@ def test_only_what_reached_something_new_is_kept_over_sittings(tmp_path: Path) -
     assert resumed.next_seed == 8
 
 
-def test_failures_of_one_kind_have_the_same_first_words() -> None:
+def test_failures_of_one_kind_share_one_key() -> None:
     first = kind_of("seed 1 at 3.2000 s: tables differ at 77: those of n1:broker:2 and of n0\nand")
     second = kind_of("seed 23 at 9.1000 s: tables differ at 8: those of n2:broker:4 and of n1")
     assert first == second == "tables differ at #: those"

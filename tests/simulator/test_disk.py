@@ -27,11 +27,11 @@ def fates(write_sync: bool, tries: int = 200) -> set[bytes]:
     return result
 
 
-def test_what_is_synced_survives() -> None:
+def test_simulated_disk_keeps_synced_writes() -> None:
     assert fates(write_sync=True) == {WRITTEN}
 
 
-def test_what_is_not_synced_is_kept_dropped_or_torn() -> None:
+def test_simulated_disk_keeps_drops_or_tears_unsynced_writes() -> None:
     result = fates(write_sync=False)
     assert WRITTEN in result
     assert bytes(32) in result
@@ -40,7 +40,7 @@ def test_what_is_not_synced_is_kept_dropped_or_torn() -> None:
     assert any(data.startswith(b"\0") for data in torn)
 
 
-def test_what_lies_in_one_sector_does_not_tear() -> None:
+def test_simulated_disk_never_tears_a_write_within_one_sector() -> None:
     for seed in range(100):
         disk = SimDisk(Random(seed))
         file = disk.open("f", allocate_bytes=8)
@@ -51,7 +51,7 @@ def test_what_lies_in_one_sector_does_not_tear() -> None:
         assert disk.open("f").pread(0, 8) in (bytes(8), WRITTEN[:8])
 
 
-def test_unsynced_writes_survive_independently() -> None:
+def test_simulated_unsynced_writes_survive_independently() -> None:
     result = set()
     for seed in range(200):
         disk = SimDisk(Random(seed))
@@ -65,7 +65,7 @@ def test_unsynced_writes_survive_independently() -> None:
     assert result == {b"\0\0", b"a\0", b"\0b", b"ab"}
 
 
-def test_a_killed_process_loses_nothing_but_its_open_files() -> None:
+def test_killed_process_loses_only_its_open_files() -> None:
     disk = SimDisk(Random(1))
     file = disk.open("f")
     file.pwrite(0, b"x")
@@ -75,7 +75,7 @@ def test_a_killed_process_loses_nothing_but_its_open_files() -> None:
         file.pwrite(0, b"y")
 
 
-def test_names_survive_up_to_some_operation() -> None:
+def test_simulated_names_survive_up_to_some_operation() -> None:
     result = set()
     for seed in range(100):
         disk = SimDisk(Random(seed))
@@ -89,7 +89,7 @@ def test_names_survive_up_to_some_operation() -> None:
     assert result == {("a",), ("a", "b"), ("a", "c"), ("c",)}
 
 
-def test_a_rename_replaces_its_target_whole_or_not_at_all() -> None:
+def test_simulated_rename_is_atomic() -> None:
     result = set()
     for seed in range(50):
         disk = SimDisk(Random(seed))
@@ -104,7 +104,7 @@ def test_a_rename_replaces_its_target_whole_or_not_at_all() -> None:
     assert result == {b"old", b"new"}
 
 
-def test_a_sync_under_way_does_not_cover_later_writes() -> None:
+def test_simulated_sync_does_not_cover_later_writes() -> None:
     left = set()
     for seed in range(50):
         disk = SimDisk(Random(seed))
@@ -120,7 +120,7 @@ def test_a_sync_under_way_does_not_cover_later_writes() -> None:
     assert left == {b"a\0", b"ab"}
 
 
-def test_it_crashes_at_the_operation_it_was_told() -> None:
+def test_simulated_disk_crashes_at_the_planned_operation() -> None:
     disk = SimDisk(Random(1))
     file = disk.open("f")
     disk.crash_after(2)
@@ -133,7 +133,7 @@ def test_it_crashes_at_the_operation_it_was_told() -> None:
     assert b"whole and wellperhaps in part".startswith(data)
 
 
-def test_rot_changes_what_is_durable_and_nothing_else() -> None:
+def test_simulated_corruption_changes_only_durable_bytes() -> None:
     disk = SimDisk(Random(1))
     file = disk.open("a", allocate_bytes=8)
     file.pwrite(0, b"abcdefgh")
@@ -157,7 +157,7 @@ def test_rot_changes_what_is_durable_and_nothing_else() -> None:
     assert disk.durable("a") == b""
 
 
-def test_a_checkpoint_never_tears() -> None:
+def test_checkpoint_never_tears() -> None:
     torn = set()
     for seed in range(200):
         for path in ("checkpoint", "other"):

@@ -19,7 +19,7 @@ from tests.simulator.disk import SimCrash, SimDisk
 
 
 @pytest.mark.parametrize("operations", range(1, 20))
-def test_a_loaded_hard_state_is_durable(operations: int) -> None:
+def test_loaded_hard_state_is_durable(operations: int) -> None:
     """Killed at any operation of making or saving it; what is read then survives a power cut."""
     for seed in range(40):
         disk = SimDisk(Random(seed))
@@ -38,7 +38,7 @@ def test_a_loaded_hard_state_is_durable(operations: int) -> None:
         assert after == loaded
 
 
-def test_a_smaller_frame_takes_the_place_of_one_that_had_closed_the_segment() -> None:
+def test_smaller_frame_replaces_a_truncated_frame_that_closed_its_segment() -> None:
     disk = SimDisk(Random(1))
     commitlog = CommitLog(disk, "commitlog", 4096)
     commitlog.open()
@@ -65,7 +65,7 @@ def test_a_smaller_frame_takes_the_place_of_one_that_had_closed_the_segment() ->
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_that_a_lost_segment_was_full_is_known_after_a_power_cut_too(seed: int) -> None:
+def test_restored_segment_makes_the_durable_mark_durable(seed: int) -> None:
     """The durable mark stood above it, but had not been synced: the start that restored the
     segment's file has to see to that."""
     disk = SimDisk(Random(seed))

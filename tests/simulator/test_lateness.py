@@ -35,7 +35,7 @@ def came(seconds: float, **more: Any) -> list[dict[str, Any]]:
         (SENT + came(1) + GIVEN_BACK + came(3 + WITHIN_S), 0, True),
     ],
 )
-def test_what_is_due_has_so_much_time(
+def test_lateness_check_allows_the_stated_time_after_healing(
     records: list[dict[str, Any]], healed_s: float, is_late: bool
 ) -> None:
     assert bool(late(records, int(healed_s * 1e9))) is is_late

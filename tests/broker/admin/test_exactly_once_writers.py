@@ -28,7 +28,7 @@ async def write(group, broker, batch, sequence=0, *, epoch=1, queue=0, writer="w
     return (answer.remark or "").partition(" ")[0] if answer.code else 0
 
 
-async def test_a_writer_goes_on_over_failovers_and_restarts(tmp_path):
+async def test_writer_continues_over_failovers_and_restarts(tmp_path):
     async with Group(tmp_path, 3, {"snapshot": 200}, **PATIENT) as group:
         first = await group.leader()
         leader = group.brokers[first]
@@ -58,7 +58,7 @@ async def test_a_writer_goes_on_over_failovers_and_restarts(tmp_path):
         assert await write(group, leader, 8, epoch=2) == "[UNKNOWN_WRITER]"
 
 
-async def test_requests_under_way_as_leaders_die_are_stored_once(tmp_path):
+async def test_batches_in_flight_during_leader_crashes_are_stored_once(tmp_path):
     async with Group(tmp_path, 3, **PATIENT) as group:
         leader = await group.leading()
         await group.create_topic(leader, "T")
@@ -92,7 +92,7 @@ async def test_requests_under_way_as_leaders_die_are_stored_once(tmp_path):
             assert bodies == [b"1/%d/%d" % (s, n) for s in range(30) for n in range(3)]
 
 
-async def test_at_the_limit_a_new_writer_is_refused_and_an_old_one_is_not(tmp_path, monkeypatch):
+async def test_writer_limit_rejects_new_writers_and_not_existing_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(exactly_once_writers, "WRITERS_MAX", 2)
     async with Group(tmp_path, 1) as group:
         broker = await group.leading()
@@ -108,7 +108,7 @@ async def test_at_the_limit_a_new_writer_is_refused_and_an_old_one_is_not(tmp_pa
         assert await ask(group, broker, "close") != []
 
 
-async def test_malformed_openings_are_refused(tmp_path):
+async def test_malformed_writer_openings_are_rejected(tmp_path):
     async with Group(tmp_path, 1) as group:
         broker = await group.leading()
         for changes in (
@@ -123,7 +123,7 @@ async def test_malformed_openings_are_refused(tmp_path):
         assert not broker.state.writers.writers
 
 
-async def test_where_a_failover_may_forget_watermarks_there_are_no_writers(tmp_path):
+async def test_writers_are_unavailable_where_a_failover_may_lose_watermarks(tmp_path):
     async with Group(tmp_path, 1, enableDLegerCommitLog="false") as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")

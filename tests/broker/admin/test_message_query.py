@@ -66,7 +66,7 @@ async def steps_of_a_tick(store, keeper):
     return store.steps - before
 
 
-async def test_a_tick_takes_little_time_while_messages_come_and_more_when_none_do():
+async def test_index_tick_is_short_while_messages_arrive_and_longer_when_idle():
     store = Store(behind=200 * MIB)
     keeper = queries(store)
     for _ in range(3):
@@ -75,7 +75,7 @@ async def test_a_tick_takes_little_time_while_messages_come_and_more_when_none_d
     assert await steps_of_a_tick(store, keeper) == message_query.IDLE_NS // MS
 
 
-async def test_far_behind_it_takes_its_time_whatever_comes():
+async def test_index_far_behind_gets_its_time_despite_arrivals():
     store = Store(behind=message_query.BEHIND_BYTES_MAX + 8 * MIB)
     keeper = queries(store)
     taken = []
@@ -87,7 +87,7 @@ async def test_far_behind_it_takes_its_time_whatever_comes():
     assert await steps_of_a_tick(store, keeper) == message_query.BUSY_NS // MS
 
 
-async def test_little_waits_until_it_is_much_or_for_a_second():
+async def test_small_index_backlog_waits_for_a_full_step_or_a_second():
     store = Store(behind=STEP_BYTES - 1)
     keeper = queries(store)
     assert await steps_of_a_tick(store, keeper) == 1  # the first, whenever it was before
@@ -103,7 +103,7 @@ async def test_little_waits_until_it_is_much_or_for_a_second():
     assert await steps_of_a_tick(store, keeper) == 0
 
 
-async def test_the_loop_runs_between_two_steps():
+async def test_event_loop_runs_between_two_index_steps():
     store = Store(behind=9 * MIB)
     keeper = queries(store)
     await keeper.tick()
@@ -119,7 +119,7 @@ async def test_the_loop_runs_between_two_steps():
     assert len(seen) == 7
 
 
-async def test_a_disk_that_refuses_is_left_alone_for_a_while(caplog):
+async def test_index_pauses_after_a_disk_error(caplog):
     store = Store(behind=8 * MIB)
     keeper = queries(store)
     store.error = OSError(28, "No space left on device")
@@ -133,7 +133,7 @@ async def test_a_disk_that_refuses_is_left_alone_for_a_while(caplog):
 
 
 @pytest.mark.parametrize("position", [5, 0])  # 0: the frame before it has a wrong size
-async def test_the_index_waits_for_the_repair_of_what_it_met(caplog, position):
+async def test_index_waits_for_the_repair_of_a_damaged_record(caplog, position):
     store = Store(behind=8 * MIB)
     keeper = queries(store)
     store.error = StoreDamaged(5, "no record")
@@ -148,7 +148,7 @@ async def test_the_index_waits_for_the_repair_of_what_it_met(caplog, position):
     assert not caplog.text
 
 
-async def test_the_index_goes_on_behind_what_nobody_repairs(caplog):
+async def test_index_skips_a_damaged_record_that_is_not_repaired(caplog):
     store = Store(behind=8 * MIB)
     keeper = queries(store)
     store.error = StoreDamaged(5, "no record")
@@ -170,7 +170,7 @@ async def test_the_index_goes_on_behind_what_nobody_repairs(caplog):
     assert store.indexed_offset == store.dispatched_offset
 
 
-async def test_a_lookup_catches_up_but_not_for_ever():
+async def test_query_by_key_waits_for_the_index_for_a_bounded_time():
     store = Store(behind=5 * MIB)
     await queries(store).catch_up()
     assert (store.indexed_offset, store.steps) == (store.dispatched_offset, 5)
@@ -179,7 +179,7 @@ async def test_a_lookup_catches_up_but_not_for_ever():
     assert store.steps == message_query.CATCH_UP_NS_MAX // MS
 
 
-async def test_a_lookup_does_not_wait_for_messages_that_come_after_it():
+async def test_query_by_key_does_not_wait_for_later_messages():
     store = Store(behind=2 * MIB)
     keeper = queries(store)
     looking = asyncio.ensure_future(keeper.catch_up())
@@ -192,7 +192,7 @@ async def test_a_lookup_does_not_wait_for_messages_that_come_after_it():
 @pytest.mark.parametrize(
     ("asked", "unique", "got"), [(1, False, 1), (64, False, 64), (1000, False, 1000), (1, True, 32)]
 )
-async def test_the_number_that_is_wanted(asked, unique, got):
+async def test_query_by_key_returns_at_most_the_requested_number(asked, unique, got):
     store = Store(behind=0)
     header = QueryMessageHeader("T", "k", asked, 3, 4, unique)
     request = RemotingCommand.request(RequestCode.QUERY_MESSAGE, header.to_ext())
@@ -212,7 +212,7 @@ def bodies(response):
     return [record.body for record in records]
 
 
-async def test_every_replica_answers_and_again_after_a_kill(tmp_path):
+async def test_every_replica_answers_queries_by_key_and_again_after_a_kill(tmp_path):
     limits = {"maxHashSlotNum": 50, "maxIndexNum": 100}
     async with Group(tmp_path, count=3, **limits) as group:
         leader = await group.leading()
@@ -253,7 +253,7 @@ async def test_every_replica_answers_and_again_after_a_kill(tmp_path):
         assert len(bodies(await query(group, again, "T", "k3"))) == 12
 
 
-async def test_a_broker_without_an_index_finds_nothing(tmp_path):
+async def test_query_by_key_finds_nothing_with_the_index_disabled(tmp_path):
     async with Group(tmp_path, messageIndexEnable="false") as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
@@ -262,7 +262,7 @@ async def test_a_broker_without_an_index_finds_nothing(tmp_path):
     assert not (tmp_path / "n0" / "index").exists()
 
 
-async def test_the_client_asks_every_group_of_the_topic(tmp_path):
+async def test_client_queries_every_broker_group_of_the_topic_by_key(tmp_path):
     async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
         namesrv = f"127.0.0.1:{server.port}"
         settings = {"namesrvAddr": namesrv, "maxHashSlotNum": 50, "maxIndexNum": 100}
@@ -294,7 +294,7 @@ async def test_the_client_asks_every_group_of_the_topic(tmp_path):
             assert await admin.message.query("T", "orde") == []
 
 
-async def test_it_says_when_there_is_something_to_index():
+async def test_index_service_is_due_when_messages_are_not_indexed():
     store = Store(behind=0)
     keeper = queries(store)
     (chore,) = keeper.service().chores

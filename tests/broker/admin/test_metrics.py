@@ -16,7 +16,7 @@ def scraped(broker):
     return Scrape(broker.metrics.render()[0].decode())
 
 
-async def test_a_leader_dies(tmp_path):
+async def test_metrics_of_a_group_whose_leader_dies(tmp_path):
     async with Group(tmp_path, 3, flushDiskType="SYNC_FLUSH") as group:
         leader = await group.leading()
         name = leader.config.dleger_self_id
@@ -69,7 +69,7 @@ async def test_a_leader_dies(tmp_path):
         assert after.sum("raft_leadership_lost_total") == 0
 
 
-async def test_leadership_lost_has_a_reason(tmp_path):
+async def test_leadership_lost_metric_has_a_reason(tmp_path):
     soon = {"electionTimeoutMinMs": 800, "electionTimeoutMaxMs": 1_200}
     async with Group(tmp_path, 3, **soon) as group:
         name = await group.leader()
@@ -81,7 +81,7 @@ async def test_leadership_lost_has_a_reason(tmp_path):
         assert scraped(leader).sum("raft_leader_known") == 0
 
 
-async def test_consumer_lag_is_told_up_to_the_limits(tmp_path, monkeypatch):
+async def test_consumer_lag_metrics_are_limited_in_series(tmp_path, monkeypatch):
     async with Group(tmp_path, 1, metricsSeriesMax=2) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
@@ -101,7 +101,7 @@ async def test_consumer_lag_is_told_up_to_the_limits(tmp_path, monkeypatch):
         assert scrape.sum("rocketmq_consumer_lag_omitted") == 2
 
 
-async def test_a_broker_that_has_not_started_can_be_scraped(tmp_path):
+async def test_broker_can_be_scraped_before_it_has_started(tmp_path):
     group = Group(tmp_path, 1)
     broker = await open_broker(group.config("n0"), OsDisk(str(tmp_path / "n0")))
     text = scraped(broker).text
@@ -112,7 +112,7 @@ async def test_a_broker_that_has_not_started_can_be_scraped(tmp_path):
         listener.close()
 
 
-async def test_a_master_and_its_slave(tmp_path):
+async def test_metrics_of_a_master_and_its_slave(tmp_path):
     async with Classic(tmp_path) as group:
         await group.followed()
         await group.create_topic(group.master, "T")
@@ -129,7 +129,7 @@ async def test_a_master_and_its_slave(tmp_path):
         assert slave.sum("rocketmq_commitlog_fsync_duration_seconds_count") > 0
 
 
-async def test_sends_that_do_not_wait_are_counted_once(tmp_path):
+async def test_sends_without_waiting_are_counted_once_in_metrics(tmp_path):
     async with Classic(tmp_path, slaves=0, role="ASYNC_MASTER") as group:
         await group.create_topic(group.master, "T")
         properties = "WAIT\x01false\x02"

@@ -35,7 +35,7 @@ def told(record):
     return record["what"], record["target"], record["by"], record["outcome"]
 
 
-async def test_a_change_is_recorded_before_and_after_it_is_made(client):
+async def test_operator_log_records_an_http_change_before_and_after_it(client):
     await made(client, "T")
     refused = await client.put("/api/v1/topics/T", {}, If_None_Match="*")
     assert refused.status == 412
@@ -47,7 +47,7 @@ async def test_a_change_is_recorded_before_and_after_it_is_made(client):
     assert orjson.loads(requested["detail"])["writeQueueNums"] == 2
 
 
-async def test_a_name_server_says_for_whom_it_acts_and_secrets_are_left_out(client):
+async def test_operator_log_has_the_forwarded_operator_and_no_message_body(client):
     await made(client, "T")
     await client.post(
         "/api/v1/messages", {"topic": "T", "body": "private"}, X_Operator="Eve%20Adams"
@@ -60,14 +60,14 @@ async def test_a_name_server_says_for_whom_it_acts_and_secrets_are_left_out(clie
     assert len(await records(client, 4)) == 4  # a preview changes nothing
 
 
-async def test_what_concerns_the_process_alone_is_recorded_afterwards(client):
+async def test_operator_log_records_a_log_level_change_afterwards(client):
     answer = await client.put("/api/v1/log-levels/raftmq.broker.x", {"level": "INFO"})
     assert answer.status in (200, 404)
     (record,) = await records(client, 1)
     assert record["what"] == "setLogLevel" and record["outcome"] in ("done", "failed")
 
 
-async def test_nobody_else_writes_there(client, group, broker):
+async def test_operator_log_topic_rejects_client_writes(client, group, broker):
     header = SendHeader("P", OPERATOR_LOG_TOPIC, "TBW102", 4, 0, 0, 0, 0, "")
     ext = header.to_ext(int(RequestCode.SEND_MESSAGE_V2))
     answer = await group.ask(broker, RequestCode.SEND_MESSAGE_V2, ext, b"forged")
@@ -77,7 +77,7 @@ async def test_nobody_else_writes_there(client, group, broker):
     assert (await client.put(f"/api/v1/topics/{OPERATOR_LOG_TOPIC}", {}, If_Match="*")).status > 400
 
 
-async def test_messages_are_still_sent_where_records_are(client):
+async def test_sends_work_on_a_broker_with_an_operator_log(client):
     await made(client, "T")
     assert (await sent(client, "T", "x"))["queueOffset"] == 0
 
@@ -105,7 +105,7 @@ async def worked():
     return "result"
 
 
-async def test_nothing_is_done_whose_record_may_not_be_stored():
+async def test_change_is_rejected_if_its_operator_record_may_not_be_stored():
     sends = Sends(OutcomeUnknown("no majority"))
     with pytest.raises(Refused, match="it was not done") as refused:
         await OperatorLog(sends, lambda: 1).around(DEED, worked)
@@ -121,13 +121,13 @@ async def test_nothing_is_done_whose_record_may_not_be_stored():
 
 
 @pytest.mark.parametrize("tag", ["NOT_LEADER", "DISK_FULL"])
-async def test_who_frees_a_full_disk_or_asks_a_follower_is_not_kept_from_it(tag):
+async def test_change_without_operator_record_works_on_full_disks_and_followers(tag):
     sends = Sends(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "no", tag=tag), at_once=True)
     assert await OperatorLog(sends, lambda: 1).around(DEED, worked) == "result"
     assert sends.stored == []
 
 
-async def test_an_outcome_that_nobody_knows_is_recorded_as_that():
+async def test_operator_log_records_an_unknown_outcome():
     async def lost():
         raise OutcomeUnknown("cut off")
 
@@ -153,7 +153,7 @@ async def end_while(doing, *, began):
         await task
 
 
-async def test_what_nobody_waits_for_any_more_has_an_outcome():
+async def test_operator_log_records_the_outcome_of_a_cancelled_change():
     working = []
 
     async def for_long():

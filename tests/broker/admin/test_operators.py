@@ -28,7 +28,7 @@ async def asked(group, broker, code, /, **ext):
     return response.code, loads_object(response.body or b"{}")
 
 
-async def test_bodies(group):
+async def test_admin_request_bodies_are_answered(group):
     broker = await group.leading()
     await group.create_topic(broker, "T", 2)
     for number in range(5):
@@ -75,7 +75,7 @@ async def test_bodies(group):
     assert code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_how_far_a_group_that_broadcasts_has_come_is_not_known_here(group):
+async def test_lag_of_a_broadcasting_group_is_not_reported(group):
     broker = await group.leading()
     await group.create_topic(broker, "T", 2)
     await group.send(broker, "T", b"m")
@@ -98,7 +98,7 @@ async def test_how_far_a_group_that_broadcasts_has_come_is_not_known_here(group)
         assert result["totalDiff"] == lag
 
 
-async def test_a_group_is_as_late_as_its_next_message_is_old(group):
+async def test_consume_delay_is_the_age_of_the_groups_next_message(group):
     broker = await group.leading()
     await group.create_topic(broker, "T", 1)
 
@@ -128,7 +128,7 @@ async def test_a_group_is_as_late_as_its_next_message_is_old(group):
 
 
 @pytest.mark.parametrize(("subscribed", "lag"), [(["U"], 0), (["T", "U"], 15), ([], 15)])
-async def test_a_topic_that_an_online_group_has_left_has_no_lag(group, subscribed, lag):
+async def test_topic_that_an_online_group_unsubscribed_has_no_lag(group, subscribed, lag):
     broker = await group.leading()
     await group.create_topic(broker, "T", 1)
     await group.create_topic(broker, "U", 1)
@@ -164,7 +164,7 @@ class Pairs(dict):
         return super().__iter__()
 
 
-async def test_the_progress_of_many_groups_holds_nobody_up(monkeypatch):
+async def test_progress_of_many_groups_yields_to_the_event_loop(monkeypatch):
     """Their topics are found in one pass, and others have the loop all the time."""
 
     async def barrier():
@@ -200,7 +200,7 @@ async def test_the_progress_of_many_groups_holds_nobody_up(monkeypatch):
     assert turns >= 4 * count // progress.STEPS_PER_TURN
 
 
-async def test_units_are_answered_up_to_a_limit(group, monkeypatch):
+async def test_queue_entries_are_answered_up_to_a_limit(group, monkeypatch):
     monkeypatch.setattr(progress, "ENTRIES_MAX", 3)
     broker = await group.leading()
     await group.create_topic(broker, "T", 1)
@@ -220,7 +220,7 @@ async def test_units_are_answered_up_to_a_limit(group, monkeypatch):
         assert (result["minQueueIndex"], result["maxQueueIndex"]) == (0, 5)
 
 
-async def test_live_keys_all_or_none(group):
+async def test_configuration_update_is_applied_completely_or_not_at_all(group):
     broker = await group.leading()
     code = RequestCode.UPDATE_BROKER_CONFIG
     assert (await group.ask(broker, code, None, b"metricsSeriesMax=7\n")).code == 0
@@ -237,7 +237,7 @@ async def test_live_keys_all_or_none(group):
         assert broker.config.metrics_series_max == 7
 
 
-async def test_who_is_not_there_cannot_be_asked(group):
+async def test_request_to_an_offline_consumer_is_rejected(group):
     broker = await group.leading()
     ext = {"consumerGroup": "cg", "clientId": "c", "group": "cg", "topic": "T"}
     for code in (
@@ -249,7 +249,7 @@ async def test_who_is_not_there_cannot_be_asked(group):
         assert response.code == ResponseCode.CONSUMER_NOT_ONLINE
 
 
-def test_what_groups_take_is_sampled_up_to_a_limit(monkeypatch):
+def test_group_rates_are_limited_in_pairs(monkeypatch):
     monkeypatch.setattr(stats, "PAIRS_MAX", 1)
     now = [0]
     state = BrokerState()
@@ -270,7 +270,7 @@ def test_what_groups_take_is_sampled_up_to_a_limit(monkeypatch):
     assert rates.stats("U", "h")["statsMinute"]["sum"] == 0
 
 
-def test_a_group_took_what_its_offsets_moved_on_in_each_queue():
+def test_group_rates_count_the_advance_of_committed_offsets():
     now, state = [0], BrokerState()
     rates, index = GroupRates(state, lambda: now[0]), iter(range(1, 99))
 
@@ -292,7 +292,7 @@ def test_a_group_took_what_its_offsets_moved_on_in_each_queue():
     assert took(commit_offsets([("T", "g", 0, 13)])) == 20
 
 
-async def test_what_came_into_a_topic_does_not_take_all_queues_of_the_broker(group, monkeypatch):
+async def test_topic_put_rate_reads_only_the_topics_own_queues(group, monkeypatch):
     broker = await group.leading()
     await group.create_topic(broker, "T", 2)
     for queue in (0, 1, 1):
@@ -305,7 +305,7 @@ async def test_what_came_into_a_topic_does_not_take_all_queues_of_the_broker(gro
     monkeypatch.undo()
 
 
-def test_only_so_many_pulls_wait_for_a_reset_to_be_taken(monkeypatch):
+def test_pulls_that_wait_for_a_reset_are_limited(monkeypatch):
     monkeypatch.setattr(resets, "WAITING_MAX", 2)
     state = BrokerState()
     state.apply(1, 0, reset_offsets([("T", "g", 0, 5)]))

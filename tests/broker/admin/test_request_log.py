@@ -38,12 +38,12 @@ BEHIND_A_GROUP = {  # what tools change with the rights of a group or a topic
 }
 
 
-def test_every_request_of_an_admin_that_changes_something_is_recorded():
+def test_every_changing_admin_request_is_recorded():
     of_admins = {Code(code) for code, needs in BROKER.items() if needs is None}
     assert of_admins - READS == {Code(code) for code in KINDS} - BEHIND_A_GROUP
 
 
-async def test_a_change_is_recorded_before_and_after_it_is_made(group, broker, client):
+async def test_operator_log_records_a_remoting_change_before_and_after_it(group, broker, client):
     await group.create_topic(broker, "T", 2)
     header = TopicHeader("T", 0, 0, 6)
     refused = await group.ask(broker, Code.UPDATE_AND_CREATE_TOPIC, header.to_ext())
@@ -58,7 +58,7 @@ async def test_a_change_is_recorded_before_and_after_it_is_made(group, broker, c
     assert orjson.loads(requested["detail"])["writeQueueNums"] == "2"
 
 
-async def test_an_operator_acts_while_sends_are_refused(group, broker, client):
+async def test_admin_changes_are_accepted_while_sends_are_rejected(group, broker, client):
     """Up to a bound: a flood of changes waits no more than a flood of sends may."""
     await group.create_topic(broker, "T")
     broker.sends._held_bytes = broker.sends.held_bytes_max  # as if so much waited
@@ -73,7 +73,7 @@ async def test_an_operator_acts_while_sends_are_refused(group, broker, client):
     broker.sends._held_bytes = 0
 
 
-async def test_names_are_found_in_bodies(group, broker, client):
+async def test_operator_log_finds_names_in_request_bodies(group, broker, client):
     body = orjson.dumps({"groupConfigList": [{"groupName": "A"}, {"groupName": "B"}]})
     await group.ask(broker, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, None, body)
     body = orjson.dumps({"topic": "T", "consumerGroup": "A", "mode": "POP", "popShareQueueNum": 0})
@@ -84,7 +84,7 @@ async def test_names_are_found_in_bodies(group, broker, client):
     assert result[5]["outcome"] == "failed" and "no JSON" in result[5]["detail"]
 
 
-async def test_long_bodies_are_cut(group, broker, client):
+async def test_operator_log_truncates_long_bodies(group, broker, client):
     groups = [{"groupName": f"G{number:03}"} for number in range(400)]
     body = orjson.dumps({"groupConfigList": groups})
     answer = await group.ask(broker, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, None, body)
@@ -93,7 +93,7 @@ async def test_long_bodies_are_cut(group, broker, client):
     assert len(record["detail"]) < 5_000 and len(record["target"]) < 600
 
 
-async def test_what_changes_nothing_is_not_recorded(group, broker, client):
+async def test_read_only_admin_requests_are_not_recorded(group, broker, client):
     await group.ask(broker, Code.CHANGE_MEMBERS, {"op": "list"})
     await group.ask(broker, Code.WRITERS, {"op": "list", "topic": "T"})
     await group.ask(broker, Code.GET_ALL_TOPIC_CONFIG)
@@ -104,7 +104,7 @@ async def test_what_changes_nothing_is_not_recorded(group, broker, client):
     ]
 
 
-async def test_secrets_are_not_recorded(group, broker, client):
+async def test_operator_log_has_no_secrets(group, broker, client):
     body = b"peerSecret=not-to-be-read-by-anybody\npeerSecert=misspelt-not-to-be-read\n"
     refused = await group.ask(broker, Code.UPDATE_BROKER_CONFIG, None, body)
     assert refused.code != ResponseCode.SUCCESS
@@ -122,7 +122,7 @@ async def test_secrets_are_not_recorded(group, broker, client):
     assert told(result[3])[:2] == ("putAccount", "eve-adams")
 
 
-async def test_who_signed_did_it_and_no_secret_is_kept(tmp_path, caplog):
+async def test_operator_log_names_the_signing_account_without_secrets(tmp_path, caplog):
     caplog.set_level("WARNING", "raftmq.broker.acl")
     async with guarded(tmp_path) as group:
         broker = await group.leading()

@@ -33,7 +33,7 @@ async def attributes_of(group, broker, topic="T"):
     return loads_object(answer.body)["attributes"]
 
 
-async def test_attributes_are_kept_until_they_are_changed(group):
+async def test_topic_attributes_are_kept_until_they_are_changed(group):
     broker = await group.leading()
     assert (await put(group, broker)).code == 0
     assert await attributes_of(group, broker) == {}
@@ -57,7 +57,7 @@ async def test_attributes_are_kept_until_they_are_changed(group):
     assert await attributes_of(group, broker) == {}
 
 
-async def test_changes_at_the_same_time_do_not_undo_each_other(group):
+async def test_concurrent_topic_changes_keep_each_others_attributes(group):
     broker = await group.leading()
     await put(group, broker, attributes=FIFO)
     changes = ["+reserve.time=-1", "-message.type", "", ""]
@@ -66,14 +66,14 @@ async def test_changes_at_the_same_time_do_not_undo_each_other(group):
     assert await attributes_of(group, broker) == {"reserve.time": "-1"}
 
 
-async def test_mixed_where_that_is_allowed(tmp_path):
+async def test_mixed_message_type_needs_the_setting(tmp_path):
     async with Group(tmp_path, enableMixedMessageType="true") as group:
         broker = await group.leading()
         assert (await put(group, broker, attributes="+message.type=MIXED")).code == 0
         assert await attributes_of(group, broker) == {"message.type": "MIXED"}
 
 
-def test_a_bean_with_attributes_is_read_back():
+def test_topic_bean_with_attributes_round_trip():
     topic = TopicConfig("T", attributes=(("message.type", "FIFO"), ("of.later", "x")))
     assert topic_from_json(topic.to_json()) == topic
     assert topic.message_type == "FIFO"
@@ -85,7 +85,7 @@ def test_a_bean_with_attributes_is_read_back():
     assert again.topics.entries == {"T": topic}
 
 
-async def test_several_topics_or_none(group):
+async def test_topic_list_is_created_completely_or_not_at_all(group):
     broker = await group.leading()
     code = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST
     await put(group, broker, "Old")
@@ -112,7 +112,7 @@ async def test_several_topics_or_none(group):
     assert "[TOO_LARGE]" in (await ask(*many)).remark
 
 
-async def test_several_groups_or_none(group):
+async def test_group_list_is_created_completely_or_not_at_all(group):
     broker = await group.leading()
     code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST
 
@@ -127,7 +127,7 @@ async def test_several_groups_or_none(group):
     assert "c" not in groups
 
 
-async def test_the_systems_topics(group):
+async def test_system_topics_are_listed(group):
     broker = await group.leading()
     answer = await group.ask(broker, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     result = set(loads_object(answer.body)["topicList"])
@@ -180,7 +180,7 @@ CHECKED = {
 
 
 @pytest.mark.parametrize("check", ["true", "false"])
-async def test_a_send_of_another_kind_than_its_topics(tmp_path, check):
+async def test_send_of_another_message_type_than_the_topics_is_rejected(tmp_path, check):
     settings = {"enableTopicMessageTypeCheck": check, "enableMixedMessageType": "true"}
     async with Group(tmp_path, **settings) as group:
         broker = await group.leading()
@@ -199,7 +199,7 @@ async def test_a_send_of_another_kind_than_its_topics(tmp_path, check):
         assert (await group.send(broker, "Ordered")).code == 0
 
 
-async def test_attributes_in_classic_mode(tmp_path):
+async def test_topic_attributes_in_classic_mode(tmp_path):
     """A slave has them from its master; both have them in topics.json."""
     async with Classic(tmp_path) as pair:
         await pair.followed()

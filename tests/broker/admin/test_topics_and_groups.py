@@ -45,7 +45,7 @@ async def the_group(group, broker):
 
 @pytest.mark.parametrize("settings", [{}, CLASSIC], ids=["raft", "classic"])
 @pytest.mark.parametrize("delete", [by_request, by_condition, the_group])
-async def test_a_gathered_commit_does_not_outlive_what_it_was_for(tmp_path, delete, settings):
+async def test_gathered_commit_is_dropped_with_its_deleted_topic(tmp_path, delete, settings):
     group = Group(tmp_path, **settings)
     group.commit_interval_ms = 5_000
     async with group:
@@ -86,7 +86,7 @@ async def make_again(group, broker, how):
 
 @pytest.mark.parametrize("settings", [{}, CLASSIC], ids=["raft", "classic"])
 @pytest.mark.parametrize("how", ["create", "send", "http", "empty", "keep"])
-async def test_a_topic_that_is_made_again_begins_empty_unless_asked(tmp_path, settings, how):
+async def test_recreated_topic_starts_empty_unless_requested(tmp_path, settings, how):
     """So do the retries of its pops, and its groups; after a restart without queue files, too."""
     async with Group(tmp_path, **settings) as group:
         broker = await group.leading()
@@ -119,7 +119,7 @@ async def test_a_topic_that_is_made_again_begins_empty_unless_asked(tmp_path, se
         assert await ends(group, broker, "%RETRY%poppers_T") == [5, 5]
 
 
-async def test_every_replica_and_leader_shows_the_same_of_a_topic_made_again(tmp_path):
+async def test_every_replica_and_leader_shows_the_same_recreated_topic(tmp_path):
     """Also one that was down meanwhile, and one that begins with an empty directory."""
     async with Group(tmp_path, 3, {"snapshot": 200}, **PATIENT) as group:
         broker = await group.leading()
@@ -147,7 +147,7 @@ async def test_every_replica_and_leader_shows_the_same_of_a_topic_made_again(tmp
         assert await ends(group, await group.leading()) == [5, 6]
 
 
-async def test_a_slave_shows_what_its_master_shows_of_a_topic_made_again(tmp_path):
+async def test_slave_shows_the_same_emptied_topic_as_its_master(tmp_path):
     async with Classic(tmp_path) as pair:
         await pair.create_topic(pair.master, "T", 1)
         for _ in range(3):
@@ -161,7 +161,7 @@ async def test_a_slave_shows_what_its_master_shows_of_a_topic_made_again(tmp_pat
         await until(lambda: slave.store.queues.queue("T", 0).min_offset == 3)
 
 
-def test_only_so_many_deleted_topics_are_remembered():
+def test_remembered_deleted_topics_are_limited():
     table = TopicTable()
     table.put(TopicConfig("made-again"), 1)
     table.restart_at("made-again", 7)
@@ -183,7 +183,7 @@ async def remove_group(broker):
 
 
 @pytest.mark.parametrize("remove", [remove_topic, remove_group])
-async def test_offsets_and_pops_while_what_they_are_for_is_deleted_are_refused(tmp_path, remove):
+async def test_offsets_and_pops_are_rejected_during_a_deletion(tmp_path, remove):
     """They would come into the log behind the deletion."""
     async with Group(tmp_path) as group:
         broker = await group.leading()
@@ -206,7 +206,7 @@ async def test_offsets_and_pops_while_what_they_are_for_is_deleted_are_refused(t
 
 
 @pytest.mark.parametrize("remove", [remove_topic, remove_group])
-async def test_what_pops_change_does_not_outlive_what_it_was_for(tmp_path, remove):
+async def test_gathered_pop_step_is_dropped_with_its_deleted_topic(tmp_path, remove):
     """Pop steps that arrive while a command is in flight are gathered into the next command."""
     async with Group(tmp_path) as group:
         broker = await group.leading()
@@ -223,7 +223,7 @@ async def test_what_pops_change_does_not_outlive_what_it_was_for(tmp_path, remov
         assert broker.state.pops.modes == {}
 
 
-async def test_pops_do_not_outlive_their_topic(tmp_path):
+async def test_pops_are_deleted_with_their_topic(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
 
@@ -245,7 +245,7 @@ async def test_pops_do_not_outlive_their_topic(tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{}, CLASSIC], ids=["raft", "classic"])
-async def test_the_topic_of_traces_is_made_where_sends_make_none(tmp_path, settings):
+async def test_trace_topic_is_created_without_automatic_topic_creation(tmp_path, settings):
     """Clients send traces only to a topic that name servers know."""
     settings = settings | {"autoCreateTopicEnable": "false", "traceTopicEnable": "true"}
     async with Group(tmp_path, **settings) as group:
@@ -262,13 +262,13 @@ async def test_the_topic_of_traces_is_made_where_sends_make_none(tmp_path, setti
         )
 
 
-async def test_without_the_setting_there_is_none_before_the_first_send(group, broker):
+async def test_trace_topic_is_not_created_without_the_setting(group, broker):
     broker.catalog._create_trace_topic()
     await group.create_topic(broker, "T")
     assert broker.state.topics.get(TRACE_TOPIC) is None
 
 
-async def test_read_queues_stay_until_they_are_consumed(tmp_path):
+async def test_read_queues_are_removed_only_after_they_are_consumed(tmp_path):
     """Consumers would not see what is in the queues beyond, and no lag would show it."""
     async with Group(tmp_path) as group:
         broker = await group.leading()

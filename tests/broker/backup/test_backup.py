@@ -151,7 +151,7 @@ def logs(group, end):
     return result
 
 
-async def test_a_group_comes_back_as_another_group(tmp_path):
+async def test_backup_is_restored_as_another_group(tmp_path):
     async with Group(tmp_path / "old", 3, **SMALL) as group:
         await create_topic(group)
         before = await fill(group, 60)
@@ -195,7 +195,7 @@ async def test_a_group_comes_back_as_another_group(tmp_path):
     assert replicas[0] == replicas[1] == replicas[2] and replicas[0].startswith(first)
 
 
-async def test_a_store_of_an_earlier_restoration_stays_out_of_the_next_one(tmp_path):
+async def test_store_of_an_earlier_restore_is_kept_out_of_the_next_one(tmp_path):
     """Both go on from one frame, in the same terms."""
     async with Group(tmp_path / "old", 1, **SMALL) as group:
         await create_topic(group)
@@ -226,7 +226,7 @@ async def test_a_store_of_an_earlier_restoration_stays_out_of_the_next_one(tmp_p
         assert sent.items() <= (await stored(group)).items()
 
 
-async def test_a_second_restoration_under_one_incarnation_forgets_nothing(tmp_path):
+async def test_second_restore_of_one_incarnation_waits_for_all_stores(tmp_path):
     """Two of three stores are made again from the backup. They wait for the third, which may have
     more than the backup, and has."""
     async with Group(tmp_path / "old", 1, **SMALL) as group:
@@ -251,7 +251,7 @@ async def test_a_second_restoration_under_one_incarnation_forgets_nothing(tmp_pa
         assert sent.items() <= (await stored(group)).items()
 
 
-async def test_members_of_the_old_group_do_not_come_along(tmp_path):
+async def test_members_of_the_backed_up_group_are_not_restored(tmp_path):
     async with Growing(tmp_path / "old", 1, **SMALL) as group:
         await create_topic(group)
         sent = await fill(group, 20)
@@ -313,7 +313,7 @@ def held_from(monkeypatch, position):
     return gate
 
 
-async def test_a_backup_that_is_killed_goes_on_when_it_is_run_again(tmp_path, monkeypatch):
+async def test_killed_backup_continues_in_its_next_run(tmp_path, monkeypatch):
     path = tmp_path / "backup"
     names = NameServer(NameServerConfig(bind="127.0.0.1", port=0, http_enable=False))
     async with names:
@@ -348,7 +348,7 @@ async def test_a_backup_that_is_killed_goes_on_when_it_is_run_again(tmp_path, mo
         assert_holds(await stored(group), sent)
 
 
-async def test_retention_spares_what_a_backup_reads_and_may_overtake_it(tmp_path):
+async def test_retention_keeps_segments_during_a_backup_and_may_overtake_it(tmp_path):
     async with Group(tmp_path / "old", 1, flushDiskType="SYNC_FLUSH", **SMALL) as group:
         broker = await group.leading()
         await create_topic(group)
@@ -402,7 +402,7 @@ class Overtaking:
         return await self._source.read(position, min(size, SEGMENT // 4))
 
 
-async def test_what_is_damaged_on_the_replica_is_mended_there_first(tmp_path):
+async def test_damage_on_the_replica_is_repaired_before_its_backup(tmp_path):
     async with Group(tmp_path / "old", 3, flushDiskType="SYNC_FLUSH", **SMALL) as group:
         await create_topic(group)
         await fill(group, 60)
@@ -449,7 +449,7 @@ class Damaging:
         return await self._source.read(position, size)
 
 
-async def test_one_disk_is_left_of_three(tmp_path):
+async def test_single_remaining_disk_of_three_is_backed_up_and_restored(tmp_path):
     async with Group(tmp_path / "old", 3, **SMALL) as group:
         await create_topic(group)
         sent = await fill(group, 30)
@@ -470,7 +470,7 @@ async def test_one_disk_is_left_of_three(tmp_path):
         assert_holds(await stored(group), sent | after)
 
 
-async def test_without_a_leader_nothing_is_confirmed(tmp_path):
+async def test_backup_without_a_leader_needs_the_unconfirmed_option(tmp_path):
     async with Group(tmp_path / "old", 2, **SMALL) as group:
         await create_topic(group)
         await fill(group, 8)
@@ -492,7 +492,7 @@ async def backup(group, broker, op, **fields):
     return await group.ask(broker, RequestCode.BACKUP, {"op": op} | fields)
 
 
-async def test_what_a_replica_refuses(tmp_path, monkeypatch):
+async def test_replica_rejects_malformed_and_outdated_backup_requests(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "WAIT_MS", 20)
     async with Group(tmp_path, 1, **SMALL) as group:
         broker = await group.leading()
@@ -529,7 +529,7 @@ async def test_what_a_replica_refuses(tmp_path, monkeypatch):
         assert "[GONE]" in (await backup(group, broker, "end", session=session)).remark
 
 
-async def test_a_classic_master_says_what_to_do_instead(tmp_path):
+async def test_backup_of_a_classic_master_is_rejected_with_instructions(tmp_path):
     classic = {"enableDLegerCommitLog": "false", "haListenPort": "0"}
     async with Group(tmp_path, 1, **classic) as group:
         address = group.brokers["n0"].address
@@ -548,7 +548,7 @@ class Plenty:
 
 
 @pytest.mark.parametrize("rate", [100_000, 8 << 20])
-async def test_reading_is_no_faster_than_it_is_told(monkeypatch, rate):
+async def test_backup_reads_at_the_configured_rate(monkeypatch, rate):
     now_s = 0.0
 
     async def sleep(seconds):

@@ -28,7 +28,7 @@ def frames():
 
 
 @pytest.mark.parametrize("step", [1, 7, 61, 512, 4096])
-def test_frames_come_out_whole_whatever_the_pieces(step):
+def test_frame_chain_returns_complete_frames_for_any_piece_size(step):
     expected, log = frames()
     chain = FrameChain(0, 0, 0, SIZE)
     result = []
@@ -41,7 +41,7 @@ def test_frames_come_out_whole_whatever_the_pieces(step):
 
 
 @pytest.mark.parametrize("cut", [1, 59, 60, 200, 560])
-def test_it_goes_on_behind_any_frame(cut):
+def test_frame_chain_continues_after_any_frame(cut):
     expected, log = frames()
     for number, frame in enumerate(expected):
         chain = FrameChain(frame.index, frame.term, frame.end, SIZE)
@@ -50,7 +50,7 @@ def test_it_goes_on_behind_any_frame(cut):
         assert result == expected[number + 1 :]
 
 
-def test_what_is_cut_short_is_not_between_frames():
+def test_frame_chain_with_a_truncated_frame_is_not_between_frames():
     _, log = frames()
     chain = FrameChain(0, 0, 0, SIZE)
     chain.feed(log[:1000])  # in the blank record
@@ -78,7 +78,7 @@ def changed(index, term, position, payload):
     ],
 )
 @pytest.mark.parametrize("step", [1, 4096])
-def test_what_is_wrong_is_named_with_its_place(at, data, where, reason, step):
+def test_frame_chain_reports_the_position_and_reason_of_a_break(at, data, where, reason, step):
     _, log = frames()
     log = bytearray(log)
     log[at : at + len(data)] = data

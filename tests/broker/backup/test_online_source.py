@@ -39,12 +39,12 @@ class Replicas:
         {"raftAppliedIndex": "6"},
     ],
 )
-async def test_the_replica_that_is_well_is_read(worse):
+async def test_backup_reads_from_the_healthy_replica(worse):
     for names in (["a", "b"], ["b", "a"]):
         assert await choose(Replicas(a=WELL, b=WELL | worse), names) == "a"
 
 
-async def test_one_of_an_older_program_says_nothing_of_its_clock():
+async def test_replica_of_an_older_program_can_be_the_backup_source():
     older = {key: value for key, value in WELL.items() if key != "raftClockWrong"}
     ahead = WELL | {"raftAppliedIndex": "6"}
     assert await choose(Replicas(a=older, b=ahead), ["a", "b"]) == "a"

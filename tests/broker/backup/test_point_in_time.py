@@ -51,19 +51,19 @@ AHEAD = [(at(s) + HOUR_MS * (s == 10), at(s) - 5) for s in range(60)]
 
 
 @pytest.mark.parametrize("second", [0, 9, 30, 58])
-def test_right_clocks_say_it(second):
+def test_point_in_time_is_found_with_correct_clocks(second):
     moment = last_by(frames(*RIGHT), manifest(at(70), (60, at(70))), at(second))
     assert (moment.index, moment.next_ms) == (second + 1, at(second + 1))
 
 
-def test_nothing_is_left_out_at_the_end():
+def test_point_in_time_after_the_last_frame_includes_every_frame():
     moment = last_by(frames(*RIGHT), manifest(at(70), (60, at(70))), at(80))
     assert (moment.index, moment.next_ms) == (60, None)
 
 
 @pytest.mark.parametrize("seconds", [1, 5])
 @pytest.mark.parametrize("taken", [at(70), at(0) + 2 * HOUR_MS], ids=["soon", "afterwards"])
-def test_a_clock_that_was_ahead_for_a_moment_is_found(taken, seconds):
+def test_point_in_time_detects_a_clock_that_was_briefly_ahead(taken, seconds):
     """Else all that came in the hour behind it would be left out in silence."""
     there = frames(*((at(s) + HOUR_MS * (10 <= s < 10 + seconds), at(s) - 5) for s in range(60)))
     assert last_by(there, manifest(taken), at(9)).index == 10
@@ -72,7 +72,7 @@ def test_a_clock_that_was_ahead_for_a_moment_is_found(taken, seconds):
     assert re.findall(r"--to-index (\d+)", str(refused.value)) == ["10", "41"]
 
 
-def test_a_clock_that_was_set_back_is_found():
+def test_point_in_time_detects_a_clock_that_was_set_back():
     """Else what was sent in the hour after the moment would be restored with it, in silence."""
     minutes = range(0, 90 * 60, 60)
     there = frames(*((at(s) - HOUR_MS * (600 <= s < 4_200), at(s) - 5) for s in minutes))
@@ -84,7 +84,7 @@ def test_a_clock_that_was_set_back_is_found():
 
 
 @pytest.mark.parametrize("skew_ms", [2 * HOUR_MS, -24 * HOUR_MS])
-def test_a_producer_whose_clock_is_wrong_hides_no_wrong_stamp(skew_ms):
+def test_point_in_time_detects_a_wrong_stamp_beside_a_wrong_producer_clock(skew_ms):
     """Nor does it where it sends alone, or in the same frames as others."""
 
     def births(second):
@@ -112,7 +112,7 @@ def test_a_producer_whose_clock_is_wrong_hides_no_wrong_stamp(skew_ms):
         last_by(alone, manifest(at(2 * 3_600)), at(60))
 
 
-def test_a_leader_whose_clock_is_ahead_is_found_though_clients_dial_it_anew():
+def test_point_in_time_detects_a_clock_ahead_across_client_reconnects():
     """After a failover each connection has another port."""
 
     def host(second):
@@ -129,7 +129,7 @@ MORNING = [(at(NIGHT + second), at(NIGHT + second) - 5) for second in range(5)]
 
 @pytest.mark.parametrize("skew_ms", [HOUR_MS, -HOUR_MS])
 @pytest.mark.parametrize("first", ["delayed", "births that are none", "of a wrong clock"])
-def test_a_quiet_time_is_no_wrong_clock(first, skew_ms):
+def test_point_in_time_accepts_an_idle_period(first, skew_ms):
     """Whatever comes behind it, in however many frames of one millisecond."""
     before = ((at(s), at(s) - 5, (at(s) + skew_ms, THIRD)) for s in range(60))
     births = {
@@ -144,7 +144,7 @@ def test_a_quiet_time_is_no_wrong_clock(first, skew_ms):
     assert last_by(there, taken, at(NIGHT)).index == 64
 
 
-def test_a_step_of_some_milliseconds_back_is_no_wrong_clock():
+def test_point_in_time_accepts_a_backward_step_of_milliseconds():
     there = frames(
         *RIGHT,
         (at(60), at(60)),
@@ -155,7 +155,7 @@ def test_a_step_of_some_milliseconds_back_is_no_wrong_clock():
     assert last_by(there, manifest(at(70)), at(61)).index == 63
 
 
-def test_tables_that_were_there_before_are_believed_more_than_stamps():
+def test_point_in_time_prefers_earlier_tables_to_frame_stamps():
     """Nothing but commands, whose producers have no clock."""
     there = frames(*((stamp, None) for stamp, _ in AHEAD))
     taken = at(0) + 2 * HOUR_MS
@@ -164,12 +164,12 @@ def test_tables_that_were_there_before_are_believed_more_than_stamps():
         last_by(there, manifest(taken, (60, at(70))), at(200))
 
 
-def test_a_message_that_was_delayed_is_no_sign_of_a_wrong_clock():
+def test_point_in_time_accepts_delayed_messages():
     late = [*RIGHT, (at(3_000), at(2)), (at(3_001), at(3_001))]
     moment = last_by(frames(*late), manifest(at(4_000)), at(100))
     assert (moment.index, moment.next_ms) == (60, at(3_000))
 
 
-def test_a_producer_whose_clock_is_ahead_is_no_sign_of_a_wrong_stamp():
+def test_point_in_time_accepts_a_producer_clock_that_is_ahead():
     theirs = [(stamp, born + HOUR_MS) for stamp, born in RIGHT]
     assert last_by(frames(*theirs), manifest(at(70)), at(30)).index == 31

@@ -160,7 +160,7 @@ def segments(root):
 # -- copying --------------------------------------------------------------------------------------
 
 
-def test_what_is_there_is_not_copied_again(store, location):
+def test_second_backup_copies_only_new_segments(store, location):
     first = backup(store, location)
     assert first.kept_bytes == 0 and first.copied_bytes == first.manifest.end > 2 * SEGMENT
     assert first.manifest.messages == 18 * 8
@@ -197,7 +197,7 @@ class Dies:
         return await self._source.read(position, min(size, 50_000))
 
 
-def test_an_interrupted_backup_is_none_and_the_next_one_goes_on(store, location):
+def test_interrupted_backup_has_no_manifest_and_the_next_one_continues(store, location):
     dies = Dies(StoppedSource(store.config), 10)  # in the second segment
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(take(dies, location))
@@ -217,7 +217,7 @@ def test_an_interrupted_backup_is_none_and_the_next_one_goes_on(store, location)
     assert run("verify", location.path)[0] == 0
 
 
-def test_what_an_interrupted_backup_finished_may_be_more_than_the_next_one_wants(store, location):
+def test_next_backup_truncates_uncommitted_frames_of_an_interrupted_one(store, location):
     manifest = backup(store, location).manifest
     store.write([], [batch()], term=3, clean=False)  # nobody knows that it is committed
     dies = Dies(StoppedSource(store.config, full_log=True), 10)
@@ -232,7 +232,7 @@ def test_what_an_interrupted_backup_finished_may_be_more_than_the_next_one_wants
     assert run("verify", location.path)[0] == 0
 
 
-def test_a_backup_stays_whole_if_the_next_one_of_the_same_frame_fails(store, location, tmp_path):
+def test_backup_stays_valid_when_a_later_one_of_the_same_frame_fails(store, location, tmp_path):
     """Nothing was written meanwhile, but the queues begin later: that state is another."""
     first = backup(store, location).manifest
     behind_retention(store)
@@ -249,7 +249,7 @@ def test_a_backup_stays_whole_if_the_next_one_of_the_same_frame_fails(store, loc
     assert len(list((location.path / "states").iterdir())) == 1
 
 
-def test_a_damaged_part_is_copied_again(store, location):
+def test_damaged_part_of_a_backup_is_copied_again(store, location):
     manifest = backup(store, location).manifest
     flip(location.path / "commitlog" / f"{SEGMENT:020d}", 1000)
     again = backup(store, location)
@@ -258,7 +258,7 @@ def test_a_damaged_part_is_copied_again(store, location):
     assert list(complaints(location, again.manifest)) == []
 
 
-def test_another_log_is_not_written_over_a_backup(store, location, tmp_path):
+def test_backup_is_not_overwritten_by_another_log(store, location, tmp_path):
     manifest = backup(store, location).manifest
     other = Store(tmp_path / "other")
     stamped = [[record(body=b"y" * 5_000, store_timestamp_ms=9)] * 8 for _ in range(20)]
@@ -273,7 +273,7 @@ def test_another_log_is_not_written_over_a_backup(store, location, tmp_path):
     assert list(complaints(location, manifest)) == []
 
 
-def test_a_group_made_anew_is_not_written_over_the_backup_of_the_lost_one(location, tmp_path):
+def test_backup_is_not_overwritten_by_a_recreated_group_of_that_name(location, tmp_path):
     """It has the name, more frames, and fewer bytes."""
     lost = Store(tmp_path / "lost")
     lost.write([put_topic(TopicConfig("T", 2, 2))], [batch() for _ in range(5)])
@@ -296,7 +296,7 @@ def behind_retention(store):
 
 
 @pytest.mark.parametrize(("ours", "theirs", "taken"), [(1, 1, True), (1, 2, False), (0, 2, True)])
-def test_where_retention_left_nothing_of_a_backup_the_group_ids_tell(
+def test_backup_without_common_frames_is_compared_by_group_id(
     location, tmp_path, ours, theirs, taken
 ):
     def named(number):
@@ -318,7 +318,7 @@ def test_where_retention_left_nothing_of_a_backup_the_group_ids_tell(
     assert list(complaints(location, manifest)) == []
 
 
-def test_a_log_that_went_back_is_another_one(store, location, tmp_path):
+def test_backup_is_not_overwritten_by_a_rolled_back_log(store, location, tmp_path):
     shutil.copytree(store.root, tmp_path / "older")
     store.write([], [batch()], term=3)
     backup(store, location)
@@ -326,19 +326,19 @@ def test_a_log_that_went_back_is_another_one(store, location, tmp_path):
         backup(Store(tmp_path / "older"), location)
 
 
-def test_one_backup_at_a_time(store, location):
+def test_concurrent_backups_into_one_directory_are_rejected(store, location):
     with location.locked(), pytest.raises(BackupError, match="another backup"):
         backup(store, location)
 
 
-def test_a_replica_whose_log_is_damaged_is_no_source(store, location):
+def test_backup_of_a_damaged_replica_is_rejected(store, location):
     flip(segments(store.root)[1], 70_000)
     with pytest.raises(BackupError, match="the log is damaged at"):
         backup(store, location)
     assert location.manifest() is None
 
 
-def test_only_the_latest_states_are_kept(store, location):
+def test_backup_keeps_only_the_latest_tables(store, location):
     for number in range(4):
         store.write([commit_offsets([("T", "g", 1, number)])], [], term=2)
         asyncio.run(take(StoppedSource(store.config), location, states_kept=2))
@@ -350,7 +350,7 @@ def test_only_the_latest_states_are_kept(store, location):
     assert len(list((location.path / "states").iterdir())) == 2
 
 
-def test_after_a_kill_what_was_known_to_be_committed_is_taken_or_all_there_is(store, location):
+def test_backup_after_a_kill_has_committed_frames_or_the_full_log(store, location):
     before = store.poll()[2]
     store.write([commit_offsets([("T", "g", 0, 12)])], [batch()], term=3, clean=False)
     assert backup(store, location).manifest.commit_index == before
@@ -377,9 +377,7 @@ def prepared(path):
         lambda root: behind_the_last(root, 2).touch(),
     ],
 )
-def test_what_a_kill_leaves_does_not_keep_a_stopped_replica_from_being_read(
-    store, location, leave, full_log
-):
+def test_backup_reads_a_killed_replica_without_changing_it(store, location, leave, full_log):
     leave(store.root)
     before = contents(store.root)
     names = segments(store.root)
@@ -390,7 +388,7 @@ def test_what_a_kill_leaves_does_not_keep_a_stopped_replica_from_being_read(
     assert store.poll()[2] == manifest.commit_index  # and a start reads it as well
 
 
-def test_repairs_of_a_disk_of_which_nothing_is_changed_are_seen_and_not_made(tmp_path):
+def test_unwritten_disk_shows_repairs_without_making_them(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"12345678")
     disk = UnwrittenDisk(str(tmp_path))
@@ -419,7 +417,7 @@ def test_repairs_of_a_disk_of_which_nothing_is_changed_are_seen_and_not_made(tmp
         (lambda root: segments(root)[0].unlink(), "segments before 0 are missing"),
     ],
 )
-def test_what_is_no_sound_store_is_refused(store, location, change, text):
+def test_backup_of_an_invalid_store_is_rejected(store, location, change, text):
     change(store.root)
     with pytest.raises(BackupError, match=text):
         backup(store, location)
@@ -456,7 +454,7 @@ SECOND = f"commitlog/{SEGMENT:020d}"
         (lambda path: (path / "manifest.json").write_text("{}"), "is no manifest"),
     ],
 )
-def test_damage_is_found_and_named(store, location, tmp_path, damage, text):
+def test_verify_finds_and_locates_damage(store, location, tmp_path, damage, text):
     backup(store, location)
     damage(location.path)
     status, output = run("verify", location.path)
@@ -475,7 +473,7 @@ def test_damage_is_found_and_named(store, location, tmp_path, damage, text):
         assert run(*arguments)[0] == 2
 
 
-def test_the_manifest_of_another_backup_is_found_out(store, location, tmp_path):
+def test_verify_detects_the_manifest_of_another_backup(store, location, tmp_path):
     backup(store, location)
     other = Store(tmp_path / "other")
     other.write([], [batch(topic="U") for _ in range(20)])
@@ -487,7 +485,7 @@ def test_the_manifest_of_another_backup_is_found_out(store, location, tmp_path):
     assert f"commitlog/{0:020d}" in output and "states/" in output
 
 
-def test_a_manifest_that_contradicts_itself_is_refused(store, location):
+def test_contradictory_manifest_is_rejected(store, location):
     manifest = backup(store, location).manifest
     assert decode(encode(manifest)) == manifest
     for change in (
@@ -507,7 +505,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(store, location):
 # -- restoring ------------------------------------------------------------------------------------
 
 
-def test_stores_are_alike_and_hold_everything(store, location, tmp_path):
+def test_restored_stores_are_identical_and_complete(store, location, tmp_path):
     queues, tables, last = store.poll()
     backup(store, location)
     a, b = tmp_path / "a", tmp_path / "b"
@@ -540,7 +538,9 @@ def test_stores_are_alike_and_hold_everything(store, location, tmp_path):
     result.close(replica)
 
 
-def test_each_restoration_is_another_group_and_runs_for_one_say_so(store, location, tmp_path):
+def test_each_restore_gets_a_new_group_id_unless_its_incarnation_is_given(
+    store, location, tmp_path
+):
     backup(store, location)
     peers = ("--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2")
 
@@ -559,7 +559,7 @@ def test_each_restoration_is_another_group_and_runs_for_one_say_so(store, locati
     assert len({first, second, *(identity for _, identity in complete)}) == 4
 
 
-def test_a_log_without_its_beginning_goes_on_with_its_numbers(store, location, tmp_path):
+def test_restore_of_a_log_without_its_start_keeps_queue_offsets(store, location, tmp_path):
     replica = store.open()
     written(replica, 3, [], [batch(topic="U", count=3) for _ in range(20)])
     replica.flush()
@@ -579,7 +579,7 @@ def test_a_log_without_its_beginning_goes_on_with_its_numbers(store, location, t
         point_of(location, manifest, to_index=manifest.first_index - 2)
 
 
-def test_a_point_in_time_has_the_tables_of_then(store, location, tmp_path):
+def test_restore_to_a_point_in_time_has_the_tables_of_that_point(store, location, tmp_path):
     frames, *_ = store.write([commit_offsets([("T", "g", 0, 50)])], [batch()], term=3)
     backup(store, location)
     store.write([commit_offsets([("T", "g", 0, 60)])], [batch()], term=3)
@@ -597,7 +597,7 @@ def test_a_point_in_time_has_the_tables_of_then(store, location, tmp_path):
         Store(tmp_path / str(number)).close(replica)
 
 
-def test_a_point_before_retention_has_the_queues_of_the_log_that_is_left(store, location, tmp_path):
+def test_restore_to_a_point_before_retention_has_the_remaining_queues(store, location, tmp_path):
     first = backup(store, location).manifest
     replica = store.open()
     written(replica, 3, [], [batch()])
@@ -617,7 +617,7 @@ def frames_in(location, manifest):
     return list(frames_of(location, manifest))
 
 
-def test_a_point_is_found_by_the_leaders_clock(store, location):
+def test_point_in_time_is_found_by_the_leaders_clock(store, location):
     manifest = backup(store, location).manifest
     frames = frames_in(location, manifest)
     stamps = [frame.timestamp_ms for frame in frames]
@@ -629,7 +629,7 @@ def test_a_point_is_found_by_the_leaders_clock(store, location):
         point_of(location, manifest, to_time_ms=1)
 
 
-def test_a_restore_says_what_it_leaves_out(store, location, tmp_path):
+def test_restore_reports_the_omitted_frames(store, location, tmp_path):
     manifest = backup(store, location).manifest
     arguments = ("restore", location.path, "--peers", "n0-127.0.0.1:1", "--into")
     status, output = run(*arguments, tmp_path / "a", "--to-index", manifest.commit_index - 3)
@@ -642,7 +642,7 @@ def test_a_restore_says_what_it_leaves_out(store, location, tmp_path):
     assert status == 0 and "left out" not in output, output
 
 
-def test_a_point_without_tables_cannot_be_restored_to(store, location):
+def test_restore_to_a_point_without_tables_is_rejected(store, location):
     replica = store.open()
     trimmed(replica.log, replica.store.commitlog.segments()[-1].start)
     replica.store.derived.correct_min_offset()
@@ -654,7 +654,7 @@ def test_a_point_without_tables_cannot_be_restored_to(store, location):
     assert point_of(location, manifest).index == manifest.commit_index
 
 
-def test_nothing_is_overwritten(store, location, tmp_path):
+def test_restore_overwrites_no_file(store, location, tmp_path):
     backup(store, location)
     occupied = tmp_path / "occupied"
     occupied.mkdir()
@@ -667,14 +667,14 @@ def test_nothing_is_overwritten(store, location, tmp_path):
     assert status == 2 and "is no backup" in output
 
 
-def test_a_new_file_system_is_empty(store, location, tmp_path):
+def test_new_file_system_counts_as_empty(store, location, tmp_path):
     backup(store, location)
     (tmp_path / "new" / "lost+found").mkdir(parents=True)
     made = restored(location, tmp_path / "new")
     assert Store(tmp_path / "new").poll()[2] == made.configuration_index + 1
 
 
-def test_a_directory_of_something_else_is_no_place_for_a_backup(store, location, tmp_path):
+def test_backup_into_a_directory_with_other_files_is_rejected(store, location, tmp_path):
     """A replica's own store least of all: its segments are called as a backup's are."""
     source = StoppedSource(store.config)
     before = contents(Path(store.root))
@@ -704,7 +704,7 @@ def test_a_directory_of_something_else_is_no_place_for_a_backup(store, location,
         ([(f"n{n}", "h" * 200 + ":1") for n in range(9)], "exceed"),
     ],
 )
-def test_members_that_cannot_be(store, location, tmp_path, peers, text):
+def test_restore_rejects_invalid_members(store, location, tmp_path, peers, text):
     manifest = backup(store, location).manifest
     with pytest.raises(BackupError, match=text):
         restore(
@@ -713,7 +713,7 @@ def test_members_that_cannot_be(store, location, tmp_path, peers, text):
     assert not (tmp_path / "new").exists()
 
 
-def test_there_are_not_more_stores_than_members(store, location, tmp_path):
+def test_restore_rejects_more_stores_than_members(store, location, tmp_path):
     manifest = backup(store, location).manifest
     stores = [str(tmp_path / name) for name in ("one", "two")]
     with pytest.raises(BackupError, match="2 stores for 1 members"):
@@ -722,7 +722,7 @@ def test_there_are_not_more_stores_than_members(store, location, tmp_path):
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_killed_at_any_operation_a_store_is_whole_or_nobody_starts_with_it(store, location, power):
+def test_restore_killed_at_any_operation_leaves_a_complete_or_no_store(store, location, power):
     queues, tables, last = store.poll()
     manifest = backup(store, location).manifest
     point, config = point_of(location, manifest), store_config(config_of("unused"))
@@ -752,7 +752,7 @@ def test_killed_at_any_operation_a_store_is_whole_or_nobody_starts_with_it(store
     assert outcomes.count("refused") > 50
 
 
-def test_segments_of_another_size_are_refused(store, location, tmp_path):
+def test_restore_rejects_another_segment_size(store, location, tmp_path):
     manifest = backup(store, location).manifest
     other = store_config(config_of("unused", mappedFileSizeCommitLog="512KiB"))
     with pytest.raises(BackupError, match="the brokers need mappedFileSizeCommitLog=262144"):
@@ -777,7 +777,7 @@ def rewritten_state(location, change):
     location.save_manifest(msgspec.structs.replace(manifest, states=(state,)))
 
 
-def test_a_table_of_a_later_version_is_not_dropped(store, location, tmp_path):
+def test_restore_rejects_a_table_of_a_later_version(store, location, tmp_path):
     backup(store, location)
     rewritten_state(location, lambda tables: tables.update({"new.json": {"raftAppliedIndex": 21}}))
     status, output = run("verify", location.path)
@@ -795,7 +795,7 @@ def contents(root):
     return {path: path.read_bytes() for path in files}
 
 
-def test_a_stopped_replica_is_given_by_its_configuration(store, location, tmp_path):
+def test_stopped_replica_is_given_by_its_configuration(store, location, tmp_path):
     conf = tmp_path / "broker.conf"
     conf.write_text(store.config.properties_text())
     before = contents(store.root)
@@ -849,21 +849,23 @@ def test_a_stopped_replica_is_given_by_its_configuration(store, location, tmp_pa
         (("verify", "DIR"), "is no backup"),
     ],
 )
-def test_what_makes_no_sense_ends_with_status_2(tmp_path, monkeypatch, arguments, text):
+def test_backup_command_with_invalid_arguments_exits_with_status_2(
+    tmp_path, monkeypatch, arguments, text
+):
     monkeypatch.chdir(tmp_path)
     status, output = run(*arguments)
     assert (status, text in output) == (2, True), output
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_an_account_ends_with_status_2(tmp_path, monkeypatch):
+def test_backup_command_with_half_an_account_exits_with_status_2(tmp_path, monkeypatch):
     monkeypatch.setenv("RAFTMQ_ACCESS_KEY", "alone")
     monkeypatch.delenv("RAFTMQ_SECRET_KEY", raising=False)
     status, output = run("backup", str(tmp_path / "new"), "--from", "127.0.0.1:1")
     assert (status, "credentials need an access key" in output) == (2, True), output
 
 
-def test_times_are_utc_unless_they_say_otherwise():
+def test_backup_times_are_utc_without_an_offset():
     assert _time_ms("1700000000123") == 1_700_000_000_123
     assert _time_ms("2023-11-14T22:13:20") == 1_700_000_000_000
     assert _time_ms("2023-11-14T23:13:20+01:00") == 1_700_000_000_000

@@ -84,7 +84,7 @@ async def check(group, broker, kind, text):
     return await group.ask(broker, RequestCode.CHECK_CLIENT_CONFIG, None, orjson.dumps(body))
 
 
-async def test_a_pull_gets_what_its_expression_takes(group):
+async def test_pull_returns_messages_that_match_its_sql92_expression(group):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     for number in range(10):
@@ -107,7 +107,7 @@ async def test_a_pull_gets_what_its_expression_takes(group):
     assert moved.code == ResponseCode.PULL_OFFSET_MOVED
 
 
-async def test_one_pull_looks_at_so_many_messages_and_no_more(group):
+async def test_pull_with_a_filter_scans_a_limited_number_of_messages(group):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     await asyncio.gather(*(group.send(broker, "T", properties=properties(n=0)) for _ in range(900)))
@@ -118,7 +118,7 @@ async def test_one_pull_looks_at_so_many_messages_and_no_more(group):
     assert bodies(second.body) == [b"last"]
 
 
-async def test_one_pull_judges_so_much_and_no_more(group):
+async def test_pull_with_a_filter_does_a_limited_amount_of_work(group):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     await asyncio.gather(*(group.send(broker, "T", properties=properties(n=0)) for _ in range(99)))
@@ -133,7 +133,7 @@ async def test_one_pull_judges_so_much_and_no_more(group):
     assert (bodies(result.body), pulls) == ([b"last"], 99 // judged)
 
 
-async def test_a_read_judges_one_message_whatever_it_takes(group):
+async def test_filtered_read_evaluates_at_least_one_message(group):
     class Heavy:
         evaluates = True
 
@@ -154,7 +154,7 @@ async def test_a_read_judges_one_message_whatever_it_takes(group):
     assert (bodies(second.buffers[0]), second.next_offset) == ([b"m1"], 2)
 
 
-async def test_long_polling_wakes_for_what_matches_only(group):
+async def test_long_polling_wakes_only_for_matching_messages(group):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     held = asyncio.ensure_future(pull(group, broker, "price > 10", flags=0x6))
@@ -168,7 +168,7 @@ async def test_long_polling_wakes_for_what_matches_only(group):
     assert broker.pulls.holds.count == 0
 
 
-async def test_subscriptions_come_by_heartbeat(group):
+async def test_sql92_subscription_is_taken_from_the_heartbeat(group):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     await group.create_topic(broker, "Bad")
@@ -190,7 +190,7 @@ async def test_subscriptions_come_by_heartbeat(group):
     assert changed.ext["IS_SUB_CHANGE"] == "true"
 
 
-async def test_tags_newer_than_the_heartbeats_are_left_to_the_client(group):
+async def test_tags_newer_than_the_heartbeat_are_filtered_by_the_client(group):
     """Java's client: see broker.consume.pull."""
     broker = await group.leading()
     await group.create_topic(broker, "T")
@@ -237,7 +237,7 @@ class Consumer:
         await self.client.close()
 
 
-async def test_a_consumer_with_a_newer_expression_is_asked_for_it(group):
+async def test_broker_requests_a_newer_expression_from_the_consumer(group):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     for number in range(4):
@@ -269,7 +269,7 @@ async def test_a_consumer_with_a_newer_expression_is_asked_for_it(group):
         (0, None, None, b"{}"),
     ],
 )
-async def test_a_consumer_that_does_not_say_is_as_before(group, answer, monkeypatch):
+async def test_consumer_that_does_not_answer_keeps_its_old_subscription(group, answer, monkeypatch):
     monkeypatch.setattr("raftmq.broker.consume.subscription_refresh.AGAIN_S", 0)
     broker = await group.leading()
     await group.create_topic(broker, "T")
@@ -282,7 +282,7 @@ async def test_a_consumer_that_does_not_say_is_as_before(group, answer, monkeypa
         assert broker.clients.subscription("cg", "T").version == 1
 
 
-async def test_questions_are_bounded_and_end_with_the_broker(group, monkeypatch):
+async def test_subscription_requests_are_limited_and_end_with_the_broker(group, monkeypatch):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     questions = broker.questions
@@ -299,7 +299,7 @@ async def test_questions_are_bounded_and_end_with_the_broker(group, monkeypatch)
         assert not questions.pending_count
 
 
-async def test_a_group_that_may_not_broadcast_does_not(group):
+async def test_group_without_permission_cannot_broadcast(group):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     config = {"groupName": "cg", "consumeBroadcastEnable": False}
@@ -312,7 +312,7 @@ async def test_a_group_that_may_not_broadcast_does_not(group):
     assert (await pull(group, broker, "", flags=0)).code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_what_is_asked_of_a_consumers_configuration(group):
+async def test_check_client_config_rejects_malformed_expressions(group):
     broker = await group.leading()
     assert (await check(group, broker, "SQL92", "a > 5 AND b IS NOT NULL")).code == 0
     assert (await check(group, broker, "TAG", "a || b")).code == 0
@@ -325,7 +325,7 @@ async def test_what_is_asked_of_a_consumers_configuration(group):
     assert "line 1, column 5: the string that begins here has no end" in refused.remark
 
 
-async def test_switched_off_as_it_is_unless_configured(tmp_path):
+async def test_sql92_is_disabled_by_default(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
@@ -341,7 +341,7 @@ async def test_switched_off_as_it_is_unless_configured(tmp_path):
             )
 
 
-async def test_retries_are_filtered_by_their_own_topics_expression_if_wanted(tmp_path):
+async def test_retries_are_filtered_by_the_original_topics_expression_if_enabled(tmp_path):
     settings = {"enablePropertyFilter": "true", "filterSupportRetry": "true"}
     async with Group(tmp_path, **settings) as group:
         broker = await group.leading()
@@ -358,7 +358,7 @@ async def test_retries_are_filtered_by_their_own_topics_expression_if_wanted(tmp
         assert bodies(result.body) == [b"m1", b"m3"]
 
 
-def test_a_retry_of_an_unknown_topic_passes():
+def test_retry_of_an_unknown_topic_passes_the_filter():
     reported = {"topic": "T", "subString": "n > 2", "expressionType": "SQL92"}
     matcher = RetryMatcher({"T": subscription_from_json(reported)}.get)
     assert matcher.matches({"RETRY_TOPIC": "U", "n": "1"})
@@ -369,7 +369,7 @@ def test_a_retry_of_an_unknown_topic_passes():
 
 @pytest.mark.parametrize("topic", ["T", "L" * 200])  # a long name makes it a V2 record
 @pytest.mark.parametrize("host", [("10.0.0.1", 1), ("::1", 1)])
-def test_properties_are_read_where_they_lie(topic, host):
+def test_filter_properties_are_read_without_decoding_the_record(topic, host):
     flag = 0x30 if ":" in host[0] else 0
     record = MessageRecord(
         topic, b"body", b"a\x011\x02b\x01\xff\x02", 3, 0, 7, 0, flag, 1, host, 2, host, 0, 0
@@ -380,7 +380,7 @@ def test_properties_are_read_where_they_lie(topic, host):
     ]
 
 
-def test_a_matcher_is_asked_once_for_the_properties_of_an_arrival():
+def test_properties_of_an_arrival_are_read_once_for_all_filters():
     requested, released = [], []
 
     def properties_of(units):
@@ -421,7 +421,7 @@ def holding(released, matchers, messages=1):
     return holds
 
 
-def test_pulls_that_an_arrival_could_not_judge_are_judged_in_later_turns():
+def test_held_pulls_beyond_the_work_of_a_turn_are_evaluated_in_later_turns():
     released, third = [], TURN_WORK_MAX // 3
     matchers = [Costly(third) for _ in range(6)] + [Costly(third, matches=True)]
     holds = holding(released, matchers)
@@ -436,7 +436,7 @@ def test_pulls_that_an_arrival_could_not_judge_are_judged_in_later_turns():
     assert (judged, released, holds.count) == ([6, 7, 7], ["everything", 6], 7)
 
 
-def test_a_group_that_passes_over_other_groups_retries_waits_for_no_filters():
+def test_pull_for_its_own_retries_does_not_wait_for_costly_filters():
     released, topic = [], "%RETRY%a_b"
     holds = HoldTable(9, Allowance(0), released.append, lambda units: [{"ORIGIN_GROUP": "a"}])
     holds.hold(Held((topic, 0), Filter(matcher=Costly(TURN_WORK_MAX)), 100, "filter"))
@@ -447,7 +447,7 @@ def test_a_group_that_passes_over_other_groups_retries_waits_for_no_filters():
     assert (released, holds.unchecked_count) == ([0, 1], 0)
 
 
-def test_it_keeps_no_more_memory_than_with_tags_alone():
+def test_retry_filter_of_a_group_uses_no_more_memory_than_a_tag_filter():
     request = RemotingCommand(11, ext={"topic": "%RETRY%a_b"})
     filtered = Filter(matcher=compile_expression("n = 1"))
     for expected in (Filter(), Filter(frozenset(range(9))), filtered):
@@ -456,7 +456,7 @@ def test_it_keeps_no_more_memory_than_with_tags_alone():
         assert kept_bytes(request, own) == kept_bytes(request, expected)
 
 
-def test_hundreds_of_ordinary_filters_are_judged_at_once():
+def test_hundreds_of_ordinary_filters_are_evaluated_at_once():
     released = []
     holds = HoldTable(500, Allowance(0), released.append, lambda units: [{"price": "3"}] * 10)
     expected = Filter(matcher=compile_expression("region = 'eu' AND price > 5"))
@@ -466,7 +466,7 @@ def test_hundreds_of_ordinary_filters_are_judged_at_once():
     assert (holds.unchecked_count, released) == (0, [])
 
 
-def test_a_pull_that_is_still_to_be_judged_is_judged_for_later_arrivals_too():
+def test_held_pull_not_yet_evaluated_is_evaluated_for_later_arrivals():
     requested, released = [], []
 
     def properties_of(units):
@@ -487,7 +487,7 @@ def test_a_pull_that_is_still_to_be_judged_is_judged_for_later_arrivals_too():
     assert (holds.unchecked_count, holds.count) == (0, 0)
 
 
-def test_a_pull_that_is_far_behind_runs_unjudged():
+def test_held_pull_far_behind_runs_without_evaluation():
     released = []
     holds = holding(released, [Costly(TURN_WORK_MAX) for _ in range(3)])
     holds.arrived("T", 0, units(0))
@@ -497,7 +497,7 @@ def test_a_pull_that_is_far_behind_runs_unjudged():
     assert released == [1, 2, 0]
 
 
-def test_a_filter_that_takes_more_than_a_turn_for_one_arrival_runs():
+def test_filter_too_costly_for_one_turn_releases_its_pull():
     released = []
     holds = holding(released, [Costly(TURN_WORK_MAX // 2) for _ in range(3)], messages=9)
     holds.arrived("T", 0, units(0))
@@ -507,7 +507,7 @@ def test_a_filter_that_takes_more_than_a_turn_for_one_arrival_runs():
     assert released == [0, 1, 2]
 
 
-def test_released_pulls_run_as_long_as_there_is_work_left():
+def test_released_pulls_run_while_work_remains():
     """The filter work of their reads counts, whether a message or a time-out released them."""
     released = []
 
@@ -530,7 +530,7 @@ def test_released_pulls_run_as_long_as_there_is_work_left():
     assert holds.rest_ms(20) == float("inf")
 
 
-async def test_many_costly_pulls_are_run_one_after_the_other(group):
+async def test_many_costly_pulls_run_one_after_another(group):
     """So many reads hold the loop for seconds, if their times are over at the same time."""
     broker = await group.leading()
     await group.create_topic(broker, "T")
@@ -544,7 +544,7 @@ async def test_many_costly_pulls_are_run_one_after_the_other(group):
     assert {answer.code for answer in await asyncio.gather(*held)} == {20}
 
 
-async def test_what_cannot_be_looked_at_wakes_whoever_waits(group):
+async def test_unreadable_arrival_releases_held_pulls(group):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     await group.send(broker, "T", properties=properties(n=1))
@@ -563,7 +563,7 @@ async def test_what_cannot_be_looked_at_wakes_whoever_waits(group):
     assert released == ["woken"]
 
 
-def test_an_expression_is_compiled_when_it_is_first_needed(monkeypatch):
+def test_sql92_expression_of_a_heartbeat_is_compiled_at_first_use(monkeypatch):
     """A heartbeat may bring as many as fit into it, and each takes its time."""
     parsed = []
 

@@ -25,17 +25,17 @@ def seen(topic, group, properties, wanted=ALL):
         ({"A": "x" * (PROPERTIES_SIZE_BYTES_MAX - 99)}, True, True, True),
     ],
 )
-def test_a_group_sees_its_own_retries(properties, orders, orders_eu, orders_eu_payments):
+def test_group_sees_its_own_retries(properties, orders, orders_eu, orders_eu_payments):
     assert seen(SHARED, "orders", properties) is orders
     assert seen(SHARED, "orders_eu", properties) is orders_eu
     assert seen(SHARED, "orders_eu_payments", properties) is orders_eu_payments
 
 
-def test_its_name_may_be_the_word_for_nothing():
+def test_group_named_none_sees_its_own_retries():
     assert seen("%RETRY%None_T", "None_T", {"RETRY_TOPIC": "T"})
 
 
-def test_it_sees_those_that_its_filter_takes():
+def test_group_sees_only_own_retries_that_match_its_filter():
     tagged = OWN | {"TAGS": "a"}
     for expected in (
         Filter(parse_tags("a")),
@@ -47,6 +47,6 @@ def test_it_sees_those_that_its_filter_takes():
 
 
 @pytest.mark.parametrize("topic", ["T_1", "%RETRY%orders", "%RETRY%another_group", "%DLQ%a_b"])
-def test_other_topics_are_read_as_before(topic):
+def test_own_retries_filter_applies_only_to_shared_retry_topics(topic):
     expected = Filter(parse_tags("a"))
     assert own_retries(expected, topic, "orders") is expected

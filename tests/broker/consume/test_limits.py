@@ -8,7 +8,7 @@ from tests.broker.cluster import Group
 from tests.waiting import until
 
 
-async def test_offsets_are_kept_of_queues_that_exist_or_did(tmp_path):
+async def test_offsets_are_kept_only_of_existing_or_former_queues(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T", 4)
@@ -29,7 +29,7 @@ def heartbeat(*groups):
     return orjson.dumps({"clientID": "c", "consumerDataSet": consumers, "producerDataSet": []})
 
 
-async def test_groups_are_bounded_and_take_no_room_of_topics(tmp_path):
+async def test_consumer_groups_are_limited_apart_from_topics(tmp_path):
     async with Group(tmp_path, groupsMax="3", topicsMax="2") as group:
         broker = await group.leading()
         code, groups = RequestCode.HEART_BEAT, broker.state.groups.entries
@@ -49,7 +49,7 @@ async def test_groups_are_bounded_and_take_no_room_of_topics(tmp_path):
 
 
 @pytest.mark.parametrize("topic", ["Nobody's", "T"])
-async def test_a_pull_that_is_refused_makes_no_group(tmp_path, topic):
+async def test_rejected_pull_creates_no_group(tmp_path, topic):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T", 1)

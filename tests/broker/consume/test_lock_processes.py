@@ -46,7 +46,7 @@ def started(*arguments):
 
 
 @pytest.mark.timeout(300)
-async def test_a_consumer_that_is_killed_with_the_leader_is_waited_for_as_one_killed_alone(
+async def test_locks_of_a_consumer_killed_with_the_leader_expire_as_usual(
     tmp_path,
 ):
     async with LockingProcesses(tmp_path) as processes:

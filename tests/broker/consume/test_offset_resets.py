@@ -65,7 +65,7 @@ def blind_commit(group, broker, offset):
     return group.client.invoke_oneway(broker.address, command)
 
 
-async def test_an_offset_that_the_queue_does_not_have_is_refused(group):
+async def test_reset_to_an_offset_outside_of_the_queue_is_rejected(group):
     broker = await prepared(group)
     queue = MessageQueue("T", "group-a", 0)
     end = broker.store.queues.queue("T", 0).max_offset
@@ -78,7 +78,7 @@ async def test_an_offset_that_the_queue_does_not_have_is_refused(group):
     assert result == (0, {queue: end})
 
 
-async def test_a_reset_is_followed_whatever_the_consumer_commits_until_then(group):
+async def test_offset_reset_overrides_commits_until_the_consumer_confirms_it(group):
     broker = await prepared(group)
     queue = MessageQueue("T", "group-a", 0)
     assert await reset(group, broker, OLDEST) == (0, {queue: 0})
@@ -101,7 +101,7 @@ async def test_a_reset_is_followed_whatever_the_consumer_commits_until_then(grou
     assert await committed(group, broker) == 4
 
 
-async def test_a_held_pull_hears_of_a_reset_at_once(group):
+async def test_held_pull_is_released_by_an_offset_reset(group):
     broker = await prepared(group)
     held = asyncio.ensure_future(group.pull(broker, "T", 10, flags=0x4 | 0x2, wait_ms=60_000))
     await until(lambda: broker.pulls.holds.count == 1)
@@ -114,7 +114,7 @@ async def test_a_held_pull_hears_of_a_reset_at_once(group):
     assert broker.state.offsets.resets == {}
 
 
-async def test_a_new_leader_knows_of_the_reset_that_the_old_one_answered(three):
+async def test_new_leader_keeps_a_pending_offset_reset(three):
     broker = await prepared(three)
     old = await three.leader()
     assert (await reset(three, broker, OLDEST))[0] == 0
@@ -134,7 +134,7 @@ async def test_a_new_leader_knows_of_the_reset_that_the_old_one_answered(three):
     assert tables[0] == tables[1] == tables[2]
 
 
-async def test_a_follower_neither_resets_nor_serves_a_queue_that_was_reset(three):
+async def test_follower_neither_resets_offsets_nor_serves_a_reset_queue(three):
     broker = await prepared(three)
     follower = next(b for b in three.brokers.values() if b is not broker)
     assert (await reset(three, follower, OLDEST))[0] == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -143,7 +143,7 @@ async def test_a_follower_neither_resets_nor_serves_a_queue_that_was_reset(three
     assert (await three.pull(follower, "T", 9)).code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-async def test_what_can_be_wished_for(group):
+async def test_offset_reset_targets_and_errors(group):
     broker = await prepared(group)
     queue = MessageQueue("T", "group-a", 0)
     assert await reset(group, broker, END, force=False) == (0, {queue: 9})  # ahead: not without
@@ -159,7 +159,7 @@ async def test_what_can_be_wished_for(group):
         assert answer.code == code
 
 
-async def test_a_tool_that_commits_while_a_reset_is_pending_resets_anew(group):
+async def test_commit_by_a_tool_moves_a_pending_offset_reset(group):
     broker = await prepared(group)
     assert (await reset(group, broker, OLDEST))[0] == 0
     assert (await group.commit(broker, "T", 0, 7)).code == 0
@@ -167,7 +167,7 @@ async def test_a_tool_that_commits_while_a_reset_is_pending_resets_anew(group):
     assert broker.state.offsets.reset_of("T", "cg", 0) == 7
 
 
-async def test_a_consumer_without_a_heartbeat_yet_does_not_undo_a_reset(group):
+async def test_consumer_without_a_heartbeat_does_not_undo_an_offset_reset(group):
     """As after a failover: the new leader has heard of no consumer, and they commit."""
     broker = await prepared(group)
     assert (await reset(group, broker, OLDEST))[0] == 0
@@ -178,14 +178,14 @@ async def test_a_consumer_without_a_heartbeat_yet_does_not_undo_a_reset(group):
     assert broker.state.offsets.reset_of("T", "cg", 0) == 0
 
 
-async def test_a_clone_moves_the_other_group(group):
+async def test_clone_group_offset_moves_the_target_group(group):
     broker = await prepared(group)
     ext = {"srcGroup": "cg", "destGroup": "other", "topic": "T"}
     assert (await group.ask(broker, RequestCode.CLONE_GROUP_OFFSET, ext)).code == 0
     assert (await group.committed(broker, "T", 0, group="other")).ext["offset"] == "9"
 
 
-async def test_those_who_broadcast_are_told_with_220(group):
+async def test_broadcasting_consumers_get_an_offset_reset_by_request_220(group):
     broker = await prepared(group)
     heard = asyncio.get_running_loop().create_future()
     group.client.register(
@@ -200,7 +200,7 @@ async def test_those_who_broadcast_are_told_with_220(group):
     assert broker.state.offsets.resets == {}
 
 
-def test_marks_are_state_like_any_other():
+def test_offset_resets_are_in_snapshots():
     state = BrokerState()
     state.apply(1, 0, reset_offsets([("T", "g", 0, 5), ("T", "g", 1, 7)]))
     state.apply(2, 0, commit_offsets([("T", "g", 0, 99), ("T", "g", 2, 1)]))
@@ -249,7 +249,7 @@ class GroupMembership:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_14_15_222_208_and_pops_agree_on_one_place_in_any_order(group, seed):
+async def test_requests_14_15_222_208_and_pops_agree_on_the_offset(group, seed):
     rng = random.Random(seed)
     broker, popper = await group.leading(), Popper(group)
     await group.create_topic(broker, "T", 1)

@@ -25,7 +25,7 @@ async def make_unreadable(group, broker):
 
 
 @pytest.mark.parametrize("forbid", [pause, make_unreadable])
-async def test_what_is_forbidden_meanwhile_is_not_delivered(tmp_path, forbid):
+async def test_messages_are_not_delivered_after_read_permission_is_revoked(tmp_path, forbid):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T", 1)
@@ -43,7 +43,7 @@ async def test_what_is_forbidden_meanwhile_is_not_delivered(tmp_path, forbid):
         assert broker.state.pops.in_flight("T", "cg") == 0
 
 
-async def test_a_pull_that_bounds_no_bytes_gets_as_many_messages_as_at_apache(tmp_path):
+async def test_pull_without_a_byte_limit_gets_as_many_messages_as_in_apache(tmp_path):
     """Clients before 5.0 say `maxMsgNums` only, and some count on 32 at most."""
     async with Group(tmp_path) as group:
         broker = await group.leading()

@@ -28,7 +28,7 @@ STEADY = {"electionTimeoutMinMs": 2_000, "electionTimeoutMaxMs": 4_000}
 
 
 @pytest.mark.parametrize(("old", "seeds"), [((), 16), ((1,), 8), ((0, 1), 8)])
-async def test_no_two_consumers_ever_hold_a_queue(old, seeds):
+async def test_queue_lock_never_has_two_holders(old, seeds):
     grants = 0
     for seed in range(seeds):
         world = World(seed, old=old)
@@ -59,7 +59,7 @@ def ages_that_are_too_great(service):
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-async def test_the_world_finds_what_would_let_two_in(monkeypatch, seed, settings, broken):
+async def test_simulated_lock_world_finds_planted_double_locks(monkeypatch, seed, settings, broken):
     """`seed` finds it today; when the world changes, another one does."""
     monkeypatch.setattr("raftmq.broker.consume.queue_locks.GONE", settings.get("gone", GONE))
     settings = {name: value for name, value in settings.items() if name != "gone"}
@@ -85,7 +85,7 @@ def no_word_of_a_fresh_start(service):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-async def test_after_a_leader_of_an_earlier_version_renewals_count_from_the_next(broken):
+async def test_lock_renewals_after_an_older_leader_start_at_the_next_one(broken):
     """It renewed A's lock all the time, and none of that is in the log."""
     world = World(0, rates=(1, 1), present=False, old=(1,))
     if broken:
@@ -146,14 +146,16 @@ async def first_grant_after(world, leads_ms, restarts_ms, give_up_ms=400_000):
 @pytest.mark.parametrize(
     ("leads_ms", "restarts_ms"), [(500_000, 500), (25_000, 3_000), (6_000, 2_500)]
 )
-async def test_a_holder_that_dies_with_leaders_is_waited_for_as_without(leads_ms, restarts_ms):
+async def test_lock_holder_that_dies_with_leaders_expires_as_without_failover(
+    leads_ms, restarts_ms
+):
     """Gone at 45 s. What nobody counted is the time from a word on ages to a restart after it."""
     world = World(0, rates=(1, 1), present=False)
     granted_ms = await first_grant_after(world, leads_ms, restarts_ms)
     assert 45_000 < granted_ms <= 47_000 + (20_000 if leads_ms < 10_000 else 0)
 
 
-async def test_that_is_the_ages_work():
+async def test_lock_expiry_without_logged_ages_restarts_at_each_leader():
     world = World(0, rates=(1, 1), present=False)
     for replica in world.replicas:
         replica.service._unlogged_ages = lambda now_ms: {}
@@ -178,7 +180,7 @@ async def granted(group, broker, client, *numbers, **options):
     return sorted(queue["queueId"] for queue in reported)
 
 
-async def test_lock_renew_unlock(tmp_path):
+async def test_lock_renew_and_unlock(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T", 9)
@@ -208,7 +210,7 @@ async def test_lock_renew_unlock(tmp_path):
         assert sorted(q for answer in answers for q in answer) == [7, 8]
 
 
-async def test_a_new_leader_knows_the_owner(tmp_path):
+async def test_new_leader_knows_the_lock_owner(tmp_path):
     async with Group(tmp_path, 3, **STEADY) as group:
         first = await group.leader()
         broker = group.brokers[first]
@@ -236,7 +238,7 @@ async def test_a_new_leader_knows_the_owner(tmp_path):
         assert await granted(group, broker, "C", 0, 1) == []
 
 
-async def test_a_holder_that_dies_with_the_leader_is_not_waited_for_anew(tmp_path):
+async def test_lock_expiry_does_not_restart_with_a_new_leader(tmp_path):
     gone_ms = int(4_000 * GONE)
     async with Group(tmp_path, 3, {"queue_lock": 4_000}, **STEADY) as group:
         first = await group.leader()
@@ -261,7 +263,7 @@ async def test_a_holder_that_dies_with_the_leader_is_not_waited_for_anew(tmp_pat
         assert broker.locks._since_ms is None, "it did not begin to count when it led"
 
 
-async def test_a_leader_that_lost_its_majority_grants_nothing(tmp_path):
+async def test_leader_without_a_majority_grants_no_lock(tmp_path):
     async with Group(tmp_path, 3, **STEADY) as group:
         name = await group.leader()
         broker = group.brokers[name]
@@ -278,7 +280,7 @@ async def test_a_leader_that_lost_its_majority_grants_nothing(tmp_path):
             assert getattr(answer, "code", None) != 0, answer
 
 
-async def test_locks_that_ended_leave_the_table(tmp_path):
+async def test_expired_locks_are_removed_from_the_table(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
@@ -292,7 +294,7 @@ async def test_locks_that_ended_leave_the_table(tmp_path):
         assert await granted(group, broker, "B", 0, 1) == [0]
 
 
-async def test_restart_of_the_only_replica_keeps_locks(tmp_path):
+async def test_restarted_single_replica_keeps_locks(tmp_path):
     async with Group(tmp_path) as group:
         await group.create_topic(await group.leading(), "T")
         assert await granted(group, await group.leading(), "A", 0) == [0]
@@ -302,7 +304,7 @@ async def test_restart_of_the_only_replica_keeps_locks(tmp_path):
             assert await granted(group, await group.leading(), "B", 0) == []
 
 
-async def test_requests_that_make_no_sense(tmp_path):
+async def test_malformed_lock_requests_are_rejected(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T", QUEUES_PER_REQUEST_MAX)
@@ -353,7 +355,7 @@ async def turns():
         await asyncio.sleep(0)
 
 
-async def test_what_waited_here_in_one_leadership_is_not_decided_in_another():
+async def test_lock_request_of_an_earlier_leadership_is_rejected():
     """The client may have asked the leader in between for the same queue, and hold it."""
     table, gate = LockTable(), asyncio.Event()
     local = local_propose(table)
@@ -374,7 +376,7 @@ async def test_what_waited_here_in_one_leadership_is_not_decided_in_another():
     assert table.owner(("T", "g", 0)) == "A"
 
 
-async def test_the_first_renewal_of_a_leadership_is_in_the_log():
+async def test_first_lock_renewal_of_a_leadership_is_logged():
     now = [0]
     table = LockTable(clock_ms=lambda: now[0])
     service = service_of(table, clock_ms=lambda: now[0], terms=lambda: (1, 0))
@@ -387,7 +389,7 @@ async def test_the_first_renewal_of_a_leadership_is_in_the_log():
     assert table.renewed["T", "g", 0] == 2
 
 
-async def test_a_full_table_grants_no_more(monkeypatch):
+async def test_full_lock_table_grants_no_locks(monkeypatch):
     monkeypatch.setattr("raftmq.broker.consume.queue_locks.OWNED_MAX", 2)
     service = service_of(LockTable())
     request = _Request("g", "A", [("T", n) for n in range(4)])
@@ -401,7 +403,7 @@ async def test_a_full_table_grants_no_more(monkeypatch):
         await service.lock(None, RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, None, body))
 
 
-async def test_clients_that_are_no_members_cannot_take_the_last_locks(monkeypatch):
+async def test_clients_outside_of_the_group_cannot_exhaust_locks(monkeypatch):
     monkeypatch.setattr("raftmq.broker.consume.queue_locks.OWNED_MAX", 4)
     service = service_of(LockTable(), present=lambda group, client: client == "member")
     for client, granted in (("A", [0, 1]), ("B", []), ("member", [2, 3])):
@@ -410,7 +412,7 @@ async def test_clients_that_are_no_members_cannot_take_the_last_locks(monkeypatc
         assert request.granted == [("T", n) for n in granted], client
 
 
-async def test_what_waits_is_bounded_and_a_cancelled_requester_does_not_end_the_round(monkeypatch):
+async def test_waiting_lock_requests_are_limited_and_may_be_cancelled(monkeypatch):
     monkeypatch.setattr("raftmq.broker.consume.queue_locks.WAITING_MAX", 2)
     table = LockTable()
     gate = asyncio.Event()
@@ -435,7 +437,7 @@ async def test_what_waits_is_bounded_and_a_cancelled_requester_does_not_end_the_
     assert [request.granted for request in requests[1:]] == [[], []]
 
 
-async def test_a_group_holds_locks_until_they_are_freed_or_over():
+async def test_group_holds_locks_until_unlock_or_expiry():
     now = [0]
     table = LockTable(clock_ms=lambda: now[0])
     service = service_of(table, clock_ms=lambda: now[0])
@@ -449,7 +451,7 @@ async def test_a_group_holds_locks_until_they_are_freed_or_over():
     assert not service.are_held("g")
 
 
-async def test_stop_ends_a_round_that_waits():
+async def test_stopped_lock_service_ends_a_waiting_round():
     table = LockTable()
 
     async def propose(payload):
@@ -463,7 +465,7 @@ async def test_stop_ends_a_round_that_waits():
         await waiting
 
 
-def test_the_table_reads_back_and_shares_nothing():
+def test_lock_table_round_trip_and_independent_copy():
     offsets = OffsetTable()
     assert "lockTable" not in offsets.to_json()
     offsets.locks.change([OwnerChange("%g", "10.0.0.1@x", {"T": [1, 0], "U": [2]})])
@@ -483,7 +485,7 @@ def test_the_table_reads_back_and_shares_nothing():
     assert (len(offsets.locks), len(other.locks)) == (2, 3)
 
 
-def test_a_renewal_ends_the_age_that_was_told():
+def test_lock_renewal_clears_the_recorded_age():
     offsets = OffsetTable()
     change = OwnerChange("g", "A", {"T": [0]})
     offsets.locks.change([change])
@@ -497,7 +499,9 @@ def test_a_renewal_ends_the_age_that_was_told():
 
 
 @pytest.mark.parametrize(("role", "identity"), [("ASYNC_MASTER", 0), ("SLAVE", 1)])
-async def test_classic_mode_keeps_them_in_memory(tmp_path, role, identity):
+async def test_classic_master_keeps_locks_in_memory_and_a_slave_rejects_them(
+    tmp_path, role, identity
+):
     settings = {"enableDLegerCommitLog": "false", "brokerRole": role, "brokerId": identity}
     async with Group(tmp_path, **settings, haListenPort="0") as group:
         broker = group.brokers["n0"]

@@ -38,27 +38,27 @@ COLD = {
         (1, 1, 2, [], False, 0),
     ],
 )
-def test_suggestions_in_a_raft_group(slow, normal, own, followers, cold, suggested):
+def test_pull_suggestions_in_a_raft_group(slow, normal, own, followers, cold, suggested):
     group = SubscriptionGroup("g", broker_id=normal, slow_broker_id=slow)
     policy = RaftReads(True, lambda: True, lambda: own, lambda: followers)
     assert policy.suggest(group, cold) == suggested
     assert RaftReads(False, lambda: True, lambda: own, lambda: followers).suggest(group, cold) == 0
 
 
-def test_suggestions_without_a_configured_group():
+def test_pull_suggestions_without_a_configured_group():
     assert RaftReads(True, lambda: True, lambda: 0, lambda: [1, 3]).suggest(None, True) == 1
     assert ClassicReads(True, lambda: False).suggest(None, True) == 1
     assert ClassicReads(True, lambda: False).suggest(None, False) == 0
     assert ClassicReads(False, lambda: False).suggest(None, True) == 0
 
 
-def test_who_redirects():
+def test_leader_redirects_reads_only_with_the_setting():
     assert not RaftReads(False, lambda: True, lambda: 1, list).redirects()
     assert RaftReads(True, lambda: True, lambda: 1, list).redirects()
     assert not RaftReads(True, lambda: False, lambda: 1, list).redirects()
 
 
-async def test_cold_data_come_from_followers_and_the_end_from_the_leader(tmp_path):
+async def test_cold_data_are_read_from_followers_and_the_end_from_the_leader(tmp_path):
     settings = COLD | {"shortPollingTimeMills": 100}
     async with Group(tmp_path, 3, **settings) as group:
         name = await group.leader()
@@ -85,7 +85,7 @@ async def test_cold_data_come_from_followers_and_the_end_from_the_leader(tmp_pat
             assert nothing.ext["nextBeginOffset"] == str(offset)
 
 
-async def test_a_consumer_of_cold_data_reads_all_of_it_and_goes_on_at_the_leader(tmp_path):
+async def test_consumer_reads_cold_data_at_a_follower_then_at_the_leader(tmp_path):
     seen = Seen()
     async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
         namesrv = f"127.0.0.1:{server.port}"
@@ -127,7 +127,7 @@ async def test_a_consumer_of_cold_data_reads_all_of_it_and_goes_on_at_the_leader
                 assert read[:100] == bodies and served() > before, "not the leader alone"
 
 
-async def test_a_broker_that_may_not_be_read(tmp_path):
+async def test_broker_without_read_permission_rejects_pulls(tmp_path):
     async with Group(tmp_path, brokerPermission=2) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")

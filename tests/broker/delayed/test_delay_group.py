@@ -53,7 +53,7 @@ def keys_of(records):
     return sorted(decode_properties(record.properties)["UNIQ_KEY"] for record in records)
 
 
-async def test_the_leader_dies_while_it_delivers(tmp_path, monkeypatch):
+async def test_leader_killed_during_delayed_delivery_loses_and_repeats_none(tmp_path, monkeypatch):
     """Every message once, none early, none lost, and the next leader goes on."""
     monkeypatch.setattr(raftmq.broker.delayed.delay_levels, "COUNT_MAX", 3)
     async with Group(tmp_path, 3, messageDelayLevel=LEVELS, **PATIENT) as group:
@@ -82,7 +82,7 @@ async def test_the_leader_dies_while_it_delivers(tmp_path, monkeypatch):
         assert keys_of(await everything(group, second)) == sorted(sent)
 
 
-async def test_a_leadership_that_goes_on_forgets_nothing_that_is_under_way(tmp_path):
+async def test_continued_leadership_keeps_deliveries_in_flight(tmp_path):
     """A transfer that was given up is a role event, too."""
     async with Group(tmp_path, messageDelayLevel=LEVELS) as group:
         leader = await group.leading()
@@ -97,7 +97,7 @@ async def test_a_leadership_that_goes_on_forgets_nothing_that_is_under_way(tmp_p
         assert (leader.delays._leadership, leader.locks._leadership) == again
 
 
-async def test_what_is_told_and_what_a_restart_knows(tmp_path, caplog):
+async def test_delay_levels_are_reported_and_restored_after_a_restart(tmp_path, caplog):
     async with Group(tmp_path, messageDelayLevel=LEVELS, fileReservedTime="1") as group:
         leader = await group.leading()
         assert "delay_longer_than_kept ms=3600000 kept=3600000" in caplog.text
@@ -131,7 +131,7 @@ async def test_what_is_told_and_what_a_restart_knows(tmp_path, caplog):
         assert keys_of(await everything(group, leader)) == ["K0", "K1", "K5"]
 
 
-async def test_a_topic_that_is_gone_gets_its_messages_as_with_apache(tmp_path):
+async def test_delayed_messages_of_a_deleted_topic_are_delivered_as_in_apache(tmp_path):
     async with Group(tmp_path, messageDelayLevel=LEVELS) as group:
         leader = await group.leading()
         await group.create_topic(leader, TOPIC)
@@ -145,7 +145,7 @@ async def test_a_topic_that_is_gone_gets_its_messages_as_with_apache(tmp_path):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-async def test_a_classic_master_delivers_and_its_file_is_apaches(tmp_path, restart):
+async def test_classic_master_delivers_and_writes_apaches_delay_offset_file(tmp_path, restart):
     async with Group(tmp_path, messageDelayLevel=LEVELS, enableDLegerCommitLog="false") as group:
         master = group.brokers["n0"]
         await group.create_topic(master, TOPIC)
@@ -162,7 +162,7 @@ async def test_a_classic_master_delivers_and_its_file_is_apaches(tmp_path, resta
         assert keys_of(await everything(group, master)) == keys
 
 
-async def test_a_classic_slave_follows_and_delivers_nothing(tmp_path):
+async def test_classic_slave_follows_delay_progress_and_delivers_nothing(tmp_path):
     async with Classic(tmp_path, messageDelayLevel=LEVELS) as pair:
         await pair.followed()
         master, slave = pair.master, pair.slave
@@ -184,7 +184,7 @@ async def test_a_classic_slave_follows_and_delivers_nothing(tmp_path):
         assert slave.store.commitlog.max_offset == end
 
 
-async def test_a_message_whose_queue_was_removed_arrives_in_another(tmp_path):
+async def test_delayed_message_of_a_removed_queue_is_stored_in_another(tmp_path):
     """Consumers read only the topic's queues; the message has chosen its queue at its send."""
     async with Group(tmp_path, messageDelayLevel="300ms") as group:
         broker = await group.leading()

@@ -120,7 +120,7 @@ class Stage:
         return self.bench.state.delays.get(level)
 
 
-def test_a_message_is_delivered_when_it_is_due_and_never_again():
+def test_delayed_message_is_delivered_once_when_due():
     stage = Stage()
     (parked,) = stage.send(2, e="3", j="4")
     stage.passes(1_999)
@@ -141,7 +141,7 @@ def test_a_message_is_delivered_when_it_is_due_and_never_again():
     assert stage.commit() is None
 
 
-def test_while_a_delivery_is_under_way_there_is_no_other():
+def test_delay_level_has_one_delivery_in_flight():
     stage = Stage()
     stage.send(1, 2)
     stage.passes(1_000)
@@ -151,7 +151,7 @@ def test_while_a_delivery_is_under_way_there_is_no_other():
     assert stage.service.delivered_count == 2
 
 
-def test_levels_do_not_wait_for_each_other():
+def test_delay_levels_do_not_wait_for_each_other():
     stage = Stage()
     stage.send(3)
     stage.send(1)
@@ -162,7 +162,7 @@ def test_levels_do_not_wait_for_each_other():
     assert (stage.progress(1), stage.progress(3)) == (1, 1)
 
 
-def test_a_turn_is_bounded_and_what_is_left_follows_at_once():
+def test_delayed_deliveries_per_turn_are_limited_and_continue_at_once():
     stage = Stage()
     stage.send(1, COUNT_MAX)
     stage.send(2, COUNT_MAX)
@@ -176,7 +176,7 @@ def test_a_turn_is_bounded_and_what_is_left_follows_at_once():
     assert (stage.progress(1), stage.progress(2)) == (COUNT_MAX, COUNT_MAX)
 
 
-def test_who_does_not_lead_delivers_nothing():
+def test_follower_delivers_no_delayed_messages():
     stage = Stage()
     stage.send(1)
     stage.leading = False
@@ -184,7 +184,7 @@ def test_who_does_not_lead_delivers_nothing():
     assert stage.commit() is None
 
 
-def test_an_unknown_outcome_is_waited_for():
+def test_delayed_delivery_waits_for_an_unknown_outcome():
     stage = Stage()
     stage.send(1)
     stage.passes(1_000)
@@ -201,7 +201,7 @@ def test_an_unknown_outcome_is_waited_for():
     assert stage.progress(1) == 2
 
 
-def test_a_delivery_that_was_lost_with_leadership_is_made_again():
+def test_delayed_delivery_lost_with_leadership_is_repeated():
     stage = Stage()
     stage.send(1)
     stage.passes(1_000)
@@ -215,7 +215,7 @@ def test_a_delivery_that_was_lost_with_leadership_is_made_again():
     assert len(stage.commit()) == 1
 
 
-def test_who_is_refused_tries_later():
+def test_rejected_delayed_delivery_is_retried_after_a_pause():
     stage = Stage()
     stage.send(1)
     stage.bench.sends.disk_full = "no room"
@@ -227,7 +227,7 @@ def test_who_is_refused_tries_later():
     assert len(stage.commit()) == 1
 
 
-def test_what_cannot_be_read_is_tried_again():
+def test_unreadable_delayed_message_is_retried():
     stage = Stage()
     stage.send(1)
     for error in (OSError("bad sector"), StoreDamaged(0, "no record")):
@@ -240,7 +240,7 @@ def test_what_cannot_be_read_is_tried_again():
     assert len(stage.commit()) == 1
 
 
-def test_a_clock_that_is_behind_makes_nobody_wait_longer_than_the_delay():
+def test_clock_behind_delays_no_message_beyond_its_level():
     stage = Stage()
     stage.send(2)
     stage.bench.now_ms -= 3_600_000
@@ -251,7 +251,7 @@ def test_a_clock_that_is_behind_makes_nobody_wait_longer_than_the_delay():
     assert len(stage.commit()) == 1
 
 
-def test_sightings_know_what_has_waited_and_are_bounded():
+def test_delay_offset_history_returns_waited_offsets_and_is_bounded():
     history = OffsetHistory(10_000)
     history.record(5, 0)
     history.record(9, HISTORY_STEP_MS - 1)  # too soon after the other
@@ -270,7 +270,7 @@ def test_sightings_know_what_has_waited_and_are_bounded():
     assert len(day._marks) <= HISTORY_MAX
 
 
-def test_what_retention_took_is_not_waited_for(caplog):
+def test_delayed_messages_removed_by_retention_are_skipped(caplog):
     stage = Stage()
     stage.send(1, 3)
     stage.queues[SCHEDULE_TOPIC, 0].min_offset = 2
@@ -284,7 +284,7 @@ def test_what_retention_took_is_not_waited_for(caplog):
     assert said == ["delayed_lost level=1 count=2: retention took them"]
 
 
-def test_progress_beyond_a_queue_that_lost_its_end_goes_on_with_what_comes():
+def test_delay_progress_beyond_a_truncated_queue_resumes_with_new_messages():
     stage = Stage()
     stage.send(1)
     stage.bench.state.delays.advance(1, 7)  # classic mode alone loses a log's end
@@ -297,7 +297,7 @@ def test_progress_beyond_a_queue_that_lost_its_end_goes_on_with_what_comes():
     assert stage.progress(1) == 4
 
 
-def test_a_record_that_does_not_say_where_to_is_passed_over():
+def test_delayed_record_without_a_target_is_skipped():
     stage = Stage()
     stage.send(1)
     queue = stage.queues[SCHEDULE_TOPIC, 0]
@@ -311,7 +311,7 @@ def test_a_record_that_does_not_say_where_to_is_passed_over():
     assert len(stage.commit()) == 1
 
 
-def test_a_message_too_large_to_be_stored_keeps_no_others():
+def test_delayed_message_above_the_size_limit_does_not_block_its_level():
     stage = Stage(max_message_size=2 << 20)
     stage.send(1)
     stage.bench.send(b"x" * (1 << 20), i="DELAY\x011\x02")
@@ -327,7 +327,7 @@ def test_a_message_too_large_to_be_stored_keeps_no_others():
     assert stage.progress(1) == 3
 
 
-def test_what_is_told_of_the_levels():
+def test_delay_level_view_has_offsets_and_waiting_counts():
     stage = Stage()
     stage.send(1, 2)
     stage.send(3)
@@ -335,7 +335,7 @@ def test_what_is_told_of_the_levels():
     assert stage.service.view() == [(1, 1_000, 0, 2, 500), (3, 60_000, 0, 1, 0)]
 
 
-def test_the_table_is_apaches_file():
+def test_delay_table_is_apaches_file():
     table = DelayOffsets()
     table.load({"offsetTable": {"1": 10, "3": 7}}, 5)  # 4.x writes no dataVersion
     assert (table.get(1), table.get(2), table.applied_index) == (10, 0, 5)
@@ -350,7 +350,7 @@ def test_the_table_is_apaches_file():
     assert again.counter == 1
 
 
-def test_a_frame_that_is_applied_again_changes_nothing():
+def test_reapplied_delay_progress_changes_nothing():
     stage = Stage()
     state = stage.bench.state
     state.apply(3, 0, delay_progress(1, 9))
@@ -364,7 +364,7 @@ def rest_ms(stage):
     return chore.rest_ms()
 
 
-def test_it_says_when_the_first_message_is_due():
+def test_delay_service_is_due_at_its_first_message():
     stage = Stage()
     assert rest_ms(stage) == IDLE_MS
     stage.send(2)
@@ -384,7 +384,7 @@ def test_it_says_when_the_first_message_is_due():
     assert rest_ms(stage) == IDLE_MS
 
 
-def test_it_rests_after_a_refusal():
+def test_delay_service_pauses_after_a_rejection():
     stage = Stage()
     stage.send(1)
     stage.bench.sends.disk_full = "no room"

@@ -53,9 +53,7 @@ def asked_of(record):
     return int(decode_properties(record.properties)["TIMER_DELIVER_MS"])
 
 
-async def test_the_leader_dies_while_messages_wait_and_while_they_are_delivered(
-    tmp_path, monkeypatch
-):
+async def test_leaders_killed_around_timer_delivery_lose_and_repeat_none(tmp_path, monkeypatch):
     """Every message once, none early, none lost, in the order of their times, on all replicas."""
     monkeypatch.setattr(raftmq.broker.delayed.timers, "COUNT_MAX", 3)
     async with Group(tmp_path, 3, **PATIENT) as group:
@@ -88,7 +86,7 @@ async def test_the_leader_dies_while_messages_wait_and_while_they_are_delivered(
         await until(lambda: rejoined.timers.view().waiting == 0)  # the next tick knows
 
 
-async def test_a_restart_of_all_knows_what_waits_and_what_is_told(tmp_path):
+async def test_restarted_group_restores_waiting_and_delivered_timer_messages(tmp_path):
     async with Group(tmp_path) as group:
         leader = await group.leading()
         await group.create_topic(leader, TOPIC)
@@ -120,7 +118,7 @@ async def test_a_restart_of_all_knows_what_waits_and_what_is_told(tmp_path):
         assert properties["REAL_TOPIC"] == TOPIC
 
 
-async def test_one_that_is_recalled_is_not_delivered_whoever_leads(tmp_path):
+async def test_recalled_timer_message_is_not_delivered_by_any_leader(tmp_path):
     async with Group(tmp_path, 3, **PATIENT) as group:
         first = await group.leader()
         leader = group.brokers[first]
@@ -151,7 +149,7 @@ async def test_one_that_is_recalled_is_not_delivered_whoever_leads(tmp_path):
         assert "timestamp" in answer.remark
 
 
-async def test_one_whose_recall_was_refused_is_delivered_unless_another_recalls_it(tmp_path):
+async def test_timer_message_with_a_failed_recall_is_delivered(tmp_path):
     """Or of unknown outcome: its sender was told so, and the message was acknowledged."""
     async with Group(tmp_path, 1, **PATIENT) as group:
         broker = await group.leading()
@@ -183,7 +181,7 @@ async def test_one_whose_recall_was_refused_is_delivered_unless_another_recalls_
         await until(lambda: are_stored(group, broker, ["refused", "unknown"]))
 
 
-async def test_what_waits_is_not_lost_with_its_segment_nor_by_who_is_refilled(tmp_path):
+async def test_waiting_timer_message_survives_retention_and_a_snapshot_install(tmp_path):
     """Retention waits until it is stored once more; a replica that was away all the time is
     refilled, leads, and delivers it."""
     settings = {
@@ -225,7 +223,7 @@ async def test_what_waits_is_not_lost_with_its_segment_nor_by_who_is_refilled(tm
         assert "TIMER_ROLL_TIMES" in decode_properties(records[0].properties)
 
 
-async def test_the_limit_and_what_is_refused(tmp_path):
+async def test_timer_messages_are_limited_in_number_and_delay(tmp_path):
     async with Group(tmp_path, timerMessagesMax=2, timerMaxDelaySec=60) as group:
         leader = await group.leading()
         await group.create_topic(leader, TOPIC)
@@ -245,7 +243,7 @@ async def test_the_limit_and_what_is_refused(tmp_path):
         assert (await group.send(leader, TOPIC, b"x", 0, properties)).code == 0
 
 
-async def test_a_classic_master_delivers_and_its_slave_knows_how_far(tmp_path):
+async def test_classic_master_delivers_timer_messages_and_its_slave_follows(tmp_path):
     async with Classic(tmp_path) as pair:
         await pair.followed()
         master, slave = pair.master, pair.slave

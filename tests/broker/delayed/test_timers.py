@@ -105,7 +105,7 @@ class Stage(test_delay.Stage):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_each_comes_once_not_early_and_in_order_whatever_happens_to_leaders(seed):
+def test_timer_messages_are_delivered_once_in_order_over_leader_changes(seed):
     rng = random.Random(seed)
     stage = Stage()
     due, delivered, under_way = {}, [], 0
@@ -140,7 +140,7 @@ def test_each_comes_once_not_early_and_in_order_whatever_happens_to_leaders(seed
 
 
 @pytest.mark.parametrize("lasts", [False, True])
-def test_a_clock_that_jumps_ahead_is_believed_when_its_peers_could_have_contradicted_it(lasts):
+def test_clock_jump_ahead_is_used_after_a_time_for_peers_to_contradict(lasts):
     stage = Stage()
     stage.send("soon", 1_000)
     stage.send("late", 60_000)
@@ -154,7 +154,7 @@ def test_a_clock_that_jumps_ahead_is_believed_when_its_peers_could_have_contradi
     assert stage.commit() == (["soon", "late"] if lasts else ["soon"])
 
 
-def test_a_clock_that_is_slewed_delays_nothing():
+def test_slewed_clock_delays_no_timer_message():
     stage = Stage()
     for number in range(10):
         stage.send(f"K{number}", 1_000)
@@ -163,7 +163,7 @@ def test_a_clock_that_is_slewed_delays_nothing():
         assert stage.commit() == [f"K{number}"]
 
 
-def test_a_message_that_is_committed_behind_a_later_ones_delivery_is_late_not_lost():
+def test_timer_message_committed_after_a_later_delivery_is_late_not_lost():
     stage = Stage()
     stage.send("first", 10)
     stage.admit("second", 5)  # on its way into the log
@@ -176,7 +176,7 @@ def test_a_message_that_is_committed_behind_a_later_ones_delivery_is_late_not_lo
     assert stage.timer[1:3] == (0, 2)
 
 
-def test_a_turn_is_bounded_and_what_is_left_follows_at_once():
+def test_timer_deliveries_per_turn_are_limited_and_continue_at_once():
     stage = Stage()
     for number in range(COUNT_MAX + 5):
         stage.admit(f"K{number}", 10)
@@ -188,7 +188,7 @@ def test_a_turn_is_bounded_and_what_is_left_follows_at_once():
     assert stage.service.delivered_count == COUNT_MAX + 5
 
 
-def test_who_does_not_lead_knows_what_waits_and_delivers_nothing():
+def test_follower_tracks_timer_messages_and_delivers_none():
     stage = Stage()
     stage.send("K", 1_000)
     stage.leading = False
@@ -197,7 +197,7 @@ def test_who_does_not_lead_knows_what_waits_and_delivers_nothing():
     assert stage.service.view() == (1, 4_000, 0, 1)
 
 
-def test_an_unknown_outcome_is_waited_for():
+def test_timer_delivery_waits_for_an_unknown_outcome():
     stage = Stage()
     stage.send("K", 10)
     stage.passes(10)
@@ -213,7 +213,7 @@ def test_an_unknown_outcome_is_waited_for():
     assert stage.bench.log.cut(stage.bench.sends) is None
 
 
-def test_who_is_refused_or_cannot_read_tries_later():
+def test_timer_delivery_retries_after_a_rejection_or_read_error():
     stage = Stage()
     stage.send("K", 10)
     stage.bench.sends.disk_full = "no room"
@@ -235,7 +235,7 @@ def test_who_is_refused_or_cannot_read_tries_later():
     assert stage.commit() == ["K"]
 
 
-def test_a_message_too_large_to_be_stored_keeps_no_others(caplog):
+def test_timer_message_above_the_size_limit_does_not_block_later_ones(caplog):
     stage = Stage(max_message_size=2 << 20)
     stage.send("A", 10)
     stage.send("large", 10, body=b"x" * (1 << 20))
@@ -248,7 +248,7 @@ def test_a_message_too_large_to_be_stored_keeps_no_others(caplog):
     assert "timer_undeliverable" in caplog.text
 
 
-def test_what_says_no_place_and_what_the_log_lost_is_passed_over(caplog):
+def test_timer_message_without_a_target_or_lost_by_the_log_is_skipped(caplog):
     stage = Stage()
     for key in "ABC":
         stage.send(key, 10)
@@ -262,7 +262,7 @@ def test_what_says_no_place_and_what_the_log_lost_is_passed_over(caplog):
     assert "timer_without_target" in caplog.text
 
 
-def test_what_is_due_waits_for_a_recall_that_may_be_refused():
+def test_due_timer_message_waits_for_its_undecided_recall():
     stage = Stage()
     for key in ("before", "doubtful", "behind"):
         stage.admit(key, 1_000)
@@ -280,7 +280,7 @@ def test_what_is_due_waits_for_a_recall_that_may_be_refused():
     assert stage.commit() == ["doubtful", "behind"]
 
 
-def test_one_is_recalled_also_by_what_is_only_on_its_way_into_the_log():
+def test_recall_still_on_its_way_into_the_log_stops_the_delivery():
     stage = Stage()
     for key in ("stays", "goes", "goes too"):
         stage.admit(key, 1_000)
@@ -299,7 +299,7 @@ def test_one_is_recalled_also_by_what_is_only_on_its_way_into_the_log():
     assert stage.service.is_delivered(NOW + 999)
 
 
-def test_what_waits_for_long_or_stands_in_retentions_way_is_stored_once_more():
+def test_timer_message_that_blocks_retention_is_stored_again():
     stage = Stage()
     stage.send("far", 3 * KEPT_MS)
     stage.send("near", 1_000)
@@ -334,7 +334,7 @@ def test_what_waits_for_long_or_stands_in_retentions_way_is_stored_once_more():
     assert stage.service.view().waiting == 0
 
 
-def test_units_of_an_apache_broker_hold_no_times_and_are_looked_up():
+def test_timer_queue_entries_of_an_apache_broker_are_read_from_the_log():
     stage = Stage()
     stage.send("K", 1_000)
     queue = stage.waiting()
@@ -346,7 +346,7 @@ def test_units_of_an_apache_broker_hold_no_times_and_are_looked_up():
     assert stage.commit() == ["K"]
 
 
-def test_a_queue_that_lost_its_end_is_read_anew():
+def test_timer_queue_that_lost_its_end_is_read_again():
     stage = Stage()
     stage.send("A", 1_000)
     stage.send("B", 1_000)
@@ -364,7 +364,7 @@ def rest_ms(stage):
     return chore.rest_ms()
 
 
-def test_it_says_when_the_first_message_is_due():
+def test_timer_service_is_due_at_its_first_message():
     stage = Stage()
     assert rest_ms(stage) == IDLE_MS
     stage.send("K", 1_000)
@@ -399,7 +399,7 @@ def comes(stage, rounds=12):
 
 
 @pytest.mark.parametrize("another", [False, True])
-def test_after_a_clock_that_was_ahead_nothing_comes_early_and_nothing_waits_for_it(another, caplog):
+def test_timer_messages_are_on_time_after_a_clock_that_was_ahead(another, caplog):
     """One message delivered hours ahead made all that came later be delivered at once."""
     stage = Stage()
     for number in range(3 * COUNT_MAX):
@@ -427,7 +427,7 @@ def test_after_a_clock_that_was_ahead_nothing_comes_early_and_nothing_waits_for_
     assert len(set(comes(stage, 30))) == 3 * COUNT_MAX
 
 
-def test_a_new_leader_begins_anew_at_once_what_the_one_before_did_not():
+def test_new_leader_restarts_timer_storage_after_a_clock_that_was_ahead():
     stage = Stage()
     stage.starts_ahead(5 * HOUR_MS)
     stage.send("ahead", 2_000)
@@ -441,7 +441,7 @@ def test_a_new_leader_begins_anew_at_once_what_the_one_before_did_not():
     assert 0 < stage.service._rest_ms() <= 4 * HOUR_MS
 
 
-def test_a_clock_that_was_a_little_ahead_is_waited_for():
+def test_timer_service_waits_for_a_clock_slightly_ahead():
     stage = Stage()
     stage.starts_ahead(5_000)
     stage.send("ahead", 2_000)
@@ -466,7 +466,7 @@ def far(stage, count, ahead_ms):
     stage.bench.now_ms -= ahead_ms + 3_000
 
 
-def test_what_is_due_and_recalled_before_all_is_stored_again_does_not_come():
+def test_recalled_timer_message_is_not_delivered_during_a_second_storage():
     stage = Stage()
     far(stage, 6 * COUNT_MAX, 5 * HOUR_MS)
     stage.send("hours", 4 * HOUR_MS)
@@ -482,7 +482,7 @@ def test_what_is_due_and_recalled_before_all_is_stored_again_does_not_come():
     assert sorted(result + comes(stage)) == sorted(f"soon{n}" for n in range(COUNT_MAX + 20))
 
 
-def test_what_is_recalled_does_not_come_where_storing_again_outlasts_the_clock():
+def test_recalled_timer_message_stays_recalled_if_storage_is_slow():
     stage = Stage()
     far(stage, 3 * COUNT_MAX, 40_000)
     stage.send("recalled", 60_000)
@@ -496,7 +496,7 @@ def test_what_is_recalled_does_not_come_where_storing_again_outlasts_the_clock()
     assert result + comes(stage) == ["late"]
 
 
-def test_nor_if_its_delivery_is_lost_and_begun_again():
+def test_recalled_timer_message_stays_recalled_after_a_lost_delivery():
     stage = Stage()
     far(stage, 6 * COUNT_MAX, 5 * HOUR_MS)
     stage.send("hours", 4 * HOUR_MS)
@@ -514,7 +514,7 @@ def test_nor_if_its_delivery_is_lost_and_begun_again():
         assert not stage.commit()
 
 
-def test_all_is_stored_again_once_though_its_last_move_is_refused():
+def test_timer_messages_are_stored_again_once_despite_a_rejected_move():
     stage = Stage()
     far(stage, COUNT_MAX, HOUR_MS // 4)
     stage.send("late", 20_000)
@@ -532,7 +532,7 @@ def test_all_is_stored_again_once_though_its_last_move_is_refused():
     assert comes(stage) == ["late"]
 
 
-def test_one_that_cannot_be_read_stops_no_others_after_a_clock_that_was_ahead():
+def test_unreadable_timer_message_does_not_block_others_after_a_bad_clock():
     stage = Stage()
     stage.send("rotten", 10 * HOUR_MS)
     (position,) = stage.at
@@ -551,7 +551,7 @@ def test_one_that_cannot_be_read_stops_no_others_after_a_clock_that_was_ahead():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_each_comes_once_and_not_early_whatever_happens_to_clocks(seed):
+def test_timer_messages_are_delivered_once_and_not_early_with_any_clocks(seed):
     rng = random.Random(seed)
     stage = Stage()
     due, delivered, recalled = {}, [], set()
@@ -585,7 +585,7 @@ def test_each_comes_once_and_not_early_whatever_happens_to_clocks(seed):
     assert stage.service.view()[:2] == (0, 0)
 
 
-async def test_a_window_holds_the_first_waiting_messages_that_are_not_recalled(monkeypatch):
+async def test_timer_window_has_the_first_waiting_messages_without_recalled_ones(monkeypatch):
     monkeypatch.setattr(timers, "COUNT_MAX", 3)
     stage = Stage()
     for key, delay_ms in (("due", 1), ("a", KEPT_MS), ("b", 2 * KEPT_MS), ("c", KEPT_MS)):

@@ -41,7 +41,7 @@ async def told(broker, check, **query):
     return found
 
 
-async def test_a_history_outlives_its_leader_and_a_restart(tmp_path):
+async def test_history_survives_the_leader_and_a_restart(tmp_path):
     async with Group(tmp_path, 3, historyPeriodMs=PERIOD_MS) as group:
         leader = await group.leading()
         name = leader.config.dleger_self_id
@@ -70,7 +70,7 @@ async def test_a_history_outlives_its_leader_and_a_restart(tmp_path):
         assert True in answer["leading"]  # from before its end
 
 
-async def test_without_a_period_there_is_none(tmp_path):
+async def test_history_is_disabled_without_a_period(tmp_path):
     async with Group(tmp_path, 1, historyPeriodMs=0) as group:
         broker = await group.leading()
         async with Client(broker.http.address) as client:
@@ -79,7 +79,7 @@ async def test_without_a_period_there_is_none(tmp_path):
         assert not (tmp_path / "n0" / "history").exists()
 
 
-async def test_what_cannot_be_asked(tmp_path):
+async def test_history_rejects_invalid_queries(tmp_path):
     async with Group(tmp_path, 1) as group:
         broker = await group.leading()
         async with Client(broker.http.address) as client:
@@ -88,7 +88,7 @@ async def test_what_cannot_be_asked(tmp_path):
             assert len((await client.get("/api/v1/history", sinceMs=0)).json["times"]) == 120
 
 
-async def test_a_sample_has_the_busiest_topics_only(tmp_path, monkeypatch):
+async def test_history_sample_has_only_the_busiest_topics(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SERIES_MAX", 2)
     async with Group(tmp_path, 1, historyPeriodMs=0) as group:
         broker = await group.leading()
@@ -103,7 +103,7 @@ async def test_a_sample_has_the_busiest_topics_only(tmp_path, monkeypatch):
         assert broker.history.sample()["topics"] == {}
 
 
-async def test_a_disk_that_takes_no_sample_is_told_once(tmp_path, monkeypatch, caplog):
+async def test_failed_history_write_is_reported_once(tmp_path, monkeypatch, caplog):
     async with Group(tmp_path, 1, historyPeriodMs=0) as group:
         broker = await group.leading()
 

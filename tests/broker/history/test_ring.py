@@ -21,7 +21,7 @@ def times(ring):
     return result[::-1]
 
 
-def test_it_keeps_at_least_the_last_half_of_what_it_may(tmp_path):
+def test_history_ring_keeps_at_least_half_of_its_bytes(tmp_path):
     disk = OsDisk(str(tmp_path))
     ring = Ring(disk, BYTES_MAX)
     for n in range(1, 58):
@@ -37,7 +37,7 @@ def test_it_keeps_at_least_the_last_half_of_what_it_may(tmp_path):
     assert times(again)[-2:] == [57, 58]
 
 
-def test_the_last_line_up_to_a_time(tmp_path):
+def test_history_ring_returns_the_last_line_up_to_a_time(tmp_path):
     ring = Ring(OsDisk(str(tmp_path)), BYTES_MAX)
     for n in (10, 20, 30):
         ring.append(n, line(n, 40 + n))
@@ -47,7 +47,7 @@ def test_the_last_line_up_to_a_time(tmp_path):
     assert ring.latest(99) == (30, line(30, 70)[:-1])
 
 
-def test_a_clock_that_is_set_back_and_a_line_that_is_too_long_are_left_out(tmp_path):
+def test_history_ring_omits_lines_of_a_clock_set_back_and_long_lines(tmp_path):
     ring = Ring(OsDisk(str(tmp_path)), BYTES_MAX)
     for n in (10, 10, 9, 11):
         ring.append(n, line(n))
@@ -57,7 +57,7 @@ def test_a_clock_that_is_set_back_and_a_line_that_is_too_long_are_left_out(tmp_p
 
 @pytest.mark.parametrize("before, ahead", [(3, 1), (3, 15), (0, 1), (0, 60)])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_was_noted_while_the_clock_was_ahead_is_dropped(tmp_path, before, ahead, restarted):
+def test_history_ring_drops_lines_of_a_clock_that_was_ahead(tmp_path, before, ahead, restarted):
     disk = OsDisk(str(tmp_path))
     ring = Ring(disk, BYTES_MAX)
     for n in (*range(before), *range(10_000, 10_000 + ahead)):
@@ -79,7 +79,7 @@ def test_what_was_noted_while_the_clock_was_ahead_is_dropped(tmp_path, before, a
     assert sum(path.stat().st_size for path in (tmp_path / DIRECTORY).iterdir()) <= BYTES_MAX
 
 
-def test_a_clock_that_is_wrong_for_a_moment_drops_nothing(tmp_path):
+def test_history_ring_keeps_lines_when_the_clock_is_briefly_wrong(tmp_path):
     ring = Ring(OsDisk(str(tmp_path)), BYTES_MAX)
     for n in range(1_000, 1_005):
         ring.append(n, line(n))
@@ -88,7 +88,7 @@ def test_a_clock_that_is_wrong_for_a_moment_drops_nothing(tmp_path):
     assert times(ring) == list(range(1_000, 1_005))
 
 
-def test_what_a_crash_left_unreadable_is_passed_over(tmp_path):
+def test_history_ring_skips_unreadable_lines_after_a_crash(tmp_path):
     ring = Ring(OsDisk(str(tmp_path)), BYTES_MAX)
     for n in (10, 20, 30):
         ring.append(n, line(n))

@@ -25,20 +25,20 @@ def values(series, name, topic=None):
     return result
 
 
-def test_rates_are_over_the_time_between_two_samples():
+def test_history_rates_are_over_the_time_between_two_samples():
     result = of_broker(spans(sample(0, 0), sample(2_000, 10), sample(12_000, 10)))
     assert values(result, "messagesInPerS") == [5, 0]
     assert values(result, "messagesOutPerS") == [10, 0]
     assert values(result, "logBytesPerS") == [500, 0]
 
 
-def test_a_restart_has_no_rate_of_the_process_but_one_of_the_log():
+def test_history_after_a_restart_has_log_rates_and_no_process_rates():
     result = of_broker(spans(sample(0, 50), sample(1_000, 60, boot=2)))
     assert values(result, "messagesInPerS") == [None]
     assert values(result, "logBytesPerS") == [1_000]
 
 
-def test_what_is_not_there_is_not_known():
+def test_history_value_missing_in_a_sample_is_none():
     known, other = sample(1_000, 1, topics={"A": [7, 3]}), sample(2_000, 1, topics={"B": [1, 1]})
     result = of_topic([Span(None, known), Span(known, other), Span(other, None)], "A")
     assert values(result, "messagesInPerS") == [None, None, None]
@@ -46,14 +46,14 @@ def test_what_is_not_there_is_not_known():
     assert values(of_broker([Span(known, known)]), "messagesInPerS") == [None]
 
 
-def test_a_topic_that_was_made_anew_has_no_negative_rate():
+def test_history_of_a_recreated_topic_has_no_negative_rate():
     result = of_topic(
         spans(sample(0, 0, topics={"A": [9, 9]}), sample(1_000, 0, topics={"A": [1, 1]})), "A"
     )
     assert values(result, "messagesInPerS") == [None]
 
 
-def test_a_group_is_told_by_topic():
+def test_history_of_a_group_is_per_topic():
     groups = {"g": {"A": [0, 5], "B": [3, 0]}}, {"g": {"A": [4, 1], "B": [3, 2]}}
     pair = spans(sample(0, 0, groups=groups[0]), sample(2_000, 0, groups=groups[1]))
     result = of_group(pair, "g")
@@ -63,7 +63,7 @@ def test_a_group_is_told_by_topic():
     assert of_group(pair, "h") == []
 
 
-def test_percentiles_need_enough_group_commits():
+def test_history_percentiles_need_enough_group_commits():
     none, few, many = ([n if i == 3 else 0 for i in range(len(LATENCY_BOUNDS_S) + 1)]
                        for n in (0, 10, 110))  # fmt: skip
     result = of_broker(spans(*(sample(n, 0, append=c) for n, c in enumerate((none, few, many)))))
@@ -73,5 +73,5 @@ def test_percentiles_need_enough_group_commits():
     assert values(of_broker(spans(sample(8, 0), other)), "appendP50Ms") == [None]
 
 
-def test_a_quantile_beyond_the_last_bound_is_that_bound():
+def test_history_quantile_beyond_the_last_bound_is_that_bound():
     assert quantile_ms([0] * len(LATENCY_BOUNDS_S) + [5], 0.5) == LATENCY_BOUNDS_S[-1] * 1000

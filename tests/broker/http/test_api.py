@@ -24,7 +24,7 @@ async def sent(client, topic, body, **more):
     return answer.json
 
 
-async def test_health_and_the_nodes_own_view(client, broker):
+async def test_health_and_node_status_over_http(client, broker):
     assert (await client.get("/health/live")).json == {"status": "live"}
     assert (await client.get("/health/ready")).json == {
         "status": "ready",
@@ -45,7 +45,7 @@ async def test_health_and_the_nodes_own_view(client, broker):
     assert metrics.status == 200 and b"rocketmq_" in metrics.body
 
 
-async def test_topics_are_the_wires_topics(client, group, broker):
+async def test_http_topics_equal_the_topics_over_remoting(client, group, broker):
     created = await made(client, "T", 3)
     answer = await group.ask(broker, RequestCode.GET_TOPIC_CONFIG, {"topic": "T"})
     assert b'"writeQueueNums":3' in answer.body
@@ -64,7 +64,7 @@ async def test_topics_are_the_wires_topics(client, group, broker):
     ]
 
 
-async def test_a_topic_is_emptied_and_a_deleted_one_keeps_its_messages_if_asked(client):
+async def test_http_empties_a_topic_and_keeps_messages_of_a_deleted_one_if_asked(client):
     path, table = "/api/v1/topics/T", "/api/v1/topics/T/queues"
     await made(client, "T", 1)
 
@@ -87,7 +87,7 @@ async def test_a_topic_is_emptied_and_a_deleted_one_keeps_its_messages_if_asked(
     assert (await client.post("/api/v1/topics/None/empty")).status == 404
 
 
-async def test_many_topics_are_sorted_beside_the_loop(client, broker):
+async def test_many_topics_are_sorted_off_the_event_loop(client, broker):
     names = [f"t{number:04}" for number in range(2_500)]
     for number, name in enumerate(reversed(names)):
         command = put_topic(TopicConfig(name, 1, 1))
@@ -97,7 +97,7 @@ async def test_many_topics_are_sorted_beside_the_loop(client, broker):
     assert [t["topic"] for t in first["items"] + second["items"]] == names[:2_000]
 
 
-async def test_of_two_writers_the_second_learns_that_he_is_late(client):
+async def test_second_of_two_concurrent_http_writers_gets_a_conflict(client):
     version = (await made(client, "T")).headers["ETag"]
     path, four, six = "/api/v1/topics/T", {"readQueueNums": 4}, {"readQueueNums": 6}
     assert (await client.put(path, four)).status == 428
@@ -114,7 +114,7 @@ async def test_of_two_writers_the_second_learns_that_he_is_late(client):
     assert (await client.put("/api/v1/topics/U", four, If_Match="*")).status == 412
 
 
-async def test_subscription_groups(client, group, broker):
+async def test_http_subscription_groups_are_created_paused_and_deleted(client, group, broker):
     path = "/api/v1/subscription-groups/G"
     made_ = await client.put(path, {"retryMaxTimes": 3}, If_None_Match="*")
     assert made_.json["retryMaxTimes"] == 3
@@ -130,7 +130,7 @@ async def test_subscription_groups(client, group, broker):
     assert (await client.get("/api/v1/subscription-groups")).json["items"] == []
 
 
-async def test_messages_by_id_key_time_and_offset(client):
+async def test_http_messages_by_id_key_time_and_offset(client):
     await made(client, "T")
     first = await sent(client, "T", "äöü", queueId=0, keys="order-1", tags="A")
     raw = base64.b64encode(b"\xff\x00").decode()
@@ -158,7 +158,7 @@ async def test_messages_by_id_key_time_and_offset(client):
     assert (await client.get("/api/v1/topics/T/queues/9/messages")).status == 404
 
 
-async def test_a_queue_is_read_in_pages(client):
+async def test_http_queue_messages_are_read_in_pages(client):
     await made(client, "T", 1)
     for number in range(5):
         await sent(client, "T", f"m{number}")
@@ -170,7 +170,7 @@ async def test_a_queue_is_read_in_pages(client):
     assert texts == [f"m{number}" for number in range(5)]
 
 
-async def test_refused_sends(client):
+async def test_http_send_rejects_malformed_messages(client):
     await made(client, "T", 1)
     for body, status in (
         ({"topic": "U", "body": "x"}, 404),
@@ -187,7 +187,7 @@ async def test_refused_sends(client):
 
 
 @pytest.mark.parametrize(("subscribed", "lag"), [(["U"], 0), (["T", "U"], 1), ([], 1)])
-async def test_a_topic_that_the_groups_clients_have_left_has_no_lag(
+async def test_http_topic_that_the_groups_clients_unsubscribed_has_no_lag(
     client, group, broker, subscribed, lag
 ):
     await made(client, "T", 1)
@@ -206,7 +206,7 @@ async def test_a_topic_that_the_groups_clients_have_left_has_no_lag(
     assert (item["lag"], item["topics"]) == (lag, ["T"])
 
 
-async def test_reset_and_lag(client, group, broker):
+async def test_http_offset_reset_and_lag(client, group, broker):
     await made(client, "T", 2)
     for number in range(4):
         await sent(client, "T", str(number), queueId=number % 2)
@@ -236,7 +236,7 @@ async def test_reset_and_lag(client, group, broker):
     assert (await client.post(reset, {"topic": "U", "to": {"offset": 0}})).status == 404
 
 
-async def test_a_dead_letter_goes_to_its_groups_retry_topic(client):
+async def test_http_resends_a_dead_letter_to_its_groups_retry_topic(client):
     await made(client, "%25DLQ%25G", 1)
     dead = await sent(client, "%DLQ%G", "again", properties={"RETRY_TOPIC": "T"}, tags="A")
     path = f"/api/v1/messages/{dead['offsetMsgId']}/resend"
@@ -251,7 +251,7 @@ async def test_a_dead_letter_goes_to_its_groups_retry_topic(client):
     assert (refused.status, refused.code) == (409, "NO_DEAD_LETTER")
 
 
-async def test_live_configuration(client, broker):
+async def test_http_changes_live_configuration_completely_or_not_at_all(client, broker):
     read = await client.get("/api/v1/config")
     by_key = {item["key"]: item for item in read.json["items"]}
     assert by_key["topicsMax"]["live"] and not by_key["listenPort"]["live"]
@@ -275,7 +275,7 @@ async def test_live_configuration(client, broker):
     assert broker.config.topics_max != 5, "all of them or none"
 
 
-async def test_log_levels_and_statistics(client):
+async def test_http_log_levels_and_statistics(client):
     levels = (await client.get("/api/v1/log-levels")).json["levels"]
     assert "raftmq.broker.send" in levels
     path = "/api/v1/log-levels/raftmq.broker.send"
@@ -287,7 +287,7 @@ async def test_log_levels_and_statistics(client):
     assert figures["runtime"]["raftRole"] == "leader"
 
 
-async def test_connections_and_runtime_info(client, group, broker):
+async def test_http_connections_and_runtime_info(client, group, broker):
     assert (await client.get("/api/v1/connections")).json == {
         "producers": [], "consumers": [], "leftOut": 0,
     }  # fmt: skip
@@ -297,6 +297,6 @@ async def test_connections_and_runtime_info(client, group, broker):
     assert (await client.get("/api/v1/consumer-groups/G")).status == 404
 
 
-async def test_a_planned_stop_is_asked_for(client, broker):
+async def test_http_requests_a_planned_stop(client, broker):
     assert (await client.post("/api/v1/node/stop")).status == 202
     assert broker.life.stop_requested.is_set()

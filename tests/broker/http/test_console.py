@@ -15,7 +15,7 @@ def texts(answer):
     return [one["text"] for one in answer.json["items"]]
 
 
-async def test_the_newest_messages_of_all_queues_come_first(client):
+async def test_http_lists_the_newest_messages_of_all_queues_first(client):
     await made(client, "T", 3)
     assert (await client.get("/api/v1/topics/T/messages")).json == {
         "items": [], "next": None, "scanned": 0,
@@ -34,7 +34,7 @@ async def test_the_newest_messages_of_all_queues_come_first(client):
     assert (await client.get("/api/v1/topics/none/messages")).status == 404
 
 
-async def test_messages_are_filtered_by_tag_key_property_and_text(client):
+async def test_http_messages_are_filtered_by_tag_key_property_and_text(client):
     await made(client, "T", 2)
     await sent(client, "T", "Hello World", tags="a", keys="k1 k2", properties={"colour": "red"})
     await sent(client, "T", "hello", tags="b", keys="k2", properties={"colour": "blue"})
@@ -53,7 +53,7 @@ async def test_messages_are_filtered_by_tag_key_property_and_text(client):
         assert (texts(answer), answer.json["scanned"]) == (expected, 3), query
 
 
-async def test_a_search_ends_after_so_many_messages_and_goes_on_from_there(client, monkeypatch):
+async def test_http_message_search_is_limited_and_continues(client, monkeypatch):
     monkeypatch.setattr("raftmq.broker.admin.message_query.SCANNED_MAX", 2)
     await made(client, "T", 2)
     for number in range(5):
@@ -67,7 +67,7 @@ async def test_a_search_ends_after_so_many_messages_and_goes_on_from_there(clien
     assert ([one["text"] for one in page["items"]], page["next"]) == (["here"], None)
 
 
-async def test_messages_of_a_time_come_in_pages_that_leave_nothing_out(client):
+async def test_http_messages_by_time_are_paged_without_gaps(client):
     """A queue of large messages beside one of small ones: each page has all up to its end."""
     await made(client, "T", 2)
     large = "x" * 300_000
@@ -94,7 +94,7 @@ async def test_messages_of_a_time_come_in_pages_that_leave_nothing_out(client):
     assert page["next"] is None
 
 
-async def test_a_message_larger_than_a_page_is_one(client, group, broker):
+async def test_http_message_larger_than_a_page_is_a_page_of_its_own(client, group, broker):
     await made(client, "T", 1)
     for body in (b"x" * 1_100_000, b"y"):
         assert (await group.send(broker, "T", body)).code == 0
@@ -106,7 +106,7 @@ async def test_a_message_larger_than_a_page_is_one(client, group, broker):
     assert ([one["text"] for one in page["items"]], page["next"]) == (["y"], None)
 
 
-async def test_several_dead_letters_are_sent_again_and_each_has_its_outcome(client):
+async def test_http_resends_several_dead_letters_with_an_outcome_each(client):
     for topic in ("%DLQ%G", "%RETRY%G", "%DLQ%gone", "T"):
         await made(client, topic.replace("%", "%25"), 1)
     dead = [await sent(client, "%DLQ%G", f"dead {n}", properties={"RETRY_TOPIC": "T"})
@@ -122,7 +122,7 @@ async def test_several_dead_letters_are_sent_again_and_each_has_its_outcome(clie
     assert texts(again) == ["dead 2", "dead 1", "dead 0"]
 
 
-async def test_a_reset_is_shown_before_it_is_done(client, group, broker):
+async def test_http_previews_an_offset_reset(client, group, broker):
     await made(client, "T", 2)
     for number in range(4):
         await sent(client, "T", str(number), queueId=number % 2)
@@ -141,7 +141,7 @@ async def test_a_reset_is_shown_before_it_is_done(client, group, broker):
     assert done.json["done"] and broker.state.offsets.get("T", "G", 0) == 0
 
 
-async def test_a_group_pops_what_it_is_told_to(client):
+async def test_http_sets_the_pop_mode_of_a_group(client):
     await made(client, "T", 1)
     modes = "/api/v1/consumer-groups/G/modes"
     assert (await client.get(modes)).json == {"items": [], "next": None}
@@ -153,7 +153,7 @@ async def test_a_group_pops_what_it_is_told_to(client):
     assert (await client.put(f"{modes}/T", {"mode": "PUSH"})).status == 422
 
 
-async def test_a_message_is_sent_for_later(client):
+async def test_http_sends_a_delayed_message(client):
     await made(client, "T", 1)
     await sent(client, "T", "later", delayLevel=1)
     assert texts(await client.get("/api/v1/topics/T/messages")) == []
@@ -164,7 +164,7 @@ async def test_a_message_is_sent_for_later(client):
     raise AssertionError("it was never delivered")
 
 
-async def test_clients_are_shown_with_the_name_of_their_version(client, group, broker):
+async def test_http_shows_clients_with_the_name_of_their_version(client, group, broker):
     heartbeat = {
         "clientID": "c1",
         "producerDataSet": [{"groupName": "P"}],
@@ -177,7 +177,7 @@ async def test_clients_are_shown_with_the_name_of_their_version(client, group, b
     assert (shown["clientId"], shown["versionName"]) == ("c1", "V4_9_8")
 
 
-async def test_clients_whose_subscriptions_are_not_their_groups_are_named(client, group, broker):
+async def test_http_shows_clients_with_differing_subscriptions(client, group, broker):
     other = group.asking()
     try:
         for connection, name, tags in ((group.client, "c1", "x"), (other, "c2", "y")):
@@ -200,7 +200,7 @@ ACCOUNTS = """accounts:
 """
 
 
-async def test_accounts_are_made_changed_and_deleted_and_secrets_never_shown(tmp_path):
+async def test_http_creates_changes_and_deletes_accounts_without_secrets(tmp_path):
     file = tmp_path / "plain_acl.yml"
     file.write_text(ACCOUNTS)
     async with Group(tmp_path / "brokers", 1, aclEnable=True, aclFile=str(file)) as group:
@@ -228,7 +228,7 @@ async def test_accounts_are_made_changed_and_deleted_and_secrets_never_shown(tmp
             assert (await client.delete(one)).status == 404
 
 
-async def test_the_last_administrator_goes_only_if_that_is_said(tmp_path):
+async def test_http_deletes_the_last_administrator_only_with_confirmation(tmp_path):
     file = tmp_path / "plain_acl.yml"
     file.write_text(ACCOUNTS)
     async with Group(tmp_path / "brokers", 1, aclEnable=True, aclFile=str(file)) as group:
@@ -246,7 +246,7 @@ async def test_the_last_administrator_goes_only_if_that_is_said(tmp_path):
             assert (await client.delete(two)).status == 204
 
 
-async def test_without_access_control_there_are_no_accounts_to_change(client):
+async def test_http_changes_no_accounts_without_access_control(client):
     assert (await client.get("/api/v1/accounts")).json == {
         "items": [], "next": None, "enabled": False, "whiteAddresses": [],
     }  # fmt: skip

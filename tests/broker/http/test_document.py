@@ -9,7 +9,7 @@ from tests.broker.http.process import TOKENS, running, tokens_file
 DOCUMENT = Path(__file__).parents[3] / "docs" / "http-api.md"
 
 
-def test_the_examples_work(tmp_path):
+def test_http_api_page_examples_work(tmp_path):
     blocks = re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert len(blocks) > 6
     with running(tmp_path, f"httpTokensFile={tokens_file(tmp_path / 'tokens')}") as address:

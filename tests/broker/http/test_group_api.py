@@ -46,7 +46,7 @@ async def recovered(client):
             await asyncio.sleep(0.02)
 
 
-async def test_a_follower_names_the_leader_and_leadership_is_handed_over(tmp_path):
+async def test_http_follower_names_the_leader_and_transfers_leadership(tmp_path):
     async with Group(tmp_path, 3) as group:
         first = await group.leader()
         leader = group.brokers[first]
@@ -98,7 +98,7 @@ async def test_a_follower_names_the_leader_and_leadership_is_handed_over(tmp_pat
         assert seen[-1]["term"] > led[-1]["term"]
 
 
-async def test_without_a_majority_a_change_is_of_unknown_outcome_or_refused(tmp_path):
+async def test_http_change_without_a_majority_is_unknown_or_rejected(tmp_path):
     async with Group(tmp_path, 3) as group:
         first = await group.leader()
         leader = group.brokers[first]
@@ -133,18 +133,18 @@ async def test_without_a_majority_a_change_is_of_unknown_outcome_or_refused(tmp_
         (StateError("no sense"), 422, "INVALID"),
     ],
 )
-def test_errors_of_the_rooms_below_as_problems(error, status, problem):
+def test_http_problem_for_each_service_error(error, status, problem):
     result = translator(lambda: "h:1")(error)
     assert (result.status, result.code) == (status, problem)
 
 
-async def test_no_api_where_none_is_wanted(tmp_path):
+async def test_http_is_not_served_when_disabled(tmp_path):
     async with Group(tmp_path, httpEnable="false") as group:
         broker = await group.leading()
         assert broker.http.address == ""
 
 
-def test_an_open_api_without_tokens_does_not_start(tmp_path):
+def test_http_on_a_public_address_without_tokens_does_not_start(tmp_path):
     for settings, text in (
         (["httpBindAddress=0.0.0.0"], b"not loopback: set httpTokensFile"),
         ([f"httpTokensFile={tokens_file(tmp_path / 'tokens', 0o644)}"], b"open to everybody"),
@@ -154,7 +154,7 @@ def test_an_open_api_without_tokens_does_not_start(tmp_path):
         assert text in done.stderr
 
 
-async def test_a_member_is_added_and_removed(tmp_path):
+async def test_http_adds_and_removes_a_member(tmp_path):
     async with Group(tmp_path, 3) as group:
         first = await group.leader()
         other = next(name for name in group.names if name != first)

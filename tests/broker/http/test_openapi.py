@@ -39,7 +39,7 @@ def address(tmp_path_factory):
         yield one
 
 
-async def test_the_document_has_every_operation_once(address):
+async def test_openapi_document_has_every_operation_once(address):
     async with Client(address, Authorization=f"Bearer {TOKENS['viewer']}") as client:
         document = (await client.get("/api/v1/openapi.json")).json
     assert document["openapi"].startswith("3.1")
@@ -52,7 +52,7 @@ async def test_the_document_has_every_operation_once(address):
     assert [p["name"] for p in put["parameters"]] == ["topic", "If-Match", "If-None-Match"]
 
 
-def test_the_broker_does_as_its_document_says(address, tmp_path):
+def test_broker_conforms_to_its_openapi_document(address, tmp_path):
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     token = f"Authorization: Bearer {TOKENS['admin']}"
     left_out = [part for name in LEFT_OUT for part in ("--exclude-operation-id", name)]

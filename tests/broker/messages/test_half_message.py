@@ -35,7 +35,7 @@ def a_half(**more):
     return stored(conversion.half_properties(SENT, "Orders", 3) | more)
 
 
-def test_a_half_says_where_it_belongs():
+def test_half_message_stores_its_topic_and_queue_as_properties():
     assert conversion.half_properties(SENT, "Orders", 3) == SENT | {
         "REAL_TOPIC": "Orders",
         "REAL_QID": "3",
@@ -50,7 +50,7 @@ def test_a_half_says_where_it_belongs():
         conversion.half_properties({"TRAN_MSG": "true"}, "Orders", 3)
 
 
-def test_when_it_is_checked_goes_by_the_brokers_time():
+def test_half_message_check_time_follows_the_brokers_clock():
     half = conversion.half_of(a_half(), 6_000, 30_000, 5_000)
     assert (half.offset, half.position) == (12, 4096)
     assert half.root == (12, "Orders", "pg", "U1")
@@ -61,12 +61,12 @@ def test_when_it_is_checked_goes_by_the_brokers_time():
     assert conversion.half_of(odd, 6_000, 30_000, 5_000).due_ms == 7_000
 
 
-def test_a_half_of_a_clock_that_was_ahead_waits_no_longer_than_others():
+def test_half_message_of_a_clock_ahead_waits_no_longer_than_the_timeout():
     ahead = stored({}, properties=a_half().properties, store_timestamp_ms=86_401_000)
     assert conversion.half_of(ahead, 6_000, 30_000, 1_000).due_ms == 7_000
 
 
-def test_a_half_stored_again_keeps_its_root():
+def test_half_message_stored_again_keeps_its_root():
     again = conversion.stored_again(a_half(), 12, 1)
     assert (again.topic, again.queue_id, again.body) == (conversion.HALF_TOPIC, 0, b"order 7")
     assert conversion.root_of(a_half()) == conversion.half_of(a_half(), 0, 0, 0).root
@@ -79,7 +79,7 @@ def test_a_half_stored_again_keeps_its_root():
     assert conversion.first_stored_ms(stored({}, properties=third.properties)) == 1_000
 
 
-def test_what_is_committed_is_the_message_that_was_sent():
+def test_committed_half_message_equals_the_sent_message():
     again = conversion.stored_again(a_half(), 12, 1)
     message = conversion.committed(stored({}, properties=again.properties))
     assert (message.topic, message.queue_id, message.body) == ("Orders", 3, b"order 7")
@@ -97,7 +97,7 @@ def test_what_is_committed_is_the_message_that_was_sent():
 
 
 @pytest.mark.parametrize("free_bytes", [0, 40, 32_000])
-def test_whatever_a_half_says_it_can_be_committed_and_asked_about(free_bytes):
+def test_half_message_with_any_properties_can_be_committed_and_checked(free_bytes):
     """One that has no room for the count is not stored again."""
     value = "a\x01b"
     rest = len(a_half(K=value, WAIT="true").properties) + free_bytes
@@ -112,7 +112,7 @@ def test_whatever_a_half_says_it_can_be_committed_and_asked_about(free_bytes):
     assert again is None or decode_properties(again.properties).items() > properties.items()
 
 
-def test_ops_of_either_version():
+def test_op_messages_of_either_version_are_read():
     op = conversion.op_record(12, a_half(), 77)
     assert (op.topic, op.body, op.properties) == (conversion.OP_TOPIC, b"12", b"TAGS\x01d\x02")
     for body, halves in (
@@ -124,7 +124,7 @@ def test_ops_of_either_version():
         assert conversion.ended_halves(stored({}, body=body)) == halves
 
 
-def test_the_check_carries_the_message_as_its_producer_sent_it():
+def test_transaction_check_has_the_message_as_it_was_sent():
     again = conversion.stored_again(a_half(WAIT="true"), 12, 1)
     record = decode_record(conversion.check_body(stored({}, properties=again.properties)))
     assert (record.topic, record.queue_id, record.body) == ("Orders", 3, b"order 7")

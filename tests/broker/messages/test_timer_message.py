@@ -51,7 +51,7 @@ def parked(**properties):
         ({"TIMER_DELAY_SEC": "259200"}, NOW + 259_199_999),
     ],
 )
-def test_where_and_until_when_it_waits(properties, out_ms):
+def test_timer_message_is_stored_in_the_timer_topic_with_its_time(properties, out_ms):
     message = parked(**properties)
     assert (message.topic, message.queue_id) == (TIMER_TOPIC, 0)
     there = decode_properties(message.properties)
@@ -85,12 +85,12 @@ ANY = Redirects((1_000,), timing(), "b")
         {"TIMER_DELAY_SEC": "9", "TIMER_OUT_MS": "5"},  # it was delivered, and is sent on
     ],
 )
-def test_what_is_stored_at_once(properties):
+def test_timer_message_that_is_due_is_stored_in_its_own_topic(properties):
     message = parked(**properties)
     assert (message.topic, message.queue_id) == ("T", 3)
 
 
-def test_a_delay_level_counts_before_a_time():
+def test_delay_level_precedes_a_delivery_time():
     message = parked(DELAY="1", TIMER_DELAY_SEC="9", TIMER_DELIVER_MS="1", TIMER_DELAY_MS="2")
     assert message.topic == SCHEDULE_TOPIC
     assert not any(name.startswith("TIMER") for name in decode_properties(message.properties))
@@ -109,20 +109,20 @@ def test_a_delay_level_counts_before_a_time():
         ({"TIMER_DELIVER_MS": "7", "TIMER_DEL_UNIQKEY": "K"}, "is over"),
     ],
 )
-def test_what_is_refused(properties, part):
+def test_timer_message_with_an_invalid_time_is_rejected(properties, part):
     with pytest.raises(Refused, match=part) as caught:
         parked(**properties)
     assert caught.value.code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_a_broker_that_does_not_offer_it_says_so():
+def test_timer_message_is_rejected_with_timers_disabled():
     message = sent(TIMER_DELAY_SEC="1")
     with pytest.raises(Refused, match="timerWheelEnable=false") as caught:
         timed(message, decode_properties(message.properties), timing(enabled=False))
     assert caught.value.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_so_many_wait_and_no_more():
+def test_waiting_timer_messages_are_limited():
     message = sent(TIMER_DELAY_SEC="1")
     properties = decode_properties(message.properties)
     assert timed(message, properties, timing(count_max=2, waiting=1)).topic == TIMER_TOPIC
@@ -132,14 +132,14 @@ def test_so_many_wait_and_no_more():
     assert caught.value.retriable
 
 
-def test_how_often_it_was_stored_again_is_counted_if_there_is_room():
+def test_timer_message_counts_its_second_storage_if_it_has_room():
     once = rolled(parked(TIMER_DELAY_SEC="1"))
     assert decode_properties(rolled(once).properties)["TIMER_ROLL_TIMES"] == "2"
     full = sent(A="v" * (PROPERTIES_SIZE_MAX - 20))
     assert rolled(full) == full
 
 
-def test_a_handle_names_a_message_and_what_recalls_it_comes_to_the_same_slot():
+def test_recall_handle_round_trip_and_its_recall_has_the_same_slot():
     message = parked(TIMER_DELAY_MS="2345")
     text = handle_of(message, "group-a")
     handle = RecallHandle.decode(text)
@@ -154,19 +154,19 @@ def test_a_handle_names_a_message_and_what_recalls_it_comes_to_the_same_slot():
     assert recalls(message) is None
 
 
-def test_an_apache_brokers_handle_is_read():
+def test_recall_handle_of_an_apache_broker_is_read():
     """Made by 5.3's RecallMessageHandle.HandleV1.buildHandle."""
     text = "djEgVG9waWMgYnJva2VyLWEgMTczNjIyMzA2NjAwMSAwQUIwMDAwMQ=="
     assert RecallHandle.decode(text) == ("Topic", "broker-a", 1736223066001, "0AB00001")
 
 
 @pytest.mark.parametrize("text", ["", "%%%", "djEgVA==", "a" * 3_000, "djIgYSBiIDEgYw=="])
-def test_what_is_no_handle(text):
+def test_malformed_recall_handle_is_rejected(text):
     with pytest.raises(ValueError, match=r".*"):
         RecallHandle.decode(text)
 
 
-def test_only_what_waits_for_its_time_has_a_handle():
+def test_only_waiting_timer_messages_have_a_recall_handle():
     assert handle_of(sent(), "b") == ""
     retry = sent(TIMER_DELAY_SEC="1")
     retry = timed(

@@ -59,7 +59,7 @@ class World:
         return [names for names, _ in self.commands]
 
 
-def test_what_comes_while_a_command_is_in_flight_shares_the_next_one():
+def test_pop_steps_during_a_command_share_the_next_command():
     world = World()
     world.add(1)
     world.add(2, 3)
@@ -74,7 +74,7 @@ def test_what_comes_while_a_command_is_in_flight_shares_the_next_one():
     assert [names for names, _ in world.commands] == [[1, 2, 3], [4, 5]]
 
 
-def test_one_that_is_told_may_add_more_and_still_only_one_is_in_flight():
+def test_pop_step_added_in_a_callback_waits_for_the_next_command():
     world = World()
     world.log.add([("done", 1)], lambda error: world.add(2))
     world.turn()
@@ -87,7 +87,7 @@ def test_one_that_is_told_may_add_more_and_still_only_one_is_in_flight():
     assert [names for names, _ in world.commands] == [[1], [2], [3]]
 
 
-def test_there_are_limits(monkeypatch):
+def test_pop_steps_are_limited(monkeypatch):
     monkeypatch.setattr(steps, "COMMAND_BYTES_MAX", 3 * steps._bytes_max(("done", 1)))
     monkeypatch.setattr(steps, "GATHERED_MAX", 4)
     world = World()
@@ -102,7 +102,7 @@ def test_there_are_limits(monkeypatch):
     assert len(world.commands) == 4
 
 
-def test_a_command_has_room_for_the_longest_names():
+def test_pop_command_has_room_for_the_longest_names():
     """Of groups, topics, clients and attempts, in whatever characters."""
     world, longest = World(), "\x01" * 255
     step = ("pop", longest, longest, 65_535, 1 << 62, 1 << 41, [1 << 62] * 32, longest, longest)
@@ -116,7 +116,7 @@ def test_a_command_has_room_for_the_longest_names():
     assert len(world.payloads) == 2
 
 
-def test_a_command_fits_into_what_the_log_takes():
+def test_pop_commands_are_split_to_the_size_of_the_log():
     """Segments may be smaller than a command of steps would be."""
     world, longest = World(command_bytes_max=50_000), "\x01" * 255
     step = ("pop", longest, longest, 65_535, 1 << 62, 1 << 41, [1 << 62] * 32, longest, longest)
@@ -129,7 +129,7 @@ def test_a_command_fits_into_what_the_log_takes():
     assert 40_000 < max(map(len, world.payloads)) <= 50_000
 
 
-def test_what_was_gathered_under_an_earlier_leadership_is_refused():
+def test_pop_steps_of_an_earlier_leadership_are_rejected():
     """It was decided on top of what is under way, which may not be in the log."""
     world = World()
     world.add(1)
@@ -143,7 +143,7 @@ def test_what_was_gathered_under_an_earlier_leadership_is_refused():
     assert [type(error) for error in world.errors] == [OutcomeUnknown, Refused]
 
 
-def test_a_command_of_unknown_outcome_is_over_once_something_behind_it_is_applied():
+def test_pop_command_of_unknown_outcome_ends_once_a_later_one_is_applied():
     world = World()
     world.add(1)
     world.turn()
@@ -160,7 +160,7 @@ def test_a_command_of_unknown_outcome_is_over_once_something_behind_it_is_applie
     assert world.proposed == [[1], [], [], [], [2]]
 
 
-def test_an_unknown_outcome_stays_unknown_when_the_leadership_has_ended():
+def test_unknown_pop_outcome_stays_unknown_after_a_lost_leadership():
     for error in (None, NotLeader(None), OutcomeUnknown("no fate in time")):
         world = World()
         world.add(1)
@@ -174,7 +174,7 @@ def test_an_unknown_outcome_stays_unknown_when_the_leadership_has_ended():
         assert type(world.errors[0]) is OutcomeUnknown
 
 
-async def test_who_deletes_waits_for_what_was_taken_and_refuses_the_rest():
+async def test_deletion_waits_for_proposed_pop_steps_and_rejects_waiting_ones():
     world = World()
     await world.log.settled()
     assert world.commands == []  # older programs would stop at an empty one, too

@@ -24,7 +24,7 @@ class World:
         return [number for number in numbers if self.deliveries.is_unconfirmed(PLACE, (number, 0))]
 
 
-def test_it_counts_from_the_last_arrival_however_late_the_end_is_noticed():
+def test_deliveries_just_before_the_last_arrival_are_unconfirmed():
     world, one, other = World(), Connection(), Connection()
     for number in range(6):
         world.now_s = float(number)
@@ -37,7 +37,7 @@ def test_it_counts_from_the_last_arrival_however_late_the_end_is_noticed():
     assert world.unconfirmed(range(20)) == [int(5 - CONFIRM_S), 4, 5]
 
 
-def test_what_has_ended_is_forgotten():
+def test_ended_deliveries_are_removed_from_the_leader_state():
     world, one, other = World(), Connection(), Connection()
     for number in range(4):
         world.record(one, number)
@@ -52,7 +52,7 @@ def test_what_has_ended_is_forgotten():
     assert len(world.deliveries) == 0
 
 
-def test_a_connection_has_a_bound():
+def test_deliveries_per_connection_are_limited():
     world, one = World(), Connection()
     for number in range(BATCHES_MAX + 5):
         world.record(one, number)

@@ -52,7 +52,7 @@ class Pops:
         return self.ran[before:]
 
 
-def test_many_groups_with_heavy_filters_share_the_turns() -> None:
+def test_waiting_pops_with_costly_filters_are_spread_over_turns() -> None:
     pops = Pops(HEAVY)
     for number in range(5):
         pops.wait(f"g{number}")
@@ -65,7 +65,7 @@ def test_many_groups_with_heavy_filters_share_the_turns() -> None:
     assert (pops.waiting.count, pops.waiting.rest_ms(0)) == (0, float("inf"))
 
 
-def test_plain_pops_share_them_too() -> None:
+def test_waiting_pops_without_filters_are_spread_over_turns() -> None:
     pops, count = Pops(), 2 * WORK_MAX // ATTEMPT_WORK
     for number in range(count):
         pops.wait(f"g{number}")
@@ -74,7 +74,7 @@ def test_plain_pops_share_them_too() -> None:
     assert len(pops.turn()) == count - WORK_MAX // ATTEMPT_WORK
 
 
-def test_what_arrives_meanwhile_wakes_others_of_the_group() -> None:
+def test_later_arrivals_wake_further_pops_of_the_group() -> None:
     pops = Pops(WORK_MAX)
     for number in range(4):
         pops.wait(f"p{number}", "G")
@@ -85,7 +85,7 @@ def test_what_arrives_meanwhile_wakes_others_of_the_group() -> None:
     assert pops.waiting.count == 1
 
 
-def test_one_whose_time_or_connection_ends_meanwhile_does_not_run() -> None:
+def test_waiting_pop_that_times_out_or_disconnects_does_not_run() -> None:
     pops = Pops(WORK_MAX)
     pops.wait("first")
     pops.wait("gone", owner="connection")
@@ -98,7 +98,7 @@ def test_one_whose_time_or_connection_ends_meanwhile_does_not_run() -> None:
     assert pops.turn() == []
 
 
-def test_a_question_whose_time_is_over_runs_once_more_in_its_turn() -> None:
+def test_waiting_notification_runs_once_more_at_its_time_out() -> None:
     pops = Pops(HEAVY)
     for number in range(3):
         pops.wait(f"q{number}", deadline_ms=10, asks=True)
@@ -108,7 +108,7 @@ def test_a_question_whose_time_is_over_runs_once_more_in_its_turn() -> None:
     assert (pops.over, pops.waiting.count) == ([], 0)
 
 
-def test_a_question_whose_wait_is_ended_does_not_run() -> None:
+def test_ended_notification_does_not_run() -> None:
     pops = Pops()
     for number in range(AT_ONCE_MAX + 1):
         pops.wait(f"q{number}", asks=True)

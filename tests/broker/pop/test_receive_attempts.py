@@ -16,7 +16,7 @@ async def one(tmp_path):
         yield group, await group.leading(), Popper(group)
 
 
-async def test_a_repeated_attempt_gets_what_it_has_not_acknowledged(one):
+async def test_repeated_receive_attempt_gets_its_unacknowledged_messages(one):
     group, broker, popper = one
     await filled(group, broker, 12)
     first = await popper.pop(broker, count=8, **MINE)
@@ -32,7 +32,7 @@ async def test_a_repeated_attempt_gets_what_it_has_not_acknowledged(one):
     assert len(fresh) == 4 and not set(bodies(fresh)) & set(bodies(first))
 
 
-async def test_another_attempt_client_or_group_gets_other_messages(one):
+async def test_different_attempt_client_or_group_gets_other_messages(one):
     group, broker, popper = one
     await filled(group, broker, 8)
     first = await popper.pop(broker, count=2, **MINE)
@@ -43,7 +43,7 @@ async def test_another_attempt_client_or_group_gets_other_messages(one):
     assert len(elsewhere) == 8
 
 
-async def test_retries_are_told_again_too(one):
+async def test_repeated_receive_attempt_gets_its_retries(one):
     group, broker, popper = one
     await filled(group, broker, 1)
     await popper.pop(broker, invisible_ms=100)
@@ -58,7 +58,7 @@ async def test_retries_are_told_again_too(one):
     assert again == result[0] and again.handle.retry
 
 
-async def test_the_next_leader_tells_them_too(tmp_path):
+async def test_repeated_receive_attempt_gets_its_messages_from_a_new_leader(tmp_path):
     async with Group(tmp_path, 3) as group:
         broker = await group.leading()
         popper = Popper(group)

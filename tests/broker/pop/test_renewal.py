@@ -45,7 +45,7 @@ def ending(broker):
 
 
 @pytest.mark.parametrize("order", [False, True])
-async def test_it_comes_again_only_when_its_client_has_gone(one, order):
+async def test_renewed_message_is_redelivered_only_after_its_client_is_gone(one, order):
     group, broker, popper = one
     await filled(group, broker, 1, queues=1)
     await beat(group, broker)
@@ -65,7 +65,7 @@ async def test_it_comes_again_only_when_its_client_has_gone(one, order):
     assert result[0].body == first.body
 
 
-async def test_a_client_that_comes_back_in_time_keeps_its_messages(one):
+async def test_client_that_reconnects_in_time_keeps_its_popped_messages(one):
     group, broker, popper = one
     await filled(group, broker, 1, queues=1)
     (first,) = await popper.pop(broker, renewed_by="c1", invisible_ms=2_000)
@@ -79,7 +79,7 @@ async def test_a_client_that_comes_back_in_time_keeps_its_messages(one):
 
 
 @pytest.mark.parametrize("order", [False, True])
-async def test_what_a_dead_proxy_was_about_to_tell_comes_again_in_its_time(one, order, monkeypatch):
+async def test_message_undelivered_by_a_dead_proxy_is_redelivered_in_time(one, order, monkeypatch):
     """Its client goes on through another proxy, and never heard of it."""
     group, broker, popper = one
     await filled(group, broker, 1, queues=1)
@@ -96,7 +96,7 @@ async def test_what_a_dead_proxy_was_about_to_tell_comes_again_in_its_time(one, 
     await until(comes_again)
 
 
-async def test_what_was_told_long_before_a_proxy_died_is_renewed(one, monkeypatch):
+async def test_message_delivered_long_before_a_proxy_died_is_renewed(one, monkeypatch):
     monkeypatch.setattr(leader_state, "CONFIRM_S", 0.1)
     group, broker, popper = one
     await filled(group, broker, 1, queues=1)

@@ -59,7 +59,7 @@ async def one(tmp_path):
         yield group, await group.leading(), Popper(group)
 
 
-async def test_each_message_goes_to_one_consumer_and_is_done_when_acknowledged(one):
+async def test_popped_message_goes_to_one_consumer_until_acknowledged(one):
     group, broker, popper = one
     await filled(group, broker, 20)
     first = await popper.pop(broker, count=7)
@@ -79,7 +79,7 @@ async def test_each_message_goes_to_one_consumer_and_is_done_when_acknowledged(o
     assert bodies(await drained(other, broker)) == list(range(20))
 
 
-async def test_what_is_not_acknowledged_comes_again_after_its_time(one):
+async def test_unacknowledged_message_is_redelivered_after_its_invisible_time(one):
     group, broker, popper = one
     await filled(group, broker, 8)
     popped_s = time.time()
@@ -103,7 +103,7 @@ async def test_what_is_not_acknowledged_comes_again_after_its_time(one):
     assert broker.state.pops.batch_count == 0
 
 
-async def test_a_message_that_cannot_be_read_keeps_none_from_coming_again_once(one, monkeypatch):
+async def test_unreadable_popped_message_does_not_block_redelivery_of_others(one, monkeypatch):
     """It, too, comes once it can be read."""
     group, broker, popper = one
     await filled(group, broker, 4, 1)
@@ -152,7 +152,9 @@ async def pops_as_the_proxy(group, broker, store):
 @pytest.mark.parametrize("begins", [pulls_as_java, pops_as_the_proxy])
 @pytest.mark.parametrize("queue", ["without a file", "emptied", "full"])
 @pytest.mark.parametrize("moment", range(3))
-async def test_a_new_group_gets_what_an_empty_queue_receives(tmp_path, begins, queue, moment):
+async def test_new_pop_group_gets_messages_that_arrive_in_an_empty_queue(
+    tmp_path, begins, queue, moment
+):
     """However it asks, whenever that is stored, and as much as it is: nothing here is hot."""
     moments = iter(range(9))
 
@@ -177,9 +179,7 @@ async def test_a_new_group_gets_what_an_empty_queue_receives(tmp_path, begins, q
 
 
 @pytest.mark.parametrize("broken", ["again", "check"])
-async def test_a_message_that_cannot_be_stored_keeps_none_from_coming_again(
-    one, monkeypatch, broken
-):
+async def test_unstorable_retry_does_not_block_redelivery_of_others(one, monkeypatch, broken):
     """It, too, comes once it can be stored."""
     group, broker, popper = one
     await filled(group, broker, 4, 1)
@@ -204,7 +204,7 @@ async def test_a_message_that_cannot_be_stored_keeps_none_from_coming_again(
     assert len(failures) == 3
 
 
-async def test_messages_whose_frame_is_not_stored_can_still_be_acknowledged(one, monkeypatch):
+async def test_popped_messages_with_a_failed_revive_can_be_acknowledged(one, monkeypatch):
     group, broker, popper = one
     await filled(group, broker, 2, 1)
     await group.create_topic(broker, "%RETRY%cg_T", 1)
@@ -222,7 +222,7 @@ async def test_messages_whose_frame_is_not_stored_can_still_be_acknowledged(one,
     assert broker.state.pops.batch_count == 0
 
 
-async def test_a_message_that_is_being_acknowledged_does_not_come_again(one, monkeypatch):
+async def test_message_under_acknowledgement_is_not_redelivered(one, monkeypatch):
     group, broker, popper = one
     await filled(group, broker, 1, 1)
     await group.create_topic(broker, "%RETRY%cg_T", 1)
@@ -243,7 +243,7 @@ async def test_a_message_that_is_being_acknowledged_does_not_come_again(one, mon
     assert broker.state.pops.batch_count == 0
 
 
-async def test_what_became_of_a_frame_is_certain_before_the_next_one(one, monkeypatch):
+async def test_revive_waits_for_the_outcome_of_the_previous_frame(one, monkeypatch):
     group, broker, popper = one
     await filled(group, broker, 1, 1)
     await group.create_topic(broker, "%RETRY%cg_T", 1)
@@ -265,7 +265,7 @@ async def test_what_became_of_a_frame_is_certain_before_the_next_one(one, monkey
 
 
 @pytest.mark.parametrize("value", ["b\x01c", "v" * 32_650, "v" * 32_600])
-async def test_whatever_a_message_says_it_comes_again_and_can_be_acknowledged(one, value):
+async def test_popped_message_with_full_properties_is_redelivered_and_acked(one, value):
     """Nothing is added to properties that have no room: neither origin nor handle."""
     group, broker, popper = one
     await group.create_topic(broker, "T", 1)
@@ -278,7 +278,7 @@ async def test_whatever_a_message_says_it_comes_again_and_can_be_acknowledged(on
     assert broker.state.pops.batch_count == 0
 
 
-async def test_a_message_that_was_tried_often_enough_is_a_dead_letter(one):
+async def test_popped_message_beyond_the_retry_limit_becomes_a_dead_letter(one):
     group, broker, popper = one
     await filled(group, broker, 1, 1)
     body = dumps({"groupName": "cg", "retryMaxTimes": 1})
@@ -294,7 +294,7 @@ async def test_a_message_that_was_tried_often_enough_is_a_dead_letter(one):
     assert await popper.pop(broker) == []
 
 
-async def test_what_is_in_flight_is_told(one):
+async def test_popped_messages_in_flight_are_in_stats_and_metrics(one):
     group, broker, popper = one
     await filled(group, broker, 12, 2)
     messages = await popper.pop(broker, count=5, queue=0)
@@ -310,7 +310,7 @@ async def test_what_is_in_flight_is_told(one):
         assert scrape.sum("rocketmq_pop_messages_total", what=what) == count
 
 
-async def test_a_changed_time_counts_and_the_old_handle_is_void(one):
+async def test_change_of_invisible_time_voids_the_old_receipt_handle(one):
     group, broker, popper = one
     await filled(group, broker, 2, 1)
     first, second = await popper.pop(broker, invisible_ms=60_000)
@@ -328,7 +328,7 @@ async def test_a_changed_time_counts_and_the_old_handle_is_void(one):
     assert broker.state.pops.batch_count == 0
 
 
-async def test_handles_of_one_message_differ_within_a_millisecond(one, monkeypatch):
+async def test_receipt_handles_of_one_message_differ_within_a_millisecond(one, monkeypatch):
     """A consumer with an older one cannot end what another consumer has now."""
     group, broker, popper = one
     await filled(group, broker, 1, 1)
@@ -347,7 +347,7 @@ async def test_handles_of_one_message_differ_within_a_millisecond(one, monkeypat
     assert await popper.ack(broker, again) == 0
 
 
-async def test_a_pop_waits_for_a_message_that_its_filter_wants(one):
+async def test_pop_waits_for_a_message_that_matches_its_filter(one):
     group, broker, popper = one
     await group.create_topic(broker, "T", 2)
     waiting = asyncio.create_task(
@@ -365,7 +365,7 @@ async def test_a_pop_waits_for_a_message_that_its_filter_wants(one):
     assert answer.code == ResponseCode.POLLING_TIMEOUT
 
 
-async def test_a_pop_goes_on_behind_what_its_filter_does_not_want(one):
+async def test_pop_skips_messages_that_do_not_match_its_filter(one):
     group, broker, popper = one
     await group.create_topic(broker, "T", 1)
     for lot in range(20):  # more than one read looks at
@@ -378,7 +378,7 @@ async def test_a_pop_goes_on_behind_what_its_filter_does_not_want(one):
     assert broker.popping.pops.waiting.count == 0
 
 
-async def test_deadlines_of_what_was_acknowledged_are_forgotten(one, monkeypatch):
+async def test_deadlines_of_acknowledged_messages_are_removed(one, monkeypatch):
     monkeypatch.setattr(revive, "SPARE_MAX", 4)
     group, broker, popper = one
     await filled(group, broker, 40, 1)
@@ -422,7 +422,7 @@ async def with_unwanted(group, broker, popper, monkeypatch, queues=4, unwanted=3
     return attempts
 
 
-async def test_the_filter_of_one_attempt_does_so_much_over_all_queues(one, monkeypatch):
+async def test_pop_filter_work_is_limited_over_all_queues(one, monkeypatch):
     group, broker, popper = one
     attempts = await with_unwanted(group, broker, popper, monkeypatch)
     options = {"expression_type": "SQL92", "expression": LONG}
@@ -432,7 +432,7 @@ async def test_the_filter_of_one_attempt_does_so_much_over_all_queues(one, monke
     assert sum(WORK_MAX - work.left for _, work in attempts) == 4 * 31 * message
 
 
-async def test_an_attempt_goes_on_where_the_last_one_stopped(one, monkeypatch):
+async def test_pop_continues_at_the_queue_where_the_last_one_stopped(one, monkeypatch):
     """The first queues may have enough for ever: nothing is taken from them here. And the turns
     of two groups that alternate begin at every other queue."""
     group, broker, popper = one
@@ -449,7 +449,7 @@ async def test_an_attempt_goes_on_where_the_last_one_stopped(one, monkeypatch):
     assert (gaps, {len(queues) for queues in positions}) == ({1}, {1})
 
 
-async def test_retries_are_popped_when_the_filter_has_done_its_work(one, monkeypatch):
+async def test_retries_are_popped_after_the_filter_used_its_work(one, monkeypatch):
     group, broker, popper = one
     await with_unwanted(group, broker, popper, monkeypatch)
     stored = Completion()
@@ -461,7 +461,7 @@ async def test_retries_are_popped_when_the_filter_has_done_its_work(one, monkeyp
     assert 9 in bodies(await popper.pop(broker, **options))
 
 
-async def test_so_many_stops_are_kept(one):
+async def test_pop_stop_positions_are_limited(one):
     selector = one[1].popping.pops.selector
     for number in range(STOPS_MAX + 1):
         selector._record_stop(("T", f"g{number}"), [number, 0])
@@ -470,7 +470,7 @@ async def test_so_many_stops_are_kept(one):
     assert len(selector._stops) == STOPS_MAX - 1
 
 
-async def test_an_expression_selects(one):
+async def test_pop_selects_messages_by_an_expression(one):
     group, broker, popper = one
     await group.create_topic(broker, "T", 1)
     for number in range(6):
@@ -483,7 +483,7 @@ async def test_an_expression_selects(one):
     assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
-async def test_in_order_the_next_come_when_all_before_are_acknowledged(one):
+async def test_orderly_pop_gets_messages_after_all_previous_are_acknowledged(one):
     group, broker, popper = one
     await filled(group, broker, 9, 1)
     options = {"order": True, "invisible_ms": 5_000, "count": 3}
@@ -508,9 +508,7 @@ async def test_in_order_the_next_come_when_all_before_are_acknowledged(one):
     assert bodies(await popper.pop(broker, **options)) == [6, 7, 8]
 
 
-async def test_acknowledgements_under_way_together_move_an_orderly_group_behind_both(
-    one, monkeypatch
-):
+async def test_concurrent_acknowledgements_advance_an_orderly_group_past_both(one, monkeypatch):
     group, broker, popper = one
     await filled(group, broker, 3, 1)
     messages = await popper.pop(broker, count=2, order=True)
@@ -575,7 +573,7 @@ async def test_in_order_nothing_is_redelivered_while_its_acknowledgement_is_unde
     assert bodies(await waiting) == [2, 3]
 
 
-async def test_in_order_what_has_no_room_in_an_answer_is_not_passed_over(tmp_path):
+async def test_orderly_pop_does_not_skip_a_message_beyond_the_answer_size(tmp_path):
     """Of the bytes of one answer."""
     async with Group(tmp_path, 1, maxTransferBytesOnMessageInMemory=1_500) as group:
         broker, popper = await group.leading(), Popper(group)
@@ -591,7 +589,7 @@ async def test_in_order_what_has_no_room_in_an_answer_is_not_passed_over(tmp_pat
             assert int(again.body) == number
 
 
-async def test_the_same_attempt_in_order_gets_the_same_messages(one):
+async def test_repeated_orderly_attempt_gets_the_same_messages(one):
     group, broker, popper = one
     await filled(group, broker, 6, 1)
     options = {"order": True, "count": 2}
@@ -605,7 +603,7 @@ async def test_the_same_attempt_in_order_gets_the_same_messages(one):
     assert bodies(await popper.pop(broker, attempt_id="b", **options)) == [2, 3]
 
 
-async def test_a_group_may_stop_to_consume_in_order(one):
+async def test_group_can_stop_consuming_in_order(one):
     group, broker, popper = one
     await filled(group, broker, 5, 1)
     await popper.pop(broker, order=True, count=3, invisible_ms=100)
@@ -617,7 +615,7 @@ async def test_a_group_may_stop_to_consume_in_order(one):
     assert await popper.batch_ack(broker, result) in (0, ResponseCode.NO_MESSAGE)
 
 
-async def test_what_retention_deleted_is_pending_no_more_in_order(tmp_path):
+async def test_message_deleted_by_retention_is_not_pending_in_order(tmp_path):
     """Also while nothing new is stored."""
     settings = {
         "mappedFileSizeCommitLog": 256 * 1024,
@@ -663,7 +661,7 @@ async def test_peek_and_notification_change_nothing(one):
     assert await popper.batch_ack(broker, messages) == 0
 
 
-async def test_a_question_is_looked_at_once_more_when_its_time_is_over(one):
+async def test_notification_is_evaluated_once_more_at_its_time_out(one):
     """One message wakes one question only; the answer to the other is what holds by then."""
     group, broker, popper = one
     await group.create_topic(broker, "T", 1)
@@ -681,7 +679,7 @@ async def test_a_question_is_looked_at_once_more_when_its_time_is_over(one):
     assert [await ask("a", 0), await ask("b", 0)] == ["true", "false"]
 
 
-async def test_a_reset_moves_the_group_and_voids_what_is_in_flight(one):
+async def test_offset_reset_moves_a_pop_group_and_voids_messages_in_flight(one):
     group, broker, popper = one
     await filled(group, broker, 10, 1)
     messages = await popper.pop(broker, count=10)
@@ -698,9 +696,7 @@ async def test_a_reset_moves_the_group_and_voids_what_is_in_flight(one):
 
 @pytest.mark.parametrize("popped_before", [True, False])
 @pytest.mark.parametrize("count", [3, 9, 10])
-async def test_a_reset_counts_that_comes_between_pops_and_their_places_in_the_log(
-    one, popped_before, count
-):
+async def test_offset_reset_between_pops_and_their_commands_takes_effect(one, popped_before, count):
     """Even if they are the group's first, and one was decided after it on top of one before it."""
     group, broker, popper = one
     await filled(group, broker, 10, 1)
@@ -724,7 +720,7 @@ async def test_a_reset_counts_that_comes_between_pops_and_their_places_in_the_lo
     assert not broker.state.offsets.resets
 
 
-async def test_more_than_a_segment_takes_comes_again(tmp_path):
+async def test_redelivery_of_more_than_a_segment_completes(tmp_path):
     settings = {"mappedFileSizeCommitLog": 196_608, "maxMessageSize": 32_768}
     async with Group(tmp_path, 1, **settings) as group:
         broker, popper = await group.leading(), Popper(group)
@@ -739,7 +735,7 @@ async def test_more_than_a_segment_takes_comes_again(tmp_path):
                 again += await popper.pop(broker)
 
 
-async def test_a_group_may_change_between_pull_and_pop(one):
+async def test_group_can_switch_between_pull_and_pop(one):
     group, broker, popper = one
     await filled(group, broker, 6, 1)
     assert (await group.commit(broker, "T", 0, 2)).code == 0
@@ -754,7 +750,7 @@ async def test_a_group_may_change_between_pull_and_pop(one):
     assert bodies(await popper.pop(broker)) == [5]
 
 
-async def test_limits_are_kept_and_said(tmp_path, monkeypatch):
+async def test_pop_limits_are_enforced_and_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(requests, "BATCHES_MAX", 3)
     async with Group(tmp_path, 1, popInflightMessageThreshold=4) as group:
         broker = await group.leading()
@@ -787,7 +783,7 @@ async def test_limits_are_kept_and_said(tmp_path, monkeypatch):
             assert answer.code != 0
 
 
-async def test_modes_are_kept_and_queues_shared_out(one):
+async def test_pop_modes_are_stored_and_queues_are_shared(one):
     group, broker, _ = one
     await filled(group, broker, 1, 3)
     client = {
@@ -822,7 +818,7 @@ async def test_modes_are_kept_and_queues_shared_out(one):
         assert (await group.ask(broker, code, {}, dumps(wish | wrong))).code != 0
 
 
-async def test_nothing_acknowledged_comes_again_and_nothing_is_lost_over_failovers(tmp_path):
+async def test_pop_over_failovers_loses_none_and_redelivers_no_acknowledged(tmp_path):
     async with Group(tmp_path, 3, {"snapshot": 200}, **PATIENT) as group:
         popper = Popper(group)
         await filled(group, await group.leading(), 60)
@@ -850,7 +846,7 @@ async def test_nothing_acknowledged_comes_again_and_nothing_is_lost_over_failove
         assert tables[0].batch_count == 0
 
 
-async def test_a_classic_master_keeps_what_is_in_flight_over_a_restart(tmp_path):
+async def test_classic_master_keeps_popped_messages_over_a_restart(tmp_path):
     async with Classic(tmp_path, 1) as group:
         popper = Popper(group)
         await group.followed()
@@ -872,7 +868,7 @@ async def test_a_classic_master_keeps_what_is_in_flight_over_a_restart(tmp_path)
         assert await popper.pop(group.master) == []
 
 
-async def test_groups_whose_retry_topics_have_one_name_get_their_own(tmp_path):
+async def test_groups_with_the_same_retry_topic_name_get_their_own_retries(tmp_path):
     async with Group(tmp_path, 1, **PATIENT) as group:
         leader = await group.leading()
         for topic in ("eu_payments", "payments"):

@@ -64,7 +64,7 @@ async def offsets(tasks):
 
 
 @pytest.mark.parametrize("lacks", SHORTAGES)
-async def test_sends_wait_until_the_master_has_room_for_a_segment(tmp_path, lacks):
+async def test_sends_wait_until_the_master_has_space_for_a_segment(tmp_path, lacks):
     async with short(tmp_path) as pair:
         end = await fill(pair, lacks)
         tasks = waiting(pair, 5)
@@ -94,7 +94,7 @@ async def test_sends_wait_until_the_master_can_write_its_consume_queues(tmp_path
         assert await offsets(tasks) == [end, end + 1]
 
 
-async def test_what_waits_for_room_too_long_is_refused_and_not_stored(tmp_path):
+async def test_send_that_waits_too_long_for_space_is_rejected_and_not_stored(tmp_path):
     async with short(tmp_path, waitTimeMillsInSendQueue=100) as pair:
         end = await fill(pair, errno.ENOSPC)
         for _ in range(2):
@@ -107,7 +107,7 @@ async def test_what_waits_for_room_too_long_is_refused_and_not_stored(tmp_path):
         assert await offsets(waiting(pair, 1)) == [end]
 
 
-async def test_what_waits_for_room_when_the_master_stops_is_told_what_is_known(tmp_path):
+async def test_send_that_waits_for_space_is_rejected_when_the_master_stops(tmp_path):
     async with short(tmp_path) as pair:
         end = await fill(pair, errno.ENOSPC)
         tasks = waiting(pair, 3)
@@ -119,7 +119,7 @@ async def test_what_waits_for_room_when_the_master_stops_is_told_what_is_known(t
         assert await offsets(waiting(pair, 1)) == [end]
 
 
-async def test_room_is_looked_for_twice_a_second_however_many_sends_come(tmp_path):
+async def test_space_is_checked_twice_per_second_for_any_number_of_sends(tmp_path):
     async with short(tmp_path) as pair:
         await fill(pair, errno.ENOSPC)
         log, checks = pair.master.store.commitlog, []
@@ -139,7 +139,7 @@ async def test_room_is_looked_for_twice_a_second_however_many_sends_come(tmp_pat
         await offsets(tasks)
 
 
-async def test_a_segment_is_prepared_again_after_a_pause(tmp_path, caplog):
+async def test_segment_preparation_is_retried_after_a_pause(tmp_path, caplog):
     async with short(tmp_path) as pair:
         await fill(pair, errno.ENOSPC)
         await until(lambda: "prepare_next failed" in caplog.text)
@@ -152,7 +152,7 @@ async def test_a_segment_is_prepared_again_after_a_pause(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("lacks", SHORTAGES)
-async def test_a_slave_without_room_ends_its_link_and_follows_again(tmp_path, lacks):
+async def test_slave_without_space_ends_its_link_and_follows_again(tmp_path, lacks):
     async with short(tmp_path, 1) as pair:
         await pair.followed()
         end = await fill(pair, lacks, "slave1")
@@ -170,7 +170,7 @@ async def test_a_slave_without_room_ends_its_link_and_follows_again(tmp_path, la
         assert not pair.slave.log.classic.slave.refused
 
 
-async def test_a_shortage_behind_the_writing_ends_the_slave(tmp_path):
+async def test_shortage_after_the_write_ends_the_slave(tmp_path):
     """What is written cannot be written again: its messages would be in no queue."""
     async with short(tmp_path, 1) as pair:
         await pair.followed()
@@ -187,7 +187,7 @@ async def test_a_shortage_behind_the_writing_ends_the_slave(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["master", "slave1"])
-async def test_another_error_of_the_disk_ends_the_broker(tmp_path, name):
+async def test_disk_error_other_than_full_ends_a_classic_broker(tmp_path, name):
     async with short(tmp_path, 1) as pair:
         await pair.followed()
         broker = pair.brokers[name]
@@ -201,7 +201,7 @@ async def test_another_error_of_the_disk_ends_the_broker(tmp_path, name):
 @pytest.mark.parametrize(
     ("error", "tag"), [(errno.ENOSPC, "[DISK_FULL]"), (errno.EROFS, "[DISK_ERROR]")]
 )
-async def test_a_change_that_cannot_be_kept_is_refused_before_it_is_in_force(tmp_path, error, tag):
+async def test_change_that_cannot_be_saved_is_rejected_before_it_is_in_force(tmp_path, error, tag):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         broker = pair.master
         assert (await pair.create_topic(broker, "T")).code == OK
@@ -226,7 +226,7 @@ async def test_a_change_that_cannot_be_kept_is_refused_before_it_is_in_force(tmp
         assert deleted.code == OK and "T" not in broker.state.topics.entries
 
 
-async def test_a_change_whose_file_fails_all_the_same_is_said_to_be_in_force(tmp_path):
+async def test_change_with_a_failed_save_is_reported_as_in_force(tmp_path):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         broker = pair.master
         with pytest.MonkeyPatch.context() as patch:
@@ -255,7 +255,7 @@ async def some_rounds():
 
 
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
-async def test_a_power_cut_takes_no_delayed_message_with_its_delivery(tmp_path, flush):
+async def test_power_cut_keeps_a_delayed_message_with_its_delivery(tmp_path, flush):
     settings = {"messageDelayLevel": "300ms", "flushDiskType": flush, "flushIntervalCommitLog": 20}
     async with Classic(tmp_path, 0, "ASYNC_MASTER", **settings) as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
@@ -278,7 +278,7 @@ async def test_a_power_cut_takes_no_delayed_message_with_its_delivery(tmp_path, 
         await until(lambda: master.store.queues.end_of("T", 0) == 1)
 
 
-async def test_topics_and_groups_wait_for_no_sync_and_deletions_do(tmp_path):
+async def test_only_deletions_of_topics_and_groups_wait_for_a_sync(tmp_path):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
         assert (await pair.send(pair.master, "T")).code == OK
@@ -298,7 +298,7 @@ async def test_topics_and_groups_wait_for_no_sync_and_deletions_do(tmp_path):
         assert (await sent).code == OK
 
 
-async def test_a_slave_writes_no_progress_before_its_log_is_durable(tmp_path):
+async def test_slave_saves_no_progress_before_its_log_is_durable(tmp_path):
     async with Classic(
         tmp_path, role="ASYNC_MASTER", slaveSyncMetadataIntervalMs=3_600_000
     ) as pair:
@@ -322,7 +322,7 @@ async def test_a_slave_writes_no_progress_before_its_log_is_durable(tmp_path):
         assert written == {"T@cg": {"0": 1}}
 
 
-async def test_a_broker_whose_log_does_not_become_durable_stops_all_the_same(tmp_path, caplog):
+async def test_classic_broker_without_a_durable_log_still_stops(tmp_path, caplog):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
         SlowSync(pair.master.store.commitlog)
@@ -336,7 +336,7 @@ async def test_a_broker_whose_log_does_not_become_durable_stops_all_the_same(tmp
 
 
 @pytest.mark.parametrize("name", ["topics.json", "subscriptionGroup.json", "consumerOffset.json"])
-async def test_a_table_that_is_gone_from_a_store_with_messages_is_told(tmp_path, caplog, name):
+async def test_missing_table_of_a_store_with_messages_is_reported(tmp_path, caplog, name):
     """No log has it: whoever removed it has to learn of it."""
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK

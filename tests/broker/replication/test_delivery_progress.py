@@ -40,7 +40,7 @@ def tables(level=5, timer=(900, 2, 4, 4), half=3, op=2):
         {"op": 9},
     ],
 )
-def test_what_is_ahead_is_taken_back_to_the_ends_of_the_queues(ahead):
+def test_progress_ahead_of_the_log_is_reset_to_the_queue_ends(ahead):
     state = tables(**ahead)
     assert keep_within(state, end_of)
     expected = tables()
@@ -50,7 +50,7 @@ def test_what_is_ahead_is_taken_back_to_the_ends_of_the_queues(ahead):
     assert not keep_within(state, end_of)
 
 
-def test_consumers_that_are_ahead_go_on_at_the_ends_of_the_queues():
+def test_consumers_ahead_of_the_log_continue_at_the_queue_ends():
     ENDS.update({("T", 0): 7, ("T", 1): 7, ("T", 2): 7})
     state = tables()
     state.offsets.commit([("T", "pulls", 0, 9), ("T", "pulls", 1, 7), ("gone", "pulls", 0, 3)])
@@ -71,14 +71,14 @@ def test_consumers_that_are_ahead_go_on_at_the_ends_of_the_queues():
     assert not keep_within(state, end_of)
 
 
-def test_what_the_log_has_stays_as_it_is():
+def test_progress_within_the_log_is_unchanged():
     for state in (tables(), tables(4, (900, 1, 2, 1), 1, 0), BrokerState()):
         before = state.delays.to_json(), state.offsets.to_json()
         assert not keep_within(state, end_of)
         assert (state.delays.to_json(), state.offsets.to_json()) == before
 
 
-async def test_a_classic_master_whose_tables_are_ahead_delivers_what_comes(tmp_path):
+async def test_classic_master_with_tables_ahead_delivers_new_messages(tmp_path):
     """As a slave that becomes master while it was catching up, or a master after a power cut."""
     levels = {"messageDelayLevel": "50ms 60s", "transactionTimeOut": 3_600_000}
     async with Classic(tmp_path, slaves=0, role="ASYNC_MASTER", **levels) as pair:

@@ -34,7 +34,7 @@ def position_of(sent):
     return decode_offset_message_id(SendResponseHeader.parse(sent.ext).message_id)[1]
 
 
-async def test_a_deposed_leader_moves_no_consumer(group):
+async def test_deposed_leader_moves_no_consumer(group):
     """Its queue ends before the consumer's offset: answered 21, the consumer went back and got
     messages a second time."""
     old = await group.leading()
@@ -56,7 +56,7 @@ async def test_a_deposed_leader_moves_no_consumer(group):
     assert (await group.pull(new, "T", 7)).code == ResponseCode.PULL_OFFSET_MOVED
 
 
-async def test_a_deposed_leader_tells_nobody_of_a_reset_that_was_taken(group):
+async def test_deposed_leader_confirms_no_offset_reset(group):
     old = await group.leading()
     for _ in range(6):
         await group.send(old, "T")
@@ -73,7 +73,7 @@ async def test_a_deposed_leader_tells_nobody_of_a_reset_that_was_taken(group):
     assert (await pulled).remark.startswith("[NOT_LEADER]")
 
 
-async def test_a_deposed_leader_does_not_say_what_there_is_not(group):
+async def test_deposed_leader_does_not_report_missing_topics_or_messages(group):
     """It answered that topics, messages and what was popped did not exist, and where queues ended,
     as if it still led."""
     old = await group.leading()
@@ -134,7 +134,7 @@ async def test_a_deposed_leader_does_not_say_what_there_is_not(group):
         assert (await answer).remark.startswith("[NOT_LEADER]"), code
 
 
-async def test_a_leader_that_has_just_lost_its_office_names_nobody(group):
+async def test_leader_that_just_lost_leadership_names_no_leader(group):
     """The engine knows it a moment before the broker, which named itself as the leader to ask."""
     old = await group.leading()
     await until(lambda: old.roles.leader_address == old.address)

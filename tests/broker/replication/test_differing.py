@@ -31,7 +31,7 @@ class Differing(Group):
         return replace(config, file_reserved_time=0, max_message_size=40 << 10)
 
 
-async def test_one_with_a_shorter_time_deletes_nothing_that_the_others_keep(tmp_path):
+async def test_replica_with_a_shorter_retention_deletes_nothing_alone(tmp_path):
     async with Differing(tmp_path, 3, **OFTEN) as group:
         leader = await group.leading()
         await group.create_topic(leader, "T")
@@ -62,7 +62,7 @@ async def test_one_with_a_shorter_time_deletes_nothing_that_the_others_keep(tmp_
         assert reported == "; ".join(f"n{n}: fileReservedTime, maxMessageSize" for n in range(2))
 
 
-async def test_what_has_expired_for_a_majority_goes(tmp_path):
+async def test_segments_expired_on_a_majority_are_deleted(tmp_path):
     async with Group(tmp_path, 3, **OFTEN, fileReservedTime=0) as group:
         leader = await group.leading()
         await group.create_topic(leader, "T")
@@ -89,7 +89,7 @@ class OtherSegments(Group):
         return replace(config, mapped_file_size_commit_log=size)
 
 
-async def test_an_empty_one_with_other_segments_is_not_ready_and_takes_nothing(tmp_path):
+async def test_empty_replica_with_another_segment_size_is_not_ready(tmp_path):
     async with OtherSegments(tmp_path, 3) as group:
         await group.leading()
         await group.stop(OTHER)

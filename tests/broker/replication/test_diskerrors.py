@@ -55,7 +55,7 @@ async def info(group, broker):
     return loads_object(answer.body)["table"]
 
 
-async def test_runtime_info_is_answered_whatever_cannot_be_read(tmp_path):
+async def test_runtime_info_is_answered_despite_read_errors(tmp_path):
     async with UnreadGroup(tmp_path) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
@@ -77,7 +77,7 @@ async def test_runtime_info_is_answered_whatever_cannot_be_read(tmp_path):
         assert (await info(group, broker))["diskState"] == "ok"
 
 
-async def test_runtime_info_goes_by_the_brokers_own_wall_clock(tmp_path):
+async def test_runtime_info_uses_the_brokers_wall_clock(tmp_path):
     async with Group(tmp_path) as group:
         broker = await group.leading()
         broker.life.boot_ms = broker.context.wall_ms() - ((2 * 24 + 3) * 60 + 4) * 60_000
@@ -86,7 +86,7 @@ async def test_runtime_info_goes_by_the_brokers_own_wall_clock(tmp_path):
 
 
 @pytest.mark.parametrize("held", [False, True])
-async def test_a_pull_that_cannot_be_read_moves_leadership(tmp_path, held):
+async def test_pull_with_a_read_error_moves_leadership(tmp_path, held):
     async with UnreadGroup(tmp_path, 3) as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")

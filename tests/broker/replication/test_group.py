@@ -36,7 +36,7 @@ async def applied_everywhere(group):
     await until(same)
 
 
-async def test_topics_offsets_and_messages_survive_the_leaders_end_exactly(group):
+async def test_topics_offsets_and_messages_survive_the_leaders_end(group):
     name = await group.leader()
     broker = group.brokers[name]
     await group.create_topic(broker, "T", 2)
@@ -69,7 +69,7 @@ async def test_topics_offsets_and_messages_survive_the_leaders_end_exactly(group
     assert group.brokers[name].state.topics.to_json() == tables[0]
 
 
-async def test_followers_refuse_sends_and_name_the_leader(group):
+async def test_followers_reject_sends_and_name_the_leader(group):
     name = await group.leader()
     leader = group.brokers[name]
     await group.create_topic(leader, "T")
@@ -87,7 +87,7 @@ async def test_followers_refuse_sends_and_name_the_leader(group):
         assert response.ext["leaderAddr"] == leader.address
 
 
-async def test_followers_serve_reads_but_never_answer_offset_moved(group):
+async def test_followers_serve_reads_and_never_answer_offset_moved(group):
     name = await group.leader()
     leader = group.brokers[name]
     await group.create_topic(leader, "T")
@@ -105,7 +105,7 @@ async def test_followers_serve_reads_but_never_answer_offset_moved(group):
     assert (await group.pull(leader, "T", 7)).code == ResponseCode.PULL_OFFSET_MOVED
 
 
-async def test_replicas_are_byte_identical_and_so_are_their_queues(group):
+async def test_replicas_have_byte_identical_logs_and_queues(group):
     leader = await group.leading()
     await group.create_topic(leader, "T")
     sends = (
@@ -121,7 +121,7 @@ async def test_replicas_are_byte_identical_and_so_are_their_queues(group):
         assert len(entries) == 1
 
 
-async def test_clean_stop_hands_leadership_over(group):
+async def test_clean_stop_transfers_leadership(group):
     name = await group.leader()
     await group.create_topic(group.brokers[name], "T")
     terms = {broker.roles.term for broker in group.brokers.values()}
@@ -131,7 +131,7 @@ async def test_clean_stop_hands_leadership_over(group):
     assert (await group.send(successor, "T")).code == 0
 
 
-async def test_minority_leader_never_says_ok(tmp_path):
+async def test_leader_without_a_majority_never_answers_ok(tmp_path):
     soon = {"electionTimeoutMinMs": 800, "electionTimeoutMaxMs": 1_200}
     async with Group(tmp_path, 3, {"outcome": 500}, **soon) as group:
         name = await group.leader()
@@ -194,7 +194,7 @@ async def test_registration_follows_the_leader(tmp_path):
         await server.stop()
 
 
-async def test_new_leader_tells_consumers_to_rebalance(group):
+async def test_new_leader_notifies_consumers_to_rebalance(group):
     name = await group.leader()
     reported = []
     client = type(group.client)(

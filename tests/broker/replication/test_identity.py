@@ -47,7 +47,7 @@ def applied(*payloads):
     return state
 
 
-def test_the_first_id_counts_and_a_restore_makes_another():
+def test_first_group_id_is_kept_and_a_restore_replaces_it():
     assert applied(announce("n0", "h:1")).group.value == b""
     assert applied(group_id(ONE), group_id(TWO)).group.value == ONE
     assert applied(group_id(ONE), group_id(TWO, if_absent=False)).group.value == TWO
@@ -56,7 +56,7 @@ def test_the_first_id_counts_and_a_restore_makes_another():
             applied(wrong)
 
 
-def test_it_is_in_snapshots(tmp_path):
+def test_group_id_is_in_snapshots(tmp_path):
     disk = OsDisk(str(tmp_path))
     state = applied(group_id(ONE), announce("n0", "h:1"))
     copies = snapshot.capture(state)
@@ -67,7 +67,7 @@ def test_it_is_in_snapshots(tmp_path):
     assert snapshot.load(disk, loaded) == 2 and loaded.group.value == ONE
 
 
-async def test_a_group_has_one_id_that_stays(tmp_path):
+async def test_group_id_is_stable_over_failovers_and_restarts(tmp_path):
     async with Group(tmp_path, 3) as group:
         made = await agreed(group.brokers.values())
         leader = await group.leading()
@@ -81,7 +81,7 @@ async def test_a_group_has_one_id_that_stays(tmp_path):
         assert await agreed(group.brokers.values()) == made
 
 
-async def test_it_is_proposed_by_who_leads_though_the_first_leader_is_gone(tmp_path, monkeypatch):
+async def test_group_id_is_proposed_by_a_later_leader_if_the_first_is_gone(tmp_path, monkeypatch):
     with monkeypatch.context() as before:
         before.setattr(GroupId, "_propose", lambda self, engine: None)
         async with Group(tmp_path, 3) as group:
@@ -112,7 +112,7 @@ class Astray(Group):
             self.ports = own
 
 
-async def test_two_groups_of_one_name_and_the_same_ids_never_mix(tmp_path, caplog):
+async def test_groups_with_the_same_name_and_ids_never_mix(tmp_path, caplog):
     caplog.set_level(logging.ERROR, "raftmq.dledger.transport.group_id")
     async with Group(tmp_path / "one", 3) as one, Astray(tmp_path / "two", 3) as two:
         first, second = await agreed(one.brokers.values()), await agreed(two.brokers.values())

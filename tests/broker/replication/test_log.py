@@ -73,7 +73,7 @@ async def test_only_a_ready_leader_proposes(world: World) -> None:
     assert await waiting == 7
 
 
-async def test_who_proposes_hears_of_the_end_and_never_before_it_returns(world: World) -> None:
+async def test_proposal_callback_runs_only_after_propose_returns(world: World) -> None:
     reported: list[Exception | None] = []
     world.engine.busy = True
     world.log.propose_then(b"command", reported.append)
@@ -87,7 +87,7 @@ async def test_who_proposes_hears_of_the_end_and_never_before_it_returns(world: 
     assert reported[1:] == [None]
 
 
-async def test_a_callback_that_fails_is_contained(world: World) -> None:
+async def test_failing_proposal_callback_is_contained(world: World) -> None:
     def done(error: Exception | None) -> None:
         raise ValueError(error)
 
@@ -97,7 +97,7 @@ async def test_a_callback_that_fails_is_contained(world: World) -> None:
     assert world.contained.counts["told_of_command"] == 1
 
 
-def test_leadership_is_handed_to_whom_the_engine_finds_able(world: World) -> None:
+def test_leadership_transfer_picks_an_able_successor(world: World) -> None:
     with pytest.raises(Refused, match="NOT_LEADER"):
         world.log.hand_over("")
     world.roles.change(LEADS)
@@ -109,7 +109,7 @@ def test_leadership_is_handed_to_whom_the_engine_finds_able(world: World) -> Non
     assert world.engine.targets == ["n1", "n2"]
 
 
-def test_a_leader_is_awaited_while_one_is_not_ready_and_after_a_hand_over(world: World) -> None:
+def test_leader_is_awaited_while_not_ready_and_after_a_transfer(world: World) -> None:
     nobody = RoleEvent(Role.FOLLOWER, 1, None, False, "the test")
     unready = RoleEvent(Role.LEADER, 1, "n0", False, "the test")
     assert not world.log.leader_is_awaited(nobody), "nobody was handed anything"

@@ -97,7 +97,7 @@ async def shows(shown, wanted):
             await asyncio.sleep(0.02)
 
 
-async def test_a_broker_is_replaced_and_the_name_server_shows_who_is_there(tmp_path, caplog):
+async def test_replaced_broker_is_shown_by_the_name_server(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     async with registered(tmp_path, 3) as (group, shown):
         first = await group.leader()
@@ -149,7 +149,7 @@ REFUSED = (
 )
 
 
-async def test_what_is_refused_is_told_in_words_and_a_member_is_moved(tmp_path):
+async def test_rejected_member_change_has_its_reason_and_a_member_is_moved(tmp_path):
     async with Growing(tmp_path, 1) as single:
         broker = await single.leading()
         for expected, text in REFUSED:
@@ -163,7 +163,7 @@ async def test_what_is_refused_is_told_in_words_and_a_member_is_moved(tmp_path):
         assert [row["address"] for row in rows][1:] == ["127.0.0.1:2"]
 
 
-async def test_a_member_moves_only_to_where_it_is_found_unless_that_is_said(tmp_path):
+async def test_member_moves_only_to_an_address_where_it_answers_unless_forced(tmp_path):
     async with Group(tmp_path, count=3) as group:
         first = await group.leader()
         leader, engine = group.brokers[first], group.brokers[first].engine
@@ -194,9 +194,7 @@ async def test_a_member_moves_only_to_where_it_is_found_unless_that_is_said(tmp_
 
 
 @pytest.mark.parametrize("secret", [False, True])
-async def test_nothing_is_proposed_for_an_address_at_which_the_member_does_not_answer(
-    tmp_path, secret
-):
+async def test_move_to_an_address_without_the_member_is_not_proposed(tmp_path, secret):
     """The leader's own move to a dead address was made, answered OUTCOME_UNKNOWN, and left the
     leader alone."""
     settings = {"peerSecret": "0123456789abcdef"} if secret else {}
@@ -232,7 +230,7 @@ async def test_nothing_is_proposed_for_an_address_at_which_the_member_does_not_a
         assert await group.leader() == first
 
 
-async def test_a_follower_lists_and_does_not_change(tmp_path):
+async def test_follower_lists_members_and_changes_none(tmp_path):
     async with Group(tmp_path, count=3) as group:
         first = await group.leader()
         other = next(name for name in group.names if name != first)
@@ -250,7 +248,7 @@ async def test_a_follower_lists_and_does_not_change(tmp_path):
         assert answer.ext["leaderAddr"] == group.brokers[first].address
 
 
-async def test_a_change_whose_outcome_is_not_known_is_told_as_such(tmp_path):
+async def test_member_change_of_unknown_outcome_is_reported_as_unknown(tmp_path):
     settings = {"electionTimeoutMinMs": 800, "electionTimeoutMaxMs": 1_200}
     async with Group(tmp_path, 3, {"outcome": 3_000}, **settings) as group:
         first = await group.leader()
@@ -267,7 +265,7 @@ async def test_a_change_whose_outcome_is_not_known_is_told_as_such(tmp_path):
             await made
 
 
-async def test_members_of_a_classic_broker_do_not_change(tmp_path):
+async def test_members_of_a_classic_broker_cannot_change(tmp_path):
     async with Group(tmp_path, enableDLegerCommitLog="false", dLegerPeers="") as group:
         answer = await group.ask(group.brokers["n0"], RequestCode.CHANGE_MEMBERS, fields("list"))
         assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
@@ -279,7 +277,7 @@ async def test_members_of_a_classic_broker_do_not_change(tmp_path):
         ({"dLegerPeers": "n0-h:1"}, "must name the group's members"),
     ],
 )
-def test_who_can_not_join_is_told_so(more, words):
+def test_invalid_join_configuration_is_rejected(more, words):
     values = {
         "enableDLegerCommitLog": "true",
         "dLegerPeers": "n0-h:1;n1-h:2",

@@ -44,7 +44,7 @@ def config(**values):
         {"bindAddress": "10.0.0.1"} | MUTUAL | {"tlsServerMode": "permissive"},
     ],
 )
-def test_a_port_that_others_reach_is_not_opened_without_proof(values):
+def test_public_replication_port_without_a_proof_is_not_opened(values):
     with pytest.raises(EngineError, match=r"port would listen on .*peerSecretFile"):
         make_gates(config(**values))
 
@@ -62,11 +62,11 @@ def test_a_port_that_others_reach_is_not_opened_without_proof(values):
         {"bindAddress": "10.0.0.1", "brokerRole": "SLAVE", "brokerId": "1"},
     ],
 )
-def test_loopback_certificates_and_keys_that_say_so_need_no_secret(values):
+def test_loopback_certificates_and_explicit_keys_need_no_peer_secret(values):
     assert make_gates(config(**values)).all == ()
 
 
-def test_with_a_secret_there_is_a_gate_that_requires_a_proof():
+def test_peer_secret_requires_a_proof():
     gates = make_gates(config(**RAFT, peerSecret=SECRET))
     assert gates.raft is not None and not gates.raft.admissions.accepts_unproven
     assert gates.proof_required
@@ -78,7 +78,7 @@ def test_with_a_secret_there_is_a_gate_that_requires_a_proof():
     assert make_gates(config(**slave, haAcceptUnprovenPeers="true")).slave is None
 
 
-def test_the_secret_comes_from_a_file_for_nobody_else_to_read(tmp_path, caplog):
+def test_peer_secret_file_readable_by_others_is_reported(tmp_path, caplog):
     path = tmp_path / "peer.secret"
     path.write_text(f"{SECRET}\n")
     os.chmod(path, 0o600)
@@ -96,7 +96,7 @@ def test_the_secret_comes_from_a_file_for_nobody_else_to_read(tmp_path, caplog):
     assert read_secret(config()) is None
 
 
-def test_wrong_secrets_are_refused_and_never_shown():
+def test_wrong_peer_secrets_are_rejected_and_never_printed():
     with pytest.raises(ConfigError, match="at least 16 bytes") as raised:
         config(peerSecret="short one")
     assert "short one" not in str(raised.value)
@@ -105,7 +105,7 @@ def test_wrong_secrets_are_refused_and_never_shown():
     assert SECRET not in config(peerSecret=SECRET).properties_text()
 
 
-def test_the_process_ends_with_status_2_and_says_which_keys_it_misses(tmp_path):
+def test_process_without_a_peer_secret_exits_with_status_2_and_names_keys(tmp_path):
     settings = (f"storePathRootDir={tmp_path}", "listenPort=0", "bindAddress=0.0.0.0")
     given = [part for setting in settings for part in ("--set", setting)]
     ended = subprocess.run(
@@ -135,7 +135,7 @@ async def heard(port, said):
         writer.close()
 
 
-async def test_a_raft_group_with_a_secret_works_and_says_nothing_to_strangers(tmp_path):
+async def test_raft_group_with_a_secret_answers_no_unproven_peer(tmp_path):
     async with Group(tmp_path, 3, peerSecret=SECRET) as group:
         leader = group.brokers[await group.leader()]
         assert (await group.send(leader, "Proven")).code == 0
@@ -148,7 +148,7 @@ async def test_a_raft_group_with_a_secret_works_and_says_nothing_to_strangers(tm
             assert broker.engine.failure is None
 
 
-async def test_a_slave_that_proves_itself_is_served(tmp_path):
+async def test_slave_with_a_proof_is_served(tmp_path):
     async with Classic(tmp_path, peerSecret=SECRET) as pair:
         await pair.followed()
         await pair.send(pair.master, "Proven")
@@ -157,7 +157,7 @@ async def test_a_slave_that_proves_itself_is_served(tmp_path):
         assert pair.master.gates.master.admissions.unproven_count == 0
 
 
-async def test_the_log_is_not_for_who_sends_eight_bytes(tmp_path):
+async def test_master_sends_its_log_to_no_unproven_slave(tmp_path):
     async with Classic(tmp_path, 0, role="ASYNC_MASTER", peerSecret=SECRET) as pair:
         await pair.send(pair.master, "Proven")
         for said in (bytes(8), bytes(16), b"RMQS" + bytes(60)):
@@ -176,7 +176,7 @@ async def test_the_log_is_not_for_who_sends_eight_bytes(tmp_path):
         ({"master": {"peerSecret": SECRET, "haAcceptUnprovenPeers": "true"}}, True),
     ],
 )
-async def test_who_follows_whom_without_a_proof(tmp_path, own, follows):
+async def test_unproven_peers_are_accepted_only_with_the_setting(tmp_path, own, follows):
     async with Classic(tmp_path, names=own, role="ASYNC_MASTER") as pair:
         await pair.send(pair.master, "Proven")
         if follows:

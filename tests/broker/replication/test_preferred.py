@@ -46,7 +46,7 @@ async def sending(address, topic):
                 raise failed
 
 
-async def test_leadership_goes_to_the_preferred_one_and_no_send_fails(tmp_path):
+async def test_leadership_moves_to_the_preferred_replica_without_a_failed_send(tmp_path):
     config = NameServerConfig(bind="127.0.0.1", port=0, http_enable=False)
     async with NameServer(config) as names:
         where = f"127.0.0.1:{names.port}"
@@ -125,7 +125,7 @@ async def shows(client, there, wanted):
     assert list(peers.values()) == [None]
 
 
-async def test_broker_conf_says_it_to_a_group_that_was_never_told(tmp_path):
+async def test_preferred_leader_from_broker_conf_applies_to_a_new_group(tmp_path):
     async with Group(tmp_path, 3, preferredLeaderId="n2") as group:
         await until(lambda: group.brokers["n2"].roles.leading)
         broker = group.brokers["n2"]

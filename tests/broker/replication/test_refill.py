@@ -109,7 +109,7 @@ def same_logs(one, other):
         start += size
 
 
-async def test_a_replica_comes_back_when_the_oldest_segments_are_gone(group):
+async def test_replica_catches_up_after_the_oldest_segments_were_deleted(group):
     leader = await group.leader()
     first = group.brokers[leader]
     for topic in ("T", "Gone"):

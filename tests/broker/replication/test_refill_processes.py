@@ -190,7 +190,7 @@ class Load:
                 await asyncio.sleep(0.01)
 
 
-async def test_a_replica_without_its_store_comes_back_under_load(tmp_path):
+async def test_replica_with_a_lost_store_catches_up_under_load(tmp_path):
     async with Processes(tmp_path) as group:
         leader = await group.leader()
         for topic in ("T", "Gone"):

@@ -88,7 +88,7 @@ EXPECTED = [b"%03d" % n for n in range(60)]
 
 @pytest.mark.parametrize("harm", ["log", "segment", "queue", "checkpoint", "snapshot"])
 @pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_a_damaged_replica_comes_back_as_it_was(tmp_path, harm, end):
+async def test_damaged_replica_is_restored_to_its_previous_state(tmp_path, harm, end):
     async with Group(tmp_path, 3, **SETTINGS) as group:
         broker = await filled(group)
         name = await follower(group)
@@ -123,7 +123,7 @@ async def test_a_damaged_replica_comes_back_as_it_was(tmp_path, harm, end):
             assert await bodies(group, one, 61) == [*EXPECTED, b"060"]
 
 
-async def test_rot_under_a_running_broker_is_never_served_and_mended(tmp_path):
+async def test_corruption_in_a_running_broker_is_repaired_and_never_served(tmp_path):
     async with Group(tmp_path, 3, maxTransferCountOnMessageInDisk=32, **SETTINGS) as group:
         broker = await filled(group)
         leader = await group.leader()
@@ -145,7 +145,7 @@ async def test_rot_under_a_running_broker_is_never_served_and_mended(tmp_path):
         assert await group.leader() == leader
 
 
-async def test_tables_that_cannot_be_made_anew_are_a_reason_not_to_start(tmp_path):
+async def test_tables_that_cannot_be_rebuilt_prevent_the_start(tmp_path):
     async with Group(tmp_path, **SETTINGS) as group:
         broker = await filled(group)
         log = broker.store.commitlog
@@ -194,7 +194,7 @@ async def test_tables_that_cannot_be_made_anew_are_a_reason_not_to_start(tmp_pat
         assert (await group.leading()).store.queues.end_of("T", 0) > 0
 
 
-def test_a_flipped_bit_that_leaves_json_is_seen(tmp_path):
+def test_flipped_bit_in_valid_json_is_detected(tmp_path):
     disk = OsDisk(str(tmp_path))
     state = BrokerState()
     state.offsets.commit([("T", "g", 0, 12345)])
@@ -217,7 +217,7 @@ def test_a_flipped_bit_that_leaves_json_is_seen(tmp_path):
     assert again.damaged == ["consumerOffset.json"]
 
 
-async def test_a_broker_that_waits_for_its_peers_can_be_stopped(tmp_path):
+async def test_broker_that_waits_for_its_peers_can_be_stopped(tmp_path):
     """As an operator does it: the process, a damaged log, nobody there, SIGTERM."""
     async with Group(tmp_path, 3, **SETTINGS) as group:
         await filled(group, 20)
@@ -255,7 +255,7 @@ async def test_a_broker_that_waits_for_its_peers_can_be_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("read", ["pull", "view"])
-async def test_a_property_that_rots_is_never_served_and_mended(tmp_path, read):
+async def test_corrupt_property_is_repaired_and_never_served(tmp_path, read):
     """No checksum of a record covers its properties; its frame's does."""
     async with Group(tmp_path, 3, **SETTINGS) as group:
         await filled(group)

@@ -15,7 +15,7 @@ async def group(tmp_path):
         yield three
 
 
-async def test_leadership_goes_where_it_is_asked_to_go(group):
+async def test_leadership_transfer_to_a_named_target(group):
     old = await group.leader()
     target = next(name for name in group.names if name != old)
     answer = await group.transfer(group.brokers[old], target)
@@ -26,7 +26,7 @@ async def test_leadership_goes_where_it_is_asked_to_go(group):
     assert refused.remark.startswith("[NOT_LEADER]")
 
 
-async def test_without_a_target_it_goes_to_a_follower_and_a_stranger_is_refused(group):
+async def test_leadership_transfer_picks_a_follower_and_rejects_a_non_member(group):
     old = await group.leader()
     answer = await group.ask(group.brokers[old], RequestCode.TRANSFER_LEADERSHIP, {"target": "n9"})
     assert answer.code == ResponseCode.SYSTEM_ERROR and "n9" in answer.remark
@@ -35,7 +35,7 @@ async def test_without_a_target_it_goes_to_a_follower_and_a_stranger_is_refused(
     await until(lambda: group.brokers[answer.ext["target"]].roles.leading)
 
 
-async def test_clients_are_told_the_advertised_port(tmp_path):
+async def test_clients_get_the_advertised_port(tmp_path):
     async with Group(tmp_path, advertisedPort=12345) as one:
         broker = await one.leading()
         assert broker.address == "127.0.0.1:12345"

@@ -37,7 +37,7 @@ def _files_are_checked_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_tls, "RELOAD_S", 0.02)
 
 
-async def test_a_leader_is_killed_and_nothing_is_lost(world: World, tmp_path: Path) -> None:
+async def test_killed_leader_of_a_tls_group_loses_no_message(world: World, tmp_path: Path) -> None:
     """Everything speaks TLS: replicas among themselves, brokers with the name server, the name
     server with the brokers' HTTP, the client with both."""
     async with world.name_server() as names:
@@ -130,7 +130,7 @@ class SecurePair(Classic):
         return RemotingClient(tls=self.world.client)
 
 
-async def test_a_classic_slave_follows_over_tls(world: World, tmp_path: Path) -> None:
+async def test_classic_slave_follows_over_tls(world: World, tmp_path: Path) -> None:
     pair = SecurePair(tmp_path, **world.common())
     pair.world = world
     async with pair:
@@ -147,7 +147,7 @@ async def test_a_classic_slave_follows_over_tls(world: World, tmp_path: Path) ->
         assert counts.tls >= 3  # the test, the HA link, the tables
 
 
-async def test_a_certificate_that_expires_is_told_while_the_broker_serves(tmp_path: Path) -> None:
+async def test_expiring_certificate_is_reported_while_the_broker_serves(tmp_path: Path) -> None:
     """Of every port and link; and no more when there is another."""
     world = World(tmp_path)
     world.ca.issue("server", days=13, password=PASSWORD)

@@ -64,7 +64,7 @@ class Upgrading(Processes):
             )
 
 
-async def test_stores_of_the_program_before_are_opened(tmp_path):
+async def test_stores_of_the_previous_program_are_opened(tmp_path):
     before = await asyncio.to_thread(program_before, tmp_path / "before", BEFORE)
     async with Upgrading(tmp_path, before) as group:
         leader = await group.leader()

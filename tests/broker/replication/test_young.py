@@ -66,9 +66,7 @@ def heard(group):
         (3, 3, YEAR),
     ],
 )
-async def test_nothing_young_is_deleted_whatever_the_clocks_say(
-    tmp_path, when, replicas, wrong, off
-):
+async def test_wrong_clocks_delete_no_young_segment(tmp_path, when, replicas, wrong, off):
     async with Group(tmp_path, replicas, **SETTINGS) as group:
         await filled(group)
         right = group.names[wrong:]
@@ -91,7 +89,7 @@ async def test_nothing_young_is_deleted_whatever_the_clocks_say(
 
 
 @pytest.mark.parametrize("forced", [False, True])
-async def test_a_full_disk_deletes_nothing_young_and_is_still_operated(tmp_path, forced):
+async def test_full_disk_deletes_no_young_segment_and_accepts_admin_requests(tmp_path, forced):
     settings = {"diskSpaceWarningLevelRatio": 90, "cleanFileForciblyEnable": str(forced).lower()}
     async with Group(tmp_path, 3, **SETTINGS, **settings) as group:
         await filled(group)
@@ -120,7 +118,7 @@ async def test_a_full_disk_deletes_nothing_young_and_is_still_operated(tmp_path,
         assert leader.config.file_reserved_time == 0
 
 
-async def test_one_that_was_off_believes_the_others(tmp_path, monkeypatch):
+async def test_replica_that_was_off_accepts_the_clocks_of_its_peers(tmp_path, monkeypatch):
     monkeypatch.setattr(peer_info, "SEND_INTERVAL_MS", 100)
     monkeypatch.setattr(peer_info, "KNOWN_MS", 600)
     async with Group(tmp_path, 3, **SETTINGS) as group:
@@ -134,7 +132,7 @@ async def test_one_that_was_off_believes_the_others(tmp_path, monkeypatch):
         assert broker.retention.clock_lead_ms == 0
 
 
-async def test_an_operator_says_that_the_clock_is_right(tmp_path):
+async def test_operator_can_confirm_the_clock(tmp_path):
     """The whole group was off for a year."""
     async with Group(tmp_path, **SETTINGS) as group:
         await filled(group)

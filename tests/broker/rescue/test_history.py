@@ -41,7 +41,7 @@ def made_up(seed):
 
 
 @pytest.mark.parametrize("marks_max", [module.MARKS_MAX, 8])
-def test_two_logs_part_where_their_frames_do(marks_max, monkeypatch):
+def test_two_logs_part_at_their_first_different_frame(marks_max, monkeypatch):
     monkeypatch.setattr(module, "MARKS_MAX", marks_max)
     for seed in range(300):
         common, one, other = made_up(seed)
@@ -65,7 +65,7 @@ def test_two_logs_part_where_their_frames_do(marks_max, monkeypatch):
                 assert only.messages >= 2 * len(lacking)
 
 
-def test_a_long_log_keeps_few_marks_and_shares_them(monkeypatch):
+def test_store_history_of_a_long_log_keeps_few_shared_marks(monkeypatch):
     monkeypatch.setattr(module, "MARKS_MAX", 16)
     log = frames([1] * 900)
     one, other = history(log), history(log[:500], frames([1] * 20, 501, salt=5), node="n1")
@@ -76,7 +76,7 @@ def test_a_long_log_keeps_few_marks_and_shares_them(monkeypatch):
     assert only_in(one, other).messages >= 800
 
 
-def test_retention_of_one_is_no_fork():
+def test_trimmed_store_history_is_no_fork():
     log = frames([1] * 50)
     one, other = history(log), history(log[30:45], node="n1", first=31)
     assert parting(one, other) == module.Parting(45, None)
@@ -85,14 +85,14 @@ def test_retention_of_one_is_no_fork():
     assert parting(one, late) is None
 
 
-def test_a_history_goes_through_json():
+def test_store_history_round_trip_through_json():
     import orjson
 
     one = history(frames([1, 1, 2]), committed=2)
     assert from_json(orjson.loads(orjson.dumps(one.to_json()))) == one
 
 
-def test_what_differs_cannot_be_kept_together(tmp_path):
+def test_rescue_rejects_keeping_stores_that_differ(tmp_path):
     stores = [tmp_path / name for name in ("n0", "n1")]
     for store in stores:
         store.mkdir()

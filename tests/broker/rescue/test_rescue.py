@@ -62,7 +62,7 @@ async def forking(root):
     return sent, theirs
 
 
-async def test_a_group_goes_on_with_the_store_that_is_kept(tmp_path, forked):
+async def test_group_continues_with_the_kept_store_after_a_rescue(tmp_path, forked):
     """n2's machine is rescued later: until then its history, which is of a later term, stays
     out."""
     root, sent, _ = forked
@@ -110,7 +110,7 @@ async def test_a_group_goes_on_with_the_store_that_is_kept(tmp_path, forked):
                 assert read(str(aside), held).node == store.name
 
 
-async def test_two_stores_that_agree_go_on_without_the_third(tmp_path, forked):
+async def test_group_continues_with_two_equal_stores_without_the_third(tmp_path, forked):
     root, _, theirs = forked
     shutil.copytree(root, tmp_path / "group")
     group = Group(tmp_path / "group", 3, **SMALL)
@@ -125,7 +125,7 @@ async def test_two_stores_that_agree_go_on_without_the_third(tmp_path, forked):
 
 
 @pytest.mark.parametrize("operations", range(0, 12, 3))
-def test_a_rescue_that_is_interrupted_is_completed(tmp_path, operations, monkeypatch):
+def test_interrupted_rescue_is_completed(tmp_path, operations, monkeypatch):
     from raftmq.broker.rescue import keep
 
     store = tmp_path / "n1"

@@ -10,14 +10,14 @@ from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
 
 
-async def test_it_is_stored():
+async def test_completion_keeps_the_first_outcome():
     ended = Completion()
     ended(None)
     ended(Refused(ResponseCode.SYSTEM_ERROR, "nobody tells twice; the first counts"))
     await ended.stored()
 
 
-async def test_what_is_not_known_is_told_as_that():
+async def test_completion_of_unknown_outcome_raises_outcome_unknown():
     ended = Completion()
     ended(OutcomeUnknown("the leader stops"))
     with pytest.raises(OutcomeUnknown) as raised:
@@ -26,7 +26,7 @@ async def test_what_is_not_known_is_told_as_that():
     assert raised.value.outcome_unknown
 
 
-async def test_what_is_not_stored_is_refused_with_its_code():
+async def test_completion_of_a_rejected_store_raises_its_code():
     ended = Completion()
     ended(Refused(ResponseCode.SYSTEM_BUSY, "later", tag="BUSY"))
     with pytest.raises(Refused) as raised:
@@ -34,7 +34,7 @@ async def test_what_is_not_stored_is_refused_with_its_code():
     assert (raised.value.code, raised.value.remark) == (ResponseCode.SYSTEM_BUSY, "[BUSY] later")
 
 
-async def test_who_waited_may_be_gone():
+async def test_completion_without_a_waiter_is_ignored():
     ended = Completion()
     waiting = ended.stored()
     waiting.close()
@@ -51,5 +51,5 @@ async def test_who_waited_may_be_gone():
         (Refused(ResponseCode.SYSTEM_BUSY, "later", tag="BUSY"), False),
     ],
 )
-def test_only_an_error_that_says_so_leaves_the_outcome_unknown(error, unknown):
+def test_only_errors_marked_unknown_leave_the_outcome_unknown(error, unknown):
     assert is_unknown(error) is unknown

@@ -52,7 +52,7 @@ class Leader:
             self.frames.append(self.bench.commit())
 
 
-def test_a_leaders_calls_for_a_send():
+def test_leaders_function_calls_per_send():
     leader = Leader()
     data = arrival()
     for _ in range(3):  # what is remembered has to be met first
@@ -62,7 +62,7 @@ def test_a_leaders_calls_for_a_send():
     assert LEADER * 0.75 < calls <= LEADER, calls
 
 
-def test_a_followers_calls_for_a_record():
+def test_followers_function_calls_per_record():
     leader = Leader()
     for _ in range(3):
         leader.take(arrival())

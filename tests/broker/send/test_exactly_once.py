@@ -56,7 +56,7 @@ class Writing(Bench):
         return dict(self.state.writers.writers[KEY].watermarks)
 
 
-def test_a_request_is_stored_once_and_answered_every_time():
+def test_writer_batch_is_stored_once_and_answered_every_time():
     bench = Writing()
     bench.write(3)
     assert bench.stored() == 2
@@ -74,7 +74,7 @@ def test_a_request_is_stored_once_and_answered_every_time():
     assert bench.stored() == 2
 
 
-def test_its_watermark_is_in_the_frame_of_its_messages():
+def test_writer_watermark_is_in_the_frame_of_its_messages():
     bench = Writing()
     bench.write(3)
     bench.send()
@@ -82,7 +82,7 @@ def test_its_watermark_is_in_the_frame_of_its_messages():
     assert frame.record_count == 3 and b'"op":"wrote"' in bytes(frame.command)
 
 
-def test_one_request_of_a_queue_is_in_flight_at_a_time():
+def test_one_writer_batch_per_queue_is_in_flight():
     bench = Writing()
     bench.write(3)
     bench.write(3)  # nobody knows yet
@@ -97,7 +97,7 @@ def test_one_request_of_a_queue_is_in_flight_at_a_time():
 @pytest.mark.parametrize(
     ("batch", "sequence", "remark"), [(3, 2, GAP), (4, 1, GAP), (3, 5, GAP), (5, 3, GAP)]
 )
-def test_what_would_leave_a_hole_is_refused(batch, sequence, remark):
+def test_writer_batch_that_leaves_a_gap_is_rejected(batch, sequence, remark):
     bench = Writing()
     bench.write(batch, sequence)
     bench.write(3)
@@ -107,7 +107,7 @@ def test_what_would_leave_a_hole_is_refused(batch, sequence, remark):
     assert [each[1] for each in bench.told()] == [remark, "", remark]
 
 
-def test_who_is_fenced_or_never_opened_is_refused():
+def test_fenced_or_unknown_writer_is_rejected():
     bench = Writing()
     bench.write(1, epoch=4)
     bench.write(1, epoch=6)
@@ -121,7 +121,7 @@ def test_who_is_fenced_or_never_opened_is_refused():
     assert [each[1] for each in bench.told()] == [FENCED, ""]
 
 
-def test_what_was_certainly_not_stored_may_be_repeated():
+def test_writer_batch_that_was_not_stored_may_be_repeated():
     bench = Writing()
     bench.write(3)
     bench.log.cut(bench.sends)
@@ -136,7 +136,7 @@ def test_what_was_certainly_not_stored_may_be_repeated():
     assert bench.stored() == 2
 
 
-def test_while_nobody_knows_nothing_else_of_it_begins():
+def test_writer_batch_of_unknown_outcome_blocks_further_batches():
     bench = Writing()
     bench.write(3)
     frame = bench.log.cut(bench.sends)
@@ -151,7 +151,7 @@ def test_while_nobody_knows_nothing_else_of_it_begins():
     bench.sends.writers.start_change(KEY)
 
 
-def test_nothing_of_it_begins_while_it_is_opened_or_deleted():
+def test_writer_batches_are_rejected_while_it_is_opened_or_deleted():
     bench = Writing()
     requests = bench.sends.writers
     requests.start_change(KEY)
@@ -175,7 +175,7 @@ def test_nothing_of_it_begins_while_it_is_opened_or_deleted():
         {"b": "%RETRY%g"},
     ],
 )
-def test_malformed_requests_are_refused_and_nothing_is_in_flight(changes):
+def test_malformed_writer_batch_is_rejected_and_not_in_flight(changes):
     bench = Writing()
     ext = {"writer": "w", "epoch": "5", "batch": "1", "sequence": "0", "e": "1"}
     bench.send(batch_body((b"a", b"", 0)), code=CODE, **(ext | changes))
@@ -186,7 +186,7 @@ def test_malformed_requests_are_refused_and_nothing_is_in_flight(changes):
     assert bench.stored() == 2
 
 
-def test_a_batch_that_is_refused_leaves_nothing_in_flight():
+def test_rejected_writer_batch_is_not_in_flight():
     bench = Writing()
     ext = {"writer": "w", "epoch": "5", "batch": "1", "sequence": "0"}
     bench.send(b"no batch", code=CODE, e="1", **ext)
@@ -197,11 +197,11 @@ def test_a_batch_that_is_refused_leaves_nothing_in_flight():
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * (NAME_LENGTH_MAX + 1)])
-def test_names_are_bounded(name):
+def test_writer_names_are_limited(name):
     with pytest.raises(Refused):
         checked_name(name)
     assert checked_name("x" * NAME_LENGTH_MAX)
 
 
-def test_opening_is_a_command():
+def test_writer_is_opened_by_a_command():
     assert b'"epoch":5' in open_writer("T", "w", 5)

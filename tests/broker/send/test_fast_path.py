@@ -171,7 +171,7 @@ def requests(random_, count, odd):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_both_ways_make_the_same_of_it(seed, monkeypatch):
+def test_fast_and_general_send_path_build_the_same_frames(seed, monkeypatch):
     random_ = random.Random(seed)
     monkeypatch.setattr("raftmq.broker.messages.send_request.uuid.uuid4", lambda: Fixed)
     quick, general = Side(True), Side(False)
@@ -187,7 +187,7 @@ def test_both_ways_make_the_same_of_it(seed, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_both_ways_refuse_alike_what_there_is_no_room_for(seed, monkeypatch):
+def test_fast_and_general_send_path_reject_the_same_sends_when_full(seed, monkeypatch):
     random_ = random.Random(seed)
     monkeypatch.setattr("raftmq.broker.messages.send_request.uuid.uuid4", lambda: Fixed)
     quick, general = Side(True), Side(False)
@@ -204,7 +204,7 @@ def test_both_ways_refuse_alike_what_there_is_no_room_for(seed, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_both_header_codecs_make_the_same_of_it(seed, monkeypatch):
+def test_json_and_binary_headers_give_the_same_frames(seed, monkeypatch):
     random_ = random.Random(seed)
     monkeypatch.setattr("raftmq.broker.messages.send_request.uuid.uuid4", lambda: Fixed)
     quick, binary = Side(True), Side(False, binary=True)
@@ -221,7 +221,7 @@ NUMBERS: list[Any] = [
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_type_or_range_of_a_header_gets_past_either_way(seed, monkeypatch):
+def test_fast_and_general_send_path_reject_the_same_malformed_headers(seed, monkeypatch):
     """Both ways take the same headers, and neither admits what is no request at all."""
     random_ = random.Random(seed)
     monkeypatch.setattr("raftmq.broker.messages.send_request.uuid.uuid4", lambda: Fixed)
@@ -255,7 +255,7 @@ class Fixed:
 @pytest.mark.parametrize(
     "ending", ["", "TAGS\x01a\x02", "DELAY\x012\x02", "REPLY_TO_CLIENT\x01me\x02"]
 )
-def test_the_handle_of_a_popped_message_is_not_stored(code_first, ending):
+def test_receipt_handle_of_a_popped_message_is_not_stored(code_first, ending):
     """A consumer would acknowledge the old handle, and receive the forwarded message again."""
     side = Side(code_first)
     texts = [f"POP_CK\x01old handle\x02{ending}", f"{ending}POP_CK\x01old handle"]
@@ -270,7 +270,7 @@ def plain(number, **changes):
     return fields(KEY.format(number) + "WAIT\x01true\x02", **changes), b"body", {}
 
 
-def test_nobody_goes_the_quick_way_where_nothing_is_taken():
+def test_fast_send_path_is_not_used_by_followers_or_with_a_full_disk():
     side = Side(True, leading=False)
     _, answers, *_ = side.send([plain(1), plain(2)])
     assert [code for _, code, _, _ in answers] == [14, 14]
@@ -288,7 +288,7 @@ def test_nobody_goes_the_quick_way_where_nothing_is_taken():
     assert side.quick == 2
 
 
-def test_the_bounds_hold_on_both_ways():
+def test_fast_and_general_send_path_have_the_same_limits():
     config = {"waiting_bytes_max": 8192, "frame_size_max": 1024}
     quick, general = Side(True, **config), Side(False, **config)
     quick.send([plain(1)])
@@ -301,7 +301,7 @@ def test_the_bounds_hold_on_both_ways():
     assert quick.quick > 0
 
 
-def test_what_is_remembered_is_bounded():
+def test_fast_send_path_cache_is_bounded():
     side = Side(True)
     rules = side.bench.sends._rules
     for number in range(ENDINGS_CACHE_MAX + 10):

@@ -131,7 +131,7 @@ TAG_CASES = [
 ]
 
 
-def test_prepared_units_equal_what_dispatch_finds():
+def test_prepared_queue_entries_equal_the_dispatched_ones():
     random_ = random.Random(5)
     topics = {name: SendTopic(TopicConfig(name)) for name in ("A", "B", "c" * 130)}
     queues = {(n, q): SendQueue(n, q, random_.randrange(9)) for n in topics for q in range(3)}
@@ -180,7 +180,7 @@ def test_missing_properties_are_added_once():
         (fields(g="-1"), b"x", 13, "range"),
     ],
 )
-def test_refusals(ext, body, code, part):
+def test_invalid_send_is_rejected_with_its_code(ext, body, code, part):
     topic, queue = SendTopic(TopicConfig("T")), SendQueue("T", 0, 0)
     with pytest.raises(Refused) as caught:
         parse_send(ext, body, queue, topic, pack_host(BORN), rules(), False)
@@ -188,7 +188,7 @@ def test_refusals(ext, body, code, part):
     assert part in caught.value.remark
 
 
-def test_limits_hold_exactly():
+def test_send_limits_are_exact():
     topic, queue = SendTopic(TopicConfig("T")), SendQueue("T", 0, 0)
     send = parse_send(fields(), b"x" * 4096, queue, topic, pack_host(BORN), rules(), False)
     assert len(send.records) == 1
@@ -200,7 +200,7 @@ def test_limits_hold_exactly():
 
 
 @pytest.mark.parametrize("cut_at", range(1, 23))
-def test_batch_cut_short_is_refused(cut_at):
+def test_truncated_batch_is_rejected(cut_at):
     topic, queue = SendTopic(TopicConfig("T")), SendQueue("T", 0, 0)
     body = batch_body((b"x", b"", 0), (b"y", b"", 0))
     with pytest.raises(Refused) as caught:
@@ -208,7 +208,7 @@ def test_batch_cut_short_is_refused(cut_at):
     assert caught.value.code == 13
 
 
-def test_batch_bound_counts_stored_bytes():
+def test_batch_limit_counts_stored_bytes():
     topic, queue = SendTopic(TopicConfig("T")), SendQueue("T", 0, 0)
     body = batch_body(*[(b"x", b"", 0)] * 100)
     with pytest.raises(Refused, match="as stored"):
@@ -217,7 +217,7 @@ def test_batch_bound_counts_stored_bytes():
         )
 
 
-def test_long_names_become_letters():
+def test_long_property_names_become_letters():
     header = SendHeader(
         "pg", "T", "TBW102", 4, 1, 0, 5, 6, "A\x01b\x02", 2, False, None, True, "bn"
     )

@@ -12,7 +12,7 @@ def handing_over(**config):
     return bench
 
 
-def test_who_leaves_refuses_only_when_the_successor_is_known():
+def test_former_leader_rejects_held_sends_once_the_successor_is_known():
     bench = Bench()
     bench.send()  # admitted, not cut
     bench.leader = ""
@@ -30,7 +30,7 @@ def test_who_leaves_refuses_only_when_the_successor_is_known():
     assert bench.sends.held_bytes == 0
 
 
-def test_a_new_leader_takes_them_when_it_is_ready():
+def test_new_leader_stores_held_sends_when_it_is_ready():
     bench = Bench(leading=False)
     bench.log.term = 3
     bench.sends.leadership(3, False, awaited=True)
@@ -46,7 +46,7 @@ def test_a_new_leader_takes_them_when_it_is_ready():
     assert bench.sends.held_bytes == 0
 
 
-def test_a_transfer_given_up_refuses_what_was_admitted_and_takes_the_rest():
+def test_failed_transfer_rejects_admitted_sends_and_stores_held_ones():
     bench = Bench()
     bench.send()
     bench.sends.leadership(1, False, awaited=True)
@@ -58,7 +58,7 @@ def test_a_transfer_given_up_refuses_what_was_admitted_and_takes_the_rest():
     assert bench.commit().record_count == 1
 
 
-def test_nobody_is_held_for_longer_than_the_limit():
+def test_sends_are_held_at_most_for_the_limit():
     bench = handing_over()
     bench.send()
     bench.clock_ms += HOLD_MS_MAX - 1
@@ -73,7 +73,7 @@ def test_nobody_is_held_for_longer_than_the_limit():
     assert len(bench.connection.answers()) == 1  # refused at once from here on
 
 
-def test_what_is_held_counts_as_waiting_and_is_bounded():
+def test_held_sends_are_limited_in_bytes():
     bench = handing_over(waiting_bytes_max=16 * 1024)
     for _ in range(200):
         bench.send(body=bytes(512))
@@ -83,7 +83,7 @@ def test_what_is_held_counts_as_waiting_and_is_bounded():
     assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}
 
 
-def test_a_broker_that_stops_refuses_what_it_holds():
+def test_stopping_broker_rejects_held_sends():
     bench = handing_over()
     bench.send()
     bench.sends.close()

@@ -38,7 +38,7 @@ class Ends:
         self.told.append((0, "") if error is None else (error.code, error.remark))
 
 
-def test_messages_and_their_command_share_a_frame_with_sends():
+def test_own_messages_and_their_command_share_a_frame_with_sends():
     bench, ends = Bench(), Ends()
     bench.send(e="2")
     bench.sends.store([outgoing(), outgoing(b"second")], moved(7), ends)
@@ -64,7 +64,7 @@ def test_messages_and_their_command_share_a_frame_with_sends():
         assert record.physical_offset == frame.position + at
 
 
-def test_every_walker_hops_over_the_command():
+def test_every_frame_reader_skips_the_command():
     bench = Bench()
     bench.sends.store([outgoing()], moved(7), Ends())
     bench.sends.store([outgoing(b"second", queue=1)], b"", Ends())
@@ -83,7 +83,7 @@ def test_every_walker_hops_over_the_command():
     assert len(keys.keys.hashes) == 2
 
 
-def test_a_header_whose_command_is_longer_than_the_payload_is_damage():
+def test_frame_header_with_a_command_longer_than_the_payload_is_damage():
     frame = seal_frame(1, 1, 0, 0, FrameKind.MESSAGES, 0, b"payload", 7)
     assert bytes(frame.command) == b"payload"
     assert frame.records_at == len(frame.data)
@@ -98,7 +98,7 @@ def test_a_header_whose_command_is_longer_than_the_payload_is_damage():
         parse_header(frame.data[:3] + b"\xff" + frame.data[4:])
 
 
-def test_what_could_never_be_stored_is_told_beforehand():
+def test_own_message_that_can_never_be_stored_is_rejected_by_check():
     bench = Bench()
     bench.sends.check(outgoing())
     for bad in (
@@ -112,7 +112,7 @@ def test_what_could_never_be_stored_is_told_beforehand():
     assert bench.log.cut(bench.sends) is None
 
 
-def test_who_asked_hears_what_became_of_it():
+def test_own_message_callback_gets_each_outcome():
     bench, ends = Bench(), Ends()
     with pytest.raises(Refused, match="not exist"):
         bench.sends.store([outgoing(topic="nope")], b"", ends)
@@ -137,7 +137,7 @@ def test_who_asked_hears_what_became_of_it():
     assert bench.connection.writes == []
 
 
-def test_what_waits_is_bounded_and_own_messages_count():
+def test_own_messages_count_for_the_limit_of_waiting_bytes():
     bench = Bench(waiting_bytes_max=10_000)
     stored = 0
     with pytest.raises(Refused, match="BUSY"):
@@ -147,7 +147,7 @@ def test_what_waits_is_bounded_and_own_messages_count():
     assert 1 < stored < 10
 
 
-def test_an_internal_topic_needs_no_entry_in_the_table():
+def test_internal_topic_needs_no_table_entry():
     bench, ends = Bench(), Ends()
     bench.sends.internal_topics["SCHEDULE_TOPIC_XXXX"] = TopicConfig("SCHEDULE_TOPIC_XXXX", 18, 18)
     bench.sends.store([outgoing(topic="SCHEDULE_TOPIC_XXXX", queue=17)], b"", ends)
@@ -157,7 +157,7 @@ def test_an_internal_topic_needs_no_entry_in_the_table():
     assert ends.told == [(0, "")]
 
 
-def test_several_commands_at_one_index():
+def test_several_commands_are_applied_at_one_index():
     state = BrokerState()
     topic = put_topic(TopicConfig("New", 1, 1))
     payload = several([topic, moved(3), moved(4)])

@@ -18,7 +18,7 @@ def pass_time(bench, ms):
         bench.sends.release_overdue()
 
 
-def test_a_send_that_the_disk_does_not_come_to_is_refused_and_can_be_tried_again():
+def test_send_that_waits_too_long_for_the_disk_is_rejected_as_busy():
     bench = Bench()
     bench.send()
     bench.send(one_way=True)
@@ -34,7 +34,7 @@ def test_a_send_that_the_disk_does_not_come_to_is_refused_and_can_be_tried_again
     assert bench.commit().record_count == 1
 
 
-def test_who_was_cut_in_time_is_not_refused():
+def test_send_in_a_frame_is_not_rejected_by_the_wait_limit():
     bench = Bench()
     bench.send()
     pass_time(bench, WAIT_MS)
@@ -45,7 +45,7 @@ def test_who_was_cut_in_time_is_not_refused():
     assert [answer.code for answer in bench.connection.answers()] == [0]
 
 
-def test_only_those_that_have_waited_for_so_long_are_refused():
+def test_only_sends_that_waited_too_long_are_rejected():
     bench = Bench(frame_size_max=4096)
     for _ in range(3):
         bench.send(bytes(3000))
@@ -56,7 +56,7 @@ def test_only_those_that_have_waited_for_so_long_are_refused():
     assert [answer.opaque for answer in bench.connection.answers()] == [2]
 
 
-def test_own_messages_that_waited_for_too_long_are_told_so():
+def test_own_message_that_waited_too_long_is_rejected_as_busy():
     bench = Bench()
     reported = []
     bench.sends.store([], b"command", lambda error: reported.append((error.code, error.remark[:6])))
@@ -64,7 +64,7 @@ def test_own_messages_that_waited_for_too_long_are_told_so():
     assert reported == [(ResponseCode.SYSTEM_BUSY, "[BUSY]")]
 
 
-def test_who_waits_when_the_disk_is_full_is_told_so_at_once():
+def test_waiting_send_is_rejected_at_once_when_the_disk_is_full():
     bench = Bench()
     bench.send()
     cut = bench.log.cut(bench.sends)
@@ -80,7 +80,7 @@ def test_who_waits_when_the_disk_is_full_is_told_so_at_once():
     assert bench.sends.held_bytes == 0
 
 
-def test_a_process_that_did_not_run_refuses_nobody_for_it():
+def test_suspended_process_rejects_no_send_for_the_suspension():
     bench = Bench()
     bench.send()
     bench.clock_ms += 100 * WAIT_MS  # suspended
@@ -93,7 +93,7 @@ def test_a_process_that_did_not_run_refuses_nobody_for_it():
     ("steps", "attended"),
     [([10, 25, 25], 60), ([50, 51], 100), ([100_000], 50), ([0, 0], 0)],
 )
-def test_attended_time_is_what_passes_while_somebody_looks(steps, attended):
+def test_attended_time_counts_bounded_steps(steps, attended):
     now = [1_000]
     time = AttendedTime(lambda: now[0])
     for step in steps:
@@ -123,7 +123,7 @@ def backlog(rate, until_ms):
     return made
 
 
-def test_as_much_as_is_configured_waits_while_nobody_waits_for_long():
+def test_backlog_allows_the_configured_bytes_while_waits_are_short():
     made = backlog(1_000, 2_000)
     assert made.bytes_allowed(waiting(1_900, 5 << 20), 6 << 20, WAIT_MS, 2_025) == BOUND
     assert (
@@ -131,7 +131,7 @@ def test_as_much_as_is_configured_waits_while_nobody_waits_for_long():
     )  # nothing is known yet
 
 
-def test_while_sends_wait_for_long_no_more_are_taken_than_are_stored_in_time():
+def test_backlog_allows_what_is_stored_in_time_while_waits_are_long():
     made = backlog(1_000, 2_000)  # a megabyte a second
     under_way = 300_000
     bound = made.bytes_allowed(
@@ -142,19 +142,19 @@ def test_while_sends_wait_for_long_no_more_are_taken_than_are_stored_in_time():
     assert made.bytes_allowed([], under_way, WAIT_MS, 3_000) == BOUND
 
 
-def test_a_little_may_wait_when_nothing_at_all_is_stored():
+def test_backlog_allows_a_minimum_when_nothing_is_stored():
     made = backlog(0, 2_000)
     bound = made.bytes_allowed(waiting(1_000, 1_000), 1_000 + 5_000, WAIT_MS, 2_000)
     assert bound == 5_000 + Backlog.ALWAYS_BYTES
 
 
-def test_a_configured_bound_below_that_holds():
+def test_backlog_keeps_a_configured_limit_below_the_minimum():
     made = Backlog(16 << 10)
     made.bytes_allowed([], 0, WAIT_MS, 0)
     assert made.bytes_allowed(waiting(0, 1_000), 1_000, WAIT_MS, 900) == 16 << 10
 
 
-def test_overload_is_refused_at_once_and_whoever_is_taken_is_stored():
+def test_overload_is_rejected_at_once_and_accepted_sends_are_stored():
     """Ten times of what the log takes, and it takes one frame every 100 ms."""
     bench = Bench(frame_size_max=32 << 10)
     taken = refused_late = refused_at_once = 0
@@ -176,7 +176,7 @@ def test_overload_is_refused_at_once_and_whoever_is_taken_is_stored():
     assert refused_at_once > 0.85 * offered
 
 
-def test_a_long_queue_is_not_refused_in_one_go():
+def test_long_send_queue_is_rejected_in_bounded_steps():
     bench = Bench(frame_size_max=16 << 10)
     for _ in range(1_500):
         bench.send(bytes(512))
@@ -190,7 +190,7 @@ def test_a_long_queue_is_not_refused_in_one_go():
     assert bench.sends.held_bytes == 0
 
 
-def test_the_send_path_has_work_for_its_chores_while_something_waits_or_is_in_flight():
+def test_send_service_is_due_while_sends_wait_or_are_in_flight():
     bench = Bench()
     outcomes, held = bench.sends.service().chores
     assert (outcomes.rest_ms(), held.rest_ms()) == (IDLE_MS, IDLE_MS)
@@ -202,7 +202,7 @@ def test_the_send_path_has_work_for_its_chores_while_something_waits_or_is_in_fl
     assert (outcomes.rest_ms(), held.rest_ms()) == (IDLE_MS, IDLE_MS)
 
 
-def test_a_send_after_a_rest_has_not_waited_for_the_rest():
+def test_send_after_an_idle_time_has_not_waited_for_it():
     bench = Bench()
     bench.clock_ms += 10_000  # nobody looked
     bench.send()

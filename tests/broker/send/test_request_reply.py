@@ -58,7 +58,7 @@ async def reply(group, broker, to="10.0.0.1@r", code=325, topic=TOPIC, body=b"an
 
 
 @pytest.mark.parametrize("code", [324, 325])
-async def test_a_reply_reaches_its_requester_and_is_stored(group, code):
+async def test_reply_reaches_its_requester_and_is_stored(group, code):
     broker = await group.leading()
     async with Requester() as requester:
         await requester.beat(broker)
@@ -87,7 +87,7 @@ async def test_a_reply_reaches_its_requester_and_is_stored(group, code):
         assert len(requester.taken) == 2
 
 
-async def test_a_requester_that_is_not_there_or_takes_nothing(group):
+async def test_reply_to_a_missing_or_silent_requester_gets_an_error(group):
     broker = await group.leading()
     missing = await reply(group, broker)
     assert missing.code == ResponseCode.SYSTEM_ERROR
@@ -108,7 +108,7 @@ async def test_a_requester_that_is_not_there_or_takes_nothing(group):
         assert late.remark.startswith("push reply message to 10.0.0.1@deaf fail: ")
 
 
-async def test_what_is_no_reply(group, monkeypatch):
+async def test_reply_to_an_unknown_topic_or_above_limits_is_rejected(group, monkeypatch):
     broker = await group.leading()
     unknown = await reply(group, broker, topic="Nothing")
     assert unknown.code == ResponseCode.TOPIC_NOT_EXIST
@@ -119,7 +119,7 @@ async def test_what_is_no_reply(group, monkeypatch):
     assert (busy.code, busy.remark[:6]) == (ResponseCode.SYSTEM_ERROR, "[BUSY]")
 
 
-async def test_a_requester_is_known_by_its_request(group):
+async def test_requester_is_known_by_its_request(group):
     broker = await group.leading()
     await group.create_topic(broker, "T")
     async with Requester() as requester:
@@ -141,7 +141,7 @@ async def test_a_requester_is_known_by_its_request(group):
     await until(lambda: not broker.clients._requesters)
 
 
-def test_requesters_are_bounded_and_go_with_their_connection(monkeypatch):
+def test_requesters_are_limited_and_removed_with_their_connection(monkeypatch):
     monkeypatch.setattr("raftmq.broker.clients.REQUESTERS_MAX", 2)
     clients = table()
     first, second = FakeConnection(), FakeConnection()
@@ -162,7 +162,7 @@ def test_requesters_are_bounded_and_go_with_their_connection(monkeypatch):
     assert clients.producer_connection("c") is first
 
 
-async def test_after_a_hand_over_the_former_leader_is_asked(tmp_path):
+async def test_reply_after_a_transfer_is_forwarded_to_the_former_leader(tmp_path):
     slow = {"electionTimeoutMinMs": 2_000, "electionTimeoutMaxMs": 4_000}  # nobody else stands
     async with Group(tmp_path, 3, **slow) as group:
         first = await group.leading()

@@ -11,7 +11,7 @@ STORE = ("127.0.0.1", 10911)
 
 
 @pytest.mark.parametrize("key", ["ABC123", "", 'quo"te\\', "键"])
-def test_answers_decode(key):
+def test_send_answers_decode(key):
     answers = AnswerFormat(True, pack_host(STORE))
     data = answers.success(-5, f"{answers.host}{1024:016X},{answers.host}{2048:016X}", 3, 99, key)
     reader = FrameReader()
@@ -30,7 +30,7 @@ def test_answers_decode(key):
 
 @pytest.mark.parametrize("key", ["ABC123", "", 'quo"te\\', "键", "k" * 3000])
 @pytest.mark.parametrize("code", [0, 11])
-def test_the_answer_to_one_message_is_made_as_every_other(key, code):
+def test_plain_send_answer_equals_the_general_answer(key, code):
     answers = AnswerFormat(False, pack_host(STORE), code)
     for opaque, position, queue_id, offset in ((-5, 0, 0, 0), (1 << 30, 1 << 40, 1023, 1 << 50)):
         ids = f"{answers.host}{position:016X}"

@@ -40,7 +40,7 @@ def back(record, level=0, times_max=16, queues=1):
     return message, decode_properties(message.properties)
 
 
-def test_a_first_failure_waits_on_level_three():
+def test_first_failed_consumption_is_retried_at_delay_level_3():
     message, properties = back(stored())
     assert (message.topic, message.queue_id) == (SCHEDULE_TOPIC, 2)
     assert properties == {
@@ -71,7 +71,7 @@ def test_a_first_failure_waits_on_level_three():
         (3, 0, -1, "0"),
     ],
 )
-def test_how_long_it_waits_or_that_it_is_dead(times, level, times_max, wanted):
+def test_retry_delay_level_or_dead_letter_by_count(times, level, times_max, wanted):
     message, properties = back(stored("%RETRY%g", times), level, times_max)
     assert properties.get("DELAY") == wanted
     assert message.reconsume == times + 1
@@ -81,18 +81,18 @@ def test_how_long_it_waits_or_that_it_is_dead(times, level, times_max, wanted):
         assert properties["DLQ_ORIGIN_MESSAGE_ID"] == properties["ORIGIN_MESSAGE_ID"]
 
 
-def test_where_it_came_from_first_is_kept():
+def test_retry_keeps_its_first_origin_topic_and_id():
     kept = b"RETRY_TOPIC\x01First\x02ORIGIN_MESSAGE_ID\x01ID\x02REAL_TOPIC\x01%RETRY%g\x02"
     _, properties = back(stored("%RETRY%g", 1, kept))
     assert (properties["RETRY_TOPIC"], properties["ORIGIN_MESSAGE_ID"]) == ("First", "ID")
 
 
-def test_a_sender_who_copied_a_retry_does_not_say_where_it_came_from():
+def test_retry_topic_property_of_a_sender_is_overwritten():
     _, properties = back(stored("T", 0, b"RETRY_TOPIC\x01Other\x02"))
     assert properties["RETRY_TOPIC"] == "T"
 
 
-def test_retries_are_spread_and_a_committed_transaction_may_fail_too():
+def test_retries_are_spread_and_a_committed_transaction_can_be_retried():
     message, properties = back(stored(sys_flag=SYS_TRANSACTION_COMMIT), queues=3)
     assert properties["REAL_QID"] == str(4096 % 3)
     assert message.sys_flag == SYS_TRANSACTION_COMMIT
@@ -112,7 +112,7 @@ def test_retries_are_spread_and_a_committed_transaction_may_fail_too():
         ("4", None, True, True),
     ],
 )
-def test_a_send_to_the_retry_topic_beyond_the_most_is_a_dead_letter(times, told_max, ordered, dead):
+def test_send_to_the_retry_topic_beyond_the_limit_is_a_dead_letter(times, told_max, ordered, dead):
     """Beyond the most, or from a group that holds locks: one in order sends what it gives up."""
     ext = {"b": "%RETRY%g", "e": "2", "j": times, "i": "DELAY\x013\x02A\x01b\x02"}
     if told_max is not None:
@@ -127,7 +127,7 @@ def test_a_send_to_the_retry_topic_beyond_the_most_is_a_dead_letter(times, told_
         assert result is ext
 
 
-def test_the_send_path_stores_retries_where_they_belong():
+def test_send_path_stores_retries_and_dead_letters():
     bench = Bench()
     bench.state.apply(1, 0, put_group(SubscriptionGroup("g", retry_times_max=2)))
     retry = {"b": "%RETRY%g", "i": "DELAY\x013\x02"}
@@ -149,7 +149,7 @@ def test_the_send_path_stores_retries_where_they_belong():
     assert [a.code for a in answers] == [ResponseCode.MESSAGE_ILLEGAL, ResponseCode.SYSTEM_ERROR]
 
 
-def test_a_retry_of_a_group_that_may_not_be():
+def test_retry_of_an_invalid_group_is_rejected():
     bench = Bench(auto_create_subscription_group=False)
     bench.send(b="%RETRY%g")
     bench.state.apply(1, 0, put_group(SubscriptionGroup("h")))
@@ -176,7 +176,7 @@ async def one(group, broker, topic, queues=1):
     return record
 
 
-async def test_a_message_is_tried_again_until_it_is_a_dead_letter(tmp_path):
+async def test_message_is_retried_until_it_is_a_dead_letter(tmp_path):
     async with Group(tmp_path, messageDelayLevel=LEVELS) as group:
         leader = await group.leading()
         await group.create_topic(leader, "T")
@@ -212,7 +212,7 @@ async def test_a_message_is_tried_again_until_it_is_a_dead_letter(tmp_path):
         assert leader.store.queues.end_of("%DLQ%g", 0) == 2
 
 
-async def test_what_a_consumer_in_order_gives_up_is_a_dead_letter(tmp_path):
+async def test_message_given_up_by_an_orderly_consumer_is_a_dead_letter(tmp_path):
     """Java's 4.x sends it when its times are just the most."""
     async with Group(tmp_path, 1) as group:
         leader = await group.leading()
@@ -232,7 +232,7 @@ async def test_what_a_consumer_in_order_gives_up_is_a_dead_letter(tmp_path):
         assert leader.store.queues.end_of(SCHEDULE_TOPIC, 5) == 0
 
 
-async def test_what_cannot_be_given_back(tmp_path):
+async def test_invalid_consumer_send_back_is_rejected(tmp_path):
     async with Group(tmp_path, autoCreateSubscriptionGroup="false") as group:
         leader = await group.leading()
         await group.create_topic(leader, "T")
@@ -257,7 +257,7 @@ async def test_what_cannot_be_given_back(tmp_path):
         assert leader.store.queues.end_of("%DLQ%g", 0) == 1
 
 
-async def test_every_retry_once_though_the_leader_dies(tmp_path):
+async def test_each_retry_is_delivered_once_over_a_failover(tmp_path):
     """A message given back and answered comes again once, under any leader; followers take
     nothing."""
     async with Group(tmp_path, 3, messageDelayLevel="1s 1s 300ms", **PATIENT) as group:
@@ -285,7 +285,7 @@ async def test_every_retry_once_though_the_leader_dies(tmp_path):
         assert second.store.queues.end_of("%RETRY%g", 0) == 12
 
 
-async def test_a_dead_letter_that_was_stored_here_is_sent_again_over_http(tmp_path):
+async def test_http_resends_a_dead_letter_stored_by_this_broker(tmp_path):
     async with Group(tmp_path, messageDelayLevel=LEVELS, httpPort="0") as group:
         leader = await group.leading()
         await group.create_topic(leader, "T")
@@ -310,7 +310,7 @@ async def test_a_dead_letter_that_was_stored_here_is_sent_again_over_http(tmp_pa
         assert "DLQ_ORIGIN_TOPIC" not in properties
 
 
-def test_a_retry_of_a_group_does_not_say_that_it_is_another_groups():
+def test_retry_has_the_origin_group_of_its_own_group():
     record = stored(properties=joined({"ORIGIN_GROUP": "other", "UNIQ_KEY": "A"}))
     assert back(record)[1]["ORIGIN_GROUP"] == "g"
     group = SubscriptionGroup("g")

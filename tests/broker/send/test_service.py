@@ -126,7 +126,7 @@ def many(count):
     return batch_body(*[(b"x", b"", 0)] * count)
 
 
-def test_a_batch_of_too_many_is_refused_before_the_work(monkeypatch):
+def test_batch_of_too_many_messages_is_rejected_before_parsing(monkeypatch):
     bench = Bench()
     monkeypatch.setattr(sendrequest, "stored_properties", lambda text, rules: 1 / 0)
     bench.send(many(sendrequest.BATCH_COUNT_MAX + 1), code=320)
@@ -136,7 +136,7 @@ def test_a_batch_of_too_many_is_refused_before_the_work(monkeypatch):
     assert bench.sends.held_bytes == 0
 
 
-def test_a_large_batch_is_taken_in_steps_and_stored_in_one_frame():
+def test_large_batch_is_parsed_in_steps_and_stored_in_one_frame():
     bench = Bench()
     bench.send()  # makes the topic known
     bench.commit()
@@ -148,7 +148,7 @@ def test_a_large_batch_is_taken_in_steps_and_stored_in_one_frame():
     assert bench.commit().record_count == count
 
 
-def test_a_batch_is_not_stored_if_the_leader_changes_while_it_is_parsed():
+def test_batch_is_rejected_if_the_leader_changes_during_parsing():
     bench = Bench()
     bench.send()
     bench.commit()
@@ -165,7 +165,7 @@ def test_a_batch_is_not_stored_if_the_leader_changes_while_it_is_parsed():
     assert bench.sends.held_bytes == 0
 
 
-def test_binary_request_is_answered_in_kind_and_one_way_not_at_all():
+def test_binary_request_gets_a_binary_answer_and_a_one_way_request_none():
     bench = Bench()
     bench.send(kind=BINARY)
     bench.send(one_way=True)
@@ -177,7 +177,7 @@ def test_binary_request_is_answered_in_kind_and_one_way_not_at_all():
     assert not bench.connection.writes
 
 
-def test_negative_queue_goes_round_robin():
+def test_send_with_a_negative_queue_goes_round_robin():
     bench = Bench()
     for _ in range(8):
         bench.send(e="-1")
@@ -199,7 +199,7 @@ def test_negative_queue_goes_round_robin():
         ({"b": "R"}, ResponseCode.NO_PERMISSION, "not writable"),
     ],
 )
-def test_refusals(changes, code, part):
+def test_rejected_send_has_its_code_and_not_stored_mark(changes, code, part):
     bench = Bench()
     bench.state.topics.put(TopicConfig("R", 4, 4, 4), 0)
     bench.send(**changes)
@@ -212,7 +212,7 @@ def test_refusals(changes, code, part):
     assert bench.sends.held_bytes == 0
 
 
-def test_a_leader_that_cannot_prove_it_does_not_refuse_a_topic_it_does_not_know():
+def test_unproven_leader_does_not_reject_an_unknown_topic():
     """To a producer a missing topic is final; the leader in office may have it."""
     bench = Bench()
     bench.unproven = NotLeader("n1")
@@ -222,7 +222,7 @@ def test_a_leader_that_cannot_prove_it_does_not_refuse_a_topic_it_does_not_know(
     assert answer.ext["leaderAddr"] == "me:1"
 
 
-def test_auto_created_topic_holds_the_send_until_it_is_committed():
+def test_automatic_topic_creation_holds_the_send_until_it_commits():
     bench = Bench(default_topic_queue_nums=3)
     bench.send(b="New", d="5", e="2")
     bench.send(b="New", d="5", e="1")
@@ -236,7 +236,7 @@ def test_auto_created_topic_holds_the_send_until_it_is_committed():
     assert bench.sends.held_bytes == 0
 
 
-def test_failed_creation_refuses_the_send():
+def test_failed_topic_creation_rejects_the_send():
     bench = Bench()
     bench.send(b="New")
     ((_, done),) = bench.log.commands
@@ -247,7 +247,7 @@ def test_failed_creation_refuses_the_send():
     assert bench.sends.held_bytes == 0
 
 
-def test_creations_are_bounded():
+def test_automatic_topic_creations_are_limited():
     bench = Bench()
     for number in range(CREATIONS_MAX):
         bench.send(b=f"New{number}")
@@ -263,7 +263,7 @@ def test_retry_topics_are_created_on_demand():
     assert bench.state.topics.get("%RETRY%g").write_queue_count == 1
 
 
-def test_waiting_bytes_are_bounded_and_come_back():
+def test_waiting_send_bytes_are_limited_and_released():
     bench = Bench(waiting_bytes_max=20_000)
     count = 0
     while not bench.connection.writes:
@@ -281,7 +281,7 @@ def test_waiting_bytes_are_bounded_and_come_back():
     assert not bench.connection.writes
 
 
-def test_frames_are_cut_at_the_size_limit_and_a_large_message_goes_alone():
+def test_frames_are_limited_in_size_and_a_large_message_has_its_own():
     bench = Bench(frame_size_max=4096)
     for size in (1500, 1500, 1500, 9000, 10):
         bench.send(b"x" * size)
@@ -290,7 +290,7 @@ def test_frames_are_cut_at_the_size_limit_and_a_large_message_goes_alone():
     assert len(bench.connection.answers()) == 5
 
 
-def test_not_leader_and_disk_full():
+def test_send_rejected_by_a_follower_and_by_a_full_disk():
     bench = Bench(leading=False)
     bench.leader = "leader:1"
     bench.sends.leadership(3, False)
@@ -308,7 +308,7 @@ def test_not_leader_and_disk_full():
     assert answer.remark.startswith("[DISK_FULL]")
 
 
-def test_leadership_lost_fails_what_was_not_cut_and_keeps_what_was():
+def test_lost_leadership_rejects_waiting_sends_and_keeps_proposed_ones():
     bench = Bench()
     cut = bench.send()
     frame = bench.log.cut(bench.sends)
@@ -322,7 +322,7 @@ def test_leadership_lost_fails_what_was_not_cut_and_keeps_what_was():
     assert bench.sends.held_bytes == 0
 
 
-def test_truncated_frames_are_certainly_not_stored():
+def test_truncated_frames_are_not_stored():
     bench = Bench()
     bench.send()
     first = bench.log.cut(bench.sends)
@@ -349,7 +349,7 @@ def test_replaced_frame_is_not_answered_ok():
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-def test_unknown_outcome_is_told_once_after_the_time_out():
+def test_unknown_send_outcome_is_answered_once_after_the_time_out():
     bench = Bench()
     bench.send()
     frame = bench.log.cut(bench.sends)
@@ -369,7 +369,7 @@ def test_unknown_outcome_is_told_once_after_the_time_out():
     assert not bench.connection.writes
 
 
-def test_what_was_cut_has_an_unknown_outcome_when_the_broker_stops():
+def test_proposed_send_has_an_unknown_outcome_when_the_broker_stops():
     bench = Bench()
     bench.send()
     bench.log.cut(bench.sends)
@@ -379,7 +379,7 @@ def test_what_was_cut_has_an_unknown_outcome_when_the_broker_stops():
     assert answer.remark.startswith("[OUTCOME_UNKNOWN]")
 
 
-def test_store_times_never_go_back():
+def test_store_timestamps_never_decrease():
     bench = Bench()
     bench.send()
     bench.log.cut(bench.sends)
@@ -399,7 +399,7 @@ class NoFiles:
         return []
 
 
-def test_a_new_leaders_store_times_do_not_go_back_behind_what_it_applied():
+def test_new_leaders_store_timestamps_start_at_the_applied_ones():
     before, bench = Bench(), Bench(leading=False)
     before.send()
     application = BrokerApplication(
@@ -418,7 +418,7 @@ def test_a_new_leaders_store_times_do_not_go_back_behind_what_it_applied():
     assert bench.log.cut(bench.sends).timestamp_ms == 1_000
 
 
-def test_a_new_leader_counts_on_from_what_the_queues_hold():
+def test_new_leader_continues_queue_offsets_of_the_consume_queues():
     """Not from what it had cut before, which another leader replaced."""
     bench = Bench()
     bench.send(e="1")
@@ -432,14 +432,14 @@ def test_a_new_leader_counts_on_from_what_the_queues_hold():
     assert decode_record(bench.log.cut(bench.sends).payload).queue_offset == 5
 
 
-def test_cut_of_another_term_gets_nothing():
+def test_frame_request_of_another_term_gets_none():
     bench = Bench()
     bench.send()
     assert bench.sends.next_frame(2, 1, bench.log.allocate) is None
     assert bench.sends.next_frame(1, 1, bench.log.allocate) is not None
 
 
-def test_failed_place_loses_nothing():
+def test_failed_allocation_loses_no_send():
     bench = Bench()
     bench.send()
 
@@ -452,7 +452,7 @@ def test_failed_place_loses_nothing():
     assert SendResponseHeader.parse(bench.connection.answers()[0].ext).queue_offset == 0
 
 
-def test_queue_offsets_continue_when_a_topic_changes_and_restart_with_a_leadership():
+def test_queue_offsets_survive_a_topic_change_and_restart_per_leadership():
     bench = Bench()
     bench.send(e="0")
     bench.log.cut(bench.sends)  # not applied: the consume queue does not know it

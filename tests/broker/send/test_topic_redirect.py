@@ -32,7 +32,7 @@ def records(frame):
     return [decode_record(frame.data, at) for at, _ in walk_records(frame.data)]
 
 
-def test_the_standard_levels_are_the_stores():
+def test_default_delay_levels_equal_the_stores():
     assert parse_delay_levels(STANDARD_LEVELS) == DELAY_LEVELS_MS
     assert BrokerConfig().delay_levels_ms == DELAY_LEVELS_MS
     assert parse_delay_levels("5ms 1s  2m\t3h 4d") == (5, 1_000, 120_000, 10_800_000, 345_600_000)
@@ -49,13 +49,13 @@ def test_the_standard_levels_are_the_stores():
         ("1s " * 129, "129 levels"),
     ],
 )
-def test_levels_that_are_none(text, part):
+def test_malformed_delay_levels_are_rejected(text, part):
     with pytest.raises(ConfigError, match=part) as error:
         build_config([Setting("messageDelayLevel", text, "broker.conf:3")])
     assert str(error.value).startswith("broker.conf:3: messageDelayLevel=")
 
 
-def test_a_delayed_send_waits_in_its_levels_queue_and_its_sender_hears_its_own():
+def test_delayed_send_is_stored_in_its_levels_queue_and_answered_as_sent():
     bench = Bench()
     bench.ends[SCHEDULE_TOPIC, 2] = 40
     bench.send(e="3", i=KEY + "DELAY\x013\x02TAGS\x01t\x02WAIT\x01true\x02")
@@ -85,7 +85,7 @@ def test_a_delayed_send_waits_in_its_levels_queue_and_its_sender_hears_its_own()
     assert bench.sends.held_bytes == 0
 
 
-def test_ready_made_units_hold_the_time_of_delivery_as_dispatch_has_it():
+def test_queue_entries_of_delayed_messages_have_the_delivery_time():
     bench = Bench(message_delay_level="100ms 2s 0s")
     for level in ("1", "2", "1", "3", "7"):
         bench.now_ms += 10
@@ -110,7 +110,7 @@ def test_ready_made_units_hold_the_time_of_delivery_as_dispatch_has_it():
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "", "false"])
-def test_no_delay(text):
+def test_send_with_an_invalid_delay_level_is_not_delayed(text):
     bench = Bench()
     bench.send(i=f"DELAY\x01{text}\x02TRAN_MSG\x01false\x02TAGS\x01t\x02")
     (record,) = records(bench.commit())
@@ -131,7 +131,7 @@ def test_no_delay(text):
         ({"b": SCHEDULE_TOPIC}, "forbidden"),
     ],
 )
-def test_special_sends_that_are_refused(changes, part):
+def test_invalid_special_sends_are_rejected(changes, part):
     bench = Bench()
     bench.send(i="DELAY\x011\x02")  # the parked topic is known from here on
     bench.send(**changes)
@@ -151,7 +151,7 @@ def test_special_sends_that_are_refused(changes, part):
         ("T", "0", "1", "4", HALF_TOPIC),
     ],
 )
-def test_a_retry_is_no_half_though_it_says_so(topic, level, times, flags, stored):
+def test_retry_with_a_transaction_property_is_no_half_message(topic, level, times, flags, stored):
     """Consumers before 4.6.1 send the properties on that the message came with."""
     bench = Bench()
     for name in ("%RETRY%g", "%DLQ%g"):
@@ -164,7 +164,7 @@ def test_a_retry_is_no_half_though_it_says_so(topic, level, times, flags, stored
     assert decode_properties(record.properties)["TRAN_MSG"] == "true"
 
 
-def test_a_half_that_could_not_wait_for_its_time_once_committed_is_refused_at_once():
+def test_half_message_without_room_for_its_timer_property_is_rejected():
     bench = Bench()
     deliver_ms = bench.now_ms + 60_000
     half = f"{KEY}TRAN_MSG\x01true\x02PGROUP\x01pg\x02TIMER_DELIVER_MS\x01{deliver_ms}\x02V\x01"
@@ -177,7 +177,7 @@ def test_a_half_that_could_not_wait_for_its_time_once_committed_is_refused_at_on
     assert "allowed are 32767" in bench.connection.answers()[-1].remark
 
 
-def test_a_batch_holds_nothing_special():
+def test_batch_with_a_delayed_or_half_message_is_rejected():
     bench = Bench()
     bench.send(batch_body((b"a", b"", 0), (b"b", b"DELAY\x013\x02", 0)), code=320)
     bench.send(batch_body((b"a", b"", 0)), code=320, i="DELAY\x013\x02")
@@ -187,7 +187,7 @@ def test_a_batch_holds_nothing_special():
     assert bench.log.cut(bench.sends) is None
 
 
-def test_what_was_parked_goes_to_where_it_was_sent():
+def test_delayed_message_is_restored_to_its_topic_and_queue():
     sent = Outgoing("T", 3, b"x", b"WAIT\x01true\x02TAGS\x01t\x02DELAY\x012\x02", 5, BORN, 7, 1)
     parked = delayed(sent, decode_properties(sent.properties), LEVELS)
     assert (parked.topic, parked.queue_id) == (SCHEDULE_TOPIC, 1)
@@ -205,20 +205,20 @@ def test_what_was_parked_goes_to_where_it_was_sent():
         delivered(sent)
 
 
-def test_odd_properties_come_through_whole():
+def test_unusual_properties_survive_a_delay():
     text = b"A\x01b\x01c\x02DELAY\x011\x02K\x01 spaced \x02"
     assert joined(decode_properties(text)) == text
     parked = delayed(Outgoing("T", 0, b"x", text, 5, BORN), decode_properties(text), LEVELS)
     assert decode_properties(delivered(parked).properties)["A"] == "b\x01c"
 
 
-def test_a_transaction_that_was_committed_may_be_delayed_then():
+def test_committed_transaction_may_be_delayed():
     sent = Outgoing("T", 0, b"x", b"DELAY\x011\x02", 5, BORN, sys_flag=SYS_TRANSACTION_COMMIT)
     parked = delayed(sent, decode_properties(sent.properties), LEVELS)
     assert parked.sys_flag == SYS_TRANSACTION_COMMIT
 
 
-def test_own_messages_go_to_a_deleted_topic_only_if_they_say_so_and_never_to_a_removed_queue():
+def test_own_message_to_a_deleted_topic_needs_force_and_an_existing_queue():
     bench = Bench()
     gone = Outgoing("Gone", 5, b"x", b"", 5, BORN)
     with pytest.raises(Refused, match="not exist"):

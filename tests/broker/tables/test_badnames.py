@@ -14,7 +14,7 @@ from tests.broker.cluster import Group
 from tests.waiting import until
 
 
-async def test_a_name_that_no_group_can_have_never_gets_into_the_log(tmp_path):
+async def test_name_that_no_group_can_have_is_not_logged(tmp_path):
     """In it, it would end every replica that applies it, and every one that starts again."""
     async with Group(tmp_path) as group:
         broker = await group.leading()

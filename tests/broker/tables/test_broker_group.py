@@ -21,7 +21,7 @@ TIMERS = Window(0, "a", TIMER_TOPIC, 0, 3, 9, Progress(5, 2, 7, 3))
 DEAD = Window(0, "a", "%DLQ%cg", 1, 0, 4)
 
 
-def test_a_window_is_open_until_it_is_moved_and_numbers_are_not_repeated():
+def test_move_window_is_open_until_moved_and_its_number_is_unique():
     state = applied(drain(on=True, move=TO_A), move(TIMERS))
     moving = state.group.moving
     assert [one.number for one in moving.windows] == [1]
@@ -37,7 +37,7 @@ def test_a_window_is_open_until_it_is_moved_and_numbers_are_not_repeated():
     assert not state.group.moving.windows and not state.group.moving.targets
 
 
-def test_a_repeated_start_keeps_what_it_does_not_name():
+def test_repeated_drain_start_keeps_unnamed_settings():
     state = applied(drain(on=True, move=TO_A, given_up=["cg"]), drain(on=True))
     assert state.group.moving.to == "a" and state.group.given_up == ("cg",)
     assert state.group.draining_ms == 1_000
@@ -47,7 +47,7 @@ def test_a_repeated_start_keeps_what_it_does_not_name():
     assert state.group.moving == Moving() and not state.group.draining_ms
 
 
-def test_a_snapshot_has_the_move():
+def test_snapshot_has_the_move_of_a_drained_group():
     start = drain(on=True, move=TO_A, given_up=["cg"])
     state = applied(start, move(TIMERS), move(DEAD), moved(1, 5))
     twin = dict(snapshot.capture(state).tables)[snapshot.GROUP_ID]

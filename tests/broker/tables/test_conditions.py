@@ -29,7 +29,7 @@ def applied(*commands):
     return state
 
 
-def test_a_version_says_what_the_entry_says():
+def test_entry_version_depends_on_the_entry():
     assert entry_version(TopicConfig("T", 4, 4)) == V4 != V8
 
 
@@ -46,14 +46,14 @@ def test_a_version_says_what_the_entry_says():
         ([put_topic(T4), delete_topic("T", condition=Condition((V4,)))], None, {}),
     ],
 )
-def test_topics(commands, queues, unmet):
+def test_conditional_topic_commands(commands, queues, unmet):
     state = applied(*commands)
     result = state.topics.get("T")
     assert (result and result.read_queue_count) == queues
     assert state.unmet == unmet
 
 
-def test_of_two_changes_to_one_version_the_first_wins():
+def test_first_of_two_changes_of_one_version_wins():
     first = put_topic(T8, condition=Condition((V4,)))
     second = put_topic(TopicConfig("T", 16, 16), condition=Condition((V4,)))
     state = applied(put_topic(T4), first, second)
@@ -61,13 +61,13 @@ def test_of_two_changes_to_one_version_the_first_wins():
     assert state.unmet == {3: V8}
 
 
-def test_a_condition_that_was_not_met_is_forgotten_with_its_command():
+def test_unmet_condition_is_removed_with_its_command():
     state = applied(put_topic(T4), put_topic(T8, condition=NEW), put_topic(T8, condition=NEW))
     state.take_back(2)
     assert state.unmet == {2: V4}
 
 
-def test_groups():
+def test_conditional_group_commands():
     group, paused = SubscriptionGroup("G"), SubscriptionGroup("G", consume_enable=False)
     right = Condition((entry_version(group),))
     state = applied(put_group(group), put_group(paused, condition=right))
@@ -77,7 +77,7 @@ def test_groups():
     assert state.unmet == {3: entry_version(paused)}
 
 
-def test_a_conditional_delete_leaves_offsets_to_a_command_of_its_own():
+def test_conditional_delete_leaves_offsets_to_a_separate_command():
     commits = commit_offsets([("T", "G", 0, 5), ("U", "G", 0, 6)])
     state = applied(put_topic(T4), commits, delete_topic("T", condition=Condition((V4,))))
     assert state.offsets.get("T", "G", 0) == 5
@@ -88,14 +88,14 @@ def test_a_conditional_delete_leaves_offsets_to_a_command_of_its_own():
     assert state.offsets.get("U", "G", 0) is None
 
 
-def test_a_table_that_is_ahead_does_not_judge_again():
+def test_table_ahead_of_a_command_does_not_check_its_condition_again():
     """Replay after a snapshot: the table has the frame already."""
     state = applied(put_topic(T4))
     state.apply(1, 1_001, put_topic(T4, condition=NEW))
     assert state.unmet == {}
 
 
-def test_what_was_not_met_is_remembered_within_bounds():
+def test_unmet_conditions_are_limited_in_number():
     state = applied(put_topic(T4))
     for index in range(2, UNMET_MAX + 10):
         state.apply(index, 1_000, put_topic(T8, condition=NEW))

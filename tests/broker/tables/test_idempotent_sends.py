@@ -46,7 +46,7 @@ def answered(bench):
     ]
 
 
-def test_the_second_try_is_answered_as_the_first_and_not_stored():
+def test_repeated_idempotent_send_gets_the_first_answer_and_is_not_stored():
     bench = Bench()
     bench.send(e="1")
     bench.send(e="2", i=once())
@@ -68,7 +68,7 @@ def test_the_second_try_is_answered_as_the_first_and_not_stored():
     assert len(commit(bench)) == 3
 
 
-def test_a_second_try_waits_for_the_first_ones_outcome():
+def test_repeated_idempotent_send_waits_for_the_first_outcome():
     bench = Bench()
     bench.send(i=once())
     bench.send(i=once())
@@ -82,7 +82,7 @@ def test_a_second_try_waits_for_the_first_ones_outcome():
     assert bench.sends.held_bytes == 0
 
 
-def test_what_was_certainly_not_stored_may_be_tried_again():
+def test_idempotent_send_that_was_not_stored_may_be_repeated():
     bench = Bench()
     bench.send(i=once())
     bench.send(i=once())
@@ -98,7 +98,7 @@ def test_what_was_certainly_not_stored_may_be_tried_again():
     assert len(commit(bench)) == 1
 
 
-def test_while_nobody_knows_no_other_try_is_stored():
+def test_idempotent_send_of_unknown_outcome_blocks_its_repetitions():
     bench = Bench()
     bench.send(i=once())
     bench.send(i=once())
@@ -120,7 +120,7 @@ def test_while_nobody_knows_no_other_try_is_stored():
     assert result.queue_offset == 0
 
 
-def test_waiting_tries_are_bounded():
+def test_waiting_idempotent_repetitions_are_limited():
     bench = Bench()
     bench.send(i=once())
     for _ in range(WAITING_MAX):
@@ -131,7 +131,7 @@ def test_waiting_tries_are_bounded():
     assert bench.sends._repeats._count == 0
 
 
-def test_the_window_is_bounded_in_age_and_number_and_equal_everywhere():
+def test_idempotent_window_is_limited_in_age_and_number_on_all_replicas():
     bench = Bench(idempotent_window_ms=1_000, idempotent_window_max=3)
     for key in "ABCD":
         bench.now_ms += 10
@@ -149,7 +149,7 @@ def test_the_window_is_bounded_in_age_and_number_and_equal_everywhere():
     assert [key for _, key in bench.state.once.sent] == ["D"]
 
 
-def test_with_other_commands_in_its_frame_it_is_found_where_it_stands():
+def test_idempotent_send_in_a_frame_with_commands_has_its_own_position():
     bench = Bench()
     bench.sends.store([], commit_offsets([("T", "g", 0, 7)]), lambda *_: None)
     bench.send(i=once("A"))
@@ -165,7 +165,7 @@ def test_with_other_commands_in_its_frame_it_is_found_where_it_stands():
     assert [sent["T", key].queue_offset for key in "AB"] == [0, 2]
 
 
-def test_delayed_ones_are_answered_with_the_queue_that_was_chosen():
+def test_repeated_delayed_idempotent_send_gets_the_chosen_queue():
     bench = Bench()
     for _ in range(2):
         bench.send(e="3", i=once(more="DELAY\x012\x02"))
@@ -176,7 +176,7 @@ def test_delayed_ones_are_answered_with_the_queue_that_was_chosen():
     assert headers[0].queue_id == 3
 
 
-def test_a_retry_is_no_repetition():
+def test_retry_of_an_idempotent_message_is_no_repetition():
     bench = Bench()
     for times in "12":
         bench.send(b="%RETRY%g", e="0", j=times, i=once())
@@ -186,7 +186,7 @@ def test_a_retry_is_no_repetition():
 
 
 @pytest.mark.parametrize("text", ["IDEMPOTENT\x01true\x02", once("K" * (KEY_LENGTH_MAX + 1))])
-def test_without_a_key_of_its_sender_it_cannot_be_known(text):
+def test_idempotent_send_without_a_unique_key_is_rejected(text):
     bench = Bench()
     bench.send(i=text)
     assert answered(bench) == [ResponseCode.MESSAGE_ILLEGAL]
@@ -194,7 +194,7 @@ def test_without_a_key_of_its_sender_it_cannot_be_known(text):
     assert len(commit(bench)) == 1
 
 
-def test_only_true_asks_for_it_and_a_batch_may_not():
+def test_idempotent_property_must_be_true_and_is_rejected_in_a_batch():
     bench = Bench()
     for value in ("false", "TRUE", "truer"):
         for _ in range(2):
@@ -206,7 +206,7 @@ def test_only_true_asks_for_it_and_a_batch_may_not():
     assert answered(bench) == [ResponseCode.MESSAGE_ILLEGAL] * 2
 
 
-def test_the_table_reads_what_it_writes():
+def test_idempotent_send_table_round_trip():
     table = SentOnce()
     table.sent["T", "K"] = Sent(5, 6, 7, 8, HOST)
     twin = SentOnce()
@@ -221,7 +221,7 @@ def test_the_table_reads_what_it_writes():
     assert again.get(("T", "K"), 6) is None
 
 
-def test_a_frame_that_is_applied_again_changes_nothing():
+def test_reapplied_idempotent_sends_change_nothing():
     state = BrokerState()
     command = b'{"op":"sent_once","window_ms":9,"max":1,"host":"00","sends":[["T","%s",0,0,0]]}'
     state.apply(1, 1, command % b"A", 100)
@@ -230,7 +230,7 @@ def test_a_frame_that_is_applied_again_changes_nothing():
     assert list(state.once.sent) == [("T", "B")]
 
 
-async def test_tries_that_go_to_the_next_leader_are_not_stored_again(tmp_path):
+async def test_idempotent_sends_repeated_at_the_next_leader_are_not_stored_again(tmp_path):
     """The first tries are answered by a leader that dies then; all come again, some twice."""
     async with Group(tmp_path, 3, {"snapshot": 200}, **PATIENT) as group:
         first = await group.leader()
@@ -260,7 +260,7 @@ async def test_tries_that_go_to_the_next_leader_are_not_stored_again(tmp_path):
         assert sorted(keys) == [f"K{number}" for number in range(10)]
 
 
-async def test_tries_whose_answer_died_with_the_leader_are_stored_once(tmp_path):
+async def test_idempotent_sends_in_flight_at_a_leader_crash_are_stored_once(tmp_path):
     """Sends are under way as the leader dies: nobody knows which of them are stored, and all are
     tried again until they are answered."""
     async with Group(tmp_path, 3, **PATIENT) as group:
@@ -294,7 +294,7 @@ async def test_tries_whose_answer_died_with_the_leader_are_stored_once(tmp_path)
         assert len(records) == 60
 
 
-async def test_a_restart_and_a_classic_master_know_it_too(tmp_path):
+async def test_idempotent_sends_survive_a_restart_in_both_modes(tmp_path):
     for name, settings in (("raft", {}), ("classic", {"enableDLegerCommitLog": "false"})):
         async with Group(tmp_path / name, **settings) as group:
             broker = await group.leading()

@@ -36,7 +36,7 @@ def tables(*steps):
     return offsets, pops
 
 
-def test_a_slave_has_the_masters_pops_in_place_of_its_own():
+def test_slave_replaces_its_pops_by_the_masters():
     offsets, pops = tables(pop(0, 0, 10), ("done", "T", "g", 0, 0, 1_000, 3))
     mine = tables(pop(0, 0, 30), pop(1, 0, 5))
     apply_answer(mine[0], mine[1], loads_object(encode(offsets, pops, {})))
@@ -44,7 +44,7 @@ def test_a_slave_has_the_masters_pops_in_place_of_its_own():
     assert mine[0].offsets == {("T", "g"): {0: 10, 1: 5}}
 
 
-def test_a_table_that_fits_no_answer_leaves_offsets_before_what_is_in_flight():
+def test_pop_table_above_the_answer_size_leaves_offsets_before_the_pops():
     offsets, pops = tables(
         pop(0, 0, 10),
         ("done", "T", "g", 0, 0, 1_000, 0b111),  # 3 to 9 are in flight
@@ -62,7 +62,7 @@ def test_a_table_that_fits_no_answer_leaves_offsets_before_what_is_in_flight():
     assert mine[1].modes == {("T", "g"): ("POP", 4)}
 
 
-def test_a_master_that_tells_of_no_pops_has_none():
+def test_master_answer_without_pops_clears_the_slaves_pops():
     offsets, _ = tables(pop(0, 0, 10))
     mine = tables(pop(0, 0, 30), ("mode", "T", "g", "POP", 4))
     apply_answer(mine[0], mine[1], offsets.to_json())
@@ -89,7 +89,7 @@ NO_BATCH = [0, 1, [], "0", 1, 1, "", "", False, [], []]  # of no messages
         },
     ],
 )
-def test_what_is_no_table_changes_nothing(value):
+def test_malformed_pop_table_changes_nothing(value):
     mine = tables(pop(0, 0, 30))
     before = [table.to_json() for table in mine]
     with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):

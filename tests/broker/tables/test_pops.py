@@ -40,7 +40,7 @@ def check(table):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_every_message_is_in_flight_or_acknowledged_or_behind_the_cursor(seed):
+def test_each_message_is_in_flight_acknowledged_or_after_the_pop_cursor(seed):
     rng = random.Random(seed)
     table, done, revived, now_ms = PopTable(), set(), set(), 1_000
     apply(table, take(0, 0, 1, offsets=[]))
@@ -110,7 +110,7 @@ def test_an_orderly_take_replaces_the_batch_and_counts_its_deliveries():
     assert (table.get(PLACE).next, table.batch_count, table.get(PLACE).in_flight) == (5, 0, 0)
 
 
-def test_a_take_that_does_not_know_of_a_reset_changes_nothing():
+def test_pop_step_decided_before_an_offset_reset_changes_nothing():
     state = BrokerState()
     index = 0
 
@@ -131,7 +131,7 @@ def test_a_take_that_does_not_know_of_a_reset_changes_nothing():
     assert state.pops.get(PLACE) is None and state.pops.batch_count == 0
 
 
-def test_void_handles_are_remembered_up_to_a_limit():
+def test_void_receipt_handles_are_limited():
     table = PopTable()
     for number in range(VOID_MAX + 10):
         pop_ms = 1_000 + number
@@ -143,6 +143,6 @@ def test_void_handles_are_remembered_up_to_a_limit():
 
 
 @pytest.mark.parametrize("steps", [[["grab", "T", "g"]], [["take", "T"]], [7], None, [["done"]]])
-def test_what_is_no_step_stops_the_replica(steps):
+def test_malformed_pop_step_stops_the_replica(steps):
     with pytest.raises(StateError):
         BrokerState().apply(1, 1, orjson.dumps({"op": "pop", "steps": steps}))

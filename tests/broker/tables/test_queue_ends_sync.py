@@ -14,7 +14,7 @@ def ends(store):
     )
 
 
-async def test_queues_without_a_message_in_the_last_segment_are_told(tmp_path):
+async def test_master_sends_the_ends_of_queues_without_a_recent_message(tmp_path):
     master = classic_store(OsDisk(str(tmp_path / "master")))
     append_classic(master, [record(topic="Old")] * 5, 1_000)
     append_classic(master, [record(topic="Idle", queue_id=2)] * 50, 1_000)
@@ -33,7 +33,7 @@ async def test_queues_without_a_message_in_the_last_segment_are_told(tmp_path):
     assert append_classic(again, [record(topic="Idle", queue_id=2)], 1)[0].queue_offset == 50
 
 
-def test_a_master_that_tells_no_ends_has_none():
+def test_master_answer_without_queue_ends_is_empty():
     assert decode({}) == []
 
 
@@ -55,6 +55,6 @@ def test_a_master_that_tells_no_ends_has_none():
         [["a/b", 0, 5]],
     ],
 )
-def test_what_is_no_list_of_ends_is_refused(ends):
+def test_malformed_queue_ends_are_rejected(ends):
     with pytest.raises((TypeError, ValueError)):
         decode({KEY: ends})

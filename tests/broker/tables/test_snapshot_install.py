@@ -192,7 +192,7 @@ def assert_refilled(replica, donor):
     assert ends == [(s.start, s.end) for s in donor.store.commitlog.segments()]
 
 
-def test_an_empty_replica_becomes_what_the_donor_is(donor):
+def test_empty_replica_installs_the_donors_snapshot(donor):
     disk = SimDisk(Random(2))
     snapshotmarker.note(disk, RAFT, donor.snapshot().encode())
     replica = Replica(disk)
@@ -205,7 +205,7 @@ def test_an_empty_replica_becomes_what_the_donor_is(donor):
     assert_refilled(Replica(disk), donor)
 
 
-def test_the_next_message_of_a_queue_that_lost_all_gets_the_next_number(donor):
+def test_empty_queue_continues_at_its_offset_after_a_snapshot_install(donor):
     disk = SimDisk(Random(2))
     snapshotmarker.note(disk, RAFT, donor.snapshot().encode())
     for _ in range(2):  # also when it is started once more before that
@@ -220,7 +220,7 @@ def test_the_next_message_of_a_queue_that_lost_all_gets_the_next_number(donor):
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_killed_at_any_operation_the_old_store_or_the_new_one_is_there(donor, power):
+def test_install_killed_at_any_operation_leaves_the_old_or_the_new_store(donor, power):
     data = donor.snapshot().encode()
     operations, outcomes = 0, set()
     while True:
@@ -251,7 +251,7 @@ def test_killed_at_any_operation_the_old_store_or_the_new_one_is_there(donor, po
     assert operations > 60 and outcomes == {"old", "new"}
 
 
-def test_a_note_that_rotted_leaves_nothing_and_says_that_promises_are_lost(donor):
+def test_corrupt_install_marker_empties_the_store_and_loses_promises(donor):
     replica = stranded(3)
     disk = replica.disk
     snapshotmarker.note(disk, RAFT, donor.snapshot().encode())
@@ -271,7 +271,7 @@ def test_a_note_that_rotted_leaves_nothing_and_says_that_promises_are_lost(donor
     assert HardStateFile(disk, f"{RAFT}/hardstate").load() == HardState(9, "n2", recovered=False)
 
 
-def test_tables_ahead_of_a_log_that_nobody_installed_are_not_believed(donor):
+def test_tables_ahead_of_the_log_without_an_install_are_rejected(donor):
     disk = SimDisk(Random(2))
     snapshotmarker.note(disk, RAFT, donor.snapshot().encode())
     Replica(disk)
@@ -281,7 +281,7 @@ def test_tables_ahead_of_a_log_that_nobody_installed_are_not_believed(donor):
         Replica(disk)
 
 
-def test_nothing_is_captured_while_the_queues_do_not_know_where_they_begin(donor):
+def test_snapshot_is_not_captured_before_queue_starts_are_known(donor):
     assert broker_side.capture(donor.state, donor.store) is not None
     ticket = donor.store.queues.start_flush()
     trimmed(donor.log, donor.store.commitlog.segments()[-1].start)
@@ -296,12 +296,12 @@ def test_nothing_is_captured_while_the_queues_do_not_know_where_they_begin(donor
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"tables":{},"queues":[]}'])
-def test_what_is_no_state_is_refused(data):
+def test_malformed_snapshot_state_is_rejected(data):
     with pytest.raises(StateError):
         broker_side.decode_state(data)
 
 
 @pytest.mark.parametrize("plant", [marker_goes_first, marker_goes_too_early])
-def test_a_marker_that_goes_before_its_work_is_done_is_found(donor, plant):
+def test_install_marker_removed_too_early_is_detected(donor, plant):
     with plant(), pytest.raises((AssertionError, StoreDamaged, QueuesLost)):
-        test_killed_at_any_operation_the_old_store_or_the_new_one_is_there(donor, False)
+        test_install_killed_at_any_operation_leaves_the_old_or_the_new_store(donor, False)

@@ -84,7 +84,7 @@ def picture(state):
     return [table.to_json() for table in state.tables]
 
 
-def test_commands_do_what_they_say():
+def test_table_commands_have_their_effect():
     state = applied(COMMANDS)
     assert state.topics.get("T") == TopicConfig("T", 4, 4)
     assert state.topics.get("U") is None
@@ -97,7 +97,7 @@ def test_commands_do_what_they_say():
     assert state.topics.data_version() == {"counter": 3, "stateVersion": 0, "timestamp": 1008}
 
 
-def test_changes_are_told_only_when_something_changed():
+def test_topic_change_is_reported_only_if_the_topic_changed():
     state = BrokerState()
     assert state.apply(1, 1, COMMANDS[0]).topics == ("T",)
     assert state.apply(2, 1, COMMANDS[0]).topics == ()
@@ -105,7 +105,7 @@ def test_changes_are_told_only_when_something_changed():
 
 
 @pytest.mark.parametrize("end", range(len(COMMANDS)))
-def test_commands_that_are_taken_back_may_come_again_or_others_in_their_places(end):
+def test_truncated_commands_can_be_reapplied_or_replaced(end):
     def said(state):
         times = {"dataVersion": None, "createdMs": None, "deletedMs": None}
         return [{**table, **times} for table in picture(state)]
@@ -121,7 +121,7 @@ def test_commands_that_are_taken_back_may_come_again_or_others_in_their_places(e
     assert state.topics.get("T") == TopicConfig("T", 4, 4)  # of a command that was taken back
 
 
-def test_replay_over_any_mixture_of_snapshot_ages_gives_the_same_tables(tmp_path):
+def test_replay_over_snapshots_of_any_age_gives_the_same_tables(tmp_path):
     complete = picture(applied(COMMANDS))
     for ages in [
         (17, 14, 12, 0, 3, 8, 10, 11, 12),
@@ -139,7 +139,7 @@ def test_replay_over_any_mixture_of_snapshot_ages_gives_the_same_tables(tmp_path
         assert picture(state) == complete
 
 
-def test_snapshot_is_a_copy_and_falls_back_to_the_one_before(tmp_path):
+def test_snapshot_is_a_copy_and_the_previous_one_is_a_fallback(tmp_path):
     disk = OsDisk(str(tmp_path))
     state = applied(COMMANDS[:4])
     copies = snapshot.capture(state)
@@ -162,7 +162,7 @@ def test_snapshot_is_a_copy_and_falls_back_to_the_one_before(tmp_path):
 
 @pytest.mark.parametrize("name", ["pops.json", "topics.json", "consumerOffset.json"])
 @pytest.mark.parametrize("started_anew", [False, True])
-def test_a_damaged_file_and_a_kill_in_the_next_writing_lose_no_table(name, started_anew):
+def test_damaged_snapshot_file_and_a_killed_write_lose_no_table(name, started_anew):
     """The damaged file takes the copy's place in it, if nobody knows of the damage."""
     for operations in range(1, 80):
         disk = twice_written()
@@ -183,7 +183,7 @@ def test_a_damaged_file_and_a_kill_in_the_next_writing_lose_no_table(name, start
 
 @pytest.mark.parametrize("name", ["pops.json", "topics.json", "consumerOffset.json"])
 @pytest.mark.parametrize("wrong", [("",), ("", ".bak"), (".bak",)])
-def test_the_only_whole_version_stands_beside_and_outlives_a_kill_in_the_next_writing(name, wrong):
+def test_last_intact_table_version_survives_a_killed_write(name, wrong):
     """Of the file and its copy, those of `wrong` are damaged, and there is no other."""
     path = f"config/{name}"
     for operations in range(1, 80):
@@ -202,7 +202,7 @@ def test_the_only_whole_version_stands_beside_and_outlives_a_kill_in_the_next_wr
         assert reloaded(disk).applied_index >= AGES[1]
 
 
-def test_a_file_found_damaged_does_not_take_the_place_of_its_copy():
+def test_damaged_table_file_does_not_replace_its_copy():
     disk = twice_written()
     for _ in range(2):
         assert disk.spoil("config/topics.json", 9, lambda rest: bytes(len(rest)))
@@ -210,7 +210,7 @@ def test_a_file_found_damaged_does_not_take_the_place_of_its_copy():
         snapshot.write(disk, snapshot.capture(applied(COMMANDS)))
 
 
-def test_classic_mode_reads_what_a_kill_left_beside_a_damaged_copy():
+def test_classic_mode_reads_a_temporary_file_beside_a_damaged_copy():
     disk = SimDisk(random.Random(1))
     for age in AGES:
         files = snapshot.capture(applied(COMMANDS[:age]))
@@ -264,7 +264,7 @@ def taken(state, name):
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_bad_entry_of_a_foreign_table_costs_that_entry_alone(tmp_path, caplog, name):
+def test_invalid_entry_of_a_foreign_table_is_skipped_alone(tmp_path, caplog, name):
     config = tmp_path / "config"
     config.mkdir()
     given, count = foreign(name, good=True)
@@ -283,7 +283,7 @@ def test_a_bad_entry_of_a_foreign_table_costs_that_entry_alone(tmp_path, caplog,
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_table_without_any_good_entry_is_not_taken(tmp_path, name):
+def test_foreign_table_without_a_valid_entry_is_rejected(tmp_path, name):
     (tmp_path / "config").mkdir()
     given, _ = foreign(name, good=False)
     (tmp_path / "config" / name).write_bytes(given)
@@ -311,7 +311,7 @@ def reloaded(disk) -> BrokerState:
 
 
 @pytest.mark.parametrize("topics", [0, 1, 499, 500, 1_001])
-def test_a_snapshot_in_pieces_is_the_whole(tmp_path, topics):
+def test_snapshot_written_in_pieces_is_complete(tmp_path, topics):
     disk, state = OsDisk(str(tmp_path)), BrokerState()
     for index in range(topics):
         name = f"t-{index * 7919 % 1009:04d}"
@@ -331,7 +331,7 @@ def test_a_snapshot_in_pieces_is_the_whole(tmp_path, topics):
     assert picture(loaded) == picture(state) and not loaded.damaged
 
 
-def test_a_table_that_did_not_change_is_turned_into_json_once(tmp_path, monkeypatch):
+def test_unchanged_table_is_encoded_once(tmp_path, monkeypatch):
     disk, state, encoded, requested = OsDisk(str(tmp_path)), BrokerState(), {}, []
     for index in range(600):
         state.apply(index + 1, 5, put_topic(TopicConfig(f"t{index}", 1, 1)))
@@ -367,7 +367,7 @@ def test_a_table_that_did_not_change_is_turned_into_json_once(tmp_path, monkeypa
         b'{"op":"commit_offsets","commits":[["T","g",0]]}',
     ],
 )
-def test_a_command_that_makes_no_sense_stops_the_replica(payload):
+def test_malformed_command_stops_the_replica(payload):
     state = BrokerState()
     with pytest.raises(StateError):
         state.apply(1, 1, payload)
@@ -388,11 +388,11 @@ def test_a_command_that_makes_no_sense_stops_the_replica(payload):
         ("../x", False),
     ],
 )
-def test_topic_names(name, fine):
+def test_topic_names_are_validated(name, fine):
     assert (topic_name_problem(name) == "") is fine
 
 
-def test_topic_counts():
+def test_topic_queue_counts_and_permissions_are_validated():
     assert topic_problem(TopicConfig("T", 65_536, 0)) == ""
     assert "65537" in topic_problem(TopicConfig("T", 65_537, 1))
     assert "no queue" in topic_problem(TopicConfig("T", 0, 0))
@@ -402,7 +402,7 @@ def test_topic_counts():
 # ---- filters and holds -------------------------------------------------------------------------
 
 
-def test_tags():
+def test_tag_expressions_are_parsed_and_limited():
     assert parse_tags("*") is None
     assert parse_tags("") is None
     codes = frozenset({java_string_hash("A"), java_string_hash("B")})
@@ -424,7 +424,7 @@ def units(*codes):
     return b"".join(struct.pack(">qiq", 0, 100, code) for code in codes)
 
 
-def test_holds_wake_by_queue_and_tag_and_time():
+def test_held_pulls_wake_by_queue_tag_and_time():
     released = []
     holds = HoldTable(10, Allowance(0), released.append)
     holds.hold(Held(("T", 0), Filter(), 100, "all"))
@@ -448,7 +448,7 @@ def test_holds_wake_by_queue_and_tag_and_time():
     assert (released[3:], holds.count) == (["kept"], 0)
 
 
-def test_holds_are_bounded_and_forget_what_was_released():
+def test_held_pulls_are_limited_and_released_ones_are_dropped():
     released, kept = [], Allowance(100)
     holds = HoldTable(3, kept, released.append)
     hold = partial(Held, ("T", 0), Filter(), 10)
@@ -468,7 +468,7 @@ def test_holds_are_bounded_and_forget_what_was_released():
     assert kept.used_bytes == 0
 
 
-def test_a_pull_ends_with_its_connection():
+def test_held_pull_ends_with_its_connection():
     released, kept = [], Allowance(100)
     holds = HoldTable(10, kept, released.append)
     for owner in ("a", "b"):
@@ -483,7 +483,7 @@ def test_a_pull_ends_with_its_connection():
 
 
 @pytest.mark.parametrize("end", ["arrived", "expire", "release_all"])
-def test_thousands_of_pulls_are_released_in_turns(end):
+def test_thousands_of_held_pulls_are_released_over_several_turns(end):
     """Whatever releases them: the loop has other things to do than to run so many pulls again."""
     released = []
     holds = HoldTable(10_000, Allowance(0), released.append)
@@ -527,7 +527,7 @@ class Clients:
         return self.table.heartbeat(connection, body, 0, 409, now_ms)
 
 
-def test_members_come_go_and_are_told():
+def test_client_table_notifies_members_of_joins_and_leaves():
     clients = Clients()
     a, b = FakeConnection("a:1"), FakeConnection("b:1")
     assert clients.beat(a, "c1") is True
@@ -545,7 +545,7 @@ def test_members_come_go_and_are_told():
     assert clients.used == ["g", "g", "g"]
 
 
-def test_subscription_changes_are_told_and_versions_only_grow():
+def test_client_table_notifies_of_subscription_changes_of_newer_versions():
     clients = Clients()
     a = FakeConnection()
     clients.beat(a, "c1", subs=[{"topic": "T", "subString": "x", "subVersion": 5}])
@@ -559,7 +559,7 @@ def test_subscription_changes_are_told_and_versions_only_grow():
     assert len(a.oneways) == count
 
 
-def test_a_client_that_comes_back_over_a_new_connection_survives_the_old_ones_end():
+def test_reconnected_client_survives_the_end_of_its_old_connection():
     clients = Clients()
     old, new = FakeConnection(), FakeConnection()
     clients.beat(old, "c1")
@@ -568,7 +568,7 @@ def test_a_client_that_comes_back_over_a_new_connection_survives_the_old_ones_en
     assert clients.table.client_ids("g") == ["c1"]
 
 
-def test_silence_expires_exactly_behind_the_bound():
+def test_silent_client_expires_exactly_after_the_limit():
     clients = Clients()
     clients.beat(FakeConnection(), "c1", now_ms=0)
     clients.table.expire(120_000)
@@ -577,7 +577,7 @@ def test_silence_expires_exactly_behind_the_bound():
     assert clients.table.client_ids("g") == []
 
 
-def test_clients_are_bounded():
+def test_clients_are_limited_in_number():
     clients = Clients(clients_max=2)
     clients.beat(FakeConnection(), "c1")
     clients.beat(FakeConnection(), "c2")
@@ -590,7 +590,7 @@ def test_clients_are_bounded():
         clients.table.heartbeat(FakeConnection(), {}, 0, 0, 0)
 
 
-def test_what_clients_say_is_bounded_in_bytes_and_given_back():
+def test_client_subscriptions_are_limited_in_bytes_and_released():
     clients = Clients(clients_max=100)
     kept = clients.table._kept
     kept.bytes_max = 200_000
@@ -624,14 +624,14 @@ def test_what_clients_say_is_bounded_in_bytes_and_given_back():
         {"consumerDataSet": [{"groupName": "good", "subscriptionDataSet": 7}]},
     ],
 )
-def test_a_heartbeat_that_makes_no_sense_changes_nothing(body):
+def test_malformed_heartbeat_changes_nothing(body):
     clients = Clients()
     with pytest.raises(BodyError):
         clients.table.heartbeat(FakeConnection(), {"clientID": "c"} | body, 0, 0, 0)
     assert (clients.table.consumers, clients.table.producers, clients.used) == ({}, {}, [])
 
 
-def test_one_connection_is_not_all_clients(monkeypatch):
+def test_clients_per_connection_are_limited(monkeypatch):
     monkeypatch.setattr("raftmq.broker.clients.MEMBERSHIPS_PER_CONNECTION_MAX", 3)
     clients = Clients(clients_max=10)
     greedy = FakeConnection()
@@ -647,7 +647,7 @@ def test_one_connection_is_not_all_clients(monkeypatch):
 # ---- commits -----------------------------------------------------------------------------------
 
 
-async def test_commits_share_a_frame_and_waiters_are_answered_when_it_is_applied():
+async def test_commits_share_a_frame_and_waiters_are_answered_when_applied():
     frames = []
 
     def propose(payload):
@@ -680,7 +680,7 @@ async def test_commits_share_a_frame_and_waiters_are_answered_when_it_is_applied
     await query
 
 
-async def test_commits_fit_into_what_the_log_takes():
+async def test_commit_commands_are_split_to_the_size_of_the_log():
     """Segments may be smaller than a frame of commits would be."""
     payloads = []
 
@@ -696,7 +696,7 @@ async def test_commits_fit_into_what_the_log_takes():
     assert 40_000 < max(map(len, payloads)) <= 50_000
 
 
-async def test_each_waiter_hears_of_the_frame_that_has_its_commit():
+async def test_commit_waiter_gets_the_outcome_of_its_own_frame():
     """Frames have an upper size; the first of two is refused, and only its waiters are."""
     frames = []
 
@@ -723,7 +723,7 @@ async def test_each_waiter_hears_of_the_frame_that_has_its_commit():
     await last
 
 
-async def test_commit_waiters_hear_of_lost_leadership_and_of_refusals():
+async def test_commit_waiters_fail_on_lost_leadership_and_rejection():
     def refuse(payload):
         raise RuntimeError("no leader")
 
@@ -741,7 +741,7 @@ async def test_commit_waiters_hear_of_lost_leadership_and_of_refusals():
     assert not CommitService(refuse, lambda: False).commit("T", "g", 0, 1)
 
 
-async def test_gathered_commits_are_bounded_but_known_queues_may_go_on():
+async def test_gathered_commits_are_limited_and_known_queues_may_continue():
     frames = []
 
     def propose(payload):
@@ -770,7 +770,7 @@ def test_rates_over_three_windows_and_midnights():
     assert Rates(5, 1).text(5, 0) == "0.0 0.0 0.0"
 
 
-async def test_offsets_beyond_their_number_are_refused_and_known_ones_go_on():
+async def test_offsets_are_limited_in_number_and_known_ones_may_continue():
     """Anybody can name queues and groups; the table that every replica keeps has an end."""
     table = OffsetTable()
     proposed = []
@@ -795,7 +795,7 @@ async def test_offsets_beyond_their_number_are_refused_and_known_ones_go_on():
     assert service.commit("T", "other", 0, 5)
 
 
-def test_offsets_are_counted_however_they_come_and_go():
+def test_offset_count_is_exact_over_random_changes():
     random_ = random.Random(7)
     table = OffsetTable()
     for _ in range(300):
@@ -826,7 +826,7 @@ def test_offsets_are_counted_however_they_come_and_go():
         ({"counter": 3, "timestamp": 7}, (0, 4), 7),
     ],
 )
-def test_a_table_of_apaches_is_taken_whole(version, counts, timestamp_ms):
+def test_apaches_topic_table_is_loaded_completely(version, counts, timestamp_ms):
     bean = {"topicName": "T", "readQueueNums": counts[0], "writeQueueNums": counts[1], "perm": 6}
     other = {"topicName": "Other", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
     table = TopicTable()

@@ -14,7 +14,7 @@ REAL = bytes.fromhex("000001a1fcbfb2c0000000000000006800000000000000020000000000
 READ_MS = 0x1A1FCBFB2C0
 
 
-def test_what_was_in_the_wheel_and_due_is_delivered_and_nothing_else():
+def test_apaches_timer_check_marks_due_messages_of_its_wheel_as_delivered():
     progress = progress_of(REAL + bytes(4_064))
     assert not progress.lets_wait(READ_MS - 1_000, 0)
     assert not progress.lets_wait(READ_MS - 1, 1)
@@ -23,11 +23,11 @@ def test_what_was_in_the_wheel_and_due_is_delivered_and_nothing_else():
 
 
 @pytest.mark.parametrize("data", [b"", REAL[:31], bytes(4_096), b"\xff" * 32])
-def test_a_damaged_or_empty_one_tells_nothing(data):
+def test_damaged_or_empty_timer_check_has_no_progress(data):
     assert progress_of(data) == NOTHING
 
 
-def test_it_counts_for_a_store_without_a_progress_of_ours(tmp_path):
+def test_apaches_timer_check_counts_only_without_own_progress(tmp_path):
     disk = OsDisk(str(tmp_path))
     config = tmp_path / "config"
     config.mkdir()

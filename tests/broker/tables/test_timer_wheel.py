@@ -53,7 +53,7 @@ def a_time(rng, now_ms):
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_everything_comes_once_and_in_order_whoever_leads(seed):
+def test_timer_wheel_delivers_each_message_once_in_order_over_leaders(seed):
     """Leaders that deliver, whose deliveries are lost or not heard of, and those that follow."""
     rng = random.Random(seed)
     model = Model(rng)
@@ -136,7 +136,7 @@ def store_again(model, wheel):
         model.fed(wheel).settle(model.progress)
 
 
-def test_a_message_comes_when_its_slot_is_over_and_not_before():
+def test_timer_wheel_delivers_a_message_after_its_slot():
     wheel = TimerWheel()
     wheel.take(0, NOW)
     assert wheel.next_due_ms == NOW
@@ -144,7 +144,7 @@ def test_a_message_comes_when_its_slot_is_over_and_not_before():
     assert wheel.pop(NOW + 1, 10) == [Waiting(NOW, 0)]
 
 
-def test_one_that_is_far_away_does_not_make_the_nearer_ones_dear():
+def test_timer_wheel_opens_a_bucket_only_at_its_time():
     """A bucket is opened when its time comes, not because it is the next."""
     wheel = TimerWheel()
     wheel.take(0, NOW + 86_400_000)
@@ -154,7 +154,7 @@ def test_one_that_is_far_away_does_not_make_the_nearer_ones_dear():
     assert wheel.next_due_ms == NOW + 3_600_000
 
 
-def test_a_progress_as_json_is_the_same():
+def test_timer_progress_round_trip_through_json():
     progress = Progress(NOW, 7, 9, 3)
     assert progress_from_json(progress._asdict()) == progress
     with pytest.raises(KeyError):

@@ -26,7 +26,7 @@ def applied(*payloads, state=None):
     return state
 
 
-def test_a_writer_is_opened_writes_and_is_deleted():
+def test_writer_is_opened_writes_and_is_deleted():
     state = applied(open_writer(*KEY, 3))
     writer = state.writers.writers[KEY]
     assert (writer.epoch, writer.stamp_ms, dict(writer.watermarks)) == (3, 1_000, {})
@@ -42,7 +42,7 @@ def test_a_writer_is_opened_writes_and_is_deleted():
     assert not state.writers.writers
 
 
-def test_several_requests_of_one_frame_count_all_and_a_second_time_none():
+def test_watermarks_of_one_frame_are_all_applied_once():
     both = several([wrote(KEY, 0, Watermark(1, 0)), wrote(KEY, 1, Watermark(1, 0))])
     state = applied(open_writer(*KEY, 1), both)
     assert dict(state.writers.writers[KEY].watermarks) == {0: (1, 0), 1: (1, 0)}
@@ -51,13 +51,13 @@ def test_several_requests_of_one_frame_count_all_and_a_second_time_none():
     assert state.writers.writers[KEY].watermarks[0] == (2, 0)
 
 
-def test_what_cannot_be_understood_stops_the_replica():
+def test_malformed_writer_command_stops_the_replica():
     for wrong in (b'{"op":"open_writer","topic":"T"}', b'{"op":"wrote","topic":"T","writer":"w"}'):
         with pytest.raises(StateError):
             applied(open_writer(*KEY, 1), wrong)
 
 
-def test_copies_share_nothing_and_are_read_back():
+def test_writer_table_copy_is_independent_and_round_trips():
     state = applied(open_writer(*KEY, 1), wrote(KEY, 0, Watermark(5, 6)))
     twin = dict(snapshot.capture(state).tables)[snapshot.WRITERS]
     applied(wrote(KEY, 0, Watermark(6, 0)), delete_writer(*KEY), state=state)
@@ -68,7 +68,7 @@ def test_copies_share_nothing_and_are_read_back():
 
 
 @pytest.mark.parametrize("lost", snapshot.FILES)
-def test_a_file_that_is_gone_is_not_taken_for_one_that_there_never_was(tmp_path, caplog, lost):
+def test_removed_table_file_is_reported_as_missing(tmp_path, caplog, lost):
     disk = OsDisk(str(tmp_path))
     copies = snapshot.capture(applied(group_id(bytes(16)), announce("n0", "h:1")))
     snapshot.write(disk, copies)

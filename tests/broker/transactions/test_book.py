@@ -19,7 +19,7 @@ def half(offset, root=None, due_ms=100, checks=0, **of):
     )
 
 
-def test_a_half_is_open_until_it_ends_once():
+def test_half_message_is_open_until_it_ends_once():
     book = HalfBook(0, 0)
     assert book.add_half(half(0))
     assert book.add_half(half(1))
@@ -34,7 +34,7 @@ def test_a_half_is_open_until_it_ends_once():
     assert book.progress() == (1, 1)
 
 
-def test_an_op_that_is_read_before_its_half():
+def test_op_message_may_be_read_before_its_half_message():
     book = HalfBook(5, 3)
     book.add_op(3, [6, 4])  # 4 is below where this book begins
     assert book.add_half(half(5))
@@ -44,7 +44,7 @@ def test_an_op_that_is_read_before_its_half():
     assert book.progress() == (7, 4)
 
 
-def test_a_half_that_moved_is_found_by_its_root():
+def test_half_message_stored_again_is_found_by_its_root():
     book = HalfBook(0, 0)
     book.add_half(half(0))
     book.close(0)  # stored again by a check
@@ -62,7 +62,7 @@ def test_a_half_that_moved_is_found_by_its_root():
 
 @pytest.mark.parametrize("other", [{"topic": "Bait"}, {"group": "h"}, {"key": "L"}])
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_half_that_names_the_root_of_another_speaks_for_itself_alone(other, moved):
+def test_half_message_with_a_copied_root_does_not_end_the_original(other, moved):
     """Older brokers stored what a client had copied from another half."""
     book = HalfBook(0, 0)
     book.add_half(half(0))
@@ -79,7 +79,7 @@ def test_a_half_that_names_the_root_of_another_speaks_for_itself_alone(other, mo
     assert book.decision(rooted(0, **other)) == ROLLBACK
 
 
-def test_due_comes_once_until_it_is_scheduled_again():
+def test_due_half_message_is_returned_once_per_schedule():
     book = HalfBook(0, 0)
     for offset, due_ms in enumerate((300, 100, 200, 100)):
         book.add_half(half(offset, due_ms=due_ms))
@@ -91,7 +91,7 @@ def test_due_comes_once_until_it_is_scheduled_again():
     assert [h.offset for h in book.due(300, 9)] == [2, 0]
 
 
-def test_what_retention_took_is_of_no_interest():
+def test_half_and_op_messages_removed_by_retention_are_skipped():
     book = HalfBook(0, 0)
     book.add_half(half(0))
     book.add_op(0, [9])
@@ -105,7 +105,7 @@ def test_what_retention_took_is_of_no_interest():
     assert book.progress() == (21, 9)
 
 
-def test_only_so_many_ends_are_remembered(monkeypatch):
+def test_remembered_transaction_ends_are_limited(monkeypatch):
     monkeypatch.setattr(room, "ENDED_MAX", 3)
     book = HalfBook(0, 0)
     for offset in range(5):
@@ -115,7 +115,7 @@ def test_only_so_many_ends_are_remembered(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_book_begun_at_any_note_of_progress_knows_the_same(seed):
+def test_half_book_restored_from_any_progress_has_the_same_open_halves(seed):
     """As a new leader's: whatever the old one noted, reading on from there gives what is open."""
     rng = random.Random(seed)
     old = HalfBook(0, 0)

@@ -80,7 +80,7 @@ def bodies(broker, topic="Orders", queue=1):
     return [record.body.decode() for record in records(broker, topic, queue)]
 
 
-async def test_a_half_is_seen_once_it_is_committed(tmp_path):
+async def test_half_message_is_delivered_once_it_is_committed(tmp_path):
     async with Group(tmp_path, **UNASKED) as group:
         broker = await group.leading()
         await group.create_topic(broker, "Orders")
@@ -114,7 +114,7 @@ async def test_a_half_is_seen_once_it_is_committed(tmp_path):
 
 
 @pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
-async def test_a_half_copied_from_another_ends_none_but_itself(tmp_path, decision):
+async def test_half_message_copied_from_another_ends_only_itself(tmp_path, decision):
     async with Group(tmp_path, count=1, **UNASKED) as group:
         broker = await group.leading()
         for topic in ("Orders", "Copies"):
@@ -130,7 +130,7 @@ async def test_a_half_copied_from_another_ends_none_but_itself(tmp_path, decisio
         assert bodies(broker, "Copies") == (["A"] if decision == COMMIT else [])
 
 
-async def test_what_is_no_half_message_is_refused(tmp_path):
+async def test_end_of_an_invalid_half_message_is_rejected(tmp_path):
     async with Group(tmp_path, **UNASKED) as group:
         broker = await group.leading()
         await group.create_topic(broker, "Orders")
@@ -152,7 +152,7 @@ async def test_what_is_no_half_message_is_refused(tmp_path):
         assert (nobody.code, "PGROUP" in nobody.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
 
 
-async def test_a_refusal_that_nobody_waits_for_is_logged(tmp_path, caplog):
+async def test_rejected_one_way_transaction_end_is_logged(tmp_path, caplog):
     """Clients of Apache end one-way: they are asked again later, and never hear why."""
     caplog.set_level("INFO", service.log.name)
     async with Group(tmp_path, **UNASKED) as group:
@@ -167,9 +167,7 @@ async def test_a_refusal_that_nobody_waits_for_is_logged(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("patience_ms", [60_000, 0])
-async def test_an_end_that_nobody_would_repeat_waits_for_room(
-    tmp_path, monkeypatch, caplog, patience_ms
-):
+async def test_one_way_transaction_end_waits_for_space(tmp_path, monkeypatch, caplog, patience_ms):
     caplog.set_level("INFO", service.log.name)
     monkeypatch.setattr(service, "BUSY_MS_MAX", patience_ms)
     async with Group(tmp_path, **UNASKED) as group:
@@ -198,9 +196,7 @@ async def test_an_end_that_nobody_would_repeat_waits_for_room(
             assert len(tries) == 2
 
 
-async def test_an_end_that_waits_for_another_goes_on_when_the_leadership_changes(
-    tmp_path, monkeypatch
-):
+async def test_waiting_transaction_end_continues_after_a_leader_change(tmp_path, monkeypatch):
     async with Group(tmp_path, **UNASKED) as group:
         broker = await group.leading()
         await group.create_topic(broker, "Orders")
@@ -223,7 +219,7 @@ async def test_an_end_that_waits_for_another_goes_on_when_the_leadership_changes
         assert bodies(broker) == ["A"]
 
 
-async def test_open_transactions_are_bounded_and_may_be_forbidden(tmp_path, monkeypatch):
+async def test_open_transactions_are_limited_and_can_be_disabled(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "OPEN_MAX", 2)
     async with Group(tmp_path, **UNASKED) as group:
         broker = await group.leading()
@@ -295,7 +291,7 @@ class Producer:
         assert (await self.client.invoke(self.broker.address, command, 60_000)).code == 0
 
 
-async def test_a_half_that_nobody_ends_is_asked_about_until_it_is_given_up(tmp_path, monkeypatch):
+async def test_open_half_message_is_checked_until_it_is_discarded(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "PROGRESS_MS", 20)
     settings = {
         "transactionTimeOut": 50,
@@ -330,7 +326,7 @@ async def test_a_half_that_nobody_ends_is_asked_about_until_it_is_given_up(tmp_p
             await producer.client.close()
 
 
-async def test_a_check_is_answered_with_what_it_said_or_with_what_was_sent(tmp_path):
+async def test_answer_to_a_check_may_use_the_sent_or_the_checked_id(tmp_path):
     """The producer's two threads do both at one time. It is asked once: there is time."""
     settings = {"transactionTimeOut": 50, "transactionCheckInterval": 3_600_000}
     async with Group(tmp_path, **settings) as group:
@@ -360,7 +356,7 @@ async def test_a_check_is_answered_with_what_it_said_or_with_what_was_sent(tmp_p
             await producer.client.close()
 
 
-async def test_a_half_with_all_the_properties_there_can_be_is_asked_about_and_committed(tmp_path):
+async def test_half_message_with_full_properties_is_checked_and_committed(tmp_path):
     """It is not stored again: there is no room for the count."""
     async with Group(tmp_path, transactionTimeOut=50, transactionCheckInterval=50) as group:
         broker = await group.leading()
@@ -380,7 +376,7 @@ async def test_a_half_with_all_the_properties_there_can_be_is_asked_about_and_co
             await producer.client.close()
 
 
-async def test_an_open_half_that_retention_took_holds_nothing_up(tmp_path, caplog):
+async def test_half_message_removed_by_retention_does_not_block_later_ones(tmp_path, caplog):
     """Where a half ended that is not there any more is noted, and later ones are handled."""
     settings = {"mappedFileSizeCommitLog": 196_608, "maxMessageSize": 32_768, **UNASKED}
     async with Group(tmp_path, **settings) as group:
@@ -400,7 +396,7 @@ async def test_an_open_half_that_retention_took_holds_nothing_up(tmp_path, caplo
         assert "transactions_lost count=1" in caplog.text
 
 
-async def test_without_a_producer_nobody_was_asked_and_nothing_is_counted(tmp_path, monkeypatch):
+async def test_missing_producer_does_not_count_as_a_check(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "PROGRESS_MS", 20)
     settings = {"transactionTimeOut": 1, "transactionCheckInterval": 1, "transactionCheckMax": 1}
     async with Group(tmp_path, **settings) as group:
@@ -426,7 +422,7 @@ async def test_without_a_producer_nobody_was_asked_and_nothing_is_counted(tmp_pa
             await producer.client.close()
 
 
-async def test_its_sender_may_ask_for_more_time(tmp_path):
+async def test_producer_can_extend_the_transaction_check_time(tmp_path):
     async with Group(tmp_path, transactionTimeOut=1, transactionCheckInterval=1) as group:
         broker = await group.leading()
         await group.create_topic(broker, "Orders")
@@ -437,7 +433,7 @@ async def test_its_sender_may_ask_for_more_time(tmp_path):
         assert again == {b"B"}
 
 
-async def test_a_committed_message_may_be_delayed(tmp_path):
+async def test_committed_message_may_be_delayed(tmp_path):
     """From when it is committed: then it waits with the others of its level."""
     async with Group(tmp_path, messageDelayLevel="1h 2h", **UNASKED) as group:
         broker = await group.leading()
@@ -452,7 +448,7 @@ async def test_a_committed_message_may_be_delayed(tmp_path):
         assert bodies(broker) == []
 
 
-async def test_a_committed_message_may_wait_for_its_time(tmp_path):
+async def test_committed_message_may_be_a_timer_message(tmp_path):
     """A delay counts from the commit; a time that is too far away is refused at once."""
     async with Group(tmp_path, **UNASKED) as group:
         broker = await group.leading()
@@ -472,7 +468,7 @@ async def test_a_committed_message_may_wait_for_its_time(tmp_path):
         assert records(broker, "Orders")[0].store_timestamp_ms > near.store_timestamp_ms
 
 
-async def test_in_classic_mode_too(tmp_path):
+async def test_transactions_in_classic_mode(tmp_path):
     async with Classic(tmp_path, slaves=0, role="ASYNC_MASTER", **UNASKED) as group:
         broker = group.master
         await group.create_topic(broker, "Orders")
@@ -491,9 +487,7 @@ async def test_in_classic_mode_too(tmp_path):
         assert bodies(broker) == ["A", "C"]
 
 
-async def test_a_half_is_not_given_up_by_a_wrong_clock_before_its_producer_was_asked(
-    tmp_path, monkeypatch
-):
+async def test_half_message_is_not_discarded_by_a_wrong_clock_before_a_check(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "PROGRESS_MS", 20)
     settings = {"transactionTimeOut": 50, "transactionCheckInterval": 3_600_000}
     async with Group(tmp_path, **settings) as group:

@@ -43,14 +43,14 @@ ORDER = {"price": "17", "region": "Hangzhou", "TAGS": "TagA", "vip": "true", "ra
         ("missing = nothing", True),
     ],
 )
-def test_three_values(text: str, result: bool | None) -> None:
+def test_sql92_has_three_valued_logic(text: str, result: bool | None) -> None:
     expression = compile_expression(text)
     assert expression.evaluate(ORDER) is result
     assert expression.matches(ORDER) is (result is True)
 
 
 @pytest.mark.parametrize("text", ["region > 5", "ratio = 1", "price > 5 AND TRUE = vip"])
-def test_what_does_not_compare_does_not_match(text: str) -> None:
+def test_sql92_comparison_of_incomparable_values_does_not_match(text: str) -> None:
     expression = compile_expression(text)
     with pytest.raises(Incomparable):
         expression.evaluate(ORDER)
@@ -87,19 +87,19 @@ def test_what_does_not_compare_does_not_match(text: str) -> None:
         ("a = 0L", 5, "expected an operator or the end, found 'L'"),
     ],
 )
-def test_errors_say_where(text: str, position: int, reason: str) -> None:
+def test_sql92_error_has_its_position(text: str, position: int, reason: str) -> None:
     with pytest.raises(Sql92Error) as caught:
         compile_expression(text)
     assert caught.value.position == position
     assert reason in str(caught.value)
 
 
-def test_errors_count_lines() -> None:
+def test_sql92_error_counts_lines() -> None:
     with pytest.raises(Sql92Error, match="line 2, column 5:"):
         compile_expression("a = 1\nAND = 2")
 
 
-def test_the_limit_of_length() -> None:
+def test_sql92_length_is_limited() -> None:
     text = "a = '" + "x" * (LENGTH_MAX - 6) + "'"
     assert len(text) == LENGTH_MAX
     assert not compile_expression(text).matches(ORDER)
@@ -108,7 +108,7 @@ def test_the_limit_of_length() -> None:
 
 
 @pytest.mark.parametrize(("begin", "end"), [("(", ")"), ("NOT ", ""), ("- ", ""), ("+", "")])
-def test_the_limit_of_depth(begin: str, end: str) -> None:
+def test_sql92_depth_is_limited(begin: str, end: str) -> None:
     middle = "TRUE" if begin != "- " else "a"
     tail = "" if begin != "- " else " IS NULL"
     within = DEPTH_MAX - 2
@@ -118,7 +118,7 @@ def test_the_limit_of_depth(begin: str, end: str) -> None:
             compile_expression(begin * count + middle + end * count + tail)
 
 
-def test_operators_in_a_row_are_bounded_too_but_and_and_or_are_not() -> None:
+def test_sql92_operator_chains_are_limited_except_and_and_or() -> None:
     with pytest.raises(Sql92Error, match="nested deeper than"):
         compile_expression("a" + " IS NULL" * (DEPTH_MAX + 1))
     for word in (" AND ", " OR "):
@@ -126,7 +126,7 @@ def test_operators_in_a_row_are_bounded_too_but_and_and_or_are_not() -> None:
 
 
 @pytest.mark.parametrize("term", ["price = 17", "region CONTAINS 'z'", "price"])
-def test_the_limit_of_operands(term: str) -> None:
+def test_sql92_operands_are_limited(term: str) -> None:
     within = OPERANDS_MAX if term == "price" else OPERANDS_MAX // 2
     length = LENGTH_MAX // len(term + " OR ")
     compile_expression(" OR ".join([term] * min(within, length)))
@@ -135,7 +135,7 @@ def test_the_limit_of_operands(term: str) -> None:
             compile_expression(" OR ".join([term] * (within + 1)))
 
 
-def test_what_is_evaluated_twice_counts_twice() -> None:
+def test_sql92_operand_evaluated_twice_counts_twice() -> None:
     text = "price = 17"
     for _ in range(15):  # the operand of each BETWEEN is evaluated twice
         text = f"-({text}) BETWEEN 1 AND 2"
@@ -143,7 +143,7 @@ def test_what_is_evaluated_twice_counts_twice() -> None:
         compile_expression(text)
 
 
-def test_work_is_counted_by_operands_and_by_what_they_read() -> None:
+def test_sql92_work_counts_operands_and_the_characters_that_they_read() -> None:
     expression = compile_expression("price > 5 AND region CONTAINS 'x' OR vip IS NULL")
     assert expression.work({}) == 5
     assert expression.work(ORDER | {"unasked": "x" * 30_000}) == 5
@@ -153,7 +153,7 @@ def test_work_is_counted_by_operands_and_by_what_they_read() -> None:
     assert compile_expression("TRUE").work(ORDER) == 1
 
 
-def test_an_expression_is_compiled_once_and_the_cache_is_bounded() -> None:
+def test_sql92_expression_is_compiled_once_and_the_cache_is_bounded() -> None:
     first = compile_expression("cached = 1")
     for number in range(2, CACHE_MAX + 1):
         compile_expression(f"cached = {number}")
@@ -163,7 +163,7 @@ def test_an_expression_is_compiled_once_and_the_cache_is_bounded() -> None:
     assert compile_expression("cached = 1") is not first
 
 
-def test_a_refusal_is_found_once_and_said_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sql92_error_is_cached_and_raised_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = list[str]()
 
     def noted(text: str) -> Expression:
@@ -186,7 +186,7 @@ def test_a_refusal_is_found_once_and_said_each_time(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "text", ["0", "00", "9", "09", "'", "''x", ".5", "0.", "5e", " ", "-", "/"]
 )
-def test_no_text_takes_long_to_refuse(text: str) -> None:
+def test_sql92_rejects_every_malformed_text_quickly(text: str) -> None:
     long = (text * LENGTH_MAX)[:LENGTH_MAX]
     start = process_time()
     for attempt in (long, f"a > {long}"[:LENGTH_MAX], long[:-1] + "e"):
@@ -197,21 +197,21 @@ def test_no_text_takes_long_to_refuse(text: str) -> None:
     assert process_time() - start < 1
 
 
-def test_floats_with_leading_zeros_are_numbers() -> None:
+def test_sql92_floats_may_have_leading_zeros() -> None:
     assert compile_expression("ratio = 000.50 AND price > 001e1").matches(ORDER)
 
 
 @pytest.mark.parametrize(
     "text", ["9" * 30_000 + "x", "0x" + "f" * 30_000, "1." + "0" * 30_000 + "x", "." * 30_000]
 )
-def test_a_long_property_is_converted_in_linear_time(text: str) -> None:
+def test_sql92_long_property_is_converted_in_linear_time(text: str) -> None:
     start = process_time()
     with pytest.raises(Incomparable):
         to_double(text)
     assert process_time() - start < 1
 
 
-def test_doubles_as_java_reads_them() -> None:
+def test_sql92_doubles_are_parsed_as_in_java() -> None:
     assert to_double(" 1e3d ") == 1000
     assert to_double("-0x1p9999") == float("-inf")
     for text in ("", ".", "1_0", "1e", "infinity", "nan", "\u0665"):

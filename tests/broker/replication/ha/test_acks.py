@@ -39,7 +39,7 @@ def book():
         ((True, NOTHING), [("give_up", None)], (FLUSH_DISK_TIMEOUT, 1)),
     ],
 )
-def test_one_batch(wants, steps, answer):
+def test_ack_status_for_each_flush_and_slave_condition(wants, steps, answer):
     acks = book()
     result = [acks.add("b", 10, flush=wants[0], slave=wants[1], now_ms=0)]
     for name, value in steps:
@@ -51,7 +51,7 @@ def test_one_batch(wants, steps, answer):
     assert len(acks) == 0
 
 
-def test_watermarks_answer_in_log_order():
+def test_ack_watermarks_answer_in_log_order():
     acks = book()
     for n in range(1, 6):
         assert acks.add(n, n * 10, flush=True, slave=WAIT, now_ms=n) == []
@@ -61,7 +61,7 @@ def test_watermarks_answer_in_log_order():
     assert acks.replicated(50) == [(4, OK), (5, OK)]
 
 
-def test_who_waits_for_a_slave_holds_up_nobody():
+def test_batch_that_waits_for_a_slave_does_not_delay_others():
     acks = book()
     assert acks.add("waits", 10, flush=False, slave=WAIT, now_ms=0) == []
     assert acks.add("does not", 20, flush=False, slave=NOTHING, now_ms=0) == [("does not", OK)]
@@ -73,7 +73,7 @@ def test_who_waits_for_a_slave_holds_up_nobody():
     assert acks.replicated(10) == [("waits", OK)]
 
 
-def test_what_is_reached_already_is_not_waited_for():
+def test_batch_below_the_watermark_is_answered_at_once():
     acks = book()
     acks.replicated(100)
     acks.flushed(100)
@@ -82,7 +82,7 @@ def test_what_is_reached_already_is_not_waited_for():
         acks.add("b", 90, flush=True, slave=WAIT, now_ms=0)
 
 
-def test_late_word_changes_nothing():
+def test_late_acknowledgement_after_a_time_out_changes_nothing():
     acks = book()
     acks.add("b", 10, flush=True, slave=WAIT, now_ms=0)
     assert acks.expire(1000) == [("b", FLUSH_SLAVE_TIMEOUT)]

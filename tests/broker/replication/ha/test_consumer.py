@@ -58,7 +58,7 @@ async def send(producer, bodies):
     return {result.status for result in sent}
 
 
-async def test_the_consumer_turns_to_the_slave_and_back(tmp_path):
+async def test_consumer_switches_to_the_slave_and_back(tmp_path):
     with closing(HeldPorts("127.0.0.1")) as held:
         async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
             await turns_and_returns(tmp_path, server, held)
@@ -97,7 +97,7 @@ async def turns_and_returns(tmp_path, server, held):
             assert len(seen.bodies) == 40
 
 
-async def test_what_only_the_slave_can_serve_is_consumed(tmp_path):
+async def test_consumer_reads_from_the_slave_while_the_master_is_down(tmp_path):
     """The consumer starts when the master is dead already."""
     seen = Seen()
     async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
@@ -115,7 +115,7 @@ async def test_what_only_the_slave_can_serve_is_consumed(tmp_path):
                 await until(lambda: sorted(seen.bodies) == sorted(bodies))
 
 
-async def test_cold_data_come_from_the_slave(tmp_path):
+async def test_cold_data_are_consumed_from_the_slave(tmp_path):
     seen = Seen()
     settings = {"slaveReadEnable": "true", "accessMessageInMemoryMaxRatio": 0}
     async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
@@ -134,7 +134,7 @@ async def test_cold_data_come_from_the_slave(tmp_path):
             assert len(seen.bodies) == 100
 
 
-async def test_a_producer_is_told_the_status(tmp_path):
+async def test_producer_gets_slave_not_available_without_a_slave(tmp_path):
     async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
         namesrv = f"127.0.0.1:{server.port}"
         async with Classic(tmp_path, 0, namesrvAddr=namesrv) as pair:

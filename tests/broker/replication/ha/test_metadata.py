@@ -44,27 +44,27 @@ def comparison(master, log=None):
     return LogComparison(master, log or Log(), lambda: 100)
 
 
-async def test_a_log_that_ends_as_the_master_s_is_a_prefix_of_it():
+async def test_slave_log_with_the_masters_last_record_is_a_prefix():
     await comparison(Master()).verify()
 
 
 @pytest.mark.parametrize(
     "remark", ["can not find message by offset: 100", "can not find message by the offset, 100"]
 )
-async def test_a_master_without_that_record_has_another_log(remark):
+async def test_master_without_the_slaves_last_record_has_another_log(remark):
     """The words of our broker and of Apache's."""
     with pytest.raises(LogsDiffer, match="the master has no record at 100"):
         await comparison(Master(refusal=(remark, ResponseCode.SYSTEM_ERROR))).verify()
 
 
-async def test_a_log_is_compared_with_no_master_whose_address_is_unknown():
+async def test_slave_log_is_not_compared_without_a_master_address():
     unknown = Master(address="")
     with pytest.raises(MetadataError, match="masterAddress is not set"):
         await comparison(unknown).verify()
     await comparison(unknown, Log(0)).verify()  # an empty log is a prefix of any
 
 
-async def test_a_master_with_another_record_there_has_another_log():
+async def test_master_with_a_different_last_record_has_another_log():
     with pytest.raises(LogsDiffer, match="the logs have parted"):
         await comparison(Master(b"another at 100!!!")).verify()
 
@@ -77,7 +77,7 @@ async def test_a_master_with_another_record_there_has_another_log():
         ("no right to read it", ResponseCode.NO_PERMISSION),
     ],
 )
-async def test_a_master_that_cannot_say_has_not_said_that_the_logs_differ(remark, code):
+async def test_master_that_cannot_answer_does_not_count_as_another_log(remark, code):
     with pytest.raises(MetadataError, match="VIEW_MESSAGE_BY_ID"):
         await comparison(Master(refusal=(remark, code))).verify()
 
@@ -116,7 +116,7 @@ class Files:
         pass
 
 
-async def test_a_bad_entry_of_a_master_costs_that_entry_alone(caplog):
+async def test_invalid_entry_of_the_master_is_skipped_alone(caplog):
     async def at_once():
         pass
 

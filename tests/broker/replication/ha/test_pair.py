@@ -49,7 +49,7 @@ async def filled(pair, count=5, topic="T", size=10):
     return [(await pair.send(pair.master, topic, b"%d" % n * size)).code for n in range(count)]
 
 
-async def test_what_the_master_stores_the_slave_has_byte_for_byte(tmp_path):
+async def test_slave_log_equals_the_masters_byte_for_byte(tmp_path):
     async with Classic(tmp_path) as pair:
         await pair.followed()
         assert (await pair.create_topic(pair.master, "T")).code == OK
@@ -77,7 +77,7 @@ async def test_async_master_needs_no_slave(tmp_path, flush):
         assert flush == "ASYNC_FLUSH" or log.durable_offset == log.max_offset
 
 
-async def test_sync_master_without_a_slave_stores_and_says_so(tmp_path):
+async def test_sync_master_without_a_slave_stores_with_slave_not_available(tmp_path):
     async with Classic(tmp_path, 0) as pair:
         assert await filled(pair, 2) == [ResponseCode.SLAVE_NOT_AVAILABLE] * 2
         response = await pair.send(pair.master, "T")
@@ -87,14 +87,14 @@ async def test_sync_master_without_a_slave_stores_and_says_so(tmp_path):
         assert unwaiting.code == OK
 
 
-async def test_a_slave_too_far_behind_does_not_count(tmp_path):
+async def test_slave_too_far_behind_does_not_count(tmp_path):
     async with Classic(tmp_path, haSlaveFallbehindMax=0) as pair:
         await pair.followed()
         assert await filled(pair, 1) == [ResponseCode.SLAVE_NOT_AVAILABLE]
         await pair.caught_up()
 
 
-async def test_a_slave_that_does_not_answer_lets_only_those_wait_who_want_to(tmp_path):
+async def test_silent_slave_delays_only_sends_that_wait_for_it(tmp_path):
     """A connection that follows and never acknowledges: 12 after slaveTimeout. Meanwhile sends
     with WAIT=false are answered, and everything is stored in order."""
     async with Classic(tmp_path, 0) as pair:
@@ -117,7 +117,7 @@ async def test_a_slave_that_does_not_answer_lets_only_those_wait_who_want_to(tmp
         await reader.read(-1)
 
 
-async def test_the_ack_of_a_slave_answers_everybody_below_it(tmp_path):
+async def test_slave_acknowledgement_answers_all_earlier_sends(tmp_path):
     async with Classic(tmp_path, 0) as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
         reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
@@ -149,7 +149,7 @@ class SlowSync:
         self.log.start_sync = self.begin
 
 
-async def test_a_disk_that_does_not_sync_in_time(tmp_path):
+async def test_late_sync_on_the_master_answers_with_flush_time_out(tmp_path):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
         slow = SlowSync(pair.master.store.commitlog)
@@ -161,7 +161,7 @@ async def test_a_disk_that_does_not_sync_in_time(tmp_path):
         assert (await pair.send(pair.master, "T")).code == OK
 
 
-async def test_what_waits_when_the_master_stops_is_told_what_is_known(tmp_path):
+async def test_waiting_send_gets_the_known_status_when_the_master_stops(tmp_path):
     async with Classic(tmp_path, 0) as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
         _, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
@@ -177,7 +177,7 @@ async def test_what_waits_when_the_master_stops_is_told_what_is_known(tmp_path):
 # ---- slaves -----------------------------------------------------------------------------------
 
 
-async def test_two_slaves_and_one_that_comes_late(tmp_path):
+async def test_two_slaves_follow_and_the_late_one_catches_up(tmp_path):
     async with Classic(tmp_path, 2) as pair:
         await pair.followed()
         await pair.stop("slave2")
@@ -189,7 +189,7 @@ async def test_two_slaves_and_one_that_comes_late(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_a_slave_goes_on_where_it_was(tmp_path, end):
+async def test_restarted_slave_continues_at_its_end(tmp_path, end):
     async with Classic(tmp_path) as pair:
         await pair.followed()
         assert await filled(pair, 20, size=20_000) == [OK] * 20
@@ -202,7 +202,7 @@ async def test_a_slave_goes_on_where_it_was(tmp_path, end):
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_a_master_comes_back_and_its_slave_follows(tmp_path, end):
+async def test_slave_follows_a_restarted_master(tmp_path, end):
     async with Classic(tmp_path) as pair:
         await pair.followed()
         assert await filled(pair, 20, size=20_000) == [OK] * 20
@@ -216,7 +216,7 @@ async def test_a_master_comes_back_and_its_slave_follows(tmp_path, end):
         assert await filled(pair, 1) == [OK]
 
 
-async def test_a_new_slave_gets_everything_or_the_last_segment_only(tmp_path):
+async def test_new_slave_gets_the_full_log_or_only_the_last_segment(tmp_path):
     own = {"master": {"syncFromLastFile": "true"}}
     async with Classic(tmp_path, 0, "ASYNC_MASTER", names=own) as pair:
         await filled(pair, 30, size=20_000)
@@ -240,7 +240,7 @@ async def test_a_new_slave_gets_everything_or_the_last_segment_only(tmp_path):
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_a_new_slave_of_apaches_master_gets_every_segment(tmp_path, monkeypatch, known):
+async def test_new_slave_of_apaches_master_gets_every_segment(tmp_path, monkeypatch, known):
     """Apache's master sends its last segment to a slave that requests offset 0. A slave that cannot
     ask the master where its log begins gets no more, and reports that."""
     look = LogComparison.poll
@@ -271,7 +271,7 @@ async def test_a_new_slave_of_apaches_master_gets_every_segment(tmp_path, monkey
         await pair.caught_up()
 
 
-async def test_slaves_are_bounded_and_silence_ends_a_link(tmp_path, monkeypatch):
+async def test_slaves_are_limited_in_number_and_silence_ends_a_link(tmp_path, monkeypatch):
     monkeypatch.setattr(master, "SLAVES_MAX", 1)
     async with Classic(tmp_path, 0, durations={"ha_silence": 300}) as pair:
         reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
@@ -284,7 +284,7 @@ async def test_slaves_are_bounded_and_silence_ends_a_link(tmp_path, monkeypatch)
         other.close()
 
 
-async def test_who_was_not_sent_something_cannot_acknowledge_it(tmp_path):
+async def test_slave_cannot_acknowledge_bytes_that_were_not_sent(tmp_path):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         await filled(pair, 1)
         reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
@@ -301,7 +301,7 @@ async def test_who_was_not_sent_something_cannot_acknowledge_it(tmp_path):
         writer.close()
 
 
-async def test_who_has_not_said_what_he_has_is_not_waited_for(tmp_path):
+async def test_slave_without_a_report_does_not_count(tmp_path):
     async with Classic(tmp_path, 0) as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
         _, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
@@ -313,7 +313,7 @@ async def test_who_has_not_said_what_he_has_is_not_waited_for(tmp_path):
         writer.close()
 
 
-async def test_a_reader_that_does_not_read_costs_no_memory(tmp_path):
+async def test_slave_that_does_not_read_uses_no_memory_of_the_master(tmp_path):
     """The part of the log that a slow slave has not taken stays in the log, not in memory."""
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         _, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"], limit=1)
@@ -326,7 +326,7 @@ async def test_a_reader_that_does_not_read_costs_no_memory(tmp_path):
         writer.close()
 
 
-async def test_a_slave_vouches_for_what_is_durable(tmp_path):
+async def test_slave_acknowledges_only_durable_bytes(tmp_path):
     """flushDiskType=SYNC_FLUSH holds on the slave, too: no report before fdatasync."""
     async with Classic(tmp_path) as pair:
         await pair.followed()
@@ -343,7 +343,7 @@ async def test_a_slave_vouches_for_what_is_durable(tmp_path):
         assert await filled(pair, 1) == [OK]
 
 
-async def test_a_slave_follows_anew_once_all_it_has_is_durable(tmp_path):
+async def test_slave_reconnects_only_after_its_log_is_durable(tmp_path):
     async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
         await pair.followed()
         await filled(pair, 1)
@@ -364,7 +364,7 @@ async def test_a_slave_follows_anew_once_all_it_has_is_durable(tmp_path):
         await pair.followed()
 
 
-async def test_ha_status(tmp_path):
+async def test_ha_status_of_master_and_slave(tmp_path):
     async with Classic(tmp_path) as pair:
         await pair.followed()
         await filled(pair, 2)
@@ -386,7 +386,7 @@ async def test_ha_status(tmp_path):
 # ---- logs that differ --------------------------------------------------------------------------
 
 
-async def test_a_slave_ahead_of_its_master_is_refused(tmp_path, caplog):
+async def test_slave_ahead_of_its_master_is_rejected(tmp_path, caplog):
     """The master lost its tail: what the slave has more stays, and nothing is merged."""
     async with Classic(tmp_path) as pair:
         await pair.followed()
@@ -406,7 +406,7 @@ async def test_a_slave_ahead_of_its_master_is_refused(tmp_path, caplog):
         assert log_bytes(pair.slave) == before
 
 
-async def test_a_master_refuses_who_is_ahead_of_it(tmp_path, caplog):
+async def test_master_rejects_a_slave_that_is_ahead(tmp_path, caplog):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         await filled(pair, 1)
         end = pair.master.store.commitlog.max_offset
@@ -418,7 +418,7 @@ async def test_a_master_refuses_who_is_ahead_of_it(tmp_path, caplog):
         assert "this master lost its tail" in caplog.text
 
 
-async def test_a_slave_that_ends_before_its_master_begins_is_told(tmp_path):
+async def test_slave_that_ends_before_the_masters_first_byte_reports_the_gap(tmp_path):
     async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
         await pair.followed()
         await filled(pair, 3)
@@ -430,7 +430,7 @@ async def test_a_slave_that_ends_before_its_master_begins_is_told(tmp_path):
         await until(lambda: "what lies between is gone" in pair.slave.log.classic.slave.refused)
 
 
-async def test_a_raft_store_is_not_opened_in_classic_mode(tmp_path):
+async def test_raft_store_is_not_opened_in_classic_mode(tmp_path):
     async with Group(tmp_path) as group:
         await group.leader()
     pair = Classic(tmp_path, 0)
@@ -443,7 +443,7 @@ async def test_a_raft_store_is_not_opened_in_classic_mode(tmp_path):
     pair.let_go()
 
 
-async def test_name_servers_bring_slaves_and_masters_together(tmp_path):
+async def test_slaves_find_their_master_through_the_name_server(tmp_path):
     """Two groups; the slaves know nothing but the name server, and start first."""
     async with NameServer(NameServerConfig(bind="127.0.0.1", port=0)) as server:
         namesrv = f"127.0.0.1:{server.port}"
@@ -474,7 +474,7 @@ async def test_name_servers_bring_slaves_and_masters_together(tmp_path):
                 await pair.__aexit__()
 
 
-async def test_a_stream_that_does_not_continue_the_log_is_refused(tmp_path):
+async def test_stream_that_does_not_continue_the_slaves_log_is_rejected(tmp_path):
     """What the comparison before the link has missed, the bytes themselves tell."""
 
     async def miss():
@@ -502,7 +502,7 @@ async def test_a_stream_that_does_not_continue_the_log_is_refused(tmp_path):
         assert pair.slave.store.queues.queue("Other", 0) is None
 
 
-async def test_a_slave_follows_no_master_that_it_cannot_ask(tmp_path, caplog):
+async def test_slave_does_not_follow_a_master_that_it_cannot_compare_with(tmp_path, caplog):
     """It knows the HA port, and no name server has said where the master takes requests. Messages
     of equal size were stored on both meanwhile: only a comparison can tell."""
     caplog.set_level(logging.INFO)
@@ -533,7 +533,7 @@ async def test_a_slave_follows_no_master_that_it_cannot_ask(tmp_path, caplog):
         assert log_bytes(pair.slave) == before
 
 
-async def test_a_slave_follows_again_while_no_name_server_answers(tmp_path):
+async def test_slave_follows_again_while_no_name_server_answers(tmp_path):
     """What it was told of its master stays known; a new slave needs nothing to compare."""
     own = {"master": {"listenPort": "0"}}
     async with Classic(tmp_path, role="ASYNC_MASTER", names=own) as pair:
@@ -549,7 +549,7 @@ async def test_a_slave_follows_again_while_no_name_server_answers(tmp_path):
         await pair.caught_up()
 
 
-async def test_a_slave_says_each_new_reason_why_it_does_not_follow(tmp_path, caplog):
+async def test_slave_reports_each_new_reason_for_not_following(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
         await pair.followed()
@@ -565,7 +565,7 @@ async def test_a_slave_says_each_new_reason_why_it_does_not_follow(tmp_path, cap
         await until(lambda: address in said(caplog, "master_not_reached"))
 
 
-async def test_a_master_that_cannot_read_one_record_is_asked_again(tmp_path, monkeypatch, caplog):
+async def test_master_with_an_unreadable_record_is_asked_again(tmp_path, monkeypatch, caplog):
     """It has not said that the logs differ."""
     caplog.set_level(logging.INFO)
     async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
@@ -587,7 +587,7 @@ async def test_a_master_that_cannot_read_one_record_is_asked_again(tmp_path, mon
         assert log_bytes(pair.slave) == log_bytes(pair.master)
 
 
-async def test_a_slave_that_cannot_append_yet_asks_again(tmp_path):
+async def test_slave_that_cannot_append_yet_requests_again(tmp_path):
     """A topic that Apache's master made again may come while its queues are flushed."""
     async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
         await pair.followed()
@@ -635,7 +635,7 @@ async def closed(reader):
 # ---- metadata, and reads at the slave -----------------------------------------------------------
 
 
-async def test_metadata_follow_on_a_timer(tmp_path):
+async def test_slave_metadata_are_synchronized_periodically(tmp_path):
     async with Classic(tmp_path) as pair:
         await pair.followed()
         await filled(pair, 3)
@@ -664,7 +664,7 @@ async def test_metadata_follow_on_a_timer(tmp_path):
         assert pair.slave.state.topics.get("T") is not None
 
 
-async def test_what_is_popped_and_not_acknowledged_comes_again_from_the_slave(tmp_path):
+async def test_unacknowledged_pops_are_redelivered_by_the_slave(tmp_path):
     async with Classic(tmp_path) as pair:
         await pair.followed()
         await pair.create_topic(pair.master, "T", 1)
@@ -690,7 +690,7 @@ async def test_what_is_popped_and_not_acknowledged_comes_again_from_the_slave(tm
         assert sorted(one.body for one in again) == [b"%d" % n * 10 for n in range(4, 10)]
 
 
-async def test_a_slave_keeps_the_queue_that_its_master_has_lost(tmp_path):
+async def test_slave_keeps_a_queue_that_its_master_has_lost(tmp_path):
     """With the manifest: else the master would have made it again."""
     async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
         await pair.followed()
@@ -710,7 +710,7 @@ async def test_a_slave_keeps_the_queue_that_its_master_has_lost(tmp_path):
 
 
 @pytest.mark.parametrize("from_last_file", ["false", "true"])
-async def test_a_queue_older_than_a_slaves_log_goes_on_where_it_ended(tmp_path, from_last_file):
+async def test_queue_older_than_the_slaves_log_continues_at_its_end(tmp_path, from_last_file):
     async with Classic(tmp_path, role="ASYNC_MASTER", syncFromLastFile=from_last_file) as pair:
         await pair.stop("slave1")
         shutil.rmtree(tmp_path / "slave1")
@@ -738,9 +738,7 @@ async def test_a_queue_older_than_a_slaves_log_goes_on_where_it_ended(tmp_path, 
         assert (await pair.pull(promoted, "Idle", 5)).code == OK
 
 
-async def test_what_a_slave_popped_as_the_master_gives_way_to_its_masters_table(
-    tmp_path, monkeypatch
-):
+async def test_former_masters_pops_are_replaced_by_its_new_masters_table(tmp_path, monkeypatch):
     """With a master that tells of no pops, an Apache broker, it has none; modes stay."""
     async with Classic(tmp_path) as pair:
         await pair.followed()
@@ -782,7 +780,7 @@ async def synced(pair):
     await until(lambda: metadata.rounds >= rounds + 2)
 
 
-async def test_no_group_comes_to_a_slave_without_its_retry_topic(tmp_path, monkeypatch):
+async def test_slave_gets_a_group_only_with_its_retry_topic(tmp_path, monkeypatch):
     """Consumers begin between the questions of one round; the master may be gone after it."""
     async with Classic(tmp_path, slaveSyncMetadataIntervalMs=3_600_000) as pair:
         await pair.followed()
@@ -807,7 +805,7 @@ async def test_no_group_comes_to_a_slave_without_its_retry_topic(tmp_path, monke
         assert "cg-GET_ALL_TOPIC_CONFIG" in groups
 
 
-async def test_a_slave_takes_no_progress_that_its_log_does_not_have(tmp_path, monkeypatch):
+async def test_slave_takes_no_progress_beyond_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(metadata_module, "REACH_S", 0.1)
     async with Classic(
         tmp_path, role="ASYNC_MASTER", slaveSyncMetadataIntervalMs=3_600_000
@@ -838,7 +836,7 @@ def tables(slave):
     return orjson.dumps([table.to_json() for table in tables])
 
 
-async def test_a_refused_slave_takes_no_tables(tmp_path, monkeypatch):
+async def test_rejected_slave_takes_no_tables(tmp_path, monkeypatch):
     """Its master has lost its disk, and a supervisor has started it again."""
     monkeypatch.setattr(metadata_module, "RETRY_MS", 20)
     async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
@@ -873,9 +871,7 @@ async def test_a_refused_slave_takes_no_tables(tmp_path, monkeypatch):
     ("last", "taken"),
     [(RequestCode.GET_ALL_TOPIC_CONFIG, False), (RequestCode.GET_ALL_DELAY_OFFSET, True)],
 )
-async def test_what_was_asked_over_a_link_that_has_ended_is_not_taken(
-    tmp_path, monkeypatch, last, taken
-):
+async def test_metadata_answer_of_an_ended_link_is_ignored(tmp_path, monkeypatch, last, taken):
     """Also if another one has begun: it may be to another master."""
     async with Classic(tmp_path, slaveSyncMetadataIntervalMs=3_600_000) as pair:
         await pair.followed()
@@ -904,7 +900,9 @@ async def test_what_was_asked_over_a_link_that_has_ended_is_not_taken(
 @pytest.mark.parametrize(
     ("asked", "taken"), [(1, False), (2, True)], ids=["before the topics", "before the offsets"]
 )
-async def test_nothing_is_taken_of_a_master_with_a_shorter_log(tmp_path, monkeypatch, asked, taken):
+async def test_metadata_of_a_master_with_a_shorter_log_are_ignored(
+    tmp_path, monkeypatch, asked, taken
+):
     """Its machine was started anew without its disk, and the old link seems to be up."""
     async with Classic(tmp_path, slaveSyncMetadataIntervalMs=3_600_000) as pair:
         await pair.followed()
@@ -933,9 +931,7 @@ async def test_nothing_is_taken_of_a_master_with_a_shorter_log(tmp_path, monkeyp
         assert pair.slave.state.delays.offsets == {}
 
 
-async def test_a_slave_asks_apaches_master_which_timer_messages_were_delivered(
-    tmp_path, monkeypatch
-):
+async def test_slave_reads_delivered_timer_messages_from_apaches_master(tmp_path, monkeypatch):
     async with Classic(tmp_path, slaveSyncMetadataIntervalMs=3_600_000) as pair:
         await pair.followed()
         metadata, state = pair.slave.log.classic.follower.metadata, pair.slave.state
@@ -962,7 +958,7 @@ async def test_a_slave_asks_apaches_master_which_timer_messages_were_delivered(
         assert pair.slave.state.delays.timer.end == 6
 
 
-async def test_a_slave_takes_no_sends_and_no_topics(tmp_path):
+async def test_slave_rejects_sends_and_topic_changes(tmp_path):
     async with Classic(tmp_path) as pair:
         await pair.followed()
         await filled(pair, 1)
@@ -976,7 +972,7 @@ async def test_a_slave_takes_no_sends_and_no_topics(tmp_path):
             assert refused.ext["leaderAddr"] == pair.master.address
 
 
-async def test_a_slave_serves_when_its_master_is_gone(tmp_path):
+async def test_slave_serves_reads_after_the_master_died(tmp_path):
     async with Classic(tmp_path) as pair:
         await pair.followed()
         assert await filled(pair, 3) == [OK] * 3
@@ -1002,7 +998,7 @@ async def test_a_slave_serves_when_its_master_is_gone(tmp_path):
         assert answer.ext["nextBeginOffset"] == "3"
 
 
-async def test_a_slave_does_not_keep_a_consumer_from_its_master(tmp_path):
+async def test_slave_redirects_consumers_to_its_master(tmp_path):
     async with Classic(tmp_path, shortPollingTimeMills=50) as pair:
         await pair.followed()
         await filled(pair, 3)
@@ -1013,7 +1009,7 @@ async def test_a_slave_does_not_keep_a_consumer_from_its_master(tmp_path):
         assert answer.ext["suggestWhichBrokerId"] == "0"
 
 
-async def test_an_offset_the_slave_does_not_have_is_the_masters_business(tmp_path):
+async def test_slave_leaves_an_offset_beyond_its_log_to_the_master(tmp_path):
     async with Classic(tmp_path) as pair:
         await pair.followed()
         await filled(pair, 3)
@@ -1047,7 +1043,7 @@ async def test_cold_data_are_read_at_the_slave(tmp_path, enabled, wanted):
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_what_was_acknowledged_survives(tmp_path, end):
+async def test_acknowledged_messages_and_offsets_survive_a_restart(tmp_path, end):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         assert await filled(pair, 20, size=20_000) == [OK] * 20
         assert (await pair.commit(pair.master, "T", 0, 7)).code == OK
@@ -1064,7 +1060,7 @@ async def test_what_was_acknowledged_survives(tmp_path, end):
         assert SendResponseHeader.parse(response.ext).queue_offset == 20
 
 
-async def test_a_topic_is_in_its_file_before_its_creation_is_answered(tmp_path):
+async def test_topic_is_in_its_file_before_its_creation_is_answered(tmp_path):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
         await pair.kill("master")
@@ -1072,7 +1068,7 @@ async def test_a_topic_is_in_its_file_before_its_creation_is_answered(tmp_path):
         assert pair.master.state.topics.get("T") is not None
 
 
-async def test_a_store_with_a_topic_called_like_its_host_is_taken_over(tmp_path):
+async def test_store_with_a_topic_named_like_its_host_is_adopted(tmp_path):
     """Apache's brokers make a topic of their name, which is the host's, with dots in it."""
     bean = {"perm": 6, "readQueueNums": 1, "writeQueueNums": 1, "topicFilterType": "SINGLE_TAG"}
     names = ("orders", "mq1.corp.example.com")
@@ -1094,7 +1090,7 @@ async def test_a_store_with_a_topic_called_like_its_host_is_taken_over(tmp_path)
 
 
 @pytest.mark.parametrize("before", [b"{", None])
-async def test_tables_that_cannot_be_read_are_not_written_over(tmp_path, before):
+async def test_unreadable_tables_are_not_overwritten(tmp_path, before):
     config = tmp_path / "master" / "config"
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         await filled(pair)
@@ -1113,7 +1109,7 @@ async def test_tables_that_cannot_be_read_are_not_written_over(tmp_path, before)
         assert pair.master.state.topics.get("T") is None
 
 
-async def test_a_slave_follows_a_cluster_with_dots_in_its_name(tmp_path):
+async def test_slave_follows_a_cluster_with_dots_in_its_name(tmp_path):
     async with Classic(tmp_path, brokerClusterName="prod.eu") as pair:
         await pair.followed()
         await filled(pair, 1)
@@ -1121,9 +1117,7 @@ async def test_a_slave_follows_a_cluster_with_dots_in_its_name(tmp_path):
         assert pair.slave.state.topics.get("prod.eu_REPLY_TOPIC") is not None
 
 
-async def test_a_place_that_cannot_be_read_ends_the_slave_s_link_and_nothing_else(
-    tmp_path, monkeypatch, caplog
-):
+async def test_unreadable_log_position_ends_only_the_slaves_link(tmp_path, monkeypatch, caplog):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         await filled(pair, 20, size=20_000)
         log = pair.master.store.commitlog
@@ -1144,7 +1138,7 @@ async def test_a_place_that_cannot_be_read_ends_the_slave_s_link_and_nothing_els
         await pair.caught_up()
 
 
-async def test_retention(tmp_path):
+async def test_classic_retention_moves_master_and_slave(tmp_path):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         await filled(pair, 40, size=20_000)
         broker = pair.master

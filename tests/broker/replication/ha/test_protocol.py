@@ -42,14 +42,14 @@ def a_log():
     return b"".join(parts), len(parts[0]) + len(parts[1]), rest
 
 
-def test_vectors():
+def test_ha_protocol_test_vectors():
     assert REPORT.pack(1024).hex() == "0000000000000400"
     assert b"".join(transfer(1024, b"ab")).hex() == "0000000000000400" + "00000002" + "6162"
     assert b"".join(transfer(5, b"")).hex() == "000000000000000500000000"
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 11, 1000])
-def test_reports_in_pieces(size):
+def test_ha_reports_are_read_from_any_pieces(size):
     data = b"".join(REPORT.pack(n) for n in (0, 1 << 40, 7))
     reader, result = ReportReader(), []
     for at in range(0, len(data), size):
@@ -57,13 +57,13 @@ def test_reports_in_pieces(size):
     assert result == [0, 1 << 40, 7]
 
 
-def test_a_negative_report_is_none():
+def test_ha_negative_report_is_rejected():
     with pytest.raises(HaProtocolError, match="-1"):
         ReportReader().feed(REPORT.pack(-1))
 
 
 @pytest.mark.parametrize("size", [1, 5, 12, 13, 1000])
-def test_transfers_in_pieces(size):
+def test_ha_transfers_are_read_from_any_pieces(size):
     data = b"".join(b"".join(transfer(n, bytes(n))) for n in (0, 3, 30))
     reader, result = TransferReader(), []
     for at in range(0, len(data), size):
@@ -72,13 +72,13 @@ def test_transfers_in_pieces(size):
 
 
 @pytest.mark.parametrize(("offset", "size"), [(-1, 0), (0, -1), (0, TRANSFER_SIZE_MAX + 1)])
-def test_transfers_out_of_bounds(offset, size):
+def test_ha_transfers_out_of_bounds_are_rejected(offset, size):
     with pytest.raises(HaProtocolError):
         TransferReader().feed(struct.pack(">qi", offset, size))
 
 
 @pytest.mark.parametrize("size", [1, 7, 88, 91, 300, 5000])
-def test_runs_hold_back_what_is_not_whole(size):
+def test_record_runs_hold_back_incomplete_records(size):
     log, last, rest = a_log()
     runs, result = RecordRuns(0, SEGMENT), []
     for at in range(0, len(log), size):
@@ -95,14 +95,14 @@ def test_runs_hold_back_what_is_not_whole(size):
         assert run.position + len(run.data) == following.position
 
 
-def test_a_stream_may_begin_in_the_middle_of_the_log():
+def test_ha_stream_may_start_in_the_middle_of_the_log():
     log, last, _ = a_log()
     runs = RecordRuns(last, SEGMENT)
     result = runs.feed(log[last:])
     assert [run.position for run in result] == [last, result[1].position, SEGMENT]
 
 
-def test_long_topics_and_ipv6_hosts_are_records_too():
+def test_record_runs_read_long_topics_and_ipv6_hosts():
     first = stored(0, topic="t" * 200)
     second = stored(len(first), sys_flag=SYS_BORN_HOST_V6, born_host=("::1", 5))
     runs = RecordRuns(0, 4096)
@@ -128,14 +128,14 @@ def damaged(data, at, value):
         (BLANK.pack(SEGMENT - 1, MAGIC_BLANK), "mappedFileSizeCommitLog"),
     ],
 )
-def test_what_is_no_continuation_is_refused(data, why):
+def test_record_runs_reject_a_discontinuous_stream(data, why):
     runs = RecordRuns(0, SEGMENT)
     with pytest.raises(HaProtocolError, match=why):
         runs.feed(data)
     assert runs.position == 0
 
 
-def test_what_is_held_back_is_bounded():
+def test_record_runs_hold_back_a_bounded_number_of_bytes():
     runs = RecordRuns(0, 1 << 30)
     assert runs.feed(BLANK.pack(1 << 30, MAGIC_BLANK) + bytes(HELD_BACK_MAX - 8)) == []
     with pytest.raises(HaProtocolError, match="no record ends within"):

@@ -142,6 +142,7 @@ class Acks:
 
     def _acknowledge(self, acks: Sequence[Ack], request: RemotingCommand, answer: Answer) -> None:
         acked: list[tuple[QueueKey, BatchKey, int]] = []
+        orderly: list[tuple[QueueKey, BatchKey]] = []
         steps: list[Step] = []
         gone = False
         for one in acks:
@@ -160,6 +161,7 @@ class Acks:
             steps.append(("done", *one.queue_key, *one.key, mask))
             if batch.order:
                 steps.append(self._offset_behind(one.queue_key, one.key, batch, mask))
+                orderly.append((one.queue_key, one.key))
             acked.append((one.queue_key, one.key, mask))
             self.live.start(one.queue_key, one.key, mask)
         code = ResponseCode.NO_MESSAGE if gone else ResponseCode.SUCCESS
@@ -178,9 +180,9 @@ class Acks:
             if error is None:
                 self.acked_count += sum(mask.bit_count() for _, _, mask in acked)
             answer(response if error is None else self.refusal(request, error))
-            for step in steps:
-                if step[0] == "offset":
-                    self.opened(str(step[1]), str(step[2]))
+            for queue_key, key in orderly:
+                self.deadlines.add(queue_key, key)  # its last message may be visible sooner
+                self.opened(queue_key[0], queue_key[1])
 
         try:
             self.steps.add(steps, done)

@@ -555,6 +555,17 @@ async def test_in_order_redelivery_begins_at_the_first_unacknowledged_message(tm
             assert rest == [0] * (5 - max(again))
 
 
+async def test_in_order_a_queue_opens_as_soon_as_its_last_message_is_visible(one):
+    group, broker, popper = one
+    await filled(group, broker, 4, 1)
+    first = await popper.pop(broker, count=3, order=True)
+    assert await popper.ack(broker, first[0]) == 0
+    await popper.change(broker, first[1], 200)
+    assert await popper.ack(broker, first[2]) == 0, "until now it closed the queue for a minute"
+    result = await popper.pop(broker, count=3, order=True, poll_ms=30_000)
+    assert [(one.body, one.times) for one in result] == [(b"1", 1), (b"2", 1), (b"3", 0)]
+
+
 async def test_in_order_nothing_is_redelivered_while_its_acknowledgement_is_under_way(
     one, monkeypatch
 ):

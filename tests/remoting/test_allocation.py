@@ -61,7 +61,7 @@ def short(queue: MessageQueue) -> str:
 
 
 @pytest.mark.parametrize(("strategy", "given", "clients", "expected"), JAVA)
-def test_the_answers_are_javas(
+def test_allocation_equals_javas(
     strategy: AllocationStrategy,
     given: list[MessageQueue],
     clients: list[str],
@@ -76,7 +76,7 @@ def test_the_answers_are_javas(
 )
 @pytest.mark.parametrize("queue_count", [1, 2, 7, 16])
 @pytest.mark.parametrize("client_count", [1, 2, 3, 17])
-def test_every_queue_has_exactly_one_consumer(
+def test_every_queue_is_allocated_to_exactly_one_consumer(
     strategy: AllocationStrategy, queue_count: int, client_count: int
 ) -> None:
     given = queues(("x", queue_count))
@@ -87,7 +87,7 @@ def test_every_queue_has_exactly_one_consumer(
     assert strategy([], clients, clients[0]) == ()
 
 
-def test_a_leaving_consumer_moves_only_its_own_queues_on_the_ring() -> None:
+def test_leaving_consumer_moves_only_its_own_queues_on_the_hash_ring() -> None:
     given = queues(("x", 64))
     before = {q: c for c in FIVE for q in RING(given, FIVE, c)}
     after = {q: c for c in FIVE[1:] for q in RING(given, FIVE[1:], c)}
@@ -95,7 +95,7 @@ def test_a_leaving_consumer_moves_only_its_own_queues_on_the_ring() -> None:
     assert all(after[q] == c for q, c in before.items() if c != FIVE[0])
 
 
-def test_queues_go_to_consumers_nearby_and_orphaned_rooms_to_all() -> None:
+def test_nearby_allocation_gives_rooms_without_consumers_to_all() -> None:
     nearby = AllocateMachineRoomNearby(
         allocate_averagely, lambda q: q.broker_name[:2], lambda client: client[:2]
     )
@@ -109,6 +109,6 @@ def test_queues_go_to_consumers_nearby_and_orphaned_rooms_to_all() -> None:
     ]
 
 
-def test_what_is_written_down_is_taken_if_it_is_there() -> None:
+def test_configured_allocation_takes_existing_queues() -> None:
     config = AllocateByConfig((MessageQueue("T", "a", 1), MessageQueue("T", "gone", 0)))
     assert config(EIGHT, THREE, "c1") == (MessageQueue("T", "a", 1),)

@@ -32,7 +32,7 @@ async def connect_small(address: str) -> RawPeer:
 
 
 @on_both_loops
-async def test_a_server_stops_reading_whom_its_answers_pile_up_for_and_goes_on_later() -> None:
+async def test_server_pauses_reading_from_a_client_with_unread_answers() -> None:
     served = []
 
     def count(connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -65,7 +65,7 @@ async def test_a_server_stops_reading_whom_its_answers_pile_up_for_and_goes_on_l
 
 
 @on_both_loops
-async def test_past_the_bound_the_slow_connection_is_closed_and_no_other() -> None:
+async def test_connection_beyond_the_write_limit_is_closed_alone() -> None:
     limits = ConnectionLimits(
         write_high_bytes=64 * KIB, write_low_bytes=16 * KIB, write_bytes_max=1024 * KIB
     )
@@ -92,7 +92,7 @@ async def test_past_the_bound_the_slow_connection_is_closed_and_no_other() -> No
 
 
 @on_both_loops
-async def test_a_client_refuses_requests_that_its_peer_does_not_take() -> None:
+async def test_client_rejects_requests_that_its_peer_does_not_read() -> None:
     """And what was accepted before is neither lost nor answered out of order."""
     gate = asyncio.Event()
 

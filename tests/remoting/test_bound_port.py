@@ -13,13 +13,13 @@ def listening():
     return result, result.getsockname()[1]
 
 
-def test_a_port_that_is_listened_on_is_refused():
+def test_port_in_use_by_a_listener_is_rejected():
     other, port = listening()
     with other, pytest.raises(OSError, match="in use"):
         BoundPort("127.0.0.1", port)
 
 
-def test_a_port_that_is_bound_here_is_nobody_elses_even_before_it_listens():
+def test_bound_port_is_exclusive_before_it_listens():
     first = BoundPort("127.0.0.1", 0)
     try:
         with pytest.raises(OSError, match="in use"):
@@ -31,7 +31,7 @@ def test_a_port_that_is_bound_here_is_nobody_elses_even_before_it_listens():
     BoundPort("127.0.0.1", first.port).close()
 
 
-def test_a_port_where_connections_of_a_predecessor_linger_is_had():
+def test_port_with_lingering_connections_can_be_bound():
     other, port = listening()
     client = socket.create_connection(("127.0.0.1", port))
     served, _ = other.accept()
@@ -42,7 +42,7 @@ def test_a_port_where_connections_of_a_predecessor_linger_is_had():
     BoundPort("127.0.0.1", port).close()
 
 
-async def test_what_is_taken_listens_and_can_be_had_again_at_once():
+async def test_taken_port_listens_and_can_be_bound_again_at_once():
     port = 0
     for _ in range(2):
         bound = BoundPort("127.0.0.1", port)
@@ -57,7 +57,7 @@ async def test_what_is_taken_listens_and_can_be_had_again_at_once():
         await writer.wait_closed()
 
 
-def test_several_addresses_are_found_out_about_and_left_to_the_listener(monkeypatch):
+def test_port_of_several_addresses_is_checked_and_left_to_the_listener(monkeypatch):
     free = BoundPort("127.0.0.1", 0)
     port = free.port
     free.close()

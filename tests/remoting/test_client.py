@@ -28,25 +28,25 @@ REQUEST = RemotingCommand.request
         (" a:1 ", ("a", 1)),
     ],
 )
-def test_addresses(address: str, parsed: tuple[str, int]) -> None:
+def test_addresses_are_parsed_and_formatted(address: str, parsed: tuple[str, int]) -> None:
     assert parse_address(address) == parsed
     assert host_of(address) == parsed[0]
     assert format_address(*parsed) == address.strip()
 
 
 @pytest.mark.parametrize("address", ["", "a", ":1", "a:", "a:b", "a:65536", "a:-1", "a:٣"])
-def test_what_is_no_address(address: str) -> None:
+def test_malformed_address_is_rejected(address: str) -> None:
     with pytest.raises(ConnectError):
         parse_address(address)
     assert host_of(address) == ""
 
 
-def test_address_lists() -> None:
+def test_address_lists_are_parsed() -> None:
     assert parse_address_list(" a:1; b:2,c:3;;") == ["a:1", "b:2", "c:3"]
 
 
 @on_both_loops
-async def test_an_address_may_be_reached_at_another_one() -> None:
+async def test_client_reaches_an_address_at_its_mapped_address() -> None:
     async with serving({1: echo}) as (_, address):
         client = RemotingClient(reached_at={"broker-0:10911": address})
         answer = await client.invoke("broker-0:10911", REQUEST(1, body=b"x"), 60_000)
@@ -57,7 +57,7 @@ async def test_an_address_may_be_reached_at_another_one() -> None:
 
 
 @on_both_loops
-async def test_callers_share_one_connection_and_one_attempt() -> None:
+async def test_concurrent_callers_share_one_connection() -> None:
     async with serving({1: echo}) as (server, address):
         client = RemotingClient()
         answers = await asyncio.gather(
@@ -69,7 +69,7 @@ async def test_callers_share_one_connection_and_one_attempt() -> None:
 
 
 @on_both_loops
-async def test_a_caller_that_gives_up_does_not_end_the_attempt_of_others() -> None:
+async def test_cancelled_caller_does_not_end_a_shared_dial() -> None:
     async with serving({1: echo}) as (_, address):
         client = RemotingClient()
         first = asyncio.ensure_future(client.connect(address))
@@ -83,7 +83,7 @@ async def test_a_caller_that_gives_up_does_not_end_the_attempt_of_others() -> No
 
 
 @on_both_loops
-async def test_who_is_cancelled_with_the_attempt_is_cancelled() -> None:
+async def test_caller_cancelled_with_its_dial_is_cancelled() -> None:
     """The end of a loop cancels every task. Whoever connects in a loop of retries has to end."""
     async with serving({1: echo}) as (_, address):
         client = RemotingClient()
@@ -97,7 +97,7 @@ async def test_who_is_cancelled_with_the_attempt_is_cancelled() -> None:
 
 
 @on_both_loops
-async def test_callers_of_a_client_that_closes_are_told() -> None:
+async def test_closing_client_fails_waiting_dials() -> None:
     async with serving({1: echo}) as (_, address):
         client = RemotingClient()
         caller = asyncio.ensure_future(client.connect(address))
@@ -108,7 +108,7 @@ async def test_callers_of_a_client_that_closes_are_told() -> None:
 
 
 @on_both_loops
-async def test_a_name_is_resolved_at_every_connect() -> None:
+async def test_host_name_is_resolved_at_every_connect() -> None:
     async with serving({1: echo}) as (server, _):
         client = RemotingClient()
         requested = []
@@ -130,7 +130,7 @@ async def test_a_name_is_resolved_at_every_connect() -> None:
 
 
 @on_both_loops
-async def test_ipv6() -> None:
+async def test_ipv6_address_is_served() -> None:
     server = RemotingServer({1: echo})
     try:
         await server.start("::1", 0)
@@ -147,7 +147,7 @@ async def test_ipv6() -> None:
 
 
 @on_both_loops
-async def test_nobody_listens() -> None:
+async def test_connect_without_a_listener_reports_the_address() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -165,7 +165,7 @@ async def test_nobody_listens() -> None:
 
 
 @on_both_loops
-async def test_connecting_has_a_time_limit_and_the_callers_own_counts_too() -> None:
+async def test_connect_has_a_time_limit_and_respects_the_callers() -> None:
     """A listener whose queue is full takes no further connection, and says nothing."""
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
@@ -193,7 +193,7 @@ async def test_connecting_has_a_time_limit_and_the_callers_own_counts_too() -> N
 
 
 @on_both_loops
-async def test_the_number_of_connections_is_bounded() -> None:
+async def test_client_connections_are_limited() -> None:
     async with serving({1: echo}) as (_, first), serving({1: echo}) as (_, second):
         client = RemotingClient(connections_max=1)
         connection = await client.connect(first)
@@ -205,7 +205,7 @@ async def test_the_number_of_connections_is_bounded() -> None:
 
 
 @on_both_loops
-async def test_a_new_connection_is_dialled_while_the_old_one_still_ends() -> None:
+async def test_new_connection_is_dialled_while_the_old_one_closes() -> None:
     async with serving({1: echo}) as (_, address):
         client = RemotingClient()
         old = await client.connect(address)
@@ -219,7 +219,7 @@ async def test_a_new_connection_is_dialled_while_the_old_one_still_ends() -> Non
 
 
 @on_both_loops
-async def test_closing_fails_what_waits() -> None:
+async def test_closing_client_fails_waiting_requests() -> None:
     def silent(connection: Connection, request: RemotingCommand) -> None:
         return None
 

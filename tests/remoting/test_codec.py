@@ -33,7 +33,7 @@ def stream() -> tuple[bytes, list[tuple[int, bytes, bytes]]]:
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 8, 9, 100, 1460, 4096, 1 << 20])
-def test_frames_come_out_the_same_however_they_arrive(step: int) -> None:
+def test_frames_are_read_equally_for_any_piece_size(step: int) -> None:
     data, expected = stream()
     reader = FrameReader()
     result = []
@@ -43,7 +43,7 @@ def test_frames_come_out_the_same_however_they_arrive(step: int) -> None:
     assert reader.buffered_bytes == 0
 
 
-def test_a_frame_is_out_with_its_last_byte_and_not_before() -> None:
+def test_frame_is_returned_with_its_last_byte() -> None:
     data = join_frame(recorded.SEND_REQUEST, BODY)
     reader = FrameReader()
     for byte in data[:-1]:
@@ -54,7 +54,7 @@ def test_a_frame_is_out_with_its_last_byte_and_not_before() -> None:
     assert reader.next_frame() is None
 
 
-def test_next_frame_hands_out_what_stood_in_front_of_the_damage_then_raises() -> None:
+def test_next_frame_returns_frames_before_damage_and_then_raises() -> None:
     good = join_frame(b"{}", b"x")
     reader = FrameReader(100)
     reader.receive_data(good + b"\xff" * 8 + good)
@@ -82,7 +82,7 @@ def test_next_frame_hands_out_what_stood_in_front_of_the_damage_then_raises() ->
         (b"\x00\x00\x00\x10\xff\x00\x00\x00", "unknown header codec 255"),
     ],
 )
-def test_damage_is_seen_as_soon_as_the_prefix_is_there(prefix: bytes, reason: str) -> None:
+def test_malformed_frame_prefix_is_detected_at_once(prefix: bytes, reason: str) -> None:
     reader = FrameReader(1000)
     assert reader.split(prefix[:7]) == []
     assert reader.error is None
@@ -90,7 +90,7 @@ def test_damage_is_seen_as_soon_as_the_prefix_is_there(prefix: bytes, reason: st
     assert reason in str(reader.error)
 
 
-def test_the_largest_frame_passes_and_one_more_byte_does_not() -> None:
+def test_largest_frame_is_accepted_and_a_larger_one_rejected() -> None:
     complete = join_frame(b"{}", b"b" * (1000 - 10))
     assert len(complete) == 1000
     reader = FrameReader(1000)
@@ -100,7 +100,7 @@ def test_the_largest_frame_passes_and_one_more_byte_does_not() -> None:
     assert reader.error is not None
 
 
-def test_what_is_buffered_is_bounded_by_one_frame() -> None:
+def test_frame_reader_buffers_at_most_one_frame() -> None:
     reader = FrameReader(1000)
     reader.split(join_frame(b"{}", b"b" * 990)[:-1])
     assert reader.buffered_bytes == 999
@@ -125,13 +125,13 @@ def test_recorded_headers_survive_both_codecs(name: str, serialize_type: int) ->
     assert again == command
 
 
-def test_json_is_written_as_java_writes_it() -> None:
+def test_json_header_is_written_as_by_java() -> None:
     command = decode_command((JSON, recorded.PULL_NOT_FOUND, b""))
     (frame,) = FrameReader().split(encode_command(command))
     assert orjson.loads(frame[1]) == orjson.loads(recorded.PULL_NOT_FOUND)
 
 
-def test_binary_vector_both_ways() -> None:
+def test_binary_header_test_vector_in_both_directions() -> None:
     (frame,) = FrameReader().split(recorded.BINARY_FRAME)
     command = decode_command(frame)
     expected = RemotingCommand(105, 7, ext={"topic": "T"}, version=401)
@@ -139,18 +139,18 @@ def test_binary_vector_both_ways() -> None:
     assert encode_command(expected, BINARY) == recorded.BINARY_FRAME
 
 
-def test_json_prefix_vector() -> None:
+def test_json_prefix_test_vector() -> None:
     assert join_frame(b"h" * 125)[:8].hex() == "000000810000007d"
 
 
 @pytest.mark.parametrize("cut", range(len(recorded.BINARY_FRAME) - 8))
-def test_a_cut_binary_header_is_damage(cut: int) -> None:
+def test_truncated_binary_header_is_rejected(cut: int) -> None:
     with pytest.raises(RemotingProtocolError):
         decode_command((BINARY, recorded.BINARY_FRAME[8 : 8 + cut], b""))
 
 
 @pytest.mark.parametrize("position", range(13, 33))
-def test_any_wrong_size_in_a_binary_header_is_an_error_not_a_crash(position: int) -> None:
+def test_wrong_size_in_a_binary_header_is_rejected(position: int) -> None:
     header = bytearray(recorded.BINARY_FRAME[8:])
     header[position] = 0xFF
     try:
@@ -182,12 +182,12 @@ def test_any_wrong_size_in_a_binary_header_is_an_error_not_a_crash(position: int
         b"[" * 100_000,
     ],
 )
-def test_damaged_json_headers(header: bytes) -> None:
+def test_malformed_json_headers_are_rejected(header: bytes) -> None:
     with pytest.raises(RemotingProtocolError):
         decode_command((JSON, header, b""))
 
 
-def test_json_is_read_with_tolerance() -> None:
+def test_json_header_is_read_with_tolerance() -> None:
     header = (
         b'{"code":310,"language":"ZIG","unknown":[1],"extFields":{"e":1,"k":false,"n":null,"m":true,'
         b'"d":1.5,"a":"x"}}'
@@ -198,7 +198,7 @@ def test_json_is_read_with_tolerance() -> None:
     assert command.ext == {"e": "1", "k": "false", "m": "true", "d": "1.5", "a": "x"}
 
 
-def test_the_binary_header_cannot_carry_pop_codes() -> None:
+def test_binary_header_rejects_pop_codes() -> None:
     with pytest.raises(RemotingProtocolError):
         encode_command(RemotingCommand.request(200_050), BINARY)
     assert encode_command(RemotingCommand.request(200_050), JSON)
@@ -206,17 +206,17 @@ def test_the_binary_header_cannot_carry_pop_codes() -> None:
         encode_command(RemotingCommand.request(10, {"k" * 40_000: "v"}), BINARY)
 
 
-def test_an_unknown_language_byte_is_other() -> None:
+def test_unknown_language_byte_is_read_as_other() -> None:
     header = struct.pack(">hbhii", 1, 99, 1, 1, 0) + bytes(8)
     assert decode_command((BINARY, header, b"")).language is LanguageCode.OTHER
 
 
-def test_a_header_over_24_bits_is_refused() -> None:
+def test_header_above_24_bits_is_rejected() -> None:
     with pytest.raises(RemotingProtocolError):
         join_frame(bytes(1 << 24))
 
 
-def test_a_response_answers_in_the_codec_of_its_request() -> None:
+def test_response_uses_the_codec_of_its_request() -> None:
     (frame,) = FrameReader().split(recorded.BINARY_FRAME)
     response = RemotingCommand.response_to(decode_command(frame), 17, "none")
     (answer,) = FrameReader().split(encode_command(response))
@@ -232,7 +232,7 @@ def raw_header(header: bytes, codec: int = JSON, body: bytes = b"") -> bytes:
     return struct.pack(">II", 4 + size + len(body), codec << 24 | size) + header + body
 
 
-def test_a_header_beyond_its_limit_is_refused_at_its_first_eight_bytes() -> None:
+def test_header_above_its_limit_is_rejected_at_its_first_eight_bytes() -> None:
     """However much of it is to come: nothing is kept, and nothing is parsed."""
     for size in (HEADER_SIZE_BYTES_MAX + 1, 13 << 20):
         reader = FrameReader()
@@ -243,7 +243,7 @@ def test_a_header_beyond_its_limit_is_refused_at_its_first_eight_bytes() -> None
     assert len(reader.split(raw_header(bytes(HEADER_SIZE_BYTES_MAX)))) == 1
 
 
-def test_the_longest_properties_of_a_java_client_fit_into_a_header() -> None:
+def test_longest_properties_of_a_java_client_fit_into_a_header() -> None:
     properties = "\x01" * 32_767  # six bytes each in JSON
     command = RemotingCommand(310, 1, ext={"i": properties, "b": "T" * 127, "a": "G" * 255})
     (frame,) = FrameReader().split(encode_command(command))
@@ -251,7 +251,7 @@ def test_the_longest_properties_of_a_java_client_fit_into_a_header() -> None:
 
 
 @pytest.mark.parametrize("codec", [JSON, BINARY])
-def test_fields_are_counted(codec: int) -> None:
+def test_header_fields_are_limited(codec: int) -> None:
     fields = {f"f{number}": "v" for number in range(HEADER_FIELDS_MAX)}
     (frame,) = FrameReader().split(encode_command(RemotingCommand(11, 1, ext=fields), codec))
     assert decode_command(frame).ext == fields
@@ -267,14 +267,14 @@ NOT_INT32 += [str((1 << 63) - 1), str(1 << 64), str(1 << 70), "[" * 900 + "]" * 
 
 @pytest.mark.parametrize("text", NOT_INT32)
 @pytest.mark.parametrize("name", ["code", "opaque", "flag", "version"])
-def test_numbers_of_a_header_are_int32(name: str, text: str) -> None:
+def test_header_numbers_are_int32(name: str, text: str) -> None:
     numbers = {"code": "1", "opaque": "2", "flag": "0", "version": "3"} | {name: text}
     header = ",".join(f'"{key}":{value}' for key, value in numbers.items())
     with pytest.raises(RemotingProtocolError):
         decode_command((JSON, f"{{{header}}}".encode(), b""))
 
 
-def test_deep_nesting_is_refused_and_nothing_else_happens() -> None:
+def test_deeply_nested_header_is_rejected_or_ignored() -> None:
     for depth in (500, 2_000, 60_000):
         for header in (
             b'{"code":1,"x":' + b"[" * depth + b"]" * depth + b"}",

@@ -20,5 +20,5 @@ from raftmq.remoting.codes import version_name
         (-1, "number -1"),
     ],
 )
-def test_versions_have_apaches_names(number, name):
+def test_version_names_equal_apaches(number, name):
     assert version_name(number) == name

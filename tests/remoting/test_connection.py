@@ -28,7 +28,7 @@ def silent(connection: Connection, request: RemotingCommand) -> None:
 
 
 @on_both_loops
-async def test_requests_answers_and_what_handlers_may_do() -> None:
+async def test_handlers_answer_later_raise_or_are_missing() -> None:
     async def slow(connection: Connection, request: RemotingCommand) -> RemotingCommand:
         await asyncio.sleep(0)
         return RemotingCommand.response_to(request, 0, "slow")
@@ -92,7 +92,7 @@ async def test_one_way_requests_are_never_answered() -> None:
 
 
 @on_both_loops
-async def test_an_answer_uses_the_header_codec_of_its_request() -> None:
+async def test_answer_uses_the_header_codec_of_its_request() -> None:
     async with serving({1: echo}) as (_, address):
         peer = await RawPeer.connect(address)
         peer.writer.write(encode_command(RemotingCommand(1, 5, ext={"a": "b"}), BINARY))
@@ -112,7 +112,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("damage", MALFORMED)
-def test_damage_costs_its_own_connection_and_nobody_elses(damage: bytes) -> None:
+def test_malformed_frame_closes_only_its_connection(damage: bytes) -> None:
     @on_both_loops
     async def scenario() -> None:
         async with serving({1: echo}) as (server, address):
@@ -136,7 +136,7 @@ def test_damage_costs_its_own_connection_and_nobody_elses(damage: bytes) -> None
 
 
 @on_both_loops
-async def test_a_frame_over_the_limit_closes_the_connection() -> None:
+async def test_frame_above_the_limit_closes_the_connection() -> None:
     limits = ConnectionLimits(frame_size_max=1000)
     async with serving({1: echo}, limits=limits) as (_, address):
         client = RemotingClient()
@@ -148,7 +148,7 @@ async def test_a_frame_over_the_limit_closes_the_connection() -> None:
         await client.close()
 
 
-async def test_only_what_has_messages_or_tables_may_be_large() -> None:
+async def test_only_message_and_table_requests_may_have_large_bodies() -> None:
     async with serving({34: echo, 310: echo}) as (_, address):
         client = RemotingClient()
         for code, size, answer in (
@@ -162,7 +162,7 @@ async def test_only_what_has_messages_or_tables_may_be_large() -> None:
 
 
 @on_both_loops
-async def test_requests_time_out_one_by_one_and_late_answers_are_dropped() -> None:
+async def test_requests_time_out_separately_and_late_answers_are_dropped() -> None:
     kept: list[tuple[Connection, RemotingCommand]] = []
 
     def keep(connection: Connection, request: RemotingCommand) -> None:
@@ -191,7 +191,7 @@ async def test_requests_time_out_one_by_one_and_late_answers_are_dropped() -> No
 
 
 @on_both_loops
-async def test_a_cancelled_caller_leaves_nothing_behind() -> None:
+async def test_cancelled_request_leaves_no_entry() -> None:
     async with serving({1: silent}) as (_, address):
         client = RemotingClient()
         connection = await client.connect(address)
@@ -205,7 +205,7 @@ async def test_a_cancelled_caller_leaves_nothing_behind() -> None:
 
 
 @on_both_loops
-async def test_a_broken_connection_fails_its_requests_at_once() -> None:
+async def test_broken_connection_fails_its_requests_at_once() -> None:
     arrived: list[Connection] = []
 
     def note(connection: Connection, request: RemotingCommand) -> None:
@@ -232,7 +232,7 @@ async def test_a_broken_connection_fails_its_requests_at_once() -> None:
 
 
 @on_both_loops
-async def test_a_request_that_never_left_is_known_not_to_be_carried_out() -> None:
+async def test_unsent_request_is_known_not_to_be_executed() -> None:
     async with serving({1: silent}) as (_, address):
         client = RemotingClient()
         connection = await client.connect(address)
@@ -251,7 +251,7 @@ async def test_a_request_that_never_left_is_known_not_to_be_carried_out() -> Non
 
 
 @on_both_loops
-async def test_the_server_asks_its_client_on_the_same_connection() -> None:
+async def test_server_sends_requests_on_the_clients_connection() -> None:
     async def ask_back(connection: Connection, request: RemotingCommand) -> RemotingCommand:
         answer = await connection.invoke(REQUEST(307, {"clientId": "c"}), 60_000)
         connection.invoke_oneway(REQUEST(40, {"consumerGroup": "g"}))
@@ -279,7 +279,7 @@ async def test_the_server_asks_its_client_on_the_same_connection() -> None:
 
 
 @on_both_loops
-async def test_outstanding_requests_are_bounded() -> None:
+async def test_outstanding_requests_are_limited() -> None:
     async with serving({1: silent}) as (_, address):
         client = RemotingClient(limits=ConnectionLimits(requests_max=2))
         connection = await client.connect(address)
@@ -296,7 +296,7 @@ async def test_outstanding_requests_are_bounded() -> None:
 
 
 @on_both_loops
-async def test_slow_requests_are_bounded_and_end_with_their_connection() -> None:
+async def test_slow_requests_are_limited_and_end_with_their_connection() -> None:
     cancelled = []
 
     async def stuck(connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -322,7 +322,7 @@ async def test_slow_requests_are_bounded_and_end_with_their_connection() -> None
 
 
 @on_both_loops
-async def test_a_raw_handler_sees_all_frames_of_one_arrival_and_answers_in_one_write() -> None:
+async def test_raw_handler_gets_all_frames_of_an_arrival_and_writes_once() -> None:
     arrivals: list[int] = []
 
     def raw(connection: Connection, frames: list[RawFrame]) -> None:
@@ -351,7 +351,7 @@ async def test_a_raw_handler_sees_all_frames_of_one_arrival_and_answers_in_one_w
 
 
 @on_both_loops
-async def test_writes_of_one_iteration_leave_in_one_transport_write() -> None:
+async def test_writes_of_one_loop_iteration_share_a_transport_write() -> None:
     async with serving({1: echo}) as (_, address):
         client = RemotingClient()
         connection = await client.connect(address)
@@ -398,7 +398,7 @@ async def answered(peer: RawPeer, code: int = 1) -> bool:
 
 
 @on_both_loops
-async def test_strangers_keep_nobody_out() -> None:
+async def test_unsigned_connections_at_the_limit_do_not_block_signed_ones() -> None:
     """They fill the port, and say something now and then. Who has an account keeps its place."""
     limits = ServerLimits(connections_max=3)
     handlers = {1: echo, 2: signed}
@@ -424,7 +424,7 @@ async def test_strangers_keep_nobody_out() -> None:
 
 
 @on_both_loops
-async def test_without_accounts_the_longest_silent_makes_room() -> None:
+async def test_longest_silent_connection_is_closed_at_the_limit_without_accounts() -> None:
     limits = ServerLimits(connections_max=2)
     async with serving({1: echo}, server_limits=limits) as (server, address):
         peers = [await RawPeer.connect(address) for _ in range(2)]
@@ -477,7 +477,7 @@ async def test_close_callbacks_run_once_with_the_reason() -> None:
 
 
 @on_both_loops
-async def test_a_server_stops_in_order() -> None:
+async def test_server_stops_in_order() -> None:
     async with serving({1: echo}) as (server, address):
         client = RemotingClient()
         await client.invoke(address, REQUEST(1), 60_000)
@@ -490,7 +490,7 @@ async def test_a_server_stops_in_order() -> None:
 
 
 @on_both_loops
-async def test_what_a_peer_makes_raise_ends_nothing_but_its_request() -> None:
+async def test_assertion_in_a_handler_fails_only_its_request() -> None:
     """An assertion that a request trips is answered; the process never hears of it."""
     reports: list[object] = []
 

@@ -33,7 +33,7 @@ def save(environment: dict[str, str], current: str = "", **contexts: dict[str, s
         result.current = current
 
 
-def test_only_the_owner_may_read_what_is_written(environment: dict[str, str]) -> None:
+def test_context_file_is_readable_only_by_its_owner(environment: dict[str, str]) -> None:
     assert read(path_of(environment)) == Contexts()
     path = path_of(environment)
     old = os.umask(0)
@@ -46,7 +46,7 @@ def test_only_the_owner_may_read_what_is_written(environment: dict[str, str]) ->
     assert read(path) == Contexts("prod", {"prod": PROD})
 
 
-def test_what_fails_changes_nothing(environment: dict[str, str]) -> None:
+def test_failed_context_change_is_not_saved(environment: dict[str, str]) -> None:
     save(environment, prod=PROD)
     with pytest.raises(ContextError, match="no context 'test'; known: none"):
         with changing(path_of(environment)) as contexts:
@@ -55,7 +55,7 @@ def test_what_fails_changes_nothing(environment: dict[str, str]) -> None:
     assert read(path_of(environment)).by_name == {"prod": PROD}
 
 
-def test_nobodys_change_is_lost(environment: dict[str, str]) -> None:
+def test_concurrent_context_changes_are_all_saved(environment: dict[str, str]) -> None:
     def add(number: int) -> None:
         save(environment, "", **{f"c{number}": {"namesrv": f"h:{number}"}})
 
@@ -67,7 +67,7 @@ def test_nobodys_change_is_lost(environment: dict[str, str]) -> None:
     assert len(read(path_of(environment)).by_name) == 8
 
 
-def test_a_named_context_wins_over_variables_and_variables_over_the_one_in_use(
+def test_named_context_precedes_variables_and_these_the_current_context(
     environment: dict[str, str],
 ) -> None:
     save(environment, "prod", prod=PROD, test={"namesrv": "test:1"})
@@ -98,7 +98,7 @@ def test_a_named_context_wins_over_variables_and_variables_over_the_one_in_use(
     ("text", "says"),
     [('{"secret-key', "is not JSON"), ("[]", "holds no contexts"), ("{}", "holds no contexts")],
 )
-def test_a_damaged_file_is_told_without_its_words(
+def test_damaged_context_file_is_reported_without_its_content(
     environment: dict[str, str], text: str, says: str
 ) -> None:
     path = path_of(environment)
@@ -112,14 +112,14 @@ def test_a_damaged_file_is_told_without_its_words(
     assert path.read_text() == text
 
 
-def test_unknown_fields_are_left_out(environment: dict[str, str]) -> None:
+def test_unknown_context_fields_are_ignored(environment: dict[str, str]) -> None:
     path = path_of(environment)
     path.parent.mkdir()
     path.write_text(json.dumps({"contexts": {"a": {"namesrv": "h:1", "later": {"x": 1}}}}))
     assert read(path) == Contexts("", {"a": {"namesrv": "h:1"}})
 
 
-def test_where_they_are() -> None:
+def test_context_path_and_context_names() -> None:
     assert path_of({"XDG_CONFIG_HOME": "relative"}).is_relative_to(Path.home() / ".config")
     for name in ("", "-x", "a b", "a/b", "x" * 65):
         with pytest.raises(ContextError):

@@ -34,14 +34,14 @@ def sized(read: int, write: int, **more: Any) -> dict[str, Any]:
          "ordered, and a key's queue would change; --withOrdered", {}),
     ],
 )  # fmt: skip
-def test_how_a_topic_is_aligned(has, outcome, why, puts) -> None:
+def test_topic_alignment_outcomes(has, outcome, why, puts) -> None:
     step = aligned_topic("T", dict(zip("ab", has, strict=True)), with_ordered=False)
     fields = ("readQueueNums", "writeQueueNums", "perm")
     result = {name: tuple(bean[key] for key in fields) for name, bean in step.puts.items()}
     assert (step.outcome, step.why, result) == (outcome, why, puts)
 
 
-def test_alignment_lowers_nothing_and_ends_at_the_second_time() -> None:
+def test_topic_alignment_never_lowers_queues_and_is_idempotent() -> None:
     rng = random.Random(44)
     for _ in range(500):
         has = {
@@ -57,7 +57,7 @@ def test_alignment_lowers_nothing_and_ends_at_the_second_time() -> None:
         assert aligned_topic("T", after, with_ordered=False).outcome == "there already"
 
 
-def test_settings_of_consumer_groups_are_left_until_a_broker_is_named() -> None:
+def test_group_settings_are_aligned_only_with_a_named_broker() -> None:
     one, other = {"groupName": "g", "retryMaxTimes": 3}, {"groupName": "g", "retryMaxTimes": 9}
     has = {"a": one, "b": other, "c": None}
     left = aligned_group("g", has, "")

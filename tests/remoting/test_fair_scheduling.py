@@ -15,7 +15,7 @@ from tests.waiting import until
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_one_turn_of_the_loop_does_not_serve_everybody(loop_factory):
+def test_loop_turn_serves_a_bounded_part_of_busy_connections(loop_factory):
     """Each of 40 requests takes a good part of a turn, and all are there at once."""
     served: list[int] = []
     most_in_a_turn = 0
@@ -54,7 +54,7 @@ def test_one_turn_of_the_loop_does_not_serve_everybody(loop_factory):
 
 
 @on_both_loops
-async def test_what_was_put_off_is_served_in_order_and_closing_loses_nothing_sent() -> None:
+async def test_deferred_requests_are_served_in_order_and_none_lost_on_close() -> None:
     served: list[int] = []
 
     def note(connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -79,7 +79,7 @@ async def test_what_was_put_off_is_served_in_order_and_closing_loses_nothing_sen
             assert own == list(range(10))
 
 
-async def test_a_turn_that_is_used_up_is_another_one_later():
+async def test_used_up_turn_defers_arrivals_to_a_later_one():
     turns = Turns(asyncio.get_running_loop(), turn_s=1e-9)
     assert turns.start()
     turns.done()
@@ -99,7 +99,7 @@ async def test_a_turn_that_is_used_up_is_another_one_later():
     assert Arrived.turns_taken == 1 and turns.start()
 
 
-async def test_who_raises_in_a_turn_costs_the_others_none():
+async def test_exception_in_a_turn_does_not_affect_other_connections():
     taken: list[int] = []
     reports: list[object] = []
     loop = asyncio.get_running_loop()
@@ -126,7 +126,7 @@ async def test_who_raises_in_a_turn_costs_the_others_none():
 
 
 @on_both_loops
-async def test_large_work_shares_one_turn_and_gives_its_results() -> None:
+async def test_large_work_shares_one_turn_and_returns_results() -> None:
     """20 requests of large work cost the loop one turn at a time, not one each."""
     worked = 0
 

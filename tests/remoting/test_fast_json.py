@@ -18,7 +18,7 @@ from raftmq.remoting.fast_json import (
 from tests.remoting import recorded
 
 
-def test_number_keys_without_quotes() -> None:
+def test_fastjson_number_keys_without_quotes() -> None:
     body = loads(recorded.CLUSTER_BODY)
     group = body["brokerAddrTable"]["RaftNode00"]
     assert group["brokerAddrs"] == {
@@ -30,7 +30,7 @@ def test_number_keys_without_quotes() -> None:
     assert body["clusterAddrTable"] == {"AnchorCluster": ["RaftNode00"]}
 
 
-def test_objects_as_keys_both_ways() -> None:
+def test_fastjson_object_keys_in_both_directions() -> None:
     body = loads(recorded.STATS_BODY)
     queue = MessageQueue("cmp_st_mwpzoxt1", "RaftNode00", 1)
     assert body["offsetTable"][queue]["lastUpdateTimestamp"] == 1795240385893
@@ -48,7 +48,7 @@ def test_objects_as_keys_both_ways() -> None:
         {MessageQueue("t", "b", 0): [{"x": MessageQueue("u", "b", 2).as_fields()}], "n": 1.5},
     ],
 )
-def test_round_trip(value: object) -> None:
+def test_fastjson_round_trip(value: object) -> None:
     assert loads(dumps(value)) == value
 
 
@@ -60,7 +60,7 @@ def test_number_keys_are_written_quoted() -> None:
 
 
 @pytest.mark.parametrize("value", [b"{0:1}", b' { 0 : [ 1 , { -3 : "}" } ] } ', b"{1:{}, 2:[]}"])
-def test_blanks_and_nesting(value: bytes) -> None:
+def test_fastjson_whitespace_and_nesting(value: bytes) -> None:
     assert isinstance(loads(value), dict)
 
 
@@ -85,20 +85,20 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("data", DAMAGED)
-def test_damage_is_an_error(data: bytes) -> None:
+def test_malformed_fastjson_is_rejected(data: bytes) -> None:
     with pytest.raises(BodyError):
         loads(data)
 
 
 @pytest.mark.parametrize("body", [recorded.CLUSTER_BODY, recorded.STATS_BODY])
-def test_every_cut_is_an_error(body: bytes) -> None:
+def test_every_truncation_of_fastjson_is_rejected(body: bytes) -> None:
     for cut in range(len(body)):
         with pytest.raises(BodyError):
             loads(body[:cut])
 
 
 @pytest.mark.parametrize("outer", [b"{0:%s}", b'{{"topic":"t","brokerName":"b","queueId":0}:%s}'])
-def test_nesting_is_bounded(outer: bytes) -> None:
+def test_fastjson_nesting_is_limited(outer: bytes) -> None:
     def nested(depth: int) -> bytes:
         before, _, after = outer.partition(b"%s")
         return before * depth + b"1" + after * depth
@@ -126,7 +126,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("part", HOSTILE)
-def test_no_body_takes_more_than_its_length(part: bytes) -> None:
+def test_fastjson_body_takes_memory_of_its_length(part: bytes) -> None:
     def took_s(count: int) -> float:
         began = process_time()
         for _ in range(3):
@@ -141,7 +141,7 @@ def test_no_body_takes_more_than_its_length(part: bytes) -> None:
     "value", [b'"\\ud800"', b'"\\udfff"', b'{"a":"\\ud800x"}', b"NaN", b"Infinity"]
 )
 @pytest.mark.parametrize("key", [b"0", b'"0"', b'{"topic":"t","brokerName":"b","queueId":0}'])
-def test_what_could_not_be_written_again_is_not_read(key: bytes, value: bytes) -> None:
+def test_fastjson_that_cannot_be_written_is_not_read(key: bytes, value: bytes) -> None:
     with pytest.raises(BodyError):
         loads(b"{%s:%s}" % (key, value))
 
@@ -151,18 +151,18 @@ def test_large_numbers_can_be_written_again(number: bytes) -> None:
     assert loads(dumps(loads(b"{0:%s}" % number)))
 
 
-def test_what_cannot_be_written_says_so() -> None:
+def test_value_that_cannot_be_encoded_raises() -> None:
     with pytest.raises(orjson.JSONEncodeError):
         dumps({MessageQueue("t", "b", 0): object()})
 
 
-def test_an_object_was_asked_for() -> None:
+def test_fastjson_body_must_be_an_object() -> None:
     assert loads_object(b"{}") == {}
     with pytest.raises(BodyError):
         loads_object(b"[]")
 
 
-def test_a_request_of_too_many_values_is_refused_unread() -> None:
+def test_request_with_too_many_values_is_rejected_unread() -> None:
     for entry in (b"{}", b"[]", b"1", b'""'):
         body = b'{"a":[%b]}' % b",".join([entry] * VALUES_MAX)
         with pytest.raises(BodyError, match="at most 32768"):
@@ -170,7 +170,7 @@ def test_a_request_of_too_many_values_is_refused_unread() -> None:
     assert len(loads_request(b'{"a":[%b]}' % b",".join([b"1"] * 30_000))["a"]) == 30_000
 
 
-def test_a_request_in_the_dialect_is_smaller() -> None:
+def test_fastjson_request_has_a_smaller_limit() -> None:
     def body(count: int) -> bytes:
         return b"{%b}" % b",".join(b"%d:1" % number for number in range(count))
 

@@ -52,7 +52,7 @@ def test_send_header_of_a_java_client() -> None:
 
 
 @pytest.mark.parametrize("code", [10, 310, 320, 324, 325, 326])
-def test_send_header_in_long_and_short_names(code: int) -> None:
+def test_send_header_with_long_and_short_names(code: int) -> None:
     header = SendHeader("g", "t", "TBW102", 4, -1, 4, 5, 6, "A\x01b\x02", 7, True, 8, True, "b")
     ext = header.to_ext(code)
     assert ("topic" in ext) == (code in (10, 324, 326))
@@ -73,7 +73,7 @@ WITH_RECORDING: list[tuple[Any, bytes, set[str]]] = [
 
 
 @pytest.mark.parametrize(("kind", "header", "dropped"), WITH_RECORDING)
-def test_recorded_headers_are_written_back_alike(
+def test_recorded_headers_are_written_back_equally(
     kind: Any, header: bytes, dropped: set[str]
 ) -> None:
     ext = ext_of(header)
@@ -106,21 +106,21 @@ def test_pull_header_fields() -> None:
         ConsumeDirectlyHeader("g", "c", None, "b"),
     ],
 )
-def test_round_trip(header: Any) -> None:
+def test_header_round_trip(header: Any) -> None:
     ext = header.to_ext()
     assert all(type(value) is str for value in ext.values())
     assert type(header).parse(ext) == header
 
 
 @pytest.mark.parametrize("name", "abefgh")
-def test_a_missing_field_is_named(name: str) -> None:
+def test_missing_header_field_is_named(name: str) -> None:
     ext = ext_of(recorded.SEND_REQUEST)
     del ext[name]
     with pytest.raises(HeaderError, match=f"<{name}> is null"):
         SendHeader.parse(ext)
 
 
-def test_no_ext_at_all() -> None:
+def test_header_without_ext_fields() -> None:
     with pytest.raises(HeaderError):
         PullHeader.parse(None)
 
@@ -145,7 +145,7 @@ def test_no_ext_at_all() -> None:
         ("0x10", None),
     ],
 )
-def test_integers_are_javas_longs(value: str, number: int | None) -> None:
+def test_header_integers_are_java_longs(value: str, number: int | None) -> None:
     if number is None:
         with pytest.raises(HeaderError):
             integer({"n": value}, "n")
@@ -153,7 +153,7 @@ def test_integers_are_javas_longs(value: str, number: int | None) -> None:
         assert integer({"n": value}, "n") == number
 
 
-def test_optional_fields() -> None:
+def test_optional_header_fields_and_defaults() -> None:
     needed = {"topic": "t", "queueId": "1"}
     assert QueueOffsetHeader.parse(needed | {"timestamp": ""}).timestamp_ms is None
     assert QueueOffsetHeader.parse(needed | {"boundaryType": "upper"}).boundary == "UPPER"

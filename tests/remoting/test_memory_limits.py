@@ -36,7 +36,7 @@ class Peer:
             self.holding.hold(self, 0, 0.0)
 
 
-def test_the_oldest_large_holder_goes_first():
+def test_oldest_large_holder_is_closed_first():
     holding = Holding("frames", 10 * SMALL_BYTES, oldest_first=True)
     small, first, second, third = (Peer(holding) for _ in range(4))
     holding.hold(small, 100, 0.0)
@@ -49,7 +49,7 @@ def test_the_oldest_large_holder_goes_first():
     assert holding.closed_count == 1
 
 
-def test_a_frame_that_begins_anew_is_young_again():
+def test_holder_with_a_new_frame_counts_as_young():
     holding = Holding("frames", 3 * SMALL_BYTES, oldest_first=True)
     busy, idle = Peer(holding), Peer(holding)
     holding.hold(busy, SMALL_BYTES, 0.0)
@@ -59,7 +59,7 @@ def test_a_frame_that_begins_anew_is_young_again():
     assert idle.reason and not busy.reason
 
 
-def test_the_largest_unsent_goes_first_and_what_was_sent_meanwhile_does_not_count():
+def test_holder_of_most_unsent_bytes_is_closed_first():
     holding = Holding("unsent", 100, oldest_first=False)
     slow, quick, stuck = (Peer(holding) for _ in range(3))
     quick.unsent_bytes, slow.unsent_bytes, stuck.unsent_bytes = 0, 30, 60
@@ -74,7 +74,7 @@ def test_the_largest_unsent_goes_first_and_what_was_sent_meanwhile_does_not_coun
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_is_held_and_let_go_the_bound_holds(seed):
+def test_memory_limit_holds_over_random_operations(seed):
     random_ = random.Random(seed)
     for oldest_first in (True, False):
         holding = Holding("any", 1_000_000, oldest_first=oldest_first)
@@ -91,7 +91,7 @@ def test_whatever_is_held_and_let_go_the_bound_holds(seed):
             assert 0 <= holding.held_bytes == held <= 1_000_000
 
 
-def test_what_takes_too_long_is_closed():
+def test_frame_that_takes_too_long_closes_its_connection():
     holding = Holding("frames", 1_000, oldest_first=True)
     slow, quick = Peer(holding), Peer(holding)
     holding.hold(slow, 10, 5.0)
@@ -103,7 +103,7 @@ def test_what_takes_too_long_is_closed():
     assert holding.held_bytes == 10
 
 
-def test_an_allowance_is_refused_beyond_its_bound():
+def test_allowance_is_rejected_beyond_its_limit():
     allowance = Allowance(10)
     assert allowance.take(10) and not allowance.take(1)
     allowance.give_back(10)
@@ -115,7 +115,7 @@ def frame(size):
 
 
 @on_both_loops
-async def test_unfinished_frames_are_bounded_over_all_connections_and_others_are_served() -> None:
+async def test_unfinished_frames_are_limited_over_all_connections() -> None:
     budgets = Budgets(BudgetLimits(unfinished_bytes_max=1 << 20))
     async with serving({1: echo}, budgets=budgets) as (server, address):
         attackers = []
@@ -137,7 +137,7 @@ async def test_unfinished_frames_are_bounded_over_all_connections_and_others_are
 
 
 @on_both_loops
-async def test_a_frame_has_a_deadline_however_slowly_it_comes() -> None:
+async def test_slow_frame_has_a_deadline() -> None:
     budgets = Budgets(BudgetLimits(frame_deadline_s=0.2))
     async with serving({1: echo}, budgets=budgets) as (server, address):
         peer = await RawPeer.connect(address)
@@ -155,7 +155,7 @@ async def test_a_frame_has_a_deadline_however_slowly_it_comes() -> None:
 
 
 @on_both_loops
-async def test_answers_that_nobody_reads_are_bounded_over_all_connections() -> None:
+async def test_unread_answers_are_limited_over_all_connections() -> None:
     budgets = Budgets(BudgetLimits(unsent_bytes_max=8 << 20))
     limits = ConnectionLimits(write_high_bytes=1 << 20, write_low_bytes=1 << 16)
     async with serving({1: echo}, budgets=budgets, limits=limits) as (server, address):
@@ -199,7 +199,7 @@ async def test_slow_requests_of_all_connections_share_one_allowance() -> None:
             await peer.close()
 
 
-def test_a_frame_that_comes_byte_by_byte_takes_no_more_than_its_bytes():
+def test_frame_read_byte_by_byte_buffers_only_its_bytes():
     reader = FrameReader()
     data = frame(3_000)
     for at in range(len(data) - 1):
@@ -209,7 +209,7 @@ def test_a_frame_that_comes_byte_by_byte_takes_no_more_than_its_bytes():
     assert reader.buffered_bytes == 0
 
 
-def test_a_share_is_a_part_of_the_allowance_and_given_back_whole() -> None:
+def test_share_is_part_of_its_allowance_and_returned_completely() -> None:
     allowance = Allowance(100)
     one, other = Share(allowance, 60), Share(allowance, 60)
     assert one.take(60) and not one.take(1)

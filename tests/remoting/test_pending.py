@@ -15,7 +15,7 @@ def test_opaques_wrap_around_and_skip_those_in_use() -> None:
     assert [pending.next_opaque() for _ in range(4)] == [OPAQUE_MAX - 1, OPAQUE_MAX, 2, 3]
 
 
-def test_the_bound() -> None:
+def test_pending_requests_are_limited() -> None:
     pending: PendingRequests[object] = PendingRequests(2)
     pending.add(1, WAITER, 1.0)
     pending.add(2, WAITER, 1.0)
@@ -27,14 +27,14 @@ def test_the_bound() -> None:
     assert len(pending) == 2
 
 
-def test_an_opaque_in_use_is_a_mistake() -> None:
+def test_opaque_in_use_is_rejected() -> None:
     pending: PendingRequests[object] = PendingRequests(2)
     pending.add(1, WAITER, 1.0)
     with pytest.raises(ValueError, match="in use"):
         pending.add(1, WAITER, 1.0)
 
 
-def test_deadlines_and_what_was_sent() -> None:
+def test_pending_deadlines_and_sent_marks() -> None:
     pending: PendingRequests[object] = PendingRequests(10)
     pending.add(1, WAITER, 30.0)
     pending.add(2, WAITER, 10.0)
@@ -48,7 +48,7 @@ def test_deadlines_and_what_was_sent() -> None:
     assert pending.next_deadline == float("inf")
 
 
-def test_drain_says_what_was_sent() -> None:
+def test_drain_returns_which_requests_were_sent() -> None:
     pending: PendingRequests[object] = PendingRequests(10)
     pending.add(1, WAITER, 1.0)
     pending.all_sent()

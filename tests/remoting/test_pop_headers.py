@@ -18,7 +18,7 @@ from raftmq.remoting.pop_headers import (
 )
 
 
-def test_an_answers_offsets_are_read_as_they_were_written() -> None:
+def test_pop_answer_offsets_round_trip() -> None:
     offsets = [0, 7, 8, (1 << 63) - 1]
     info = ";".join([offset_info("T", 3, offsets), offset_info("%RETRY%g_T", 0, [5])])
     assert by_queue(info) == {("0", 3): offsets, ("1", 0): [5]}
@@ -34,18 +34,18 @@ def test_an_answers_offsets_are_read_as_they_were_written() -> None:
         "0 1 1,99999999999999999999",
     ],
 )
-def test_what_is_no_list_of_offsets_is_refused(info: str) -> None:
+def test_malformed_pop_offsets_are_rejected(info: str) -> None:
     with pytest.raises(HeaderError):
         by_queue(info)
 
 
-def test_a_handle_is_read_as_it_was_written() -> None:
+def test_receipt_handle_round_trip() -> None:
     handle = Handle(5, 1_795_462_332_045, 60_000, 0, True, "broker-a", 3, 7)
     assert Handle.decode(handle.encode()) == handle
     assert Handle.decode("5 1 60000 999 0 broker-a 3").offset == -1
 
 
-def test_only_the_answers_own_handle_is_taken_from_a_message() -> None:
+def test_only_the_answers_own_handle_is_read_from_a_message() -> None:
     """The property POP_CK may be an old one: a popped message was sent on with all properties."""
     head = PopResponseHeader(1_795_462_332_045, 60_000, 0, 0)
     handle = Handle(5, head.pop_ms, 60_000, 0, True, "broker-a", 3, 7)
@@ -64,11 +64,11 @@ def test_only_the_answers_own_handle_is_taken_from_a_message() -> None:
 @pytest.mark.parametrize(
     "text", ["", "1 2 3 4 0 b", "1 2 3 4 0  3 4", "1 2 x 4 0 b 3 4", "9" * HANDLE_SIZE_MAX + " 2"]
 )
-def test_what_is_no_handle_is_refused(text: str) -> None:
+def test_malformed_receipt_handle_is_rejected(text: str) -> None:
     with pytest.raises(HeaderError):
         Handle.decode(text)
 
 
-def test_a_batch_acknowledgement_is_read_as_it_was_written() -> None:
+def test_batch_acknowledgement_round_trip() -> None:
     one = BatchAck("g", "T", 3, 100, 1_795_462_332_045, 60_000, 0, 0b1011)
     assert batch_acks({"brokerName": "b", "acks": [one.to_json("T")]}) == [one]

@@ -33,7 +33,7 @@ TOPICS = [
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_round_trip(compressed: bool) -> None:
+def test_register_body_round_trip(compressed: bool) -> None:
     body = encode_register_body(VERSION, TOPICS, compressed)
     assert decode_register_body(body, compressed) == (VERSION, TOPICS)
     assert peek_data_version(body, compressed) == VERSION
@@ -43,7 +43,7 @@ def sized(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
 
-def test_a_compressed_body_as_5x_writes_it() -> None:
+def test_compressed_register_body_of_5x_is_read() -> None:
     """With attributes behind the topic, which hold blanks, and queue mappings at the end."""
     stream = (
         sized(b'{"counter":7,"stateVersion":2,"timestamp":5}')
@@ -64,12 +64,12 @@ def test_a_compressed_body_as_5x_writes_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["7", "[1]", '{"message.type": 7}', '{"message.type": "a b"}'])
-def test_attributes_that_name_no_kind_of_message(text: str) -> None:
+def test_topic_attributes_without_a_message_type(text: str) -> None:
     fields = {"attributes": json.loads(text)}
     assert TopicConfig.from_fields("A", fields).message_type == ""
 
 
-def test_a_plain_body_as_4x_writes_it() -> None:
+def test_plain_register_body_of_4x_is_read() -> None:
     body = (
         b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{"counter":1,'
         b'"timestamp":9},"topicConfigTable":{"T":{"order":true,"perm":6,"readQueueNums":4,'
@@ -80,14 +80,14 @@ def test_a_plain_body_as_4x_writes_it() -> None:
     assert topics == [TopicConfig("T", 4, 4, 6, 2, order=True)]
 
 
-def test_a_body_with_two_versions_is_not_guessed_at() -> None:
+def test_register_body_with_two_versions_is_rejected() -> None:
     one = orjson.dumps(VERSION.as_fields())
     body = b'{"x":{"dataVersion":' + one + b'},"dataVersion":' + one + b"}"
     assert peek_data_version(body, False) is None
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_every_cut_is_an_error(compressed: bool) -> None:
+def test_every_truncation_of_a_register_body_is_rejected(compressed: bool) -> None:
     body = encode_register_body(VERSION, TOPICS, compressed)
     for cut in range(1, len(body)):
         with pytest.raises(BodyError):
@@ -109,7 +109,7 @@ def test_every_cut_is_an_error(compressed: bool) -> None:
         sized(b'{"counter":"1"}') + struct.pack(">i", 0),
     ],
 )
-def test_damaged_streams(stream: bytes) -> None:
+def test_malformed_register_streams_are_rejected(stream: bytes) -> None:
     with pytest.raises(BodyError):
         decode_register_body(zlib.compress(stream), True)
 
@@ -126,7 +126,7 @@ def test_damaged_streams(stream: bytes) -> None:
         b'{"topicConfigSerializeWrapper":{"dataVersion":1}}',
     ],
 )
-def test_damaged_json(body: bytes) -> None:
+def test_malformed_register_json_is_rejected(body: bytes) -> None:
     with pytest.raises(BodyError):
         decode_register_body(body, False)
 
@@ -142,13 +142,13 @@ def test_damaged_json(body: bytes) -> None:
         b'"A":{"perm":' + b"9" * 5_000 + b"}",
     ],
 )
-def test_a_json_body_is_read_part_by_part(part: bytes) -> None:
+def test_register_json_is_read_part_by_part(part: bytes) -> None:
     wrapper = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{%s}}}'
     with pytest.raises(BodyError):
         decode_register_body(wrapper % part, False)
 
 
-def test_unused_parts_of_a_json_body_are_skipped() -> None:
+def test_unused_parts_of_register_json_are_skipped() -> None:
     """Also a map of Apache's with number keys, which is not JSON."""
     body = (
         b' { "more" : [1, {"a": "}"}, -2.5e3] , "topicConfigSerializeWrapper" : {"x":null, "y":1,'
@@ -162,7 +162,7 @@ def test_unused_parts_of_a_json_body_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_the_bounds_of_a_body(compressed: bool) -> None:
+def test_register_body_limits(compressed: bool) -> None:
     topics = [TopicConfig(f"topic-{number}", 1, 1, 6) for number in range(500)]
     body = encode_register_body(VERSION, topics, compressed)
     size = len(zlib.decompress(body) if compressed else body)
@@ -175,7 +175,7 @@ def test_the_bounds_of_a_body(compressed: bool) -> None:
     assert steps >= 500 // TOPICS_PER_STEP
 
 
-def test_the_headers() -> None:
+def test_register_headers_round_trip_and_reject_malformed_fields() -> None:
     header = RegisterBrokerHeader(
         "b", "127.0.0.1:10911", "c", "127.0.0.1:10912", 2, True, 5, 9000, 7, "leader",
         "0a" * 16, 3, f"{'0b' * 16},{'0c' * 16}", True, VERSION, "127.0.0.1:10915",
@@ -202,5 +202,5 @@ def test_the_headers() -> None:
         RegisterBrokerHeader.parse(plain.to_ext() | {"topicDeltaBase": "nonsense"})
 
 
-def test_crc_is_masked() -> None:
+def test_register_crc_is_masked() -> None:
     assert body_crc(b"hello") == 907060870

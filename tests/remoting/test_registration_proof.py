@@ -31,7 +31,7 @@ def signed(key=KEY, nonce=NONCE_A, code=103, ext=None, body=b"body", times=1):
     return command
 
 
-def test_a_signature_is_worth_something_once_on_its_connection_with_its_key():
+def test_registration_signature_is_valid_once_in_order_on_its_connection():
     challenge = RegistrationChallenge(NONCE_A)
     command = signed()
     assert is_signed(command) and not is_signed(RemotingCommand.request(103, {"a": "b"}))
@@ -44,14 +44,14 @@ def test_a_signature_is_worth_something_once_on_its_connection_with_its_key():
     assert challenge.counter == 5
 
 
-def test_access_controls_signature_may_come_behind():
+def test_registration_signature_precedes_the_access_control_signature():
     command = signed()
     Credentials("administrator", "sesame-open").sign(command)
     assert RegistrationChallenge(NONCE_A).proves([KEY], command)
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_whatever_is_changed_it_is_no_signature_any_more(seed):
+def test_any_change_invalidates_a_registration_signature(seed):
     rng = random.Random(seed)
     ext = {"brokerName": "b", "brokerAddr": "h:1", "raftTerm": "7", "raftGroupId": "0a" * 16}
     command = signed(ext=ext, body=b"topics")
@@ -85,7 +85,7 @@ def test_whatever_is_changed_it_is_no_signature_any_more(seed):
     assert challenge.counter == 0
 
 
-def test_nonces_and_keys_are_read_with_care(tmp_path):
+def test_registration_nonces_and_keys_are_validated(tmp_path):
     for text, result in (("00" * 16, bytes(16)), ("00" * 15, None), ("zz", None), ("", None)):
         assert nonce_of(RemotingCommand.response_to(signed(), ext={NONCE: text})) == result
     refused = RemotingCommand.response_to(signed(), 3, "not supported", {NONCE: "00" * 16})

@@ -10,7 +10,7 @@ from tests.remoting.harness import on_both_loops
 
 
 @on_both_loops
-async def test_whoever_connects_while_it_stops_is_hung_up_on() -> None:
+async def test_connection_during_a_server_stop_is_closed() -> None:
     for turns in range(8):
         await connect_and_stop(turns)
 

@@ -32,7 +32,7 @@ def handlers(served, steps=5):
     return {STEPPED: stepped, PLAIN: plain}
 
 
-async def test_a_request_in_steps_is_served_before_what_is_behind_it(monkeypatch) -> None:
+async def test_request_in_steps_is_served_before_later_ones(monkeypatch) -> None:
     no_turn_is_long_enough(monkeypatch)
     served: list[tuple[int, object]] = []
     async with serving(handlers(served, COUNT)) as (server, address):
@@ -53,7 +53,7 @@ async def test_a_request_in_steps_is_served_before_what_is_behind_it(monkeypatch
             await peer.close()
 
 
-async def test_what_comes_while_a_request_is_in_steps_waits_and_is_not_lost(monkeypatch) -> None:
+async def test_requests_behind_one_in_steps_wait_and_are_not_lost(monkeypatch) -> None:
     no_turn_is_long_enough(monkeypatch)
     served: list[tuple[int, object]] = []
     async with serving(handlers(served, steps=30)) as (_, address):
@@ -67,7 +67,7 @@ async def test_what_comes_while_a_request_is_in_steps_waits_and_is_not_lost(monk
         await peer.close()
 
 
-async def test_an_error_in_a_step_is_the_answer_and_oneway_gets_none() -> None:
+async def test_error_in_a_step_is_answered_except_for_one_way() -> None:
     def failing(connection, request):
         yield
         raise RemotingError("in the second step")
@@ -81,7 +81,7 @@ async def test_an_error_in_a_step_is_the_answer_and_oneway_gets_none() -> None:
         await peer.close()
 
 
-async def test_steps_of_a_connection_that_has_gone_are_ended(monkeypatch) -> None:
+async def test_steps_of_a_closed_connection_are_ended(monkeypatch) -> None:
     no_turn_is_long_enough(monkeypatch)
     ended: list[str] = []
 
@@ -102,7 +102,7 @@ async def test_steps_of_a_connection_that_has_gone_are_ended(monkeypatch) -> Non
         await peer.close()
 
 
-async def test_the_watch_counts_and_logs_the_request_that_took_long(monkeypatch, caplog) -> None:
+async def test_turn_watch_counts_and_logs_long_requests(monkeypatch, caplog) -> None:
     """The time is made up: every look at the clock is half of WATCH_S later."""
     clock = iter(number * WATCH_S / 2 for number in range(10_000))
     monkeypatch.setattr("raftmq.remoting.connection.thread_time", lambda: next(clock))
@@ -136,7 +136,7 @@ async def test_the_watch_counts_and_logs_the_request_that_took_long(monkeypatch,
         await peer.close()
 
 
-def test_the_longest_turn_of_a_code_is_kept() -> None:
+def test_longest_turn_of_a_request_code_is_kept() -> None:
     watch = Watch()
     for seconds in (0.001, 0.003, 0.002):
         watch.note(11, "a peer", seconds)

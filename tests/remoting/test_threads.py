@@ -13,14 +13,14 @@ from raftmq.remoting.threads import in_thread_to_its_end
 HANG_S = 60  # only a hang takes so long
 
 
-async def test_what_the_thread_returns_or_raises() -> None:
+async def test_in_thread_returns_the_result_or_raises() -> None:
     assert await in_thread_to_its_end(int, "21", base=16) == 33
     with pytest.raises(ValueError, match="invalid literal"):
         await in_thread_to_its_end(int, "x")
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_cancelled_caller_is_held_until_the_thread_has_ended(
+async def test_cancelled_caller_waits_until_its_thread_has_ended(
     fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     started, go_on = threading.Event(), threading.Event()

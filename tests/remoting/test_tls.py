@@ -32,7 +32,7 @@ def ca(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def test_a_server_of_certificate_key_and_trust(ca: Authority) -> None:
+def test_server_context_of_certificate_key_and_trust(ca: Authority) -> None:
     cert, key = ca.issue("server", password="open sesame")
     built = build_server(ServerTls(cert, key, "open sesame", ca.path, ClientAuth.REQUIRE))
     assert built.context.verify_mode is ssl.CERT_REQUIRED
@@ -44,14 +44,14 @@ def test_a_server_of_certificate_key_and_trust(ca: Authority) -> None:
     assert "open sesame" not in repr(ServerTls(cert, key, "open sesame"))
 
 
-def test_certificate_and_key_in_one_file(ca: Authority, tmp_path: Path) -> None:
+def test_certificate_and_key_may_share_a_file(ca: Authority, tmp_path: Path) -> None:
     cert, key = ca.issue("server")
     both = tmp_path / "both.pem"
     both.write_bytes(Path(key).read_bytes() + Path(cert).read_bytes())
     assert build_server(ServerTls(str(both))).certificate is not None
 
 
-def test_a_client_checks_unless_told_otherwise(ca: Authority) -> None:
+def test_client_context_checks_certificates_by_default(ca: Authority) -> None:
     strict = build_client(ClientTls(ca.path)).context
     assert strict.check_hostname
     assert strict.verify_mode is ssl.CERT_REQUIRED
@@ -84,7 +84,9 @@ def test_a_client_checks_unless_told_otherwise(ca: Authority) -> None:
         ("no trust named", "client certificates are asked for, and no trust store is named"),
     ],
 )
-def test_what_is_wrong_is_said(ca: Authority, tmp_path: Path, what: str, words: str) -> None:
+def test_tls_errors_name_the_file_and_the_reason(
+    ca: Authority, tmp_path: Path, what: str, words: str
+) -> None:
     cert, key = ca.issue("s")
     _, other = ca.issue("other")
     locked_cert, locked = ca.issue("locked", password="right")
@@ -112,13 +114,13 @@ def test_what_is_wrong_is_said(ca: Authority, tmp_path: Path, what: str, words: 
     assert str(caught.value).startswith(words.format(d=tmp_path)), str(caught.value)
 
 
-def test_a_key_without_a_certificate(ca: Authority) -> None:
+def test_key_without_a_certificate_is_rejected(ca: Authority) -> None:
     _, key = ca.issue("client")
     with pytest.raises(TlsError, match="no certificate file is named for it"):
         build_client(ClientTls(ca.path, "", key))
 
 
-def test_a_certificate_that_may_not_be_used_so(tmp_path: Path) -> None:
+def test_certificate_with_the_wrong_usage_is_rejected(tmp_path: Path) -> None:
     """The purpose is looked at here, not by the first who connects."""
     cert, key = self_signed(tmp_path, ExtendedKeyUsageOID.CLIENT_AUTH)
     assert build_client(ClientTls(cert, cert, key)).certificate is not None
@@ -130,7 +132,7 @@ def test_a_certificate_that_may_not_be_used_so(tmp_path: Path) -> None:
         build_client(ClientTls(cert, cert, key))
 
 
-def test_files_that_change_are_taken_over(ca: Authority) -> None:
+def test_changed_certificate_files_are_loaded(ca: Authority) -> None:
     cert, key = ca.issue("server")
     renewed = Renewed(ServerTls(cert, key), "server")
     first, before = renewed.context, renewed.certificate
@@ -143,7 +145,9 @@ def test_files_that_change_are_taken_over(ca: Authority) -> None:
     assert (renewed.renewed_count, renewed.error) == (1, "")
 
 
-def test_a_link_that_is_set_to_another_file_is_a_change(ca: Authority, tmp_path: Path) -> None:
+def test_symbolic_link_to_other_certificate_files_is_a_change(
+    ca: Authority, tmp_path: Path
+) -> None:
     """As container orchestrators renew what they mount."""
     link = tmp_path / "current"
     for number in (1, 2):
@@ -159,7 +163,7 @@ def test_a_link_that_is_set_to_another_file_is_a_change(ca: Authority, tmp_path:
     assert renewed.renewed_count == 1
 
 
-def test_broken_files_change_nothing_and_are_told(
+def test_broken_certificate_files_are_reported_and_not_loaded(
     ca: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     cert, key = ca.issue("server")
@@ -181,7 +185,7 @@ def test_broken_files_change_nothing_and_are_told(
     assert (renewed.error, renewed.renewed_count) == ("", 1)
 
 
-def test_files_that_are_replaced_while_they_are_read_are_read_again(
+def test_certificate_files_replaced_during_a_read_are_read_again(
     ca: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a check would hold for other contents than those that are shown."""
@@ -203,7 +207,7 @@ def test_files_that_are_replaced_while_they_are_read_are_read_again(
     assert (renewed.error, renewed.renewed_count) == ("", 1)
 
 
-def test_an_expired_certificate_replaces_none_that_is_valid(
+def test_expired_certificate_does_not_replace_a_valid_one(
     ca: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     cert, key = ca.issue("server", expired=True)
@@ -221,7 +225,7 @@ def test_an_expired_certificate_replaces_none_that_is_valid(
     assert "the certificate has expired" in renewed.error
 
 
-def test_the_end_of_a_certificate_is_told_in_time_and_when_it_has_come(
+def test_certificate_expiry_is_reported_before_and_at_its_end(
     ca: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once each, although the files do not change."""
@@ -258,7 +262,9 @@ def test_the_end_of_a_certificate_is_told_in_time_and_when_it_has_come(
     assert told_at(end_s - 1, Renewed(ServerTls(cert, key), "again")) == soon
 
 
-def test_a_new_certificate_is_told_of_anew(ca: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_expiry_of_a_new_certificate_is_reported_again(
+    ca: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
     cert, key = ca.issue("server", days=13)
     renewed = Renewed(ServerTls(cert, key), "server")
     renewed.check()
@@ -271,7 +277,7 @@ def test_a_new_certificate_is_told_of_anew(ca: Authority, caplog: pytest.LogCapt
     assert renewed.expiry == ""
 
 
-def test_the_end_of_the_last_ca_that_is_trusted_is_told(
+def test_expiry_of_the_last_trusted_ca_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While CAs are changed, a trust file has both, and the older one may end."""
@@ -287,13 +293,13 @@ def test_the_end_of_the_last_ca_that_is_trusted_is_told(
     assert (name, authority.subject) == ("raft client CA", "commonName=in 5")
 
 
-def test_who_shows_no_certificate_has_none_that_expires(ca: Authority) -> None:
+def test_client_without_a_certificate_has_no_expiry(ca: Authority) -> None:
     renewed = Renewed(ClientTls(ca.path), "client")
     renewed.check()
     assert renewed.expiry == ""
 
 
-def test_reasons_in_words() -> None:
+def test_tls_error_reasons() -> None:
     assert tls_reason(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")) == (
         "Connection refused"
     )

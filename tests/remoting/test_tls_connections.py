@@ -76,7 +76,7 @@ def counts(server: RemotingServer) -> Any:
 
 
 @on_both_loops
-async def test_requests_both_ways_large_ones_too() -> None:
+async def test_large_requests_in_both_directions_over_tls() -> None:
     async with serving({1: echo, 310: echo}, tls=world().policy()) as (server, address):
         client = world().client(handlers={7: echo})
         body = bytes(range(256)) * 8_192  # 2 MiB: many TLS records
@@ -95,7 +95,7 @@ async def test_requests_both_ways_large_ones_too() -> None:
 
 
 @on_both_loops
-async def test_permissive_takes_both_and_enforcing_one() -> None:
+async def test_permissive_mode_accepts_plain_and_tls_and_enforcing_only_tls() -> None:
     async with serving({1: echo}, tls=world().policy("permissive")) as (server, address):
         plain, secure = RemotingClient(), world().client()
         for client in (plain, secure):
@@ -137,7 +137,7 @@ def test_plain_clients_are_closed_counted_and_logged_once(
 
 
 @on_both_loops
-async def test_whom_a_client_believes() -> None:
+async def test_tls_client_rejects_untrusted_and_expired_servers() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         stranger = Authority(directory, "stranger")
@@ -163,7 +163,7 @@ async def test_whom_a_client_believes() -> None:
 
 
 @on_both_loops
-async def test_whom_a_server_believes() -> None:
+async def test_tls_server_rejects_untrusted_clients() -> None:
     """TLS 1.3's client is through before the server has judged it: it is hung up on then."""
     with tempfile.TemporaryDirectory() as name:
         stranger = Authority(Path(name), "stranger")
@@ -199,7 +199,7 @@ async def test_whom_a_server_believes() -> None:
 
 
 @on_both_loops
-async def test_a_renewed_certificate_is_for_new_connections() -> None:
+async def test_renewed_certificate_is_used_for_new_connections() -> None:
     with tempfile.TemporaryDirectory() as name:
         here = World(Path(name))
         old_ca = here.ca.path
@@ -225,7 +225,7 @@ async def test_a_renewed_certificate_is_for_new_connections() -> None:
 
 
 @on_both_loops
-async def test_a_client_that_says_nothing_is_closed() -> None:
+async def test_silent_tls_client_is_closed() -> None:
     policy = world().policy("permissive", patience_s=0.1)
     async with serving({1: echo}, tls=policy) as (server, address):
         silent, half = await RawPeer.connect(address), await RawPeer.connect(address)
@@ -240,7 +240,7 @@ async def test_a_client_that_says_nothing_is_closed() -> None:
 
 
 @on_both_loops
-async def test_at_the_limit_the_longest_silent_makes_room() -> None:
+async def test_longest_silent_tls_client_is_closed_at_the_limit() -> None:
     policy = world().policy("permissive", arriving_max=3, grace_s=0.0, patience_s=60.0)
     async with serving({1: echo}, tls=policy) as (server, address):
         silent = [await RawPeer.connect(address) for _ in range(5)]
@@ -256,7 +256,7 @@ async def test_at_the_limit_the_longest_silent_makes_room() -> None:
 
 
 @on_both_loops
-async def test_at_the_limit_of_handshakes_nobody_is_accepted_until_one_ends() -> None:
+async def test_accepting_pauses_at_the_limit_of_tls_handshakes() -> None:
     """Slow handshakes hold their places for `patience_s` and no longer; who waits is served."""
     policy = world().policy(arriving_max=6, patience_s=1.0)
     async with serving({1: echo}, tls=policy) as (server, address):
@@ -273,7 +273,7 @@ async def test_at_the_limit_of_handshakes_nobody_is_accepted_until_one_ends() ->
 
 
 @on_both_loops
-async def test_handshakes_that_take_too_long_make_room() -> None:
+async def test_slow_tls_handshakes_are_closed() -> None:
     """Whoever begins a handshake and says no more keeps nobody out for long."""
     policy = world().policy(arriving_max=6, patience_s=600.0)
     with pytest.MonkeyPatch.context() as patch:
@@ -291,7 +291,7 @@ async def test_handshakes_that_take_too_long_make_room() -> None:
 
 
 @on_both_loops
-async def test_many_clients_at_once_get_their_turn() -> None:
+async def test_many_concurrent_tls_clients_are_served() -> None:
     policy = world().policy(arriving_max=8, starts_per_turn=2, grace_s=60.0)
     async with serving({1: echo}, tls=policy) as (server, address):
         clients = [world().client(connect_timeout_ms=30_000) for _ in range(30)]
@@ -305,7 +305,7 @@ async def test_many_clients_at_once_get_their_turn() -> None:
 
 
 @on_both_loops
-async def test_more_connections_than_there_may_be() -> None:
+async def test_tls_connections_are_limited() -> None:
     def signed(connection: Connection, request: RemotingCommand) -> RemotingCommand:
         connection.has_account = True
         return echo(connection, request)
@@ -323,7 +323,7 @@ async def test_more_connections_than_there_may_be() -> None:
 
 
 @on_both_loops
-async def test_a_peer_that_does_not_read_is_closed() -> None:
+async def test_tls_peer_that_does_not_read_is_closed() -> None:
     limits = ConnectionLimits(
         write_high_bytes=64 << 10, write_low_bytes=16 << 10, write_bytes_max=256 << 10
     )
@@ -342,7 +342,7 @@ async def test_a_peer_that_does_not_read_is_closed() -> None:
 
 
 @on_both_loops
-async def test_a_stop_ends_whoever_is_arriving() -> None:
+async def test_stopping_server_closes_tls_handshakes() -> None:
     for turns in range(6):
         server = RemotingServer({1: echo}, tls=world().policy(starts_per_turn=1))
         await server.start("127.0.0.1", 0)
@@ -369,7 +369,7 @@ async def test_a_stop_ends_whoever_is_arriving() -> None:
 
 
 @on_both_loops
-async def test_a_dial_that_is_given_up_leaves_nothing() -> None:
+async def test_cancelled_tls_dial_leaves_no_connection() -> None:
     """Nobody answers the ClientHello: the connect times out, or is cancelled."""
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
@@ -383,7 +383,7 @@ async def test_a_dial_that_is_given_up_leaves_nothing() -> None:
             await dialling
 
 
-def test_one_blocking_question() -> None:
+def test_blocking_request_over_tls() -> None:
     context = Renewed(ClientTls(world().ca.path), "ask").context
 
     async def scenario() -> None:

@@ -10,7 +10,7 @@ from raftmq.remoting.tls import ClientTls, TlsError
 from raftmq.remoting.tls_file import VARIABLE, client_tls_of, context_of, read_client_tls
 
 
-def test_apaches_file(tmp_path: Path) -> None:
+def test_apaches_tls_properties_are_read(tmp_path: Path) -> None:
     path = tmp_path / "tls.properties"
     path.write_text(
         "# of a client\n"
@@ -31,7 +31,7 @@ def test_apaches_file(tmp_path: Path) -> None:
     assert client_tls_of({VARIABLE: str(path)}) == expected
 
 
-def test_tls_off_and_no_file(tmp_path: Path) -> None:
+def test_tls_off_and_missing_tls_properties(tmp_path: Path) -> None:
     path = tmp_path / "tls.properties"
     path.write_text("tls.enable=false\n")
     assert read_client_tls(str(path)) is None
@@ -51,7 +51,9 @@ def test_tls_off_and_no_file(tmp_path: Path) -> None:
         (None, ": No such file or directory"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, text: str | None, words: str) -> None:
+def test_malformed_tls_properties_are_reported(
+    tmp_path: Path, text: str | None, words: str
+) -> None:
     path = tmp_path / "tls.properties"
     if text is not None:
         path.write_text(text)

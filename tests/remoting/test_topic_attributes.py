@@ -15,7 +15,7 @@ from raftmq.remoting.topic_attributes import (
 FIFO = {"message.type": "FIFO"}
 
 
-def test_changes_as_text() -> None:
+def test_topic_attribute_changes_are_parsed() -> None:
     assert parse_changes("") == {}
     assert parse_changes("+message.type=FIFO,-reserve.time") == {
         "+message.type": "FIFO",
@@ -39,7 +39,7 @@ def test_changes_as_text() -> None:
         ({"of.later": "x"}, {"+message.type": "FIFO"}, FIFO | {"of.later": "x"}),
     ],
 )
-def test_changes(
+def test_topic_attribute_changes_are_applied(
     current: dict[str, str] | None, changes: dict[str, str], after: dict[str, str]
 ) -> None:
     assert changed(current, changes) == after
@@ -62,7 +62,9 @@ def test_changes(
         ({}, {f"+{number}": "x" for number in range(CHANGES_MAX + 1)}, "at once"),
     ],
 )
-def test_what_is_refused(current: dict[str, str] | None, changes: dict[str, str], why: str) -> None:
+def test_invalid_topic_attribute_change_is_rejected(
+    current: dict[str, str] | None, changes: dict[str, str], why: str
+) -> None:
     with pytest.raises(AttributesRefused, match=why):
         changed(current, changes)
 
@@ -81,7 +83,7 @@ def test_what_is_refused(current: dict[str, str] | None, changes: dict[str, str]
         ({"_SYS_MSG_PRIORITY_": "1"}, "PRIORITY"),
     ],
 )
-def test_the_kind_of_a_message(properties: dict[str, str], kind: str) -> None:
+def test_message_type_of_a_send(properties: dict[str, str], kind: str) -> None:
     assert type_of(properties) == kind
     assert type_problem(kind, kind) == type_problem("MIXED", kind) == ""
     for other in set(MESSAGE_TYPES) - {kind, "MIXED"}:

@@ -78,7 +78,7 @@ def queue_files(root: Path) -> dict[tuple[str, int], bytes]:
     return result
 
 
-def test_every_record_is_whole_and_encodes_back(apache: Path) -> None:
+def test_apache_records_are_decoded_and_encoded_unchanged(apache: Path) -> None:
     records = walk(apache)
     assert len(records) == 515
     compressed = 0
@@ -90,7 +90,7 @@ def test_every_record_is_whole_and_encodes_back(apache: Path) -> None:
     assert compressed == 1
 
 
-def test_dispatch_makes_the_same_units(apache: Path) -> None:
+def test_dispatch_of_an_apache_log_gives_its_queue_entries(apache: Path) -> None:
     ours: dict[tuple[str, int], bytes] = defaultdict(bytes)
     by_segment: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
     for position, data in walk(apache).items():
@@ -124,7 +124,9 @@ def with_times(
 
 @pytest.mark.parametrize("unclean", [False, True])
 @pytest.mark.parametrize("queues_lost", [False, True])
-def test_open_serves_the_same_messages(apache: Path, unclean: bool, queues_lost: bool) -> None:
+def test_opened_apache_store_serves_its_messages(
+    apache: Path, unclean: bool, queues_lost: bool
+) -> None:
     records, theirs = walk(apache), queue_files(apache)
     (index,) = (apache / "index").iterdir()
     index_before = index.read_bytes()
@@ -162,7 +164,7 @@ def test_open_serves_the_same_messages(apache: Path, unclean: bool, queues_lost:
     assert not (apache / "abort").exists()
 
 
-def test_a_closed_store_opens_again_and_takes_more(apache: Path) -> None:
+def test_apache_store_is_reopened_and_appended(apache: Path) -> None:
     last = decode_record(list(walk(apache).values())[-1])
     store = open_store(apache)
     queue = store.queues.queue(last.topic, last.queue_id)
@@ -180,7 +182,7 @@ def test_a_closed_store_opens_again_and_takes_more(apache: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["lost", "header", "entry", "short"])
-def test_the_index_is_made_again_byte_for_byte(apache: Path, damage: str) -> None:
+def test_apache_index_is_rebuilt_byte_for_byte(apache: Path, damage: str) -> None:
     """Whatever happened to it: ours of the same log is what Apache's broker had written."""
     (index,) = (apache / "index").iterdir()
     before = index.read_bytes()
@@ -201,7 +203,7 @@ def test_the_index_is_made_again_byte_for_byte(apache: Path, damage: str) -> Non
     assert index.read_bytes() == before
 
 
-def test_every_key_of_the_real_index_is_found(apache: Path) -> None:
+def test_every_key_of_an_apache_index_is_found(apache: Path) -> None:
     records = walk(apache)
     store = open_store(apache)
     looked_up = 0
@@ -220,7 +222,7 @@ def test_every_key_of_the_real_index_is_found(apache: Path) -> None:
     store.close()
 
 
-def test_three_dledger_replicas_hold_the_same_records(tmp_path: Path) -> None:
+def test_three_apache_dledger_replicas_have_the_same_records(tmp_path: Path) -> None:
     """DLedger's own layout: each record behind a 48-byte header, otherwise the same record."""
     with tarfile.open(FIXTURES / "apache-5.3.3-dledger-3-replicas.tar.xz") as tar:
         unpack(tar, tmp_path)

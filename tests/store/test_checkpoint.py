@@ -6,7 +6,7 @@ from raftmq.store.checkpoint import AbortFile, Checkpoint, CheckpointFields
 from raftmq.store.disk import OsDisk
 
 
-def test_fields_and_layout(tmp_path: Path) -> None:
+def test_checkpoint_fields_and_layout(tmp_path: Path) -> None:
     disk = OsDisk(str(tmp_path))
     checkpoint = Checkpoint(disk, "checkpoint")
     checkpoint.open()
@@ -30,14 +30,14 @@ def test_fields_and_layout(tmp_path: Path) -> None:
     assert checkpoint.fields.durable_offset == 9
 
 
-def test_a_short_file_is_completed(tmp_path: Path) -> None:
+def test_short_checkpoint_file_is_extended(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes((7).to_bytes(8, "big"))
     checkpoint = Checkpoint(OsDisk(str(tmp_path)), "checkpoint")
     checkpoint.open()
     assert checkpoint.fields == CheckpointFields(7)
 
 
-def test_the_index_time_of_another_broker_is_kept(tmp_path: Path) -> None:
+def test_checkpoint_keeps_the_index_time_of_another_broker(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(bytes(16) + (3).to_bytes(8, "big"))
     checkpoint = Checkpoint(OsDisk(str(tmp_path)), "checkpoint")
     checkpoint.open()
@@ -46,7 +46,7 @@ def test_the_index_time_of_another_broker_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint").read_bytes()[16:24] == (3).to_bytes(8, "big")
 
 
-def test_abort(tmp_path: Path) -> None:
+def test_abort_file_is_created_and_removed(tmp_path: Path) -> None:
     abort = AbortFile(OsDisk(str(tmp_path)), "abort")
     assert not abort.exists()
     abort.create()
@@ -58,7 +58,7 @@ def test_abort(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("at", [*range(48), "zeroed", "gone"])
-def test_damage_is_seen_and_never_taken_for_a_mark(
+def test_damaged_checkpoint_is_detected_and_has_no_mark(
     tmp_path: Path, at: int | str, verify: bool
 ) -> None:
     disk = OsDisk(str(tmp_path))
@@ -92,7 +92,7 @@ def test_damage_is_seen_and_never_taken_for_a_mark(
         assert checkpoint.fields.durable_offset == 60
 
 
-def test_a_checkpoint_without_checksum_is_read(tmp_path: Path) -> None:
+def test_checkpoint_without_checksum_is_read(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(bytes(24) + (9).to_bytes(8, "big") + bytes(4064))
     checkpoint = Checkpoint(OsDisk(str(tmp_path)), "checkpoint")
     checkpoint.open(verify=True)

@@ -22,7 +22,7 @@ from tests.store.make import (
 from tests.store.stores import bodies, classic_store, fill, raft_store
 
 
-def test_written_but_not_dispatched_is_not_visible(disk: OsDisk) -> None:
+def test_written_undispatched_messages_are_not_visible(disk: OsDisk) -> None:
     store = raft_store(disk)
     writer = fill(store, dispatch=False)
     first = writer.frames[0]
@@ -36,7 +36,7 @@ def test_written_but_not_dispatched_is_not_visible(disk: OsDisk) -> None:
     assert bodies(store) == [b"0-a", b"0-b"]
 
 
-def test_dispatching_again_changes_nothing_and_a_gap_is_refused(disk: OsDisk) -> None:
+def test_repeated_dispatch_changes_nothing_and_a_gap_is_rejected(disk: OsDisk) -> None:
     store = raft_store(disk)
     writer = fill(store, dispatch=False)
     first, second, third = writer.frames[:3]
@@ -50,7 +50,7 @@ def test_dispatching_again_changes_nothing_and_a_gap_is_refused(disk: OsDisk) ->
     assert store.derived.dispatched_offset == first.end
 
 
-def test_a_frame_that_contradicts_its_queue_is_refused(disk: OsDisk) -> None:
+def test_frame_that_contradicts_its_queue_is_rejected(disk: OsDisk) -> None:
     store = raft_store(disk)
     position = store.commitlog.allocate(1000)
     payload = b"".join(encode_record(record(queue_offset=n)) for n in (0, 2))
@@ -60,7 +60,7 @@ def test_a_frame_that_contradicts_its_queue_is_refused(disk: OsDisk) -> None:
     assert store.derived.dispatched_offset == 0
 
 
-def test_units_cut_back_may_be_dispatched_anew(disk: OsDisk) -> None:
+def test_truncated_queue_entries_may_be_dispatched_again(disk: OsDisk) -> None:
     store = raft_store(disk)
     writer = fill(store)
     store.flush()
@@ -79,7 +79,7 @@ def test_units_cut_back_may_be_dispatched_anew(disk: OsDisk) -> None:
     assert bodies(store) == seen
 
 
-def test_without_an_index_nothing_is_found_and_nothing_is_left_to_do(disk: OsDisk) -> None:
+def test_disabled_index_finds_nothing_and_has_no_work(disk: OsDisk) -> None:
     store = raft_store(disk, index_enable=False)
     fill(store)
     assert store.derived.index_step() == 0
@@ -115,7 +115,7 @@ def remove_all_queues(root: Path) -> None:
     "harm",
     [nothing, rot_the_checkpoint, remove_the_checkpoint, remove_the_queue, remove_all_queues],
 )
-def test_a_queue_whose_messages_are_all_deleted_goes_on_where_it_ended(
+def test_queue_with_all_messages_deleted_continues_at_its_end(
     disk: OsDisk, tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
     """Else its next messages would be given offsets that it had before, which nobody reads."""
@@ -151,7 +151,7 @@ def test_a_queue_whose_messages_are_all_deleted_goes_on_where_it_ended(
     assert store.queues.end_of("T", 0) == 60
 
 
-def test_what_is_confirmed_is_durable(disk: OsDisk) -> None:
+def test_confirmed_offset_is_durable_in_log_and_queues(disk: OsDisk) -> None:
     """confirmPhyOffset never exceeds what the log has synced, nor what the queues have."""
     store = raft_store(disk)
     writer = fill(store, dispatch=False)
@@ -176,7 +176,7 @@ def test_what_is_confirmed_is_durable(disk: OsDisk) -> None:
     assert fields.durable_offset == store.commitlog.durable_offset
 
 
-def test_a_flush_that_failed_is_done_again_by_the_next(disk: OsDisk) -> None:
+def test_failed_flush_is_repeated_by_the_next(disk: OsDisk) -> None:
     store = raft_store(disk)
     fill(store)
     sync(store.commitlog)
@@ -190,7 +190,7 @@ def test_a_flush_that_failed_is_done_again_by_the_next(disk: OsDisk) -> None:
     assert store.checkpoint.fields.confirm_offset == again.confirmed
 
 
-def test_without_an_index_the_time_that_another_broker_noted_stays(disk: OsDisk) -> None:
+def test_disabled_index_keeps_the_index_time_of_another_broker(disk: OsDisk) -> None:
     store = raft_store(disk, index_enable=False)
     store.checkpoint.write(store.checkpoint.fields._replace(index_timestamp_ms=3))
     fill(store)
@@ -199,7 +199,7 @@ def test_without_an_index_the_time_that_another_broker_noted_stays(disk: OsDisk)
     assert store.checkpoint.fields.confirm_offset > 0
 
 
-def test_classic_mode_confirms_nothing(disk: OsDisk) -> None:
+def test_classic_mode_writes_no_confirmed_offset(disk: OsDisk) -> None:
     store = classic_store(disk)
     append_classic(store, [record()], 5000)
     store.flush()

@@ -10,7 +10,7 @@ import raftmq.store.disk
 from raftmq.store.disk import OsDisk
 
 
-def test_files(tmp_path: Path) -> None:
+def test_os_disk_creates_reads_renames_and_removes_files(tmp_path: Path) -> None:
     disk = OsDisk(str(tmp_path / "root"))
     disk.makedirs("a/b")
     file = disk.open("a/b/f", allocate_bytes=100)
@@ -48,7 +48,7 @@ def test_files(tmp_path: Path) -> None:
         (0, 0, 0, (0, 0, 0)),  # a file system without blocks, as some of the kernel's
     ],
 )
-def test_usage_is_counted_as_df_counts_it(
+def test_disk_usage_is_counted_as_by_df(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     blocks: int,
@@ -64,7 +64,9 @@ def test_usage_is_counted_as_df_counts_it(
     assert usage.used_ratio * 100 == pytest.approx(usage.used_percent, abs=1)
 
 
-def test_a_full_disk_costs_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_open_on_a_full_disk_leaks_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 
@@ -78,7 +80,7 @@ def test_a_full_disk_costs_no_descriptor(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_short_writes_and_reads_are_finished(
+def test_short_writes_and_reads_are_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_write, real_read = os.pwrite, os.pread
@@ -90,7 +92,7 @@ def test_short_writes_and_reads_are_finished(
     assert file.pread(0, 50) == b"\x000123456789"
 
 
-def test_a_directory_is_synced_without_a_free_descriptor(
+def test_directory_is_synced_without_a_free_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
@@ -113,7 +115,7 @@ def test_a_directory_is_synced_without_a_free_descriptor(
         disk.sync_directory("a")
 
 
-def test_a_directory_whose_sync_fails_is_not_synced_otherwise(
+def test_failed_directory_sync_is_raised_without_a_second_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = OsDisk(str(tmp_path))

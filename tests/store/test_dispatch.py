@@ -27,7 +27,7 @@ def code_of(properties: bytes, **changes: object) -> int:
     return int(QUEUE_ENTRY.unpack(entries.entries)[2])
 
 
-def test_groups_by_queue_in_order_of_appearance() -> None:
+def test_dispatch_groups_records_by_queue_in_order_of_appearance() -> None:
     items = [
         record(topic="A", queue_id=1, queue_offset=5, body=b"1"),
         record(topic="B", queue_id=1, queue_offset=0, body=b"22"),
@@ -74,13 +74,13 @@ def test_groups_by_queue_in_order_of_appearance() -> None:
         (b"TAGS\x01a\x02TAGS\x01b\x02", "b"),  # the later counts
     ],
 )
-def test_tags(properties: bytes, tags: str | None) -> None:
+def test_dispatch_tag_codes(properties: bytes, tags: str | None) -> None:
     assert decode_properties(properties).get("TAGS") == tags
     assert code_of(properties) == tags_code(tags)
     assert code_of(properties, body=b"TAGS\x01body\x02") == tags_code(tags)
 
 
-def test_the_shortcut_for_equal_endings_never_lies() -> None:
+def test_dispatch_shortcut_for_equal_endings_is_correct() -> None:
     """Against decoding each record's properties, for many mixes in one payload."""
     rng = random.Random(1)
     pieces = [b"", b"K\x01v\x02", b"TAGS\x01a\x02", b"TAGS\x01bb\x02", b"MYTAGS\x01x\x02"]
@@ -105,7 +105,7 @@ def test_the_shortcut_for_equal_endings_never_lies() -> None:
         {"body": bytes(100_000)},
     ],
 )
-def test_unusual_shapes(changes: dict[str, object]) -> None:
+def test_dispatch_reads_unusual_records(changes: dict[str, object]) -> None:
     item = record(queue_offset=3, **changes)
     data = encode_record(item)
     (entries,) = index_payload(data, BASE)
@@ -113,7 +113,7 @@ def test_unusual_shapes(changes: dict[str, object]) -> None:
     assert entries == QueueEntries(item.topic, 0, 3, QUEUE_ENTRY.pack(BASE, len(data), code))
 
 
-def test_prepared_and_rolled_back_make_no_units() -> None:
+def test_half_and_rolled_back_messages_have_no_queue_entries() -> None:
     items = [record(sys_flag=0x4), record(queue_offset=0), record(sys_flag=0xC)]
     (entries,) = index_payload(payload_of(items), 0)
     assert len(entries.entries) == 20
@@ -125,7 +125,7 @@ def test_prepared_and_rolled_back_make_no_units() -> None:
     [("1", 1000), ("3", 10_000), ("18", 7_200_000), ("19", 7_200_000), ("99", 7_200_000)],
 )
 @pytest.mark.parametrize("born_v6", [False, True])
-def test_delayed_messages_carry_their_delivery_time(
+def test_delayed_messages_have_their_delivery_time_as_tag_code(
     delay: str, expected_ms: int, born_v6: bool
 ) -> None:
     item = record(
@@ -138,18 +138,18 @@ def test_delayed_messages_carry_their_delivery_time(
 
 
 @pytest.mark.parametrize("properties", [b"TAGS\x01a\x02", b"TAGS\x01a\x02DELAY\x01x\x02"])
-def test_without_a_level_the_tag_stays(properties: bytes) -> None:
+def test_delayed_message_without_a_level_keeps_its_tag_code(properties: bytes) -> None:
     assert code_of(properties, topic=SCHEDULE_TOPIC) == tags_code("a")
 
 
-def test_own_delay_levels() -> None:
+def test_dispatch_with_configured_delay_levels() -> None:
     item = record(topic=SCHEDULE_TOPIC, properties=b"DELAY\x012\x02")
     (entries,) = Dispatcher((7, 8)).index(encode_record(item), 0)
     assert QUEUE_ENTRY.unpack(entries.entries)[2] == item.store_timestamp_ms + 8
     assert len(DELAY_LEVELS_MS) == 18
 
 
-def test_contradictions_are_never_indexed() -> None:
+def test_contradictory_records_are_never_dispatched() -> None:
     first, again = record(queue_offset=3), record(queue_offset=3)
     for second in (again, record(queue_offset=5), record(queue_offset=2)):
         with pytest.raises(DispatchError, match="queue offset"):
@@ -168,14 +168,14 @@ def test_contradictions_are_never_indexed() -> None:
             index_payload(bytes(damaged), 0)
 
 
-def test_the_tag_cache_is_bounded() -> None:
+def test_tag_code_cache_is_bounded() -> None:
     dispatcher = Dispatcher()
     for n in range(20_000):
         dispatcher.index(encode_record(record(properties=b"TAGS\x01t%d\x02" % n)), 0)
     assert len(dispatcher._codes) <= 16_384
 
 
-def test_agrees_with_the_walk() -> None:
+def test_dispatch_agrees_with_the_record_walk() -> None:
     rng = random.Random(2)
     offsets: dict[tuple[str, int], int] = {}
     items = []

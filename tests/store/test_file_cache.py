@@ -22,7 +22,7 @@ class ScarceDisk(OsDisk):
         return self.opened[-1]
 
 
-def test_a_file_is_opened_in_place_of_the_oldest_if_no_descriptor_is_free(tmp_path: Path) -> None:
+def test_file_cache_closes_the_oldest_file_without_a_free_descriptor(tmp_path: Path) -> None:
     disk = ScarceDisk(str(tmp_path), 2)
     cache = FileCache(disk, 10)
     for name in ("a", "b", "c"):
@@ -35,7 +35,7 @@ def test_a_file_is_opened_in_place_of_the_oldest_if_no_descriptor_is_free(tmp_pa
         cache.get("a")
 
 
-def test_file_cache_keeps_the_latest_used(tmp_path: Path) -> None:
+def test_file_cache_keeps_the_most_recently_used(tmp_path: Path) -> None:
     cache = FileCache(OsDisk(str(tmp_path)), 2)
     first = cache.get("a")
     cache.get("b")

@@ -14,7 +14,7 @@ from raftmq.store.frame import (
 
 @pytest.mark.parametrize("kind", list(FrameKind))
 @pytest.mark.parametrize("payload", [b"", b"x", bytes(1000)])
-def test_round_trip(kind: FrameKind, payload: bytes) -> None:
+def test_frame_round_trip(kind: FrameKind, payload: bytes) -> None:
     frame = seal_frame(7, 3, 1 << 40, 1234, kind, 2, payload)
     again = parse_frame(b"ab" + frame.data + b"c", 2)
     assert again == frame
@@ -25,7 +25,7 @@ def test_round_trip(kind: FrameKind, payload: bytes) -> None:
     assert parse_header(frame.data)[0] == hop
 
 
-def test_every_truncation_and_every_flipped_byte_is_seen() -> None:
+def test_every_truncation_and_flipped_byte_of_a_frame_is_detected() -> None:
     data = seal_frame(7, 3, 99, 1234, FrameKind.COMMAND, 0, b"payload").data
     for end in range(len(data)):
         with pytest.raises(FrameError):
@@ -38,12 +38,12 @@ def test_every_truncation_and_every_flipped_byte_is_seen() -> None:
                 parse_frame(bytes(damaged))
 
 
-def test_the_payload_limit() -> None:
+def test_frame_payload_limit() -> None:
     with pytest.raises(AssertionError):
         seal_frame(1, 1, 0, 0, FrameKind.COMMAND, 0, bytes(PAYLOAD_SIZE_BYTES_MAX + 1))
 
 
-def test_equality_and_repr() -> None:
+def test_frame_equality_and_repr() -> None:
     frame = seal_frame(1, 2, 0, 0, FrameKind.NOOP, 0, b"")
     assert frame == Frame(1, 2, 0, 0, FrameKind.NOOP, 0, frame.data)
     assert frame != object()

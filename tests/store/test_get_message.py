@@ -35,7 +35,7 @@ def limits(count: int = 32, size: int = 1000, hot_from: int = 0) -> Limits:
         (8, 5, 9, None),
     ],
 )
-def test_offsets(
+def test_pull_offset_statuses(
     offset: int, minimum: int, maximum: int, expected: tuple[GetStatus, int] | None
 ) -> None:
     assert offset_status(offset, minimum, maximum) == expected
@@ -45,7 +45,7 @@ def count(entries: bytes, within: Limits) -> int:
     return len(select(entries, 0, within, None).positions)
 
 
-def test_stop_rules() -> None:
+def test_pull_stops_at_count_and_bytes_for_hot_and_cold_data() -> None:
     many = packed(*((1000 * n, 100, n) for n in range(40)))
     assert count(many, limits()) == 10  # 1000 bytes
     assert count(many, limits(size=1099)) == 10
@@ -62,7 +62,7 @@ def test_stop_rules() -> None:
     assert (len(nothing.positions), nothing.scanned) == (0, 0)
 
 
-def test_selected_in_parallel() -> None:
+def test_pull_selection_returns_parallel_lists() -> None:
     chosen = select(packed((50, 10, 1), (60, 20, 2), (90, 30, 3)), 7, limits(count=2), None)
     assert (chosen.positions, chosen.sizes) == ([50, 60], [10, 20])
     assert (list(chosen.offsets), chosen.scanned) == ([7, 8], 2)
@@ -71,7 +71,7 @@ def test_selected_in_parallel() -> None:
     assert (list(later.offsets), later.scanned) == ([8], 2)
 
 
-def test_filtering_counts_what_it_looked_at() -> None:
+def test_filtered_pull_reports_scanned_entries() -> None:
     many = packed(*((1000 * n, 100, n % 4) for n in range(40)))
     chosen = select(many, 500, limits(count=3), {1, -5})
     assert chosen.positions == [1000, 5000, 9000]
@@ -92,7 +92,7 @@ def found_spans(
     return spans(chosen, segment_size_bytes, first_segment)
 
 
-def test_neighbours_are_read_together() -> None:
+def test_adjacent_messages_are_read_together() -> None:
     gap = GAP_BYTES_MAX
     records = [(0, 10), (10, 10), (20 + gap, 5), (26 + 2 * gap, 5)]
     behind = 26 + 2 * gap
@@ -108,7 +108,7 @@ def test_neighbours_are_read_together() -> None:
     assert len(found_spans([(500, 10), (100, 10)])) == 2  # never backwards
 
 
-def test_no_read_spans_two_segments() -> None:
+def test_pull_read_never_spans_two_segments() -> None:
     apart = [Span(90, 10, 0, [(90, 100)]), Span(100, 10, 1, [(100, 110)])]
     assert found_spans([(90, 10), (100, 10)], 100) == apart
     assert found_spans([(80, 5), (90, 10), (100, 10)], 100)[1] == Span(100, 10, 2, [(100, 110)])

@@ -21,7 +21,7 @@ def disk(tmp_path):
     return OsDisk(str(tmp_path))
 
 
-def test_a_directory_knows_its_node(disk):
+def test_store_identity_is_recorded_and_read(disk):
     assert check_identity(disk, "store", OWN) is None
     record_identity(disk, OWN)
     assert check_identity(disk, "store", OWN) == OWN
@@ -37,7 +37,7 @@ def test_a_directory_knows_its_node(disk):
         (StoreIdentity("classic", "group-a", ""), "the classic broker group-a"),
     ],
 )
-def test_another_is_told_what_stands_there_what_it_is_and_what_to_do(disk, other, words):
+def test_wrong_store_identity_error_names_both_owners_and_the_remedy(disk, other, words):
     record_identity(disk, OWN)
     with pytest.raises(WrongIdentity) as wrong:
         check_identity(disk, "/data/store", other)
@@ -49,7 +49,7 @@ def test_another_is_told_what_stands_there_what_it_is_and_what_to_do(disk, other
     assert read_identity(disk) == OWN
 
 
-def test_the_segments_of_a_log_keep_their_size(disk):
+def test_store_identity_fixes_the_segment_size(disk):
     record_identity(disk, OWN)  # by an earlier program: any size goes
     assert check_identity(disk, "store", replace(OWN, segment_size_bytes=1 << 30)) == OWN
     noted = replace(OWN, segment_size_bytes=1 << 24)
@@ -64,7 +64,7 @@ def test_the_segments_of_a_log_keep_their_size(disk):
     assert check_identity(disk, "store", other, empty=True) == noted
 
 
-def test_a_damaged_file_says_nothing(disk, tmp_path):
+def test_damaged_identity_file_is_ignored_and_rewritten(disk, tmp_path):
     record_identity(disk, OWN)
     complete = (tmp_path / "identity").read_bytes()
     for at in range(len(complete)):
@@ -79,7 +79,7 @@ def test_a_damaged_file_says_nothing(disk, tmp_path):
 
 
 @pytest.mark.parametrize("group", ["a=b", "%RETRY%x", "größe"])
-def test_names_come_back_as_they_were(disk, group):
+def test_store_identity_names_round_trip(disk, group):
     own = replace(OWN, group=group)
     record_identity(disk, own)
     assert check_identity(disk, "store", own)

@@ -32,7 +32,9 @@ def test_dispatched_frames_are_served(disk: OsDisk) -> None:
         (21, GetStatus.OFFSET_OVERFLOW_BADLY, 20),
     ],
 )
-def test_statuses(disk: OsDisk, offset: int, status: GetStatus, next_offset: int) -> None:
+def test_get_message_statuses(
+    disk: OsDisk, offset: int, status: GetStatus, next_offset: int
+) -> None:
     store = raft_store(disk)
     fill(store)
     result = store.reads.get_messages("T", 0, offset, 32, 9999)
@@ -42,7 +44,7 @@ def test_statuses(disk: OsDisk, offset: int, status: GetStatus, next_offset: int
     assert (unknown.status, unknown.next_offset) == (GetStatus.NO_MATCHED_LOGIC_QUEUE, 0)
 
 
-def test_cold_data_has_smaller_limits(disk: OsDisk) -> None:
+def test_cold_data_have_smaller_limits(disk: OsDisk) -> None:
     store = raft_store(disk, hot_span_bytes=0, cold_count_max=3)
     fill(store)
     result = store.reads.get_messages("T", 0, 0, 32, 9999)
@@ -51,7 +53,7 @@ def test_cold_data_has_smaller_limits(disk: OsDisk) -> None:
     assert hot_span_bytes() > 1 << 20
 
 
-def test_one_read_serves_neighbouring_frames(disk: OsDisk) -> None:
+def test_one_read_serves_adjacent_frames(disk: OsDisk) -> None:
     store = raft_store(disk)
     writer = FrameWriter(store.commitlog)
     for n in range(5):
@@ -63,7 +65,7 @@ def test_one_read_serves_neighbouring_frames(disk: OsDisk) -> None:
     assert len(reads) == 1
 
 
-def test_a_unit_that_points_wrong_is_damage(disk: OsDisk) -> None:
+def test_queue_entry_with_a_wrong_position_is_damage(disk: OsDisk) -> None:
     store = raft_store(disk)
     writer = fill(store, 1)
     store.commitlog.patch(writer.frames[0].payload_position, b"\0\0\0\1")
@@ -71,7 +73,7 @@ def test_a_unit_that_points_wrong_is_damage(disk: OsDisk) -> None:
         store.reads.get_messages("T", 0, 0, 1, 999)
 
 
-def test_times(disk: OsDisk) -> None:
+def test_offsets_by_time_and_store_times(disk: OsDisk) -> None:
     store = raft_store(disk)
     assert store.expiry.log_start_time() == -1
     fill(store)
@@ -90,7 +92,7 @@ def test_times(disk: OsDisk) -> None:
     assert store.expiry.log_start_time() == 0
 
 
-def test_records_removed_before_the_queues_followed(disk: OsDisk) -> None:
+def test_records_removed_before_their_queue_entries(disk: OsDisk) -> None:
     store = raft_store(disk)
     fill(store, 40)
     store.commitlog.delete_before(2 * SEGMENT)

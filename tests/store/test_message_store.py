@@ -23,7 +23,7 @@ def restart(store: MessageStore, disk: OsDisk) -> MessageStore:
     return again
 
 
-def test_after_a_clean_stop_everything_is_there(disk: OsDisk) -> None:
+def test_clean_stop_keeps_every_queue_entry(disk: OsDisk) -> None:
     store = raft_store(disk)
     end = fill(store).frames[-1].end
     store.close()
@@ -47,7 +47,7 @@ def open_files(below: Path) -> list[str]:
     return result
 
 
-def test_a_closed_store_has_no_file_open(disk: OsDisk, tmp_path: Path) -> None:
+def test_closed_store_has_no_open_file(disk: OsDisk, tmp_path: Path) -> None:
     raft = raft_store(disk)
     fill(raft, 30)
     raft.flush()
@@ -66,7 +66,7 @@ def test_a_closed_store_has_no_file_open(disk: OsDisk, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flushed", range(0, 15, 2))
-def test_after_a_kill_the_rest_is_dispatched_again(disk: OsDisk, flushed: int) -> None:
+def test_restart_after_a_kill_dispatches_the_remaining_frames(disk: OsDisk, flushed: int) -> None:
     store = raft_store(disk)
     writer = fill(store, dispatch=False)
     for n, frame in enumerate(writer.frames):
@@ -89,7 +89,7 @@ def test_after_a_kill_the_rest_is_dispatched_again(disk: OsDisk, flushed: int) -
 
 
 @pytest.mark.parametrize("noted", [True, False])
-def test_deleted_queues_come_again_from_the_log(disk: OsDisk, tmp_path: Path, noted: bool) -> None:
+def test_deleted_queues_are_rebuilt_from_the_log(disk: OsDisk, tmp_path: Path, noted: bool) -> None:
     store = raft_store(disk)
     end = fill(store).frames[-1].end
     store.close()
@@ -105,7 +105,7 @@ def test_deleted_queues_come_again_from_the_log(disk: OsDisk, tmp_path: Path, no
     assert bodies(store) == QUEUE_0
 
 
-def test_damage_below_what_was_durable_is_found(disk: OsDisk) -> None:
+def test_damage_below_the_durable_offset_is_detected(disk: OsDisk) -> None:
     store = raft_store(disk)
     writer = fill(store, 2)
     store.flush()
@@ -119,7 +119,7 @@ def test_damage_below_what_was_durable_is_found(disk: OsDisk) -> None:
 
 @pytest.mark.parametrize("flushed", [0, 30, 100])
 @pytest.mark.parametrize("torn", [False, True])
-def test_classic_kill(disk: OsDisk, flushed: int, torn: bool) -> None:
+def test_classic_store_recovers_after_a_kill(disk: OsDisk, flushed: int, torn: bool) -> None:
     store = classic_store(disk)
     for n in range(100):
         append_classic(store, [record(body=b"%d" % n)], now_ms=10_000 + 1000 * n)
@@ -140,7 +140,7 @@ def test_classic_kill(disk: OsDisk, flushed: int, torn: bool) -> None:
     assert len(bodies(store)) == len(expected) + 1
 
 
-def test_queues_longer_than_the_log_are_cut(disk: OsDisk) -> None:
+def test_queues_longer_than_the_log_are_truncated(disk: OsDisk) -> None:
     """A power cut took the log's tail; the queues' files had reached the disk."""
     store = classic_store(disk)
     appended = append_classic(store, [record(body=b"%d" % n) for n in range(60)], 1000)
@@ -164,7 +164,7 @@ def units_of(store: MessageStore, queue_id: int) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("lost", ["consumequeue/T/0", "consumequeue/T/1", "consumequeue"])
-def test_lost_queues_of_a_classic_store_come_again_from_the_log(
+def test_lost_queues_of_a_classic_store_are_rebuilt_from_the_log(
     disk: OsDisk, tmp_path: Path, clean: bool, lost: str
 ) -> None:
     store = classic_store(disk)
@@ -190,7 +190,7 @@ def test_lost_queues_of_a_classic_store_come_again_from_the_log(
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_lost_classic_queue_whose_messages_are_deleted_goes_on_where_it_ended(
+def test_lost_empty_queue_of_a_classic_store_continues_at_its_end(
     disk: OsDisk, tmp_path: Path, clean: bool
 ) -> None:
     store = classic_store(disk)
@@ -213,9 +213,7 @@ def test_a_lost_classic_queue_whose_messages_are_deleted_goes_on_where_it_ended(
         store.close()
 
 
-def test_queues_that_another_program_removed_do_not_come_again(
-    disk: OsDisk, tmp_path: Path
-) -> None:
+def test_queues_removed_by_another_program_are_not_rebuilt(disk: OsDisk, tmp_path: Path) -> None:
     store = classic_store(disk)
     append_classic(store, [record(topic="Deleted"), record(body=b"kept")], 1000)
     store.close()
@@ -260,9 +258,7 @@ def test_retention_just_before_a_kill_damages_no_queue(
     assert units_of(again, 0) == expected
 
 
-def test_first_files_of_a_queue_that_somebody_removed_come_again(
-    disk: OsDisk, tmp_path: Path
-) -> None:
+def test_removed_first_queue_files_are_rebuilt(disk: OsDisk, tmp_path: Path) -> None:
     store = classic_store(disk)
     append_classic(store, [record(body=b"%d" % n) for n in range(120)], 1000)
     store.close()
@@ -270,7 +266,7 @@ def test_first_files_of_a_queue_that_somebody_removed_come_again(
     assert bodies(classic_store(disk)) == [b"%d" % n for n in range(120)]
 
 
-def test_a_classic_queue_is_made_again_around_what_is_damaged(
+def test_classic_queue_is_rebuilt_around_damage(
     disk: OsDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = classic_store(disk)
@@ -302,7 +298,7 @@ def test_a_classic_queue_is_made_again_around_what_is_damaged(
 
 
 @pytest.mark.parametrize("lost", ["consumequeue", "consumequeue/Idle"])
-def test_queues_go_on_behind_messages_that_a_damaged_log_has_lost(
+def test_queues_continue_after_messages_of_a_damaged_log(
     disk: OsDisk, tmp_path: Path, lost: str
 ) -> None:
     """The next message of a queue gets no queue offset that consumers have passed already."""
@@ -329,9 +325,7 @@ def test_queues_go_on_behind_messages_that_a_damaged_log_has_lost(
         store.close()
 
 
-def test_a_classic_store_of_the_version_before_starts_without_a_manifest(
-    disk: OsDisk, tmp_path: Path
-) -> None:
+def test_classic_store_without_a_manifest_starts(disk: OsDisk, tmp_path: Path) -> None:
     store = classic_store(disk)
     append_classic(store, [record(body=b"%d" % n) for n in range(60)], 1000)
     store.close()

@@ -24,13 +24,13 @@ from raftmq.store.properties import (
         ("a😀b", ((ord("a") * 31 + 0xD83D) * 31 + 0xDE00) * 31 + ord("b")),
     ],
 )
-def test_hash_is_javas(text: str, code: int) -> None:
+def test_java_string_hash_equals_javas(text: str, code: int) -> None:
     code = (code + (1 << 31)) % (1 << 32) - (1 << 31)
     assert java_string_hash(text) == code
     assert tags_code(text) == tags_code(text.encode()) == code
 
 
-def test_tags_code_of_nothing_is_zero_and_bad_utf8_does_not_raise() -> None:
+def test_tags_code_of_no_tag_is_zero_and_bad_utf8_does_not_raise() -> None:
     assert tags_code(None) == tags_code("") == tags_code(b"") == 0
     assert tags_code(b"\xff") == 0xFFFD
 
@@ -49,13 +49,13 @@ def test_tags_code_of_nothing_is_zero_and_bad_utf8_does_not_raise() -> None:
         (b"A\x01\xff", {"A": "\ufffd"}),
     ],
 )
-def test_decode(stored: bytes, pairs: dict[str, str]) -> None:
+def test_properties_are_decoded(stored: bytes, pairs: dict[str, str]) -> None:
     assert decode_properties(stored) == pairs
     assert decode_properties(memoryview(stored)) == pairs
     assert decode_properties(stored.decode(errors="replace")) == pairs
 
 
-def test_decode_never_raises_on_any_cut() -> None:
+def test_decode_properties_never_raises_on_a_truncation() -> None:
     stored = encode_properties({"KEYS": "a b", "TAGS": "标签", "X": "😀"})
     assert decode_properties(stored) == {"KEYS": "a b", "TAGS": "标签", "X": "😀"}
     for end in range(len(stored)):
@@ -63,12 +63,12 @@ def test_decode_never_raises_on_any_cut() -> None:
 
 
 @pytest.mark.parametrize("pairs", [{"": "a"}, {"a": ""}, {"a\x01": "b"}, {"a": "b\x02"}])
-def test_encode_refuses_what_cannot_be_read_back(pairs: dict[str, str]) -> None:
+def test_encode_properties_rejects_text_that_cannot_be_decoded(pairs: dict[str, str]) -> None:
     with pytest.raises(ValueError):
         encode_properties(pairs)
 
 
-def test_the_limit_is_int16() -> None:
+def test_properties_are_limited_to_int16_bytes() -> None:
     assert len(encode_properties({"a": "x" * 32_764})) == 32_767
     with pytest.raises(ValueError, match="32767"):
         encode_properties({"a": "x" * 32_765})
@@ -82,7 +82,7 @@ def test_the_limit_is_int16() -> None:
         "TRAN_FIRST_STORED_MS",
     ],
 )  # fmt: skip
-def test_what_clients_and_brokers_add_is_no_part_of_the_sum(added: str) -> None:
+def test_fields_sum_ignores_properties_of_clients_and_brokers(added: str) -> None:
     given = {"KEYS": "k", "TAGS": "t", "mine": "1"}
     assert fields_sum(7, given | {added: "x"}) == fields_sum(7, given)
     assert fields_sum(7, given | {"yours": "x"}) != fields_sum(7, given)

@@ -50,7 +50,7 @@ VARIANTS = [
 ]
 
 
-def test_vectors_of_the_sheet() -> None:
+def test_record_test_vectors() -> None:
     assert encode_record(PLAIN) == VECTOR
     assert decode_record(VECTOR) == PLAIN
     assert body_crc(b"hello") == 907060870
@@ -58,7 +58,7 @@ def test_vectors_of_the_sheet() -> None:
 
 
 @pytest.mark.parametrize("item", VARIANTS)
-def test_round_trip(item: MessageRecord) -> None:
+def test_record_round_trip(item: MessageRecord) -> None:
     data = encode_record(item)
     assert decode_record(data) == item
     assert decode_record(memoryview(b"xxx" + data + b"yy"), 3) == item
@@ -69,7 +69,7 @@ def test_round_trip(item: MessageRecord) -> None:
 
 
 @pytest.mark.parametrize("item", VARIANTS[:7])
-def test_every_truncation_is_seen(item: MessageRecord) -> None:
+def test_every_truncation_of_a_record_is_detected(item: MessageRecord) -> None:
     data = encode_record(item)
     for end in range(len(data)):
         with pytest.raises(RecordError) as caught:
@@ -98,7 +98,7 @@ def test_every_truncation_is_seen(item: MessageRecord) -> None:
         (92, b"\xff\xff", StopReason.BAD_SIZE),
     ],
 )
-def test_damage_has_a_name(at: int, new: bytes, reason: StopReason) -> None:
+def test_each_record_damage_has_its_reason(at: int, new: bytes, reason: StopReason) -> None:
     data = bytearray(VECTOR)
     data[at : at + len(new)] = new
     with pytest.raises(RecordError) as caught:
@@ -106,7 +106,7 @@ def test_damage_has_a_name(at: int, new: bytes, reason: StopReason) -> None:
     assert caught.value.reason is reason
 
 
-def test_body_check_can_be_left_out() -> None:
+def test_record_body_check_can_be_omitted() -> None:
     data = VECTOR[:88] + b"HI" + VECTOR[90:]
     assert decode_record(data, check_body=False).body == b"HI"
     with pytest.raises(RecordError):
@@ -116,13 +116,13 @@ def test_body_check_can_be_left_out() -> None:
 @pytest.mark.parametrize(
     "item", [record(sys_flag=0x10), record(born_host=V6), record(topic="x" * 40_000)]
 )
-def test_encode_refuses(item: MessageRecord) -> None:
+def test_encode_record_rejects_invalid_fields(item: MessageRecord) -> None:
     with pytest.raises(ValueError):
         encode_record(item)
 
 
 @pytest.mark.parametrize("host", [("127.0.0.1", 1), ("10.0.0.255", 65_535), V6])
-def test_hosts_and_message_ids(host: tuple[str, int]) -> None:
+def test_hosts_and_message_ids_round_trip(host: tuple[str, int]) -> None:
     packed = pack_host(host)
     assert unpack_host(packed) == host
     text = offset_message_id(host, 123_456_789_012)
@@ -132,7 +132,7 @@ def test_hosts_and_message_ids(host: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "7F", "zz" * 16, "00" * 17, " " * 32])
-def test_bad_message_ids(text: str) -> None:
+def test_malformed_message_ids_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         decode_offset_message_id(text)
 
@@ -152,7 +152,7 @@ def three() -> tuple[bytes, list[tuple[int, int]]]:
     return b"".join(parts), positions
 
 
-def test_walk_and_its_reasons() -> None:
+def test_record_walk_and_its_stop_reasons() -> None:
     data, positions = three()
     assert walked(data, 1000) == (positions, StopReason.END_OF_BUFFER, len(data))
     assert walked(data, None)[0] == positions
@@ -166,7 +166,7 @@ def test_walk_and_its_reasons() -> None:
         assert walked(data[:end], 1000) == (positions[:2], StopReason.TRUNCATED, last)
 
 
-def test_walk_hops_over_frame_headers() -> None:
+def test_record_walk_skips_frame_headers() -> None:
     data, positions = three()
     message = seal_frame(1, 1, 940, 0, FrameKind.MESSAGES, 3, data).data
     command = seal_frame(2, 1, 1000 + len(data), 0, FrameKind.COMMAND, 0, b"secret" * 9).data

@@ -68,17 +68,19 @@ def decide(
         ((90,) * 9, 4, 50, 10**9, 800),  # three at once
     ],
 )
-def test_table(ages: tuple[float, ...], hour: int, percent: int, limit: int, expected: int) -> None:
+def test_retention_decision_by_age_hour_and_disk_usage(
+    ages: tuple[float, ...], hour: int, percent: int, limit: int, expected: int
+) -> None:
     assert decide(segments(*ages), hour, percent, limit) == expected
 
 
-def test_an_empty_log() -> None:
+def test_retention_of_an_empty_log() -> None:
     assert decide([]) == 0
 
 
 @pytest.mark.parametrize("percent", range(80, 101))
 @pytest.mark.parametrize("forced", [False, True])
-def test_what_has_not_expired_goes_only_if_that_is_forced(percent: int, forced: bool) -> None:
+def test_unexpired_segments_are_deleted_only_if_forced(percent: int, forced: bool) -> None:
     young = segments(1, 1, 1, 1)
     expected = 800 if forced and percent >= 85 else 500
     assert decide(young, 5, percent, forced=forced) == expected
@@ -95,7 +97,7 @@ def test_what_has_not_expired_goes_only_if_that_is_forced(percent: int, forced: 
         (100, 15, 85, 24, True),
     ],
 )
-def test_a_mark_is_reached_by_percentage_and_free_bytes(
+def test_disk_mark_is_reached_by_percentage_and_free_bytes(
     size: int, free: int, percent: int, floor: int, reached: bool
 ) -> None:
     usage = DiskUsage((size - free) * GIB, free * GIB)
@@ -105,7 +107,7 @@ def test_a_mark_is_reached_by_percentage_and_free_bytes(
 @pytest.mark.parametrize(
     ("free", "floor", "room"), [(30, 0, 20), (10, 0, 0), (5, 0, 0), (30, 4, 26), (30, 16, 20)]
 )
-def test_the_room_before_a_mark(free: int, floor: int, room: int) -> None:
+def test_space_before_a_disk_mark(free: int, floor: int, room: int) -> None:
     usage = DiskUsage((100 - free) * GIB, free * GIB)
     assert DiskMark(90, floor * GIB).capacity_bytes(usage) == room * GIB
     full = DiskUsage((100 - free + room) * GIB + 1, (free - room) * GIB - 1)
@@ -139,7 +141,7 @@ BOOT = 5_000
         ],
     ],
 )
-def test_the_wall_clock_against_the_log_s_own_time(rounds: list[tuple[int, int, int]]) -> None:
+def test_wall_clock_is_compared_with_the_logs_own_time(rounds: list[tuple[int, int, int]]) -> None:
     clock = LogClock(BOOT, ALIVE)
     for elapsed, off, lead in rounds:
         now = clock.compare(WALL + elapsed + off, BOOT + elapsed)
@@ -147,7 +149,7 @@ def test_the_wall_clock_against_the_log_s_own_time(rounds: list[tuple[int, int, 
         assert now.age_ms(ALIVE) <= elapsed + CLOCK_JUMP_MS  # as old as it is, whatever the clock
 
 
-def test_what_is_stored_under_a_doubted_clock_ages_by_it() -> None:
+def test_segment_stored_under_a_doubted_clock_ages_by_that_clock() -> None:
     clock = LogClock(BOOT, ALIVE)
     clock.compare(WALL + YEAR, BOOT)
     now = clock.compare(WALL + YEAR + HOUR, BOOT + HOUR)
@@ -155,7 +157,7 @@ def test_what_is_stored_under_a_doubted_clock_ages_by_it() -> None:
     assert now.age_ms(ALIVE - DAY) == HOUR + DAY
 
 
-def test_the_doubt_outlasts_a_restart() -> None:
+def test_clock_doubt_survives_a_restart() -> None:
     clock = LogClock(BOOT, ALIVE)
     clock.compare(WALL + YEAR, BOOT)
     noted = clock.compare(WALL + YEAR + HOUR, BOOT + HOUR)
@@ -166,7 +168,7 @@ def test_the_doubt_outlasts_a_restart() -> None:
 
 
 @pytest.mark.parametrize("by", ["operator", "nothing is left from before"])
-def test_the_doubt_ends(by: str) -> None:
+def test_clock_doubt_ends(by: str) -> None:
     clock = LogClock(BOOT, ALIVE)
     wall = WALL + YEAR
     since = clock.compare(wall, BOOT).since_ms
@@ -182,7 +184,7 @@ EMPTY = DiskUsage(0, 100)
 
 
 @pytest.mark.parametrize("damage", ["header", "unreadable"])
-def test_a_damaged_frame_does_not_stop_retention(
+def test_damaged_frame_does_not_stop_retention(
     disk: OsDisk, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     policy = RetentionPolicy(reserved_hours=1, delete_when=frozenset({4}))
@@ -214,7 +216,7 @@ def test_a_damaged_frame_does_not_stop_retention(
     assert store.expiry.expired(policy, LogNow(young, young), EMPTY, 4).before == 0
 
 
-def test_retention(disk: OsDisk) -> None:
+def test_expired_segments_and_their_queue_entries_are_deleted(disk: OsDisk) -> None:
     policy = RetentionPolicy(reserved_hours=1, delete_when=frozenset({4}))
     store = raft_store(disk)
     assert store.expiry.expired(policy, LogNow(0, 0), EMPTY, 4).before == 0

@@ -75,7 +75,7 @@ def digest(root):
 
 
 @pytest.mark.parametrize("program", [FOREIGN, OURS])
-def test_no_other_process_gets_the_lock_until_it_is_released(tmp_path, program):
+def test_store_lock_excludes_other_processes_until_released(tmp_path, program):
     lock = lock_store(str(tmp_path), "the first")
     assert said(program, tmp_path).startswith("refused")
     lock.release()
@@ -83,7 +83,7 @@ def test_no_other_process_gets_the_lock_until_it_is_released(tmp_path, program):
     assert said(program, tmp_path) == "locked"
 
 
-def test_a_refused_attempt_says_who_has_it_and_changes_nothing(tmp_path):
+def test_rejected_store_lock_names_the_owner_and_changes_nothing(tmp_path):
     (tmp_path / "commitlog").mkdir()
     with process(OURS, tmp_path) as (other, text):
         assert text == "locked"
@@ -97,7 +97,7 @@ def test_a_refused_attempt_says_who_has_it_and_changes_nothing(tmp_path):
     assert refused.value.retriable
 
 
-def test_an_owner_that_says_nothing_is_named_by_its_pid(tmp_path):
+def test_unnamed_store_owner_is_reported_by_its_pid(tmp_path):
     with process(FOREIGN, tmp_path) as (apache, text):
         assert text == "locked"
         with pytest.raises(StoreInUse, match=f"process {apache.pid} .*does not say") as refused:
@@ -105,7 +105,7 @@ def test_an_owner_that_says_nothing_is_named_by_its_pid(tmp_path):
     assert refused.value.owner.what == ""
 
 
-def test_what_a_killed_owner_wrote_is_not_believed_of_the_next(tmp_path):
+def test_record_of_a_killed_owner_is_not_used_for_the_next(tmp_path):
     with process(OURS, tmp_path) as (_, text):
         assert text == "locked"
     with process(FOREIGN, tmp_path) as (apache, text):
@@ -116,7 +116,7 @@ def test_what_a_killed_owner_wrote_is_not_believed_of_the_next(tmp_path):
     assert (refused.value.owner.pid, refused.value.owner.what) == (apache.pid, "")
 
 
-def test_who_only_asks_is_told_the_owner_and_changes_nothing(tmp_path):
+def test_owner_of_returns_the_owner_and_changes_nothing(tmp_path):
     assert owner_of(str(tmp_path)) is None
     assert owner_of(str(tmp_path / "missing")) is None
     lock = lock_store(str(tmp_path), "the first")
@@ -131,7 +131,7 @@ def test_who_only_asks_is_told_the_owner_and_changes_nothing(tmp_path):
     assert owner_of(str(tmp_path)) is None
 
 
-def test_two_in_one_process_exclude_each_other_by_whatever_name(tmp_path):
+def test_store_lock_excludes_the_same_process_by_any_path(tmp_path):
     store = tmp_path / "store"
     lock = lock_store(str(store), "the first")
     (tmp_path / "alias").symlink_to(store)
@@ -145,7 +145,7 @@ def test_two_in_one_process_exclude_each_other_by_whatever_name(tmp_path):
     lock_store(str(store), "the third").release()
 
 
-def test_a_file_that_only_appears_in_between_is_not_closed(tmp_path, monkeypatch):
+def test_lock_file_that_appears_during_the_check_is_not_closed(tmp_path, monkeypatch):
     """The look at what this process holds comes first; a directory may be moved behind it."""
     lock = lock_store(str(tmp_path), "the first")
     monkeypatch.setattr("raftmq.store.store_lock._file_id_at", lambda path: None)
@@ -159,7 +159,7 @@ def test_a_file_that_only_appears_in_between_is_not_closed(tmp_path, monkeypatch
     assert said(FOREIGN, tmp_path) == "locked"
 
 
-def test_what_apache_wrote_stays_and_files_are_not_for_others(tmp_path):
+def test_store_lock_keeps_apaches_text_and_private_permissions(tmp_path):
     store = tmp_path / "deep" / "store"
     lock = lock_store(str(store), "ours")
     assert (store / "lock").read_bytes().startswith(b"lock\n{")
@@ -169,7 +169,7 @@ def test_what_apache_wrote_stays_and_files_are_not_for_others(tmp_path):
     assert store.stat().st_mode & 0o7 == store.parent.stat().st_mode & 0o7 == 0
 
 
-def test_an_emptied_directory_is_locked_anew(tmp_path):
+def test_emptied_store_directory_is_locked_again(tmp_path):
     """Its lock file was replaced while nobody had it: the name counts, not the old file."""
     lock_store(str(tmp_path), "ours").release()
     Path(tmp_path / "lock").unlink()
@@ -178,7 +178,7 @@ def test_an_emptied_directory_is_locked_anew(tmp_path):
     lock.release()
 
 
-def test_a_full_disk_does_not_keep_anybody_from_owning(tmp_path, monkeypatch):
+def test_full_disk_does_not_prevent_the_store_lock(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "full")
 
@@ -188,7 +188,7 @@ def test_a_full_disk_does_not_keep_anybody_from_owning(tmp_path, monkeypatch):
     lock.release()
 
 
-def test_it_is_known_whether_another_program_had_the_store_last(tmp_path):
+def test_store_lock_reports_a_foreign_last_owner(tmp_path):
     def found():
         lock = lock_store(str(tmp_path), "a tool")
         lock.release()

@@ -20,5 +20,5 @@ from raftmq.store.transient_errors import passes
         (None, False),
     ],
 )
-def test_which_errors_pass_by_themselves(error: BaseException | None, expected: bool) -> None:
+def test_transient_disk_errors(error: BaseException | None, expected: bool) -> None:
     assert passes(error) is expected

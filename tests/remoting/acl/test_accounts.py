@@ -38,7 +38,7 @@ dataVersion:
 """
 
 
-def test_apaches_file():
+def test_apaches_plain_acl_file_is_parsed():
     accounts = parse_accounts(PLAIN_ACL)
     assert accounts.white_addresses == ("10.10.103.*", "192.168.0.*")
     assert accounts.trusts("10.10.103.4") and not accounts.trusts("10.10.104.4")
@@ -56,7 +56,7 @@ def test_apaches_file():
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "accounts:\n"])
-def test_an_empty_file_has_nobody(text):
+def test_empty_acl_file_has_no_accounts(text):
     assert parse_accounts(text) == Accounts()
 
 
@@ -77,7 +77,7 @@ def test_an_empty_file_has_nobody(text):
      "accounts: [{accessKey: long-enough, secretKey: sesame-open",
      "accounts: !!python/object:os.system []", "dataVersion: [{counter: x}]"],
 )  # fmt: skip
-def test_what_is_wrong_is_said_without_the_secret(text):
+def test_malformed_acl_file_is_rejected_without_the_secret(text):
     with pytest.raises(AclError) as raised:
         if parse_accounts(text) == Accounts():  # an unknown tag is nothing but a list
             raise AclError("nobody")
@@ -85,7 +85,7 @@ def test_what_is_wrong_is_said_without_the_secret(text):
     assert str(raised.value).startswith("org.apache.rocketmq.acl.common.AclException: ")
 
 
-def test_a_change_says_what_changes():
+def test_account_change_keeps_unnamed_fields():
     before = account_from_config(
         {"accessKey": "somebody", "secretKey": "sesame-open", "whiteRemoteAddress": "10.1.1.1",
          "topicPerms": ["a=PUB"], "admin": "true"}
@@ -101,7 +101,7 @@ def test_a_change_says_what_changes():
     assert bare.secret_key == "sesame-open"
 
 
-def test_changes_make_new_tables_and_count():
+def test_account_changes_return_new_tables_and_count():
     one = Account("somebody", "sesame-open")
     first = Accounts().with_account(one, 5)
     assert first.by_key == {"somebody": one} and Accounts().by_key == {}
@@ -112,7 +112,7 @@ def test_changes_make_new_tables_and_count():
         second.without("nobody", 7)
 
 
-def test_the_limits(monkeypatch):
+def test_accounts_permissions_and_white_addresses_are_limited(monkeypatch):
     monkeypatch.setattr(module, "ACCOUNTS_MAX", 1)
     monkeypatch.setattr(module, "PERMISSIONS_MAX", 1)
     monkeypatch.setattr(module, "WHITE_ADDRESSES_MAX", 1)
@@ -128,7 +128,7 @@ def test_the_limits(monkeypatch):
         one.with_white_addresses(["10.1.1.1", "10.1.1.2"], 1)
 
 
-def test_tools_yml():
+def test_tools_yml_credentials_are_parsed():
     assert parse_credentials("accessKey: rocketmq2\nsecretKey: 12345678\n").secret_key == "12345678"
     assert parse_credentials("{accessKey: a, secretKey: b, securityToken: c}").security_token == "c"
     for text in ("accessKey: rocketmq2", "", "[1]", "a: ["):

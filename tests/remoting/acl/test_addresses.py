@@ -36,7 +36,7 @@ MATCHES = [
 
 
 @pytest.mark.parametrize(("entry", "host", "expected"), MATCHES)
-def test_what_matches(entry, host, expected):
+def test_white_address_patterns_match(entry, host, expected):
     assert parse_pattern(entry).matches(host) is expected
 
 
@@ -46,6 +46,6 @@ def test_what_matches(entry, host, expected):
      "10.10.103.{", "10.10.103.{}", "2001:db8", "2001:db8::1::2", "10.1.1.1,", "10.1.1.\u0661",
      ",".join(["10.1.1.1"] * 257)],
 )  # fmt: skip
-def test_what_is_no_entry(entry):
+def test_malformed_white_address_is_rejected(entry):
     with pytest.raises(AddressPatternError):
         parse_pattern(entry)

@@ -64,7 +64,7 @@ def refusal(
     return ""
 
 
-def test_the_order_of_the_questions():
+def test_access_checks_are_made_in_apaches_order():
     send = {"b": "pub"}
     assert refusal("", 310, send) == "No accessKey is configured"
     assert refusal("", 34) == "No accessKey is configured"
@@ -77,7 +77,7 @@ def test_the_order_of_the_questions():
     assert refusal("from-home", 310, send) == "No default permission for topic:pub"
 
 
-def test_nobody_is_let_in_where_there_are_no_accounts():
+def test_gate_without_accounts_admits_nobody():
     command = RemotingCommand.request(310, {"b": "pub"})
     Credentials("somebody", "sesame-open").sign(command)
     with pytest.raises(AclError, match="No acl config"):
@@ -178,12 +178,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("code", "ext", "body"), ALLOWED)
-def test_what_an_account_may(code, ext, body):
+def test_account_may_send_its_permitted_requests(code, ext, body):
     assert refusal("somebody", code, ext, body) == ""
 
 
 @pytest.mark.parametrize(("code", "ext", "body", "why"), REFUSED)
-def test_what_it_may_not(code, ext, body, why):
+def test_account_without_a_permission_is_rejected_with_the_reason(code, ext, body, why):
     assert refusal("somebody", code, ext, body) == why
 
 
@@ -192,19 +192,19 @@ ADMIN += [27, 316, 323, 908, 999, 30_099]  # not served, or not yet: no code is 
 
 
 @pytest.mark.parametrize("code", ADMIN)
-def test_what_only_an_admin_may(code):
+def test_admin_requests_need_an_admin_account(code):
     why = f"Need admin permission for request code={code}, but accessKey=somebody is not"
     assert refusal("somebody", code) == why
     assert refusal("administrator", code) == "" == refusal("bound-admin", code)
 
 
-def test_lists_bind_an_admin_too_as_with_apaches():
+def test_permission_lists_bind_an_admin_as_in_apache():
     assert refusal("administrator", 310, {"b": "anything"}) == ""
     assert refusal("bound-admin", 310, {"b": "a"}) == ""
     assert refusal("bound-admin", 310, {"b": "b"}) == "No default permission for topic:b"
 
 
-def test_a_passed_on_reply_comes_from_a_broker():
+def test_forwarded_reply_needs_an_admin_account():
     forwarded = {**REPLY, FORWARDED_FROM: "1.2.3.4:5"}
     assert "Need admin" in refusal("somebody", 324, forwarded)
     assert refusal("administrator", 324, forwarded) == ""
@@ -223,7 +223,7 @@ DEFAULT = "No default permission for topic:"
     ("groupPerms: [g=SUB], topicPerms: ['%DLQ%g=DENY']", *["No permission for topic:"] * 2),
     ("admin: true", "", ""),
 ])  # fmt: skip
-def test_dead_letters_are_their_groups_to_read_and_nobodys_to_send(perms, read, sent):
+def test_dead_letters_are_readable_by_their_group_and_not_writable(perms, read, sent):
     accounts = parse_accounts(
         f"accounts: [{{accessKey: somebody, secretKey: sesame-open, {perms}}}]"
     )
@@ -233,7 +233,7 @@ def test_dead_letters_are_their_groups_to_read_and_nobodys_to_send(perms, read, 
         assert reported == (why and why + topic), code
 
 
-def test_a_default_permission_for_replies_is_one_to_send_them():
+def test_default_permission_for_replies_permits_only_sending():
     accounts = parse_accounts(
         "accounts: [{accessKey: somebody, secretKey: sesame-open, defaultTopicPerm: PUB|SUB,"
         " topicPerms: [listed_REPLY_TOPIC=SUB]}]"
@@ -247,7 +247,7 @@ def test_a_default_permission_for_replies_is_one_to_send_them():
 
 
 @pytest.mark.parametrize("topic", sorted(SHARED_TOPICS))
-def test_a_default_permission_does_not_reach_what_everybody_keeps_in_one_topic(topic):
+def test_default_permission_does_not_cover_shared_internal_topics(topic):
     for code in (11, 12, 30, 321):
         ext = {"consumerGroup": "g", "topic": topic}
         why = f"No default permission for topic:{topic}"
@@ -255,7 +255,7 @@ def test_a_default_permission_does_not_reach_what_everybody_keeps_in_one_topic(t
         assert refusal("reads-shared", code, ext) == ""
 
 
-def test_what_is_looked_up_is_asked_of_the_same_accounts():
+def test_gate_permits_uses_the_accounts_of_check():
     gate = Gate(lambda: ACCOUNTS, broker_needs)
     requested = [(PEER, "somebody"), (PEER, "administrator"), (PEER, "bound-admin"), (PEER, ""),
              (PEER, "nobody"), ("10.10.10.10:1", ""), ("10.1.1.7:1", "from-home"),
@@ -274,11 +274,11 @@ def test_what_is_looked_up_is_asked_of_the_same_accounts():
      (34, None, b'{"consumerDataSet":[7]}'), (34, None, b'{"consumerDataSet":7}'),
      (41, None, b'{"consumerGroup":"group","mqSet":{"a":1}}')],
 )  # fmt: skip
-def test_what_cannot_be_judged_is_refused(code, ext, body):
+def test_request_that_cannot_be_judged_is_rejected(code, ext, body):
     assert "cannot be judged" in refusal("somebody", code, ext, body)
 
 
-def test_name_servers_ask_who_changes_something():
+def test_name_server_changes_need_an_admin_account():
     for code in (100, 102, 103, 104, 205, 216, 217, 318, 319, 322, 327, 904):
         assert "Need admin" in refusal("somebody", code, needs=name_server_needs)
         assert refusal("administrator", code, needs=name_server_needs) == ""

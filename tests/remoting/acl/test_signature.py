@@ -19,19 +19,19 @@ SECRET = "12345678"
 CREDENTIALS = Credentials("rocketmq2", SECRET)
 
 
-def test_the_known_vector():
+def test_signature_test_vector():
     ext = {"AccessKey": "rocketmq2", "topic": "T"}
     assert signed_text(ext, b"hello") == b"rocketmq2Thello"
     assert signature(SECRET, b"rocketmq2Thello") == "kPUKNh0ggWAX+mpM4EHuxapYvSo="
 
 
-def test_keys_are_ordered_as_java_orders_them_and_the_signature_is_left_out():
+def test_signed_fields_are_ordered_as_in_java_without_the_signature():
     # U+1F600 is D83D DE00 in UTF-16: before U+FF21, although its code point is behind.
     ext = {"\uff21": "3", "\U0001f600": "2", "b": "1", "Z": "0", "Signature": "no"}
     assert signed_text(ext, b"") == b"0123"
 
 
-def test_signing_replaces_what_somebody_else_signed():
+def test_signing_replaces_an_existing_signature():
     command = RemotingCommand.request(105, {"topic": "T", "Signature": "x", "SecurityToken": "old"})
     CREDENTIALS.sign(command)
     assert command.ext is not None
@@ -40,7 +40,7 @@ def test_signing_replaces_what_somebody_else_signed():
 
 
 @pytest.mark.parametrize("serialize_type", [JSON, BINARY])
-def test_both_codecs_carry_what_was_signed(serialize_type):
+def test_signature_is_valid_in_both_header_codecs(serialize_type):
     command = RemotingCommand.request(310, {"b": "订单", "i": 'a\x01"q"\x02', "e": ""}, b"\x00\xff")
     Credentials("rocketmq2", SECRET, "token").sign(command)
     reader = FrameReader()
@@ -57,7 +57,7 @@ def test_both_codecs_carry_what_was_signed(serialize_type):
     assert not is_signed_by(SECRET, read.ext, read.body)
 
 
-def test_a_flag_that_some_clients_add_behind_the_signature_is_no_lie():
+def test_field_added_by_some_clients_after_signing_is_accepted():
     before = RemotingCommand.request(12, {"topic": "T", "_UNIQUE_KEY_QUERY": "true"})
     CREDENTIALS.sign(before)
     after = RemotingCommand.request(12, {"topic": "T"})
@@ -69,7 +69,7 @@ def test_a_flag_that_some_clients_add_behind_the_signature_is_no_lie():
 
 
 @pytest.mark.parametrize("token", [None, 'to"ken'])
-def test_frames_of_the_producer_are_signed_and_otherwise_as_ever(token):
+def test_signed_producer_frames_differ_only_by_the_signature(token):
     credentials = Credentials("rocketmq2", SECRET, token)
     message = Message("to%pic", "körper".encode(), tags="T", keys='k"ey')
     items = [outgoing(message, "ID", 17), outgoing_batch([message, message], ["A", "B"], 18)]
@@ -87,11 +87,11 @@ def test_frames_of_the_producer_are_signed_and_otherwise_as_ever(token):
         assert signed == plain
 
 
-def test_without_credentials_the_template_is_the_plain_one():
+def test_send_template_without_credentials_is_the_plain_one():
     assert type(template_for(None, "g", "t", "b", 310)) is SendTemplate
 
 
-def test_no_repr_has_a_secret():
+def test_repr_of_credentials_has_no_secret():
     command = RemotingCommand.request(50, {"accessKey": "somebody", "secretKey": "sesame-open"})
     Credentials("rocketmq2", SECRET, "token-1").sign(command)
     shown = f"{command!r} {Credentials('rocketmq2', SECRET, 'token-1')!r}"
@@ -99,7 +99,7 @@ def test_no_repr_has_a_secret():
         assert secret not in shown
 
 
-def test_half_of_credentials_is_none():
+def test_incomplete_credentials_are_rejected():
     with pytest.raises(ValueError, match="access key and a secret key"):
         Credentials("rocketmq2", "")
 

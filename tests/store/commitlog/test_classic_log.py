@@ -16,7 +16,7 @@ from tests.store.make import (
 from tests.store.stores import SEGMENT, bodies, classic_store, raft_store
 
 
-def test_classic_append(disk: OsDisk) -> None:
+def test_classic_append_assigns_offsets_and_rolls_segments(disk: OsDisk) -> None:
     store = classic_store(disk)
     items = [record(body=b"%d" % n, queue_id=n % 2) for n in range(100)]
     appended = append_classic(store, items[:60], now_ms=5000)
@@ -34,7 +34,7 @@ def test_classic_append(disk: OsDisk) -> None:
     assert append_classic(store, [], 1) == []
 
 
-def test_classic_transactions(disk: OsDisk) -> None:
+def test_classic_append_counts_no_queue_offset_for_open_transactions(disk: OsDisk) -> None:
     store = classic_store(disk)
     kinds = [0x4, 0, 0xC, 0x8, 0]
     appended = append_classic(store, [record(sys_flag=k) for k in kinds], 1)
@@ -42,19 +42,19 @@ def test_classic_transactions(disk: OsDisk) -> None:
     assert store.reads.get_messages("T", 0, 0, 32, 9999).message_count == 3
 
 
-def test_classic_refuses_the_whole_batch(disk: OsDisk) -> None:
+def test_classic_append_rejects_a_batch_with_a_too_large_record(disk: OsDisk) -> None:
     store = classic_store(disk)
     with pytest.raises(RecordTooLarge):
         append_classic(store, [record(), record(body=bytes(SEGMENT))], 1)
     assert store.commitlog.max_offset == 0
 
 
-def test_raft_refuses_classic_appends(disk: OsDisk) -> None:
+def test_raft_store_rejects_classic_appends(disk: OsDisk) -> None:
     with pytest.raises(AssertionError):
         append_classic(raft_store(disk), [record()], 1)
 
 
-def test_a_slave_copies_its_masters_log(tmp_path: Path) -> None:
+def test_slave_store_copies_its_masters_log(tmp_path: Path) -> None:
     master = classic_store(OsDisk(str(tmp_path / "master")))
     slave = classic_store(OsDisk(str(tmp_path / "slave")))
     assert slave.classic is not None
@@ -76,7 +76,7 @@ def test_a_slave_copies_its_masters_log(tmp_path: Path) -> None:
     assert bodies(slave) == bodies(master)[:count]
 
 
-def test_records_that_do_not_continue_a_queue_are_not_copied(disk: OsDisk) -> None:
+def test_slave_store_rejects_records_that_do_not_continue_a_queue(disk: OsDisk) -> None:
     slave = classic_store(disk)
     assert slave.classic is not None
     append_classic(slave, [record()], 1000)
@@ -99,7 +99,7 @@ def written(store: MessageStore, *items: tuple[int, int]) -> bytes:
 
 @pytest.mark.parametrize("cuts", [(), (3,), (2, 4)])
 @pytest.mark.parametrize("flushed", [False, True])
-def test_a_topic_that_the_master_made_again_begins_at_0(
+def test_slave_store_restarts_a_queue_that_the_master_recreated(
     disk: OsDisk, cuts: tuple[int, ...], flushed: bool
 ) -> None:
     """Apache's broker deletes a topic's queues with it."""
@@ -128,7 +128,7 @@ def test_a_topic_that_the_master_made_again_begins_at_0(
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_what_a_master_of_ours_stored_makes_no_queue_begin_anew(
+def test_slave_store_rejects_a_queue_restart_by_a_raftmq_master(
     disk: OsDisk, together: bool
 ) -> None:
     slave = classic_store(disk)
@@ -144,7 +144,7 @@ def test_what_a_master_of_ours_stored_makes_no_queue_begin_anew(
     assert bodies(slave) == [b"0@%d" % end]
 
 
-def test_a_queue_without_messages_may_begin_anew(disk: OsDisk) -> None:
+def test_slave_store_accepts_a_restart_of_an_empty_queue(disk: OsDisk) -> None:
     slave = classic_store(disk)
     assert slave.classic is not None
     slave.queues.start_at("T", 0, 5)
@@ -156,7 +156,7 @@ def test_a_queue_without_messages_may_begin_anew(disk: OsDisk) -> None:
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_queue_is_rebuilt_as_it_began_anew(disk: OsDisk, clean: bool, lost: int) -> None:
+def test_lost_queue_is_rebuilt_from_its_restart(disk: OsDisk, clean: bool, lost: int) -> None:
     slave = classic_store(disk, 1 << 16)
     assert slave.classic is not None
     items = [*((0, n) for n in range(60)), (1, 0), (1, 1), (0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
@@ -173,7 +173,7 @@ def test_a_lost_queue_is_rebuilt_as_it_began_anew(disk: OsDisk, clean: bool, los
     assert [bodies(again, 0), bodies(again, 1)] == expected
 
 
-def test_after_a_crash_a_queue_begins_anew_where_the_log_says(disk: OsDisk) -> None:
+def test_restarted_queue_is_found_in_the_log_after_a_crash(disk: OsDisk) -> None:
     slave = classic_store(disk, 1 << 16)
     assert slave.classic is not None
     slave.classic.copy(written(slave, *((0, n) for n in range(120))), 1000)
@@ -188,7 +188,7 @@ def test_after_a_crash_a_queue_begins_anew_where_the_log_says(disk: OsDisk) -> N
     assert (again.queues.end_of("T", 0), again.last_stop_clean) == (1, False)
 
 
-def test_a_queue_does_not_begin_anew_while_it_is_flushed(disk: OsDisk) -> None:
+def test_queue_restart_is_rejected_during_a_flush(disk: OsDisk) -> None:
     slave = classic_store(disk)
     assert slave.classic is not None
     slave.classic.copy(written(slave, (0, 0), (0, 1)), 1000)
@@ -204,7 +204,7 @@ def test_a_queue_does_not_begin_anew_while_it_is_flushed(disk: OsDisk) -> None:
     assert bodies(slave) == [b"0@%d" % end]
 
 
-def test_records_that_contradict_each_other_end_no_slave(disk: OsDisk) -> None:
+def test_slave_store_rejects_contradictory_records(disk: OsDisk) -> None:
     slave = classic_store(disk)
     assert slave.classic is not None
     with pytest.raises(Diverged):
@@ -218,7 +218,7 @@ def test_records_that_contradict_each_other_end_no_slave(disk: OsDisk) -> None:
     [(15, 1), (12, 0x80), (27, 64), (-1, 0x80)],
     ids=["queue", "none", "hole", "topic"],
 )
-def test_at_start_records_that_contradict_each_other_are_damage(
+def test_contradictory_records_at_start_are_damage_and_unchanged(
     disk: OsDisk, number: int, at: int, bits: int
 ) -> None:
     """These fields have no checksum. What a start reads then is told in words, and not changed."""

@@ -32,7 +32,9 @@ def raw(disk: OsDisk, start: int) -> bytes:
 
 
 @pytest.mark.parametrize("first", range(1, 1016, 97))
-def test_rolls_exactly_when_length_and_eight_do_not_fit(disk: OsDisk, first: int) -> None:
+def test_commitlog_rolls_when_the_length_and_eight_bytes_do_not_fit(
+    disk: OsDisk, first: int
+) -> None:
     log = new_log(disk, SIZE)
     assert put(log, b"a" * first) == 0
     remaining = SIZE - first
@@ -46,7 +48,7 @@ def test_rolls_exactly_when_length_and_eight_do_not_fit(disk: OsDisk, first: int
     assert [s.start for s in log.segments()] == [0, SIZE]
 
 
-def test_a_segment_can_be_filled_to_the_last_eight(disk: OsDisk) -> None:
+def test_segment_can_be_filled_up_to_its_last_eight_bytes(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * (SIZE - 8))
     assert log.allocate(0) == SIZE - 8
@@ -55,7 +57,7 @@ def test_a_segment_can_be_filled_to_the_last_eight(disk: OsDisk) -> None:
     assert raw(disk, 0)[-8:] == BLANK.pack(8, MAGIC_BLANK)
 
 
-def test_too_large_for_any_segment(disk: OsDisk) -> None:
+def test_allocation_larger_than_a_segment_is_rejected(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     with pytest.raises(RecordTooLarge):
         log.allocate(SIZE - 7)
@@ -65,7 +67,7 @@ def test_too_large_for_any_segment(disk: OsDisk) -> None:
     assert log.max_offset == 1
 
 
-def test_where_room_is_made_a_write_opens_nothing(disk: OsDisk) -> None:
+def test_write_into_a_prepared_segment_opens_no_file(disk: OsDisk) -> None:
     log, opened = new_log(disk, SIZE), []
     opens = disk.open
 
@@ -88,7 +90,7 @@ def test_where_room_is_made_a_write_opens_nothing(disk: OsDisk) -> None:
         assert end <= position < log.max_offset == position + length
 
 
-def test_write_takes_no_other_position(disk: OsDisk) -> None:
+def test_commitlog_write_accepts_only_the_next_position(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"x" * 10)
     for position in (0, 9, 11, SIZE + 1, 2 * SIZE):
@@ -100,7 +102,7 @@ def test_write_takes_no_other_position(disk: OsDisk) -> None:
     assert log.read(10, 8) == BLANK.pack(SIZE - 10, MAGIC_BLANK)
 
 
-def test_write_many_is_one_after_the_other(disk: OsDisk) -> None:
+def test_write_many_writes_buffers_one_after_another(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     log.write_many(0, [b"ab", memoryview(b"cd"), b"e"])
     assert log.read(0, 100) == b"abcde"
@@ -109,7 +111,7 @@ def test_write_many_is_one_after_the_other(disk: OsDisk) -> None:
 # -- reading ------------------------------------------------------------------------------------
 
 
-def test_reads_end_at_segments_and_at_the_end(disk: OsDisk) -> None:
+def test_commitlog_reads_end_at_segments_and_at_the_end(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 1000)
     put(log, b"b" * 100)
@@ -121,7 +123,7 @@ def test_reads_end_at_segments_and_at_the_end(disk: OsDisk) -> None:
             log.read(offset, 1)
 
 
-def test_record_at(disk: OsDisk) -> None:
+def test_record_at_returns_only_complete_records_at_their_position(disk: OsDisk) -> None:
     log = new_log(disk, 1 << 16)
     put(log, b"junk")
     small = encode_record(record(physical_offset=4))
@@ -139,7 +141,7 @@ def test_record_at(disk: OsDisk) -> None:
 # -- opening ------------------------------------------------------------------------------------
 
 
-def test_opens_again_where_it_is_settled(disk: OsDisk) -> None:
+def test_reopened_commitlog_is_truncated_to_the_settled_end(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 1000)
     put(log, b"b" * 100)
@@ -156,7 +158,7 @@ def test_opens_again_where_it_is_settled(disk: OsDisk) -> None:
     assert log.read(SIZE + 59, 9) == b"bc"
 
 
-def test_settling_drops_later_segments(disk: OsDisk) -> None:
+def test_settling_removes_later_segments(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     for _ in range(4):
         put(log, b"a" * 1000)
@@ -167,7 +169,7 @@ def test_settling_drops_later_segments(disk: OsDisk) -> None:
     assert raw(disk, 0) == b"a" * 700 + bytes(SIZE - 700)
 
 
-def test_open_finishes_a_short_last_segment_and_drops_a_stray_one(disk: OsDisk) -> None:
+def test_open_completes_a_short_last_segment_and_removes_a_stray_one(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 1000)
     put(log, b"b" * 100)
@@ -180,7 +182,7 @@ def test_open_finishes_a_short_last_segment_and_drops_a_stray_one(disk: OsDisk) 
 
 
 @pytest.mark.parametrize("name", ["x", f"{5:020d}", f"{2 * SIZE:020d}"])
-def test_open_refuses_what_is_no_log(disk: OsDisk, name: str) -> None:
+def test_open_rejects_files_that_are_no_log(disk: OsDisk, name: str) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 10)
     log.close()
@@ -196,7 +198,7 @@ def test_open_refuses_what_is_no_log(disk: OsDisk, name: str) -> None:
         (1, SIZE // 2, f"{0:020d} has {SIZE} bytes; "),
     ],
 )
-def test_another_size_of_segments_is_refused_by_its_key(
+def test_open_rejects_another_segment_size_and_names_the_key(
     disk: OsDisk, segments: int, size: int, why: str
 ) -> None:
     log = new_log(disk, SIZE)
@@ -207,7 +209,7 @@ def test_another_size_of_segments_is_refused_by_its_key(
         new_log(disk, size)
 
 
-def test_begins_elsewhere(disk: OsDisk) -> None:
+def test_commitlog_can_start_at_a_later_offset(disk: OsDisk) -> None:
     log = CommitLog(disk, "commitlog", SIZE)
     log.open(start_offset=5 * SIZE)
     assert put(log, b"x") == 5 * SIZE
@@ -237,7 +239,7 @@ def test_truncate_leaves_only_zeros(disk: OsDisk, offset: int) -> None:
         log.truncate(log.max_offset + 1)
 
 
-def test_truncate_also_clears_what_a_failed_write_left(tmp_path: Path) -> None:
+def test_truncate_clears_bytes_of_a_failed_write(tmp_path: Path) -> None:
     disk = FailingDisk(str(tmp_path))
     log = new_log(disk, SIZE)
     put(log, b"a" * 100)
@@ -251,7 +253,7 @@ def test_truncate_also_clears_what_a_failed_write_left(tmp_path: Path) -> None:
     assert raw(disk, 0)[100:] == bytes(SIZE - 100)
 
 
-def test_delete_before_keeps_what_is_needed(disk: OsDisk) -> None:
+def test_delete_before_keeps_the_segment_of_the_offset_and_the_last(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     for _ in range(4):
         put(log, b"a" * 1000)
@@ -266,7 +268,7 @@ def test_delete_before_keeps_what_is_needed(disk: OsDisk) -> None:
     assert sync(log) == log.max_offset
 
 
-def test_what_could_not_be_deleted_is_deleted_later(
+def test_segment_with_a_failed_deletion_is_deleted_later(
     disk: OsDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = new_log(disk, SIZE)
@@ -330,7 +332,7 @@ class OrderFile:
         self._file.close()
 
 
-def test_a_ticket_covers_every_dirty_segment_and_new_names(tmp_path: Path) -> None:
+def test_sync_ticket_covers_every_dirty_segment_and_new_name(tmp_path: Path) -> None:
     disk = OrderDisk(str(tmp_path))
     log = new_log(disk, SIZE)
     put(log, b"a" * 1000)
@@ -356,7 +358,7 @@ def test_a_ticket_covers_every_dirty_segment_and_new_names(tmp_path: Path) -> No
     assert log.start_sync() is None
 
 
-def test_a_roll_after_begin_is_the_next_tickets(disk: OsDisk) -> None:
+def test_segment_rolled_after_a_ticket_belongs_to_the_next_ticket(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 1000)
     ticket = log.start_sync()
@@ -372,7 +374,7 @@ def test_a_roll_after_begin_is_the_next_tickets(disk: OsDisk) -> None:
     assert log.finish_sync(following) == log.max_offset
 
 
-def test_two_tickets_may_finish_in_any_order(disk: OsDisk) -> None:
+def test_two_sync_tickets_may_finish_in_any_order(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 10)
     first = log.start_sync()
@@ -386,7 +388,7 @@ def test_two_tickets_may_finish_in_any_order(disk: OsDisk) -> None:
     assert log.finish_sync(first) == 20
 
 
-def test_truncation_lowers_what_a_ticket_promises(disk: OsDisk) -> None:
+def test_truncation_lowers_the_offset_that_a_sync_ticket_makes_durable(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 1000)
     put(log, b"b" * 100)
@@ -399,7 +401,7 @@ def test_truncation_lowers_what_a_ticket_promises(disk: OsDisk) -> None:
     assert sync(log) == 800
 
 
-def test_a_removed_segment_is_closed_after_the_ticket(tmp_path: Path) -> None:
+def test_removed_segment_is_closed_after_its_sync_ticket(tmp_path: Path) -> None:
     disk = OrderDisk(str(tmp_path))
     log = new_log(disk, SIZE)
     put(log, b"a" * 1000)
@@ -438,7 +440,7 @@ def test_truncation_is_durable_before_it_returns(tmp_path: Path) -> None:
     assert mark.durable_offset == 500
 
 
-def test_a_lost_mark_is_known_again_once_the_whole_log_is_synced(tmp_path: Path) -> None:
+def test_lost_durable_mark_is_restored_by_a_sync_of_the_full_log(tmp_path: Path) -> None:
     disk = OrderDisk(str(tmp_path))
     log = CommitLog(disk, "commitlog", SIZE)
     log.open()
@@ -461,7 +463,7 @@ def test_a_lost_mark_is_known_again_once_the_whole_log_is_synced(tmp_path: Path)
 
 
 @pytest.mark.parametrize("action", ["patch", "hold"])
-def test_a_segment_in_use_by_the_pool_is_closed_when_it_is_not(disk: OsDisk, action: str) -> None:
+def test_segment_in_use_by_a_thread_is_closed_after_its_use(disk: OsDisk, action: str) -> None:
     log = new_log(disk, SIZE)
     for _ in range(3):
         put(log, b"a" * 900)
@@ -486,7 +488,7 @@ def test_a_segment_in_use_by_the_pool_is_closed_when_it_is_not(disk: OsDisk, act
         log.patch(10, b"gone")
 
 
-def test_a_failed_sync_is_final(tmp_path: Path) -> None:
+def test_failed_commitlog_sync_ends_all_later_syncs(tmp_path: Path) -> None:
     disk = FailingDisk(str(tmp_path))
     log = new_log(disk, SIZE)
     put(log, b"a" * 10)
@@ -507,7 +509,7 @@ def test_a_failed_sync_is_final(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zero_ahead", [False, True])
-def test_the_prepared_segment_is_used(tmp_path: Path, zero_ahead: bool) -> None:
+def test_prepared_segment_is_used(tmp_path: Path, zero_ahead: bool) -> None:
     disk = OrderDisk(str(tmp_path))
     log = CommitLog(disk, "commitlog", SIZE, zero_ahead=zero_ahead)
     log.open()
@@ -525,7 +527,7 @@ def test_the_prepared_segment_is_used(tmp_path: Path, zero_ahead: bool) -> None:
     assert ticket.directory is not None  # its name is not durable yet
 
 
-def test_a_prepared_segment_goes_with_a_truncation(disk: OsDisk) -> None:
+def test_truncation_removes_a_prepared_segment(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 10)
     log.prepare_next()
@@ -541,7 +543,7 @@ def test_a_prepared_segment_goes_with_a_truncation(disk: OsDisk) -> None:
 
 @pytest.mark.parametrize("zero_ahead", [False, True])
 @pytest.mark.parametrize("meanwhile", ["roll", "truncate"])
-def test_what_happens_while_it_is_prepared(
+def test_roll_or_truncation_during_a_segment_preparation(
     tmp_path: Path, zero_ahead: bool, meanwhile: str
 ) -> None:
     """The roll or the truncation comes between opening the file and offering it."""
@@ -578,9 +580,7 @@ def test_what_happens_while_it_is_prepared(
     assert path.read_bytes() == b"c" * 1014 + bytes(10)
 
 
-def test_a_full_disk_leaves_the_log_as_it_was(
-    disk: OsDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_leaves_the_log_unchanged(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 1000)
     real = OsDisk.open
@@ -598,7 +598,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(
     assert put(log, b"b" * 100) == SIZE
 
 
-def test_restored_segments_take_no_room(tmp_path: Path) -> None:
+def test_restored_segments_take_no_space(tmp_path: Path) -> None:
     disk = OsDisk(str(tmp_path))
     size = 1 << 20
     log = CommitLog(disk, "commitlog", size)
@@ -617,7 +617,7 @@ def test_restored_segments_take_no_room(tmp_path: Path) -> None:
     assert log.read(9 * size, 3) == b"bbb"
 
 
-def test_what_a_failed_sync_left_in_the_page_cache_is_written_again_at_the_next_start() -> None:
+def test_pages_of_a_failed_sync_are_written_again_at_the_next_start() -> None:
     """Its pages are clean but not on the disk: without that, a power cut after the next process has
     acknowledged what it read would take it."""
     disk = SimDisk(Random(1))

@@ -86,7 +86,7 @@ def paths(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
-async def test_group_commit(paths: Path) -> None:
+async def test_group_commit_syncs_all_waiting_writes_at_once(paths: Path) -> None:
     rig = Rig(paths, FlushMode.SYNC)
     rig.flusher.start()
     first = rig.put()
@@ -111,7 +111,7 @@ async def test_group_commit(paths: Path) -> None:
     rig.pool.shutdown()
 
 
-async def test_async_mode_flushes_by_itself(paths: Path) -> None:
+async def test_async_flush_syncs_periodically(paths: Path) -> None:
     rig = Rig(paths, FlushMode.ASYNC)
     rig.gate.permits.release(100)
     rig.flusher.start()
@@ -129,7 +129,7 @@ async def test_async_mode_flushes_by_itself(paths: Path) -> None:
     rig.pool.shutdown()
 
 
-async def test_a_failed_sync_is_reported_once_and_final(paths: Path) -> None:
+async def test_failed_group_sync_is_reported_once_and_is_final(paths: Path) -> None:
     rig = Rig(paths, FlushMode.SYNC)
     rig.flusher.start()
     waiting = [asyncio.create_task(rig.flusher.wait(rig.put())) for _ in range(3)]
@@ -151,7 +151,7 @@ async def test_a_failed_sync_is_reported_once_and_final(paths: Path) -> None:
     rig.pool.shutdown()
 
 
-async def test_the_waiting_list_is_bounded(paths: Path) -> None:
+async def test_group_commit_waiters_are_limited(paths: Path) -> None:
     rig = Rig(paths, FlushMode.SYNC, waiting_max=2)
     rig.flusher.start()
     waiting = [asyncio.create_task(rig.flusher.wait(rig.put())) for _ in range(2)]
@@ -167,7 +167,7 @@ async def test_the_waiting_list_is_bounded(paths: Path) -> None:
     rig.pool.shutdown()
 
 
-async def test_stop_waits_for_the_sync_and_tells_who_still_waits(paths: Path) -> None:
+async def test_flusher_stop_waits_for_the_sync_and_fails_remaining_waiters(paths: Path) -> None:
     rig = Rig(paths, FlushMode.SYNC)
     rig.flusher.start()
     first = asyncio.create_task(rig.flusher.wait(rig.put()))

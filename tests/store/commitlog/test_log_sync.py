@@ -49,7 +49,7 @@ def is_closed(segment: Segment) -> bool:
     return False
 
 
-def test_only_what_was_written_since_is_synced(rig: Rig) -> None:
+def test_log_sync_syncs_only_segments_written_since(rig: Rig) -> None:
     assert rig.sync(SIZE + 10) == [rig.first.file, rig.second.file]
     assert rig.syncs.durable_offset == rig.checkpoint.durable_offset == SIZE + 10
     assert rig.sync(SIZE + 10) == []
@@ -58,7 +58,7 @@ def test_only_what_was_written_since_is_synced(rig: Rig) -> None:
     assert len(rig.took_s) == 2
 
 
-def test_a_truncation_lowers_what_a_ticket_promises(rig: Rig) -> None:
+def test_truncation_lowers_the_durable_offset_of_a_sync_ticket(rig: Rig) -> None:
     ticket = rig.syncs.start(SIZE + 100)
     assert ticket is not None
     rig.syncs.lower(SIZE + 50)
@@ -67,7 +67,7 @@ def test_a_truncation_lowers_what_a_ticket_promises(rig: Rig) -> None:
     assert rig.syncs.durable_offset == SIZE + 50
 
 
-def test_names_are_synced_until_the_newest_segment_is_durable(rig: Rig) -> None:
+def test_directory_is_synced_until_the_newest_segment_is_durable(rig: Rig) -> None:
     for end, names in ((SIZE, True), (SIZE + 1, True), (SIZE + 2, False)):
         rig.syncs.wrote(rig.second)
         ticket = rig.syncs.start(end)
@@ -77,7 +77,7 @@ def test_names_are_synced_until_the_newest_segment_is_durable(rig: Rig) -> None:
         rig.syncs.finish(ticket, SIZE)
 
 
-def test_a_removed_segment_is_closed_when_nobody_uses_it(rig: Rig) -> None:
+def test_removed_segment_is_closed_after_its_last_use(rig: Rig) -> None:
     ticket = rig.syncs.start(SIZE + 1)
     hold = rig.syncs.hold(rig.first)
     assert ticket is not None
@@ -92,7 +92,7 @@ def test_a_removed_segment_is_closed_when_nobody_uses_it(rig: Rig) -> None:
     assert is_closed(rig.second), "at once"
 
 
-def test_after_one_failure_nothing_is_promised(rig: Rig) -> None:
+def test_failed_log_sync_raises_no_durable_offset_afterwards(rig: Rig) -> None:
     assert rig.sync(10)
     rig.syncs.fail(OSError("broken"))
     with pytest.raises(SyncFailed, match="broken"):

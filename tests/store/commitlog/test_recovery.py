@@ -41,7 +41,7 @@ def overwrite(disk: OsDisk, position: int, data: bytes) -> None:
     file.close()
 
 
-def test_everything_is_found_again(disk: OsDisk) -> None:
+def test_recovery_reads_every_frame_of_all_segments(disk: OsDisk) -> None:
     writer = written(disk)
     log = reopened(disk)
     seen: list[FrameHeader] = []
@@ -62,7 +62,7 @@ def test_everything_is_found_again(disk: OsDisk) -> None:
     assert (seen[3].position, seen[3].end) == (writer.frames[3].position, writer.frames[3].end)
 
 
-def test_an_empty_log(disk: OsDisk) -> None:
+def test_recovery_of_an_empty_log(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     assert recover_frames(log).end_offset == 0
     with pytest.raises(StoreDamaged):
@@ -70,7 +70,7 @@ def test_an_empty_log(disk: OsDisk) -> None:
 
 
 @pytest.mark.parametrize("how", ["zeros", "garbage"])
-def test_torn_at_every_byte_of_the_last_frame(disk: OsDisk, how: str) -> None:
+def test_recovery_truncates_a_tear_at_every_byte_of_the_last_frame(disk: OsDisk, how: str) -> None:
     writer = written(disk, 4)
     last = writer.frames[-1]
     complete = bytes(last.data)
@@ -93,7 +93,9 @@ def test_torn_at_every_byte_of_the_last_frame(disk: OsDisk, how: str) -> None:
 
 @pytest.mark.parametrize("victim", range(12))
 @pytest.mark.parametrize("part", ["header", "payload"])
-def test_damage_below_the_hint_is_never_cut(disk: OsDisk, victim: int, part: str) -> None:
+def test_recovery_never_truncates_damage_below_the_durable_mark(
+    disk: OsDisk, victim: int, part: str
+) -> None:
     writer = written(disk)
     frame = writer.frames[victim]
     at = frame.position + (20 if part == "header" else HEADER_SIZE_BYTES + 3)
@@ -113,9 +115,7 @@ def test_damage_below_the_hint_is_never_cut(disk: OsDisk, victim: int, part: str
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_what_no_peer_may_have_is_read_whole_however_old_it_is(
-    disk: OsDisk, committed: bool
-) -> None:
+def test_recovery_checks_uncommitted_payloads_of_any_age(disk: OsDisk, committed: bool) -> None:
     """Damage in it is found while a peer may still supply it, or while no other can lead."""
     writer = written(disk, 36)
     frame = writer.frames[0]
@@ -137,7 +137,9 @@ def test_what_no_peer_may_have_is_read_whole_however_old_it_is(
 
 @pytest.mark.parametrize("victim", range(12))
 @pytest.mark.parametrize("hole", [bytes(30), b"\xff" * 30])
-def test_a_hole_above_the_hint_is_a_torn_tail(disk: OsDisk, victim: int, hole: bytes) -> None:
+def test_recovery_truncates_a_hole_above_the_durable_mark(
+    disk: OsDisk, victim: int, hole: bytes
+) -> None:
     """Pages reach the disk in any order: valid frames may stand behind the hole."""
     writer = written(disk)
     frame = writer.frames[victim]
@@ -154,7 +156,7 @@ def test_a_hole_above_the_hint_is_a_torn_tail(disk: OsDisk, victim: int, hole: b
     assert [h.term for h in FrameWalk(log, 0)] == [1] * victim + [2]
 
 
-def test_a_lost_page_in_the_middle_of_a_segment(disk: OsDisk) -> None:
+def test_recovery_finds_a_lost_page_in_the_middle_of_a_segment(disk: OsDisk) -> None:
     """Zeros where a whole frame was, and frames behind it in the same segment."""
     writer = written(disk, 4)
     frame = writer.frames[1]
@@ -164,7 +166,7 @@ def test_a_lost_page_in_the_middle_of_a_segment(disk: OsDisk) -> None:
     assert recovered.torn == "zeros, and something behind them"
 
 
-def test_a_lost_blank_record(disk: OsDisk) -> None:
+def test_recovery_finds_a_lost_blank_record(disk: OsDisk) -> None:
     writer = written(disk)
     first = next(i for i, f in enumerate(writer.frames) if f.position == SIZE)
     end = writer.frames[first - 1].end
@@ -176,7 +178,7 @@ def test_a_lost_blank_record(disk: OsDisk) -> None:
     assert recovered.torn == "zeros, and frames in the next segment"
 
 
-def test_a_blank_record_alone_is_dropped(disk: OsDisk) -> None:
+def test_recovery_drops_a_trailing_blank_record(disk: OsDisk) -> None:
     writer = written(disk)
     first = next(i for i, f in enumerate(writer.frames) if f.position == SIZE)
     overwrite(disk, SIZE, bytes(SIZE))
@@ -189,7 +191,7 @@ def test_a_blank_record_alone_is_dropped(disk: OsDisk) -> None:
     assert log.allocate(10) == log.max_offset
 
 
-def test_frames_that_do_not_follow_each_other(disk: OsDisk) -> None:
+def test_recovery_stops_at_a_frame_that_does_not_continue_the_log(disk: OsDisk) -> None:
     """Stale bytes never pass for a continuation: index, term and position must fit."""
     for index, term, shift in ((3, 2, 0), (2, 0, 0), (1, 1, 0), (2, 1, 60)):
         log = new_log(OsDisk(f"{disk.root}/{index}-{term}-{shift}"), SIZE)
@@ -203,7 +205,7 @@ def test_frames_that_do_not_follow_each_other(disk: OsDisk) -> None:
         assert walk.reason
 
 
-def test_the_mark_in_the_checkpoint_is_a_hint(disk: OsDisk) -> None:
+def test_durable_mark_in_the_checkpoint_is_a_hint(disk: OsDisk) -> None:
     mark = Checkpoint(disk, "checkpoint")
     mark.open()
     log = CommitLog(disk, "commitlog", SIZE, mark)
@@ -224,7 +226,7 @@ def test_the_mark_in_the_checkpoint_is_a_hint(disk: OsDisk) -> None:
     assert recover_frames(log).end_offset == unsynced.position
 
 
-def test_old_segments_cost_their_headers_only(disk: OsDisk) -> None:
+def test_recovery_reads_only_headers_of_old_segments(disk: OsDisk) -> None:
     log = new_log(disk, 1 << 20)
     writer = FrameWriter(log)
     for _ in range(20):
@@ -271,7 +273,7 @@ def classic(disk: OsDisk, count: int = 30) -> list[tuple[int, bytes]]:
     return result
 
 
-def test_classic_torn_at_every_byte_of_the_last_record(disk: OsDisk) -> None:
+def test_classic_recovery_truncates_a_tear_at_every_byte(disk: OsDisk) -> None:
     records = classic(disk, 8)
     position, data = records[-1]
     for at in range(len(data)):
@@ -288,7 +290,7 @@ def test_classic_torn_at_every_byte_of_the_last_record(disk: OsDisk) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_classic_cuts_at_the_first_bad_record(disk: OsDisk, clean: bool) -> None:
+def test_classic_recovery_truncates_at_the_first_damaged_record(disk: OsDisk, clean: bool) -> None:
     records = classic(disk)
     position = records[-5][0]
     overwrite(disk, position + 88, b"\xff\xff")
@@ -298,7 +300,7 @@ def test_classic_cuts_at_the_first_bad_record(disk: OsDisk, clean: bool) -> None
     assert dispatch_from == (position if clean else 0)
 
 
-def test_classic_clean_scans_three_segments_only(disk: OsDisk) -> None:
+def test_classic_recovery_scans_three_segments_after_a_clean_stop(disk: OsDisk) -> None:
     records = classic(disk, 60)
     overwrite(disk, records[1][0] + 88, b"\xff")  # long ago: not looked at
     log = reopened(disk)
@@ -308,7 +310,9 @@ def test_classic_clean_scans_three_segments_only(disk: OsDisk) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 5, 20, 33, 1000])
-def test_classic_unclean_begins_where_the_checkpoint_is_sure(disk: OsDisk, seconds: int) -> None:
+def test_classic_recovery_starts_at_the_checkpoint_after_a_crash(
+    disk: OsDisk, seconds: int
+) -> None:
     records = classic(disk, 40)
     stamp = 1_000_000 + seconds * 1000
     fields = CheckpointFields(physic_timestamp_ms=stamp, logics_timestamp_ms=stamp + 7)
@@ -319,7 +323,7 @@ def test_classic_unclean_begins_where_the_checkpoint_is_sure(disk: OsDisk, secon
     assert log.max_offset == records[-1][0] + len(records[-1][1])
 
 
-def test_classic_cuts_also_what_was_durable(disk: OsDisk) -> None:
+def test_classic_recovery_truncates_durable_damage_and_lowers_the_mark(disk: OsDisk) -> None:
     records = classic(disk, 5)
     mark = Checkpoint(disk, "checkpoint")
     mark.open()
@@ -399,7 +403,9 @@ def damage(disk: OsDisk, frames: list[Frame], victim: int, kind: str) -> None:
     "kind", ["payload", "header", "zeroed frame", "garbage", "lost segment", "truncated"]
 )
 @pytest.mark.parametrize("per_patch", [1, 5])
-def test_every_damage_is_mended(disk: OsDisk, victim: int, kind: str, per_patch: int) -> None:
+def test_every_kind_of_damage_is_repaired(
+    disk: OsDisk, victim: int, kind: str, per_patch: int
+) -> None:
     mended = Mended(disk)
     damage(disk, mended.frames, victim, kind)
     recovery, patches = mended.recover(per_patch)
@@ -412,7 +418,7 @@ def test_every_damage_is_mended(disk: OsDisk, victim: int, kind: str, per_patch:
     assert recovery.damage is None and recovery.torn is None
 
 
-def test_several_regions_and_the_blanks_between_them(disk: OsDisk) -> None:
+def test_several_damaged_regions_and_blank_records_are_repaired(disk: OsDisk) -> None:
     mended = Mended(disk)
     frames = mended.frames
     for victim, kind in ((0, "header"), (3, "zeroed frame"), (7, "garbage"), (11, "header")):
@@ -425,7 +431,7 @@ def test_several_regions_and_the_blanks_between_them(disk: OsDisk) -> None:
     mended.check()
 
 
-def test_all_segments_lost(disk: OsDisk) -> None:
+def test_all_lost_segments_are_repaired(disk: OsDisk) -> None:
     mended = Mended(disk)
     for name in disk.listdir("commitlog"):
         disk.remove(f"commitlog/{name}")
@@ -433,7 +439,7 @@ def test_all_segments_lost(disk: OsDisk) -> None:
     mended.check()
 
 
-def test_a_patch_that_proves_nothing_damages_what_follows(disk: OsDisk) -> None:
+def test_unproven_patch_leaves_the_following_frame_damaged(disk: OsDisk) -> None:
     mended = Mended(disk)
     damage(disk, mended.frames, 4, "header")
     log = CommitLog(disk, "commitlog", SIZE)
@@ -450,7 +456,7 @@ def test_a_patch_that_proves_nothing_damages_what_follows(disk: OsDisk) -> None:
     assert recovery.last is not None and recovery.last.index == 6
 
 
-def test_another_frame_than_the_damaged_one_may_fit_before_the_blank_record(disk: OsDisk) -> None:
+def test_repair_with_a_smaller_frame_may_fit_before_the_blank_record(disk: OsDisk) -> None:
     """Another leader's frame stood at the segment's start; the group's is smaller."""
     mended = Mended(disk)
     first = next(i for i, f in enumerate(mended.frames) if f.position == SIZE)
@@ -472,7 +478,7 @@ def test_another_frame_than_the_damaged_one_may_fit_before_the_blank_record(disk
     assert [h.term for h in FrameWalk(log, 0)] == [1] * first + [2]
 
 
-def test_unproven_above_the_mark_is_cut_where_nothing_fits(disk: OsDisk) -> None:
+def test_unproven_frames_above_the_mark_are_truncated(disk: OsDisk) -> None:
     mended = Mended(disk)
     damage(disk, mended.frames, 4, "header")
     damage(disk, mended.frames, 5, "header")
@@ -496,7 +502,7 @@ def marked(disk: OsDisk, hint: int | None = None) -> CommitLog:
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("above", [False, True])
-def test_what_an_unproven_patch_leaves_in_doubt_stays_so(
+def test_frame_after_an_unproven_patch_stays_damaged_over_a_kill(
     disk: OsDisk, killed: bool, above: bool
 ) -> None:
     """A frame that fits behind it is neither taken for the next one, after a kill either, nor cut
@@ -520,7 +526,7 @@ def test_what_an_unproven_patch_leaves_in_doubt_stays_so(
     assert mended.bytes() == mended.whole
 
 
-def test_nothing_stands_behind_the_last_patch(disk: OsDisk) -> None:
+def test_log_ends_after_the_last_patch(disk: OsDisk) -> None:
     for frames in (2, 0):
         mended = Mended(disk)
         damage(disk, mended.frames, 4, "header")
@@ -535,7 +541,7 @@ def test_nothing_stands_behind_the_last_patch(disk: OsDisk) -> None:
             disk.remove(f"commitlog/{name}")
 
 
-def test_a_lost_segment_is_damaged_to_its_end_after_a_kill_too(disk: OsDisk) -> None:
+def test_lost_segment_is_damaged_to_its_end_after_a_kill(disk: OsDisk) -> None:
     """A power cut had set the mark back into it."""
     mended = Mended(disk)
     inside = next(f for f in mended.frames if f.position >= SIZE)
@@ -555,7 +561,7 @@ def test_a_lost_segment_is_damaged_to_its_end_after_a_kill_too(disk: OsDisk) -> 
     assert mended.bytes() == mended.whole
 
 
-def test_a_lost_mark_forbids_to_cut_but_not_to_end(disk: OsDisk) -> None:
+def test_lost_mark_prevents_truncation_but_not_recovery(disk: OsDisk) -> None:
     mended = Mended(disk, 4)
     mark = Checkpoint(disk, "checkpoint")
     mark.open(verify=True)
@@ -574,7 +580,7 @@ def test_a_lost_mark_forbids_to_cut_but_not_to_end(disk: OsDisk) -> None:
     assert mark.lost
 
 
-def test_a_prepared_segment_is_no_lost_one(disk: OsDisk) -> None:
+def test_prepared_segment_is_not_taken_for_a_lost_one(disk: OsDisk) -> None:
     mended = Mended(disk, 4)
     names = disk.listdir("commitlog")
     disk.open(f"commitlog/{int(names[-1]) + 2 * SIZE:020d}", allocate_bytes=SIZE).close()
@@ -582,7 +588,7 @@ def test_a_prepared_segment_is_no_lost_one(disk: OsDisk) -> None:
     mended.check()
 
 
-def test_a_mark_that_cannot_be(disk: OsDisk) -> None:
+def test_impossible_durable_mark_is_rejected(disk: OsDisk) -> None:
     written(disk, 4)
     mark = Checkpoint(disk, "checkpoint")
     mark.open()
@@ -593,7 +599,7 @@ def test_a_mark_that_cannot_be(disk: OsDisk) -> None:
     log.close()
 
 
-def test_a_lost_mark_looks_far_behind_the_zeros(disk: OsDisk) -> None:
+def test_recovery_with_a_lost_mark_searches_after_long_zeros(disk: OsDisk) -> None:
     """The first segment's file is gone, restored by a start that was killed; the next one's first
     page is zeros. Without a mark that must not pass for an empty log."""
     mended = Mended(disk)

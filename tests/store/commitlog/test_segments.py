@@ -23,7 +23,7 @@ def names(files: SegmentFiles) -> list[str]:
     return files.disk.listdir("log")
 
 
-def test_a_segment_has_its_size_and_zeros(files: SegmentFiles) -> None:
+def test_new_segment_has_its_size_and_zeros(files: SegmentFiles) -> None:
     segment = files.open(SIZE)
     assert (segment.start, segment.end, segment.written_end) == (SIZE, 2 * SIZE, SIZE)
     assert segment.file.pread(0, 2 * SIZE) == bytes(SIZE)
@@ -33,13 +33,13 @@ def test_a_segment_has_its_size_and_zeros(files: SegmentFiles) -> None:
     assert files.starts() == [SIZE]
 
 
-def test_a_strange_name_is_no_segment(files: SegmentFiles) -> None:
+def test_foreign_file_name_is_no_segment(files: SegmentFiles) -> None:
     files.disk.open("log/notes").close()
     with pytest.raises(StoreError, match="notes"):
         files.starts()
 
 
-def test_only_a_segment_without_anything_is_a_stray(files: SegmentFiles) -> None:
+def test_only_an_empty_segment_is_a_stray(files: SegmentFiles) -> None:
     files.open(0).file.pwrite(0, b"x")
     files.open(SIZE)
     assert not files.drop_stray(0)
@@ -47,7 +47,7 @@ def test_only_a_segment_without_anything_is_a_stray(files: SegmentFiles) -> None
     assert names(files) == [FIRST]
 
 
-def test_nothing_is_prepared_before_it_is_expected(files: SegmentFiles) -> None:
+def test_segment_is_prepared_only_when_expected(files: SegmentFiles) -> None:
     following = NextSegment(files, zero_ahead=False)
     following.prepare()
     following.expect(None)
@@ -60,7 +60,7 @@ def test_nothing_is_prepared_before_it_is_expected(files: SegmentFiles) -> None:
 
 
 @pytest.mark.parametrize("zero_ahead", [False, True])
-def test_what_was_prepared_is_used_once(files: SegmentFiles, zero_ahead: bool) -> None:
+def test_prepared_segment_is_used_once(files: SegmentFiles, zero_ahead: bool) -> None:
     following = NextSegment(files, zero_ahead=zero_ahead)
     following.expect(SIZE)
     following.prepare()
@@ -96,7 +96,7 @@ class SlowDisk(OsDisk):
 @pytest.mark.parametrize(
     ("meanwhile", "stays"), [("used", True), ("dropped", False), ("got", True), ("closed", True)]
 )
-def test_what_comes_too_late_is_removed_unless_it_is_in_use(
+def test_late_prepared_segment_is_removed_unless_in_use(
     tmp_path: Path, meanwhile: str, stays: bool
 ) -> None:
     disk = SlowDisk(str(tmp_path))
@@ -123,7 +123,7 @@ def test_what_comes_too_late_is_removed_unless_it_is_in_use(
     assert following.is_prepared is (meanwhile == "got")
 
 
-def test_what_has_no_room_is_removed_unless_it_is_in_use(tmp_path: Path) -> None:
+def test_segment_that_cannot_be_prepared_is_removed_unless_in_use(tmp_path: Path) -> None:
     """The log rolls into the file that could not be prepared, because there is room by now."""
     disk = SlowDisk(str(tmp_path))
     disk.makedirs("log")
@@ -152,7 +152,7 @@ def test_what_has_no_room_is_removed_unless_it_is_in_use(tmp_path: Path) -> None
     assert [error.errno for error in failed] == [errno.ENOSPC] * 2
 
 
-def test_a_roll_without_room_leaves_the_file_that_is_being_prepared(tmp_path: Path) -> None:
+def test_roll_on_a_full_disk_keeps_the_file_under_preparation(tmp_path: Path) -> None:
     disk = SlowDisk(str(tmp_path))
     disk.makedirs("log")
     following = NextSegment(SegmentFiles(disk, "log", SIZE), zero_ahead=False)

@@ -32,7 +32,7 @@ def file_of(disk: OsDisk, number: int) -> bytes:
 
 
 @pytest.mark.parametrize("flush_after", [0, 3, 10, 17, 25])
-def test_reads_see_file_and_tail_alike(disk: OsDisk, flush_after: int) -> None:
+def test_queue_reads_are_equal_from_file_and_tail(disk: OsDisk, flush_after: int) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, entries(0, flush_after))
     store.flush()
@@ -50,7 +50,7 @@ def test_reads_see_file_and_tail_alike(disk: OsDisk, flush_after: int) -> None:
 
 @pytest.mark.parametrize("queues", [("T",), ("T", "U")])
 @pytest.mark.parametrize("configured", [PER_FILE // 2, 3 * PER_FILE])
-def test_files_keep_the_size_that_a_store_has(
+def test_queue_files_keep_the_size_of_an_existing_store(
     disk: OsDisk, queues: tuple[str, ...], configured: int
 ) -> None:
     """Apache's broker refuses a directory with files of another size."""
@@ -71,7 +71,7 @@ def test_files_keep_the_size_that_a_store_has(
     assert queue is not None and queue.entries(0, 40) == entries(0, count + 20)
 
 
-def test_short_files_do_not_set_the_size_after_a_power_cut(disk: OsDisk) -> None:
+def test_short_queue_files_after_a_power_cut_do_not_set_the_size(disk: OsDisk) -> None:
     for topic in ("T", "U"):
         disk.makedirs(f"consumequeue/{topic}/0")
         disk.open(f"consumequeue/{topic}/0/{0:020d}").truncate(40)
@@ -81,7 +81,7 @@ def test_short_files_do_not_set_the_size_after_a_power_cut(disk: OsDisk) -> None
     assert disk.open(f"consumequeue/T/0/{0:020d}").size_bytes == PER_FILE * 20
 
 
-def test_files_are_apaches(disk: OsDisk) -> None:
+def test_queue_files_have_apaches_format(disk: OsDisk) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, entries(0, 13))
     store.append("%RETRY%g", 3, 0, entries(0, 1))
@@ -93,7 +93,7 @@ def test_files_are_apaches(disk: OsDisk) -> None:
     assert store.queue("T", 1) is None
 
 
-def test_append_is_idempotent_below_max_and_allows_no_hole(disk: OsDisk) -> None:
+def test_queue_append_is_idempotent_below_the_end_and_rejects_a_gap(disk: OsDisk) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, entries(0, 5))
     store.append("T", 0, 0, entries(0, 5))
@@ -113,7 +113,7 @@ def test_append_is_idempotent_below_max_and_allows_no_hole(disk: OsDisk) -> None
 
 
 @pytest.mark.parametrize("first", [1, 9, 10, 13, 40])
-def test_a_queue_that_begins_later_is_pre_filled(disk: OsDisk, first: int) -> None:
+def test_queue_that_starts_later_is_padded(disk: OsDisk, first: int) -> None:
     store = new_store(disk)
     store.append("T", 0, first, entries(first, 3))
     queue = store.queue("T", 0)
@@ -132,7 +132,7 @@ def test_a_queue_that_begins_later_is_pre_filled(disk: OsDisk, first: int) -> No
 
 
 @pytest.mark.parametrize("later", [7, 10, 25])
-def test_a_queue_without_a_message_in_the_log_may_go_on_later(disk: OsDisk, later: int) -> None:
+def test_queue_without_a_message_in_the_log_may_continue_later(disk: OsDisk, later: int) -> None:
     """What was noted of its end was not the last."""
     store = new_store(disk)
     store.start_at("T", 0, 5)
@@ -147,7 +147,7 @@ def test_a_queue_without_a_message_in_the_log_may_go_on_later(disk: OsDisk, late
 
 
 @pytest.mark.parametrize("confirmed_units", [0, 1, 9, 10, 11, 20, 24, 25])
-def test_units_not_confirmed_are_dropped_at_open(disk: OsDisk, confirmed_units: int) -> None:
+def test_unconfirmed_queue_entries_are_dropped_at_open(disk: OsDisk, confirmed_units: int) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, entries(0, 25))
     store.flush()
@@ -168,7 +168,7 @@ def test_units_not_confirmed_are_dropped_at_open(disk: OsDisk, confirmed_units: 
     assert queue.entries(0, 100) == entries(0, confirmed_units + 30)
 
 
-def test_units_behind_a_hole_do_not_come_back(disk: OsDisk) -> None:
+def test_queue_entries_after_a_gap_are_dropped_at_open(disk: OsDisk) -> None:
     """A power cut lost a page in the middle of what was not confirmed."""
     store = new_store(disk)
     store.append("T", 0, 0, entries(0, 9))
@@ -182,7 +182,7 @@ def test_units_behind_a_hole_do_not_come_back(disk: OsDisk) -> None:
     assert file_of(disk, 0) == entries(0, 4) + bytes(6 * 20)
 
 
-def test_tails_that_were_not_flushed_are_gone_after_a_kill(disk: OsDisk) -> None:
+def test_unflushed_queue_tails_are_lost_by_a_kill(disk: OsDisk) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, entries(0, 3))
     store.flush()
@@ -193,7 +193,7 @@ def test_tails_that_were_not_flushed_are_gone_after_a_kill(disk: OsDisk) -> None
     assert queue.max_offset == 3
 
 
-def test_bounds_of_the_tails(disk: OsDisk) -> None:
+def test_queue_tails_are_limited(disk: OsDisk) -> None:
     store = new_store(disk, tail_entries_max=4, tails_bytes_max=200)
     store.append("T", 0, 0, entries(0, 3))
     assert store.tails_bytes == 60
@@ -218,7 +218,7 @@ def test_bounds_of_the_tails(disk: OsDisk) -> None:
     assert store.tails_bytes == 0
 
 
-def test_truncate_to_commitlog(disk: OsDisk) -> None:
+def test_queue_is_truncated_to_the_commitlog(disk: OsDisk) -> None:
     """Queues that know more than the log are cut, in file and tail."""
     for end in range(1, 26):
         store = new_store(OsDisk(f"{disk.root}/{end}"))
@@ -233,7 +233,7 @@ def test_truncate_to_commitlog(disk: OsDisk) -> None:
         assert queue.entries(0, 100) == entries(0, end + 4)
 
 
-def test_messages_before_where_a_topic_begins_are_not_shown(disk: OsDisk) -> None:
+def test_messages_before_the_start_of_a_topic_are_not_shown(disk: OsDisk) -> None:
     """Whether they came before that was known or after, and whatever is cut or deleted."""
 
     def shown(store: ConsumeQueueStore) -> tuple[int, int]:
@@ -272,7 +272,7 @@ def test_messages_before_where_a_topic_begins_are_not_shown(disk: OsDisk) -> Non
     assert (other.min_offset, other.max_offset) == (5, 5)
 
 
-def test_min_offset_follows_the_commitlog(disk: OsDisk) -> None:
+def test_queue_min_offset_follows_the_commitlog(disk: OsDisk) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, entries(0, 35))
     store.correct_min_offset(1000 * 14)
@@ -297,7 +297,7 @@ def test_min_offset_follows_the_commitlog(disk: OsDisk) -> None:
     assert queue.max_offset == 36
 
 
-def test_files_are_not_removed_under_a_flush(disk: OsDisk) -> None:
+def test_queue_files_are_not_removed_during_a_flush(disk: OsDisk) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, entries(0, 35))
     ticket = store.start_flush()
@@ -333,7 +333,7 @@ class Counted(OsDisk):
         super().makedirs(path)
 
 
-def test_a_flush_of_many_new_queues_touches_no_file_before_it_runs(disk: OsDisk) -> None:
+def test_flush_of_many_new_queues_touches_no_file_before_it_runs(disk: OsDisk) -> None:
     counted = Counted(disk.root)
     store = new_store(counted)
     for number in range(50):
@@ -357,7 +357,7 @@ def test_a_flush_of_many_new_queues_touches_no_file_before_it_runs(disk: OsDisk)
     assert len(list(again.queues())) == 50
 
 
-def test_units_come_and_are_read_while_a_flush_is_in_flight(disk: OsDisk) -> None:
+def test_queue_entries_are_appended_and_read_during_a_flush(disk: OsDisk) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, entries(0, 3))
     store.append("T", 1, 0, entries(0, 12))  # two files
@@ -387,7 +387,7 @@ def test_units_come_and_are_read_while_a_flush_is_in_flight(disk: OsDisk) -> Non
     assert sorted(q.max_offset for q in new_store(disk).queues()) == [1, 12, 22]
 
 
-def test_only_what_a_flush_wrote_leaves_the_tails(disk: OsDisk) -> None:
+def test_flush_removes_only_its_own_entries_from_the_tails(disk: OsDisk) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, entries(0, 3))
     ticket = store.start_flush()
@@ -402,7 +402,7 @@ def test_only_what_a_flush_wrote_leaves_the_tails(disk: OsDisk) -> None:
     assert file_of(disk, 0)[:120] == entries(0, 5) + bytes(20)
 
 
-def test_a_flush_that_could_not_write_is_made_up_for_by_the_next(disk: OsDisk) -> None:
+def test_next_flush_covers_one_that_could_not_write(disk: OsDisk) -> None:
     counted = Counted(disk.root)
     store = new_store(counted)
     store.append("T", 0, 0, entries(0, 12))
@@ -422,7 +422,7 @@ def test_a_flush_that_could_not_write_is_made_up_for_by_the_next(disk: OsDisk) -
     assert queue.entries(0, 100) == entries(0, 12)
 
 
-def test_a_failed_flush_stays_dirty(disk: OsDisk) -> None:
+def test_failed_queue_flush_stays_dirty(disk: OsDisk) -> None:
     counted = Counted(disk.root)
     store = new_store(counted)
     store.append("T", 0, 0, entries(0, 3))
@@ -476,9 +476,7 @@ def manifested(disk: OsDisk, *, confirmed: int = 1 << 60) -> ConsumeQueueStore:
 
 
 @pytest.mark.parametrize("count", [1, 40, 990, 1_000, 2_300])
-def test_a_queue_as_it_was_left_is_loaded_by_few_reads_and_not_changed(
-    disk: OsDisk, count: int
-) -> None:
+def test_unchanged_queue_is_loaded_with_few_reads(disk: OsDisk, count: int) -> None:
     store = manifested(disk)
     store.append("T", 0, 0, entries(0, count))
     store.flush()
@@ -504,7 +502,7 @@ def test_a_queue_as_it_was_left_is_loaded_by_few_reads_and_not_changed(
 
 @pytest.mark.parametrize("confirmed", [1_000, 1_001, 7_000, 20_001, 1 << 60])
 @pytest.mark.parametrize("written", [5, 19, 600])
-def test_units_that_are_not_confirmed_are_dropped_at_a_start(
+def test_unconfirmed_entries_of_a_manifest_queue_are_dropped_at_start(
     disk: OsDisk, confirmed: int, written: int
 ) -> None:
     store = manifested(disk)
@@ -530,14 +528,14 @@ def test_units_that_are_not_confirmed_are_dropped_at_a_start(
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a\0b"])
-def test_a_topic_cannot_lead_elsewhere(disk: OsDisk, topic: str) -> None:
+def test_topic_name_cannot_leave_the_store_directory(disk: OsDisk, topic: str) -> None:
     with pytest.raises(ValueError):
         new_store(disk).append(topic, 0, 0, entries(0, 1))
     with pytest.raises(ValueError):
         new_store(disk).append("T", -1, 0, entries(0, 1))
 
 
-def test_more_queues_than_descriptors(disk: OsDisk) -> None:
+def test_more_queues_than_file_descriptors_are_served(disk: OsDisk) -> None:
     before = len(os.listdir("/dev/fd"))
     store = new_store(disk, open_files_max=3)
     for queue_id in range(10):
@@ -566,7 +564,7 @@ class ShortDisk(OsDisk):
 
 
 @pytest.mark.parametrize("bounds", [{"tail_entries_max": 4}, {"tails_bytes_max": 80}])
-def test_units_that_cannot_be_written_for_a_shortage_are_kept(
+def test_queue_entries_are_kept_while_the_disk_is_full(
     tmp_path: Path, bounds: dict[str, int]
 ) -> None:
     disk = ShortDisk(str(tmp_path))
@@ -591,7 +589,7 @@ def test_units_that_cannot_be_written_for_a_shortage_are_kept(
         store.append("U", 0, 1, entries(1, 6))
 
 
-def test_what_a_start_dropped_is_not_missed_by_the_next(disk: OsDisk) -> None:
+def test_queue_dropped_at_start_is_not_missed_at_the_next_start(disk: OsDisk) -> None:
     """It was to be dispatched again, from the log's beginning, and power was cut before a flush."""
     store = manifested(disk)
     store.append("T", 0, 0, entries(0, 13))
@@ -604,7 +602,7 @@ def test_what_a_start_dropped_is_not_missed_by_the_next(disk: OsDisk) -> None:
     assert disk.listdir("consumequeue/T/0") == []
 
 
-def test_nor_what_it_dropped_behind_the_confirmed_offset(disk: OsDisk) -> None:
+def test_entries_dropped_after_the_confirmed_offset_are_not_missed(disk: OsDisk) -> None:
     """But files that are lost besides are missed."""
     store = manifested(disk)
     store.append("U", 0, 0, entries(0, 3))

@@ -20,7 +20,7 @@ def files(disk: OsDisk) -> QueueFiles:
     return files
 
 
-def test_units_are_read_from_the_file_that_holds_them(files: QueueFiles) -> None:
+def test_queue_entries_are_read_from_the_file_of_their_offset(files: QueueFiles) -> None:
     assert files.starts(QUEUE) == [0, 10]
     assert [files.start_of(offset) for offset in (0, 9, 10, 19)] == [0, 0, 10, 10]
     assert files.read(QUEUE, 2, 2) == bytes(QUEUE_ENTRY_BYTES) + UNIT_A
@@ -28,7 +28,7 @@ def test_units_are_read_from_the_file_that_holds_them(files: QueueFiles) -> None
     assert files.read(QUEUE, 19, 1) == bytes(QUEUE_ENTRY_BYTES)
 
 
-def test_what_was_written_is_dirty_once(files: QueueFiles) -> None:
+def test_written_queue_file_is_dirty_once(files: QueueFiles) -> None:
     dirty = files.take_dirty()
     assert dirty.paths == [f"{QUEUE}/{0:020d}", f"{QUEUE}/{200:020d}"]
     assert dirty.directories == [QUEUE, "queues/T", "queues"]
@@ -38,7 +38,7 @@ def test_what_was_written_is_dirty_once(files: QueueFiles) -> None:
     assert files.take_dirty() == dirty
 
 
-def test_a_cut_leaves_zeros_and_is_dirty(files: QueueFiles, disk: OsDisk) -> None:
+def test_truncated_queue_file_has_zeros_and_is_dirty(files: QueueFiles, disk: OsDisk) -> None:
     files.write(QUEUE, 4, UNIT_B)
     files.take_dirty()
     files.truncate(QUEUE, 0, 10)
@@ -49,7 +49,7 @@ def test_a_cut_leaves_zeros_and_is_dirty(files: QueueFiles, disk: OsDisk) -> Non
     assert disk.open(f"{QUEUE}/{0:020d}").size_bytes == 10 * QUEUE_ENTRY_BYTES
 
 
-def test_a_removed_file_is_not_synced(files: QueueFiles) -> None:
+def test_removed_queue_file_is_not_synced(files: QueueFiles) -> None:
     files.remove(QUEUE, 0)
     assert files.starts(QUEUE) == [10]
     dirty = files.take_dirty()
@@ -57,7 +57,7 @@ def test_a_removed_file_is_not_synced(files: QueueFiles) -> None:
     assert QUEUE in dirty.directories
 
 
-def test_a_file_that_was_never_sized_gets_its_size(files: QueueFiles, disk: OsDisk) -> None:
+def test_queue_file_without_its_size_is_extended(files: QueueFiles, disk: OsDisk) -> None:
     disk.open(f"{QUEUE}/{400:020d}").close()
     files.fill_up(QUEUE, 20)
     assert files.read(QUEUE, 29, 1) == bytes(QUEUE_ENTRY_BYTES)
@@ -82,7 +82,7 @@ class Syncs(OsDisk):
 
 @pytest.mark.parametrize("has_tree", [True, False])
 @pytest.mark.parametrize("count", [SYNCS_MAX, SYNCS_MAX + 1])
-def test_many_files_are_synced_by_one_call_if_there_is_one(
+def test_many_queue_files_are_synced_by_one_call_where_available(
     disk: OsDisk, count: int, has_tree: bool
 ) -> None:
     syncs = Syncs(disk.root, has_tree=has_tree)
@@ -95,6 +95,6 @@ def test_many_files_are_synced_by_one_call_if_there_is_one(
     assert syncs.directories == (0 if many and has_tree else count)
 
 
-def test_a_tree_that_is_not_there_is_not_synced(disk: OsDisk) -> None:
+def test_missing_queue_tree_is_not_synced(disk: OsDisk) -> None:
     with pytest.raises(FileNotFoundError):
         disk.sync_tree("nowhere")

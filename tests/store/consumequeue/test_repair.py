@@ -164,7 +164,7 @@ BOOT = [
 
 @pytest.mark.parametrize("harm", BOOT, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_queue_that_cannot_be_right_is_made_anew_at_start(
+def test_inconsistent_queue_is_rebuilt_at_start(
     filled: Filled, harm: Callable[[Filled], None], clean: bool
 ) -> None:
     if not clean:
@@ -182,7 +182,7 @@ def test_a_queue_that_cannot_be_right_is_made_anew_at_start(
 
 
 @pytest.mark.parametrize("harm", [negative_size, position_too_high], ids=lambda f: f.__name__)
-def test_one_bad_unit_never_shortens_a_queue(
+def test_single_damaged_entry_does_not_shorten_a_queue(
     filled: Filled, harm: Callable[[Filled], None]
 ) -> None:
     """Bisection may come by it or not: the end is right, the entry is mended at last when read."""
@@ -200,7 +200,7 @@ def test_one_bad_unit_never_shortens_a_queue(
     store.close()
 
 
-def test_what_the_log_lost_is_no_damage(filled: Filled) -> None:
+def test_queue_shortened_with_its_log_is_no_damage(filled: Filled) -> None:
     """The log was cut (its owner knows why): queues end earlier than noted."""
     end = filled.frames[30].end
     store = filled.open()
@@ -217,7 +217,7 @@ def test_what_the_log_lost_is_no_damage(filled: Filled) -> None:
     store.close()
 
 
-def test_a_damaged_frame_in_the_way_is_waited_for(filled: Filled) -> None:
+def test_queue_rebuild_waits_for_a_damaged_frame(filled: Filled) -> None:
     """Old payloads are not read at start; then everything is dispatched again, frame by frame."""
     frame = filled.frames[2]
     with open(filled.root / "commitlog" / f"{0:020d}", "r+b") as file:
@@ -233,7 +233,7 @@ def test_a_damaged_frame_in_the_way_is_waited_for(filled: Filled) -> None:
     store.close()
 
 
-def test_what_stood_in_lost_segments_is_dispatched_when_they_are_back(filled: Filled) -> None:
+def test_entries_of_restored_segments_are_dispatched(filled: Filled) -> None:
     """Only the segment that was made ahead is left: the queues go on where they were, not there."""
     store = filled.open()
     confirmed = store.derived.dispatched_offset
@@ -277,7 +277,9 @@ def pointing(position: int, size: int) -> bytes:
     "kind", ["garbage", "zeros", "another", "other queue", "low", "high", "size"]
 )
 @pytest.mark.parametrize("offset", [700, 0])
-def test_a_bad_unit_is_never_served_and_mended(filled: Filled, kind: str, offset: int) -> None:
+def test_damaged_queue_entry_is_repaired_and_never_served(
+    filled: Filled, kind: str, offset: int
+) -> None:
     store = filled.open()
     position, size, code = filled.entry(offset)
     bad = {
@@ -324,7 +326,9 @@ def wrong_units(right: tuple[int, int, int]) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", wrong_units((1, 1, 1)))
 @pytest.mark.parametrize("count", [1, 10, 150])
-def test_no_pull_returns_what_a_wrong_unit_points_at(filled: Filled, count: int, kind: str) -> None:
+def test_pull_returns_no_message_of_a_wrong_queue_entry(
+    filled: Filled, count: int, kind: str
+) -> None:
     store = filled.open()
     for position in (0, count // 2, count - 1):
         wrong = 301 + position
@@ -340,7 +344,7 @@ def test_no_pull_returns_what_a_wrong_unit_points_at(filled: Filled, count: int,
     store.close()
 
 
-def test_a_lost_page_is_mended_whole_while_the_queue_grows(filled: Filled) -> None:
+def test_lost_queue_page_is_repaired_while_the_queue_grows(filled: Filled) -> None:
     store = filled.open()
     filled.write(300, b"\0" * 190 * QUEUE_ENTRY_BYTES)
     with pytest.raises(EntryDamaged):
@@ -362,7 +366,7 @@ def test_a_lost_page_is_mended_whole_while_the_queue_grows(filled: Filled) -> No
     store.close()
 
 
-def test_a_mended_queue_of_delayed_messages_has_the_stores_delays(tmp_path: Path) -> None:
+def test_repaired_queue_of_delayed_messages_has_the_stores_delays(tmp_path: Path) -> None:
     levels_ms = (10_000, 3_600_000)
     config = StoreConfig(mode=StoreMode.RAFT, segment_size_bytes=SEGMENT, delay_levels_ms=levels_ms)
     store = MessageStore(OsDisk(str(tmp_path)), config)
@@ -391,7 +395,7 @@ def test_a_mended_queue_of_delayed_messages_has_the_stores_delays(tmp_path: Path
     store.close()
 
 
-def test_a_damaged_frame_is_not_the_units_fault(filled: Filled) -> None:
+def test_damaged_frame_does_not_count_as_a_damaged_queue_entry(filled: Filled) -> None:
     store = filled.open()
     position, size, _ = filled.entry(700)
     requested = []
@@ -417,7 +421,7 @@ def test_a_damaged_frame_is_not_the_units_fault(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize("hot", [True, False])
-def test_bodies_are_checked_where_data_are_cold(tmp_path: Path, hot: bool) -> None:
+def test_message_bodies_are_checked_for_cold_data(tmp_path: Path, hot: bool) -> None:
     filled = Filled(tmp_path, hot_span_bytes=1 << 40 if hot else 0)
     store = filled.open()
     position, size, _ = filled.entry(700)
@@ -432,7 +436,7 @@ def test_bodies_are_checked_where_data_are_cold(tmp_path: Path, hot: bool) -> No
     store.close()
 
 
-def test_a_repair_that_meets_a_damaged_frame_says_so_and_comes_again(filled: Filled) -> None:
+def test_queue_repair_reports_a_damaged_frame_and_continues_later(filled: Filled) -> None:
     store = filled.open()
     reported: list[int | None] = []
     position = filled.entry(700)[0]
@@ -458,7 +462,7 @@ def test_a_repair_that_meets_a_damaged_frame_says_so_and_comes_again(filled: Fil
     store.close()
 
 
-def test_too_many_bad_units_are_found_again_later(filled: Filled) -> None:
+def test_queue_repairs_are_limited_in_number(filled: Filled) -> None:
     store = filled.open()
     for offset in range(PENDING_MAX + 5):
         store.repairs.report("T", 0, offset, 0)
@@ -473,7 +477,7 @@ def test_too_many_bad_units_are_found_again_later(filled: Filled) -> None:
 # -- the parts -------------------------------------------------------------------------------------
 
 
-def test_what_a_unit_may_point_at() -> None:
+def test_queue_entry_must_point_at_its_own_record() -> None:
     plain = replace(record(topic="topic"), queue_id=3, queue_offset=9, physical_offset=500)
     long_topic = replace(plain, topic="t" * 200)
     v6 = replace(plain, born_host=("::1", 1), sys_flag=0x10)
@@ -512,7 +516,7 @@ def test_what_a_unit_may_point_at() -> None:
         assert not body_is_valid(bytes(flipped), 6, 500)
 
 
-def test_the_manifest(tmp_path: Path) -> None:
+def test_queue_manifest_round_trip_and_damage(tmp_path: Path) -> None:
     disk = OsDisk(str(tmp_path))
     assert read_manifest(disk, "m") == {}
     extents = [

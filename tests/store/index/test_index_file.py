@@ -23,7 +23,7 @@ def found(file: IndexFile, hashed: int, start_ms: int = 0, end_ms: int = 1 << 60
     return [at for at in file.select(hashed, start_ms, end_ms) if at is not None]
 
 
-def test_the_bytes(disk: OsDisk, tmp_path: Path) -> None:
+def test_index_file_bytes(disk: OsDisk, tmp_path: Path) -> None:
     assert IndexLimits().file_size_bytes == 420_000_040
     file = IndexFile(disk, "f", LIMITS)
     assert add_keys(file, [(8, 100, 5000), (15, 100, 5000), (3, 200, 7999)]) == 3
@@ -43,13 +43,13 @@ def test_the_bytes(disk: OsDisk, tmp_path: Path) -> None:
     ]
 
 
-def test_seconds_are_bounded(disk: OsDisk) -> None:
+def test_index_seconds_are_limited(disk: OsDisk) -> None:
     file = IndexFile(disk, "f", LIMITS)
     add_keys(file, [(1, 0, 10_000), (2, 1, 9_000), (3, 2, 10_000 + (1 << 31) * 1000)])
     assert [file.entry(n)[2] for n in (1, 2, 3)] == [0, 0, 0x7FFFFFFF]
 
 
-def test_full(disk: OsDisk) -> None:
+def test_full_index_file_accepts_no_further_key(disk: OsDisk) -> None:
     file = IndexFile(disk, "f", LIMITS)
     keys: list[Row] = [(n, n, 1000) for n in range(30)]
     assert add_keys(file, keys[:18]) == 18
@@ -65,7 +65,7 @@ def test_full(disk: OsDisk) -> None:
     assert found(file, 18) == [18]
 
 
-def test_a_file_goes_on_after_a_restart(disk: OsDisk, tmp_path: Path) -> None:
+def test_index_file_continues_after_a_restart(disk: OsDisk, tmp_path: Path) -> None:
     file, twin = IndexFile(disk, "f", LIMITS), IndexFile(disk, "twin", LIMITS)
     keys: list[Row] = [(n % 9, n, 1000 * n) for n in range(15)]
     add_keys(file, keys[:6])
@@ -81,7 +81,7 @@ def test_a_file_goes_on_after_a_restart(disk: OsDisk, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loaded", [True, False])
-def test_select(disk: OsDisk, loaded: bool) -> None:
+def test_index_file_selects_by_hash_and_time(disk: OsDisk, loaded: bool) -> None:
     file = IndexFile(disk, "f", LIMITS)
     #            hash, offset, time: 1, 8 and 15 share a slot
     add_keys(file, [(1, 10, 1000), (8, 20, 2500), (1, 30, 2999), (15, 40, 3000), (1, 50, 9000)])
@@ -102,7 +102,7 @@ def test_select(disk: OsDisk, loaded: bool) -> None:
     assert list(file.select(1, 3500, 1 << 60)) == [50, None]
 
 
-def test_a_damaged_chain_ends(disk: OsDisk, tmp_path: Path) -> None:
+def test_damaged_index_chain_ends(disk: OsDisk, tmp_path: Path) -> None:
     file = IndexFile(disk, "f", LIMITS)
     add_keys(file, [(1, 10, 1000), (1, 20, 1000), (1, 30, 1000)])
     flush(file)
@@ -139,7 +139,7 @@ class Failing(OsDisk):
         return file
 
 
-def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
+def test_failed_index_write_changes_nothing(tmp_path: Path) -> None:
     disk = Failing(str(tmp_path))
     file, twin = IndexFile(disk, "f", LIMITS), IndexFile(disk, "twin", LIMITS)
     keys: list[Row] = [(n % 3, n, 1000) for n in range(12)]
@@ -161,7 +161,7 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "f").read_bytes() == (tmp_path / "twin").read_bytes()
 
 
-def test_slots_that_cannot_be_read_are_read_again(disk: OsDisk, tmp_path: Path) -> None:
+def test_unreadable_index_slots_are_read_again(disk: OsDisk, tmp_path: Path) -> None:
     file, twin = IndexFile(disk, "f", LIMITS), IndexFile(disk, "twin", LIMITS)
     rows: list[Row] = [(n % 9, n, 1000) for n in range(15)]
     add_keys(file, rows[:6])
@@ -183,7 +183,7 @@ def refuse(*_: object) -> bytes:
     raise OSError(errno.EIO, "a bad sector")
 
 
-def test_a_failed_flush_writes_its_slots_again(tmp_path: Path) -> None:
+def test_failed_index_flush_writes_its_slots_again(tmp_path: Path) -> None:
     disk = OsDisk(str(tmp_path))
     file = IndexFile(disk, "f", LIMITS)
     add_keys(file, [(1, 10, 1000)])
@@ -195,7 +195,9 @@ def test_a_failed_flush_writes_its_slots_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_cut_and_rebuild_are_what_was_never_more(disk: OsDisk, tmp_path: Path, seed: int) -> None:
+def test_truncated_and_rebuilt_index_equals_one_that_was_never_longer(
+    disk: OsDisk, tmp_path: Path, seed: int
+) -> None:
     rng = random.Random(seed)
     limits = IndexLimits(slots=3000, entries=200)  # three pages of slots
     file, twin = IndexFile(disk, "f", limits), IndexFile(disk, "twin", limits)
@@ -230,7 +232,7 @@ def test_cut_and_rebuild_are_what_was_never_more(disk: OsDisk, tmp_path: Path, s
         ((5, 50, 0, -2), [10, 20, 30]),
     ],
 )
-def test_a_bad_entry_ends_the_file(
+def test_damaged_index_entry_ends_the_file(
     disk: OsDisk, entry: tuple[int, int, int, int], kept: list[int]
 ) -> None:
     file = IndexFile(disk, "f", LIMITS)
@@ -254,14 +256,14 @@ def test_a_bad_entry_ends_the_file(
         (1, 4, 0, 10, 1, 21),
     ],
 )
-def test_implausible_headers(disk: OsDisk, header: tuple[int, ...]) -> None:
+def test_implausible_index_header_is_detected(disk: OsDisk, header: tuple[int, ...]) -> None:
     file = IndexFile(disk, "f", LIMITS)
     file.file.pwrite(0, HEADER.pack(*header))
     file.close()
     assert not IndexFile(disk, "f", LIMITS).plausible
 
 
-def test_files_are_sparse(disk: OsDisk, tmp_path: Path) -> None:
+def test_index_files_are_sparse(disk: OsDisk, tmp_path: Path) -> None:
     file = IndexFile(disk, "f", IndexLimits())
     add_keys(file, [(n * 1_000_003, n, 1000) for n in range(100)])
     flush(file)
@@ -274,7 +276,7 @@ def test_files_are_sparse(disk: OsDisk, tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_slot_that_changes_during_a_flush_is_written_by_the_next(
+def test_slot_changed_during_a_flush_is_written_by_the_next_flush(
     disk: OsDisk, tmp_path: Path
 ) -> None:
     file, twin = IndexFile(disk, "f", LIMITS), IndexFile(disk, "twin", LIMITS)
@@ -293,7 +295,7 @@ def test_a_slot_that_changes_during_a_flush_is_written_by_the_next(
     assert (tmp_path / "f").read_bytes() == (tmp_path / "twin").read_bytes()
 
 
-def test_slots_are_loaded_a_piece_at_a_time_and_the_file_goes_on_as_its_twin(
+def test_index_file_with_slots_loaded_in_pieces_equals_its_twin(
     disk: OsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raftmq.store.index.index_file._PAGES_AT_A_TIME", 1)  # 1,024 slots
@@ -317,7 +319,7 @@ def test_slots_are_loaded_a_piece_at_a_time_and_the_file_goes_on_as_its_twin(
     assert (tmp_path / "f").read_bytes() == (tmp_path / "twin").read_bytes()
 
 
-def test_a_new_file_has_nothing_to_load_and_a_rebuilt_one_forgets_what_was_loaded(
+def test_new_index_file_has_nothing_to_load_and_a_rebuilt_one_reloads(
     disk: OsDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raftmq.store.index.index_file._PAGES_AT_A_TIME", 1)

@@ -78,11 +78,11 @@ def walk(
         ("标签", "emoji 😀", abs(java_string_hash("标签#emoji 😀"))),
     ],
 )
-def test_hash(topic: str, key: str, hashed: int) -> None:
+def test_key_hash_equals_apaches(topic: str, key: str, hashed: int) -> None:
     assert key_hash(topic, key) == hashed
 
 
-def test_javas_abs_of_the_smallest_int_is_0() -> None:
+def test_key_hash_of_the_smallest_int_is_0_as_in_java() -> None:
     text = "polygenelubricants"  # hashes to -2147483648
     assert java_string_hash(text) == -(1 << 31)
     # topic#key with that hash: the part behind `T#` made up for what the prefix adds
@@ -138,7 +138,9 @@ def test_javas_abs_of_the_smallest_int_is_0() -> None:
     ],
 )
 @pytest.mark.parametrize("repeats", [1, 9])  # decoded one by one, as a shape
-def test_every_form_of_record(properties: str, changes: dict[str, object], repeats: int) -> None:
+def test_key_walker_reads_every_form_of_record(
+    properties: str, changes: dict[str, object], repeats: int
+) -> None:
     item = record(properties=properties.encode(), **changes)
     items = [PLAIN, *[item] * repeats, PLAIN]
     data, keys = row(items, 4096)
@@ -151,7 +153,7 @@ def test_rolled_back_records_have_no_keys() -> None:
     assert walk(encode_record(item)) == (len(encode_record(item)), [])
 
 
-def test_a_slice_that_ends_anywhere_is_taken_up_again_there() -> None:
+def test_key_walker_continues_after_a_slice_that_ends_anywhere() -> None:
     items = [
         record(properties=b"UNIQ_KEY\x01u%d\x02" % n, body=b"x" * n, topic=topic)
         for n, topic in enumerate(["T", LONG_TOPIC, "T", "U"])
@@ -167,7 +169,7 @@ def test_a_slice_that_ends_anywhere_is_taken_up_again_there() -> None:
             assert listed(first) + listed(second) == keys
 
 
-def test_frames_commands_and_blanks_are_hopped_over() -> None:
+def test_key_walker_skips_frame_headers_commands_and_blank_records() -> None:
     first, keys = row([record(properties=b"UNIQ_KEY\x01u\x02")], 60)
     frame = seal_frame(1, 1, 0, 5, FrameKind.MESSAGES, 1, first).data
     command = seal_frame(2, 1, len(frame), 5, FrameKind.COMMAND, 0, b"UNIQ_KEY\x01no\x02").data
@@ -180,7 +182,7 @@ def test_frames_commands_and_blanks_are_hopped_over() -> None:
     assert walk(data[: len(frame) + 60]) == (len(frame + command), keys)
 
 
-def test_frames_and_what_no_queue_has_are_found_between_units() -> None:
+def test_key_walker_finds_records_between_queue_entries() -> None:
     prepared = record(properties=b"UNIQ_KEY\x01p\x02", sys_flag=0x4)
     data, keys = b"", []
     entries = b""
@@ -198,7 +200,7 @@ def test_frames_and_what_no_queue_has_are_found_between_units() -> None:
 
 
 @pytest.mark.parametrize("lie", ["shifted", "overlapping", "of another part of the log"])
-def test_units_that_do_not_fit_the_log_are_not_believed(lie: str) -> None:
+def test_key_walker_ignores_queue_entries_that_contradict_the_log(lie: str) -> None:
     items = [record(properties=b"UNIQ_KEY\x01u%d\x02" % n) for n in range(8)]
     data, keys = row(items, 0)
     size = len(data) // 8
@@ -211,7 +213,7 @@ def test_units_that_do_not_fit_the_log_are_not_believed(lie: str) -> None:
     "damage",
     [bytes(100), b"\xff" * 100, BLANK.pack(4, MAGIC_BLANK) + bytes(92)],
 )
-def test_damage_ends_a_walk_where_it_is(damage: bytes) -> None:
+def test_key_walker_stops_at_damage(damage: bytes) -> None:
     data, keys = row([record(properties=b"UNIQ_KEY\x01u\x02")], 0)
     walked = KeyWalker().walk(data + damage, 0)
     assert walked.end == len(data)
@@ -220,7 +222,7 @@ def test_damage_ends_a_walk_where_it_is(damage: bytes) -> None:
 
 
 @pytest.mark.parametrize("repeats", [1, 9])
-def test_a_record_whose_fields_do_not_add_up_ends_a_walk(repeats: int) -> None:
+def test_key_walker_stops_at_a_record_with_inconsistent_lengths(repeats: int) -> None:
     good, bad = record(properties=b"UNIQ_KEY\x01u\x02"), record(properties=b"UNIQ_KEY\x01v\x02")
     data, keys = row([good] * 8, 0)
     broken = bytearray(encode_record(bad))
@@ -231,7 +233,7 @@ def test_a_record_whose_fields_do_not_add_up_ends_a_walk(repeats: int) -> None:
     assert listed(walked) == keys
 
 
-def test_shapes_are_bounded_and_always_right() -> None:
+def test_key_walker_shape_cache_is_bounded_and_correct() -> None:
     walker = KeyWalker()
     for number in range(700, 1100):  # sizes of endings, and of each more shapes than are kept
         items = [
@@ -248,7 +250,7 @@ def test_shapes_are_bounded_and_always_right() -> None:
     assert max(walker._shapes) <= _ENDING_MAX
 
 
-def test_records_of_many_topics_are_decoded_no_more_often_than_of_one(
+def test_key_walker_decodes_no_record_with_a_queue_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoded: list[int] = []
@@ -288,7 +290,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_records_that_are_laid_out_as_the_one_before_or_nearly(seed: int) -> None:
+def test_key_walker_reads_records_similar_to_the_previous_one(seed: int) -> None:
     rng = random.Random(seed)
     items: list[MessageRecord] = []
     for _ in range(300):
@@ -311,7 +313,7 @@ def test_records_that_are_laid_out_as_the_one_before_or_nearly(seed: int) -> Non
     assert walk(data, 4096, units_of(items, data, 4096)) == (len(data), keys)
 
 
-def test_has_key() -> None:
+def test_has_key_checks_topic_and_each_key() -> None:
     item = record(properties=b"KEYS\x01a b\x02UNIQ_KEY\x01u\x02")
     assert [has_key(item, "T", key) for key in ("a", "b", "u", "a b", "")] == [True] * 3 + [
         False

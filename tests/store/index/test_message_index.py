@@ -93,7 +93,7 @@ def contents(root: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("mode", StoreMode)
 @pytest.mark.parametrize("budget", [1, 100, 700, 1 << 20])
-def test_every_message_is_found_whatever_the_steps(
+def test_index_finds_every_message_for_any_step_size(
     disk: OsDisk, mode: StoreMode, budget: int
 ) -> None:
     store = open_store(disk, mode)
@@ -117,7 +117,7 @@ def test_every_message_is_found_whatever_the_steps(
 
 
 @pytest.mark.parametrize(("limit", "batches"), [("BATCHES_MAX", 7), ("BATCHES_BYTES_MAX", 3000)])
-def test_notes_of_what_waits_are_bounded_and_not_needed(
+def test_index_notes_of_dispatched_messages_are_limited_and_optional(
     disk: OsDisk, monkeypatch: pytest.MonkeyPatch, limit: str, batches: int
 ) -> None:
     monkeypatch.setattr(messageindex, limit, batches)
@@ -134,7 +134,7 @@ def test_notes_of_what_waits_are_bounded_and_not_needed(
     store.close()
 
 
-def test_the_index_sees_what_is_dispatched_only(disk: OsDisk) -> None:
+def test_index_has_only_dispatched_messages(disk: OsDisk) -> None:
     store = open_store(disk)
     writer = write(store, 4)
     writer.messages([keyed(4)])
@@ -146,7 +146,7 @@ def test_the_index_sees_what_is_dispatched_only(disk: OsDisk) -> None:
     store.close_unclean()
 
 
-def test_names_are_times_and_always_rise(disk: OsDisk) -> None:
+def test_index_file_names_are_increasing_times(disk: OsDisk) -> None:
     store = open_store(disk)
     writer = FrameWriter(store.commitlog)
     for n in range(12):  # 36 entries in three files, all of one millisecond
@@ -164,7 +164,7 @@ def test_names_are_times_and_always_rise(disk: OsDisk) -> None:
 # -- lookups ---------------------------------------------------------------------------------------
 
 
-def test_the_newest_that_fit_oldest_first(disk: OsDisk) -> None:
+def test_index_query_returns_the_newest_matches_oldest_first(disk: OsDisk) -> None:
     store = open_store(disk, segment_size_bytes=1 << 20, limits=IndexLimits(11, 1000))
     write(store, 100)
     store.derived.index_all()
@@ -180,7 +180,7 @@ def test_the_newest_that_fit_oldest_first(disk: OsDisk) -> None:
     store.close_unclean()
 
 
-def test_times_are_exact_to_the_millisecond(disk: OsDisk) -> None:
+def test_index_query_times_are_exact_to_the_millisecond(disk: OsDisk) -> None:
     store = open_store(disk)
     write(store, 40)
     store.derived.index_all()
@@ -195,7 +195,7 @@ def test_times_are_exact_to_the_millisecond(disk: OsDisk) -> None:
     store.close_unclean()
 
 
-def test_a_hash_that_is_anothers_is_not_an_answer(disk: OsDisk) -> None:
+def test_index_query_rejects_a_colliding_hash(disk: OsDisk) -> None:
     assert hash_twins()
     store = open_store(disk)
     writer = FrameWriter(store.commitlog)
@@ -213,7 +213,7 @@ def hash_twins() -> list[str]:
     return ["AaAa", "AaBB", "BBAa", "BBBB"]
 
 
-def test_a_message_whose_keys_repeat_is_answered_once(disk: OsDisk) -> None:
+def test_message_with_a_repeated_key_is_returned_once(disk: OsDisk) -> None:
     store = open_store(disk)
     writer = FrameWriter(store.commitlog)
     writer.messages([record(properties=b"UNIQ_KEY\x01k\x02KEYS\x01k k\x02", body=b"1")])
@@ -223,7 +223,7 @@ def test_a_message_whose_keys_repeat_is_answered_once(disk: OsDisk) -> None:
     store.close_unclean()
 
 
-def test_a_key_that_everybody_has_ends_a_search(disk: OsDisk) -> None:
+def test_index_query_for_a_very_frequent_key_is_bounded(disk: OsDisk) -> None:
     limits = IndexLimits(slots=11, entries=CHAIN_ENTRIES_MAX + 1000)
     store = open_store(disk, limits=limits, segment_size_bytes=1 << 20)
     write(store, 1)
@@ -246,7 +246,7 @@ def test_a_key_that_everybody_has_ends_a_search(disk: OsDisk) -> None:
 @pytest.mark.parametrize("mode", StoreMode)
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("indexed", [0, 1, 30, 100])
-def test_it_goes_on_where_it_ended(
+def test_index_continues_after_a_stop_at_any_point(
     disk: OsDisk, tmp_path: Path, mode: StoreMode, clean: bool, indexed: int
 ) -> None:
     """Stopped at any point, flushed or not, it is in the end what it would have been."""
@@ -289,7 +289,7 @@ def made_anew(disk: OsDisk, root: Path, mode: StoreMode) -> list[bytes]:
     return contents(root)
 
 
-def test_a_lost_tail_takes_its_entries_along(disk: OsDisk, tmp_path: Path) -> None:
+def test_truncated_log_removes_its_index_entries(disk: OsDisk, tmp_path: Path) -> None:
     """The index was flushed, the log behind it was not; then other messages take its place."""
     store = open_store(disk)
     writer = write(store, 20)
@@ -322,7 +322,7 @@ DAMAGES = ["first gone", "middle gone", "last gone", "all gone", "header", "entr
 
 @pytest.mark.parametrize("mode", StoreMode)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_and_missing_files_are_made_again(
+def test_damaged_and_missing_index_files_are_rebuilt(
     disk: OsDisk, tmp_path: Path, mode: StoreMode, damage: str
 ) -> None:
     store = open_store(disk, mode)
@@ -365,7 +365,7 @@ def test_damaged_and_missing_files_are_made_again(
 
 @pytest.mark.parametrize("count", [1, 3, 20])  # 20: with files that are full
 @pytest.mark.parametrize("configured", [IndexLimits(17, 100), IndexLimits()])
-def test_files_keep_the_sizes_that_an_index_has(
+def test_index_files_keep_the_size_of_an_existing_index(
     disk: OsDisk, tmp_path: Path, count: int, configured: IndexLimits
 ) -> None:
     store = open_store(disk)
@@ -381,7 +381,9 @@ def test_files_keep_the_sizes_that_an_index_has(
     assert contents(tmp_path) == before
 
 
-def test_strange_names_are_left_alone(disk: OsDisk, caplog: pytest.LogCaptureFixture) -> None:
+def test_foreign_files_in_the_index_directory_are_kept(
+    disk: OsDisk, caplog: pytest.LogCaptureFixture
+) -> None:
     disk.makedirs("index")
     disk.open("index/notes.txt").close()
     store = open_store(disk)
@@ -392,7 +394,7 @@ def test_strange_names_are_left_alone(disk: OsDisk, caplog: pytest.LogCaptureFix
     assert "notes.txt" in caplog.text
 
 
-def test_a_log_without_keys_is_not_walked_again(disk: OsDisk) -> None:
+def test_log_without_keys_is_not_walked_again(disk: OsDisk) -> None:
     store = open_store(disk, segment_size_bytes=1 << 20)
     writer = FrameWriter(store.commitlog)
     for _ in range(24):
@@ -416,7 +418,7 @@ def test_a_log_without_keys_is_not_walked_again(disk: OsDisk) -> None:
 @pytest.mark.parametrize(
     "seed", [*range(8), *(pytest.param(more, marks=pytest.mark.long) for more in range(8, 24))]
 )
-def test_power_cuts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_is_complete_after_any_power_cut(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a power cut leaves, the index made complete is the log's, no more and no less."""
     # The checkpoint's record lies in one sector; this is not about how it tears otherwise.
     monkeypatch.setattr(simulated, "WHOLE_BYTES", 48)
@@ -494,7 +496,7 @@ def records(store: MessageStore) -> Iterator[bytes]:
 # -- retention and trouble -------------------------------------------------------------------------
 
 
-def test_retention_takes_whole_files_but_never_the_last(disk: OsDisk) -> None:
+def test_retention_removes_full_index_files_except_the_last(disk: OsDisk) -> None:
     store = open_store(disk)
     write(store, 63)
     store.derived.index_all()
@@ -524,7 +526,7 @@ def test_retention_takes_whole_files_but_never_the_last(disk: OsDisk) -> None:
     store.close()
 
 
-def test_the_checkpoint_tells_how_far_full_files_are_durable(disk: OsDisk) -> None:
+def test_checkpoint_has_the_time_of_durable_full_index_files(disk: OsDisk) -> None:
     store = open_store(disk)
     write(store, 4)  # 12 entries of 15
     store.derived.index_all()
@@ -567,7 +569,7 @@ class FullDisk(OsDisk):
         return file
 
 
-def test_a_flush_that_a_full_disk_refused_may_be_begun_again(tmp_path: Path) -> None:
+def test_index_flush_on_a_full_disk_can_be_started_again(tmp_path: Path) -> None:
     """Found by disk-full: the second round of snapshots ended the broker."""
     disk = FullDisk(str(tmp_path))
     store = open_store(disk)
@@ -584,7 +586,7 @@ def test_a_flush_that_a_full_disk_refused_may_be_begun_again(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("before", [0, 2, 4, 8])
-def test_a_full_disk_stops_the_index_only(tmp_path: Path, before: int) -> None:
+def test_full_disk_stops_only_the_index(tmp_path: Path, before: int) -> None:
     disk = FullDisk(str(tmp_path))
     store = open_store(disk)
     writer = write(store, before) if before else FrameWriter(store.commitlog)
@@ -604,7 +606,7 @@ def test_a_full_disk_stops_the_index_only(tmp_path: Path, before: int) -> None:
 
 
 @pytest.mark.parametrize("harm", ["magic", "size", "length", "zeros", "header"])
-def test_damage_in_the_log_is_waited_for(disk: OsDisk, harm: str) -> None:
+def test_index_waits_for_damage_in_the_log(disk: OsDisk, harm: str) -> None:
     store = open_store(disk)
     write(store, 63)
     sound = damage(store, harm)
@@ -628,7 +630,7 @@ def test_damage_in_the_log_is_waited_for(disk: OsDisk, harm: str) -> None:
     ("harm", "lost"), [("magic", 1), ("size", 1), ("length", 1), ("zeros", 23), ("header", 0)]
 )
 @pytest.mark.parametrize("budget", [200, messageindex.STEP_BYTES])
-def test_damage_that_nobody_repairs_costs_what_it_hit(
+def test_unrepaired_damage_removes_only_its_messages_from_the_index(
     disk: OsDisk, harm: str, lost: int, budget: int
 ) -> None:
     store = open_store(disk)
@@ -649,7 +651,7 @@ def test_damage_that_nobody_repairs_costs_what_it_hit(
     store.close_unclean()
 
 
-def test_a_classic_store_stops_cleanly_beside_damage(disk: OsDisk) -> None:
+def test_classic_store_with_damage_stops_cleanly(disk: OsDisk) -> None:
     """Its index is completed then, but for what nobody repairs."""
     store = open_store(disk, StoreMode.CLASSIC)
     append(store, 0, 30)
@@ -689,7 +691,7 @@ def damage(store: MessageStore, harm: str) -> bytes:
     return data
 
 
-def test_an_entry_is_verified_before_its_record_is_served(disk: OsDisk) -> None:
+def test_queue_entry_is_verified_before_its_record_is_served(disk: OsDisk) -> None:
     store = open_store(disk)
     write(store, 4)
     store.derived.index_all()
@@ -703,7 +705,7 @@ def test_an_entry_is_verified_before_its_record_is_served(disk: OsDisk) -> None:
     store.close_unclean()
 
 
-def test_no_index_if_it_is_not_wanted(disk: OsDisk) -> None:
+def test_disabled_index_creates_no_file(disk: OsDisk) -> None:
     store = open_store(disk, index_enable=False)
     write(store, 4)
     assert store.derived.index_step() == 0

@@ -28,6 +28,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import orjson
@@ -81,6 +82,58 @@ class Definitions:
     @property
     def versions(self) -> Versions:
         return *self.topics.version, *self.groups.version
+
+
+class Variant(NamedTuple):
+    """A definition, equal in all broker groups that have it: the first of them by name, and its
+    latest creation."""
+
+    source: str
+    bean: Mapping[str, Any]
+    created_ms: int
+
+
+class Merged:
+    """The definitions of several broker groups. Equal definitions are kept once, because the groups
+    of a cluster have mostly the same."""
+
+    def __init__(self, *read: Definitions) -> None:
+        self.versions: dict[str, Versions] = {}  # by broker group
+        self.topics: dict[str, list[Variant]] = {}
+        self.groups: dict[str, list[Variant]] = {}
+        self.deleted_topics: dict[str, int] = {}
+        self.deleted_groups: dict[str, int] = {}
+        self.readers: dict[str, set[str]] = {}
+        self.modes: dict[tuple[str, str], Mode] = {}
+        self.accounts: dict[str, Mapping[str, Any]] = {}  # by broker group
+        for one in read:
+            self.add(one)
+
+    def add(self, read: Definitions) -> None:
+        self.versions[read.source] = read.versions
+        for entries, variants, deleted in (
+            (read.topics, self.topics, self.deleted_topics),
+            (read.groups, self.groups, self.deleted_groups),
+        ):
+            for name, (bean, created_ms) in entries.beans.items():
+                _add(variants.setdefault(name, []), Variant(read.source, bean, created_ms))
+            for name, at_ms in entries.deleted.items():
+                deleted[name] = max(at_ms, deleted.get(name, 0))
+        for topic, groups in read.readers.items():
+            self.readers.setdefault(topic, set()).update(groups)
+        for mode in read.modes:
+            self.modes.setdefault((mode.topic, mode.group), mode)
+        if read.accounts is not None:
+            self.accounts[read.source] = read.accounts
+
+
+def _add(variants: list[Variant], new: Variant) -> None:
+    for number, one in enumerate(variants):
+        if one.bean == new.bean:
+            first, created_ms = min(one.source, new.source), max(one.created_ms, new.created_ms)
+            variants[number] = Variant(first, one.bean, created_ms)
+            return
+    variants.append(new)
 
 
 def page_of(
@@ -185,21 +238,12 @@ def _command(
     }
 
 
-def readers_of(table: Iterable[tuple[str, str]], topics: Collection[str]) -> dict[str, list[str]]:
-    """Return the consumer groups by topic, of a table's (topic, group) pairs."""
-    result: dict[str, list[str]] = {}
-    for topic, group in table:
-        if topic in topics:
-            result.setdefault(topic, []).append(group)
-    return result
-
-
 def _pieces(entries: list[Any], size: int) -> list[list[Any]]:
     return [entries[at : at + size] for at in range(0, len(entries), size)]
 
 
 def adoption(
-    read: Sequence[Definitions],
+    read: Merged,
     topics: VersionedTable[TopicConfig],
     groups: VersionedTable[SubscriptionGroup],
     own_names: frozenset[str],
@@ -210,80 +254,84 @@ def adoption(
     of the first broker group by name. Ordered topics are refused, because the queue of a key would
     change; a name with another `message.type` than here is also refused."""
     result = Adoption()
-    read = sorted(read, key=lambda one: one.source)
-    for one in read:
-        for table, entries, deleted in (
-            (topics, one.topics, result.deleted_topics),
-            (groups, one.groups, result.deleted_groups),
-        ):
-            for name, at_ms in entries.deleted.items():
-                if name not in table.entries and table.deleted.get(name, -1) < at_ms:
-                    deleted[name] = max(at_ms, deleted.get(name, 0))
+    for table, deletions, deleted in (
+        (topics, read.deleted_topics, result.deleted_topics),
+        (groups, read.deleted_groups, result.deleted_groups),
+    ):
+        for name, at_ms in deletions.items():
+            if name not in table.entries and table.deleted.get(name, -1) < at_ms:
+                deleted[name] = at_ms
     _choose_topics(read, topics, own_names, result)
     _choose_groups(read, groups, result)
     existing = groups.entries.keys() | {group.name for group, _ in result.groups}
     for adopted, _ in result.topics:
-        readers = {group for one in read for group in one.readers.get(adopted.name, ())}
-        if readers & existing:
-            result.readers[adopted.name] = sorted(readers & existing)
+        if readers := read.readers.get(adopted.name, set()) & existing:
+            result.readers[adopted.name] = sorted(readers)
     return result
 
 
 def _choose_topics(
-    read: Sequence[Definitions],
+    read: Merged,
     topics: VersionedTable[TopicConfig],
     own_names: frozenset[str],
     result: Adoption,
 ) -> None:
-    chosen: dict[str, tuple[TopicConfig, int]] = {}
-    for one in read:
-        for name, (bean, created_ms) in one.topics.beans.items():
-            if is_brokers_own(name) or name in own_names:
-                continue
+    for name, variants in sorted(read.topics.items()):
+        if is_brokers_own(name) or name in own_names:
+            continue
+        chosen: tuple[TopicConfig, int] | None = None
+        known = topics.get(name)
+        deleted_ms = max(topics.deleted.get(name, -1), result.deleted_topics.get(name, -1))
+        for source, bean, created_ms in sorted(variants, key=_source):
             try:
                 topic = topic_from_json(bean)
             except StateError as error:
-                result.refused[name] = f"{one.source}: {error}"
+                result.refused[name] = f"{source}: {error}"
                 continue
-            known = topics.get(name)
-            before = chosen.get(name)
-            deleted_ms = max(topics.deleted.get(name, -1), result.deleted_topics.get(name, -1))
             if known is not None:
                 if known.message_type != topic.message_type:
-                    result.refused[name] = _types(one.source, topic, known)
+                    result.refused[name] = _types(source, topic, known)
             elif created_ms <= deleted_ms:
                 continue  # deleted since
             elif is_ordered_topic(topic.order, topic.message_type):
-                result.refused[name] = f"{one.source}: the topic is ordered"
-            elif before is None:
-                chosen[name] = topic, created_ms
-            elif before[0].message_type != topic.message_type:
-                result.refused[name] = _types(one.source, topic, before[0])
-            elif before[0] != topic:
-                result.differences.append(f"topic {name} of {one.source} differs")
-                larger = max(before[0], topic, key=lambda t: (t.write_queue_count, t.queue_count))
-                chosen[name] = larger, max(before[1], created_ms)
-    result.topics = [chosen[name] for name in sorted(chosen)]
+                result.refused[name] = f"{source}: the topic is ordered"
+            elif chosen is None:
+                chosen = topic, created_ms
+            elif chosen[0].message_type != topic.message_type:
+                result.refused[name] = _types(source, topic, chosen[0])
+            elif chosen[0] != topic:
+                result.differences.append(f"topic {name} of {source} differs")
+                larger = max(chosen[0], topic, key=lambda t: (t.write_queue_count, t.queue_count))
+                chosen = larger, max(chosen[1], created_ms)
+        if chosen is not None:
+            result.topics.append(chosen)
 
 
 def _choose_groups(
-    read: Sequence[Definitions], groups: VersionedTable[SubscriptionGroup], result: Adoption
+    read: Merged, groups: VersionedTable[SubscriptionGroup], result: Adoption
 ) -> None:
-    chosen: dict[str, tuple[SubscriptionGroup, int]] = {}
-    for one in read:
-        for name, (bean, created_ms) in one.groups.beans.items():
-            deleted_ms = max(groups.deleted.get(name, -1), result.deleted_groups.get(name, -1))
-            if name in groups.entries or is_brokers_own(name) or created_ms <= deleted_ms:
+    for name, variants in sorted(read.groups.items()):
+        if name in groups.entries or is_brokers_own(name):
+            continue
+        chosen: tuple[SubscriptionGroup, int] | None = None
+        deleted_ms = max(groups.deleted.get(name, -1), result.deleted_groups.get(name, -1))
+        for source, bean, created_ms in sorted(variants, key=_source):
+            if created_ms <= deleted_ms:
                 continue
             try:
                 group = group_from_json(bean)
             except StateError as error:
-                result.refused[name] = f"{one.source}: {error}"
+                result.refused[name] = f"{source}: {error}"
                 continue
-            before = chosen.setdefault(name, (group, created_ms))
-            if before[0] != group:
-                result.differences.append(f"consumer group {name} of {one.source} differs")
-    result.groups = [chosen[name] for name in sorted(chosen)]
+            if chosen is None:
+                chosen = group, created_ms
+            elif chosen[0] != group:
+                result.differences.append(f"consumer group {name} of {source} differs")
+        if chosen is not None:
+            result.groups.append(chosen)
+
+
+_source = itemgetter(0)
 
 
 def _types(source: str, topic: TopicConfig, known: TopicConfig) -> str:

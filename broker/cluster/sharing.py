@@ -2,9 +2,10 @@
 
 A new group joins before its leader registers: it adopts the topics, consumer groups, modes and
 accounts of the groups that the name servers list, as commands of its own log. Consumer groups that
-have read an adopted topic elsewhere get offset 0 in its queues here. Afterwards each
-leader asks the other leaders for changes every PERIOD_S. So a topic or consumer group that is
-created in one group soon exists in all, also if a group was down then. Only creations spread.
+have read an adopted topic elsewhere get offset 0 in its queues here. Afterwards each leader asks
+GROUPS_PER_ROUND other leaders in turn for changes every PERIOD_S. So a topic or consumer group that
+is created in one group soon exists in all, also if a group was down then. In a cluster of more
+groups it is passed on by the groups that have adopted it. Only creations spread.
 Changed settings and deletions do not, since a deletion would hide messages that an operator of this
 group may want; `mqadmin definitions` shows such differences.
 
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -38,12 +40,13 @@ from ..tables.broker_group import Versions, forget_group
 from ..tables.groups import GroupTable
 from ..tables.snapshot import twin_of
 from ..tables.topics import TopicTable
-from .definitions import Adoption, Definitions, Version, adoption, joined, page_of, readers_of
+from .definitions import Adoption, Definitions, Merged, Version, adoption, joined, page_of
 from .other_groups import LEADER_ID, OtherGroups, leaders_of
 
 PERIOD_S = 5.0
 APACHES_ROUNDS = 12  # a minute
-READS_AT_ONCE = 16
+GROUPS_PER_ROUND = 16  # groups in a round, so that the requests of a cluster grow linearly with it
+READS_AT_ONCE = 4  # groups whose definitions are in memory
 RETRY_S = 0.5  # while a new group joins
 PREFER_S, PREFER_POLL_S = 3.0, 0.1
 JOIN_S = 10.0  # after which a new group registers without the groups that do not answer
@@ -72,7 +75,8 @@ class DefinitionSharing:
         self._task: asyncio.Task[None] | None = None
         self._one_search = asyncio.Lock()
         self._round = 0
-        self._apaches: set[str] = set()  # groups of Apache's brokers
+        self._apaches: dict[str, int] = {}  # groups of Apache's brokers, with the last round
+        self._last_read = self._config.broker_name  # the last group of the round
         self._seen: dict[str, Versions] = {}  # by group, also without anything to adopt
 
     def service(self) -> Service:
@@ -129,30 +133,30 @@ class DefinitionSharing:
         rest to its successor."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + JOIN_S
-        read: dict[str, Definitions] = {}
+        read = Merged()
         missing: Sequence[str] = ()
         while True:
             listed = await self._others.listed()
             if listed is not None:
                 with_accounts = self._config.acl_enable and not self._config.acl_file_wins
-                left = {name: where for name, where in listed.items() if name not in read}
-                read |= await self._read(leaders_of(left), {}, accounts=with_accounts)
-                for name in sorted(listed.keys() - read.keys()):
+                left = {name: where for name, where in listed.items() if name not in read.versions}
+                await self._read(leaders_of(left), {}, read.add, accounts=with_accounts)
+                for name in sorted(listed.keys() - read.versions.keys()):
                     if LEADER_ID not in listed[name] and await self._is_new(name, listed[name]):
-                        read[name] = Definitions(name)
-                missing = sorted(listed.keys() - read.keys())
+                        read.add(Definitions(name))
+                missing = sorted(listed.keys() - read.versions.keys())
                 if not missing or loop.time() > end_s:
                     break
             await asyncio.sleep(RETRY_S)
         for name in missing:
             log.warning("joined_without group=%s: it does not answer", name)
-        while not await self._done(self._adopt_all(list(read.values()))):  # noqa: ASYNC110 - an attempt each
+        while not await self._done(self._adopt_all(read)):  # noqa: ASYNC110 - an attempt each
             await asyncio.sleep(RETRY_S)
         self._context.roles.joining = False
         self._on_changed()
-        if read:
+        if read.versions:
             detail = {
-                "from": sorted(read),
+                "from": sorted(read.versions),
                 "topics": len(self._state.topics.entries),
                 "groups": len(self._state.groups.entries),
             }
@@ -163,24 +167,32 @@ class DefinitionSharing:
         self,
         leaders: Mapping[str, str],
         since: Mapping[str, Versions],
+        take: Callable[[Definitions], Awaitable[None] | None],
         *,
         accounts: bool = False,
-    ) -> dict[str, Definitions]:
-        """Return the definitions of the groups that answer, by name, or their later changes."""
-        slots = asyncio.Semaphore(READS_AT_ONCE)
+    ) -> None:
+        """Pass the definitions of the groups that answer, or their later changes, to `take`, one
+        group after another. Raises its errors when all groups are read."""
+        slots, turn = asyncio.Semaphore(READS_AT_ONCE), asyncio.Lock()
 
-        async def read(name: str, address: str) -> Definitions | None:
+        async def read(name: str, address: str) -> None:
             async with slots:
                 try:
-                    return await self._others.definitions(
+                    one = await self._others.definitions(
                         name, address, since.get(name), accounts=accounts
                     )
                 except RemotingError as error:
                     log.info("definitions_not_read group=%s address=%s: %s", name, address, error)
-                    return None
+                    return
+                async with turn:
+                    taking = take(one)
+                    if taking is not None:
+                        await taking
 
-        results = await asyncio.gather(*(read(*leader) for leader in leaders.items()))
-        return {one.source: one for one in results if one is not None}
+        reads = (read(*leader) for leader in leaders.items())
+        for error in await asyncio.gather(*reads, return_exceptions=True):
+            if error is not None:
+                raise error
 
     async def _is_new(self, name: str, replicas: Mapping[str, str]) -> bool:
         """Return whether a group without a leader has no definitions yet, as far as its replicas
@@ -195,15 +207,15 @@ class DefinitionSharing:
                 log.info("definitions_not_read group=%s address=%s: %s", name, address, error)
         return bool(answers) and not any(one.topics.beans or one.groups.beans for one in answers)
 
-    async def _adopt_all(self, read: list[Definitions]) -> None:
+    async def _adopt_all(self, read: Merged) -> None:
         await self._adopt(read, joins=True)
-        for mode in [mode for source in read for mode in source.modes]:
-            if (mode.topic, mode.group) not in self._state.pops.modes:
+        for names, mode in read.modes.items():
+            if names not in self._state.pops.modes:
                 await self._change_mode(*mode)
-        await self._adopt_accounts(read)
-        if read:
+        await self._adopt_accounts(read.accounts)
+        if read.versions:
             await self._prefer_leader()
-            await self._context.log.propose(joined({one.source: one.versions for one in read}))
+            await self._context.log.propose(joined(read.versions))
 
     async def _prefer_leader(self) -> None:
         """Transfer leadership to the preferred leader before clients know this leader, since those
@@ -220,34 +232,41 @@ class DefinitionSharing:
                 log.info("preferred_leader_waits name=%s: %s", target, error)
             await asyncio.sleep(PREFER_POLL_S)
 
-    async def _adopt_accounts(self, read: list[Definitions]) -> None:
-        for source in sorted(read, key=lambda one: one.source):
-            if source.accounts is None or self._state.acl.accounts is not None:
-                continue
+    async def _adopt_accounts(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        for source, config in sorted(configs.items()):
+            if self._state.acl.accounts is not None:
+                return
             try:
-                accounts = accounts_from_config(source.accounts)
+                accounts = accounts_from_config(config)
             except AclError as error:
-                log.warning("accounts_not_adopted group=%s: %s", source.source, error)
+                log.warning("accounts_not_adopted group=%s: %s", source, error)
                 continue
             await self._context.log.propose(seed(accounts))
 
     # ---- changes ----------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Ask each other leader for its changes, and adopt them, unless this group is draining."""
+        """Ask some of the other leaders for their changes, and adopt them, unless this group is
+        draining."""
         if self._state.group.draining_ms:
             return
         self._round += 1
         leaders = await self._others.leaders() or {}
-        if self._round % APACHES_ROUNDS:  # Apache's brokers return whole tables
-            leaders = {n: where for n, where in leaders.items() if n not in self._apaches}
-        for name, read in (await self._read(leaders, self._seen)).items():
-            if read.is_apaches:
-                self._apaches.add(name)
-            await self._record_removed(read)
-            if read.versions != self._seen.get(name):
-                await self._adopt([read])
-                self._seen[name] = read.versions
+        due = self._round - APACHES_ROUNDS  # Apache's brokers return whole tables
+        names = next_groups(
+            (n for n in leaders if self._apaches.get(n, due) <= due), self._last_read
+        )
+        if names:
+            self._last_read = names[-1]
+        await self._read({name: leaders[name] for name in names}, self._seen, self._take)
+
+    async def _take(self, read: Definitions) -> None:
+        if read.is_apaches:
+            self._apaches[read.source] = self._round
+        await self._record_removed(read)
+        if read.versions != self._seen.get(read.source):
+            await self._adopt(Merged(read))
+            self._seen[read.source] = read.versions
 
     async def take_over(self, name: str) -> None:
         """Adopt what was created in the group `name`, which leaves the cluster. Raises
@@ -256,7 +275,7 @@ class DefinitionSharing:
         if address is None:
             raise RemotingError(f"no name server lists a leader of {name}")
         read = await self._others.definitions(name, address, self._seen.get(name))
-        await self._adopt([read])
+        await self._adopt(Merged(read))
 
     async def _record_removed(self, read: Definitions) -> None:
         """Record the removed groups that another group knows, except this group."""
@@ -266,14 +285,13 @@ class DefinitionSharing:
                 await self._context.log.propose(forget_group(group_id, name))
                 self._on_changed()
 
-    async def _adopt(self, read: list[Definitions], *, joins: bool = False) -> None:
+    async def _adopt(self, read: Merged, *, joins: bool = False) -> None:
         own_names = frozenset({self._config.broker_name, self._config.broker_cluster_name})
         state = self._state
         chosen = adoption(read, state.topics, state.groups, own_names)
         self._limit(chosen)
         _report(chosen)
-        versions = {one.source: one.versions for one in read}
-        for command in chosen.commands(versions, joins=joins):
+        for command in chosen.commands(read.versions, joins=joins):
             await self._context.log.propose(command)
 
     def _limit(self, chosen: Adoption) -> None:
@@ -309,19 +327,27 @@ class DefinitionSharing:
         if not questions:
             raise BodyError("no question for definitions")
         pages = {kind: await self._page(tables[kind], *at) for kind, at in questions.items()}
-        names = {bean["topicName"] for bean, _ in pages.get("topics", {"entries": ()})["entries"]}
-        pairs = {**state.offsets.offsets, **state.pops.queues} if names else {}
         modes = sorted(state.pops.modes.items()) if questions.get("topics") == (None, "") else ()
         accounts = state.acl.accounts if body.get("accounts") else None
         value = {
             "broker": self._config.broker_name,
             **pages,
-            "readers": readers_of(pairs, names),
+            "readers": self._readers(pages["topics"]["entries"]) if "topics" in pages else {},
             "modes": [(*names, *mode) for names, mode in modes],
             "accounts": None if accounts is None else accounts.to_config(),
             "removed": state.group.removed_groups,
         }
         return RemotingCommand.response_to(request, body=orjson.dumps(value))
+
+    def _readers(self, entries: Sequence[Any]) -> dict[str, list[str]]:
+        """Return the consumer groups that have read the topics of a page, by topic."""
+        offsets, pops = self._state.offsets, self._state.pops.queues
+        readers = {bean["topicName"]: set[str]() for bean, _ in entries}
+        for topic, group in pops if readers else ():
+            if topic in readers:
+                readers[topic].add(group)
+        every = {topic: sorted(of.union(offsets.groups_of(topic))) for topic, of in readers.items()}
+        return {topic: groups for topic, groups in every.items() if groups}
 
     async def _page(
         self, table: TopicTable | GroupTable, since: Version | None, after: str
@@ -332,6 +358,14 @@ class DefinitionSharing:
             return page_of(table, changed, after)
         async with self._one_search:
             return await asyncio.to_thread(page_of, twin_of(table), None, after)
+
+
+def next_groups(names: Iterable[str], after: str) -> list[str]:
+    """Return the groups of a round, at most GROUPS_PER_ROUND: the groups after `after` by name,
+    then the first groups."""
+    ordered = sorted(names)
+    at = bisect_right(ordered, after)
+    return [*ordered[at:], *ordered[:at]][:GROUPS_PER_ROUND]
 
 
 def _position(question: object) -> tuple[Version | None, str]:

@@ -27,6 +27,7 @@ class OffsetTable:
 
     def __init__(self) -> None:
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
+        self._groups: dict[str, tuple[str, ...]] = {}  # with an offset, by topic
         self.count = 0  # of offsets
         self.resets: dict[tuple[str, str], dict[int, int]] = {}  # marks
         self.locks = LockTable()
@@ -61,7 +62,10 @@ class OffsetTable:
             self.resets.setdefault((topic, group), {})[queue_id] = offset
 
     def _set(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        queues = self.offsets.setdefault((topic, group), {})
+        queues = self.offsets.get((topic, group))
+        if queues is None:
+            queues = self.offsets[topic, group] = {}
+            self._groups[topic] = (*self._groups.get(topic, ()), group)
         if queue_id not in queues:
             self.count += 1
         queues[queue_id] = offset
@@ -108,28 +112,33 @@ class OffsetTable:
             self._set(topic, group, int(queue_id), int(offset))
 
     def delete_topic(self, topic: str) -> None:
-        for table in (self.offsets, self.resets):
-            for key in [key for key in table if key[0] == topic]:
-                del table[key]
-        self._recount()
+        self._delete([(topic, group) for group in self.groups_of(topic)])
 
     def delete_group(self, group: str) -> None:
-        for table in (self.offsets, self.resets):
-            for key in [key for key in table if key[1] == group]:
-                del table[key]
+        self._delete([key for key in self.offsets if key[1] == group])
+
+    def _delete(self, keys: Iterable[tuple[str, str]]) -> None:
+        for key in keys:
+            del self.offsets[key]
+            self.resets.pop(key, None)
         self._recount()
 
     def _recount(self) -> None:
         self.count = sum(map(len, self.offsets.values()))
+        groups: dict[str, list[str]] = {}
+        for topic, group in self.offsets:
+            groups.setdefault(topic, []).append(group)
+        self._groups = {topic: tuple(names) for topic, names in groups.items()}
 
     def own(self) -> None:
         """Copy the mutable parts shared with the original table."""
         self.offsets = {key: dict(queues) for key, queues in self.offsets.items()}
         self.resets = {key: dict(queues) for key, queues in self.resets.items()}
+        self._groups = dict(self._groups)
         self.locks = self.locks.copy()
 
     def groups_of(self, topic: str) -> list[str]:
-        return sorted(group for name, group in self.offsets if name == topic)
+        return sorted(self._groups.get(topic, ()))
 
     def to_json(self) -> dict[str, Any]:
         """Return Apache's consumerOffset.json; queue ids are quoted, which fastjson also reads. Our

@@ -1,5 +1,8 @@
 """Definitions of other broker groups: pages, and the choice of those to adopt."""
 
+import asyncio
+from types import SimpleNamespace
+
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,15 +11,24 @@ from raftmq.broker.cluster.definitions import (
     PAGE_ENTRIES,
     Definitions,
     Entries,
+    Merged,
     adoption,
     joined,
     page_of,
     read_page,
 )
+from raftmq.broker.cluster.sharing import (
+    GROUPS_PER_ROUND,
+    READS_AT_ONCE,
+    DefinitionSharing,
+    next_groups,
+)
+from raftmq.broker.config import BrokerConfig
 from raftmq.broker.tables import versioned
 from raftmq.broker.tables.groups import GroupTable, SubscriptionGroup
 from raftmq.broker.tables.state import BrokerState, delete_topic, put_topic
 from raftmq.broker.tables.topics import TopicConfig, TopicTable
+from raftmq.remoting.errors import BodyError
 
 OWN = frozenset({"broker-b", "DefaultCluster"})
 NAMES = ["orders", "payments", "audit", "refunds"]
@@ -33,7 +45,7 @@ def read_of(source, table, *, since=None):
 
 
 def chosen(read, topics):
-    return adoption(read, topics, GroupTable(), OWN)
+    return adoption(Merged(*read), topics, GroupTable(), OWN)
 
 
 def names(result):
@@ -69,6 +81,56 @@ def test_definition_with_most_queues_wins_and_differences_are_reported():
     result = chosen([read_of("broker-a", few), read_of("broker-c", many)], TopicTable())
     assert result.topics == [(TopicConfig("orders", 8, 8), 9)]
     assert result.differences == ["topic orders of broker-c differs"]
+
+
+def test_equal_definitions_of_many_groups_are_kept_once():
+    merged = Merged()
+    for number in range(100):
+        table = TopicTable()
+        table.put(TopicConfig("orders"), number)
+        merged.add(read_of(f"broker-{number:03}", table))
+    ((source, _, created_ms),) = merged.topics["orders"]
+    assert (source, created_ms, len(merged.versions)) == ("broker-000", 99, 100)
+    result = adoption(merged, TopicTable(), GroupTable(), OWN)
+    assert (result.topics, result.differences) == ([(TopicConfig("orders"), 99)], [])
+
+
+def test_all_groups_of_a_large_cluster_are_read_in_turn():
+    """A small cluster's in each round."""
+    cluster = [f"broker-{number}" for number in range(3 * GROUPS_PER_ROUND + 1)]
+    asked, after = [], "broker-7"
+    for _ in range(4):
+        after = (at_once := next_groups(cluster, after))[-1]
+        assert len(at_once) == GROUPS_PER_ROUND
+        asked += at_once
+    assert set(asked) == set(cluster)
+    few = cluster[:GROUPS_PER_ROUND]
+    assert sorted(next_groups(few, "broker-7")) == sorted(few)
+    assert next_groups([], "broker-7") == []
+
+
+async def test_few_groups_are_read_at_once():
+    """A new group reads a hundred others, and one of them does not answer."""
+    reading = most = 0
+
+    async def definitions(name, *_, **__):
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await asyncio.sleep(0)
+        reading -= 1
+        if name == "broker-9":
+            raise BodyError("none")
+        return Definitions(name)
+
+    others = SimpleNamespace(definitions=definitions)
+    context = SimpleNamespace(config=BrokerConfig(), state=BrokerState())
+    sharing = DefinitionSharing(context, others, None, None)
+    read = Merged()
+    leaders = {f"broker-{number}": "" for number in range(100)}
+    await sharing._read(leaders, {}, read.add)
+    assert read.versions.keys() == leaders.keys() - {"broker-9"}
+    assert 1 < most <= READS_AT_ONCE
 
 
 def test_ordered_or_differing_or_internal_topics_are_not_adopted():
@@ -142,7 +204,7 @@ def test_consumer_group_is_adopted_with_its_settings():
     page = page_of(there, None, "")
     read = Definitions("broker-a")
     read_page(read.groups, "groupName", orjson.loads(orjson.dumps(page)))
-    result = adoption([read], TopicTable(), GroupTable(), OWN)
+    result = adoption(Merged(read), TopicTable(), GroupTable(), OWN)
     assert result.groups == [(SubscriptionGroup("billing", retry_times_max=3), 1)]
 
 

@@ -22,6 +22,7 @@ from raftmq.broker.tables.config_files import ConfigFiles
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.pops import pop_command
+from raftmq.broker.tables.snapshot import twin_of
 from raftmq.broker.tables.state import (
     BrokerState,
     announce,
@@ -795,7 +796,7 @@ async def test_offsets_are_limited_in_number_and_known_ones_may_continue():
     assert service.commit("T", "other", 0, 5)
 
 
-def test_offset_count_is_exact_over_random_changes():
+def test_offset_count_and_groups_are_exact_over_random_changes():
     random_ = random.Random(7)
     table = OffsetTable()
     for _ in range(300):
@@ -814,7 +815,12 @@ def test_offset_count_is_exact_over_random_changes():
             table.merge(other.to_json())
         else:
             table.load(table.to_json(), 3)
-        assert table.count == sum(map(len, table.offsets.values()))
+        copy_ = twin_of(table)
+        copy_.commit([("B", "i", 0, 1)])
+        for one in (table, copy_):
+            assert one.count == sum(map(len, one.offsets.values()))
+            for name in "ABC":
+                assert one.groups_of(name) == sorted(g for t, g in one.offsets if t == name)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 from raftmq.broker.admin.drain import Drain
 from raftmq.broker.cluster import sharing
-from raftmq.broker.cluster.definitions import Adoption, Definitions
+from raftmq.broker.cluster.definitions import Adoption, Merged
 from raftmq.broker.cluster.other_groups import OtherGroups
 from raftmq.broker.cluster.sharing import DefinitionSharing
 from raftmq.broker.component import RoleChange
@@ -80,11 +80,10 @@ def ordered_topics_are_adopted() -> Planted:
     """A topic whose keys have their queues is made in new groups, too."""
 
     def broken(adoption: Any) -> Any:
-        def adopts(read: Sequence[Definitions], *more: Any) -> Adoption:
+        def adopts(read: Merged, *more: Any) -> Adoption:
             result: Adoption = adoption(read, *more)
-            for one in read:
-                for name in result.refused.keys() & one.topics.beans.keys():
-                    bean, created_ms = one.topics.beans[name]
+            for name in result.refused.keys() & read.topics.keys():
+                for _, bean, created_ms in read.topics[name]:
                     result.topics.append((topic_from_json(bean), created_ms))
             return result
 

@@ -5,9 +5,9 @@ slave its master. At least one answering name server must list it. Known causes 
 election, rejected frames, peers of a different group, unreachable peers, lost promises, a bad disk.
 
 Warnings do not change the exit status: foreign peers, peers with different founders, duplicate ids,
-different clocks or settings, a clock that the log contradicts, a disk that fills soon, expiring
-certificates. Containers run `python -m raftmq.broker.health` every few seconds, so it imports
-little.
+different clocks or settings, a slave without the master's older messages, a clock that the log
+contradicts, a disk that fills soon, expiring certificates. Containers run
+`python -m raftmq.broker.health` every few seconds, so it imports little.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ def warnings_of(info: Mapping[str, str]) -> list[str]:
     texts = [info.get(key, "") for key in ("raftForeign", "diskForecast", "clockContradiction")]
     if info.get("raftDiffers"):
         texts.append(f"not as this replica's: {info['raftDiffers']}")
+    if info.get("logBegins"):
+        texts.append(f"older messages are on the master alone: {info['logBegins']}")
     if info.get("inNoRoute"):
         texts.append(f"no client finds it: {info['inNoRoute']}")
     if info.get("tlsCertificatesExpire"):

@@ -6,7 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 releases=("$@")
 [ ${#releases[@]} -gt 0 ] || releases=(bookworm trixie)
-[ "${FRESH_NAMESPACE:-}" ] || exec env FRESH_NAMESPACE=1 unshare --mount --propagation private -- "$0" "${releases[@]}"
+# In namespaces of its own: at the end, or at a failure, no mount and no process is left.
+[ "${FRESH_NAMESPACE:-}" ] || exec env FRESH_NAMESPACE=1 unshare --mount --propagation private --pid --fork --kill-child -- "$0" "${releases[@]}"
 dir=${FRESH_DIR:-$PWD/build/fresh}
 keep=$(env | grep -E '^(PIP_|SSL_CERT|REQUESTS_CA|http_proxy|https_proxy|no_proxy)' || true)
 
@@ -50,5 +51,4 @@ for release in "${releases[@]}"; do
     step "make demo without a Java is refused, with a package that exists" refused_without_java
     step "make demo as root, which installs a Java" inside root "make demo"
     step "make demo as a user" inside guest "make demo"
-    umount --recursive --lazy "$root/proc" "$root/dev" # what the demo started may still be ending
 done

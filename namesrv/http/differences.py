@@ -173,6 +173,9 @@ def _health(group: str, view: View) -> Iterator[Finding]:
     if view.get("clockContradiction"):
         text = f"{group}: {name}: {view['clockContradiction']}"
         yield Finding(group, "warning", "clock", (name,), text)
+    if view.get("logBegins"):
+        text = f"{group}: {name} lacks older messages of its master: {view['logBegins']}"
+        yield Finding(group, "warning", "commitLog", (name,), text)
     if view.get("recovered") is False:
         reason = f": {view['recovering']}" if view.get("recovering") else ""
         text = f"{group}: {name} may have lost promises and does not vote{reason}"

@@ -16,6 +16,7 @@ END = 100 + len(RECORD)
 class Log:
     def __init__(self, max_offset=END):
         self.max_offset = max_offset
+        self.min_offset = 0
 
     def record_at(self, offset):
         return RECORD if offset == 100 else None

@@ -11,6 +11,7 @@ import pytest
 
 from raftmq.broker.construction import template_topic
 from raftmq.broker.errors import EngineError, StateError
+from raftmq.broker.health import warnings_of
 from raftmq.broker.replication.ha import master
 from raftmq.broker.replication.ha import metadata as metadata_module
 from raftmq.broker.replication.ha.metadata import LogComparison, MetadataError
@@ -263,12 +264,17 @@ async def test_new_slave_of_apaches_master_gets_every_segment(tmp_path, monkeypa
         assert pair.slave.store.commitlog.min_offset == (0 if known else start)
         if known:
             assert log_bytes(pair.slave) == log_bytes(pair.master)
+        missing = "" if known else f"the log begins at {start}, the master's at 0"
+        await until(lambda: pair.slave.log.classic.follower.comparison.log_begins == missing)
         await filled(pair, 1)
         await pair.caught_up()
         await pair.stop("slave1")
         await pair.start("slave1")
         await filled(pair, 1)
         await pair.caught_up()
+        seen = await info(pair, pair.slave)
+        assert seen["logBegins"] == missing
+        assert ("older messages" in "".join(warnings_of(seen))) is not known
 
 
 async def test_slaves_are_limited_in_number_and_silence_ends_a_link(tmp_path, monkeypatch):

@@ -39,7 +39,10 @@ GRPC_PORT = 8081  # of Apache's proxies
     metavar="KEY=VALUE",
     help="Override one key of the configuration; may be repeated.",
 )
-@click.option("-p", "-m", "--print-config", is_flag=True, help="Print the configuration and exit.")
+@click.option(
+    "-p", "--print-config", "printed", flag_value="all", help="Print all keys' values and exit."
+)
+@click.option("-m", "printed", flag_value="set", help="Print the values that were set and exit.")
 @click.option(
     "--enable-proxy", is_flag=True, help=f"The same as --set grpcPort={GRPC_PORT}, as at Apache's."
 )

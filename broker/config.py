@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from raftmq.dledger.transport.peer_auth import SECRET_SIZE_BYTES_MIN
+from raftmq.ops.config_dump import properties
 from raftmq.ops.foreign_keys import separate
 from raftmq.ops.options import (
     BYTES,
@@ -436,8 +437,7 @@ class BrokerConfig(PeerTlsOptions):
 
     def properties_text(self) -> str:
         """Return the configuration as Apache's properties text (GET_BROKER_CONFIG, 26)."""
-        lines = [f"{key}={o.text(getattr(self, o.name))}" for key, o in sorted(OPTIONS.items())]
-        return "\n".join(lines) + "\n"
+        return properties(OPTIONS, self)
 
 
 # Defaults of classic mode, as in Apache's.

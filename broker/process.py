@@ -25,6 +25,7 @@ import click
 import uvloop
 
 from raftmq.dledger.raft.errors import RaftError
+from raftmq.ops.config_dump import properties
 from raftmq.ops.descriptors import raise_descriptor_limit
 from raftmq.ops.logs import report_configuration, set_up
 from raftmq.ops.memory import return_large_blocks
@@ -90,11 +91,12 @@ def serve(
     path: str | None,
     name_servers: str | None,
     settings: tuple[str, ...],
-    print_config: bool,
+    printed: str | None,
     log_level: str | None,
     machine_of: Callable[[str], Machine] | None = None,
 ) -> int:
-    """Run the broker with the options of `mqbroker`; return the exit status."""
+    """Run the broker with the options of `mqbroker`; return the exit status. `printed` is "all" or
+    "set" to print the configuration instead."""
     overrides = list(settings)
     if name_servers:
         overrides.append(f"namesrvAddr={name_servers}")
@@ -106,8 +108,9 @@ def serve(
         click.echo(f"mqbroker: {error}", err=True)
         return 2
     config = loaded.config
-    if print_config:
-        click.echo(config.properties_text(), nl=False)
+    if printed:
+        only = loaded.locations if printed == "set" else None
+        click.echo(properties(OPTIONS, config, only), nl=False)
         return 0
     if config.grpc_port and (package := missing_package(PROXY_PACKAGES)):
         reason = f"grpcPort needs the package {package}: pip install 'raftmq[proxy]'"

@@ -26,7 +26,10 @@ LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=
     help="namesrv.toml, or properties. Keys: docs/configuration.md.",
 )  # fmt: skip
 @click.option(
-    "-p", "--listen-port", type=int, metavar="PORT",
+    "-p", "--print-config", is_flag=True, help="Print all keys' values and exit.",
+)  # fmt: skip
+@click.option(
+    "--listen-port", type=int, metavar="PORT",
     help="TCP port that brokers and clients connect to; 0 takes any free one. [listenPort: 9876]",
 )  # fmt: skip
 @click.option(

@@ -14,6 +14,7 @@ import click
 import uvloop
 
 from raftmq.ops.config_cli import WRONG
+from raftmq.ops.config_dump import properties
 from raftmq.ops.descriptors import raise_descriptor_limit
 from raftmq.ops.logs import report_configuration, set_up
 from raftmq.ops.memory import return_large_blocks
@@ -21,7 +22,7 @@ from raftmq.ops.permissions import warn_if_others_read
 from raftmq.remoting.errors import RemotingError
 from raftmq.web.settings import WebConfigError
 
-from .config import ConfigError, NameServerConfig, load
+from .config import OPTIONS, ConfigError, NameServerConfig, load
 from .server import NameServer
 
 LOG = logging.getLogger("raftmq.namesrv")
@@ -38,6 +39,7 @@ def serve(
     store: str | None,
     log_level: str | None,
     settings: tuple[str, ...],
+    print_config: bool,
 ) -> int:
     """Run the name server with the options of `mqnamesrv`; return the exit status."""
     own = {
@@ -53,6 +55,9 @@ def serve(
         click.echo(f"mqnamesrv: {error}", err=True)
         return WRONG
     config = loaded.config
+    if print_config:
+        click.echo(properties(OPTIONS, config), nl=False)
+        return 0
     where = {"service": "namesrv", "node": f"{config.bind}:{config.port}"}
     set_up(config.log_format, config.log_level, where)
     return_large_blocks()

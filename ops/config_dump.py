@@ -1,8 +1,8 @@
-"""Configurations as text: the effective values (`config show`), and a document of all keys."""
+"""Configurations as text: the effective values (`config show`, `-p`), and a document of all keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from .options import BYTES, HOURS, MS, PERCENT, Option
 
@@ -24,6 +24,17 @@ def effective(
             value = option.toml(getattr(config, option.name))
             lines.append(f"{option.key} = {value}  # {locations.get(option.name, 'default')}")
     return "\n".join(lines) + "\n"
+
+
+def properties(
+    options: Mapping[str, Option], config: object, only: Container[str] | None = None
+) -> str:
+    """Return the values as Apache's properties text, sorted by key; with `only`, these fields."""
+    return "".join(
+        f"{key}={option.text(getattr(config, option.name))}\n"
+        for key, option in sorted(options.items())
+        if only is None or option.name in only
+    )
 
 
 def tables(options: Mapping[str, Option]) -> str:

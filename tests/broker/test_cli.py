@@ -41,7 +41,7 @@ def run(*arguments):
         (["--set", "brokerNam=x"], 2, "did you mean brokerName?"),
         (["-c", "nowhere.conf"], 2, "cannot read configuration file nowhere.conf"),
         (["-p", "--set", "brokerName=x"], 0, "brokerName=x\n"),
-        (["-m", "--enable-proxy", "-n", "127.0.0.1:1"], 0, "grpcPort=8081\n"),
+        (["-m", "--enable-proxy", "-n", "h:1"], 0, "grpcPort=8081\nnamesrvAddr=h:1\n"),
     ],
 )
 def test_mqbroker_command_line(arguments, code, part):

@@ -68,7 +68,7 @@ async def cluster(directory: Path) -> AsyncIterator[Processes]:
     peers = ";".join(f"n{i}=127.0.0.1:{port}" for i, port in enumerate(peer))
     started: list[asyncio.subprocess.Process] = []
     try:
-        name_arguments = ("-p", str(name_port), "--bind", "127.0.0.1", "--set", "httpEnable=false")
+        name_arguments = ("--set", f"listenPort={name_port}", "--set", "httpEnable=false")
         started.append(await spawn(directory / "ns.txt", "raftmq.namesrv.cli", *name_arguments))
         for i in range(3):
             settings = {

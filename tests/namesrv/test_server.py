@@ -494,7 +494,7 @@ async def start_command(*arguments: str) -> asyncio.subprocess.Process:
 
 
 async def test_the_command() -> None:
-    process = await start_command("-p", "0", "--bind", "127.0.0.1")
+    process = await start_command("--listen-port", "0", "--bind", "127.0.0.1")
     assert process.stdout is not None
     line = (await process.stdout.readline()).decode()
     assert line.startswith("The Name Server boot success.")
@@ -505,7 +505,7 @@ async def test_the_command() -> None:
     assert (await caller.ask(RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0
 
     port = address.rsplit(":", 1)[1]
-    second = await start_command("-p", port, "--bind", "127.0.0.1")
+    second = await start_command("--listen-port", port, "--bind", "127.0.0.1")
     _, errors = await second.communicate()
     assert second.returncode == 1
     assert f"mqnamesrv: cannot start on 127.0.0.1:{port}" in errors.decode()
@@ -516,6 +516,13 @@ async def test_the_command() -> None:
     assert output == b""
     assert b"Traceback" not in errors
     await caller.remoting.close()
+
+
+async def test_the_configuration_is_printed_as_by_apache_s_script() -> None:
+    process = await start_command("-p", "--set", "listenPort=9")
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    assert b"\nlistenPort=9\n" in output
 
 
 async def test_the_help() -> None:

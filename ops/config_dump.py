@@ -1,4 +1,4 @@
-"""Configurations as text: the effective values (`config show`, `-p`), and a document of all keys."""
+"""Configurations as text: values in effect (`config show`, `-p`), and a document of all keys."""
 
 from __future__ import annotations
 

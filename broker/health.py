@@ -88,8 +88,8 @@ def warnings_of(info: Mapping[str, str]) -> list[str]:
     texts = [info.get(key, "") for key in ("raftForeign", "diskForecast", "clockContradiction")]
     if info.get("raftDiffers"):
         texts.append(f"not as this replica's: {info['raftDiffers']}")
-    if info.get("logBegins"):
-        texts.append(f"older messages are on the master alone: {info['logBegins']}")
+    if info.get("logStart"):
+        texts.append(f"older messages are on the master alone: {info['logStart']}")
     if info.get("inNoRoute"):
         texts.append(f"no client finds it: {info['inNoRoute']}")
     if info.get("tlsCertificatesExpire"):

@@ -213,7 +213,7 @@ def _classic(parts: Parts) -> dict[str, str]:
         "masterHaAddr": engine.slave.master,
         "haConnected": _text(engine.slave.connected),
         "haRefused": engine.slave.refused,
-        "logBegins": follower.comparison.log_begins,
+        "logStart": follower.comparison.log_start,
         "slaveAckOffset": str(engine.reported()),
         "masterFlushOffset": str(master_end),
         "slaveFallBehindBytes": str(max(0, master_end - end)),

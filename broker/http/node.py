@@ -204,7 +204,7 @@ def node_view(parts: Parts, members: Members, leader_http: str) -> NodeView:
         ),
         disk=_disk(parts, status),
         clock_contradiction=parts.retention.contradiction,
-        log_begins=_log_begins(parts),
+        log_start=_log_start(parts),
         peers=_peers(parts, status),
         rates=RatesView(
             sends_per_s=_rate(parts.throughput.put_text()),
@@ -262,10 +262,10 @@ def _peers(parts: Parts, status: dict[str, object]) -> list[PeerView]:
     ]
 
 
-def _log_begins(parts: Parts) -> str:
+def _log_start(parts: Parts) -> str:
     if not parts.context.config.is_slave:
         return ""
-    return parts.context.log.classic.follower.comparison.log_begins
+    return parts.context.log.classic.follower.comparison.log_start
 
 
 def _slaves(parts: Parts) -> list[PeerView]:

@@ -173,8 +173,8 @@ def _health(group: str, view: View) -> Iterator[Finding]:
     if view.get("clockContradiction"):
         text = f"{group}: {name}: {view['clockContradiction']}"
         yield Finding(group, "warning", "clock", (name,), text)
-    if view.get("logBegins"):
-        text = f"{group}: {name} lacks older messages of its master: {view['logBegins']}"
+    if view.get("logStart"):
+        text = f"{group}: {name} lacks older messages of its master: {view['logStart']}"
         yield Finding(group, "warning", "commitLog", (name,), text)
     if view.get("recovered") is False:
         reason = f": {view['recovering']}" if view.get("recovering") else ""

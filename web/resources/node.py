@@ -244,7 +244,7 @@ class NodeView(View, frozen=True, kw_only=True):
     commit_log: LogView
     disk: DiskView
     clock_contradiction: str
-    log_begins: str  # the older part of the master's log that a slave does not have
+    log_start: str  # the older part of the master's log that a slave does not have
     peers: list[PeerView]
     rates: RatesView
     members: list[MemberView]

@@ -219,7 +219,7 @@ class LogComparison:
         self._address_follows = address_follows
         self.master_end = 0  # the master's log end at the last request
         self.own_from: int | None = None  # the start of its own writes; None for Apache's
-        self.log_begins = ""  # the part of the master's log that this log does not have, or ""
+        self.log_start = ""  # the part of the master's log that this log does not have, or ""
         self._master_start = 0
         self._master = master
         self._commitlog = commitlog
@@ -238,7 +238,7 @@ class LogComparison:
             raise MetadataError(f"runtime info without commitLogMaxOffset: {error!r}") from error
         first, end = self._commitlog.min_offset, self._commitlog.max_offset
         missing = f"the log begins at {first}, the master's at {self._master_start}"
-        self.log_begins = missing if end and first > self._master_start else ""
+        self.log_start = missing if end and first > self._master_start else ""
 
     async def covered(self) -> None:
         """Return if the master's log is no shorter than this log. Raises RemotingError."""

@@ -56,7 +56,7 @@ CASES = [
     ({"n2": {"members": MEMBERS[:2]}},
      "g: replicas know different members. n0 and n1: n0 (voter), n1 (voter), n2 (voter); "
      "n2: n0 (voter), n1 (voter)"),
-    ({"n2": {"logBegins": "the log begins at 9, the master's at 0"}},
+    ({"n2": {"logStart": "the log begins at 9, the master's at 0"}},
      "g: n2 lacks older messages of its master: the log begins at 9, the master's at 0"),
     ({"n2": {"disk": {"state": "full", "reason": "no room"}}},
      "g: the disk of n2 is full: no room"),

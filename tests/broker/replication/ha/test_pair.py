@@ -265,7 +265,7 @@ async def test_new_slave_of_apaches_master_gets_every_segment(tmp_path, monkeypa
         if known:
             assert log_bytes(pair.slave) == log_bytes(pair.master)
         missing = "" if known else f"the log begins at {start}, the master's at 0"
-        await until(lambda: pair.slave.log.classic.follower.comparison.log_begins == missing)
+        await until(lambda: pair.slave.log.classic.follower.comparison.log_start == missing)
         await filled(pair, 1)
         await pair.caught_up()
         await pair.stop("slave1")
@@ -273,7 +273,7 @@ async def test_new_slave_of_apaches_master_gets_every_segment(tmp_path, monkeypa
         await filled(pair, 1)
         await pair.caught_up()
         seen = await info(pair, pair.slave)
-        assert seen["logBegins"] == missing
+        assert seen["logStart"] == missing
         assert ("older messages" in "".join(warnings_of(seen))) is not known
 
 

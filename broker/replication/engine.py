@@ -239,6 +239,7 @@ def member_config(
             election_ms_min=config.election_timeout_min_ms,
             election_ms_max=config.election_timeout_max_ms,
             catch_up_bytes_per_s=config.raft_catch_up_bytes_per_s,
+            first_leader=config.preferred_leader_id,
         ),
         links=_links(config, network, gate),
         preference=PreferenceLimits(steady_ms=PREFERRED_STEADY_MS),

@@ -34,6 +34,7 @@ class CoreConfig:
     reads_waiting_max: int = 16_384  # unconfirmed reads; Busy beyond
     learner_lag_bytes_max: int = 1 << 20  # max. lag of a learner that is promoted
     departure_ms: float = 5_000  # how long a removed replica is notified
+    first_leader: str = ""  # campaigns at once in a new group, and the others yield to it
 
     def __post_init__(self) -> None:
         assert 0 < self.heartbeat_ms < self.election_ms_min <= self.election_ms_max

@@ -92,6 +92,8 @@ class RaftCore:
         self.membership = Membership(node_id, configurations, log.commit_index, outbox)
         self.timer = timer = ElectionTimer(config, rng)
         timer.reset(now_ms)
+        if config.first_leader == node_id and log_index.last_index == 0:
+            timer.expect_no_leader(now_ms)
         self._following = Following(node_id, ballot, log, self.membership, outbox, segment_end)
         self.election = Election(
             node_id, config, ballot, log, self.membership, self._following, outbox, timer
@@ -204,7 +206,7 @@ class RaftCore:
         if self._leading is not None:
             self._leading.peer_closed(peer, self._now_ms)
         elif self.role is Role.FOLLOWER and peer == self.leader:
-            self.timer.leader_closed(self._now_ms)
+            self.timer.expect_no_leader(self._now_ms)
         elif self.role is Role.CANDIDATE:
             self.election.count_votes(self._now_ms)
 

@@ -268,6 +268,10 @@ class Election:
             and not self._hears_leader(now_ms)
             and self._log.is_matched_by(request.last_term, request.last_index)
         )
+        is_new = self._log.index.last_index == 0
+        if granted and is_new and request.sender == self._config.first_leader:
+            # A new group needs all votes, so its replicas campaign until the last of them starts.
+            self.become_follower(self._ballot.term, None, f"{request.sender} founds", now_ms)
         if granted and self.role is Role.FOLLOWER:
             self.timer.yield_once(now_ms)
         self._answer(request, granted)

@@ -135,8 +135,8 @@ class ElectionTimer:
         self.closed.add(peer)
         self.given_up.discard(peer)
 
-    def leader_closed(self, now_ms: float) -> None:
-        """Shorten the time-out, because the leader's connection closed."""
+    def expect_no_leader(self, now_ms: float) -> None:
+        """Shorten the time-out, because the leader's connection closed, or there was no leader."""
         self.due_ms = min(self.due_ms, now_ms + self.jitter_ms())
 
     def yield_once(self, now_ms: float) -> None:

@@ -28,6 +28,8 @@ they print. Lines beginning with # are kept. Commands:
 
 from __future__ import annotations
 
+from typing import Any
+
 from raftmq.dledger.raft.config import CoreConfig
 from raftmq.dledger.raft.errors import RaftError
 from raftmq.dledger.raft.messages import (
@@ -127,7 +129,8 @@ class Script:
     def do_nodes(self, *words: str) -> None:
         names = [word for word in words if "=" not in word]
         values = dict(word.split("=") for word in words if "=" in word)
-        config = CoreConfig(**{name: int(value) for name, value in values.items()})
+        settings: dict[str, Any] = {name: int(value) for name, value in values.items()}
+        config = CoreConfig(**settings)
         self.group = Group("".join(names), config)
 
     def do_log(self, name: str, *words: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from raftmq.dledger.raft.config import CoreConfig
 from raftmq.dledger.raft.election import Candidacy
 from raftmq.dledger.raft.log_index import LogIndex
-from raftmq.dledger.raft.messages import VoteResponse
+from raftmq.dledger.raft.messages import Role, VoteRequest, VoteResponse
 from raftmq.dledger.raft.quorum import Tally
+from tests.dledger.group import Group, Member
 
 
 def make(pre_vote: bool = False, term: int = 4) -> Candidacy:
@@ -46,3 +48,36 @@ def test_candidate_ignores_vote_answers_of_other_rounds(
 ) -> None:
     response = VoteResponse("b", "a", 4, term, pre_vote, True, 7)
     assert make().is_answered_by(response) == answers
+
+
+PREFERRED = CoreConfig(first_leader="b")
+
+
+def test_preferred_replica_of_a_new_group_campaigns_without_a_time_out() -> None:
+    group = Group("abc", PREFERRED)
+    group.run(PREFERRED.close_jitter_ms)
+    assert group["b"].core.role is Role.LEADER
+
+
+def test_preferred_replica_of_an_old_group_waits_for_its_leader() -> None:
+    group = Group("", PREFERRED)
+    group.names = list("abc")
+    for name in group.names:
+        group.add(name, [1])
+    group.run(PREFERRED.election_ms_min - 1)
+    assert [member.core.role for member in group.members.values()] == [Role.FOLLOWER] * 3
+
+
+@pytest.mark.parametrize(
+    ("terms", "sender", "yields"), [([], "b", True), ([], "c", False), ([1], "b", False)]
+)
+def test_candidates_of_a_new_group_yield_to_the_preferred_replica(
+    terms: list[int], sender: str, yields: bool
+) -> None:
+    """Otherwise they split the vote when the last replica starts."""
+    core = Member("a", list("abc"), terms, config=PREFERRED).core
+    core.tick(PREFERRED.election_ms_max)
+    assert core.role is Role.PRE_CANDIDATE
+    index, term = len(terms), len(terms)
+    core.step(VoteRequest(sender, "a", term + 1, index, term, True), PREFERRED.election_ms_max)
+    assert core.role is (Role.FOLLOWER if yields else Role.PRE_CANDIDATE)

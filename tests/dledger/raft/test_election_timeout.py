@@ -104,10 +104,10 @@ def test_election_timer_yields_and_stands_back_once_per_time_out() -> None:
 
 def test_closed_leader_connection_only_shortens_the_time_out() -> None:
     timer = make()
-    timer.leader_closed(0.0)
+    timer.expect_no_leader(0.0)
     assert timer.due_ms <= CONFIG.close_jitter_ms
     timer.due_ms = -1.0
-    timer.leader_closed(0.0)
+    timer.expect_no_leader(0.0)
     assert timer.due_ms == -1.0
 
 

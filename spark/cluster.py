@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.headers import PULL_SUBSCRIPTION, PullHeader, PullResponseHeader
 from raftmq.remoting.names import SYSTEM_TOPICS
 
+from .errors import DataLost
 from .offset_ranges import Queue, QueueRange
 from .options import Connection
 
@@ -34,11 +36,8 @@ PULL_BYTES_MAX = 4 << 20
 PULL_TIMEOUT_MS = 10_000
 BLOCK_BYTES = 8 << 20  # of answers per block
 _INTERNAL = ("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_", "%SYS%")
+RANGES_AT_ONCE = 8  # of a partition, each with a pull under way
 EMPTY_PAUSE_S = 0.05  # after an empty answer from a lagging replica
-
-
-class DataLost(Exception):
-    """Requested messages are no longer in their queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +150,29 @@ class Cluster:
 
         return dict(zip(queues, self._run(every()), strict=True))
 
-    def blocks(self, queue_range: QueueRange, fail_on_data_loss: bool) -> Iterator[Block]:
-        """Yield a range's blocks, of some megabytes. Raises DataLost if `fail_on_data_loss`."""
-        self.queues([queue_range.queue.topic])  # finds its brokers
-        pulls = RangePulls(
-            self._instance, self._connection, queue_range, self._policy, fail_on_data_loss
-        )
+    def blocks(self, ranges: Sequence[QueueRange], fail_on_data_loss: bool) -> Iterator[Block]:
+        """Yield the blocks of ranges, each of some megabytes, in the ranges' order. Raises DataLost
+        if `fail_on_data_loss`."""
+        self.queues(sorted({each.queue.topic for each in ranges}))  # finds their brokers
+        waiting, running = deque(ranges), deque[RangePulls]()
         try:
-            while not pulls.ended:
-                yield self._run(pulls.block())
+            while waiting or running:
+                while waiting and len(running) < RANGES_AT_ONCE:
+                    pulls = RangePulls(
+                        self._instance,
+                        self._connection,
+                        waiting.popleft(),
+                        self._policy,
+                        fail_on_data_loss,
+                    )
+                    running.append(pulls)
+                    self._run(pulls.start_pull())
+                while not running[0].ended:
+                    yield self._run(running[0].block())
+                running.popleft()
         finally:
-            self._run(pulls.stop())  # the reader may stop early
+            for pulls in running:
+                self._run(pulls.stop())  # the reader may stop early
 
 
 class RangePulls:
@@ -187,6 +198,12 @@ class RangePulls:
     def ended(self) -> bool:
         return self._offset >= self._range.end
 
+    async def start_pull(self) -> None:
+        """Send the next pull, unless the range ends."""
+        if not self.ended:
+            self._ahead = asyncio.ensure_future(self._pull())
+            await asyncio.sleep(0)  # lets the request be written
+
     async def block(self) -> Block:
         start, parts = self._offset, list[bytes]()
         size, waited_s = 0, 0.0
@@ -203,9 +220,7 @@ class RangePulls:
                 if waited_s * 1000 > self._connection.timeout_ms:
                     self._ended()
                 await asyncio.sleep(EMPTY_PAUSE_S)
-            if not self.ended:
-                self._ahead = asyncio.ensure_future(self._pull())
-                await asyncio.sleep(0)  # lets the pull's request be written
+            await self.start_pull()
         end = min(self._offset, self._range.end)
         return Block(self._range.queue, start, end, b"".join(parts), self._strict)
 

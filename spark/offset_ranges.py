@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 EARLIEST = -2  # as offsets, the first in the queue, and the end of the queue
 LATEST = -1
+ROWS_MAX = (1 << 63) - 1
+SHARED_ROWS_MAX = 10_000  # of a partition of several ranges: 20 ms of decoding
 
 
 class Queue(NamedTuple):
@@ -65,16 +67,28 @@ def ranges_between(start: Offsets, end: Offsets) -> list[QueueRange]:
     ]
 
 
-def split(ranges: Sequence[QueueRange], partitions_min: int) -> list[QueueRange]:
-    """Split ranges into at least `partitions_min` similar ranges, if there are messages."""
+def split(
+    ranges: Sequence[QueueRange], partitions_min: int, rows_max: int = ROWS_MAX
+) -> list[tuple[QueueRange, ...]]:
+    """Divide ranges into at least `partitions_min` partitions, if there are as many messages, each
+    of at most `rows_max` messages. A partition costs time by itself, so small ranges share it."""
     total = sum(each.size for each in ranges)
-    parts: list[QueueRange] = []
+    size_max = min(rows_max, max(1, total // partitions_min))
+    shared_max = min(size_max, SHARED_ROWS_MAX)
+    partitions: list[tuple[QueueRange, ...]] = []
+    rows = shared_max  # of the last partition
     for each in ranges:
-        share = -(-each.size * partitions_min // total) if len(ranges) < partitions_min else 1
-        count = min(each.size, max(1, share))
+        count = -(-each.size // size_max)
         edges = [each.start + each.size * number // count for number in range(count + 1)]
-        parts += [replace(each, start=low, end=high) for low, high in itertools.pairwise(edges)]
-    return parts
+        for low, high in itertools.pairwise(edges):
+            part = replace(each, start=low, end=high)
+            if rows + part.size <= shared_max:
+                partitions[-1] += (part,)
+                rows += part.size
+            else:
+                partitions.append((part,))
+                rows = part.size
+    return partitions
 
 
 def at_most(start: Offsets, end: Offsets, rows_max: int) -> dict[Queue, int]:

@@ -15,11 +15,11 @@ import orjson
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.tls import ClientTls
 
-from .offset_ranges import EARLIEST, LATEST, Queue
+from .errors import FormatError
+from .offset_ranges import EARLIEST, LATEST, ROWS_MAX, Queue
 from .rows import MESSAGE_FIELDS, PROPERTIES
 
 TIMEOUT_MS = 60_000
-ROWS_MAX = (1 << 63) - 1
 _CONNECTION = (
     "namesrv",
     "timeoutMs",
@@ -42,6 +42,7 @@ NAMES = (
     "startingTimestamp",
     "endingTimestamp",
     "minPartitions",
+    "maxRecordsPerPartition",
     "maxOffsetsPerTrigger",
     "columns",
     "includeProperties",
@@ -55,7 +56,7 @@ CHECKPOINT = "checkpointLocation"  # Spark passes it to the sink
 EXACTLY_ONCE, AT_LEAST_ONCE = DELIVERIES = ("exactly-once", "at-least-once")
 
 
-class OptionError(ValueError):
+class OptionError(FormatError, ValueError):
     """An option of format `raftmq` is missing, unknown or invalid."""
 
 
@@ -90,6 +91,7 @@ class ReadOptions:
     start: StartOffset
     end: StartOffset
     partitions_min: int
+    partition_rows_max: int
     rows_max: int  # per micro-batch
     columns: tuple[str, ...]
     fail_on_data_loss: bool
@@ -117,6 +119,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         start,
         _start_offset(options, "ending", "latest"),
         _number(options, "minPartitions", 1, 1),
+        _number(options, "maxRecordsPerPartition", ROWS_MAX, 1),
         _number(options, "maxOffsetsPerTrigger", ROWS_MAX, 1),
         _columns(options),
         _flag(options, "failOnDataLoss", True),
@@ -207,6 +210,8 @@ def columns_of(given: Mapping[str, str]) -> tuple[str, ...]:
 def _checked(given: Mapping[str, str], names: Sequence[str] = NAMES) -> dict[str, str]:
     options, by_lower = {}, {name.lower(): name for name in names}
     for name, value in given.items():
+        if name.lower() == "provider":  # of SQL's CREATE … USING
+            continue
         known = by_lower.get(name.lower())
         if known is None:
             raise OptionError(f"there is no option {name}; options are {', '.join(names)}")

@@ -24,6 +24,8 @@ import pyarrow as pa
 from raftmq.client.message import MessageQueue
 from raftmq.client.producer.exactly_once_writer import WritePosition
 
+from .errors import FormatError
+
 VERSION = 2
 REQUEST_MESSAGES = 1_000  # per request; the limit is 65,536
 REQUEST_BYTES = 256 << 10
@@ -38,7 +40,7 @@ _INT16 = struct.Struct(">h")
 KEY_BYTES = len(b"UNIQ_KEY\x01") + 32 + 1
 
 
-class PlanError(ValueError):
+class PlanError(FormatError, ValueError):
     """A plan cannot be read, or belongs to a different sink."""
 
 

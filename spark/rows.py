@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from .columns import Records, records_at, unpack_body
+from .errors import FormatError
 from .layout import RECORD_SIZE_BYTES_MIN, SYSFLAG_COMPRESSED
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -38,7 +39,7 @@ INNER_BATCH = 0x80  # a sysflag for a body with several messages
 TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 
 
-class DamagedMessages(Exception):
+class DamagedMessages(FormatError):
     """A broker's answer contains invalid or damaged messages."""
 
 

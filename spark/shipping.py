@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import shutil
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pyspark.sql.utils import is_remote
 
 import raftmq
 
@@ -17,6 +20,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOMS = ("client", "remoting", "spark", "store")  # imported by tasks
+
+
+def register(spark: SparkSession) -> SparkSession:
+    """Register the format with a session whose `python3` on PATH lacks this package, as where a
+    script runs by the path of its environment's Python. Return the session.
+
+    Local sessions run this interpreter from now on. On a cluster, driver and executors run the
+    Python of PYSPARK_PYTHON, which must be set before the session starts.
+    """
+    if not is_remote() and spark.sparkContext.master.startswith("local"):
+        spark.sparkContext.pythonExec = sys.executable
+    spark.dataSource.register(RaftMqSource)
+    return spark
 
 
 def ship(spark: SparkSession) -> None:
@@ -34,7 +50,7 @@ def ship(spark: SparkSession) -> None:
     path = Path(directory) / "raftmq.zip"
     write_archive(path)
     spark.addArtifacts(str(path), pyfile=True)
-    spark.dataSource.register(RaftMqSource)
+    register(spark)
 
 
 def write_archive(path: Path) -> None:

@@ -37,6 +37,7 @@ from raftmq.client.instance import InstanceConfig
 from raftmq.client.message import MessageQueue
 from raftmq.client.producer.exactly_once_writer import ExactlyOnceWriter, WritePosition
 
+from .errors import FormatError, plain_errors
 from .options import WriteOptions
 from .plan import STAGED, Plan, Requests, new_plan, plan_of
 from .sink_rows import staged
@@ -48,7 +49,7 @@ WAITING_MAX = 2  # unsent requests per queue
 QUERY_ID = "sql.streaming.queryId"  # Spark's property for a task's query id
 
 
-class NotWritten(Exception):
+class NotWritten(FormatError):
     """A batch cannot be written without breaking a promise."""
 
 
@@ -69,9 +70,11 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
         self.generated = f"spark-{uuid.uuid4().hex}"
         self.own = "" if options.staging else str(Path(tempfile.gettempdir()) / self.generated)
 
+    @plain_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         return _stage(self._staging, iterator)
 
+    @plain_errors()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         staging, batch = self._staging, self.options.batch
         writer, once = self.options.writer, False
@@ -97,6 +100,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
         _commit(staging, self.options, writer, batch, messages, once=once)
         self._forget()
 
+    @plain_errors()
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _abort(self._staging, self.options.batch, messages)
         self._forget()
@@ -117,9 +121,11 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as abo
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
 
+    @plain_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         return _stage(Staging(self.options.staging), iterator)
 
+    @plain_errors()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         staging = Staging(self.options.staging)
         writer = self.options.writer or staging.writer()
@@ -132,6 +138,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as abo
             raise NotWritten(_written(writer, batchId, last, _query(messages)))
         _commit(staging, self.options, writer, batchId, messages)
 
+    @plain_errors()
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         _abort(Staging(self.options.staging), batchId, messages)
 

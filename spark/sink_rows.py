@@ -25,6 +25,7 @@ from raftmq.store.properties import (
     java_string_hash,
 )
 
+from .errors import FormatError
 from .plan import KEY_BYTES, STAGED
 
 BODY_BYTES_MAX = (4 << 20) - (64 << 10)  # a broker's limit for a batch, without properties
@@ -37,7 +38,7 @@ _TEXTS = {"tags": TAGS, "keys": KEYS, "sharding_key": SHARDING_KEY}
 _PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
-class RowError(ValueError):
+class RowError(FormatError, ValueError):
     """A row, or the DataFrame's columns, cannot be messages."""
 
 

@@ -3,7 +3,7 @@
     spark.read.format("raftmq").option("namesrv", "127.0.0.1:9876").option("topic", "Orders").load()
     spark.readStream.format("raftmq")...
 
-A partition is a range of a queue. Its offsets determine its rows, so a repeated task reads the same
+A partition has ranges of queues. Its offsets determine its rows, so a repeated task reads the same
 rows. A stream's offsets are only in its checkpoint; nothing is committed at the brokers.
 `partitions` and `read` run in different processes, so readers hold plain data only, and a stream's
 reader connects on demand.
@@ -51,7 +51,8 @@ from raftmq.client.errors import ClientError, NoRoute
 from raftmq.remoting.errors import RemotingError
 
 from . import offset_ranges as positions
-from .cluster import Cluster, DataLost
+from .cluster import Cluster
+from .errors import DataLost, plain_errors
 from .offset_ranges import EARLIEST, LATEST, Queue, QueueRange
 from .options import (
     OptionError,
@@ -71,6 +72,7 @@ log = logging.getLogger("raftmq.spark")
 
 TOPIC_WAIT_S = 5.0  # for name servers that have no route yet
 TOPIC_PAUSE_S = 0.5
+BATCH_ROWS = 1_000
 _SPARK_TYPES: dict[Any, DataType] = {
     pa.string(): StringType(),
     pa.binary(): BinaryType(),
@@ -85,9 +87,9 @@ _FIELDS = {name: _SPARK_TYPES[kind] for name, kind in MESSAGE_FIELDS} | {
 
 @dataclass
 class Partition(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
-    """A range of a queue, as a partition."""
+    """Ranges of queues, read by a task one after another."""
 
-    range: QueueRange
+    ranges: tuple[QueueRange, ...]
 
 
 class RaftMqSource(DataSource):  # type: ignore[misc]  # as above
@@ -97,21 +99,26 @@ class RaftMqSource(DataSource):  # type: ignore[misc]  # as above
     def name(cls) -> str:
         return "raftmq"
 
+    @plain_errors()
     def schema(self) -> StructType:
         names = columns_of(dict(self.options))
         return StructType([StructField(name, _FIELDS[name], True) for name in names])
 
+    @plain_errors()
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(dict(self.options), streaming=False)
         return PushingReader(options) if options.pushdown else BatchReader(options)
 
+    @plain_errors()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(read_options(dict(self.options), streaming=True))
 
+    @plain_errors()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         _check_write(schema, overwrite)
         return BatchWriter(_checked(write_options(dict(self.options), streaming=False)))
 
+    @plain_errors()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         _check_write(schema, overwrite)
         return StreamWriter(_checked(write_options(dict(self.options), streaming=True)))
@@ -148,6 +155,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]  # as above
         self.options = options
         self.narrowing = Narrowing()
 
+    @plain_errors()
     def partitions(self) -> Sequence[InputPartition]:
         options, narrowing = self.options, self.narrowing
         with Cluster(options.connection) as cluster:
@@ -163,7 +171,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]  # as above
             for queue, to in sorted(end.items())
         ]
         ranges = [each for each in ranges if each.size > 0]
-        return [Partition(each) for each in positions.split(ranges, options.partitions_min)]
+        return _partitions(ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, partition)
@@ -181,6 +189,7 @@ class PushingReader(DataSourceReader):  # type: ignore[misc]  # as above
         self._inner.narrowing = Narrowing.of(filters)
         return filters
 
+    @plain_errors()
     def partitions(self) -> Sequence[InputPartition]:
         return self._inner.partitions()
 
@@ -195,6 +204,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self.options = options
         self._target: dict[Queue, int] | None = None  # for Trigger.AvailableNow
 
+    @plain_errors()
     def initialOffset(self) -> dict[str, Any]:
         with Cluster(self.options.connection) as cluster:
             queues = _queues(cluster, self.options)
@@ -205,9 +215,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.rows_max)
 
+    @plain_errors()
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._latest()
 
+    @plain_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         read = positions.of_json(start)
         latest = dict(self._latest() if self._target is None else self._target)
@@ -226,12 +238,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             raise TypeError(f"format raftmq cannot limit a batch by {type(limit).__name__}")
         return positions.to_json(end)
 
+    @plain_errors()
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return positions.to_json(self._latest())
 
+    @plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ranges = positions.ranges_between(positions.of_json(start), positions.of_json(end))
-        return [Partition(each) for each in positions.split(ranges, self.options.partitions_min)]
+        return _partitions(ranges, self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, partition)
@@ -252,6 +266,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def _latest(self) -> dict[Queue, int]:
         with Cluster(self.options.connection) as cluster:
             return cluster.latest(_queues(cluster, self.options))
+
+
+def _partitions(ranges: Sequence[QueueRange], options: ReadOptions) -> list[Partition]:
+    parts = positions.split(ranges, options.partitions_min, options.partition_rows_max)
+    return [Partition(part) for part in parts]
 
 
 def _queues(cluster: Cluster, options: ReadOptions) -> list[Queue]:
@@ -279,12 +298,32 @@ def _offsets(
 
 
 def _read(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Yield a partition's rows. Small blocks are joined, because each batch costs Spark time."""
     if not isinstance(partition, Partition):
         return  # Spark's way to read a source without partitions
-    queue_range = partition.range
+    joined, count = list[pa.RecordBatch](), 0
+    with plain_errors():
+        for batch in _batches(options, partition.ranges):
+            joined.append(batch)
+            count += len(batch)
+            if count >= BATCH_ROWS:
+                yield from _one(joined)
+                joined, count = [], 0
+        yield from _one(joined)
+
+
+def _one(batches: Sequence[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    return (
+        batches
+        if len(batches) < 2
+        else pa.Table.from_batches(batches).combine_chunks().to_batches()
+    )
+
+
+def _batches(options: ReadOptions, ranges: Sequence[QueueRange]) -> Iterator[pa.RecordBatch]:
     with Cluster(options.connection) as cluster:
-        for block in cluster.blocks(queue_range, options.fail_on_data_loss):
-            data, broker = memoryview(block.records), queue_range.queue.broker
+        for block in cluster.blocks(ranges, options.fail_on_data_loss):
+            data, broker = memoryview(block.records), block.queue.broker
             batch = rows(data, broker, block.start, block.end, options.columns)
             block.check(len(batch))
             yield batch

@@ -13,7 +13,8 @@ from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullResponseHeader
 from raftmq.spark import source
-from raftmq.spark.cluster import Block, Cluster, DataLost, RangePulls
+from raftmq.spark.cluster import Block, Cluster, RangePulls
+from raftmq.spark.errors import DataLost
 from raftmq.spark.offset_ranges import Queue, QueueRange
 from raftmq.spark.options import connection_of, read_options
 from tests.spark.test_rows import record

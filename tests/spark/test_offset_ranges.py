@@ -23,11 +23,14 @@ def test_ranges_lie_between_two_places() -> None:
     assert result == [QueueRange(A, 3, 7), QueueRange(C, 0, 2, strict=False)]  # C has come since
 
 
+@pytest.mark.parametrize("rows_max", [1, 7, 1000])
 @pytest.mark.parametrize("partitions_min", [1, 2, 3, 7, 100, 1000])
-def test_a_split_has_every_offset_once(partitions_min: int) -> None:
+def test_a_split_has_every_offset_once(partitions_min: int, rows_max: int) -> None:
     ranges = [QueueRange(A, 3, 103), QueueRange(B, 0, 1), QueueRange(C, 7, 57, strict=False)]
-    parts = positions.split(ranges, partitions_min)
-    assert len(parts) >= min(partitions_min, 151)
+    partitions = positions.split(ranges, partitions_min, rows_max)
+    assert len(partitions) >= min(partitions_min, 151)
+    assert all(sum(part.size for part in parts) <= rows_max for parts in partitions)
+    parts = [part for parts in partitions for part in parts]
     assert all(part.size > 0 for part in parts)
     for complete in ranges:
         own = [part for part in parts if part.queue == complete.queue]
@@ -36,6 +39,16 @@ def test_a_split_has_every_offset_once(partitions_min: int) -> None:
             range(complete.start, complete.end)
         )
     assert positions.split([], partitions_min) == []
+
+
+@pytest.mark.parametrize(
+    ("queues", "rows", "partitions"), [(4, 400, 1), (512, 3, 1), (64, 1_000, 7), (4, 50_000, 4)]
+)
+def test_partitions_follow_the_rows_and_not_the_queues(
+    queues: int, rows: int, partitions: int
+) -> None:
+    ranges = [QueueRange(Queue("T", "broker-a", number), 0, rows) for number in range(queues)]
+    assert len(positions.split(ranges, 1)) == partitions
 
 
 @pytest.mark.parametrize("rows_max", [1, 2, 3, 10, 99, 110, 111, 1_000])

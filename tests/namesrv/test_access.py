@@ -37,7 +37,7 @@ class As(Caller):
         self.remoting = RemotingClient(credentials=who)
 
 
-async def test_who_registers_and_who_asks(tmp_path):
+async def test_acl_decides_who_registers_and_queries_routes(tmp_path):
     async with NameServer(config(tmp_path)) as server:
         admin, somebody, nobody = (As(server, who) for who in (ADMIN, SOMEBODY, None))
         for caller, why in ((somebody, "Need admin permission"), (nobody, "No accessKey")):
@@ -58,7 +58,7 @@ async def test_who_registers_and_who_asks(tmp_path):
             await caller.remoting.close()
 
 
-async def test_routes_may_need_an_account_too_and_an_edited_file_is_taken_over(tmp_path):
+async def test_routes_may_need_an_account_and_an_edited_file_is_reloaded(tmp_path):
     async with NameServer(config(tmp_path, acl_reads_need_account=True)) as server:
         somebody, nobody = As(server, SOMEBODY), As(server, None)
         ask = (RequestCode.GET_BROKER_CLUSTER_INFO,)
@@ -72,7 +72,7 @@ async def test_routes_may_need_an_account_too_and_an_edited_file_is_taken_over(t
         await nobody.remoting.close()
 
 
-async def test_who_shows_an_account_or_has_registered_is_no_stranger(tmp_path):
+async def test_signed_or_registered_connection_counts_as_having_an_account(tmp_path):
     """A full name server gives up connections of strangers for new ones."""
 
     async def kept(server, caller, ask):
@@ -94,7 +94,7 @@ async def test_who_shows_an_account_or_has_registered_is_no_stranger(tmp_path):
         assert is_kept
 
 
-async def test_a_file_that_cannot_be_read_is_an_error_at_the_start(tmp_path):
+async def test_unreadable_account_file_prevents_the_start(tmp_path):
     settings = config(tmp_path)
     (tmp_path / "plain_acl.yml").unlink()
     server = NameServer(settings)

@@ -73,7 +73,7 @@ def refused(table, wanted, now_ms=0):
 
 
 @pytest.mark.parametrize("ends", ["closed", "unregistered", "silent", "moved"])
-def test_a_claim_ends_a_period_after_who_made_it_is_gone(ends):
+def test_unsigned_claim_ends_a_period_after_its_broker_is_gone(ends):
     table = RouteTable()
     table.register(claim(LEADER), 0)
     table.register(claim(FOLLOWER, 1), 0)
@@ -96,7 +96,7 @@ def test_a_claim_ends_a_period_after_who_made_it_is_gone(ends):
     assert addresses(table) == {0: LEADER, 1: FOLLOWER}
 
 
-def test_a_claim_lasts_while_who_made_it_is_there():
+def test_unsigned_claim_lasts_while_its_broker_is_registered():
     table = RouteTable()
     table.register(claim(FOLLOWER, 1), 0)
     table.register(claim(LEADER, term=7), 0)
@@ -120,7 +120,7 @@ def picture(table):
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_nothing_unsigned_changes_a_held_name(seed):
+def test_unsigned_requests_do_not_change_a_signed_name(seed):
     rng = random.Random(seed)
     table = held()
     before, now_ms = picture(table), 0
@@ -155,7 +155,7 @@ def test_nothing_unsigned_changes_a_held_name(seed):
         assert picture(table) == before
 
 
-def test_a_held_name_yields_to_a_signed_claim_of_a_higher_term_alone():
+def test_signed_name_yields_only_to_a_signed_claim_of_a_higher_term():
     table = held()
     for term in (0, 4, 5):
         why = refused(table, claim("n2:1", term=term, signed=True))
@@ -164,7 +164,7 @@ def test_a_held_name_yields_to_a_signed_claim_of_a_higher_term_alone():
     assert table.group("g").addresses[0] == "n2:1"
 
 
-def test_a_signed_claim_takes_a_name_from_whoever_had_it_unsigned():
+def test_signed_claim_replaces_unsigned_brokers_of_its_name():
     table = RouteTable()
     fake = [TopicConfig("T", 1, 1, 6), TopicConfig("Fake", 1, 1, 6)]
     table.register(claim(STRANGER, term=TERM_MAX, topics=fake, version=V1), 0)
@@ -179,7 +179,7 @@ def test_a_signed_claim_takes_a_name_from_whoever_had_it_unsigned():
     assert table.broker_count == 1
 
 
-def test_an_old_brokers_name_is_its_own_until_a_signed_one_claims_it():
+def test_unsigned_brokers_keep_their_name_until_a_signed_claim():
     """A rolling upgrade: the followers first, then the leader."""
     table = RouteTable()
     table.register(claim(LEADER), 0)
@@ -191,7 +191,7 @@ def test_an_old_brokers_name_is_its_own_until_a_signed_one_claims_it():
     assert addresses(table) == {0: FOLLOWER, 1: LEADER}
 
 
-def test_a_signed_claim_takes_a_name_whatever_group_id_was_said_for_it():
+def test_signed_claim_replaces_any_unsigned_group_id():
     """An id proves nothing, and anybody may say one."""
     table = RouteTable()
     own, made_up = "0a" * 16, "0b" * 16
@@ -205,7 +205,7 @@ def test_a_signed_claim_takes_a_name_whatever_group_id_was_said_for_it():
     assert why.startswith("[OTHER_GROUP]"), "of another group that has the same key"
 
 
-def test_a_name_is_free_again_when_nobody_signed_is_there():
+def test_signed_name_is_free_after_its_signed_brokers_are_gone():
     table = held()
     table.channel_closed("of " + LEADER, 1_000)
     later = 1_000 + 10 * CLAIM_MS
@@ -215,7 +215,7 @@ def test_a_name_is_free_again_when_nobody_signed_is_there():
     assert refused(table, claim(STRANGER), later) == ""
 
 
-def test_strangers_cannot_fill_the_room_of_who_is_signed():
+def test_unsigned_registrations_cannot_fill_the_table_for_signed_ones():
     table = RouteTable(RouteLimits(brokers_max=3, topics_max=5, topic_entries_max=15))
     many = [TopicConfig(f"t{n}", 1, 1, 6) for n in range(5)]
     for number in range(3):
@@ -230,7 +230,7 @@ def test_strangers_cannot_fill_the_room_of_who_is_signed():
     assert refused(only, claim(LEADER, signed=True)) == ""
 
 
-def test_signed_brokers_are_counted_without_looking_at_all():
+def test_signed_brokers_are_counted_without_a_full_scan():
     table = held()
     assert table.signed_broker_count == 2
     table.register(claim(LEADER, signed=True), 1)  # again
@@ -245,7 +245,7 @@ def test_signed_brokers_are_counted_without_looking_at_all():
     assert table.signed_broker_count == table.broker_count == 0
 
 
-def test_one_connection_is_no_whole_cluster():
+def test_broker_names_per_connection_are_limited():
     table = RouteTable()
     answers = [
         refused(table, claim(f"n{n}:1", broker_name=f"g{n}", channel="one")) for n in range(70)
@@ -308,7 +308,7 @@ class Stranger(Caller):
 HEADER = RegisterBrokerHeader("g", STRANGER, "c", "", 0, raft_term=TERM_MAX)
 
 
-async def test_a_brokers_signed_name_is_nobody_elses(server):
+async def test_signed_name_rejects_unsigned_and_wrongly_signed_brokers(server):
     own = registrar(server, [KEY.encode()])
     own.start()
     await until(lambda: server.address in own.registered)
@@ -337,7 +337,7 @@ async def test_a_brokers_signed_name_is_nobody_elses(server):
     await until(lambda: server.table.broker_count == 0)
 
 
-async def test_a_strangers_registration_is_refused_from_its_header(tmp_path, monkeypatch):
+async def test_unsigned_registration_is_rejected_by_its_header(tmp_path, monkeypatch):
     """With a key, by default: neither what is not signed nor what cannot be signed right costs the
     work of its body; a wrong signature costs a hash of it."""
     path = tmp_path / "registration.key"
@@ -382,7 +382,7 @@ async def test_a_strangers_registration_is_refused_from_its_header(tmp_path, mon
         await stranger.remoting.close()
 
 
-async def test_what_was_recorded_is_worth_nothing_elsewhere(server):
+async def test_replayed_signed_registration_is_rejected(server):
     honest, thief = Stranger(server.address), Stranger(server.address)
     header = RegisterBrokerHeader("g", LEADER, "c", "", 0, raft_term=5)
     answer, recorded = await honest.say(header, await honest.signer(KEY))
@@ -399,7 +399,7 @@ async def test_what_was_recorded_is_worth_nothing_elsewhere(server):
     await until(lambda: not server.processor.proofs._challenges)
 
 
-async def test_who_has_no_key_yet_registers_where_nobody_signs(server):
+async def test_broker_with_an_unknown_key_registers_while_no_broker_is_signed(server):
     old = registrar(server, [])
     old.start()
     await until(lambda: server.address in old.registered)
@@ -411,7 +411,7 @@ async def test_who_has_no_key_yet_registers_where_nobody_signs(server):
     await new.stop()
 
 
-async def test_a_name_server_without_a_key_is_told_unsigned():
+async def test_name_server_without_a_key_gets_an_unsigned_registration():
     async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as plain:
         own = registrar(plain, [KEY.encode()])
         own.start()
@@ -429,7 +429,7 @@ async def test_a_name_server_without_a_key_is_told_unsigned():
             await own.stop()
 
 
-async def test_a_registration_with_another_key_tries_again_and_says_so(server, caplog):
+async def test_registration_with_a_wrong_key_is_retried_and_reported(server, caplog):
     wrong = registrar(server, [b"a-key-that-is-another"])
     wrong.start()
     await until(lambda: server.processor.proofs.wrong_count >= 2)
@@ -438,7 +438,7 @@ async def test_a_registration_with_another_key_tries_again_and_says_so(server, c
     await wrong.stop()
 
 
-async def test_a_tool_that_has_the_key_changes_routes_of_signed_brokers(server):
+async def test_tool_with_the_key_changes_routes_of_signed_brokers(server):
     own = registrar(server, [KEY.encode()])
     own.start()
     await until(lambda: server.address in own.registered)
@@ -466,7 +466,7 @@ def made_up_text(rng):
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_made_up_registrations_leave_nothing(server, seed):
+async def test_malformed_registrations_leave_no_entry(server, seed):
     rng = random.Random(seed)
     stranger = Stranger(server.address)
     good = RegisterBrokerHeader("g", STRANGER, "c", "h:1", 0, raft_term=5, raft_role="leader")
@@ -549,7 +549,7 @@ asyncio.run(main())
 """
 
 
-def test_a_registration_that_unpacks_to_250_mb_costs_little():
+def test_registration_that_inflates_to_250_mb_costs_little():
     ran = subprocess.run(
         [sys.executable, "-c", BOMB], cwd=ROOT, capture_output=True, text=True, check=False
     )

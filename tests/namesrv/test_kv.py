@@ -6,7 +6,7 @@ from raftmq.namesrv.kv import KvConfig, KvConfigFull
 from raftmq.remoting.errors import BodyError
 
 
-def test_put_get_delete() -> None:
+def test_kv_put_get_and_delete() -> None:
     config = KvConfig()
     config.put("n", "k", "v")
     assert config.get("n", "k") == "v"
@@ -18,7 +18,7 @@ def test_put_get_delete() -> None:
     assert config.namespace("n") is None
 
 
-def test_the_file_form() -> None:
+def test_kv_file_format() -> None:
     config = KvConfig()
     config.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4")
     again = KvConfig.decode(config.encode())
@@ -28,12 +28,12 @@ def test_the_file_form() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"configTable":[1]}',
                                   b'{"configTable":{"n":1}}'])  # fmt: skip
-def test_a_damaged_file(data: bytes) -> None:
+def test_damaged_kv_file_is_rejected(data: bytes) -> None:
     with pytest.raises(BodyError):
         KvConfig.decode(data)
 
 
-def test_the_bound_counts_what_is_there() -> None:
+def test_kv_size_limit_counts_existing_values() -> None:
     config = KvConfig(size_bytes_max=10)
     config.put("n", "k", "v" * 8)
     config.put("n", "k", "w" * 8)  # in place of the old one
@@ -44,7 +44,7 @@ def test_the_bound_counts_what_is_there() -> None:
     config.put("n", "l", "v" * 8)
 
 
-def test_the_bound_counts_values_and_bytes() -> None:
+def test_kv_limits_count_values_and_bytes() -> None:
     config = KvConfig(size_bytes_max=13, values_max=2)
     config.put("n", "k", "é" * 4)
     with pytest.raises(KvConfigFull, match="13 bytes"):
@@ -57,7 +57,7 @@ def test_the_bound_counts_values_and_bytes() -> None:
     config.put("m", "", "")
 
 
-def test_a_copy_has_the_same_bounds() -> None:
+def test_kv_copy_has_the_same_limits() -> None:
     config = KvConfig(size_bytes_max=9, values_max=2)
     config.put("n", "k", "v")
     twin = config.copy()

@@ -45,7 +45,7 @@ class Turn:
             return has_turn
 
 
-async def test_turns_are_in_order_and_a_repetition_takes_the_first_ones_place() -> None:
+async def test_registration_turns_are_in_order_and_a_repetition_keeps_its_turn() -> None:
     waiting_list, log = WaitingList(), list[str]()
     first, second, third = (Turn(waiting_list, key, log) for key in "abc")
     await asyncio.sleep(0.01)
@@ -62,7 +62,7 @@ async def test_turns_are_in_order_and_a_repetition_takes_the_first_ones_place() 
     assert log == ["a", "b", "c"] and not waiting_list.is_taken
 
 
-async def test_who_leaves_is_passed_over_even_when_its_turn_has_come() -> None:
+async def test_cancelled_registration_gives_its_turn_to_the_next() -> None:
     waiting_list, log = WaitingList(), list[str]()
     first, waits, called, last = (Turn(waiting_list, key, log) for key in "abcd")
     await asyncio.sleep(0.01)
@@ -82,7 +82,7 @@ async def test_who_leaves_is_passed_over_even_when_its_turn_has_come() -> None:
     assert not waiting_list.is_taken
 
 
-async def test_brokers_that_return_at_once_are_read_in_order_and_each_line_once(
+async def test_returning_brokers_are_read_in_order_and_each_line_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A group's replicas send the same body, and groups differ in the version only."""
@@ -130,7 +130,7 @@ async def test_brokers_that_return_at_once_are_read_in_order_and_each_line_once(
     assert len(parsed) == len(TOPICS)
 
 
-async def test_a_repeated_registration_waits_once_and_a_small_one_does_not_wait() -> None:
+async def test_repeated_registration_waits_once_and_a_small_one_does_not_wait() -> None:
     async with NameServer(WITHOUT_HTTP) as server:
         assert server.processor is not None
         caller = Caller(server.address)
@@ -153,7 +153,7 @@ async def test_a_repeated_registration_waits_once_and_a_small_one_does_not_wait(
         await caller.remoting.close()
 
 
-def test_lines_are_remembered_within_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_registration_lines_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(topics: list[TopicConfig]) -> list[TopicConfig]:
         body = encode_register_body(DataVersion(), topics)
         steps = reading_register_body(body, True, BodyLimits(), lines)

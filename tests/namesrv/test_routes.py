@@ -57,7 +57,7 @@ def names(table: RouteTable) -> list[str]:
     return sorted(table.topics())
 
 
-def test_a_group_and_its_topics() -> None:
+def test_route_table_has_a_registered_group_and_its_topics() -> None:
     table = group_of_three()
     assert addresses(table) == {0: N0, 2: N1, 3: N2}
     assert names(table) == ["A", "B"]
@@ -73,7 +73,7 @@ def test_a_group_and_its_topics() -> None:
     assert table.queues("C") is None
 
 
-def test_what_a_registration_is_told() -> None:
+def test_registration_reply_has_the_leader_and_whether_the_table_changed() -> None:
     table = RouteTable()
     first = table.register(claim(N1, 2), 0)
     assert (first.leader_address, first.changed, first.need_full) == ("", True, False)
@@ -100,7 +100,7 @@ def test_failover_never_lists_a_node_twice() -> None:
 
 
 @pytest.mark.parametrize("stale_term", [0, 4, 5])
-def test_a_stale_leader_cannot_come_back(stale_term: int) -> None:
+def test_leader_of_a_stale_term_is_rejected(stale_term: int) -> None:
     table = group_of_three(term=5)
     table.register(claim(N1, 0, term=6, topics=[topic("A"), topic("new")], version=V2), 1)
     with pytest.raises(RegistrationRefused) as caught:
@@ -114,7 +114,7 @@ def test_a_stale_leader_cannot_come_back(stale_term: int) -> None:
     assert (group.term, group.version) == (6, V2)
 
 
-def test_the_refusal_names_the_leader() -> None:
+def test_stale_term_rejection_names_the_leader() -> None:
     table = RouteTable()
     table.register(claim(N1, 0, term=6), 0)
     with pytest.raises(RegistrationRefused) as caught:
@@ -122,7 +122,7 @@ def test_the_refusal_names_the_leader() -> None:
     assert (caught.value.leader_address, caught.value.term) == (N1, 6)
 
 
-def test_one_term_has_one_leader() -> None:
+def test_second_leader_of_a_term_is_rejected() -> None:
     table = group_of_three(term=5)
     with pytest.raises(RegistrationRefused):
         table.register(claim(N1, 0, term=5), 1)
@@ -131,7 +131,7 @@ def test_one_term_has_one_leader() -> None:
     assert addresses(table)[0] == N1
 
 
-def test_a_dead_leaders_term_is_remembered_while_the_group_lives() -> None:
+def test_dead_leaders_term_is_kept_while_its_group_lives() -> None:
     table = group_of_three(term=5)
     table.register(claim(N1, 0, term=6, channel="ch1"), 1)
     table.channel_closed("ch1", 0)
@@ -142,7 +142,7 @@ def test_a_dead_leaders_term_is_remembered_while_the_group_lives() -> None:
     assert addresses(table)[0] == N2
 
 
-def test_a_nodes_late_registration_does_not_undo_its_newer_one() -> None:
+def test_late_registration_of_a_node_does_not_undo_its_newer_one() -> None:
     table = group_of_three(term=5)
     table.register(claim(N1, 0, term=6), 1)
     with pytest.raises(RegistrationRefused):
@@ -150,7 +150,7 @@ def test_a_nodes_late_registration_does_not_undo_its_newer_one() -> None:
     assert addresses(table)[0] == N1
 
 
-def test_a_second_master_is_refused_while_the_first_is_there() -> None:
+def test_second_master_is_rejected_while_the_first_is_registered() -> None:
     """Neither says a term: sends would go to both in turns."""
     table = RouteTable()
     table.register(claim(N0, 0, channel="ch0"), 0)
@@ -169,7 +169,7 @@ def test_a_second_master_is_refused_while_the_first_is_there() -> None:
     assert addresses(table) == {0: N0, 1: N1}
 
 
-def test_a_slave_takes_over_as_in_apaches_dledger_groups() -> None:
+def test_slave_takes_over_as_in_apaches_dledger_groups() -> None:
     """Their terms are not told. The old leader may be cut off, and its connection linger."""
     table = RouteTable()
     table.register(claim(N0, 0, channel="ch0"), 0)
@@ -179,7 +179,7 @@ def test_a_slave_takes_over_as_in_apaches_dledger_groups() -> None:
 
 
 @pytest.mark.parametrize("end", ["closed", "unregistered", "silent", "a slave now"])
-def test_a_master_takes_over_when_the_first_is_gone(end: str) -> None:
+def test_master_takes_over_after_the_first_is_gone(end: str) -> None:
     table = RouteTable()
     table.register(claim(N0, 0, channel="ch0"), 0)
     now_ms = 1
@@ -195,7 +195,7 @@ def test_a_master_takes_over_when_the_first_is_gone(end: str) -> None:
     assert addresses(table)[0] == N1
 
 
-def test_a_master_that_apaches_controller_chose_replaces_the_one_before() -> None:
+def test_master_elected_by_apaches_controller_replaces_the_previous() -> None:
     table = RouteTable()
     table.register(claim(N0, 0, version=DataVersion(9, 1, 5)), 0)
     table.register(claim(N1, 0, version=DataVersion(1, 2, 5)), 1)
@@ -203,7 +203,7 @@ def test_a_master_that_apaches_controller_chose_replaces_the_one_before() -> Non
     assert why_refused(table, claim(N0, 0, version=DataVersion(9, 1, 6)), 2)
 
 
-def test_a_stray_does_not_take_the_place_of_a_replica_that_is_there() -> None:
+def test_replica_with_a_copied_id_and_no_term_is_rejected() -> None:
     """A copied dLegerSelfId and an empty store: no leader reaches it, so it knows no term."""
     table = group_of_three()
     stray = why_refused(table, claim(N3, 3, 4, channel="ch3"), 1)
@@ -212,7 +212,7 @@ def test_a_stray_does_not_take_the_place_of_a_replica_that_is_there() -> None:
     table.register(claim(N2, 3, 5, channel="ch2"), 2)
 
 
-def test_a_copy_does_not_take_turns_with_the_replica_that_it_is_a_copy_of() -> None:
+def test_copy_of_a_replica_without_a_leader_is_rejected() -> None:
     """A whole machine or store was copied: it has the term, and no leader speaks to it."""
     table = group_of_three()
     copy = claim(N3, 3, 5, channel="ch3", follows=False)
@@ -225,7 +225,7 @@ def test_a_copy_does_not_take_turns_with_the_replica_that_it_is_a_copy_of() -> N
 
 
 @pytest.mark.parametrize("double_first", [True, False])
-def test_a_leaders_double_does_not_get_the_id_that_the_leader_has_otherwise(
+def test_replica_with_a_copied_id_of_the_leader_is_rejected(
     double_first: bool,
 ) -> None:
     table = RouteTable()
@@ -241,7 +241,7 @@ def test_a_leaders_double_does_not_get_the_id_that_the_leader_has_otherwise(
 
 
 @pytest.mark.parametrize("how", ["same term", "closed", "silent", "same address"])
-def test_a_replica_that_moved_takes_its_place(how: str) -> None:
+def test_moved_replica_replaces_its_old_address(how: str) -> None:
     table = group_of_three()
     term, now_ms, address = 4, 1, N3
     if how == "same term":
@@ -257,7 +257,7 @@ def test_a_replica_that_moved_takes_its_place(how: str) -> None:
     assert addresses(table)[3] == address
 
 
-def test_routes_say_which_groups_are_raft_groups() -> None:
+def test_routes_mark_raft_groups() -> None:
     """By the terms of their brokers, also while none of them leads; a master's group is none."""
 
     def told(table: RouteTable) -> object:
@@ -275,7 +275,7 @@ def test_routes_say_which_groups_are_raft_groups() -> None:
     assert told(pair) is True
 
 
-def test_a_group_may_start_over_when_all_of_it_is_gone() -> None:
+def test_group_may_restart_its_terms_when_all_its_brokers_are_gone() -> None:
     table = RouteTable()
     table.register(claim(N0, 0, term=9, channel="ch"), 0)
     table.channel_closed("ch", 0)
@@ -285,7 +285,7 @@ def test_a_group_may_start_over_when_all_of_it_is_gone() -> None:
     assert addresses(table) == {0: N0}
 
 
-def test_a_negative_id_is_refused() -> None:
+def test_negative_broker_id_is_rejected() -> None:
     with pytest.raises(RegistrationRefused):
         RouteTable().register(claim(N0, -1), 0)
 
@@ -313,7 +313,7 @@ def why_refused(table: RouteTable, wanted: Registration, now_ms: int = 0) -> str
     return ""
 
 
-def test_a_removed_group_does_not_return() -> None:
+def test_removed_group_cannot_register_again() -> None:
     """By its id, under any name; its name may be that of a new group. Only leaders are believed,
     and an unsigned report has no effect on a signed group."""
     table = RouteTable()
@@ -347,7 +347,7 @@ def test_the_brokers_of_a_removed_group_leave_its_routes() -> None:
     assert table.broker_count == table.signed_broker_count == 1
 
 
-def test_removed_groups_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_removed_groups_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "REMOVED_GROUPS_MAX", 2)
     table = RouteTable()
     ids = [f"{number:032x}" for number in range(3)]
@@ -358,7 +358,7 @@ def test_removed_groups_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("term", [0, 1, 3])
 @pytest.mark.parametrize("broker_id", [0, 1, 2, 3])
-def test_another_group_neither_joins_nor_displaces(broker_id: int, term: int) -> None:
+def test_broker_of_another_group_id_is_rejected(broker_id: int, term: int) -> None:
     table = group_with_an_id()
     with pytest.raises(RegistrationRefused) as caught:
         stranger = claim(Q0, broker_id, term, group_id=Q, topics=[topic("X")], version=V2)
@@ -374,7 +374,7 @@ def test_another_group_neither_joins_nor_displaces(broker_id: int, term: int) ->
 
 
 @pytest.mark.parametrize("end", ["closed", "unregistered", "silent"])
-def test_a_name_is_free_when_all_of_its_group_is_gone(end: str) -> None:
+def test_broker_name_is_free_when_all_its_brokers_are_gone(end: str) -> None:
     table = group_with_an_id(term=9)
     stranger = claim(Q0, 0, 1, group_id=Q)
     assert table.unregister(N0, "g", 1)
@@ -392,7 +392,7 @@ def test_a_name_is_free_when_all_of_its_group_is_gone(end: str) -> None:
 
 
 @pytest.mark.parametrize("upgraded", [[N1, N2, N0], [N0, N1, N2]])
-def test_a_rolling_upgrade_mixes_who_says_an_id_with_who_cannot(upgraded: list[str]) -> None:
+def test_rolling_upgrade_mixes_brokers_with_and_without_group_id(upgraded: list[str]) -> None:
     """One replica after the other, each stopped first; whoever leads, of whichever version."""
     table, term, ids = RouteTable(), 5, {N0: 1, N1: 2, N2: 3}
     said = {address: dict(BEFORE) for address in ids}
@@ -416,7 +416,7 @@ def test_a_rolling_upgrade_mixes_who_says_an_id_with_who_cannot(upgraded: list[s
 
 @pytest.mark.parametrize("broker_id", [0, 2, 3])
 @pytest.mark.parametrize("term", [0, 5])
-def test_who_could_say_an_id_and_has_none_does_not_get_into_a_held_name(
+def test_broker_without_group_id_is_rejected_from_a_name_with_one(
     term: int, broker_id: int
 ) -> None:
     """A new group before its id is in its log; Apache's brokers, a classic master or slave."""
@@ -426,7 +426,7 @@ def test_who_could_say_an_id_and_has_none_does_not_get_into_a_held_name(
     assert addresses(table) == {0: N0, 2: N1}
 
 
-def test_an_id_that_a_group_just_found_refuses_none_of_its_own() -> None:
+def test_first_group_id_of_a_group_does_not_reject_its_own_replicas() -> None:
     """Replicas learn their first id one after the other, and register meanwhile."""
     table = group_of_three(term=5)
     assert why_refused(table, claim(N1, 2, 5, group_id=P)) == ""
@@ -436,7 +436,7 @@ def test_an_id_that_a_group_just_found_refuses_none_of_its_own() -> None:
     assert addresses(table) == {0: N0, 2: N1, 3: N2}
 
 
-def test_who_was_taken_in_before_its_id_was_known_is_dropped() -> None:
+def test_broker_registered_before_its_group_id_is_dropped_on_mismatch() -> None:
     """A restarted name server knows nobody: the first group that says its id holds the name."""
     table = RouteTable()
     table.register(claim(Q0, 0, 7), 0)
@@ -450,7 +450,7 @@ def test_who_was_taken_in_before_its_id_was_known_is_dropped() -> None:
     assert addresses(table) == {0: N0, 2: N1}
 
 
-def test_a_group_that_was_made_anew_at_its_addresses_gets_its_name() -> None:
+def test_recreated_group_at_the_same_addresses_gets_its_name() -> None:
     """Its connections from before may be open still, to the name server."""
     table = group_with_an_id(term=9)
     assert why_refused(table, claim(N0, 0, 1, group_id=Q), 1).startswith("[OTHER_GROUP]")
@@ -459,7 +459,7 @@ def test_a_group_that_was_made_anew_at_its_addresses_gets_its_name() -> None:
     assert addresses(table) == {0: N0, 2: N1}
 
 
-def test_a_name_that_comes_back_with_another_id_is_taken_in_and_told_of() -> None:
+def test_broker_name_with_a_changed_group_id_is_accepted_and_reported() -> None:
     """Its stores may have been empty: a wrong path, a volume that was not mounted."""
     table = group_with_an_id()
     table.channel_closed("ch0", 1)
@@ -474,7 +474,7 @@ def test_a_name_that_comes_back_with_another_id_is_taken_in_and_told_of() -> Non
     assert other.group_id_before == ""
 
 
-def test_the_remembered_ids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_group_ids_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "GROUP_IDS_MAX", 2)
     table = RouteTable()
 
@@ -493,7 +493,7 @@ def test_the_remembered_ids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 # --- liveness
 
 
-def test_the_end_of_the_current_channel_removes_a_broker_at_once() -> None:
+def test_closed_current_channel_removes_its_broker_at_once() -> None:
     table = group_of_three()
     assert [b.address for b in table.channel_closed("ch0", 0)] == [N0]
     assert addresses(table) == {2: N1, 3: N2}
@@ -501,7 +501,7 @@ def test_the_end_of_the_current_channel_removes_a_broker_at_once() -> None:
     assert table.channel_closed("ch0", 0) == []
 
 
-def test_the_end_of_an_older_channel_means_nothing() -> None:
+def test_closed_older_channel_does_not_remove_its_broker() -> None:
     table = group_of_three()
     table.register(claim(N0, 0, 5, channel="ch0 again"), 1)
     assert table.channel_closed("ch0", 0) == []
@@ -511,14 +511,14 @@ def test_the_end_of_an_older_channel_means_nothing() -> None:
     assert [b.address for b in table.channel_closed("ch1 again", 0)] == [N1]
 
 
-def test_a_replaced_leaders_end_does_not_remove_its_successor() -> None:
+def test_closed_channel_of_a_replaced_leader_keeps_its_successor() -> None:
     table = group_of_three(term=5)
     table.register(claim(N1, 0, term=6, channel="ch1"), 1)
     table.channel_closed("ch0", 0)
     assert addresses(table) == {0: N1, 3: N2}
 
 
-def test_silence() -> None:
+def test_silent_brokers_expire() -> None:
     table = group_of_three()
     table.refresh(N1, "g", "ch1", 1000)
     assert table.expire(EXPIRY_MS) == []
@@ -530,7 +530,7 @@ def test_silence() -> None:
     assert table.broker_count == 0
 
 
-def test_a_broker_may_name_its_own_time_out() -> None:
+def test_broker_may_name_its_own_time_out() -> None:
     table = RouteTable()
     table.register(claim(N0, 0, timeout_ms=500), 0)
     table.register(claim(N1, 1), 0)
@@ -540,7 +540,7 @@ def test_a_broker_may_name_its_own_time_out() -> None:
     assert [b.address for b in table.expire(701)] == [N1]
 
 
-def test_unregistering() -> None:
+def test_unregistered_broker_leaves_the_table() -> None:
     table = group_of_three()
     assert not table.unregister(N0, "another group", 0)
     assert table.unregister(N0, "g", 0)
@@ -548,7 +548,7 @@ def test_unregistering() -> None:
     assert addresses(table) == {2: N1, 3: N2}
 
 
-def test_a_node_that_moves_to_another_group_leaves_the_first() -> None:
+def test_node_that_moves_to_another_group_leaves_the_first() -> None:
     table = group_of_three()
     table.register(claim(N2, 0, broker_name="h", topics=[topic("A")]), 1)
     assert addresses(table) == {0: N0, 2: N1}
@@ -557,7 +557,7 @@ def test_a_node_that_moves_to_another_group_leaves_the_first() -> None:
     assert not table.refresh(N2, "g", None, 2)
 
 
-def test_an_unknown_broker_is_told_to_register() -> None:
+def test_heartbeat_of_an_unknown_broker_is_rejected() -> None:
     table = group_of_three(term=5)
     assert not table.refresh("10.0.0.9:1", "g", None, 0)
     assert table.version_known("10.0.0.9:1", "g", 0) is None
@@ -571,7 +571,7 @@ def test_an_unknown_broker_is_told_to_register() -> None:
 # --- topics
 
 
-def test_the_leaders_table_replaces_the_groups() -> None:
+def test_leaders_topic_table_replaces_the_groups() -> None:
     table = group_of_three()
     result = table.register(claim(N0, 0, 5, version=V2, topics=[topic("B", 8), topic("C")]), 1)
     assert result.changed
@@ -581,7 +581,7 @@ def test_the_leaders_table_replaces_the_groups() -> None:
     assert queues["g"].read_queue_count == 8
 
 
-def test_another_groups_topics_stay() -> None:
+def test_topics_of_another_group_are_kept() -> None:
     table = group_of_three()
     table.register(claim("10.0.1.1:1", 0, broker_name="h", topics=[topic("A"), topic("Z")]), 0)
     table.register(claim(N0, 0, 5, version=V2, topics=[topic("B")]), 1)
@@ -589,7 +589,7 @@ def test_another_groups_topics_stay() -> None:
     assert set(table.queues("A") or {}) == {"h"}
 
 
-def test_a_followers_table_counts_only_while_there_is_no_other() -> None:
+def test_followers_topic_table_counts_only_without_a_leaders() -> None:
     table = RouteTable()
     table.register(claim(N1, 2, topics=[topic("old")]), 0)
     assert names(table) == ["old"]
@@ -601,7 +601,7 @@ def test_a_followers_table_counts_only_while_there_is_no_other() -> None:
     assert names(table) == ["new"]
 
 
-def test_an_unchanged_table_is_not_asked_for() -> None:
+def test_unchanged_topic_table_is_not_requested() -> None:
     table = RouteTable()
     assert table.wants_topics("g", N0, 0, V1)
     table.register(claim(N0, 0, 5), 0)
@@ -615,7 +615,7 @@ def test_an_unchanged_table_is_not_asked_for() -> None:
     assert names(table) == ["A", "B"]
 
 
-def test_a_delta_on_the_known_version_is_merged() -> None:
+def test_delta_on_the_known_version_is_merged() -> None:
     table = group_of_three()
     delta = [topic("C"), topic("A", 16), topic("B", 0)]
     result = table.register(claim(N0, 0, 5, version=V2, topics=delta, delta_base=V1), 1)
@@ -627,7 +627,7 @@ def test_a_delta_on_the_known_version_is_merged() -> None:
     assert table.version_known(N0, "g", 0) == V2
 
 
-def test_a_repeated_delta_does_nothing() -> None:
+def test_repeated_delta_changes_nothing() -> None:
     table = group_of_three()
     delta = claim(N0, 0, 5, version=V2, topics=[topic("B", 0)], delta_base=V1)
     table.register(delta, 1)
@@ -636,7 +636,7 @@ def test_a_repeated_delta_does_nothing() -> None:
     assert names(table) == ["A"]
 
 
-def test_a_delta_on_another_version_asks_for_the_full_table() -> None:
+def test_delta_on_another_version_requests_the_full_table() -> None:
     table = group_of_three()
     result = table.register(claim(N0, 0, 5, version=V3, topics=[topic("C")], delta_base=V2), 1)
     assert result.need_full
@@ -649,7 +649,7 @@ def test_a_delta_on_another_version_asks_for_the_full_table() -> None:
     assert names(table) == ["C"]
 
 
-def test_a_delta_to_an_empty_name_server_asks_for_the_full_table() -> None:
+def test_delta_to_an_empty_name_server_requests_the_full_table() -> None:
     table = RouteTable()
     result = table.register(claim(N0, 0, 5, version=V2, delta_base=V1), 0)
     assert result.need_full
@@ -657,14 +657,14 @@ def test_a_delta_to_an_empty_name_server_asks_for_the_full_table() -> None:
     assert names(table) == []
 
 
-def test_a_new_leader_may_go_on_with_deltas() -> None:
+def test_new_leader_may_continue_with_deltas() -> None:
     table = group_of_three(term=5)
     delta = claim(N1, 0, 6, version=V2, topics=[topic("C")], delta_base=V1)
     assert not table.register(delta, 1).need_full
     assert names(table) == ["A", "B", "C"]
 
 
-def test_one_topic_of_an_apache_broker_is_not_all_it_has() -> None:
+def test_single_topic_of_an_apache_broker_is_added_to_its_table() -> None:
     """It registers a topic just made alone, and its whole table without saying so."""
     table = RouteTable()
     table.register(claim(N0, 0, 0, topics=[topic("A"), topic("B")], complete=False), 0)
@@ -688,7 +688,7 @@ def test_topics_deleted_by_hand() -> None:
     assert names(table) == ["B"]
 
 
-def test_write_permission() -> None:
+def test_write_permission_of_a_group_is_changed() -> None:
     table = group_of_three()
     assert table.set_writable("g", False) == 2
     queues = table.queues("A")
@@ -702,7 +702,7 @@ def test_write_permission() -> None:
 # --- limits
 
 
-def test_the_number_of_brokers_is_bounded() -> None:
+def test_brokers_are_limited_in_number() -> None:
     table = RouteTable(RouteLimits(brokers_max=2))
     table.register(claim(N0, 0), 0)
     table.register(claim(N1, 1), 0)
@@ -712,7 +712,7 @@ def test_the_number_of_brokers_is_bounded() -> None:
     assert addresses(table) == {0: N0, 1: N1}
 
 
-def test_the_brokers_of_one_group_are_bounded() -> None:
+def test_brokers_per_group_are_limited() -> None:
     table = RouteTable()
     for number in range(BROKERS_PER_GROUP_MAX):
         table.register(claim(f"n{number}:1", number), 0)
@@ -723,7 +723,7 @@ def test_the_brokers_of_one_group_are_bounded() -> None:
     table.register(claim("n501:1", 501), 0)
 
 
-def test_the_number_of_topics_is_bounded_and_a_refusal_changes_nothing() -> None:
+def test_topics_are_limited_and_a_rejection_changes_nothing() -> None:
     table = RouteTable(RouteLimits(topics_max=3))
     table.register(claim(N0, 0, topics=[topic("A"), topic("B"), topic("C")]), 0)
     with pytest.raises(RegistrationRefused, match="TABLE_FULL") as caught:
@@ -736,7 +736,7 @@ def test_the_number_of_topics_is_bounded_and_a_refusal_changes_nothing() -> None
     assert names(table) == ["A", "D"]
 
 
-def test_a_topic_counts_once_for_each_group_that_has_it() -> None:
+def test_topic_entries_are_counted_per_group() -> None:
     table = RouteTable(RouteLimits(topics_max=10, topic_entries_max=4))
     two, three = [topic("A"), topic("B")], [topic("A"), topic("B"), topic("C")]
     table.register(claim("n0:1", 0, broker_name="g", topics=two), 0)
@@ -807,7 +807,7 @@ def test_many_topics_change_in_steps_and_addresses_at_once() -> None:
     assert not table.register(delta, 3).need_full
 
 
-def test_a_group_that_goes_leaves_no_route_and_its_topics_in_steps() -> None:
+def test_removed_group_loses_its_routes_at_once_and_its_topics_in_steps() -> None:
     table = RouteTable()
     worker = Worker(table)
     table.register(claim(N0, 0, topics=many(5_000)), 0)
@@ -823,7 +823,7 @@ def test_a_group_that_goes_leaves_no_route_and_its_topics_in_steps() -> None:
     assert names(table) == ["own", "t7"] and table.topic_entry_count == table.topic_count == 2
 
 
-def test_a_group_may_go_while_its_topics_change() -> None:
+def test_group_may_be_removed_while_its_topics_change() -> None:
     table = RouteTable()
     worker = Worker(table)
     made = table.register(claim(N0, 0, topics=many(5_000), channel="ch0"), 0)
@@ -835,7 +835,7 @@ def test_a_group_may_go_while_its_topics_change() -> None:
     assert table.topic_entry_count == table.topic_count == 0
 
 
-def test_a_table_without_a_version_is_known_by_its_bytes() -> None:
+def test_topic_table_without_a_version_is_known_by_its_bytes() -> None:
     """Apache's brokers send all of it every 30 s."""
     table = RouteTable()
     complete: dict[str, Any] = {"complete": False, "digest": b"1"}

@@ -122,7 +122,7 @@ async def test_registration_and_route(caller: Caller, compressed: bool) -> None:
     }
 
 
-async def test_an_unknown_topic(caller: Caller) -> None:
+async def test_route_of_an_unknown_topic_is_not_found(caller: Caller) -> None:
     answer = await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "nope"})
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert (answer.remark or "").startswith(
@@ -130,7 +130,7 @@ async def test_an_unknown_topic(caller: Caller) -> None:
     )
 
 
-async def test_a_registration_that_was_damaged_on_the_way(caller: Caller) -> None:
+async def test_damaged_registration_is_rejected(caller: Caller) -> None:
     answer = await caller.register("10.0.0.1:10911", 0, body_crc=1)
     assert (answer.code, answer.remark) == (1, "crc32 not match")
     header = RegisterBrokerHeader("broker-a", "10.0.0.1:10911", "c", "", 0, True)
@@ -156,7 +156,7 @@ async def test_failover_and_the_stale_leader(caller: Caller) -> None:
     assert await caller.addresses() == {"0": "n1:1", "1": "n0:1"}
 
 
-async def test_a_replica_without_a_leader_takes_nobodys_id(caller: Caller) -> None:
+async def test_replica_without_a_leader_takes_no_broker_id_in_use(caller: Caller) -> None:
     said: dict[str, Any] = {"raft_term": 5, "raft_group_id": "0a" * 16}
     await caller.register("n0:1", 0, raft_role="leader", raft_own_id=1, **said)
     await caller.register("n1:1", 2, raft_role="follower", **said)
@@ -169,7 +169,7 @@ async def test_a_replica_without_a_leader_takes_nobodys_id(caller: Caller) -> No
     assert await caller.addresses() == {"0": "n0:1", "2": "moved:1"}
 
 
-async def test_a_group_of_another_id_is_refused_and_who_says_none_by_its_version(
+async def test_foreign_group_id_is_rejected_and_an_older_version_accepted(
     caller: Caller,
 ) -> None:
     own: dict[str, Any] = {"raft_term": 1, "raft_role": "leader", "raft_group_id": "0a" * 16}
@@ -190,7 +190,7 @@ async def test_a_group_of_another_id_is_refused_and_who_says_none_by_its_version
     assert await caller.addresses() == {"0": "n1:1"}
 
 
-async def test_a_name_that_comes_back_with_another_id_is_logged_once(
+async def test_broker_name_with_a_changed_group_id_is_logged_once(
     server: NameServer, caller: Caller, caplog: pytest.LogCaptureFixture
 ) -> None:
     own: dict[str, Any] = {"raft_term": 1, "raft_role": "leader"}
@@ -206,7 +206,7 @@ async def test_a_name_that_comes_back_with_another_id_is_logged_once(
     assert f"address=n0:1 id={'0b' * 16} before={'0a' * 16}: if nobody meant it" in line
 
 
-async def test_deltas(caller: Caller) -> None:
+async def test_registration_deltas_and_data_versions(caller: Caller) -> None:
     async def version_changed(version: DataVersion) -> str:
         header = BrokerHeader("broker-a", "n0:1", "c", 0)
         answer = await caller.ask(RequestCode.QUERY_DATA_VERSION, header.to_ext(), version.encode())
@@ -231,7 +231,7 @@ async def test_deltas(caller: Caller) -> None:
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_a_closed_channel_removes_its_broker_at_once(
+async def test_closed_channel_removes_its_broker_at_once(
     server: NameServer, caller: Caller
 ) -> None:
     other = Caller(caller.address)
@@ -250,7 +250,7 @@ async def test_a_closed_channel_removes_its_broker_at_once(
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_silent_brokers_are_dropped_and_their_connection_closed(
+async def test_silent_brokers_are_dropped_and_their_connections_closed(
     server: NameServer, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await server.stop()
@@ -278,7 +278,7 @@ async def test_heartbeat_unregister_and_members(caller: Caller) -> None:
     assert loads_object(answer.body)["brokerMemberGroup"]["brokerAddrs"] == {}
 
 
-async def test_lists(caller: Caller) -> None:
+async def test_cluster_and_topic_lists(caller: Caller) -> None:
     await caller.register("n0:1", 0)
     await caller.register("m0:1", 0, V1, [TopicConfig("Z", 1, 1, 6)], broker_name="broker-b",
                           cluster="d")  # fmt: skip
@@ -300,7 +300,7 @@ async def test_lists(caller: Caller) -> None:
     assert system["brokerAddr"] == "n0:1"
 
 
-async def test_write_permission(caller: Caller) -> None:
+async def test_write_permission_of_a_broker_is_changed(caller: Caller) -> None:
     await caller.register("n0:1", 0)
     name = {"brokerName": "broker-a"}
     answer = await caller.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, name)
@@ -339,7 +339,7 @@ async def test_key_values_survive_a_restart(tmp_path: Path) -> None:
         await caller.remoting.close()
 
 
-async def test_what_could_not_be_written_is_not_in_force(tmp_path: Path) -> None:
+async def test_key_value_that_cannot_be_saved_is_not_in_force(tmp_path: Path) -> None:
     key = {"namespace": "n", "key": "k"}
     config = NameServerConfig("127.0.0.1", 0, str(tmp_path))
     in_the_way = (tmp_path / KV_FILE_NAME).with_suffix(".tmp")
@@ -362,13 +362,13 @@ async def test_what_could_not_be_written_is_not_in_force(tmp_path: Path) -> None
         await caller.remoting.close()
 
 
-async def test_a_damaged_store_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+async def test_damaged_kv_file_prevents_the_start(tmp_path: Path) -> None:
     (tmp_path / KV_FILE_NAME).write_text("{")
     with pytest.raises(BodyError):
         await NameServer(NameServerConfig("127.0.0.1", 0, str(tmp_path))).start()
 
 
-async def test_limits_reach_the_wire(server: NameServer) -> None:
+async def test_limits_are_reported_over_the_wire(server: NameServer) -> None:
     config = NameServerConfig("127.0.0.1", 0, registration_bytes_max=2000)
     async with NameServer(config, RouteLimits(topics_max=1)) as small:
         caller = Caller(f"127.0.0.1:{small.port}")
@@ -386,7 +386,7 @@ async def test_limits_reach_the_wire(server: NameServer) -> None:
 @pytest.mark.parametrize(
     "wrong", ["t" * 256, "t" * 400_000, "x\n2026-11-27 12:00:00,000 CRITICAL forged", "a b", "é"]
 )
-async def test_what_is_no_name_is_refused_wherever_one_is_asked_for(
+async def test_malformed_names_are_rejected_in_every_request(
     server: NameServer, caller: Caller, wrong: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queues = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "brokerName": "b"}
@@ -425,7 +425,7 @@ async def test_what_is_no_name_is_refused_wherever_one_is_asked_for(
     assert not any(wrong in record.getMessage() for record in caplog.records)
 
 
-async def test_a_value_has_a_length_and_the_table_a_size(caller: Caller) -> None:
+async def test_kv_values_and_table_are_limited_in_size(caller: Caller) -> None:
     async def put(key: str, value: str) -> int:
         ext = {"namespace": "n", "key": key, "value": value}
         return (await caller.ask(RequestCode.PUT_KV_CONFIG, ext)).code
@@ -438,7 +438,7 @@ async def test_a_value_has_a_length_and_the_table_a_size(caller: Caller) -> None
     assert codes == [0] * (count - 1) + [ResponseCode.SYSTEM_BUSY]
 
 
-async def test_a_hundred_thousand_topics(
+async def test_registration_of_a_hundred_thousand_topics(
     server: NameServer, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One registration takes them all; saying it again does not even read them."""
@@ -493,7 +493,7 @@ async def start_command(*arguments: str) -> asyncio.subprocess.Process:
     )
 
 
-async def test_the_command() -> None:
+async def test_mqnamesrv_starts_serves_and_stops() -> None:
     process = await start_command("--listen-port", "0", "--bind", "127.0.0.1")
     assert process.stdout is not None
     line = (await process.stdout.readline()).decode()
@@ -525,7 +525,7 @@ async def test_the_configuration_is_printed_as_by_apache_s_script() -> None:
     assert b"\nlistenPort=9\n" in output
 
 
-async def test_the_help() -> None:
+async def test_mqnamesrv_help() -> None:
     process = await start_command("--help")
     output, _ = await process.communicate()
     assert process.returncode == 0

@@ -16,7 +16,7 @@ def level():
     logging.getLogger().setLevel(before)
 
 
-def test_a_live_key_is_changed_and_shown(level):
+def test_live_key_is_changed_and_shown(level):
     settings = Settings(NameServerConfig(), {"kvConfigPath": "here"})
     settings.change("logLevel=ERROR\n")
     assert level().level == logging.ERROR
@@ -36,7 +36,7 @@ def test_a_live_key_is_changed_and_shown(level):
         ("\n" * ((256 << 10) + 1), "262145 characters, allowed are 262144"),
     ],
 )
-def test_all_of_a_change_or_nothing(level, text, says):
+def test_settings_change_is_applied_completely_or_not_at_all(level, text, says):
     before = level().level
     config = NameServerConfig()
     with pytest.raises(ConfigError, match=says):
@@ -54,13 +54,11 @@ def test_all_of_a_change_or_nothing(level, text, says):
         (["bindAddress=10.0.0.1", "aclEnable=true"], "10.0.0.1"),
     ],
 )
-def test_without_accounts_this_machine_alone_is_served_unless_somebody_says_otherwise(
-    settings, address
-):
+def test_name_server_without_accounts_defaults_to_loopback(settings, address):
     assert load(None, settings).config.bind == address
 
 
-def test_an_address_that_nobody_could_dial_is_refused():
+def test_advertised_http_address_without_a_port_is_rejected():
     with pytest.raises(ConfigError, match=r"httpAdvertisedAddress=10.*no host:port"):
         load(None, ["httpAdvertisedAddress=10.0.0.1"])
     assert load(None, ["httpAdvertisedAddress=10.0.0.1:9880"])

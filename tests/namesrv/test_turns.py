@@ -226,13 +226,13 @@ def allowance() -> float:
     return TURN_MAX_S * slower
 
 
-def test_the_cases_are_complete(server: Server) -> None:
+def test_load_cases_cover_every_request_code(server: Server) -> None:
     assert server.server is not None and server.server.processor is not None
     assert list(CASES) and set(CASES) == set(server.server.processor.handlers())
 
 
 @pytest.mark.parametrize("code", CASES, ids=[RequestCode(code).name for code in CASES])
-def test_no_request_takes_a_long_turn(server: Server, code: int) -> None:
+def test_no_request_blocks_the_event_loop_for_long(server: Server, code: int) -> None:
     for number, case in enumerate(CASES[code]()):
         for attempt in range(20):  # a page fault or a neighbour is no fault of ours
             time.sleep(0.1 * attempt)  # a neighbour's work ends

@@ -26,7 +26,7 @@ def large_table() -> RouteTable:
     return table
 
 
-def test_a_route_is_joined_from_parts_that_are_encoded_once() -> None:
+def test_route_is_joined_from_parts_that_are_encoded_once() -> None:
     table = large_table()
     body = finish(route_body(table, "t0", "g0:4"))
     assert body is not None
@@ -45,7 +45,7 @@ def test_a_route_is_joined_from_parts_that_are_encoded_once() -> None:
     assert calls_of(lambda: finish(route_body(table, "t1", None))) < 7 * GROUPS
 
 
-def test_a_changed_group_is_encoded_again_wherever_it_is_named() -> None:
+def test_changed_group_is_encoded_again_in_every_body() -> None:
     table = large_table()
     finish(route_body(table, "t0", None))
     version = table.groups_version
@@ -68,7 +68,7 @@ def test_a_changed_group_is_encoded_again_wherever_it_is_named() -> None:
     assert orjson.loads(finish(cluster_body(table)))["brokerAddrTable"]["g8"]["cluster"] == "other"
 
 
-def test_topics_of_the_same_groups_share_the_set_of_them_and_their_names() -> None:
+def test_topics_of_the_same_groups_share_their_set_and_names() -> None:
     table = large_table()
     assert len({id(groups) for groups in table._groups_of.values()}) == 1
     own = {id(name) for group in table.groups() for name in group.topics}

@@ -22,7 +22,7 @@ def told(watchers):
     return {c: (ch.groups, ch.topics, ch.everything) for c, ch in watchers.take()}
 
 
-def test_who_asked_is_told_once_of_what_it_asked_for():
+def test_route_watcher_is_notified_once_of_its_topics():
     kept = Allowance(1_000_000)
     watchers: RouteWatchers[Any] = RouteWatchers(kept)
     watchers.requested("one", "T", ["a"])
@@ -48,7 +48,7 @@ def test_who_asked_is_told_once_of_what_it_asked_for():
     assert kept.used_bytes == 0
 
 
-def test_the_first_that_asked_is_told_first():
+def test_route_watchers_are_notified_in_the_order_of_their_requests():
     """So that what a name server sends does not depend on how Python hashes."""
     watchers: RouteWatchers[Any] = RouteWatchers(Allowance(1 << 20))
     names = [f"client {number}" for number in range(20)]
@@ -60,7 +60,7 @@ def test_the_first_that_asked_is_told_first():
     assert list(told(watchers)) == names
 
 
-def test_beyond_the_bounds_anything_may_have_changed(monkeypatch):
+def test_watchers_beyond_the_limits_are_notified_of_every_change(monkeypatch):
     monkeypatch.setattr(room, "CHANGES_MAX", 3)
     monkeypatch.setattr(room, "CONNECTION_BYTES_MAX", 5 * (2 + NAME_BYTES) + 1 + NAME_BYTES)
     watchers: RouteWatchers[Any] = RouteWatchers(Allowance(1_000_000))
@@ -82,7 +82,7 @@ def test_beyond_the_bounds_anything_may_have_changed(monkeypatch):
     assert watchers.topic_changed("one too many")
 
 
-def test_all_connections_together_are_bounded_and_give_back():
+def test_watchers_of_all_connections_are_limited_and_released():
     kept = Allowance(3 * (1 + NAME_BYTES))
     watchers: RouteWatchers[Any] = RouteWatchers(kept)
     for number in range(4):
@@ -114,7 +114,7 @@ class Watcher(Caller):
         return (await self.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext)).code
 
 
-async def test_a_name_server_pushes_changes():
+async def test_name_server_pushes_route_changes():
     async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
         broker, watcher = Caller(server.address), Watcher(server.address)
         silent = Watcher(server.address)
@@ -146,7 +146,7 @@ async def test_a_name_server_pushes_changes():
                 await one.remoting.close()
 
 
-def test_the_pause_follows_the_requests_and_is_longer_while_topics_keep_changing():
+def test_push_pause_follows_the_requests_and_grows_with_further_changes():
     pace = Pace(GOES_ON)
     assert pace.due_s == 0
     pace.pushed(100.0, 1_000)
@@ -186,7 +186,7 @@ async def test_changed_topics_wait_for_the_requests_after_their_last_push(monkey
             await watcher.remoting.close()
 
 
-async def test_what_is_watched_is_given_back_when_the_connection_ends():
+async def test_watched_topics_are_released_with_the_connection():
     async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
         watcher = Watcher(server.address)
         try:
@@ -200,7 +200,7 @@ async def test_what_is_watched_is_given_back_when_the_connection_ends():
         await until(lambda: server.budgets.kept.used_bytes == 0)
 
 
-async def test_our_client_learns_of_a_new_leader_without_asking():
+async def test_client_gets_a_new_leader_by_push():
     quiet = InstanceConfig(route_interval_ms=3_600_000)
     async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
         broker = Caller(server.address)

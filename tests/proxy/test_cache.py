@@ -38,7 +38,7 @@ async def known(monkeypatch):
     await tasks.stop()
 
 
-async def test_an_old_answer_serves_while_nobody_answers_and_one_question_is_open(known):
+async def test_cached_answer_serves_while_a_single_request_is_pending(known):
     assert await known.get("n", caller(), Asked("first")) == "first"
     silent = Asked(None)
     for _ in range(3):
@@ -48,7 +48,7 @@ async def test_an_old_answer_serves_while_nobody_answers_and_one_question_is_ope
     assert together == ["first"] * 5 and silent.count == 1
 
 
-async def test_a_new_answer_takes_the_place_of_the_old_one(known):
+async def test_newer_answer_replaces_the_cached_one(known):
     assert await known.get("n", caller(), Asked("first")) == "first"
     assert await known.get("n", caller(), Asked("second")) == "second"
     refused = Asked(StatusError(Code.PROXY_TIMEOUT, "nobody"))
@@ -60,7 +60,7 @@ async def test_a_new_answer_takes_the_place_of_the_old_one(known):
         await known.get("other", caller(), refused)
 
 
-async def test_a_fresh_answer_is_not_asked_for_and_so_many_are_kept(known, monkeypatch):
+async def test_fresh_answer_is_not_requested_again_and_the_cache_is_limited(known, monkeypatch):
     monkeypatch.setattr(remembered, "KNOWN_S", 60.0)
     monkeypatch.setattr(remembered, "KNOWN_MAX", 2)
     requested = Asked("x")

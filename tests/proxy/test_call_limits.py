@@ -132,7 +132,7 @@ async def health(caller):
     return await caller.channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=30)
 
 
-async def test_calls_of_strangers_end_and_keep_nobody_out(tmp_path):
+async def test_calls_without_an_account_end_and_do_not_block_others(tmp_path):
     """They come with headers only, and with beginnings of messages, and read no answer."""
     async with World(tmp_path / "b", proxy=with_accounts(tmp_path) | {"clients_max": 10}) as world:
         await world.topic("Own")
@@ -168,7 +168,7 @@ async def test_calls_of_strangers_end_and_keep_nobody_out(tmp_path):
             await until(answered)
 
 
-async def test_messages_of_strangers_are_not_gathered(tmp_path):
+async def test_messages_of_calls_without_an_account_are_not_buffered(tmp_path):
     async with World(tmp_path / "b", proxy=with_accounts(tmp_path)) as world:
         async with stranger_of(world.proxies[0]) as stranger:
             await stranger.calls("SendMessage", service.STRANGERS_MAX)
@@ -176,7 +176,7 @@ async def test_messages_of_strangers_are_not_gathered(tmp_path):
             assert max(stranger.sent.values()) <= UNREAD_BYTES
 
 
-async def test_a_stranger_with_a_large_message_is_told_why_it_is_refused(tmp_path):
+async def test_large_message_without_an_account_is_rejected_with_the_reason(tmp_path):
     async with World(tmp_path / "b", proxy=with_accounts(tmp_path)) as world:
         async with Caller(world.proxies[0]) as nobody:
             answer = await nobody.send("Own", b"x" * 3_000_000)
@@ -185,7 +185,7 @@ async def test_a_stranger_with_a_large_message_is_told_why_it_is_refused(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["SendMessage", "ReceiveMessage"])
-async def test_a_call_ends_whose_message_does_not_come(tmp_path, monkeypatch, caplog, name):
+async def test_call_without_its_message_ends(tmp_path, monkeypatch, caplog, name):
     monkeypatch.setattr(service, "MESSAGE_S", 0.1)
     async with World(tmp_path) as world, Caller(world.proxies[0]) as caller:
         figures = world.proxies[0].figures
@@ -199,7 +199,7 @@ async def test_a_call_ends_whose_message_does_not_come(tmp_path, monkeypatch, ca
         await until(lambda: figures().calls == 0)
 
 
-async def test_known_callers_at_the_bound_keep_no_health_check_out(tmp_path, caplog):
+async def test_calls_at_the_limit_do_not_block_health_checks(tmp_path, caplog):
     async with (
         World(tmp_path, proxy={"clients_max": 1}) as world,
         Caller(world.proxies[0]) as caller,
@@ -218,7 +218,7 @@ async def test_known_callers_at_the_bound_keep_no_health_check_out(tmp_path, cap
         streams.pop().cancel()
 
 
-async def test_health_checks_of_one_address_are_bounded(tmp_path, monkeypatch):
+async def test_health_checks_per_address_are_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "CHECKS_MAX", 0)
     async with World(tmp_path) as world, Caller(world.proxies[0]) as caller:
         with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -226,7 +226,7 @@ async def test_health_checks_of_one_address_are_bounded(tmp_path, monkeypatch):
         assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_bound_counts_by_key_until_the_task_ends():
+async def test_call_limit_counts_by_key_until_the_task_ends():
     bound, ends = CallLimit("calls", 3, 0.5), asyncio.Event()
 
     async def call(key):
@@ -244,7 +244,7 @@ async def test_a_bound_counts_by_key_until_the_task_ends():
     assert await call("a")
 
 
-async def test_calls_of_one_client_leave_room_for_others(tmp_path):
+async def test_calls_of_one_client_are_limited_below_the_total(tmp_path):
     """It opens streams and receives as long as they are taken; another account is served."""
     async with World(tmp_path / "b", proxy=with_accounts(tmp_path) | {"clients_max": 25}) as world:
         await world.topic("Own")
@@ -263,7 +263,7 @@ async def test_calls_of_one_client_leave_room_for_others(tmp_path):
                 stream.cancel()
 
 
-async def test_a_connection_that_answers_no_ping_is_closed(tmp_path, monkeypatch):
+async def test_connection_without_ping_answers_is_closed(tmp_path, monkeypatch):
     """Its machine is gone, or its process is stopped."""
     assert server.PING_MS + server.PING_TIMEOUT_MS < 20_000
     monkeypatch.setattr(server, "PING_MS", 200)

@@ -29,11 +29,11 @@ SIGNED = (
         ("", ""),
     ],
 )
-def test_the_address_of_a_peer(peer, host):
+def test_peer_address_is_parsed(peer, host):
     assert host_of_peer(peer) == host
 
 
-def test_the_parts_of_a_signature():
+def test_signature_metadata_are_parsed():
     key, signature = access_key_of({"authorization": SIGNED})
     assert key == "key-one"
     # HMAC-SHA1 of RFC 2202's well-known sentence.
@@ -48,12 +48,12 @@ def test_the_parts_of_a_signature():
 @pytest.mark.parametrize(
     "metadata", [{}, {"x-mq-client-id": "a\x01"}, {"x-mq-client-id": "a" * 300}]
 )
-def test_a_client_needs_an_id(metadata):
+def test_client_needs_an_id(metadata):
     with pytest.raises(StatusError):
         client_id_of(metadata)
 
 
-def test_metadata_that_are_no_text_are_left_out():
+def test_non_text_metadata_are_ignored():
     assert metadata_of([("a", "b"), ("c-bin", b"x")]) == {"a": "b"}
     assert metadata_of(None) == {}
     assert language_of({"x-mq-language": "RUST"}) is LanguageCode.RUST

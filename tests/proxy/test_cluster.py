@@ -81,7 +81,7 @@ YES, ABSENT = b'{"consumeMessageOrderly":true}', ResponseCode.SUBSCRIPTION_GROUP
         ({"a": None, "b": ABSENT}, 1.8, GroupSettings()),
     ],
 )
-async def test_a_silent_group_holds_nobody_up(tasks, groups, limit_s, expected):
+async def test_silent_broker_group_does_not_delay_an_answer(tasks, groups, limit_s, expected):
     instance = Instance(**groups)
     brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
     result, took_s = await timed(brokers.group_settings(caller(), "T", "cg"))
@@ -89,14 +89,14 @@ async def test_a_silent_group_holds_nobody_up(tasks, groups, limit_s, expected):
     assert instance.open == 0  # nobody is asked any more
 
 
-async def test_the_group_that_is_received_from_is_asked_first_and_alone_if_it_answers(tasks):
+async def test_broker_group_of_the_receive_is_asked_first(tasks):
     instance = Instance(a=None, b=YES, c=YES)
     brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
     assert await brokers.group_settings(caller(), "T", "cg", "b") == ORDERLY
     assert instance.asked == ["b"]
 
 
-async def test_an_error_names_a_group_that_did_not_answer(tasks):
+async def test_error_names_a_broker_group_that_did_not_answer(tasks):
     instance = Instance(a=None)
     brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
     with pytest.raises(StatusError, match="a") as error:
@@ -105,7 +105,7 @@ async def test_an_error_names_a_group_that_did_not_answer(tasks):
     assert instance.open == 0
 
 
-async def test_one_that_gives_up_leaves_no_question_behind(tasks):
+async def test_cancelled_request_leaves_no_pending_question(tasks):
     instance = Instance(a=None, b=None)
     brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
     asking = asyncio.create_task(brokers.group_settings(caller(), "T", "cg"))
@@ -117,7 +117,7 @@ async def test_one_that_gives_up_leaves_no_question_behind(tasks):
     assert instance.open == 0
 
 
-async def test_nothing_is_popped_again_once_the_call_is_over(tasks):
+async def test_pop_is_not_repeated_after_the_call_ended(tasks):
     """Nobody would wait for it, and what is given back counts as delivered once more."""
 
     class Hung(Instance):

@@ -10,7 +10,7 @@ from raftmq.remoting.pop_headers import Handle
 HANDLE = Handle(10, 1_700_000_000_000, 30_000, 0, False, "b1", 3, 12)
 
 
-def test_a_namespace_is_part_of_the_name():
+def test_namespace_is_part_of_the_name():
     assert wrapped(Resource(resource_namespace="ns", name="T")) == "ns%T"
     assert wrapped(Resource(resource_namespace="ns", name="ns%T")) == "ns%T"
     assert wrapped(Resource(name="T")) == "T"
@@ -29,7 +29,7 @@ def test_a_namespace_is_part_of_the_name():
         ("CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_TRANS"),
     ],
 )
-def test_brokers_own_names_are_in_a_namespace_as_they_derive_them(shown, known):
+def test_internal_broker_names_have_their_derived_namespace(shown, known):
     """A dead-letter topic is called by its group, which has the namespace; system topics by none,
     as with Apache's `NamespaceUtil`."""
     assert wrapped(Resource(resource_namespace="ns", name=shown)) == known
@@ -39,7 +39,7 @@ def test_brokers_own_names_are_in_a_namespace_as_they_derive_them(shown, known):
     assert resource_of(known, "") == Resource(name=known)
 
 
-def test_a_handle_has_the_position_as_its_ninth_part():
+def test_receipt_handle_has_the_position_as_its_ninth_part():
     text = Receipt(HANDLE, 77).encode()
     assert text == "10 1700000000000 30000 0 0 b1 3 12 77"
     assert Receipt.decode(text) == Receipt(HANDLE, 77)
@@ -48,7 +48,7 @@ def test_a_handle_has_the_position_as_its_ninth_part():
 
 
 @pytest.mark.parametrize("text", ["", "x", "1 2 3 4 0 b 1", "1 2 3 4 0 b 1 2 x", "9" * 600])
-def test_what_is_no_handle_is_refused(text):
+def test_malformed_receipt_handle_is_rejected(text):
     with pytest.raises(StatusError) as refused:
         Receipt.decode(text)
     assert refused.value.code == Code.INVALID_RECEIPT_HANDLE

@@ -48,7 +48,7 @@ async def answer(proxy, channel=None):
         ("enforcing", False, True, "plain_refused from=127.0.0.1 total=1 reason=this port takes T"),
     ],
 )
-async def test_a_port_takes_what_its_mode_says_and_logs_what_to_switch(
+async def test_port_accepts_the_kinds_of_its_tls_mode_and_logs_rejections(
     tmp_path, caplog, mode, plain, tls, logged
 ):
     authority = Authority(tmp_path)
@@ -65,7 +65,7 @@ async def test_a_port_takes_what_its_mode_says_and_logs_what_to_switch(
     assert len(lines) == bool(logged) and all(logged in one for one in lines), lines
 
 
-async def test_who_connects_past_the_port_is_refused():
+async def test_connection_that_bypasses_the_port_is_rejected():
     async with proxy_of() as proxy:
         assert await answer(proxy) == pb.Code.UNRECOGNIZED_CLIENT_TYPE
         inner = grpc.aio.insecure_channel(f"127.0.0.1:{proxy._forwarder._grpc_port}")
@@ -122,7 +122,7 @@ def name_of(writer, which):
     return f"ipv4:{host}:{port}"
 
 
-async def test_a_connection_is_its_clients_until_it_ends():
+async def test_forwarded_connection_belongs_to_its_client_until_it_ends():
     async with Inner() as inner:
         clients = [await inner.client() for _ in range(2)]
         for _, writer in clients:
@@ -138,7 +138,7 @@ async def test_a_connection_is_its_clients_until_it_ends():
         assert inner.forwarder.client_of("") == inner.forwarder.client_of("unix:") == ""
 
 
-async def test_one_connection_too_many_is_closed_and_counted(caplog):
+async def test_connection_above_the_limit_is_closed_and_counted(caplog):
     async with Inner(connections_max=2) as inner:
         kept = [await inner.client() for _ in range(2)]
         reader, _ = await inner.client()
@@ -150,7 +150,7 @@ async def test_one_connection_too_many_is_closed_and_counted(caplog):
 
 
 @pytest.mark.parametrize("outwards", [False, True])
-async def test_what_one_side_does_not_read_is_not_read_from_the_other(outwards):
+async def test_forwarder_pauses_reading_while_the_other_side_does_not_read(outwards):
     async with Inner() as inner:
         client = await inner.client()
         await until(lambda: inner.streams)
@@ -167,7 +167,7 @@ async def test_what_one_side_does_not_read_is_not_read_from_the_other(outwards):
 
 
 @pytest.mark.parametrize("limit, ends", [("STALL_S", False), ("LINGER_S", True)])
-async def test_a_client_that_does_not_read_is_given_up(monkeypatch, limit, ends):
+async def test_client_that_does_not_read_is_disconnected(monkeypatch, limit, ends):
     monkeypatch.setattr(forwarding, limit, 0.05)
     async with Inner() as inner:
         client = await inner.client()
@@ -185,7 +185,7 @@ async def test_a_client_that_does_not_read_is_given_up(monkeypatch, limit, ends)
         await until(lambda: side.lost.done())
 
 
-async def test_a_client_is_let_go_if_nobody_listens_behind(caplog):
+async def test_client_is_closed_if_the_inner_server_is_down(caplog):
     async with Inner() as inner:
         inner._inner.close()
         reader, _ = await inner.client()

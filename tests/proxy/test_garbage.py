@@ -78,7 +78,7 @@ async def caller(tmp_path, request):
 
 
 @pytest.mark.parametrize("tls", [False, True])
-async def test_bytes_that_are_no_call_end_their_connection_only(caller, tls):
+async def test_malformed_bytes_end_only_their_connection(caller, tls):
     rng = random.Random(9)
     port = caller.endpoints.addresses[0].port
     context = ssl._create_unverified_context() if tls else None
@@ -94,7 +94,7 @@ async def test_bytes_that_are_no_call_end_their_connection_only(caller, tls):
     assert (await caller.send("T")).status.code == pb.Code.OK
 
 
-async def test_requests_of_any_bytes_are_answered(caller, caplog):
+async def test_random_requests_are_answered(caller, caplog):
     rng = random.Random(5)
     caplog.set_level(logging.ERROR)
     for name in UNARY:
@@ -109,7 +109,7 @@ async def test_requests_of_any_bytes_are_answered(caller, caplog):
     assert (await caller.send("T")).status.code == pb.Code.OK
 
 
-async def test_a_message_that_cannot_be_decoded_is_refused_with_the_reason(caller, caplog):
+async def test_malformed_message_is_rejected_with_the_reason(caller, caplog):
     for name in (*UNARY, "ReceiveMessage", "Telemetry"):
         stream = caller.channel.stream_stream(PREFIX + name)(metadata=caller.metadata, timeout=30)
         await stream.write(b"\xff\xff\xff")
@@ -118,7 +118,7 @@ async def test_a_message_that_cannot_be_decoded_is_refused_with_the_reason(calle
     assert [one for one in caplog.records if one.exc_info] == []
 
 
-async def test_streams_of_any_bytes_end(caller, caplog):
+async def test_random_streams_end(caller, caplog):
     rng = random.Random(7)
     caplog.set_level(logging.ERROR)
     telemetry = caller.channel.stream_stream(PREFIX + "Telemetry")

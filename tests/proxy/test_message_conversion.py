@@ -29,7 +29,7 @@ def record(born_ms=1, stored_ms=2, times=0, properties=""):
         (-(1 << 63), TIME_MS_MIN),
     ],
 )
-def test_a_time_that_the_protocol_cannot_hold_is_told_as_the_nearest(given, told):
+def test_time_out_of_range_is_converted_to_the_nearest(given, told):
     system = inbound(record(given, given), "T", "", RECEIPT, times=0).system_properties
     assert system.born_timestamp.ToMilliseconds() == told
     assert system.store_timestamp.ToMilliseconds() == told
@@ -38,7 +38,7 @@ def test_a_time_that_the_protocol_cannot_hold_is_told_as_the_nearest(given, told
 @pytest.mark.parametrize(
     "given, told", [("7", 7), (str(INT32_MAX + 1), INT32_MAX), ("9" * 5_000, INT32_MAX)]
 )
-def test_so_is_a_number(given, told):
+def test_number_out_of_range_is_converted_to_the_nearest(given, told):
     properties = f"_SYS_MSG_PRIORITY_\x01{given}\x02TIMER_DELIVER_MS\x01{given}\x02"
     properties += f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{given}\x02"
     message = inbound(

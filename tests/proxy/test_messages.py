@@ -36,7 +36,7 @@ async def caller(world):
         yield caller
 
 
-async def test_a_message_is_received_as_it_was_sent(world, caller):
+async def test_message_is_received_as_it_was_sent(world, caller):
     await world.topic("T")
     properties = {"colour": "red"}
     sent = await caller.send(
@@ -61,9 +61,7 @@ async def test_a_message_is_received_as_it_was_sent(world, caller):
     assert nothing.code == pb.Code.MESSAGE_NOT_FOUND
 
 
-async def test_a_message_whose_producer_counts_in_microseconds_is_told_with_its_neighbours(
-    world, caller
-):
+async def test_message_with_a_birth_time_in_microseconds_is_received(world, caller):
     await world.topic("T", queues=1)
     broker = await world.group.leading()
     for number, born in enumerate((time.time_ns() // 1000, 1, (1 << 63) - 1, 1)):
@@ -76,7 +74,7 @@ async def test_a_message_whose_producer_counts_in_microseconds_is_told_with_its_
     assert result[0].system_properties.born_timestamp.ToMilliseconds() == TIME_MS_MAX
 
 
-async def test_a_message_that_cannot_be_told_takes_no_other_along(world, caller, monkeypatch):
+async def test_unconvertible_message_does_not_block_other_messages(world, caller, monkeypatch):
     await world.topic("T", queues=1)
     bodies = [b"bad", b"1", b"worse", b"2", b"bad"]
     for body in bodies:
@@ -97,7 +95,7 @@ async def test_a_message_that_cannot_be_told_takes_no_other_along(world, caller,
     assert (await caller.receive("T")).code == pb.Code.MESSAGE_NOT_FOUND
 
 
-async def test_a_compressed_body_is_told_as_such(world, caller):
+async def test_compressed_body_is_marked_as_compressed(world, caller):
     await world.topic("T")
     packed = zlib.compress(b"x" * 100)
     await caller.send("T", packed, body_encoding=pb.Encoding.GZIP)
@@ -105,7 +103,7 @@ async def test_a_compressed_body_is_told_as_such(world, caller):
     assert one.body == packed and one.system_properties.body_encoding == pb.Encoding.GZIP
 
 
-async def test_a_receive_waits_for_what_is_sent_later(world, caller):
+async def test_receive_waits_for_a_later_message(world, caller):
     await world.topic("T")
     waiting = asyncio.create_task(caller.receive("T", poll_ms=5000))
     broker = await world.group.leading()
@@ -115,7 +113,7 @@ async def test_a_receive_waits_for_what_is_sent_later(world, caller):
     assert one.body == b"late"
 
 
-async def test_messages_of_a_group_stay_in_order_and_keep_one_queue(world, caller):
+async def test_messages_of_a_message_group_keep_their_order_and_queue(world, caller):
     await world.topic("F", kind="FIFO")
     await world.consumer_group("cg", consumeMessageOrderly=True)
     for number in range(6):
@@ -133,7 +131,7 @@ async def test_messages_of_a_group_stay_in_order_and_keep_one_queue(world, calle
     assert again[-1].system_properties.message_group == "g"
 
 
-async def test_a_message_of_a_group_waits_for_its_own_broker_group():
+async def test_message_of_a_message_group_waits_for_its_own_broker_group():
     async with FakeCluster({"g0": 1, "g1": 1}) as cluster:
         settings = {"namesrv": cluster.namesrv, "topic_message_type_check": False}
         proxy = ProxyServer(ProxyConfig(**(PROXY | settings)), WAITS)
@@ -170,7 +168,7 @@ async def test_a_repeated_attempt_in_order_gets_its_messages_and_new_ones(world,
     assert (await caller.receive("F", attempt_id="a3")).code == pb.Code.MESSAGE_NOT_FOUND
 
 
-async def test_a_delayed_message_comes_at_its_time_and_can_be_recalled(world, caller):
+async def test_delayed_message_is_delivered_in_time_and_can_be_recalled(world, caller):
     await world.topic("D", kind="DELAY")
     now_ms = int(time.time() * 1000)
     sent = await caller.send(
@@ -189,7 +187,7 @@ async def test_a_delayed_message_comes_at_its_time_and_can_be_recalled(world, ca
     assert one.system_properties.message_type == pb.MessageType.DELAY
 
 
-async def test_tags_and_properties_choose(world, caller):
+async def test_tag_and_sql_filters_select_messages(world, caller):
     await world.topic("T")
     for tag in ("a", "b", "Aa", "BB"):
         await caller.send("T", tag.encode(), tag=tag)
@@ -206,7 +204,7 @@ async def test_tags_and_properties_choose(world, caller):
     assert answer.code == pb.Code.ILLEGAL_FILTER_EXPRESSION
 
 
-async def test_a_changed_time_gives_a_new_handle_and_voids_the_old(world, caller):
+async def test_changed_invisible_time_gives_a_new_handle_and_voids_the_old(world, caller):
     await world.topic("T")
     await caller.send("T")
     (one,) = await caller.received("T")
@@ -225,7 +223,7 @@ async def test_a_changed_time_gives_a_new_handle_and_voids_the_old(world, caller
     assert await caller.ack(again) == pb.Code.OK
 
 
-async def test_a_change_whose_outcome_is_unknown_is_not_asked_for_again():
+async def test_invisible_time_change_of_unknown_outcome_is_not_repeated():
     """Its handle would be void by then, and the answer that there is no such message untrue."""
     code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
     async with FakeCluster({"g0": 1}) as cluster:
@@ -248,7 +246,7 @@ async def test_a_change_whose_outcome_is_unknown_is_not_asked_for_again():
         assert answer.status.code == pb.Code.MASTER_PERSISTENCE_TIMEOUT  # it may have taken effect
 
 
-async def test_a_message_becomes_a_dead_letter_when_its_consumer_says_so(world, caller):
+async def test_message_is_forwarded_to_the_dead_letter_queue(world, caller):
     await world.topic("T")
     await caller.send("T", b"bad", message_id="0B")
     (one,) = await caller.received("T")
@@ -418,7 +416,7 @@ CALLS = [
 ]
 
 
-async def test_what_cannot_be_done_is_answered_with_its_code_and_why(world, caller):
+async def test_invalid_request_is_answered_with_its_code_and_reason(world, caller):
     for name, kind in (("T", ""), ("F", "FIFO"), ("D", "DELAY"), ("M", "MIXED")):
         await world.topic(name, kind=kind)
     for system, code, text in SENDS:
@@ -452,7 +450,7 @@ async def test_messages_of_any_type_are_sent_without_the_check(tmp_path):
             assert not reported.settings.publishing.validate_message_type
 
 
-async def test_a_delivery_time_that_only_the_brokers_refuse_is_answered_so(tmp_path):
+async def test_delivery_time_rejected_by_the_broker_is_reported(tmp_path):
     settings = {"delay_ms_max": 0}
     async with World(tmp_path, proxy=settings, timerMaxDelaySec=60) as world:
         async with Caller(world.proxies[0]) as caller:
@@ -471,7 +469,7 @@ async def test_several_messages_of_one_call_have_an_entry_each(world, caller):
     ]
 
 
-async def test_what_a_client_that_has_gone_would_have_received_is_given_back(world, caller):
+async def test_messages_of_a_cancelled_receive_are_returned(world, caller):
     await world.topic("T")
     async with Caller(world.proxies[0], client_id="gone") as gone:
         waiting = asyncio.create_task(gone.receive("T", poll_ms=8000))
@@ -484,7 +482,7 @@ async def test_what_a_client_that_has_gone_would_have_received_is_given_back(wor
     assert one.body == b"not lost"
 
 
-async def test_what_is_not_served_is_unimplemented_and_who_says_nothing_is_refused(world, caller):
+async def test_unimplemented_method_and_missing_client_id_are_rejected(world, caller):
     method = caller.channel.unary_unary("/apache.rocketmq.v2.MessagingService/GetOffset")
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await method(b"", metadata=caller.metadata)
@@ -494,7 +492,7 @@ async def test_what_is_not_served_is_unimplemented_and_who_says_nothing_is_refus
     assert answer.status.code == pb.Code.CLIENT_ID_REQUIRED
 
 
-async def test_a_push_consumer_keeps_a_message_while_its_heartbeats_arrive(world, caller):
+async def test_push_consumer_keeps_a_message_while_its_heartbeats_arrive(world, caller):
     await world.topic("T")
     _, answer = await caller.telemetry(consumer("cg", "T"))
     assert answer.status.code == pb.Code.OK
@@ -510,7 +508,7 @@ async def test_a_push_consumer_keeps_a_message_while_its_heartbeats_arrive(world
     await until(lambda: broker.clients.client_ids("cg") == [])
 
 
-async def test_an_answer_that_was_lost_is_told_again_through_another_proxy(world, caller):
+async def test_lost_receive_answer_is_repeated_through_another_proxy(world, caller):
     await world.topic("T")
     await caller.telemetry(consumer("cg", "T"))
     for number in range(5):
@@ -526,7 +524,7 @@ async def test_an_answer_that_was_lost_is_told_again_through_another_proxy(world
             assert await moved.ack(one) == pb.Code.OK
 
 
-async def test_with_idempotent_sends_a_message_that_is_sent_again_is_stored_once(world):
+async def test_idempotent_message_sent_twice_is_stored_once(world):
     await world.topic("T")
     async with Caller(await world.add_proxy(idempotent_sends=True)) as caller:
         first = await caller.send("T", message_id="01AB", properties={"a": "b"})
@@ -537,9 +535,7 @@ async def test_with_idempotent_sends_a_message_that_is_sent_again_is_stored_once
         assert (await caller.receive("T")).code == pb.Code.MESSAGE_NOT_FOUND
 
 
-async def test_a_deleted_topic_is_unknown_and_a_send_does_not_make_it_again(
-    world, caller, monkeypatch
-):
+async def test_deleted_topic_is_unknown_and_not_recreated_by_a_send(world, caller, monkeypatch):
     monkeypatch.setattr(directory, "UNUSED_TOPIC_S", 0.1)
     await world.topic("T", queues=1)
     assert (await caller.send("T")).status.code == pb.Code.OK

@@ -11,7 +11,7 @@ from pathlib import Path
 PROTOCOL = Path(__file__).parents[2] / "proxy" / "protocol"
 
 
-def test_the_generated_modules_are_made_of_the_proto(tmp_path):
+def test_generated_modules_match_the_proto_file(tmp_path):
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(PROTOCOL)]
     command += [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "messaging.proto"]
     subprocess.run(command, check=True)

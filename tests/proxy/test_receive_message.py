@@ -82,7 +82,7 @@ async def caller(cluster, monkeypatch):
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_a_cancel_near_the_answer_loses_no_message(tasks, turns):
+async def test_cancel_near_the_answer_loses_no_message(tasks, turns):
     """Whichever turn of the loop it falls in: the message was written, or is given back."""
     brokers, written = OneBroker(), []
     clients = SimpleNamespace(add_topic=lambda *_: None)
@@ -109,7 +109,7 @@ async def test_a_cancel_near_the_answer_loses_no_message(tasks, turns):
     assert len(written) + brokers.given_back == 1
 
 
-async def test_a_pop_that_is_repeated_waits_for_the_rest_of_the_time_only(cluster, caller):
+async def test_repeated_pop_waits_only_for_the_remaining_time(cluster, caller):
     leader = cluster.brokers["g0"][0]
     receiving = asyncio.create_task(caller.receive("T", poll_ms=1500))
     await until(lambda: leader.count(POP))
@@ -121,7 +121,7 @@ async def test_a_pop_that_is_repeated_waits_for_the_rest_of_the_time_only(cluste
     assert first > 1400 and again and max(again) <= 800
 
 
-async def test_a_receive_that_names_no_wait_leaves_its_client_time_for_the_answer(cluster, caller):
+async def test_receive_without_a_wait_leaves_time_for_the_answer(cluster, caller):
     """Java's clients up to 5.0.3 name none: their call is over with their own wait for it."""
     leader = cluster.brokers["g0"][0]
     await caller.receive("T", poll_ms=None, timeout_s=4)
@@ -129,7 +129,7 @@ async def test_a_receive_that_names_no_wait_leaves_its_client_time_for_the_answe
     assert 1000 < requested <= 2500
 
 
-async def test_an_answer_that_comes_after_the_calls_time_is_given_back(cluster, caller):
+async def test_answer_after_the_calls_deadline_is_returned_to_the_broker(cluster, caller):
     leader = cluster.brokers["g0"][0]
     cluster.logs["g0"].append("T", 0, b"late")
     leader.scripts[POP].append("late")
@@ -139,7 +139,7 @@ async def test_an_answer_that_comes_after_the_calls_time_is_given_back(cluster, 
     await until(lambda: leader.count(CHANGE) == 1)
 
 
-async def test_a_slow_answer_is_told_while_the_call_has_time(cluster, caller):
+async def test_slow_pop_answer_is_delivered_within_the_calls_time(cluster, caller):
     """It is not asked for again: the messages of the first answer would be lost."""
     leader = cluster.brokers["g0"][0]
     cluster.logs["g0"].append("T", 0, b"slow")
@@ -149,7 +149,7 @@ async def test_a_slow_answer_is_told_while_the_call_has_time(cluster, caller):
     assert one.body == b"slow" and leader.count(POP) == 1
 
 
-async def test_a_frozen_leader_is_left_as_soon_as_another_one_leads(cluster, caller):
+async def test_receive_leaves_a_frozen_leader_when_another_leads(cluster, caller):
     frozen, next_leader = cluster.brokers["g0"]
     frozen.scripts[POP].append("late")
     receiving = asyncio.create_task(caller.receive("T", poll_ms=20_000, timeout_s=23))
@@ -161,7 +161,7 @@ async def test_a_frozen_leader_is_left_as_soon_as_another_one_leads(cluster, cal
     assert one.body == b"new" and next_leader.count(POP)
 
 
-async def test_a_leader_that_does_not_answer_a_pop_is_doubted(cluster, caller):
+async def test_leader_that_does_not_answer_a_pop_is_doubted(cluster, caller):
     """Without name servers, only that leads to another one."""
     frozen, next_leader = cluster.brokers["g0"]
     await caller.receive("T")

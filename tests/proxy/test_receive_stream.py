@@ -16,7 +16,7 @@ MIB = 1 << 20
 A, B, C = ("", "a"), ("", "b"), ("", "c")
 
 
-def test_a_client_has_a_part_of_the_room_but_anybody_one_answer():
+def test_answer_bytes_are_limited_per_client_with_one_answer_for_each():
     room = ByteLimit(100)
     assert room.take(A, 20) and room.take(A, 5)
     assert not room.take(A, 1) and not room.has(A)
@@ -33,7 +33,7 @@ def test_a_client_has_a_part_of_the_room_but_anybody_one_answer():
     assert room.held_bytes == 0 and room.take(A, 101)  # one that is larger than all
 
 
-async def test_an_answer_that_is_ended_writes_nothing_more_and_says_what_is_left():
+async def test_ended_answer_stops_writing_and_returns_the_remainder():
     written = []
     free = asyncio.Semaphore(2)  # of the status and a message
 
@@ -103,7 +103,7 @@ def unread(caller, count, batch_size):
     return calls
 
 
-async def test_a_client_that_does_not_read_holds_up_no_other(world, good, bad):
+async def test_client_that_does_not_read_does_not_block_another(world, good, bad):
     (proxy,) = world.proxies
     for _ in range(4):
         await good.send("T", b"x" * (3 * MIB))
@@ -118,7 +118,7 @@ async def test_a_client_that_does_not_read_holds_up_no_other(world, good, bad):
     await until(lambda: proxy.figures().answer_bytes == 0)
 
 
-async def test_what_is_not_read_in_time_is_given_back_and_the_call_ends(
+async def test_unread_messages_are_returned_in_time_and_the_call_ends(
     world, good, bad, monkeypatch
 ):
     monkeypatch.setattr(receives, "READ_S_MIN", 0.5)
@@ -141,9 +141,7 @@ async def test_what_is_not_read_in_time_is_given_back_and_the_call_ends(
     assert proxy.figures().returned == 3
 
 
-async def test_what_a_client_leaves_that_goes_without_reading_is_given_back_once(
-    world, good, bad, monkeypatch
-):
+async def test_unread_messages_of_a_cancelled_call_are_returned_once(world, good, bad, monkeypatch):
     monkeypatch.setattr(receives, "READ_S_MIN", 0.5)
     (proxy,) = world.proxies
     await good.send("T", b"x" * MIB)

@@ -7,7 +7,7 @@ from raftmq.proxy.send_message import consistent_hash, group_index
 OF_A_HUNDRED = [0, 55, 62, 8, 45, 59, 86, 97, 82, 59, 73, 37, 17, 56, 86, 21, 90, 37, 38, 83]
 
 
-def test_buckets_are_those_of_guava():
+def test_consistent_hash_equals_guavas():
     assert [consistent_hash(number, 100) for number in range(20)] == OF_A_HUNDRED
 
 
@@ -22,11 +22,11 @@ def test_buckets_are_those_of_guava():
         (2202, 100001, 15018),
     ],
 )
-def test_large_values_and_counts_too(value, count, bucket):
+def test_consistent_hash_of_large_values_and_counts_equals_guavas(value, count, bucket):
     assert consistent_hash(value, count) == bucket
 
 
-def test_a_group_has_a_queue_whatever_its_hash():
+def test_message_group_has_a_queue_for_any_hash():
     assert group_index("g", 1) == 0
     for name in ("", "g", "Ä" * 50, "\U0001f600", "polygenelubricants"):  # hash -2^31
         assert 0 <= group_index(name, 7) < 7

@@ -118,9 +118,7 @@ async def test_accounts_decide_what_a_client_may_do(tmp_path):
         assert proxy.figures().unauthorized >= 7
 
 
-async def test_a_client_goes_on_with_a_new_key_once_its_old_account_is_deleted(
-    tmp_path, monkeypatch
-):
+async def test_client_continues_with_a_new_key_after_its_account_is_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "CHECK_S", 0.05)
     heartbeat = {"group": OWN, "client_type": pb.ClientType.PUSH_CONSUMER}
     async with World(tmp_path / "b", proxy=with_accounts(tmp_path)) as world:
@@ -151,7 +149,7 @@ async def test_a_client_goes_on_with_a_new_key_once_its_old_account_is_deleted(
                 assert answer.status.code == pb.Code.FORBIDDEN
 
 
-async def test_a_dead_letter_takes_the_right_to_read_its_topic(tmp_path):
+async def test_dead_letter_needs_the_right_to_read_its_topic(tmp_path):
     async with World(tmp_path / "b", proxy=with_accounts(tmp_path)) as world:
         await world.topic("Secret")
         proxy = world.proxies[0]
@@ -176,7 +174,7 @@ async def test_a_dead_letter_takes_the_right_to_read_its_topic(tmp_path):
         assert broker.state.topics.get("%DLQ%own") is None
 
 
-async def test_tls_and_a_certificate_that_changes(tmp_path, caplog, monkeypatch):
+async def test_tls_with_a_renewed_certificate(tmp_path, caplog, monkeypatch):
     """gRPC's port shows the certificate that the log says is in use."""
     caplog.set_level("INFO", "raftmq.remoting.tls")
     monkeypatch.setattr(process_tls, "RELOAD_S", 0.1)
@@ -215,7 +213,7 @@ async def test_tls_and_a_certificate_that_changes(tmp_path, caplog, monkeypatch)
                 await plain.call("Heartbeat", timeout_s=1)
 
 
-async def test_the_proxys_own_connections_follow_their_files_once(tmp_path):
+async def test_proxy_connections_to_brokers_reload_their_tls_files_once(tmp_path):
     """They use what the log and the figures speak of."""
     authority = Authority(tmp_path)
     cert, key = authority.issue("proxy")
@@ -230,7 +228,7 @@ async def test_the_proxys_own_connections_follow_their_files_once(tmp_path):
         assert "tls renewal" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
-async def test_a_call_or_a_message_too_large_and_one_client_too_many_are_refused(tmp_path):
+async def test_call_message_and_client_limits_are_enforced(tmp_path):
     settings = {"message_size_max": 1024, "call_size_max": 4096, "clients_max": 1}
     async with World(tmp_path, proxy=settings) as world:
         await world.topic("T")
@@ -268,7 +266,7 @@ async def test_health_and_metrics_are_served(tmp_path):
                 assert answer.status == 503
 
 
-async def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
+async def test_mqproxy_serves_until_sigterm(tmp_path):
     async with World(tmp_path) as world:
         await world.topic("T")
         async with ProxyProcess(world.namesrv) as process, Caller(process) as caller:
@@ -276,7 +274,7 @@ async def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
             assert await process.end(signal.SIGTERM) == 0
 
 
-async def test_brokers_are_reached_where_the_address_map_says(tmp_path):
+async def test_brokers_are_reached_at_mapped_addresses(tmp_path):
     """They tell clients an address at which nobody listens, as containers do behind a port."""
     with bound() as held:
         nowhere = held.getsockname()[1]
@@ -294,7 +292,7 @@ async def test_brokers_are_reached_where_the_address_map_says(tmp_path):
             assert await caller.ack(one) == pb.Code.OK
 
 
-async def test_the_health_check_says_why_a_proxy_cannot_serve(tmp_path, monkeypatch):
+async def test_mqproxy_health_reports_why_the_proxy_cannot_serve(tmp_path, monkeypatch):
     monkeypatch.delenv("RAFTMQ_TLS_CONFIG_FILE", raising=False)
 
     async def asked(port):
@@ -315,19 +313,19 @@ async def test_the_health_check_says_why_a_proxy_cannot_serve(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("mode", "code", "part"), [("cluster", 0, "namesrvAddr"), ("local", 2, "cluster")]
 )
-def test_apaches_option_of_the_mode_is_taken_for_a_cluster(mode, code, part):
+def test_apaches_mode_option_accepts_cluster(mode, code, part):
     result = CliRunner().invoke(main, ["-pm", mode, "-n", "127.0.0.1:1", "config", "show"])
     assert result.exit_code == code and part in result.output
 
 
-def test_the_health_check_says_what_is_wrong_with_its_own_file_of_tls(tmp_path, monkeypatch):
+def test_mqproxy_health_reports_an_invalid_tls_file(tmp_path, monkeypatch):
     monkeypatch.setenv("RAFTMQ_TLS_CONFIG_FILE", str(tmp_path / "none"))
     result = CliRunner().invoke(health, ["--address", "127.0.0.1:1"])
     assert result.exit_code == 1
     assert result.output.endswith("none: No such file or directory\n")
 
 
-async def test_a_certificate_that_expires_is_told_while_the_proxy_serves(tmp_path, monkeypatch):
+async def test_expiring_certificate_is_reported_while_the_proxy_serves(tmp_path, monkeypatch):
     monkeypatch.delenv("RAFTMQ_TLS_CONFIG_FILE", raising=False)
     cert, key = Authority(tmp_path).issue("server", days=13)
     settings = {
@@ -369,12 +367,12 @@ async def test_a_certificate_that_expires_is_told_while_the_proxy_serves(tmp_pat
         ("namesrvAddr=;", "names no name server"),
     ],
 )
-def test_a_wrong_configuration_is_named(setting, words):
+def test_wrong_configuration_is_reported(setting, words):
     with pytest.raises(ConfigError, match=words):
         load(None, [setting], {})
 
 
-def test_accounts_open_the_port_to_other_machines():
+def test_proxy_with_accounts_listens_on_all_addresses():
     inner = f"innerClientAuthenticationCredentials={INNER}"
     assert load(None, ["aclEnable=true", inner], {}).config.bind == "0.0.0.0"
     assert load(None, [], {"RAFTMQ_GRPC_SERVER_PORT": "9000"}).config.port == 9000

@@ -44,7 +44,7 @@ async def caller(world):
         yield caller
 
 
-async def test_a_producer_is_told_how_to_send(world, caller):
+async def test_producer_settings_are_answered_with_broker_limits(world, caller):
     _, answer = await caller.telemetry(producer("T"))
     reported = answer.settings
     assert answer.status.code == pb.Code.OK
@@ -57,7 +57,7 @@ async def test_a_producer_is_told_how_to_send(world, caller):
     assert "c1" in broker.clients.producers["T"]
 
 
-async def test_a_consumer_is_told_how_its_group_consumes(world, caller):
+async def test_consumer_settings_are_answered_with_its_groups_settings(world, caller):
     await world.consumer_group("cg", consumeMessageOrderly=True, retryMaxTimes=3)
     _, answer = await caller.telemetry(consumer("cg", "T"))
     reported = answer.settings
@@ -74,7 +74,7 @@ async def test_a_consumer_is_told_how_its_group_consumes(world, caller):
     assert broker.clients.subscription("cg", "T") is not None
 
 
-async def test_settings_that_say_nothing_end_the_stream(world, caller):
+async def test_empty_settings_end_the_stream(world, caller):
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await caller.telemetry(pb.Settings(client_type=pb.ClientType.PRODUCER))
     assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -90,7 +90,7 @@ async def test_settings_that_say_nothing_end_the_stream(world, caller):
         (pb.Settings(user_agent=pb.UA(hostname="h" * SETTINGS_BYTES_MAX)), "bytes"),
     ],
 )
-async def test_settings_that_say_too_much_end_the_stream(world, caller, settings, words):
+async def test_oversized_settings_end_the_stream(world, caller, settings, words):
     if settings.WhichOneof("pub_sub") is None:
         settings.MergeFrom(producer("T"))
     (proxy,) = world.proxies
@@ -101,7 +101,7 @@ async def test_settings_that_say_too_much_end_the_stream(world, caller, settings
     assert proxy.figures().kept_bytes == 0
 
 
-async def test_the_longest_settings_are_taken_and_told_to_brokers(world, caller):
+async def test_largest_settings_are_accepted_and_sent_to_brokers(world, caller):
     expression = "a" * EXPRESSION_CHARS_MAX
     await caller.telemetry(consumer("cg", "T", expression=expression))
     broker = await world.group.leading()
@@ -118,7 +118,7 @@ async def test_the_longest_settings_are_taken_and_told_to_brokers(world, caller)
     assert len(answer.settings.subscription.subscriptions) == SUBSCRIPTIONS_MAX
 
 
-async def test_nothing_of_what_a_client_said_is_held_besides(world, caller):
+async def test_telemetry_messages_are_not_kept_in_memory(world, caller):
     def held():
         gc.collect()
         return sum(isinstance(one, pb.TelemetryCommand) for one in gc.get_objects())
@@ -130,9 +130,7 @@ async def test_nothing_of_what_a_client_said_is_held_besides(world, caller):
     await until(lambda: held() == before)
 
 
-async def test_what_is_kept_of_all_clients_has_a_bound_and_is_given_back(
-    world, caller, monkeypatch
-):
+async def test_client_memory_is_limited_and_released(world, caller, monkeypatch):
     monkeypatch.setattr(server, "KEPT_BYTES_MAX", 72_000)
     proxy = await world.add_proxy()
     async with Caller(proxy, client_id="a") as first, Caller(proxy, client_id="b") as second:
@@ -152,7 +150,7 @@ async def test_what_is_kept_of_all_clients_has_a_bound_and_is_given_back(
     assert proxy.figures().kept_bytes == 0
 
 
-async def test_a_heartbeat_says_enough_for_a_proxy_that_never_heard_of_the_client(world, caller):
+async def test_heartbeat_registers_a_client_at_another_proxy(world, caller):
     answer = await caller.call("Heartbeat")
     assert answer.status.code == pb.Code.UNRECOGNIZED_CLIENT_TYPE
     await caller.telemetry(consumer("cg", "T"))
@@ -168,7 +166,7 @@ async def test_a_heartbeat_says_enough_for_a_proxy_that_never_heard_of_the_clien
         assert broker.clients.client_ids("cg") == []
 
 
-async def test_a_route_leads_back_to_where_the_client_asked(world, caller):
+async def test_route_names_the_endpoint_that_the_client_used(world, caller):
     route = await caller.ok("QueryRoute", topic={"name": "T"}, endpoints=caller.endpoints)
     assert [queue.id for queue in route.message_queues] == [0, 1, 2, 3]
     queue = route.message_queues[0]
@@ -184,7 +182,7 @@ async def test_a_route_leads_back_to_where_the_client_asked(world, caller):
     assert answer.status.code == pb.Code.ILLEGAL_ACCESS_POINT
 
 
-async def test_a_push_consumer_is_assigned_a_broker_and_in_order_its_queues(world, caller):
+async def test_push_consumer_is_assigned_a_broker_or_in_order_its_queues(world, caller):
     async def assigned(group):
         result = await caller.ok(
             "QueryAssignment", topic={"name": "T"}, group={"name": group},
@@ -197,7 +195,7 @@ async def test_a_push_consumer_is_assigned_a_broker_and_in_order_its_queues(worl
     assert await assigned("orderly") == [0, 1, 2, 3]
 
 
-async def test_a_proxy_that_stops_sends_its_clients_elsewhere(world, caller):
+async def test_stopping_proxy_redirects_its_clients(world, caller):
     proxy = await world.add_proxy()
     async with Caller(proxy) as leaving:
         stream, _ = await leaving.telemetry(consumer("cg", "T"))
@@ -216,7 +214,7 @@ async def test_a_proxy_that_stops_sends_its_clients_elsewhere(world, caller):
         assert error.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_replica_that_hangs_holds_no_client_up(monkeypatch):
+async def test_hanging_replica_does_not_delay_clients(monkeypatch):
     monkeypatch.setattr(presence, "LATE_MAX", 2)
     async with FakeCluster({"g0": 3}) as cluster:
         _, *followers = cluster.brokers["g0"]
@@ -245,7 +243,7 @@ def table(clients_max=10, bytes_max=10 << 20, now_s=lambda: 0.0, queue_bytes_max
     return kept, Clients(clients_max, now_s, kept, queue_bytes_max=queue_bytes_max)
 
 
-def test_clients_are_bounded_and_forgotten_after_a_silence():
+def test_clients_are_limited_and_removed_after_a_silence():
     now = [0.0]
     kept, clients = table(2, now_s=lambda: now[0])
     clients.touch("a", "").queue = clients.new_queue()
@@ -268,7 +266,7 @@ def test_clients_are_bounded_and_forgotten_after_a_silence():
     assert len(clients) == 0 and kept.used_bytes == 0
 
 
-def test_a_client_says_so_much_and_all_together_so_much():
+def test_client_data_are_limited_per_client_and_in_total():
     kept, clients = table(bytes_max=CLIENT_BYTES_MAX + 2 * CLIENT_BYTES)
     client = clients.touch("a", "")
     with pytest.raises(StatusError) as refused:
@@ -294,7 +292,7 @@ def test_a_client_says_so_much_and_all_together_so_much():
         none.touch("a", "")
 
 
-def test_producers_of_a_topic_are_asked_in_turn():
+def test_producers_of_a_topic_are_checked_in_turn():
     _, clients = table()
     for name in ("a", "b", "c"):
         client = clients.touch(name, "")
@@ -307,14 +305,14 @@ def test_producers_of_a_topic_are_asked_in_turn():
     assert clients.producer_of("T", lambda _: False) is None
 
 
-async def test_a_line_that_is_not_read_is_full_at_last():
+async def test_unread_telemetry_queue_becomes_full():
     _, clients = table()
     line = clients.new_queue()
     assert all(line.put(pb.TelemetryCommand()) for _ in range(QUEUE_MAX))
     assert not line.put(pb.TelemetryCommand())
 
 
-async def test_a_line_has_room_for_so_many_bytes_and_gives_them_back():
+async def test_telemetry_queue_is_limited_in_bytes_and_released():
     command = pb.TelemetryCommand(settings=producer("t" * 100))
     size = command.ByteSize()
     kept, clients = table(queue_bytes_max=3 * size)
@@ -337,7 +335,7 @@ async def test_a_line_has_room_for_so_many_bytes_and_gives_them_back():
     assert kept.used_bytes == 0
 
 
-async def test_a_line_that_is_finished_is_written_no_more():
+async def test_finished_telemetry_queue_writes_nothing():
     kept, clients = table()
     line = clients.new_queue()
     assert all(line.put(pb.TelemetryCommand(settings=producer("T"))) for _ in range(QUEUE_MAX))

@@ -45,7 +45,7 @@ async def end(caller, sent, resolution, transaction_id=None):
     return answer.status.code
 
 
-async def test_a_committed_message_is_received_and_another_is_not(world, caller):
+async def test_committed_message_is_received_and_a_rolled_back_one_is_not(world, caller):
     kept, dropped = await half(caller, b"kept"), await half(caller, b"dropped")
     assert (await caller.receive("X")).code == pb.Code.MESSAGE_NOT_FOUND
     other = await world.add_proxy()
@@ -60,7 +60,7 @@ async def test_a_committed_message_is_received_and_another_is_not(world, caller)
     assert (await caller.receive("X")).code == pb.Code.MESSAGE_NOT_FOUND
 
 
-async def test_an_orphaned_transaction_is_asked_about(world, caller):
+async def test_orphaned_transaction_is_checked(world, caller):
     stream, _ = await caller.telemetry(producer("X"))
     sent = await half(caller, b"orphan")
     command = (await stream.read()).recover_orphaned_transaction_command
@@ -80,7 +80,7 @@ async def test_an_orphaned_transaction_is_asked_about(world, caller):
     assert one.body == b"orphan"
 
 
-async def test_a_producer_that_comes_later_is_asked(world, caller):
+async def test_producer_that_connects_later_is_checked(world, caller):
     await half(caller, b"waits")
     stream, _ = await caller.telemetry(producer("X"))
     command = (await stream.read()).recover_orphaned_transaction_command
@@ -88,7 +88,7 @@ async def test_a_producer_that_comes_later_is_asked(world, caller):
     assert world.proxies[0].figures().checks == 1
 
 
-async def test_an_unknown_transaction_id_ends_nothing(world, caller):
+async def test_unknown_transaction_id_is_rejected(world, caller):
     sent = await half(caller, b"mine")
     for text in ("x", "", " ", "x" * 256):
         answer = await caller.call(
@@ -99,7 +99,7 @@ async def test_an_unknown_transaction_id_ends_nothing(world, caller):
     assert (await caller.receive("X")).code == pb.Code.MESSAGE_NOT_FOUND
 
 
-async def test_a_half_that_is_remembered_no_more_is_found_by_its_id(caller, monkeypatch):
+async def test_half_message_no_longer_remembered_is_found_by_its_id(caller, monkeypatch):
     monkeypatch.setattr(transactions, "HALVES_MAX", 1)
     first, second = await half(caller, b"first"), await half(caller, b"second")
     assert await end(caller, first, COMMIT) == pb.Code.OK
@@ -108,7 +108,7 @@ async def test_a_half_that_is_remembered_no_more_is_found_by_its_id(caller, monk
     assert bodies == {b"first", b"second"}
 
 
-def test_positions_of_old_halves_are_forgotten(monkeypatch):
+def test_positions_of_old_half_messages_are_removed(monkeypatch):
     monkeypatch.setattr(transactions, "HALVES_MAX", 2)
     halves = transactions.HalfPositions()
     for key in ("a", "b", "a", "c"):
@@ -116,7 +116,7 @@ def test_positions_of_old_halves_are_forgotten(monkeypatch):
     assert [key for key in "abc" if halves.get("X", key)] == ["a", "c"]
 
 
-async def test_who_may_not_send_to_a_topic_is_not_asked_about_its_transactions(tmp_path):
+async def test_producer_without_send_rights_is_not_checked(tmp_path):
     accounts = with_accounts(tmp_path)
     settings = {"transactionTimeOut": 300, "transactionCheckInterval": 300}
     async with World(tmp_path / "b", proxy=accounts, **settings) as world:
@@ -142,7 +142,7 @@ async def test_who_may_not_send_to_a_topic_is_not_asked_about_its_transactions(t
             assert proxy.figures().checks == requested
 
 
-async def test_a_transaction_takes_the_right_to_send_to_its_own_topic(tmp_path):
+async def test_transaction_needs_the_right_to_send_to_its_topic(tmp_path):
     """Its producer group, by which brokers know who may end it, may be named as another topic."""
     accounts = with_accounts(tmp_path)
     async with World(tmp_path / "b", proxy=accounts) as world:
@@ -175,7 +175,7 @@ async def test_a_transaction_takes_the_right_to_send_to_its_own_topic(tmp_path):
             assert broker.store.queues.end_of("X", 0) == 1
 
 
-async def test_a_topic_that_a_client_has_no_right_to_is_not_taken_as_one_it_uses(tmp_path):
+async def test_topic_without_rights_is_not_recorded_as_used(tmp_path):
     accounts = with_accounts(tmp_path)
     async with World(tmp_path / "b", proxy=accounts) as world:
         await world.topic("X")

@@ -20,13 +20,13 @@ from raftmq.proxy.validation import (
 from tests.proxy.world import consumer, producer
 
 
-def test_brokers_take_what_is_let_through():
+def test_proxy_length_limits_equal_the_brokers():
     assert lengths.EXPRESSION_CHARS_MAX == tokens.LENGTH_MAX
     assert lengths.ID_CHARS_MAX == pops.NAME_LENGTH_MAX
     assert lengths.SUBSCRIPTIONS_MAX == TOPICS_MAX
 
 
-def test_expressions():
+def test_filter_expression_length_is_limited():
     longest = "a" * EXPRESSION_CHARS_MAX
     kind = pb.FilterType.SQL
     assert expression_of(pb.FilterExpression(type=kind, expression=longest)) == ("SQL92", longest)
@@ -36,7 +36,7 @@ def test_expressions():
     assert refused.value.code == pb.Code.ILLEGAL_FILTER_EXPRESSION
 
 
-def test_ids():
+def test_ids_are_limited_in_length_and_characters():
     assert id_of("", "it") == "" and id_of("x" * 255, "it") == "x" * 255
     for text in ("x" * 256, "a\nb", "\x00"):
         with pytest.raises(StatusError) as refused:
@@ -44,7 +44,7 @@ def test_ids():
         assert refused.value.code == pb.Code.ILLEGAL_MESSAGE_ID
 
 
-def test_settings():
+def test_settings_are_limited_in_subscriptions_and_bytes():
     check_settings(consumer("g", *(f"T{number}" for number in range(TOPICS_MAX))))
     with pytest.raises(StatusError) as refused:
         check_settings(consumer("g", *(f"T{number}" for number in range(TOPICS_MAX + 1))))
@@ -59,7 +59,7 @@ def test_settings():
     assert refused.value.code == pb.Code.PAYLOAD_TOO_LARGE
 
 
-def test_endpoints():
+def test_endpoints_are_limited_in_bytes_and_not_empty():
     endpoints = pb.Endpoints(addresses=[pb.Address(host="h", port=1)])
     check_endpoints(endpoints)
     endpoints.addresses[0].host = "x" * (ENDPOINTS_BYTES_MAX - 8)

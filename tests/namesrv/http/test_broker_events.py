@@ -18,7 +18,7 @@ def at(events: RememberedEvents, group: str) -> list[int]:
     return [event["at"] for event in events.of(group)]
 
 
-async def test_no_more_brokers_are_followed_than_there_may_be_streams(
+async def test_followed_brokers_are_limited_to_the_number_of_streams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     followed: set[str] = set()
@@ -41,7 +41,7 @@ async def test_no_more_brokers_are_followed_than_there_may_be_streams(
     assert not followed
 
 
-def test_a_group_has_its_last_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_events_are_the_latest_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "EVENTS_MAX", 3)
     events = RememberedEvents()
     for number in range(10, 15):
@@ -55,7 +55,7 @@ def test_a_group_has_its_last_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert events.size_bytes == SIZE
 
 
-def test_beyond_the_bound_who_says_most_is_forgotten_first() -> None:
+def test_group_with_most_event_bytes_loses_its_oldest_events_first() -> None:
     events = RememberedEvents(bytes_max=5 * SIZE)
     events.add("quiet", {"at": 10})
     for number in range(20, 30):

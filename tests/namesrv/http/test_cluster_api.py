@@ -74,7 +74,9 @@ def impatient_with(hanging: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Nodes, "ask", asked)
 
 
-async def test_views_side_by_side(cluster: FakeCluster, call: Caller) -> None:
+async def test_cluster_api_shows_replica_views_side_by_side(
+    cluster: FakeCluster, call: Caller
+) -> None:
     seen = await call.get("/cluster")
     assert [group["name"] for group in seen["groups"]] == ["broker-a", "broker-b"]
     group = seen["groups"][0]
@@ -95,7 +97,7 @@ async def test_views_side_by_side(cluster: FakeCluster, call: Caller) -> None:
     assert ([g["name"] for g in second["items"]], second["next"]) == (["broker-b"], None)
 
 
-async def test_a_broker_that_does_not_answer_fails_no_page(
+async def test_silent_broker_does_not_fail_a_cluster_page(
     cluster: FakeCluster, call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await call.get("/cluster")
@@ -121,7 +123,7 @@ async def test_a_broker_that_does_not_answer_fails_no_page(
 
 
 @pytest.mark.parametrize("address", ["[x]:1", "a:b:1", "::1:2"])
-async def test_an_http_address_that_is_none_fails_no_page(
+async def test_malformed_http_address_does_not_fail_a_cluster_page(
     cluster: FakeCluster, call: Caller, address: str
 ) -> None:
     node = FakeNode("n7", "broker-x", role="leader")
@@ -137,7 +139,7 @@ async def test_an_http_address_that_is_none_fails_no_page(
     assert (status, value["code"]) == (503, "DISTRUST")
 
 
-async def test_looks_at_one_time_share_one(
+async def test_concurrent_cluster_views_share_one_refresh(
     cluster: FakeCluster, call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requested: list[ClusterView] = []
@@ -157,7 +159,9 @@ async def test_looks_at_one_time_share_one(
     assert sum(path == "/api/v1/node" for _, path, _, _ in node.requested) <= 2
 
 
-async def test_topics_are_what_clients_find(cluster: FakeCluster, call: Caller) -> None:
+async def test_cluster_topics_equal_the_topics_of_routes(
+    cluster: FakeCluster, call: Caller
+) -> None:
     many = [TopicConfig(f"t{number:04}", 8, 8, 6) for number in range(30)]
     cluster.register(cluster.nodes["n0"], many)
     page = await call.get("/topics?limit=20")
@@ -179,7 +183,9 @@ async def test_topics_are_what_clients_find(cluster: FakeCluster, call: Caller) 
     assert (await call.get("/topics?limit=0", 422))["errors"][0]["field"] == "limit"
 
 
-async def test_one_topic_and_its_change_in_every_group(cluster: FakeCluster, call: Caller) -> None:
+async def test_cluster_topic_is_read_and_changed_in_every_group(
+    cluster: FakeCluster, call: Caller
+) -> None:
     first, second = cluster.nodes["n0"], cluster.nodes["n3"]
     path = ("GET", "/api/v1/topics/Orders")
     first.answers[path] = (200, {"topic": "Orders", "perm": 6}, {"ETag": '"11"'})
@@ -222,7 +228,7 @@ async def test_one_topic_and_its_change_in_every_group(cluster: FakeCluster, cal
         ("PUT", "/consumer-groups/cg/modes/Orders", {"mode": "POP"}),
     ],
 )
-async def test_a_change_names_a_group_that_is_gone(
+async def test_cluster_change_reports_a_group_without_brokers(
     cluster: FakeCluster, call: Caller, method: str, path: str, body: Any
 ) -> None:
     cluster.nodes["n0"].answers[method, f"/api/v1{path}"] = (200, {})
@@ -245,7 +251,7 @@ async def test_a_change_names_a_group_that_is_gone(
     assert (await call(method, path, body, If_Match="*"))[0] == 200
 
 
-async def test_a_write_follows_the_leader_once(cluster: FakeCluster, call: Caller) -> None:
+async def test_cluster_write_follows_the_leader_once(cluster: FakeCluster, call: Caller) -> None:
     old, new = cluster.nodes["n0"], cluster.nodes["n1"]
     transfer = ("POST", "/api/v1/node/transfer")
     refusal = {"status": 503, "code": "NOT_LEADER", "detail": "not the leader"}
@@ -261,7 +267,7 @@ async def test_a_write_follows_the_leader_once(cluster: FakeCluster, call: Calle
     assert (status, value["code"]) == (503, "NODE_SILENT")
 
 
-async def test_an_unknown_outcome_is_said_to_be_unknown(
+async def test_cluster_change_of_unknown_outcome_is_reported_as_unknown(
     cluster: FakeCluster, call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.nodes["n0"].hang.clear()
@@ -273,7 +279,9 @@ async def test_an_unknown_outcome_is_said_to_be_unknown(
     assert (status, [r["outcome"] for r in value["results"]]) == (207, ["unknown", "ok"])
 
 
-async def test_consumer_groups_of_all_groups(cluster: FakeCluster, call: Caller) -> None:
+async def test_consumer_groups_of_all_broker_groups_are_listed(
+    cluster: FakeCluster, call: Caller
+) -> None:
     first, second = cluster.nodes["n0"], cluster.nodes["n3"]
     items = [{"name": "cg", "lag": 5, "clientCount": 1}, {"name": "only-a", "lag": 0}]
     first.answers["GET", "/api/v1/consumer-groups"] = (200, {"items": items, "next": None})
@@ -298,7 +306,9 @@ async def test_consumer_groups_of_all_groups(cluster: FakeCluster, call: Caller)
     assert (await call("POST", "/consumer-groups/cg/reset", {}))[0] == 422
 
 
-async def test_messages_and_the_trace_of_one(cluster: FakeCluster, call: Caller) -> None:
+async def test_cluster_messages_and_the_trace_of_one_message(
+    cluster: FakeCluster, call: Caller
+) -> None:
     first, second = cluster.nodes["n0"], cluster.nodes["n3"]
     host, port = first.address.split(":")
     message_id = bytes(map(int, host.split("."))).hex() + f"{int(port):08x}{4096:016x}"
@@ -331,7 +341,9 @@ async def test_messages_and_the_trace_of_one(cluster: FakeCluster, call: Caller)
     assert len((await call.get(f"{listed}&group=broker-a"))["items"]) == 1
 
 
-async def test_the_proxy(cluster: FakeCluster, call: Caller) -> None:
+async def test_cluster_api_forwards_requests_to_a_broker(
+    cluster: FakeCluster, call: Caller
+) -> None:
     node = cluster.nodes["n1"]
     for who in (node.address, "n1", "2"):
         assert (await call.get(f"/brokers/broker-a/{who}/node"))["name"] == "n1"
@@ -350,7 +362,7 @@ async def test_the_proxy(cluster: FakeCluster, call: Caller) -> None:
     assert (await call.get("/brokers/broker-a/n1/node", 503))["code"] == "NODE_SILENT"
 
 
-async def test_tokens_and_roles(tmp_path: Any) -> None:
+async def test_cluster_api_tokens_and_roles(tmp_path: Any) -> None:
     tokens = [
         {"token": f"{role}-0123456789abcdef", "role": role, "name": role}
         for role in ("viewer", "operator", "admin")
@@ -391,7 +403,7 @@ async def test_tokens_and_roles(tmp_path: Any) -> None:
         await call.session.close()
 
 
-async def test_events_of_all_brokers_and_the_failover_in_them(
+async def test_cluster_events_of_all_brokers_and_their_failover(
     cluster: FakeCluster, call: Caller
 ) -> None:
     seen: list[dict[str, Any]] = []
@@ -433,7 +445,7 @@ async def test_events_of_all_brokers_and_the_failover_in_them(
     await asyncio.gather(reading, return_exceptions=True)
 
 
-async def test_log_levels_are_changed_while_it_runs(call: Caller) -> None:
+async def test_name_server_log_levels_change_at_run_time(call: Caller) -> None:
     logger = logging.getLogger("raftmq.namesrv.http")
     before = logger.level
     path = "/log-levels/raftmq.namesrv.http"
@@ -448,7 +460,7 @@ async def test_log_levels_are_changed_while_it_runs(call: Caller) -> None:
         logger.setLevel(before)
 
 
-async def test_own_pages() -> None:
+async def test_name_server_own_pages() -> None:
     async with FakeCluster() as cluster:
         call = Caller(cluster)
         assert (await call.get("/cluster"))["groups"] == []
@@ -468,7 +480,7 @@ async def test_own_pages() -> None:
         await call.session.close()
 
 
-async def test_what_brokers_say_of_themselves_is_bounded(
+async def test_broker_answers_to_the_cluster_api_are_limited_in_size(
     cluster: FakeCluster, call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = cluster.nodes["n0"], cluster.nodes["n1"]
@@ -483,7 +495,7 @@ async def test_what_brokers_say_of_themselves_is_bounded(
     assert errors[second.address] == "all brokers answer more than 20000 bytes"
 
 
-async def test_what_a_broker_packs_is_not_unpacked(cluster: FakeCluster, call: Caller) -> None:
+async def test_compressed_broker_answer_is_not_inflated(cluster: FakeCluster, call: Caller) -> None:
     """Anybody may register; a few bytes must not cost the name server seconds."""
     node = cluster.nodes["n1"]
     node.answers["GET", "/api/v1/node"] = (200, node.view, {"Content-Encoding": "gzip"})

@@ -30,7 +30,7 @@ CLEAR = {"in_the_clear": True}
         ("https://h:1", {"own_ca": True, **KEY}, True),
     ],
 )
-def test_who_is_shown_the_token(address, rule, is_shown):
+def test_cluster_token_is_sent_only_to_trusted_brokers(address, rule, is_shown):
     token = ClusterToken("0123456789abcdef", is_signed=SIGNED.__contains__, **rule)
     url = url_of(address, "/api/v1/node")
     shown = {"Authorization": "Bearer 0123456789abcdef"} if is_shown else {}
@@ -38,6 +38,6 @@ def test_who_is_shown_the_token(address, rule, is_shown):
     assert bool(token.withheld(url, address)) is not is_shown
 
 
-def test_without_a_token_nobody_is_refused_one():
+def test_missing_cluster_token_withholds_nothing():
     url = url_of("h:1", "/")
     assert (ClusterToken().headers(url, "h:1"), ClusterToken().withheld(url, "h:1")) == ({}, "")

@@ -37,7 +37,7 @@ def text(*brokers: dict[str, Any], route: str = "n0:1") -> list[str]:
     return [finding.text for finding in findings("g", brokers, route)]
 
 
-def test_nothing_is_said_of_a_group_that_agrees() -> None:
+def test_equal_replica_views_have_no_findings() -> None:
     assert text(view("n0"), view("n1"), view("n2")) == []
     behind = view("n1", commitIndex=1000 - FRAMES_APART_MAX, appliedIndex=800)
     assert text(view("n0"), behind, view("n2")) == []
@@ -70,12 +70,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("changes", "expected"), CASES)
-def test_one_difference(changes: dict[str, Any], expected: str) -> None:
+def test_each_difference_of_replica_views_is_a_finding(
+    changes: dict[str, Any], expected: str
+) -> None:
     group = [view(name, **changes.get(name, {})) for name in ("n0", "n1", "n2")]
     assert expected in text(*group)
 
 
-def test_the_silent_and_the_route() -> None:
+def test_findings_for_silent_replicas_and_the_route() -> None:
     gone = {"address": "n2:1", "name": "n2", "node": None, "error": "no connection: refused"}
     assert text(view("n0"), view("n1"), gone) == ["g: n2 does not answer (no connection: refused)"]
     assert text(view("n0"), route="n1:1") == [
@@ -84,7 +86,7 @@ def test_the_silent_and_the_route() -> None:
     assert text(view("n0"), route="") == ["g: n0 leads, but this name server knows no leader"]
 
 
-def test_the_worst_comes_first_and_says_whom_and_what_it_is_about() -> None:
+def test_findings_are_ordered_by_severity_and_name_field_and_nodes() -> None:
     group = [view("n0"), view("n1", version="9"), view("n2", disk={"state": "failed"}, term=4)]
     result = findings("g", group, "n0:1")
     assert [finding.severity for finding in result] == ["critical", "warning", "notice"]
@@ -94,7 +96,7 @@ def test_the_worst_comes_first_and_says_whom_and_what_it_is_about() -> None:
     assert orjson.loads(to_json(asdict(result[0])))["nodes"] == ["n2"]
 
 
-def test_classic_groups_have_no_terms() -> None:
+def test_classic_groups_have_no_term_findings() -> None:
     master = view("m", mode="classic", role="master", term=0, leader=None)
     slave = view("s", mode="classic", role="slave", term=0, leader=None, commitIndex=0)
     assert text(master, slave, route="m:1") == []

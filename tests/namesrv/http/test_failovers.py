@@ -32,7 +32,7 @@ KILLED = [
 ]
 
 
-def test_a_leader_is_killed() -> None:
+def test_failover_of_a_killed_leader() -> None:
     result = failovers("g", START + KILLED)
     assert len(result) == 2
     last = result[1].as_fields()
@@ -50,7 +50,7 @@ def test_a_leader_is_killed() -> None:
     assert last_of([]) is None
 
 
-def test_the_order_of_arrival_does_not_matter() -> None:
+def test_failover_does_not_depend_on_the_order_of_events() -> None:
     expected = [one.as_fields() for one in failovers("g", START + KILLED)]
     for seed in range(20):
         shuffled = START + KILLED
@@ -58,13 +58,13 @@ def test_the_order_of_arrival_does_not_matter() -> None:
         assert [one.as_fields() for one in failovers("g", shuffled)] == expected, seed
 
 
-def test_it_goes_on_until_somebody_leads() -> None:
+def test_failover_is_incomplete_until_a_leader_is_ready() -> None:
     (_, open_one) = failovers("g", START + KILLED[:4])
     fields = open_one.as_fields()
     assert (fields["complete"], fields["durationMs"], fields["newLeader"]) == (False, None, "n2")
 
 
-def test_a_leader_that_is_cut_off_and_one_that_hands_over() -> None:
+def test_failover_of_a_partitioned_leader_and_of_a_planned_transfer() -> None:
     cut = [*START, *KILLED[1:]]  # its connection to the name server stays
     assert next(m.what for m in failovers("g", cut)[1].marks) == "electionStarted"
     planned = [*START, event("transfer", 900, "n0", 1, target="n2"), *KILLED[1:]]
@@ -76,7 +76,7 @@ def test_a_leader_that_is_cut_off_and_one_that_hands_over() -> None:
     assert (last["marks"][0]["what"], last["durationMs"]) == ("transfer", 160)
 
 
-def test_a_leader_whose_end_the_name_server_sees_behind_the_election_is_lost_all_the_same() -> None:
+def test_leader_loss_reported_after_the_election_belongs_to_the_failover() -> None:
     for at, position in ((1045, 3), (1055, 4)):  # elected; ready
         late = [*START, *KILLED[1:], route(at, None, 2)]
         result = failovers("g", late)
@@ -86,14 +86,14 @@ def test_a_leader_whose_end_the_name_server_sees_behind_the_election_is_lost_all
         assert marks[-1] == "routeChanged" and result[1].old_leader == "n0"
 
 
-def test_no_failover_is_made_of_registrations_or_late_candidates() -> None:
+def test_registrations_and_late_candidates_are_no_failover() -> None:
     assert failovers("g", [route(5, "n0:1", 3), route(9, "n0:1", 3)]) == []
     late = [*START, event("electionStarted", 170, "n1", 1)]
     assert len(failovers("g", late)) == 1
     assert failovers("h", START) == []
 
 
-def test_a_second_loss_before_the_route_changed_is_another_failover() -> None:
+def test_second_leader_loss_before_the_route_change_is_a_new_failover() -> None:
     twice = [*START, *KILLED[:5], event("electionStarted", 1100, "n1", 3),
              event("roleChanged", 1130, "n1", 3, role="leader", ready=True)]  # fmt: skip
     result = failovers("g", twice)
@@ -102,6 +102,6 @@ def test_a_second_loss_before_the_route_changed_is_another_failover() -> None:
     ]  # fmt: skip
 
 
-def test_elections_that_split_for_ever_are_bounded() -> None:
+def test_failover_marks_of_endless_elections_are_limited() -> None:
     split = [event("electionStarted", 1000 + n, "n1", 2 + n) for n in range(MARKS_MAX + 10)]
     assert len(failovers("g", START + split)[1].marks) == MARKS_MAX

@@ -23,7 +23,7 @@ def tokens_file(path: Path, *tokens: str) -> str:
     return str(path)
 
 
-def test_a_session_is_read_by_whoever_has_the_same_tokens_until_it_is_over() -> None:
+def test_session_is_valid_with_the_same_tokens_until_it_expires() -> None:
     one, two = {b"one": EVE}, {b"two": Caller("bob", Role.VIEWER)}
     value = Sessions(one | two).made(EVE, 1_000)
     assert Sessions(two | one).caller(value, 1_000) == EVE
@@ -33,7 +33,7 @@ def test_a_session_is_read_by_whoever_has_the_same_tokens_until_it_is_over() -> 
     assert Sessions(one | two, "secret").caller(value, 1_000) is None
 
 
-def test_whoever_knows_all_tokens_makes_no_session_above_them() -> None:
+def test_session_forged_with_all_tokens_gets_no_higher_role() -> None:
     """They make the key. Only a secret that no caller knows lets a session be more."""
     callers, admin = {b"one": EVE}, Caller("eve", Role.ADMIN)
     forged = Sessions(callers).made(admin, 1_000)
@@ -58,7 +58,7 @@ def test_whoever_knows_all_tokens_makes_no_session_above_them() -> None:
         lambda value: "",
     ],
 )
-def test_what_is_changed_is_no_session(change: Any) -> None:
+def test_modified_session_cookie_is_rejected(change: Any) -> None:
     sessions = Sessions({b"one": EVE})
     assert sessions.caller(change(sessions.made(EVE, 1)), 1) is None
 
@@ -66,13 +66,13 @@ def test_what_is_changed_is_no_session(change: Any) -> None:
 @pytest.mark.parametrize(
     "origin", [None, "null", "http://evil.example", "http://ns:9881", "http://["]
 )
-def test_pages_of_others_change_nothing_with_a_cookie(origin: str | None) -> None:
+def test_request_with_a_foreign_origin_changes_nothing_by_cookie(origin: str | None) -> None:
     check_own_page("http://ns:9880", "ns:9880")
     with pytest.raises(ApiProblem):
         check_own_page(origin, "ns:9880")
 
 
-async def test_a_login_holds_at_every_name_server_with_the_same_tokens(tmp_path: Path) -> None:
+async def test_login_is_valid_at_every_name_server_with_the_same_tokens(tmp_path: Path) -> None:
     file = tokens_file(tmp_path / "tokens", TOKEN)
     other = tokens_file(tmp_path / "others", TOKEN, "another-0123456789abcdef")
     async with (
@@ -109,7 +109,7 @@ async def test_a_login_holds_at_every_name_server_with_the_same_tokens(tmp_path:
             assert (ended.status, f"{COOKIE}=;" in ended.headers["Set-Cookie"]) == (204, True)
 
 
-async def test_where_everybody_is_admin_there_is_nothing_to_log_in_to() -> None:
+async def test_login_is_rejected_where_every_caller_is_admin() -> None:
     async with FakeCluster(*replicas()) as cluster, aiohttp.ClientSession() as session:
         url = f"{cluster.url}/api/v1/session"
         async with session.post(url, json={"token": TOKEN}) as answer:

@@ -36,7 +36,7 @@ class Crowd:
             await self.ends[state].wait()
 
 
-async def test_one_address_does_not_keep_out_another() -> None:
+async def test_logins_of_one_address_do_not_block_another() -> None:
     crowd = Crowd()
     for number in range(EXCHANGES_MAX + WAITING_MAX):
         await crowd.comes(f"s{number}", "10.0.0.1")
@@ -64,7 +64,7 @@ async def test_one_address_does_not_keep_out_another() -> None:
         task.cancel()
 
 
-async def test_a_login_has_one_exchange_unless_there_was_no_room(
+async def test_login_has_one_token_exchange_unless_none_was_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exchanges, "WAIT_S", 0.01)
@@ -84,7 +84,7 @@ async def test_a_login_has_one_exchange_unless_there_was_no_room(
         assert not refused.value.for_now
 
 
-async def test_states_are_remembered_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_remembered_login_states_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchanges, "USED_MAX", 3)
     result = Exchanges(600)
     for state in "abcd":

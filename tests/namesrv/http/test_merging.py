@@ -33,7 +33,7 @@ def pages(groups: dict[str, list[str]], limit: int, after: str) -> dict[str, Any
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_pages_of_groups_give_every_name_once_in_order(seed: int) -> None:
+def test_merged_pages_have_every_name_once_in_order(seed: int) -> None:
     chance = random.Random(seed)
     names = [f"t{number:03}" for number in range(60)]
     groups = {g: chance.sample(names, chance.randint(0, 60)) for g in ("a", "b", "c")}
@@ -50,7 +50,7 @@ def test_pages_of_groups_give_every_name_once_in_order(seed: int) -> None:
     assert seen == sorted({name for each in groups.values() for name in each})
 
 
-def test_outcomes() -> None:
+def test_merged_outcome_status_of_several_groups() -> None:
     def of(*each: tuple[str, int]) -> int:
         return outcome_of([GroupResult(str(n), what, s) for n, (what, s) in enumerate(each)])
 
@@ -63,7 +63,7 @@ def test_outcomes() -> None:
     assert of((FAILED, 0)) == 503
 
 
-def test_versions_and_conditions() -> None:
+def test_merged_versions_and_conditions() -> None:
     version = joined_version({"b": "22", "a": "11"})
     assert version == "a=11;b=22"
     assert split_version(version) == {"a": "11", "b": "22"}
@@ -77,7 +77,7 @@ def test_versions_and_conditions() -> None:
     assert conditions(Condition(), ["a"]) == {"a": {}}
 
 
-def test_a_broker_that_went_is_remembered_for_a_while() -> None:
+def test_unregistered_broker_is_remembered_for_a_while() -> None:
     table = RouteTable()
     directory = Directory(table, gone_max=1)
     for number, address in enumerate(("n0:1", "n1:1", "n2:1")):
@@ -135,13 +135,13 @@ def test_brokers_are_read_again_only_after_a_change() -> None:
     assert told(200).gone_since_ms == 1
 
 
-def test_the_store_host_of_an_id() -> None:
+def test_store_host_is_read_from_a_message_id() -> None:
     assert store_host("7F00000100002A9F0000000000000010") == "127.0.0.1:10911"
     assert store_host("7F00000100002A9F00000000000000") == ""
     assert store_host("z" * 32) == ""
 
 
-def test_where_a_message_is() -> None:
+def test_message_location_is_found_by_its_id() -> None:
     def state(reached: int, durable: int = 0, begins: int = 0) -> str:
         log = {"minOffset": begins, "maxOffset": reached, "durableOffset": durable}
         broker = {"name": "n", "address": "n:1", "node": {"role": "follower", "commitLog": log}}
@@ -155,7 +155,7 @@ def test_where_a_message_is() -> None:
     assert on_replica(silent, 100)["state"] == "unknown"
 
 
-def test_who_had_a_message() -> None:
+def test_message_progress_of_a_consumer_group() -> None:
     message = {"topic": "T", "queueId": 3, "queueOffset": 10}
 
     def of(offset: Any, topic: str = "T") -> Any:
@@ -179,7 +179,7 @@ def test_who_had_a_message() -> None:
         ("price > 3", "SQL92", "c", "consumed"),
     ],
 )
-def test_a_group_passes_what_its_subscription_does_not_take(
+def test_message_filtered_by_a_subscription_is_reported_as_filtered(
     expression: str, kind: str, tag: str | None, state: str
 ) -> None:
     message = {"topic": "T", "queueId": 3, "queueOffset": 10, "tags": tag}
@@ -193,7 +193,7 @@ def test_a_group_passes_what_its_subscription_does_not_take(
     assert (result["state"], result["expression"]) == (state, expression)
 
 
-def test_a_consumer_group_of_two_broker_groups() -> None:
+def test_message_progress_of_a_group_with_two_broker_groups() -> None:
     client = {"clientId": "c1"}
     result = merged_consumers("cg", {
         "a": {"clients": [client], "queues": [{"topic": "T", "queueId": 0, "lag": 5}]},

@@ -13,7 +13,7 @@ from tests.namesrv.http.test_cluster_api import Caller
 from tests.namesrv.http.test_topic_messages import message
 
 
-def test_a_group_goes_on_before_what_was_shown_of_it() -> None:
+def test_newest_messages_continue_before_the_last_shown_of_each_group() -> None:
     pages: dict[str, Any] = {
         "a": {"items": [message(50, 9), message(40, 3)], "next": "40"},
         "b": {"items": [message(70, 8), message(60, 7)], "next": None},
@@ -27,7 +27,7 @@ def test_a_group_goes_on_before_what_was_shown_of_it() -> None:
         marks_of(encode_cursor('{"a": "x"}'), "before")
 
 
-def test_no_message_is_shown_behind_the_end_of_a_page_that_was_cut() -> None:
+def test_oldest_messages_end_at_the_first_truncated_page() -> None:
     pages: dict[str, Any] = {
         "a": {"items": [message(50, 1), message(60, 3)], "next": "70"},
         "b": {"items": [message(20, 2), message(30, 3), message(40, 4)], "next": None},
@@ -41,7 +41,7 @@ def test_no_message_is_shown_behind_the_end_of_a_page_that_was_cut() -> None:
     assert merged_oldest({"b": pages["b"]}, {"a": 7}, 9)[1] is None
 
 
-async def test_pages_of_a_time_have_every_message_of_all_groups_once() -> None:
+async def test_merged_messages_of_a_time_have_every_message_once() -> None:
     """One group's pages are cut earlier than what was asked for, as by their size."""
 
     def answer(times: range, page: int) -> Any:
@@ -68,9 +68,7 @@ async def test_pages_of_a_time_have_every_message_of_all_groups_once() -> None:
     ("path", "name"),
     [("messages?topic=Orders&startMs=0", "cursor"), ("topics/Orders/messages?", "before")],
 )
-async def test_a_group_that_fails_beside_the_last_page_of_another_is_asked_again(
-    path: str, name: str
-) -> None:
+async def test_cursor_keeps_the_mark_of_a_failed_group(path: str, name: str) -> None:
     """Its mark is not lost."""
     async with FakeCluster(*replicas(), *replicas("broker-b")) as cluster:
         call = Caller(cluster)

@@ -32,11 +32,11 @@ API = "/api/v1/"
         ("PATCH", "preferred-leader", Role.ADMIN),
     ],
 )
-def test_a_path_has_the_role_of_its_operation(method: str, path: str, role: Role) -> None:
+def test_forwarded_path_has_the_role_of_its_operation(method: str, path: str, role: Role) -> None:
     assert role_at(method, path) == role
 
 
-async def test_every_operation_wants_the_role_that_it_wants_at_the_broker(tmp_path: Path) -> None:
+async def test_every_forwarded_operation_needs_the_role_of_the_broker(tmp_path: Path) -> None:
     async with (
         over(tmp_path, TOKENS["admin"]) as (call, _, broker),
         aiohttp.ClientSession() as session,

@@ -90,7 +90,9 @@ async def logged_in(visitor: Visitor, provider: Provider, url: str, **changed: s
     return position
 
 
-async def test_a_login_holds_at_every_name_server(settings: Settings, visitor: Visitor) -> None:
+async def test_oidc_login_is_valid_at_every_name_server(
+    settings: Settings, visitor: Visitor
+) -> None:
     async with (
         Provider() as provider,
         FakeCluster(**settings, oidc_issuer=provider.url) as first,
@@ -111,9 +113,7 @@ async def test_a_login_holds_at_every_name_server(settings: Settings, visitor: V
         assert position == "/" and COOKIE in visitor.cookies
 
 
-async def test_cookies_are_secure_where_browsers_see_https(
-    settings: Settings, visitor: Visitor
-) -> None:
+async def test_oidc_cookies_are_secure_behind_https(settings: Settings, visitor: Visitor) -> None:
     """A proxy ends TLS, as `oidcRedirectUri` says; both ways of logging in go by that."""
     host = "https://mq.example"
     settings["oidc_redirect_uri"] = f"{host}/api/v1/session/oidc/callback"
@@ -138,7 +138,7 @@ async def test_cookies_are_secure_where_browsers_see_https(
         assert "; Path=/;" in cookie and "Domain" not in cookie
 
 
-async def test_a_login_is_of_one_browser_and_ends_once(
+async def test_oidc_login_belongs_to_one_browser_and_ends_once(
     settings: Settings, visitor: Visitor
 ) -> None:
     async with (
@@ -237,7 +237,7 @@ ABOUT, NOW = "/.well-known/openid-configuration", int(time.time())
         (with_claims(groups=None), "role"),
     ],
 )
-async def test_whoever_is_not_proven_to_have_a_role_gets_no_session(
+async def test_oidc_login_without_a_proven_role_gets_no_session(
     settings: Settings,
     visitor: Visitor,
     monkeypatch: pytest.MonkeyPatch,
@@ -262,7 +262,7 @@ async def test_whoever_is_not_proven_to_have_a_role_gets_no_session(
         ({"code": "iss=https://another.example"}, "token"),
     ],
 )
-async def test_what_the_provider_says_by_the_browser(
+async def test_oidc_errors_in_the_redirect_are_reported(
     settings: Settings, visitor: Visitor, changed: dict[str, str], code: str
 ) -> None:
     async with (
@@ -273,7 +273,7 @@ async def test_what_the_provider_says_by_the_browser(
         assert "/token" not in provider.requested
 
 
-async def test_a_secret_is_shown_as_the_provider_takes_it(
+async def test_oidc_secret_is_sent_by_the_providers_method(
     settings: Settings, visitor: Visitor
 ) -> None:
     async with (
@@ -284,7 +284,7 @@ async def test_a_secret_is_shown_as_the_provider_takes_it(
         assert await logged_in(visitor, provider, cluster.url) == "/"
 
 
-async def test_a_host_that_is_none(settings: Settings) -> None:
+async def test_malformed_host_header_is_rejected_by_the_oidc_login(settings: Settings) -> None:
     async with (
         Provider() as provider,
         FakeCluster(**settings, oidc_issuer=provider.url) as cluster,
@@ -296,7 +296,7 @@ async def test_a_host_that_is_none(settings: Settings) -> None:
         writer.close()
 
 
-async def test_keys_may_change(
+async def test_oidc_provider_keys_may_change(
     settings: Settings, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
@@ -312,7 +312,7 @@ async def test_keys_may_change(
         assert await logged_in(visitor, provider, cluster.url) == "/"
 
 
-async def test_so_many_logins_at_a_time(
+async def test_concurrent_oidc_logins_are_limited(
     settings: Settings, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever comes while others are under way waits; if that lasts, the login can go on later."""
@@ -350,7 +350,7 @@ async def test_so_many_logins_at_a_time(
         assert (await second)[1] == "/"
 
 
-async def test_without_a_provider_there_is_no_such_login(visitor: Visitor) -> None:
+async def test_oidc_login_without_a_provider_is_not_found(visitor: Visitor) -> None:
     async with FakeCluster() as cluster:
         assert (await visitor.get(f"{cluster.url}/api/v1/session/oidc"))[0] == 404
         _, _, ways = await visitor.get(f"{cluster.url}/api/v1/session")
@@ -387,12 +387,12 @@ def settings_for(secret: str, **changes: Any) -> OidcSettings:
         ({"oidc_roles": "admin="}, "'admin=' is not viewer"),
     ],
 )
-def test_settings_that_are_refused(secret: str, changes: Settings, words: str) -> None:
+def test_invalid_oidc_settings_are_rejected(secret: str, changes: Settings, words: str) -> None:
     with pytest.raises(WebConfigError, match=words):
         settings_for(secret, **changes)
 
 
-def test_a_ca_file_that_is_none(tmp_path: Path, secret: str) -> None:
+def test_missing_oidc_ca_file_is_rejected(tmp_path: Path, secret: str) -> None:
     with pytest.raises(WebConfigError, match="oidcCaFile"):
         oidc.Provider(settings_for(secret, oidc_ca_file=str(tmp_path / "none")))
 
@@ -427,7 +427,7 @@ def test_a_ca_file_that_is_none(tmp_path: Path, secret: str) -> None:
         ({}, {"preferred_username": "a" * 500}, Caller("oidc:" + "a" * 100, Role.VIEWER)),
     ],
 )
-def test_what_claims_make_of_somebody(
+def test_oidc_claims_give_a_role(
     secret: str, changes: Settings, claims: Settings, expected: Caller | None
 ) -> None:
     settings = settings_for(secret, **changes)
@@ -439,7 +439,7 @@ def test_what_claims_make_of_somebody(
         assert caller_of(ALICE | claims, settings) == expected
 
 
-def test_roles_are_listed_with_semicolons() -> None:
+def test_oidc_roles_are_listed_with_semicolons() -> None:
     assert roles_of(" admin = Domain Admins ;viewer=*;") == (
         ("Domain Admins", Role.ADMIN),
         ("*", Role.VIEWER),

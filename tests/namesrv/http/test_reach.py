@@ -41,18 +41,18 @@ ASKED, REFUSED = "", None
         ("nonsense", "10.0.0.2", True, {}, REFUSED),
     ],
 )
-def test_who_is_asked(address, peer, signed, reach, host):
+def test_reach_decides_the_host_of_a_broker_request(address, peer, signed, reach, host):
     contact = Reach(**reach).contact(address, peer, signed=signed)
     assert (contact.host if not contact.refused else None) == host
 
 
-def test_hosts_that_are_none():
+def test_malformed_reach_host_is_reported():
     assert host_problem("broker-a") == host_problem("10.1.0.0/16") == ""
     assert "10.1.0.1/16" in host_problem("10.1.0.1/16")
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-async def test_a_strangers_registration_sends_no_request_to_another_host(
+async def test_unsigned_registration_causes_no_request_to_another_host(
     keyed, monkeypatch, tmp_path
 ):
     key = tmp_path / "key"

@@ -125,7 +125,7 @@ def agreed(cluster: Any) -> bool:
     return bool(groups) and len(groups[0]["brokers"]) == 3 and not cluster["differences"]
 
 
-async def test_a_day_of_an_operator(api: tuple[Api, Group]) -> None:
+async def test_cluster_api_over_real_brokers(api: tuple[Api, Group]) -> None:
     call, group = api
     cluster = await call.until("/cluster", agreed)
     (shown,) = cluster["groups"]
@@ -213,7 +213,7 @@ async def prefers(call: Api, leader: str, other: str) -> None:
     await call.until("/groups/group-a", lambda v: v["leader"] == leader)
 
 
-async def test_the_examples_of_the_document_work(api: tuple[Api, Group]) -> None:
+async def test_cluster_api_page_examples_work(api: tuple[Api, Group]) -> None:
     call, _ = api
     await call.until("/cluster", agreed)
     text = await asyncio.to_thread(DOCUMENT.read_text)
@@ -232,7 +232,7 @@ async def test_the_examples_of_the_document_work(api: tuple[Api, Group]) -> None
         assert texts in said, texts
 
 
-async def test_the_cluster_api_does_as_its_document_says(tmp_path: Path) -> None:
+async def test_cluster_api_conforms_to_its_openapi_document(tmp_path: Path) -> None:
     """schemathesis makes requests up, right and wrong ones."""
     file = tokens_file(tmp_path / "tokens")
     (tmp_path / "schemathesis.toml").write_text(CONFIG)

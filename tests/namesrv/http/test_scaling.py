@@ -56,7 +56,7 @@ def follow(cluster: FakeCluster, name: str, *, leads: bool = True) -> None:
         cluster.register(node)
 
 
-async def test_the_plan_names_machines_and_the_group_to_move(
+async def test_leader_balance_plan_names_machines_and_the_group_to_move(
     cluster: FakeCluster, call: Caller
 ) -> None:
     machines(cluster)
@@ -73,7 +73,7 @@ async def test_the_plan_names_machines_and_the_group_to_move(
     await call.get("/leader-balance?cluster=none", 404)
 
 
-async def test_a_group_with_a_replica_that_is_behind_is_left(
+async def test_leader_balance_omits_a_group_with_a_lagging_replica(
     cluster: FakeCluster, call: Caller
 ) -> None:
     machines(cluster)
@@ -84,7 +84,9 @@ async def test_a_group_with_a_replica_that_is_behind_is_left(
     assert not any(row["moves"] for row in rows)
 
 
-async def test_one_leader_is_moved_at_a_time(cluster: FakeCluster, call: Caller) -> None:
+async def test_leader_balance_moves_one_leader_per_request(
+    cluster: FakeCluster, call: Caller
+) -> None:
     machines(cluster)
 
     def prefers(request: Any, _: bytes) -> tuple[int, Any]:
@@ -104,7 +106,7 @@ async def test_one_leader_is_moved_at_a_time(cluster: FakeCluster, call: Caller)
     assert [one[2] for one in cluster.nodes["n0"].requested if one[0] == "PUT"] == [{"name": "n0"}]
 
 
-async def test_a_leader_that_does_not_move_in_time_is_no_error(
+async def test_leader_that_does_not_move_in_time_is_no_error(
     cluster: FakeCluster, call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scaling, "MOVE_WAIT_S", 0.1)
@@ -139,7 +141,7 @@ async def test_draining_groups_are_listed_with_their_content(
     assert (await call.get("/drains"))["errors"] == [{"group": "broker-b", "error": "no leader"}]
 
 
-async def test_a_drain_is_started_cancelled_and_ended_by_a_removal(
+async def test_drain_is_started_cancelled_and_ended_by_a_removal(
     cluster: FakeCluster, call: Caller
 ) -> None:
     leader = cluster.nodes["n3"]
@@ -180,7 +182,7 @@ def has_topics(cluster: FakeCluster, node: FakeNode, **topics: dict[str, Any]) -
         node.answers["GET", f"/api/v1/topics/{name}"] = answer
 
 
-async def test_topics_that_differ_are_compared_at_their_leaders_only(
+async def test_differing_topics_are_compared_at_leaders_only(
     cluster: FakeCluster, call: Caller
 ) -> None:
     a, b = cluster.nodes["n0"], cluster.nodes["n3"]
@@ -203,7 +205,7 @@ async def test_topics_that_differ_are_compared_at_their_leaders_only(
     assert (third["items"], third["next"]) == ([], None)
 
 
-async def test_a_topic_is_aligned_where_it_is_as_it_was_read(
+async def test_topic_is_aligned_only_if_unchanged_since_it_was_read(
     cluster: FakeCluster, call: Caller
 ) -> None:
     a, b = cluster.nodes["n0"], cluster.nodes["n3"]
@@ -229,7 +231,7 @@ async def test_a_topic_is_aligned_where_it_is_as_it_was_read(
     assert (await call("POST", "/topics/More/align"))[0] == 503
 
 
-async def test_settings_of_a_consumer_group_are_copied_from_a_named_group(
+async def test_consumer_group_settings_are_copied_from_a_named_group(
     cluster: FakeCluster, call: Caller
 ) -> None:
     path = "/api/v1/subscription-groups"
@@ -259,7 +261,7 @@ async def test_draining_groups_are_not_compared(cluster: FakeCluster, call: Call
     assert (answer["items"], answer["groups"]) == ([], ["broker-a"])
 
 
-async def test_a_group_of_which_no_broker_is_registered_is_left_out(
+async def test_group_without_a_registered_broker_is_omitted(
     cluster: FakeCluster, call: Caller
 ) -> None:
     machines(cluster)

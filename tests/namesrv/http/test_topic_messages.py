@@ -50,7 +50,7 @@ class Log:
         return 200, {"items": shown, "next": following, "scanned": len(shown)}
 
 
-async def test_pages_of_all_groups_have_every_message_once_newest_first(
+async def test_newest_messages_of_all_groups_are_listed_once(
     cluster: FakeCluster, call: Caller
 ) -> None:
     one = Log(*(message(n * 10, n * 2) for n in range(9, 0, -1)))
@@ -62,7 +62,7 @@ async def test_pages_of_all_groups_have_every_message_once_newest_first(
     assert (await call.get("/topics/Orders/messages?before=AAAA", 422))["code"] == "INVALID"
 
 
-async def test_a_group_that_does_not_answer_is_named(cluster: FakeCluster, call: Caller) -> None:
+async def test_group_that_does_not_answer_is_named(cluster: FakeCluster, call: Caller) -> None:
     cluster.nodes["n0"].answers["GET", NEWEST] = Log(message(1, 1)).answer
     await cluster.nodes["n3"].stop()
     page = await call.get("/topics/Orders/messages")
@@ -71,7 +71,7 @@ async def test_a_group_that_does_not_answer_is_named(cluster: FakeCluster, call:
     assert (await call.get("/topics/None/messages", 503))["code"] == "UNAVAILABLE"
 
 
-async def test_dead_letters_go_to_the_groups_that_stored_them(
+async def test_dead_letters_are_resent_by_the_groups_that_stored_them(
     cluster: FakeCluster, call: Caller
 ) -> None:
     def stored(name: str, position: int) -> str:
@@ -97,7 +97,7 @@ async def test_dead_letters_go_to_the_groups_that_stored_them(
     }  # fmt: skip
 
 
-async def test_an_account_is_one_item_with_each_groups_view(
+async def test_accounts_are_merged_with_the_view_of_each_group(
     cluster: FakeCluster, call: Caller
 ) -> None:
     account = {"accessKey": "shop-0001", "admin": False, "topicPerms": ["T=PUB"]}
@@ -118,7 +118,7 @@ async def test_an_account_is_one_item_with_each_groups_view(
     assert cluster.nodes["n3"].last[1] == "/api/v1/accounts/shop-0001?lastAdministrator=true"
 
 
-async def test_a_secret_is_not_sent_to_a_broker_that_is_not_trusted(
+async def test_secret_is_not_sent_to_an_untrusted_broker(
     cluster: FakeCluster, call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cluster.server.http is not None
@@ -135,7 +135,7 @@ async def test_a_secret_is_not_sent_to_a_broker_that_is_not_trusted(
     assert cluster.nodes["n0"].last[2] == {"admin": False}  # that is none
 
 
-async def test_a_mode_is_set_in_the_groups_that_have_the_topic(
+async def test_consume_mode_is_set_in_the_groups_with_the_topic(
     cluster: FakeCluster, call: Caller
 ) -> None:
     cluster.register(cluster.nodes["n3"], [TopicConfig("Other", 1, 1, 6)])

@@ -99,7 +99,7 @@ async def over(
             yield Api(f"http://127.0.0.1:{server.http.port}", session), server, leading
 
 
-async def test_a_broker_that_signed_its_registration_is_shown_the_token(tmp_path: Path) -> None:
+async def test_broker_with_a_signed_registration_gets_the_cluster_token(tmp_path: Path) -> None:
     async with over(tmp_path, TOKENS["viewer"]) as (call, _, broker):
         seen = await call.until("/cluster", lambda v: v["groups"][0]["leader"])
         assert seen["groups"][0]["brokers"][0]["node"]["name"] == "n0"
@@ -112,7 +112,7 @@ async def test_a_broker_that_signed_its_registration_is_shown_the_token(tmp_path
         await until(lambda: broker.events.hub.reader_count == 1)  # the stream shows it, too
 
 
-async def test_a_wrong_token_is_refused_and_that_is_told(tmp_path: Path) -> None:
+async def test_wrong_cluster_token_is_reported(tmp_path: Path) -> None:
     async with over(tmp_path, "nobodys-0123456789abcdef") as (call, _, _broker):
         seen = (await call("GET", "/cluster"))[1]["groups"][0]["brokers"][0]
         assert (seen["node"], seen["error"]) == (None, "401 nobody has this token")
@@ -120,7 +120,7 @@ async def test_a_wrong_token_is_refused_and_that_is_told(tmp_path: Path) -> None
         assert (status, value["code"]) == (502, "CLUSTER_TOKEN")
 
 
-async def test_why_a_broker_is_not_shown_the_token_is_told(tmp_path: Path) -> None:
+async def test_unsigned_broker_is_reported_as_not_trusted_with_the_token(tmp_path: Path) -> None:
     unsigned = {"registrationKeyFile": ""}
     async with over(tmp_path, TOKENS["admin"], unsigned) as (call, _, _broker):
         seen = (await call("GET", "/cluster"))[1]["groups"][0]["brokers"][0]
@@ -154,7 +154,7 @@ def assert_nothing_secret(impostor: Impostor) -> None:
     assert not any(b"authorization" in one.lower() for one in impostor.arrived)
 
 
-async def test_an_impostor_learns_nothing_that_opens_the_broker(tmp_path: Path) -> None:
+async def test_impostor_gets_no_secret_that_opens_the_broker(tmp_path: Path) -> None:
     async with (
         over(tmp_path, TOKENS["admin"]) as (call, names, broker),
         Impostor().listening() as impostor,
@@ -181,7 +181,7 @@ async def status_of(address: str, request: bytes) -> int:
     return int(line.split()[1])
 
 
-async def test_over_tls_an_impostor_is_not_even_asked(tmp_path: Path) -> None:
+async def test_impostor_over_tls_gets_no_request(tmp_path: Path) -> None:
     """Nobody signs registrations here: the certificate alone says who is a broker."""
     ours, strangers = Authority(tmp_path, "ours"), Authority(tmp_path, "strangers")
     cert, key = ours.issue("broker")

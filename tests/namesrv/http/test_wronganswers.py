@@ -100,7 +100,7 @@ async def statuses(cluster: FakeCluster, call: Caller) -> dict[str, int]:
         (500, JSON, b"[]"),
     ],
 )
-async def test_no_answer_of_a_broker_is_an_error_of_ours(
+async def test_malformed_broker_answer_causes_no_internal_error(
     cluster: FakeCluster,
     call: Caller,
     given: tuple[int, str, bytes],
@@ -120,7 +120,7 @@ async def test_no_answer_of_a_broker_is_an_error_of_ours(
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_no_made_up_json_of_a_broker_is_an_error_of_ours(
+async def test_random_broker_json_causes_no_internal_error(
     cluster: FakeCluster, call: Caller, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = random.Random(seed)

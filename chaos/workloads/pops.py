@@ -44,9 +44,9 @@ from .deferred import (
 
 POP = PostedConfig("pop", "ChaosPop", "chaos-pop", consumers=3, rate_per_s=100.0)
 INVISIBLE_MS = 4_000  # a failover is shorter
-# If there are several groups, a call may get the messages of a pop that an earlier call began. Its
-# client only knows that they were popped within the wait of that call.
-EARLIER_NS = round(((1 - LEFT_SHARE) * INVISIBLE_MS + SLICE_MS) * 1_000_000)
+# The brokers of a group that joins slow the others down. A client drops a late pop with less than
+# LEFT_SHARE of its time left, so with 4 s consumers got nothing for minutes.
+CHANGING_INVISIBLE_MS = 12_000
 AWAIT_MS = 1_000
 RETRIES_MAX = 2  # then it is a dead letter
 SOON_MS = 300
@@ -62,6 +62,13 @@ FATES = (
 def pop_workload(config: PostedConfig = POP) -> PostedWorkload:
     posting = Posting(config)
     return PostedWorkload(posting, Pops(posting))
+
+
+def earlier_ns_of(invisible_ms: int) -> int:
+    """Return how long before a call its messages may have been popped, with several groups: a call
+    may get the messages of a pop that an earlier call began, whose client only knows that they were
+    popped within its wait."""
+    return round(((1 - LEFT_SHARE) * invisible_ms + SLICE_MS) * 1_000_000)
 
 
 class Pops:
@@ -174,12 +181,14 @@ class Poppers:
         rng = random.Random(process)
         await self._subscribe(consumer)
         several = len({queue.broker_name for queue in self._posting.queues}) > 1
-        earlier_ns = EARLIER_NS if several or self._posting.env.groups_change else 0
+        changing = self._posting.env.groups_change
+        invisible_ms = CHANGING_INVISIBLE_MS if changing else INVISIBLE_MS
+        earlier_ns = earlier_ns_of(invisible_ms) if several or changing else 0
         async with asyncio.TaskGroup() as late:
             while True:
                 began_ns = time.monotonic_ns()
                 try:
-                    messages = await consumer.receive(invisible_ms=INVISIBLE_MS, await_ms=AWAIT_MS)
+                    messages = await consumer.receive(invisible_ms=invisible_ms, await_ms=AWAIT_MS)
                 except ClientError:
                     await asyncio.sleep(POLL_S)
                     continue
@@ -194,7 +203,7 @@ class Poppers:
                         topic=self.topic,
                         id=message.msg_id,
                         began_ns=began_ns - earlier_ns,
-                        invisible_ms=INVISIBLE_MS,
+                        invisible_ms=invisible_ms,
                         times=message.reconsume_times,
                     )
                 at_once: list[MessageExt] = []
@@ -210,7 +219,7 @@ class Poppers:
                         if fate == LAST and seen == 1:
                             gone_s = (time.monotonic_ns() - began_ns) / 1e9
                             last_s = rng.uniform(-LAST_S, LAST_S)
-                            pause_s = max(0, INVISIBLE_MS / 1000 - gone_s + last_s)
+                            pause_s = max(0, invisible_ms / 1000 - gone_s + last_s)
                         late.create_task(self._late(process, consumer, message, pause_s))
                     else:
                         at_once.append(message)

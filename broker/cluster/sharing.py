@@ -19,6 +19,7 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -39,6 +40,7 @@ from ..tables.acl import seed
 from ..tables.broker_group import Versions, forget_group
 from ..tables.groups import GroupTable
 from ..tables.snapshot import twin_of
+from ..tables.state import delete_group, delete_topic
 from ..tables.topics import TopicTable
 from .definitions import Adoption, Definitions, Merged, Version, adoption, joined, page_of
 from .other_groups import LEADER_ID, OtherGroups, leaders_of
@@ -214,8 +216,26 @@ class DefinitionSharing:
                 await self._change_mode(*mode)
         await self._adopt_accounts(read.accounts)
         if read.versions:
+            await self._delete_deleted(read)
             await self._prefer_leader()
             await self._context.log.propose(joined(read.versions))
+
+    async def _delete_deleted(self, read: Merged) -> None:
+        """Delete what other groups deleted while this group adopted it. It has no messages yet,
+        because clients do not know this group."""
+        later, state = Merged(), self._state
+        await self._read(await self._others.leaders() or {}, read.versions, later.add)
+        for table, deleted, command in (
+            (state.topics, read.deleted_topics | later.deleted_topics, delete_topic),
+            (
+                state.groups,
+                read.deleted_groups | later.deleted_groups,
+                partial(delete_group, offsets=True),
+            ),
+        ):
+            for name, at_ms in deleted.items():
+                if name in table.entries and table.created.get(name, 0) <= at_ms:
+                    await self._context.log.propose(command(name))
 
     async def _prefer_leader(self) -> None:
         """Transfer leadership to the preferred leader before clients know this leader, since those

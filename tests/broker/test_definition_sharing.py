@@ -178,6 +178,38 @@ async def test_creations_spread_and_a_deleted_topic_does_not_return(tmp_path):
             assert returned.get("orders").write_queue_count == 4
 
 
+async def test_topic_and_group_deleted_during_a_join_do_not_stay_in_the_new_group(
+    tmp_path, monkeypatch
+):
+    async with name_server() as server, group(tmp_path, "a", server) as old:
+        for name in ("orders", "again", "kept"):
+            await make_topic(old, name)
+        for name in ("billing", "audit"):
+            await make_consumer_group(old, name)
+        broker = await old.leading()
+        await until(lambda: has_master(server, "broker-a"))
+        adopt = sharing.DefinitionSharing._adopt
+
+        async def adopted_late(self, read, *, joins=False):
+            """Everything is read, and some of it is deleted before it is adopted."""
+            if joins and "orders" in broker.state.topics.entries:
+                for topic in ("orders", "again"):
+                    ext = {"topic": topic}
+                    await old.ask(broker, RequestCode.DELETE_TOPIC_IN_BROKER, ext)
+                ext = {"groupName": "billing"}
+                await old.ask(broker, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
+                await make_topic(old, "again")
+            await adopt(self, read, joins=joins)
+
+        monkeypatch.setattr(sharing.DefinitionSharing, "_adopt", adopted_late)
+        async with group(tmp_path, "b", server) as new:
+            state = (await new.leading()).state
+            await until(lambda: has_master(server, "broker-b"))
+            assert {"again", "kept"} <= state.topics.entries.keys()
+            assert "orders" not in state.topics.entries
+            assert "audit" in state.groups.entries and "billing" not in state.groups.entries
+
+
 async def test_group_with_joining_disabled_stays_empty(tmp_path):
     async with name_server() as server, group(tmp_path, "a", server) as old:
         await make_topic(old, "orders")

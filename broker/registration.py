@@ -2,7 +2,9 @@
 
 Each name server has its own task, so that a dead server delays no other. It registers at the start,
 every `registerNameServerPeriod`, after `trigger`, and soon after its connection was lost, because
-the name server then forgets the broker. A failed attempt is repeated after RETRY_MS.
+the name server then forgets the broker. A failed attempt is repeated after RETRY_MS. Each missing
+answer doubles the time-out and this pause, up to BACKOFF_MAX times, so that a busy name server does
+not become busier.
 
 The ready leader registers as brokerId 0, every other replica with its own id. By `raftTerm` a name
 server rejects a deposed leader, by `raftGroupId` a replica of a different group of this name. A
@@ -12,7 +14,9 @@ per connection (remoting.registration_proof); a name server without nonces has n
 unsigned registrations.
 
 Our name servers put `topicDelta`=true in their answers. They then get only the changes since their
-last table, mostly none, in a few hundred bytes. They request the full table with `needFull`. All
+last table, mostly none, in a few hundred bytes. They request the full table with `needFull`. A
+large table may take such a name server longer than the time-out. It then gets the changes since
+that table, with the present role and term, and the table is repeated after FULL_REPEAT_S only. All
 other name servers get the full table every time, as from Apache's brokers.
 """
 
@@ -48,6 +52,8 @@ log = logging.getLogger("raftmq.broker.registration")
 RETRY_MS = 1_000  # a restarted name server gets a registration a second later
 LOST_PAUSE_MS = 100  # limits dials to a name server that closes every connection
 TIMEOUT_MS = 3_000
+BACKOFF_MAX = 8  # times the time-out and the pause, 24 s and 8 s; < a registration period
+FULL_REPEAT_S = 60.0  # a name server reads the tables of 100 groups of 20,000 topics in 10 s of CPU
 UNREGISTER_TIMEOUT_MS = 500
 REFUSALS_REPORTED = 5  # in succession at one name server; a change of role passes sooner
 UNLISTED_S = 30.0  # without a route at any name server
@@ -118,6 +124,10 @@ class Registrar:
         self._tasks: set[asyncio.Task[None]] = set()
         self._body: tuple[DataVersion, bytes] | None = None  # of the last full table
         self._taken: dict[str, DataVersion] = {}  # versions of name servers that accept deltas
+        self._accepts_deltas: set[str] = set()  # name servers, until their connection ends
+        # By name server, the last full table without an answer, and when it is repeated
+        self._full: dict[str, tuple[Identity, float]] = {}
+        self._backoff: dict[str, int] = {}  # by name server, times the time-out and the pause
         self._sent_versions: dict[
             str, int
         ] = {}  # by name server, the counter of the last version sent
@@ -210,6 +220,9 @@ class Registrar:
         server = connection.address
         self._signers.pop(connection, None)
         self._taken.pop(server, None)  # the name server forgets the broker with the connection
+        self._accepts_deltas.discard(server)
+        self._full.pop(server, None)
+        self._backoff.pop(server, None)
         if self._gone(server, f"the connection ended: {reason}"):  # RETRY_MS is running otherwise
             loop = asyncio.get_running_loop()
             if server in self._due:
@@ -243,7 +256,8 @@ class Registrar:
                 async with asyncio.timeout(wait_ms / 1000):  # wait_for may swallow a cancellation
                     await event.wait()
             event.clear()
-            wait_ms = self._period_ms if await self._register(server) else RETRY_MS
+            done = await self._register(server)
+            wait_ms = self._period_ms if done else RETRY_MS * self._backoff.get(server, 1)
 
     async def _register(self, server: str) -> bool:
         """Register once; return False if it must be repeated soon."""
@@ -251,11 +265,21 @@ class Registrar:
         if not identity.member:
             return await self._leave(server)
         version = self._topics.version
-        base = self._taken.pop(server, None)  # removed whatever the outcome
-        command = await self._command(identity, base)
+        base = self._taken.pop(server, None)
+        command, base = await self._command(identity, base)
+        now_s = asyncio.get_running_loop().time
         try:
-            response = await self._tell(server, command, self._timeout_ms)
+            timeout_ms = self._timeout_ms
+            if base is not None or server not in self._accepts_deltas:
+                timeout_ms *= self._backoff.get(server, 1)
+            response = await self._tell(server, command, timeout_ms)
         except RemotingError as error:
+            if isinstance(error, SendTimeout):
+                self._back_off(server)
+                if server in self._accepts_deltas:
+                    self._taken[server] = base or version
+                    if base is None:
+                        self._full[server] = identity, now_s() + FULL_REPEAT_S
             self._failure = f"{server}: {error}"
             was_there = self._gone(server, str(error))
             if was_there or identity.broker_id == 0:
@@ -273,9 +297,17 @@ class Registrar:
             return False
         self._refusals[server] = 0
         if boolean_or(response.ext, "needFull", False):
+            before, repeated_s = self._full.get(server, (None, 0.0))
+            if base is not None and before == identity and now_s() < repeated_s:
+                self._taken[server] = base
+                self._back_off(server)
+                return False
             return await self._register(server) if base is not None else False
+        self._full.pop(server, None)
+        self._backoff.pop(server, None)
         if boolean_or(response.ext, "topicDelta", False):
             self._taken[server] = version
+            self._accepts_deltas.add(server)
         self._sent_versions[server] = version.counter
         self._news.set()
         before = self.registered.get(server)
@@ -294,6 +326,9 @@ class Registrar:
             self._on_master(master, text_or(response.ext, "haServerAddr"))
         return bool(master) or not self._needs_master()
 
+    def _back_off(self, server: str) -> None:
+        self._backoff[server] = min(2 * self._backoff.get(server, 1), BACKOFF_MAX)
+
     async def _tell(
         self, server: str, command: RemotingCommand, timeout_ms: int
     ) -> RemotingCommand:
@@ -309,6 +344,8 @@ class Registrar:
                     self._signers[connection] = signer
                     if signer is None:
                         log.warning("registering_unsigned namesrv=%s: it has no key", server)
+                    else:  # so it is ours
+                        self._accepts_deltas.add(server)
         except TimeoutError as error:
             raise SendTimeout(f"no connection to {server} in {timeout_ms} ms") from error
         signer = self._signers.get(connection)
@@ -330,8 +367,11 @@ class Registrar:
         log.info("unregistered namesrv=%s broker_id=%d: no member", server, registered.broker_id)
         return True
 
-    async def _command(self, identity: Identity, base: DataVersion | None) -> RemotingCommand:
-        """Build a registration, with only the changes since `base` if possible."""
+    async def _command(
+        self, identity: Identity, base: DataVersion | None
+    ) -> tuple[RemotingCommand, DataVersion | None]:
+        """Build a registration, with only the changes since `base` if possible. Return the base of
+        its topics, None for the full table."""
         topics = None if base is None else self._topics.since(base)
         if topics is None:
             base, body = None, await self._full_body()
@@ -355,7 +395,7 @@ class Registrar:
             delta_base=base,
             http_address=self._http_address,
         )
-        return RemotingCommand.request(RequestCode.REGISTER_BROKER, header.to_ext(), body)
+        return RemotingCommand.request(RequestCode.REGISTER_BROKER, header.to_ext(), body), base
 
     async def _full_body(self) -> bytes:
         version = self._topics.version

@@ -4,8 +4,9 @@ A registration's header is checked first. The body is then hashed (in a thread i
 authenticated, and decoded. Large bodies are decoded in order of arrival, a signed and an unsigned
 body at a time, so signed brokers have at least every second turn. When
 hundreds of brokers return after an outage, the first are thus listed long before the last, and a
-waiting registration costs its compressed body only. A broker that repeats a waiting registration
-takes the place of the first.
+waiting registration costs its compressed body only, within the budget of slow requests
+(remoting.memory_limits). A broker that repeats a waiting registration takes the place of the first.
+A registration waits only if its topics are needed.
 
 Brokers of a cluster have mostly the same topics. While registrations wait, their parsed lines are
 remembered, so each distinct line is parsed once.
@@ -23,7 +24,7 @@ from raftmq.remoting.address import parse_address
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import FROM_PEER, Answer, Connection
-from raftmq.remoting.fair_scheduling import Steps, StepTurns
+from raftmq.remoting.fair_scheduling import Steps, StepTurns, finish
 from raftmq.remoting.registration import (
     NO_GROUP_ID,
     NO_LEADER,
@@ -96,7 +97,8 @@ class Registrations:
         except RegistrationRefused as refused:
             return _refusal(header, request, refused)
         steps = self._registering(connection, header, request, crc, digest, signed)
-        if len(request.body) <= SMALL_BYTES:
+        is_small = len(request.body) <= SMALL_BYTES
+        if is_small or not self._wants_topics(header, request, digest, signed):
             for _ in range(STEPS_AT_ONCE):
                 try:
                     next(steps)
@@ -114,7 +116,23 @@ class Registrations:
         except RegistrationRefused as refused:
             return _refusal(header, request, refused)
         steps = self._registering(connection, header, request, crc, digest, signed)
+        if not self._wants_topics(header, request, digest, signed):
+            answer, change = finish(steps)
+            if change is not None:
+                await _made(change)
+            return answer
         return await self._register_in_turn(connection, header, request, steps, signed)
+
+    def _wants_topics(
+        self, header: RegisterBrokerHeader, request: RemotingCommand, digest: bytes, signed: bool
+    ) -> bool:
+        """Return whether the table needs the topics of a registration."""
+        if not request.body:
+            return False
+        version = peek_data_version(request.body, header.compressed)
+        return self.table.wants_topics(
+            header.broker_name, header.broker_address, header.broker_id, version, signed, digest
+        )
 
     async def _register_in_turn(
         self, connection: Connection, header: RegisterBrokerHeader, request: RemotingCommand,
@@ -140,15 +158,12 @@ class Registrations:
         change of topics that must precede it."""
         if header.body_crc and header.body_crc != crc:
             return _answer(request, ResponseCode.SYSTEM_ERROR, "crc32 not match"), None
-        body = request.body
-        version = peek_data_version(body, header.compressed) if body else None
+        version = peek_data_version(request.body, header.compressed) if request.body else None
         topics = None
         try:
-            if body and self.table.wants_topics(
-                header.broker_name, header.broker_address, header.broker_id, version, signed, digest
-            ):
+            if self._wants_topics(header, request, digest, signed):
                 version, topics = yield from reading_register_body(
-                    body, header.compressed, self._body_limits, self._lines
+                    request.body, header.compressed, self._body_limits, self._lines
                 )
             claim = _claim(connection, header, version, topics, digest, signed=signed)
             result = self.table.register(claim, self._now_ms())

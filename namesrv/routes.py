@@ -36,7 +36,8 @@ Rules of registration (103):
   connected. No second broker can get a signed broker's address. With `signed_only` the table
   rejects all unsigned registrations.
 - Topics are stored per group. The broker that registers as 0 replaces them. A follower's topics are
-  accepted only while the group has none, as after a name server's restart during an election.
+  accepted only while the group has neither topics nor a leader, as after a name server's restart
+  during an election.
 - A leader may send a delta. It names the DataVersion that it is based on (`base`), and the body has
   the version after it. The delta is merged if the group has version `base`; a topic without queues
   is removed. It is ignored as a repetition if the group already has the new version. Otherwise only
@@ -264,10 +265,9 @@ class RouteTable:
             return True
         if digest and group.digest == digest:
             return False  # the same bytes, from whichever replica
-        is_same_author = group.version_author == address
-        if group.version is None or version is None:
-            return True
-        return broker_id == LEADER_ID and (group.version != version or not is_same_author)
+        if broker_id != LEADER_ID:
+            return LEADER_ID not in group.addresses and group.version is None
+        return version is None or (group.version, group.version_author) != (version, address)
 
     def check(self, claim: Registration, now_ms: int) -> None:
         """Raise RegistrationRefused if `register` would, as far as known without the topics."""

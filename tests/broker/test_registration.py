@@ -14,13 +14,16 @@ from raftmq.broker.tables import versioned
 from raftmq.broker.tables.broker_group import BrokerGroupTable
 from raftmq.broker.tables.topics import TopicConfig, TopicTable
 from raftmq.dledger.raft.messages import Role, RoleEvent
+from raftmq.namesrv.registrations import SMALL_BYTES
 from raftmq.namesrv.server import NameServer as RealNameServer
 from raftmq.namesrv.server import NameServerConfig
 from raftmq.ops.settings import parse_properties
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import SendTimeout
 from raftmq.remoting.fast_json import loads_object
-from raftmq.remoting.registration import DataVersion
+from raftmq.remoting.registration import NO_LEADER, DataVersion
+from raftmq.remoting.registration_proof import load_registration_keys
 from raftmq.remoting.server import RemotingServer
 from tests.broker.cluster import Group
 from tests.ports import bound
@@ -271,28 +274,88 @@ async def test_silent_name_server_delays_topic_creation_only_briefly(tmp_path, m
         await names.server.stop()
 
 
+def registrar_of(names, topics=None, *, identity=None, timeout_ms=1_000, keys=()):
+    follower = registration.Identity(broker_id=2, term=1, role="follower")
+    return registration.Registrar(
+        names,
+        cluster="c",
+        broker_name="g",
+        address="127.0.0.1:1",
+        ha_address=str,
+        identity=identity or (lambda: follower),
+        topics=RegisteredTopics(topics or TopicTable(), None, BrokerGroupTable()),
+        on_master=lambda address, ha_address: None,
+        needs_master=lambda: False,
+        period_ms=30_000,
+        timeout_ms=timeout_ms,
+        signing_keys=keys,
+    )
+
+
+async def test_missing_answers_double_time_out_and_pause_within_limits(monkeypatch):
+    monkeypatch.setattr(registration, "RETRY_MS", 1)
+    timeouts, answers = [], iter([False] * 5 + [True, False])
+    registrar = registrar_of(["namesrv:1"], timeout_ms=10)
+
+    async def tell(_, command, timeout_ms):
+        timeouts.append(timeout_ms)
+        if next(answers, True):
+            return RemotingCommand.response_to(command)
+        raise SendTimeout("no answer")
+
+    registrar._tell = tell
+    registrar.start()
+    await until(lambda: registrar.registered)
+    registrar.trigger()
+    await until(lambda: len(timeouts) == 8)
+    await registrar.stop()
+    assert timeouts[:8] == [10, 20, 40, 80, 80, 80, 10, 20]
+
+
+async def test_full_table_is_sent_once_to_a_name_server_that_is_busy(tmp_path, monkeypatch):
+    """A change of the leader does not wait for the topics."""
+    monkeypatch.setattr(registration, "RETRY_MS", 10)
+    key = tmp_path / "key"
+    key.write_text("a key of this cluster, long enough\n")
+    key.chmod(0o600)
+    config = NameServerConfig("127.0.0.1", 0, http_enable=False, registration_key_file=str(key))
+    topics = TopicTable()
+    for number in range(3_000):
+        topics.put(TopicConfig(f"topic-{number * 7919:07x}", 4, 4), 5)
+    identities = [
+        registration.Identity(broker_id=2, term=1, role=NO_LEADER, group_id="0a" * 16),
+        registration.Identity(broker_id=0, term=2, role="leader", group_id="0a" * 16, own_id=2),
+    ]
+    async with RealNameServer(config) as names:
+        registrar = registrar_of(
+            [names.address], topics, identity=lambda: identities[0], timeout_ms=100,
+            keys=load_registration_keys(str(key)),
+        )  # fmt: skip
+        table, lists = names.table, names.processor.registrations._waiting_lists
+        async with lists[True].turn("another group"):
+            registrar.start()
+            await until(lambda: registrar.body_bytes_sent > SMALL_BYTES)
+            full_bytes = registrar.body_bytes_sent
+            await until(lambda: [one.broker_id for one in table.brokers("g")] == [2])
+            del identities[0]
+            registrar.trigger()
+            await until(lambda: [one.broker_id for one in table.brokers("g")] == [0])
+            assert (table.topic_count, registrar.registered) == (0, {})
+            await until(lambda: registrar.body_bytes_sent > 2 * full_bytes)
+        await until(lambda: registrar.registered and table.topic_count == 3_000)
+        assert 2 * full_bytes < registrar.body_bytes_sent < 3 * full_bytes  # once for each term
+        await registrar.stop()
+
+
 @pytest.mark.parametrize("has_name_server", [True, False])
 async def test_member_that_no_name_server_lists_reports_that_once(
     monkeypatch, caplog, has_name_server
 ):
     monkeypatch.setattr(registration, "RETRY_MS", 1)
     monkeypatch.setattr(registration, "UNLISTED_S", 0.01)
-    follower = registration.Identity(broker_id=2, term=1, role="follower")
     with bound() as nobody:
         server = f"127.0.0.1:{nobody.getsockname()[1]}"
-        registrar = registration.Registrar(
-            [server] if has_name_server else [],
-            cluster="c",
-            broker_name="g",
-            address="127.0.0.1:1",
-            ha_address=str,
-            identity=lambda: follower,
-            topics=RegisteredTopics(TopicTable(), None, BrokerGroupTable()),
-            on_master=lambda address, ha_address: None,
-            needs_master=lambda: False,
-            period_ms=30_000,
-            timeout_ms=1_000,
-        )
+        registrar = registrar_of([server] if has_name_server else [])
         registrar.start()
         reason = f"{server}: " if has_name_server else "namesrvAddr is empty"
         await until(lambda: registrar.unlisted.startswith(reason) and "in_no_route" in caplog.text)

@@ -5,7 +5,8 @@ same `--topics`, and `--clients` watch routes. The rows are phases, commands of 
 the dashboard. Each has the CPU time, memory and bytes of the name server, the latency of a probe
 that repeats a request for a route, and the cost of the real leader and of a real consumer.
 
-The made-up brokers and clients share the machine, so latencies are upper limits.
+The made-up brokers are a process, and the clients another, so that the brokers' registrations do
+not wait for the clients' answers. They share the machine, so latencies are upper limits.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Scale:
         self._groups: list[Group] = []
         self._http = aiohttp.ClientSession()
         self._watched: dict[str, int] = {}  # other processes, by name
+        self._started_s = 0.0  # of the phase
         self.rows: list[Row] = []
 
     async def close(self) -> None:
@@ -90,7 +92,7 @@ class Scale:
                 async with self._http.get(f"http://{self._server.http}/metrics") as response:
                     lines = (await response.text()).splitlines()
                     break
-            except aiohttp.ClientConnectorError:  # it starts
+            except aiohttp.ClientConnectionError:  # it starts, or has closed an idle connection
                 await asyncio.sleep(0.1)
         figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         received, sent = (
@@ -120,13 +122,13 @@ class Scale:
         row: Row = {"phase": name}
         before = (0.0, 0.0) if restarted else await self._traffic()
         others = {title: cpu_us(pid) for title, pid in self._watched.items()}
-        cpu, started_s = 0.0 if restarted else cpu_us(self._pid), time.perf_counter()
+        cpu, self._started_s = 0.0 if restarted else cpu_us(self._pid), time.perf_counter()
         probing = asyncio.create_task(self._probe(topic, latencies_ns))
         try:
             yield row
         finally:
             probing.cancel()
-        row.setdefault("seconds", time.perf_counter() - started_s)
+        row.setdefault("seconds", time.perf_counter() - self._started_s)
         row["cpu_ms"] = (cpu_us(self._pid) - cpu) / 1e3
         row["mib"] = resident_mib(self._pid)
         after = await self._traffic()
@@ -161,10 +163,10 @@ class Scale:
             await self._listed(self._groups)
         async with self._phase("rest, brokers only", names[0]):
             await asyncio.sleep(rest_s)
-        routes = Routes(self._server.address, names, self._client_count, TOPICS_EACH)
-        async with self._phase("clients start", names[0]):
-            await routes.connect()
-            await routes.quiet()
+        clients = Clients(self._server.address, len(names), self._client_count)
+        async with self._phase("clients start", names[0]) as row:
+            await clients.start()
+            await self._settled(clients, row)
         consumer = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bench.scale", "consume", self._server.address),
             *names[:TOPICS_EACH],
@@ -175,10 +177,10 @@ class Scale:
         async with self._phase("a consumer of ours starts", names[0]):
             await asyncio.sleep(rest_s)
         async with self._phase("rest, clients ask", names[0]):
-            await routes.poll(rest_s)
+            await clients.run(f"poll {rest_s}")
         async with self._phase("a leader changes", names[0]) as row:
             self._groups[0].fail_over()
-            await self._settled(routes, row)
+            await self._settled(clients, row)
         async with self._phase("a topic is created in all groups", names[0]):
             for group in self._groups:
                 group.put(TopicConfig(NEW_TOPIC, 1, 1))
@@ -187,12 +189,12 @@ class Scale:
         async with self._phase("a group joins", names[0]) as row:
             await joined.start(self._budgets)
             await self._listed([joined])
-            await self._settled(routes, row)
+            await self._settled(clients, row)
         async with self._phase("the group leaves", names[0]) as row:
             await joined.stop()
-            await self._settled(routes, row)
-        await self._outage(routes, names)
-        routes.close()
+            await self._settled(clients, row)
+        await self._outage(clients, names)
+        await clients.stop()
         await self._mqadmin(names[0])
         await self._pages()
         del self._watched["consumer"]
@@ -207,22 +209,20 @@ class Scale:
             while len(await admin.cluster.groups_of(topic)) < group_count:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
-    async def _settled(self, routes: Routes, row: Row) -> None:
-        started_s = time.perf_counter()
-        row["seconds"] = await routes.quiet() - started_s
+    async def _settled(self, clients: Clients, row: Row) -> None:
+        row["seconds"] = await clients.run("quiet") - self._started_s
 
-    async def _outage(self, routes: Routes, names: Sequence[str]) -> None:
+    async def _outage(self, clients: Clients, names: Sequence[str]) -> None:
         cluster = self._real.cluster
         await cluster.wait_dead(cluster.signal(self._server.name, signal.SIGKILL))
         await asyncio.sleep(5)
         while any(group.is_listed for group in self._groups):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         async with self._phase("all return after an outage", names[0], restarted=True) as row:
-            started_s = time.perf_counter()
             cluster.start(self._server.name)
             await self._listed(self._groups)
-            row["seconds"] = time.perf_counter() - started_s
-            await routes.quiet()
+            row["seconds"] = time.perf_counter() - self._started_s
+            await clients.run("quiet")
 
     async def _mqadmin(self, topic: str) -> None:
         for arguments in (
@@ -251,6 +251,34 @@ class Scale:
             new = self._real.cluster.state().brokers[-1]
             assert new.process is not None
             self._watched["joined"] = new.process.pid
+
+
+class Clients:
+    """The process of the clients (`watch`). Its clock is that of this process."""
+
+    def __init__(self, namesrv: str, topic_count: int, client_count: int) -> None:
+        self._arguments = namesrv, str(topic_count), str(client_count)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Connect all clients; return when they have asked."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bench.scale", "watch", *self._arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        await self.run("connect")
+
+    async def run(self, command: str) -> float:
+        """Run a command of Routes; return its result."""
+        assert self._process is not None and self._process.stdin and self._process.stdout
+        self._process.stdin.write(command.encode() + b"\n")
+        return float(await self._process.stdout.readline())
+
+    async def stop(self) -> None:
+        assert self._process is not None and self._process.stdin
+        self._process.stdin.close()
+        await self._process.wait()
 
 
 def _resources(command: Sequence[str], environment: dict[str, str]) -> Row:
@@ -308,7 +336,7 @@ def main(
     async def measure() -> list[Row]:
         settings = PATIENT | {"topicsMax": str(2 * topics + 1_000)}
         async with raft_group(settings, replicas=1) as real:
-            own = await _created(real, [f"bench-topic-{number:06}" for number in range(topics)])
+            own = await _created(real, names_of(topics))
             scale = Scale(real, groups, clients)
             try:
                 await scale.run(own, rest_s)
@@ -320,6 +348,10 @@ def main(
     Console(width=200).print(*tables_of(rows))
     if json_path:
         json_path.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
+
+
+def names_of(topic_count: int) -> list[str]:
+    return [f"bench-topic-{number:06}" for number in range(topic_count)]
 
 
 async def _created(real: RaftGroup, names: Sequence[str]) -> dict[str, TopicConfig]:
@@ -348,6 +380,35 @@ def tables_of(rows: Sequence[Row]) -> list[Table]:
             texts = (cell if isinstance(cell, str) else f"{cell:,.3g}" for cell in cells)
             tables[-1].add_row(*texts)
     return tables
+
+
+@main.command(hidden=True)
+@click.argument("namesrv")
+@click.argument("topic_count", type=int)
+@click.argument("client_count", type=int)
+def watch(namesrv: str, topic_count: int, client_count: int) -> None:
+    """Run the clients. A line of the standard input is `connect`, `poll SECONDS` or `quiet`, its
+    result is a line of the output."""
+    raise_file_limit()
+
+    async def run() -> None:
+        routes = Routes(namesrv, names_of(topic_count), client_count, TOPICS_EACH)
+        lines = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
+        )
+        while line := (await lines.readline()).decode().split():
+            result = 0.0
+            if line[0] == "connect":
+                await routes.connect()
+            elif line[0] == "poll":
+                await routes.poll(float(line[1]))
+            else:
+                result = await routes.quiet()
+            print(result, flush=True)
+        routes.close()
+
+    uvloop.run(run())
 
 
 @main.command(hidden=True)

@@ -1,4 +1,4 @@
-"""Made-up brokers and clients for bench.scale, all in one process on loopback.
+"""Made-up brokers and clients for bench.scale, on loopback.
 
 A made-up broker registers as a real broker does (broker.registration), with the topics of a real
 leader. It answers as that leader: requests for tables with the leader's recorded answers, since
@@ -247,7 +247,7 @@ class RouteClient(asyncio.Protocol):
                 took_ns = time.perf_counter_ns() - self._sent_ns.pop(command["opaque"])
                 self._seen.answered(took_ns)
                 continue
-            self._seen.pushed += 1
+            self._seen.received_push()
             changed = orjson.loads(body)
             everything = command["extFields"]["everything"] == "true"
             if everything:
@@ -302,6 +302,10 @@ class Routes:
         if not self._closing:
             asyncio.ensure_future(self._connect(topics))  # noqa: RUF006 - as long as we run
 
+    def received_push(self) -> None:
+        self.pushed += 1
+        self._last_s = time.perf_counter()
+
     def answered(self, took_ns: int) -> None:
         self.unanswered -= 1
         self.latencies_ns.append(took_ns)
@@ -318,7 +322,7 @@ class Routes:
                 await asyncio.sleep(late_s)
 
     async def quiet(self, for_s: float = 1.0) -> float:
-        """Return once nothing was asked or answered for a while, and when that began."""
+        """Return once nothing was asked, answered or pushed for a while, and when that began."""
         self._last_s = time.perf_counter()
         while self.unanswered or time.perf_counter() - self._last_s < for_s:  # noqa: ASYNC110
             await asyncio.sleep(0.02)

@@ -120,20 +120,20 @@ async def sees_what_was(page: Page, cluster: Running) -> None:
     """Plots of a consumer group, of its topic and of the brokers."""
     plots = "[...document.querySelectorAll('.plot[role=img] canvas')].length"
     labels = "[...document.querySelectorAll('.plot')].map(e => e.ariaLabel).join('; ')"
-    await page.until(
-        f"{plots} && {labels}.includes('Messages behind, at the end: broker-a · Orders 4')"
-    )
+    await page.until(f"{plots} && {labels}.includes('Lag, at the end: broker-a · Orders 4')")
     await page.click("[data-do=range][data-range='2']")
     await page.until("document.querySelector('[data-range=\"2\"]').ariaPressed == 'true'")
     await page.click("[data-do=range][data-range='0']")
     await page.until(
         "document.querySelector('[data-range=\"0\"]').ariaPressed == 'true'"
-        f" && {plots} && {labels}.includes('Messages behind, at the end: broker-a · Orders 4')"
+        f" && {plots} && {labels}.includes('Lag, at the end: broker-a · Orders 4')"
     )
     await page.goto(f"{cluster.url}/#/topics/Orders")
-    await page.until(f"{plots} && {labels}.includes('Messages there, at the end: broker-a 4')")
+    await page.until(
+        f"{plots} && {labels}.includes('Messages in the topic, at the end: broker-a 4')"
+    )
     await page.click("#nav a[href='#/history']")
-    await page.until(f"{plots} >= 2 && {labels}.includes('Log written a second, at the end: ')")
+    await page.until(f"{plots} >= 2 && {labels}.includes('Log written per second, at the end: ')")
     assert await page.js(f"{HISTORY}.then(one => one.alone([1, null, 2, 3, null, null, 4]))") == [
         0,
         6,
@@ -158,8 +158,8 @@ async def resends_dead_letters(page: Page, cluster: Running) -> None:
         await cluster.send("%DLQ%billing", f"dead {number}", keys=f"d{number}")
     await page.goto(f"{cluster.url}/#/dead/billing")
     await page.until("document.querySelectorAll('.messages [data-input=one]').length == 5")
-    await page.click("[aria-label='Choose d3']")
-    await page.click("[aria-label='Choose d1']")
+    await page.click("[aria-label='Select d3']")
+    await page.click("[aria-label='Select d1']")
     reported = "document.querySelector('[data-key=progress]')?.textContent"
     await page.click("[data-do=some]:not(:disabled)")
     await page.until(DIALOG)

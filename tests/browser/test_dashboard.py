@@ -63,7 +63,7 @@ async def shows_the_new_leader(page: Page, cluster: Running) -> None:
     await page.until(f"{lead}?.startsWith('{killed} → ') && /\\d ms/.test({lead})")
     marks = "[...document.querySelectorAll('.failover .marks .what')].map(e => e.textContent)"
     # Each is heard on a way of its own: the name server may see the end behind the election.
-    stages = ["Leader lost", "Leader elected", "Leader ready", "Clients told"]
+    stages = ["Leader lost", "Leader elected", "Leader ready", "Route updated"]
     for stage in stages:
         await page.until(f"{marks}.includes('{stage}')")
     shown = [text for text in await page.js(marks) if text in stages]
@@ -79,7 +79,7 @@ async def transfers_with_a_question_first(page: Page) -> None:
     await page.click("[data-do=transfer]")
     await page.until("document.querySelector('dialog[open]')")
     said = await page.js("document.querySelector('dialog').textContent")
-    assert f"{before} stops taking sends" in said
+    assert f"{before} stops accepting sends" in said
     await page.key("Escape")
     await page.until("!document.querySelector('dialog[open]')")
     assert await page.js(LEADER) == before
@@ -108,7 +108,7 @@ async def has_another_one_lead(page: Page) -> None:
     before = await page.until(LEADER)
     await opens(page, "preferred", "name")
     said = await page.js("document.querySelector('dialog').textContent")
-    assert "Nobody is preferred now." in said
+    assert "No preferred leader is set." in said
     choices = "[...document.querySelectorAll('dialog [name=name]')].map(e => e.value)"
     expected = next(name for name in await page.js(choices) if name not in ("", before))
     await page.click(f"dialog [value={expected}]")
@@ -117,10 +117,10 @@ async def has_another_one_lead(page: Page) -> None:
     tag = "document.querySelector('.replica.leader .who .tag')?.textContent"
     await page.until(f"{tag} == 'preferred'")
     rows = "[...document.querySelectorAll('.beliefs tbody tr')].map(r => r.textContent)"
-    assert f"Should lead{expected * 3}" in await page.until(
-        f"{rows}.some(t => t == 'Should lead{expected * 3}') && {rows}"
+    assert f"Preferred leader{expected * 3}" in await page.until(
+        f"{rows}.some(t => t == 'Preferred leader{expected * 3}') && {rows}"
     )
-    heard = "t.startsWith('Heard by the leader') && /\\d m?s ago/.test(t)"
+    heard = "t.startsWith('Last contact of the leader') && /\\d m?s ago/.test(t)"
     await page.until(f"{rows}.some(t => {heard})")
     await page.until("document.querySelector('.note.good')")
     await opens(page, "preferred", "name")
@@ -142,7 +142,7 @@ async def changes_the_members(page: Page, cluster: Running) -> None:
     open_dialog = "document.querySelector('dialog[open]')?.textContent"
     for deed, text in (
         ("promote", "of which 1 may fail now, and 4 voters, of which 1 may fail then"),
-        ("remove", "The group's voters stay as they are."),
+        ("remove", "The group's voters do not change."),
     ):
         await opens(page, "members", "deed")
         assert not await page.js("!!document.querySelector('dialog [value=\"promote n0\"]')")

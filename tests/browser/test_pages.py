@@ -293,9 +293,9 @@ async def makes_no_account_over_another(page: Page, written: str) -> None:
         await page.until(f"!{DIALOG}")
 
     await make("shop-key")
-    await page.until(f"{toasts} == 'Account shop-key: it is in internal, public already.'")
+    await page.until(f"{toasts} == 'Account shop-key: it exists in internal, public already.'")
     await make("till-key")
-    await page.until(f"{toasts} == 'Account till-key: third does not say whether it is there.'")
+    await page.until(f"{toasts} == 'Account till-key: third does not say whether it exists.'")
     assert await page.js(f"{written}.length") == 2
     await page.js("""{
       const before = answers['/accounts']();
@@ -381,9 +381,7 @@ async def says_when_a_line_begins(page: Page) -> None:
     reported = "[...document.querySelectorAll('.card .empty')].map(e => e.textContent)"
     await page.until(f"{reported}.length == 4")
     stored, _, commits, _ = await page.js(reported)
-    begins = (
-        "Nothing was noted in this time. In this range a line begins 60 s after a broker's start"
-    )
+    begins = "No figures in this range. A line starts 60 s after a broker's start"
     assert stored == f"{begins}."
     assert commits == f"{begins}, with 10 group commits a point."
 
@@ -471,7 +469,7 @@ async def finds_the_readers_among_many(page: Page) -> None:
     assert sorted(set(await page.js(views))) == ["new", "zbilling"]
     await page.js("window.endless = true")
     notes = "[...document.querySelectorAll('.note')].map(e => e.textContent)"
-    reported = "Only the first 1,007 consumer groups were looked through."
+    reported = "Only the first 1,007 consumer groups were searched."
     await page.until(f"{notes}.includes('{reported}')")
     assert page.errors == []
 
@@ -704,7 +702,7 @@ async def resends_what_was_asked_for(page: Page) -> None:
     assert await page.js(complete) == ["tag=red", "tag=red"]
     await page.js("window.breaks = true")
     await resend_all()
-    await page.until(f"{reported}?.startsWith('0 dead letters resent · 1 perhaps')")
+    await page.until(f"{reported}?.startsWith('0 dead letters resent · 1 unknown')")
     await page.js("window.breaks = false; hold()")
     await resend_all()
     count = "asked.filter(one => one.endsWith('/messages/resend')).length"
@@ -713,7 +711,7 @@ async def resends_what_was_asked_for(page: Page) -> None:
     await page.js("release()")
     toast = "document.querySelector('.toast.warn')?.textContent"
     assert await page.until(toast) == (
-        "billing: 1 dead letter resent · stopped, as the page was left"
+        "billing: 1 dead letter resent · stopped because the page was left"
     )
     assert await page.js(count) == 4
     assert page.errors == []

@@ -62,21 +62,21 @@ export function accountsPage(app) {
     const before = item?.groups.find((one) => !only || one.group === only) ?? NONE;
     const given = await ask({
       title: item ? `Change account ${key}${only && ` in ${only}`}` : "New account",
-      words: [`Clients sign their requests with its secret. The change holds at once in ${only || "every broker group"}, for connections that are open, too.`],
+      words: [`Clients sign their requests with the secret. The change takes effect at once in ${only || "every broker group"}, also for open connections.`],
       fields: [
         !item && field("Access key", { name: "accessKey", required: true, minlength: "7", maxlength: "256", pattern: "[!-~]+" }),
-        field(item ? "New secret (empty: it stays)" : "Secret", { name: "secretKey", type: "password", required: !item, minlength: "7", maxlength: "256", pattern: "[!-~]+", autocomplete: "new-password" }),
-        tick("an admin: may change topics, groups and accounts", "admin", before.admin),
+        field(item ? "New secret (empty: unchanged)" : "Secret", { name: "secretKey", type: "password", required: !item, minlength: "7", maxlength: "256", pattern: "[!-~]+", autocomplete: "new-password" }),
+        tick("Administrator: may change topics, groups and accounts", "admin", before.admin),
         beside(
-          select("On topics that are not named", "defaultTopicPerm", PERMISSIONS, simple(before.defaultTopicPerm)),
-          select("As groups that are not named", "defaultGroupPerm", PERMISSIONS, simple(before.defaultGroupPerm))),
+          select("Other topics", "defaultTopicPerm", PERMISSIONS, simple(before.defaultTopicPerm)),
+          select("Other consumer groups", "defaultGroupPerm", PERMISSIONS, simple(before.defaultGroupPerm))),
         beside(
-          area("Topics, name=permission in lines", { name: "topicPerms", rows: "3", value: before.topicPerms.join("\n"), placeholder: "Orders=PUB|SUB" }),
-          area("Groups, name=permission in lines", { name: "groupPerms", rows: "3", value: before.groupPerms.join("\n"), placeholder: "billing=SUB" })),
+          area("Topics, a line each: name=permission", { name: "topicPerms", rows: "3", value: before.topicPerms.join("\n"), placeholder: "Orders=PUB|SUB" }),
+          area("Consumer groups, a line each: name=permission", { name: "groupPerms", rows: "3", value: before.groupPerms.join("\n"), placeholder: "billing=SUB" })),
         field("Addresses that need no secret", { name: "whiteRemoteAddress", value: before.whiteRemoteAddress, placeholder: "none" }),
         !only && groupsField(groupNames(app)),
       ],
-      preview: (now) => [h("h3", null, "What it may do"), rights(bodyOf(now))],
+      preview: (now) => [h("h3", null, "Permissions"), rights(bodyOf(now))],
       action: item ? "Change account" : "Create account",
       wide: true,
     });
@@ -92,7 +92,7 @@ export function accountsPage(app) {
   async function remove(key) {
     const given = await ask({
       title: `Delete account ${key}`,
-      words: ["Clients that sign with it are refused at once, in every broker group. This cannot be undone: an account made again needs its secret and permissions again."],
+      words: ["Clients that sign with it are rejected at once, in every broker group. This cannot be undone: a new account of this name needs its secret and permissions again."],
       typed: key,
       action: "Delete account",
       danger: true,
@@ -105,8 +105,8 @@ export function accountsPage(app) {
     const { whiteAddresses } = state.found.groups.find((one) => one.group === group);
     const given = await ask({
       title: `Addresses that need no account in ${group}`,
-      words: ["Whoever connects from one of them may do everything. Patterns as 192.168.1.*, 10.0.{1,2}.*, 10.0.0.10-20."],
-      fields: [area("One in a line", { name: "addresses", value: whiteAddresses.join("\n") })],
+      words: ["Clients at these addresses may do everything. Patterns: 192.168.1.*, 10.0.{1,2}.*, 10.0.0.10-20."],
+      fields: [area("Addresses, one a line", { name: "addresses", value: whiteAddresses.join("\n") })],
       action: "Replace",
       danger: true,
     });
@@ -126,17 +126,17 @@ export function accountsPage(app) {
         error && problem(error),
         !found && !error && h("p", { class: "loading" }, "Asking the leaders…"),
         found?.errors.map((one) => problem(`${one.group} did not answer: ${one.error}`)),
-        off.length > 0 && h("p", { class: "note" }, `${off.join(", ")} ${off.length === 1 ? "asks" : "ask"} nobody for an account: clients there may do everything. aclEnable=true changes that.`),
+        off.length > 0 && h("p", { class: "note" }, `Access control is off in ${off.join(", ")}: clients may do everything there. aclEnable=true switches it on.`),
         found && on && h("section", { class: "card" }, h("h2", null, plural(found.items.length, "account")),
-          found.items.length ? table("Accounts", [["Account", ""], ["May", ""], ["In", ""], ["", ""]], found.items.flatMap((item) => rowsOf(item, found)).map(({ accessKey, account, differs, names, only }) => [
+          found.items.length ? table("Accounts", [["Account", ""], ["Permissions", ""], ["Broker groups", ""], ["", ""]], found.items.flatMap((item) => rowsOf(item, found)).map(({ accessKey, account, differs, names, only }) => [
             h("strong", { class: "mono" }, accessKey),
-            h("div", null, rights(account), differs && h("p", { class: "warn-text" }, "The broker groups have it differently.")),
+            h("div", null, rights(account), differs && h("p", { class: "warn-text" }, "The definitions of the broker groups differ.")),
             names,
             h("div", { class: "buttons" },
               h("button", { type: "button", class: "small", "data-do": "edit", "data-name": accessKey, "data-group": only }, "Change…"),
               h("button", { type: "button", class: "small quiet", "data-do": "remove", "data-name": accessKey }, "Delete…")),
-          ])) : empty("There is none.")),
-        on && h("section", { class: "card" }, h("h2", null, "Without an account"), found.groups.map((one) => h("p", { "data-key": one.group }, h("strong", null, one.group), ": ", one.whiteAddresses.join(", ") || "from nowhere", " ",
+          ])) : empty("No accounts.")),
+        on && h("section", { class: "card" }, h("h2", null, "Addresses without an account"), found.groups.map((one) => h("p", { "data-key": one.group }, h("strong", null, one.group), ": ", one.whiteAddresses.join(", ") || "none", " ",
           one.enabled && h("button", { type: "button", class: "small", "data-do": "white", "data-group": one.group }, "Change…")))),
       ];
     },
@@ -155,9 +155,9 @@ const same = (one, other) => JSON.stringify({ ...one, group: "" }) === JSON.stri
 function checkIsNew({ items, errors }, key, group) {
   const where = (found = []) => found.map((one) => one.group).filter((one) => !group || one === group).join(", ");
   const having = where(items.find((one) => one.accessKey === key)?.groups);
-  if (having) throw new Error(`it is in ${having} already.`);
+  if (having) throw new Error(`it exists in ${having} already.`);
   const silent = where(errors);
-  if (silent) throw new Error(`${silent} does not say whether it is there.`);
+  if (silent) throw new Error(`${silent} does not say whether it exists.`);
 }
 
 /** One row where all broker groups are known to have an account alike, which is changed in all of them; otherwise

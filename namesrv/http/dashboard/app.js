@@ -36,7 +36,7 @@ const PAGES = [
   ["events", "Events", eventsPage],
 ];
 // Pages that are reached from others.
-const FURTHER = [["dead", "Dead letters", consumersPage, deadPage], ["audit", "What operators did", auditPage]];
+const FURTHER = [["dead", "Dead letters", consumersPage, deadPage], ["audit", "Operator log", auditPage]];
 
 const main = document.getElementById("main");
 
@@ -198,12 +198,12 @@ async function companyLogin() {
 }
 
 const REFUSED = {
-  busy: "Many others are logging in. Log in again.",
-  again: "The login took too long, or was begun in another browser. Log in again.",
-  refused: "The login was cancelled or refused.",
-  role: "You have no role here: ask whoever keeps oidcRoles.",
-  token: "The provider's answer was refused; the name server's log says why.",
-  provider: "The provider could not be asked; the name server's log says why.",
+  busy: "Too many logins are in progress. Try again.",
+  again: "The login timed out, or started in another browser. Log in again.",
+  refused: "The login was cancelled or rejected.",
+  role: "Your account has no role here. Ask the administrator of oidcRoles.",
+  token: "The provider's answer was rejected; the name server's log has the reason.",
+  provider: "The provider could not be reached; the name server's log has the reason.",
 };
 /** Go on where the tab was before the login, and say why it came to nothing if it did. */
 function comeBack() {
@@ -220,7 +220,7 @@ onUnauthorized(async (isRead) => {
   if (!asked && isUnwanted) return false;
   asked ??= companyLogin().then((company) => ask({
     title: "Log in",
-    words: ["This name server lets in who shows a token. The session lasts twelve hours, at every name server with the same tokens; the page cannot read it."],
+    words: ["This name server requires a token. A session lasts twelve hours, at every name server with the same tokens; scripts cannot read it."],
     fields: [company, h("label", null, "Token", h("input", { name: "token", type: "password", autocomplete: "current-password", required: true }))],
     action: "Log in",
   })).then(async (given) => {

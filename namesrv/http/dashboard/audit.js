@@ -12,11 +12,11 @@ const WORDS = {
   resetOffsets: "reset offsets of", pauseConsumerGroup: "paused", resumeConsumerGroup: "resumed", putConsumeMode: "set the mode of",
   sendMessage: "sent a message to", resendMessage: "resent a dead letter", resendMessages: "resent dead letters", putAccount: "set up account",
   deleteAccount: "deleted account", putWhiteAddresses: "replaced the addresses without account", addMember: "added a member", promoteMember: "promoted",
-  removeMember: "removed", transferLeadership: "transferred leadership", putPreferredLeader: "chose the preferred leader", deletePreferredLeader: "ended the preference",
+  removeMember: "removed", transferLeadership: "transferred leadership", putPreferredLeader: "set the preferred leader", deletePreferredLeader: "removed the preferred leader",
   changeConfig: "changed the configuration", setLogLevel: "set the log level of", injectFault: "injected a fault", healFaults: "healed faults", stopNode: "stopped the broker",
   putDrain: "drained the group", deleteDrain: "cancelled the draining", removeGroup: "removed the group", deleteWriter: "deleted a writer", cloneOffsets: "copied offsets from and to", moveMember: "moved a member", deleteExpiredLog: "deleted expired log", cleanQueues: "cleaned queues",
 };
-const OUTCOMES = { done: ["good", "done"], failed: ["bad", "failed"], unknown: ["warn", "perhaps done"], asked: ["warn", "no outcome told"] };
+const OUTCOMES = { done: ["good", "done"], failed: ["bad", "failed"], unknown: ["warn", "unknown"], asked: ["warn", "no outcome recorded"] };
 
 /** Return the deeds in these messages, each once, with its latest outcome. */
 function deeds(items) {
@@ -38,7 +38,7 @@ function deeds(items) {
 /** Say how it was done, unless by the person's own token. */
 function through({ via, by }) {
   if (!via || via === by) return "";
-  return h("span", { class: "muted" }, via === "remoting" ? ", by RocketMQ's protocol" : `, by the name server's token ${via}`);
+  return h("span", { class: "muted" }, via === "remoting" ? ", over the remoting protocol" : `, with the name server's token ${via}`);
 }
 
 export function auditPage(app) {
@@ -57,10 +57,10 @@ export function auditPage(app) {
     render() {
       const shown = deeds(list.state.items);
       return [
-        head("What operators did", h("span", { class: "muted" }, list.state.loaded ? plural(shown.length, "deed") : "")),
+        head("Operator log", h("span", { class: "muted" }, list.state.loaded ? plural(shown.length, "action") : "")),
         h("form", { class: "card form", "data-submit": "filter", "data-key": "filter" },
           h("div", { class: "fields" },
-            select("Deed", "tag", [["", "any"], ...Object.entries(WORDS)], ""),
+            select("Action", "tag", [["", "any"], ...Object.entries(WORDS)], ""),
             field("Text in the record", { name: "text", placeholder: "a name, a topic" }),
             h("button", { type: "submit", class: "primary" }, "Filter"))),
         list.state.error && problem(list.state.error),
@@ -75,9 +75,9 @@ export function auditPage(app) {
             h("div", null,
               h("p", null, h("strong", null, one.by), ` ${WORDS[one.what] ?? one.what} `, one.target && h("strong", null, one.target), h("span", { class: "muted" }, ` in ${one.group}`), through(one)),
               one.error && h("p", { class: "warn-text" }, one.error),
-              one.detail && h("details", null, h("summary", null, "what was asked for"), h("code", null, one.detail))));
+              one.detail && h("details", null, h("summary", null, "request"), h("code", null, one.detail))));
         }))),
-        list.state.next && h("button", { type: "button", class: "quiet wide", "data-do": "more", disabled: list.state.busy }, "Look at older ones"),
+        list.state.next && h("button", { type: "button", class: "quiet wide", "data-do": "more", disabled: list.state.busy }, "Show older ones"),
       ];
     },
     actions: { filter: load, more: () => list.more() },

@@ -100,7 +100,7 @@ export async function copy(message, chosen) {
     await navigator.clipboard.writeText(shownAs(message, possible.includes(chosen) ? chosen : possible[0]));
     toast("Copied.", "good");
   } catch {
-    toast("This browser lets nothing be copied here (it wants HTTPS): select the text instead.", "warn");
+    toast("The browser allows copying over HTTPS only. Select the text instead.", "warn");
   }
 }
 

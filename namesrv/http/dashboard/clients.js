@@ -41,7 +41,7 @@ export function clientsPage(app) {
       h("h2", null, title, h("span", { class: "muted" }, ` ${number(shown.length)}`)),
       shown.length ? shown.map((one) => h("div", { class: "block", "data-key": one.name },
         h("div", { class: "card-head" }, h("h3", null, link ? h("a", { href: link(one.name) }, one.name) : one.name), h("span", { class: "muted" }, plural(one.clients.length, "client"))),
-        clients(one.clients, `${title.toLowerCase()} ${one.name}`))) : empty(state.q ? "None has that in its name or address." : "Nobody is connected."));
+        clients(one.clients, `${title.toLowerCase()} ${one.name}`))) : empty(state.q ? "No name or address contains this text." : "No clients are connected."));
   };
 
   return {

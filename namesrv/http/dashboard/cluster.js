@@ -38,7 +38,7 @@ export function clusterPage(app) {
       if (!app.cluster) return app.error ? problem(app.error) : h("p", { class: "loading" }, "Asking the brokers…");
       const { groups } = app.cluster;
       return [
-        app.error && problem(`${app.error}. What follows is ${ago(app.cluster.at)} old.`),
+        app.error && problem(`${app.error}. The state below was read ${ago(app.cluster.at)}.`),
         head("Cluster", h("span", { class: "muted" }, `name server ${app.cluster.nameServer.address}`)),
         tiles(app),
         differences(app.cluster.findings),
@@ -65,8 +65,8 @@ function tiles(app) {
   const last = app.samples.at(-1) ?? { sends: 0, pulls: 0 };
   const tile = (title, value, kind, more) =>
     h("div", { class: `tile ${kind ?? ""}`, "data-key": title }, h("span", { class: "label" }, title), h("span", { class: "figure" }, value), more);
-  return h("section", { class: "tiles", "aria-label": "At a glance" },
-    tile("Groups led", `${led} of ${groups.length}`, led < groups.length ? "bad" : ""),
+  return h("section", { class: "tiles", "aria-label": "Overview" },
+    tile("Groups with a leader", `${led} of ${groups.length}`, led < groups.length ? "bad" : ""),
     tile("Brokers answering", `${answering} of ${brokers.length}`, answering < brokers.length ? "bad" : ""),
     tile("Topics", number(topicCount), "", h("a", { href: "#/topics" }, "all topics")),
     tile("Sends per second", rate(last.sends), "", sparkline(app.samples.map((one) => one.sends), "sends per second, the last three minutes")),
@@ -75,9 +75,9 @@ function tiles(app) {
 
 function differences(findings) {
   if (!findings.length)
-    return h("section", { class: "note good", "data-key": "findings" }, h("strong", null, "All replicas agree."), " Nothing differs between what they believe.");
+    return h("section", { class: "note good", "data-key": "findings" }, h("strong", null, "All replicas agree."), " Their views do not differ.");
   return h("section", { class: "findings", "aria-label": "Differences", "data-key": "findings" },
-    h("h2", null, "What differs"),
+    h("h2", null, "Differences"),
     h("ul", null, findings.map((one) => {
       const [kind, title] = SEVERITY[one.severity];
       return h("li", { class: kind }, h("span", { class: `tag ${kind}` }, title), h("span", null, one.text));
@@ -122,7 +122,7 @@ function replica(app, group, broker, findings, faults) {
     return h("div", { class: "replica silent", "data-key": broker.address },
       h("div", { class: "who" }, h("strong", null, replicaName(broker.name)), h("span", { class: "role bad" }, "no answer")),
       h("p", { class: "muted" }, broker.error),
-      h("p", { class: "muted" }, broker.registered ? "It is still registered." : `Its registration ended ${ago(broker.goneSinceMs)}.`),
+      h("p", { class: "muted" }, broker.registered ? "The broker is still registered." : `Its registration ended ${ago(broker.goneSinceMs)}.`),
       !broker.registered && h("button", { type: "button", class: "small quiet", "data-do": "forget", "data-group": group.name, "data-address": broker.address }, "Forget…"));
   }
   const leading = leads(node);
@@ -154,33 +154,33 @@ function beliefs(group, findings) {
   const raft = [
     ["Role", "role", (node) => node.role],
     ["Term", "term", (node) => number(node.term)],
-    ["Follows", "leader", (node) => node.leader || "nobody"],
-    ["Voted for", "votedFor", (node) => node.votedFor || "nobody"],
-    ["Committed", "commitIndex", (node) => index(node.commitIndex)],
-    ["Applied", "appliedIndex", (node) => index(node.appliedIndex, node.commitIndex)],
-    ["Last frame", "lastIndex", (node) => number(node.lastIndex)],
-    ["Durable", "durableIndex", (node) => index(node.durableIndex, node.lastIndex)],
-    ["Should lead", "preferredLeader", (node) => node.preferredLeader || "nobody in particular"],
-    ["Heard by the leader", "lastContactMs", (node, peer) => (typeof peer?.lastContactMs === "number" ? `${span(peer.lastContactMs)} ago` : "–")],
-    ["On its way to it", "bytesInFlight", (node, peer) => (peer ? bytes(peer.bytesInFlight ?? 0) : "–")],
-    ["Promises", "recovered", (node) => (node.recovered === false ? node.recovering || "recovering" : "recovered")],
+    ["Leader", "leader", (node) => node.leader || "none"],
+    ["Voted for", "votedFor", (node) => node.votedFor || "none"],
+    ["Commit index", "commitIndex", (node) => index(node.commitIndex)],
+    ["Applied index", "appliedIndex", (node) => index(node.appliedIndex, node.commitIndex)],
+    ["Last index", "lastIndex", (node) => number(node.lastIndex)],
+    ["Durable index", "durableIndex", (node) => index(node.durableIndex, node.lastIndex)],
+    ["Preferred leader", "preferredLeader", (node) => node.preferredLeader || "none"],
+    ["Last contact of the leader", "lastContactMs", (node, peer) => (typeof peer?.lastContactMs === "number" ? `${span(peer.lastContactMs)} ago` : "–")],
+    ["Bytes in flight", "bytesInFlight", (node, peer) => (peer ? bytes(peer.bytesInFlight ?? 0) : "–")],
+    ["Recovery", "recovered", (node) => (node.recovered === false ? node.recovering || "recovering" : "recovered")],
   ];
   const both = [
     ["Log", "commitLog", (node) => bytes((node.commitLog?.maxOffset ?? 0) - (node.commitLog?.minOffset ?? 0))],
     ["Disk", "disk", (node) => [node.disk?.state ?? "–", typeof node.disk?.usedRatio === "number" && h("span", { class: "muted" }, ` ${Math.round(node.disk.usedRatio * 100)} %${typeof node.disk.fullInMs === "number" ? `, full in ${span(node.disk.fullInMs)}` : ""}`)]],
-    ["Clock", "clock", (node) => node.clockContradiction || "as its log's"],
+    ["Clock", "clock", (node) => node.clockContradiction || "agrees with its log"],
     ["Members", "members", (node) => (node.members?.length ? node.members.map((one) => one.id + (one.role && one.role !== "voter" ? ` (${one.role})` : "")).join(", ") : "–")],
     ["Version", "version", (node) => node.version || "–"],
-    ["Up", "bootTimeMs", (node) => (node.bootTimeMs ? span(Date.now() - node.bootTimeMs) : "–")],
+    ["Uptime", "bootTimeMs", (node) => (node.bootTimeMs ? span(Date.now() - node.bootTimeMs) : "–")],
   ];
   const rows = classic(group) ? [raft[0], ...both] : [...raft, ...both];
   const peers = answering.find(({ node }) => leads(node))?.node.peers ?? [];
   const marked = (field, name) => findings.some((one) => one.field === field && one.nodes.includes(name));
   return h("details", { class: "block", open: true, "data-key": "beliefs" },
-    h("summary", null, "What each replica believes"),
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `What the replicas of ${group.name} believe` },
+    h("summary", null, "View of each replica"),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Views of the replicas of ${group.name}` },
       h("table", { class: "beliefs" },
-        h("thead", null, h("tr", null, h("th", { scope: "col" }, h("span", { class: "hidden" }, "What")), group.brokers.map((broker) =>
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, h("span", { class: "hidden" }, "Field")), group.brokers.map((broker) =>
           h("th", { scope: "col", class: leads(broker.node) ? "leader" : "" }, replicaName(broker.name))))),
         h("tbody", null, rows.map(([title, field, value]) =>
           h("tr", null, h("th", { scope: "row" }, title), group.brokers.map((broker) => {
@@ -201,11 +201,11 @@ async function transfer(app, name) {
   const given = await ask({
     title: `Transfer the leadership of ${name}`,
     words: [
-      `${leader ? leader.name : "The leader"} stops taking sends, waits until the chosen replica has every frame, and tells it to be elected at once. Sends are held meanwhile, usually for some tens of milliseconds; clients then find the new leader.`,
-      "If the replica does not take over in time, the old leader goes on and nothing has changed. No message is lost either way.",
+      `${leader ? leader.name : "The leader"} stops accepting sends, waits until the chosen replica has every frame, and tells it to start an election at once. Sends wait meanwhile, usually for tens of milliseconds; clients then look up the new leader.`,
+      "If the replica is not elected in time, the old leader continues to lead. No message is lost in either case.",
     ],
     fields: [h("fieldset", null, h("legend", null, "To"),
-      h("label", { class: "choice" }, h("input", { type: "radio", name: "target", value: "", checked: true }), "whoever has most"),
+      h("label", { class: "choice" }, h("input", { type: "radio", name: "target", value: "", checked: true }), "the most advanced replica"),
       followers.map((broker) => h("label", { class: "choice" }, h("input", { type: "radio", name: "target", value: broker.name }),
         broker.name, h("span", { class: "muted" }, ` ${plural(behind(group, broker), "frame")} behind`))))],
     action: "Transfer leadership",
@@ -218,7 +218,7 @@ async function transfer(app, name) {
 async function forget(app, group, address) {
   const given = await ask({
     title: `Forget ${address}?`,
-    words: ["It is not registered and does not answer. Only this name server's memory of it goes; if the broker comes back, it is shown again. Nothing is removed from any disk, and the group's members stay as they are."],
+    words: ["The broker is not registered and does not answer. Only the list of this name server changes; a broker that returns is listed again. No file is deleted, and the group's members do not change."],
     action: "Forget",
   });
   if (!given) return;
@@ -227,12 +227,12 @@ async function forget(app, group, address) {
 }
 
 const FAULTS = [
-  ["slow", "Slow disk", "each write and sync takes so much longer as is said below; sends take longer with it"],
-  ["stall", "Stalled disk", "writes and syncs hang until healed; a leader hands leadership over"],
-  ["error", "Failing disk", "writes and syncs fail with an I/O error; a leader hands leadership over, and its vote is gone until the broker is started again"],
-  ["full", "Full disk", "writes find no room; a leader hands leadership over or refuses sends"],
-  ["lie", "Lying disk", "syncs do nothing: what this replica acknowledges is lost if its power fails"],
-  ["clock", "Wrong clock", "its wall clock goes wrong by the time below: store times are wrong by it, and retention may delete too early or too late"],
+  ["slow", "Slow disk", "each write and sync is delayed by the milliseconds below, and sends with it"],
+  ["stall", "Stalled disk", "writes and syncs hang until the fault is healed; a leader transfers leadership"],
+  ["error", "Failing disk", "writes and syncs fail with an I/O error; a leader transfers leadership, and the replica does not vote until the broker is restarted"],
+  ["full", "Full disk", "writes fail because the disk is full; a leader transfers leadership or rejects sends"],
+  ["lie", "Lying disk", "syncs do nothing: a power failure loses what this replica has acknowledged"],
+  ["clock", "Wrong clock", "the wall clock is off by the milliseconds below: store times are wrong, and retention may delete too early or too late"],
 ];
 
 async function switchFaults(app, groupName, address, inForce) {
@@ -244,16 +244,16 @@ async function switchFaults(app, groupName, address, inForce) {
   const given = await ask({
     title: `Faults of ${broker.name}`,
     words: [
-      "This makes a broker misbehave on purpose, at once and until it is healed. It holds for this replica only; the group goes on as long as a majority works.",
+      "The fault affects this replica at once, until it is healed. The group keeps working while a majority works.",
       inForce.length ? `In force now: ${inForce.map((one) => one.kind).join(", ")}.` : "No fault is in force.",
     ],
     fields: [
-      h("fieldset", null, h("legend", null, "What shall happen"),
-        inForce.some((one) => one.own) && choice("heal", "Heal", "ends what was injected from here", true),
+      h("fieldset", null, h("legend", null, "Fault"),
+        inForce.some((one) => one.own) && choice("heal", "Heal", "ends the faults injected from here", true),
         FAULTS.map(([value, title, meaning], at) => choice(value, title, meaning, !at && !inForce.some((one) => one.own)))),
-      h("label", null, "Milliseconds, of a slow disk or a wrong clock", h("input", { name: "ms", type: "number", value: "200", min: "0", max: "60000" })),
+      h("label", null, "Milliseconds (slow disk or wrong clock)", h("input", { name: "ms", type: "number", value: "200", min: "0", max: "60000" })),
     ],
-    action: "Do it",
+    action: "Apply",
     danger: true,
   });
   if (!given) return;

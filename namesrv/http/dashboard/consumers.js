@@ -29,13 +29,13 @@ export function consumersPage(app) {
         searchBox("Part of a consumer group's name", list.q),
         list.told(),
         !list.loaded && !list.error && h("p", { class: "loading" }, "Asking the leaders…"),
-        list.loaded && !list.items.length && empty("No consumer group has been here."),
+        list.loaded && !list.items.length && empty("No consumer groups."),
         lazy("ul", { class: "rows", "aria-label": "Consumer groups", "data-key": "rows" }, list.version, () => list.items.map(({ name, groups }) => {
           const lag = sumOf(groups, "lag");
           const clients = clientsOf(groups);
           return h("li", { "data-key": name }, h("a", { class: "row", href: `#/consumers/${seg(name)}` },
             h("span", { class: "name" }, name),
-            h("span", { class: clients ? "muted" : "warn-text" }, clients ? plural(clients, "client") : "nobody connected"),
+            h("span", { class: clients ? "muted" : "warn-text" }, clients ? plural(clients, "client") : "no clients"),
             h("span", { class: "num" }, number(lag), h("span", { class: "muted" }, " behind")),
             bar(lag / most, lag ? "warn" : "")));
         })),
@@ -107,8 +107,8 @@ export function consumerPage(app, name) {
       edit: () => editGroup(app, name).catch(failed).then(load),
       mode: () => consumeMode(name, state.view).catch(failed).then(load),
       remove: () => deleteGroup(app, name, state.view),
-      pause: () => hold(name, "pause", "Pause", "Brokers stop giving messages to this consumer group until it is resumed. Clients stay connected, offsets stay where they are, and the lag grows.").then(load),
-      resume: () => hold(name, "resume", "Resume", "Brokers give messages to this consumer group again, from the offsets where it stood.").then(load),
+      pause: () => hold(name, "pause", "Pause", "Brokers deliver no messages to this consumer group until it is resumed. Clients stay connected, offsets do not change, and the lag grows.").then(load),
+      resume: () => hold(name, "resume", "Resume", "Brokers deliver messages to this consumer group again, from its offsets.").then(load),
     },
   };
 }
@@ -125,7 +125,7 @@ function queues(topic, rows) {
 }
 
 export function clients(rows, of = "") {
-  if (!rows.length) return empty("Nobody is connected.");
+  if (!rows.length) return empty("No clients are connected.");
   return table(`Clients${of && ` of ${of}`}`, [["Client", ""], ["Address", ""], ["Language", ""], ["Version", ""]],
     rows.map((one) => [h("span", null, h("span", { class: "mono" }, one.clientId ?? "–"), (one.differs ?? []).map(differs)), h("span", { class: "mono" }, one.address ?? "–"), String(one.language ?? "–"), one.versionName || String(one.version ?? "–")]));
 }

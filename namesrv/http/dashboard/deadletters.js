@@ -48,7 +48,7 @@ export function deadPage(app, group) {
       if (!(error instanceof ApiError && error.status < 500)) work.unknown += inFlight;
     }
     work.ended = true;
-    if (state.left) toast(`${group}: ${[...amounts(work), "stopped, as the page was left"].join(" · ")}`, "warn");
+    if (state.left) toast(`${group}: ${[...amounts(work), "stopped because the page was left"].join(" · ")}`, "warn");
     state.chosen.clear();
     app.update();
   }
@@ -69,8 +69,8 @@ export function deadPage(app, group) {
   }
 
   const words = (what) => [
-    `A copy of ${what} is written to the retry topic of ${group}, whose consumers get it as if it had been delivered again. The dead letters stay where they are: resending twice means two copies.`,
-    "Keep this page open until it is done; it may be stopped, and what is resent then stays resent.",
+    `A copy of ${what} is written to the retry topic of ${group}, whose consumers receive it as a retry. The dead letters are kept: resending twice writes two copies.`,
+    "Keep this page open until it is done. Stopping does not take back what was resent.",
   ];
 
   async function some() {
@@ -102,9 +102,9 @@ export function deadPage(app, group) {
       return [
         back(`consumers/${seg(group)}`, group),
         head(`Dead letters of ${group}`, h("div", { class: "buttons" },
-          h("button", { type: "button", "data-do": "some", disabled: locked || !state.chosen.size }, `Resend ${state.chosen.size ? number(state.chosen.size) : "chosen"}…`),
+          h("button", { type: "button", "data-do": "some", disabled: locked || !state.chosen.size }, `Resend ${state.chosen.size ? number(state.chosen.size) : "selected"}…`),
           h("button", { type: "button", "data-do": "all", disabled: locked || !list.state.items.length }, "Resend all…"),
-          h("button", { type: "button", class: "quiet", "data-do": "save", disabled: !list.state.items.length }, "Download these"))),
+          h("button", { type: "button", class: "quiet", "data-do": "save", disabled: !list.state.items.length }, "Download"))),
         state.work && progress(state.work),
         h("form", { class: "card form", "data-submit": "filter", "data-key": "filter" },
           h("div", { class: "fields" },
@@ -112,11 +112,11 @@ export function deadPage(app, group) {
             field("Property", { name: "property", placeholder: "name or name=value" }), field("Text in the body", { name: "text" }),
             h("button", { type: "submit", class: "primary" }, "Filter"))),
         list.state.items.length > 0 && h("label", { class: "choice", "data-key": "every" },
-          h("input", { type: "checkbox", "data-input": "every", "data-key": `every-${state.chosen.size === list.state.items.length}`, checked: state.chosen.size === list.state.items.length }), "all that are shown"),
+          h("input", { type: "checkbox", "data-input": "every", "data-key": `every-${state.chosen.size === list.state.items.length}`, checked: state.chosen.size === list.state.items.length }), "Select all shown"),
         list.render((message) => {
           const id = idOf(message);
           const on = state.chosen.has(id);
-          return h("input", { type: "checkbox", "data-input": "one", "data-key": `${id}-${on}`, value: id, checked: on, "aria-label": `Choose ${message.keys || id}` });
+          return h("input", { type: "checkbox", "data-input": "one", "data-key": `${id}-${on}`, value: id, checked: on, "aria-label": `Select ${message.keys || id}` });
         }),
       ];
     },
@@ -148,8 +148,8 @@ export function deadPage(app, group) {
 /** How many were resent; how many were not, and how many perhaps. */
 const amounts = (work) => [
   `${plural(work.done, "dead letter")} resent${work.total === null ? "" : ` of ${number(work.total)}`}`,
-  work.failed.length > 0 && `${number(work.failed.length)} not`,
-  work.unknown > 0 && `${number(work.unknown)} perhaps: look before you try again`,
+  work.failed.length > 0 && `${number(work.failed.length)} failed`,
+  work.unknown > 0 && `${number(work.unknown)} unknown: check before you resend them`,
 ].filter(Boolean);
 
 function progress(work) {

@@ -75,12 +75,12 @@ export async function attempt(what, work) {
     const answer = await work();
     const failed = (answer?.results ?? []).filter((one) => one.outcome !== "ok");
     if (failed.length) {
-      toast(`${what}: done in part. ${failed.map((one) => `${one.group}: ${one.error}`).join("; ")}`, "warn");
+      toast(`${what}: partly done. ${failed.map((one) => `${one.group}: ${one.error}`).join("; ")}`, "warn");
     } else toast(`${what}: done.`, "good");
     return true;
   } catch (error) {
     const unknown = error instanceof ApiError && error.code === "OUTCOME_UNKNOWN";
-    toast(`${what}: ${unknown ? "nobody knows yet whether it was done. " : ""}${error.message}`, unknown ? "warn" : "bad");
+    toast(`${what}: ${unknown ? "the outcome is unknown. " : ""}${error.message}`, unknown ? "warn" : "bad");
     return false;
   }
 }

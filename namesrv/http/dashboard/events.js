@@ -37,10 +37,10 @@ export function eventsPage(app) {
       const nameOf = (text) => names.get(text) ?? text;
       const shown = app.events.filter((one) => !state.kind || one.kind === state.kind).slice(0, SHOWN);
       return [
-        head("Events", h("a", { class: "button", href: "#/audit" }, "What operators did")),
+        head("Events", h("a", { class: "button", href: "#/audit" }, "Operator log")),
         state.error && problem(state.error),
         h("section", { class: "card" }, h("h2", null, "Failovers"),
-          state.failovers?.length ? state.failovers.slice(0, 5).map((one) => h("div", { class: "block", "data-key": `${one.group}-${one.startedAt}` }, h("h3", null, one.group), timeline(one, nameOf))) : empty("None that this name server remembers.")),
+          state.failovers?.length ? state.failovers.slice(0, 5).map((one) => h("div", { class: "block", "data-key": `${one.group}-${one.startedAt}` }, h("h3", null, one.group), timeline(one, nameOf))) : empty("No failovers seen by this name server.")),
         h("section", { class: "card" },
           h("div", { class: "card-head" }, h("h2", null, "Live"),
             h("div", { class: "chips", role: "group", "aria-label": "Kinds" }, [["", "all"], ...Object.entries(KINDS)].map(([kind, title]) =>
@@ -49,7 +49,7 @@ export function eventsPage(app) {
             h("time", { class: "mono", datetime: iso(one.at), title: ago(one.at) }, clock(one.at)),
             h("span", { class: `tag ${one.kind}` }, KINDS[one.kind] ?? one.kind),
             h("span", null, h("strong", null, one.node || one.group || ""), one.node && one.group ? h("span", { class: "muted" }, ` of ${one.group}`) : "", one.term ? h("span", { class: "muted" }, ` · term ${number(one.term)}`) : ""),
-            h("span", { class: "detail" }, words(one, nameOf))))) : empty("Nothing yet.")),
+            h("span", { class: "detail" }, words(one, nameOf))))) : empty("No events yet.")),
       ];
     },
     actions: {
@@ -63,10 +63,10 @@ export function eventsPage(app) {
 
 function words({ kind, detail }, nameOf) {
   if (kind === "routeChanged" && "addresses" in detail)
-    return detail.leader ? `clients are sent to ${nameOf(detail.leader)}; ${number(Object.keys(detail.addresses).length)} registered` : "no leader is registered";
+    return detail.leader ? `routes name ${nameOf(detail.leader)} as leader; ${number(Object.keys(detail.addresses).length)} registered` : "no leader is registered";
   if (kind === "routeChanged" && "nameServer" in detail)
-    return typeof detail.brokerId === "number" ? `listed as broker ${detail.brokerId} by ${detail.nameServer}` : `not listed any more by ${detail.nameServer} (${detail.reason})`;
-  if (kind === "preferredLeaderChanged") return detail.name ? `${detail.name} should lead whenever it can` : `nobody in particular should lead${detail.was ? `, it was ${detail.was}` : ""}`;
+    return typeof detail.brokerId === "number" ? `registered as broker ${detail.brokerId} at ${detail.nameServer}` : `unregistered at ${detail.nameServer} (${detail.reason})`;
+  if (kind === "preferredLeaderChanged") return detail.name ? `${detail.name} is the preferred leader` : `no preferred leader${detail.was ? `, was ${detail.was}` : ""}`;
   return Object.entries(detail)
     .filter(([, value]) => value !== null && value !== "" && value !== undefined)
     .map(([name, value]) => (value === true ? name : `${name} ${typeof value === "object" ? JSON.stringify(value) : nameOf(String(value))}`))

@@ -15,7 +15,7 @@ export const area = (title, attributes) => h("label", { "data-key": attributes.n
 /** A text for which there are suggestions; anything may be typed. */
 export const suggested = (title, attributes, names) =>
   h("label", { "data-key": attributes.name }, title,
-    h("input", { type: "text", autocomplete: "off", spellcheck: "false", placeholder: "choose or type", list: `known-${attributes.name}`, ...attributes }),
+    h("input", { type: "text", autocomplete: "off", spellcheck: "false", placeholder: "select or type", list: `known-${attributes.name}`, ...attributes }),
     h("datalist", { id: `known-${attributes.name}` }, names.map((name) => h("option", { value: name }))));
 
 /** The names of some topics, those that contain `text`. */
@@ -34,7 +34,7 @@ export const beside = (...fields) => h("div", { class: "beside" }, fields);
 
 /** In which broker groups a change is made; nothing to choose where there is one. */
 export const groupsField = (names) =>
-  names.length > 1 && select("In", "group", [["", `all ${names.length} broker groups`], ...names.map((name) => [name, name])], "");
+  names.length > 1 && select("Broker groups", "group", [["", `all ${names.length} broker groups`], ...names.map((name) => [name, name])], "");
 
 export const groupNames = (app) => (app.cluster?.groups ?? []).map((group) => group.name);
 

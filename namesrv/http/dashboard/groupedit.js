@@ -10,17 +10,17 @@ const NEW = {
   retryQueueNums: 1, retryMaxTimes: 16, brokerId: 0, whichBrokerWhenConsumeSlowly: 1, notifyConsumerIdsChangedEnable: true,
 };
 const TICKS = [
-  ["consumeEnable", "its pulls are served (otherwise it is paused)"],
-  ["consumeMessageOrderly", "orderly: its clients of RocketMQ 5 get messages of a message group one after the other"],
-  ["consumeBroadcastEnable", "it may broadcast: every client gets every message"],
-  ["consumeFromMinEnable", "without an offset of its own it may begin at a queue's earliest message"],
-  ["notifyConsumerIdsChangedEnable", "its clients are told when others join or leave"],
+  ["consumeEnable", "Consuming is enabled (otherwise the group is paused)"],
+  ["consumeMessageOrderly", "Orderly: RocketMQ 5 clients receive the messages of a message group one after the other"],
+  ["consumeBroadcastEnable", "Broadcasting is allowed: every client receives every message"],
+  ["consumeFromMinEnable", "Without an offset, consuming may start at a queue's earliest message"],
+  ["notifyConsumerIdsChangedEnable", "Clients are notified when other clients join or leave"],
 ];
 
 const fieldsOf = (group) => [
   beside(
-    field("Deliveries of a failed message, at most", { name: "retryMaxTimes", type: "number", min: "-1", required: true, value: group.retryMaxTimes }, "then it is a dead letter; -1: the clients' own limit"),
-    field("Queues of its retry topic", { name: "retryQueueNums", type: "number", min: "0", max: "65536", required: true, value: group.retryQueueNums })),
+    field("Maximum retries of a failed message", { name: "retryMaxTimes", type: "number", min: "-1", required: true, value: group.retryMaxTimes }, "then it becomes a dead letter; -1: the clients' own limit"),
+    field("Queues of the retry topic", { name: "retryQueueNums", type: "number", min: "0", max: "65536", required: true, value: group.retryQueueNums })),
   TICKS.map(([name, words]) => tick(words, name, group[name])),
 ];
 
@@ -34,7 +34,7 @@ const bodyOf = (before, given) => ({
 export async function createGroup(app) {
   const given = await ask({
     title: "New consumer group",
-    words: ["A group is also made by itself when its first client connects, if the brokers allow that. Making it before gives it these settings from the start."],
+    words: ["Brokers may also create a consumer group when its first client connects. A group created here has these settings from the start."],
     fields: [
       field("Name", { name: "name", required: true, maxlength: "248", pattern: "[%\\|a-zA-Z0-9_\\-]+", title: "letters, digits, _ - % |" }),
       fieldsOf(NEW),
@@ -63,11 +63,11 @@ export async function editGroup(app, name) {
   const before = groups[0] ?? NEW;
   const given = await ask({
     title: `Settings of ${name}`,
-    words: [groups.length ? "They hold at once, for its next pull and the next message that fails." : "This group has no settings of its own yet: these are the usual ones."],
+    words: [groups.length ? "The settings take effect at once, for the next pull and the next failed message." : "This group has no settings yet: these are the defaults."],
     fields: [fieldsOf(before), groupsField(groups.length ? groups.map((one) => one.group) : groupNames(app))],
     preview: (now) => {
       const changed = Object.entries(bodyOf(before, now)).filter(([key, value]) => before[key] !== value);
-      return changed.length ? h("ul", { class: "plain" }, changed.map(([key, value]) => h("li", null, h("code", null, key), `: ${before[key]} → `, h("strong", null, String(value))))) : h("p", { class: "muted" }, "Nothing is changed yet.");
+      return changed.length ? h("ul", { class: "plain" }, changed.map(([key, value]) => h("li", null, h("code", null, key), `: ${before[key]} → `, h("strong", null, String(value))))) : h("p", { class: "muted" }, "No changes yet.");
     },
     action: "Save settings",
   });
@@ -80,10 +80,10 @@ export async function deleteGroup(app, name, view) {
   const given = await ask({
     title: `Delete ${name}`,
     words: [
-      view.clients.length ? `${view.clients.length} of its clients are connected. They go on asking, and the group is made anew by them if the brokers allow that.` : "None of its clients is connected.",
-      "Its settings go. Without its offsets, clients that come back begin as a new group does.",
+      view.clients.length ? `Connected clients: ${view.clients.length}. They keep pulling, and create the group again if the brokers allow it.` : "No clients are connected.",
+      "The settings are deleted. Without offsets, clients that return start like a new group.",
     ],
-    fields: [tick(`also delete its offsets in ${view.queues.length} queues; this cannot be undone`, "offsets")],
+    fields: [tick(`Also delete the offsets in ${view.queues.length} queues; this cannot be undone`, "offsets")],
     typed: name,
     action: "Delete group",
     danger: true,
@@ -97,15 +97,15 @@ export async function consumeMode(name, view) {
   const topics = Object.keys(view.lagByTopic).filter((topic) => !topic.startsWith("%"));
   const set = new Map((await get(`/consumer-groups/${seg(name)}/modes`)).items.map((one) => [one.topic, one]));
   const given = await ask({
-    title: `How ${name} gets messages`,
+    title: `Consume mode of ${name}`,
     words: [
-      "Pull: each queue belongs to one client, which keeps an offset in it. Pop: any client gets any message of any queue, one by one, and acknowledges each.",
-      "This is for clients of RocketMQ 5 that let the broker share queues out (setClientRebalance(false)); others pull in any case. They take the change over within half a minute.",
+      "Pull: each queue is assigned to one client, which commits an offset. Pop: every client receives messages of every queue and acknowledges each.",
+      "The mode is for RocketMQ 5 clients that let the broker assign queues (setClientRebalance(false)); other clients always pull. Clients adopt a change within half a minute.",
     ],
     fields: [
       topics.length ? select("Topic", "topic", topics.map((topic) => [topic, `${topic} (${set.get(topic)?.mode ?? "PULL"})`]), topics[0]) : suggested("Topic", { name: "topic", required: true }, await topicNames()),
       select("Mode", "mode", [["PULL", "pull"], ["POP", "pop"]], set.get(topics[0])?.mode === "POP" ? "PULL" : "POP"),
-      field("Popping: neighbours with whom a client shares its queues", { name: "share", type: "number", min: "-1", max: "65536", value: set.get(topics[0])?.popShareQueueNum ?? 0 }, "0: all queues are everybody's"),
+      field("Pop: neighbours with which a client shares its queues", { name: "share", type: "number", min: "-1", max: "65536", value: set.get(topics[0])?.popShareQueueNum ?? 0 }, "0: every client has all queues"),
     ],
     action: "Set mode",
   });

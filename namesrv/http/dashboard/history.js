@@ -16,18 +16,18 @@ const COLOURS = ["--c3", "--c2", "--c4", "--bad", "--c1"];
 const DASHES = [[], [6, 4], [2, 3]];
 
 const BROKERS = [
-  { title: "Messages stored a second", names: ["messagesInPerS"], shown: rate },
-  { title: "Messages handed out a second", names: ["messagesOutPerS"], shown: rate },
-  { title: "Group commits, 50 and 99 percent", names: ["appendP50Ms", "appendP99Ms"], needs: "10 group commits a point", shown: (ms) => (ms < 10 ? `${ms.toFixed(1)} ms` : span(ms)) },
-  { title: "Log written a second", names: ["logBytesPerS"], shown: bytes },
+  { title: "Messages stored per second", names: ["messagesInPerS"], shown: rate },
+  { title: "Messages delivered per second", names: ["messagesOutPerS"], shown: rate },
+  { title: "Duration of group commits, 50th and 99th percentile", names: ["appendP50Ms", "appendP99Ms"], needs: "10 group commits a point", shown: (ms) => (ms < 10 ? `${ms.toFixed(1)} ms` : span(ms)) },
+  { title: "Log written per second", names: ["logBytesPerS"], shown: bytes },
 ];
 const TOPIC = [
-  { title: "Stored a second", names: ["messagesInPerS"], shown: rate },
-  { title: "Messages there", names: ["messages"], shown: number },
+  { title: "Stored per second", names: ["messagesInPerS"], shown: rate },
+  { title: "Messages in the topic", names: ["messages"], shown: number },
 ];
 const CONSUMERS = [
-  { title: "Messages behind", names: ["lag"], shown: number },
-  { title: "Done with a second", names: ["messagesOutPerS"], shown: rate },
+  { title: "Lag", names: ["lag"], shown: number },
+  { title: "Consumed per second", names: ["messagesOutPerS"], shown: rate },
 ];
 
 export const ofTopic = (app, topic) => history(app, { topic }, TOPIC);
@@ -86,7 +86,7 @@ function history(app, asked, plots) {
     render: () => [
       h("div", { class: "toolbar", "data-key": "history-range" },
         h("h2", { class: "grow" }, "Over time"),
-        h("div", { class: "chips", role: "group", "aria-label": "How long back" }, RANGES.map(([title], at) =>
+        h("div", { class: "chips", role: "group", "aria-label": "Range" }, RANGES.map(([title], at) =>
           h("button", { type: "button", class: "way", "data-do": "range", "data-range": String(at), "aria-pressed": String(state.range === at) }, title)))),
       state.error && problem(state.error),
       (state.found?.errors ?? []).map((one) => problem(`${one.group} did not answer: ${one.error}`)),
@@ -106,8 +106,8 @@ function history(app, asked, plots) {
 
 /** When there will be a line: a rate is over the time since the point before, so the second point begins it. */
 const waiting = ({ needs }, [first, second]) => [
-  "Nothing was noted in this time.",
-  second && `In this range a line begins ${span(2 * (second - first))} after a broker's start${needs ? `, with ${needs}` : ""}.`,
+  "No figures in this range.",
+  second && `A line starts ${span(2 * (second - first))} after a broker's start${needs ? `, with ${needs}` : ""}.`,
 ].filter(Boolean).join(" ");
 
 const lastOf = (values) => values.findLast((value) => value !== null) ?? null;

@@ -25,15 +25,15 @@ export async function preferLeader(app, group) {
   if (!found) return;
   const [{ value, version }, { items }] = found;
   const given = await ask({
-    title: `Who should lead ${group.name}?`,
+    title: `Preferred leader of ${group.name}`,
     words: [
-      "The preferred leader leads whenever it can: another leader hands over to it, as with a transfer, once it has been connected and caught up for some seconds. Not more than twice a minute, and less and less often if it does not last. Every replica remembers it, also when all are started anew.",
-      value.name ? `Preferred now: ${value.name}. The leader says: ${value.reason || "nothing yet"}.` : "Nobody is preferred now.",
+      "Another leader transfers leadership to the preferred leader once it has been connected and caught up for some seconds: at most twice a minute, and less often if it does not remain leader. Every replica stores the preference, which survives restarts.",
+      value.name ? `Preferred now: ${value.name}. The leader reports: ${value.reason || "nothing yet"}.` : "No preferred leader is set.",
     ],
     fields: [h("fieldset", null, h("legend", null, "Preferred leader"),
-      choice("name", "", "nobody in particular", "whoever is elected leads", !value.name),
+      choice("name", "", "none", "any elected replica leads", !value.name),
       items.filter((one) => one.role === "voter").map((one) => choice("name", one.id, one.id, one.id === value.leader ? "leads now" : "", one.id === value.name)))],
-    action: "Remember it",
+    action: "Save",
   });
   if (!given || given.name === (value.name ?? "")) return;
   const headers = { "If-Match": version };
@@ -51,9 +51,9 @@ export async function changeMembers(app, group) {
   const given = await ask({
     title: `Members of ${group.name}`,
     words: [
-      "Voters elect the leader and make messages durable; a learner gets the log and does not count. What you choose is explained before anything is done. A new member is added by starting a broker with raftJoin and POST /members.",
+      "Voters elect the leader and count for the majority; a learner receives the log and does not count. The next step shows the effect before it is applied. To add a member, start a broker with raftJoin and POST /members.",
     ],
-    fields: [h("fieldset", null, h("legend", null, "What shall happen"),
+    fields: [h("fieldset", null, h("legend", null, "Change"),
       items.map((one) => [
         one.role === "learner" && choice("deed", `promote ${one.id}`, h("strong", null, `Promote ${one.id}`), `to voter (${state(one)})`),
         choice("deed", `remove ${one.id}`, h("strong", null, `Remove ${one.id}`), `(${state(one)})`),
@@ -76,8 +76,8 @@ async function promote(where, items, member) {
   const given = await ask({
     title: `Promote ${member.id} to voter?`,
     words: [
-      `It counts from then on: in elections, and for every message that is acknowledged. The group has ${voting(voters(items))} now, and ${voting(voters(items) + 1)} then.`,
-      "If it has not caught up yet, this is refused and nothing changes.",
+      `From then on it counts in elections and for acknowledged messages. The group has ${voting(voters(items))} now, and ${voting(voters(items) + 1)} then.`,
+      "The promotion is rejected if it has not caught up.",
     ],
     action: "Promote",
   });
@@ -90,11 +90,11 @@ async function remove(group, where, items, member) {
     title: `Remove ${member.id} from ${group.name}?`,
     words: [
       voter
-        ? `It counts no more, gets no more of the log and leaves the routes; what is on its disk stays there. The group has ${voting(voters(items))} now, and ${voting(voters(items) - 1)} then.`
-        : "It gets no more of the log, and what is on its disk stays there. The group's voters stay as they are.",
-      member.id === group.leader && "It leads now: it goes on until its removal is committed, and another one is elected then.",
-      member.id === group.preferredLeader && "It is the preferred leader: nobody is preferred then.",
-      "To have it back it must be added as a learner, get what it lacks and be promoted.",
+        ? `It does not count any more, receives no more of the log and leaves the routes; its files are kept. The group has ${voting(voters(items))} now, and ${voting(voters(items) - 1)} then.`
+        : "It receives no more of the log; its files are kept. The group's voters do not change.",
+      member.id === group.leader && "It leads until its removal is committed; then another leader is elected.",
+      member.id === group.preferredLeader && "It is the preferred leader; the group has none afterwards.",
+      "To return, it must be added as a learner, catch up and be promoted.",
     ].filter(Boolean),
     action: `Remove ${member.id}`,
     danger: true,

@@ -41,11 +41,11 @@ export function messagePage(app, id) {
           ["Keys", message.keys || "–"],
           ["Born", [moment(message.bornTimestamp), h("span", { class: "muted" }, ` ${message.bornHost ?? ""}`)]],
           ["Stored", [moment(message.storeTimestamp), h("span", { class: "muted" }, ` ${message.storeHost ?? ""}`)]],
-          ["Delivered again", number(message.reconsumeTimes ?? 0)],
+          ["Redeliveries", number(message.reconsumeTimes ?? 0)],
           ["Unique key", h("span", { class: "mono" }, message.msgId || "–"), "long"],
           ["Message id", h("span", { class: "mono" }, id), "long"],
         ])),
-        h("section", { class: "card" }, h("h2", null, "Where it has been"), steps(trace)),
+        h("section", { class: "card" }, h("h2", null, "Trace"), steps(trace)),
         bodyCard(message, state.way),
         Object.keys(message.properties ?? {}).length > 0 && h("section", { class: "card" }, h("h2", null, "Properties"),
           facts(Object.entries(message.properties).map(([name, value]) => [name, h("span", { class: "mono" }, String(value)), String(value).length > 24 && "long"]))),
@@ -64,9 +64,9 @@ export function messagePage(app, id) {
 }
 
 const ON_REPLICA = {
-  durable: ["good", "on its disk, synced"],
-  written: ["good", "in its log, not synced yet"],
-  missing: ["warn", "not there yet"],
+  durable: ["good", "stored and synced"],
+  written: ["good", "stored, not synced yet"],
+  missing: ["warn", "not replicated yet"],
   deleted: ["", "deleted by retention"],
   unknown: ["bad", "unknown"],
 };
@@ -76,7 +76,7 @@ function steps({ message, replicas, consumers, consumersLeftOut, consumersError 
   const delay = message.storeTimestamp - message.bornTimestamp;
   return [
     h("ol", { class: "marks trace" },
-      step("good", clock(message.bornTimestamp), "Made", `by the producer at ${message.bornHost ?? "an unknown host"}`),
+      step("good", clock(message.bornTimestamp), "Sent", `by the producer at ${message.bornHost ?? "an unknown host"}`),
       step("good", clock(message.storeTimestamp), "Stored", `by ${message.storeHost ?? "the leader"}${delay >= 0 ? `, ${number(delay)} ms later` : ""}`),
       replicas.map((one) => {
         const [kind, words] = ON_REPLICA[one.state];
@@ -84,22 +84,22 @@ function steps({ message, replicas, consumers, consumersLeftOut, consumersError 
       }),
       consumers.map((one) => {
         const link = h("a", { href: `#/consumers/${seg(one.name)}` }, one.name);
-        if (one.state === "consumed") return step("good", "now", ["Had by ", link], `it is at offset ${number(one.consumerOffset)}`);
-        if (one.state === "passed") return step("", "now", ["Not for ", link], `it takes ${one.expression}`);
-        if (one.state === "waiting") return step("warn", "now", ["Waits for ", link], `${plural(one.messagesBefore, "message")} before it${one.clients ? "" : "; nobody is connected"}`);
+        if (one.state === "consumed") return step("good", "now", ["Consumed by ", link], `its offset is ${number(one.consumerOffset)}`);
+        if (one.state === "passed") return step("", "now", ["Filtered by ", link], `its filter is ${one.expression}`);
+        if (one.state === "waiting") return step("warn", "now", ["Waiting for ", link], `${plural(one.messagesBefore, "message")} before it${one.clients ? "" : "; no clients connected"}`);
         return step(one.error ? "bad" : "", "now", link, one.error ?? "has consumed nothing of this queue");
       })),
-    consumersError && problem(`Consumer groups are not known: ${consumersError}`),
+    consumersError && problem(`Consumer groups are unknown: ${consumersError}`),
     !consumers.length && !consumersError && h("p", { class: "muted" }, "No consumer group reads this queue."),
-    consumersLeftOut > 0 && h("p", { class: "muted" }, `${plural(consumersLeftOut, "consumer group")} were not looked at.`),
+    consumersLeftOut > 0 && h("p", { class: "muted" }, `${plural(consumersLeftOut, "consumer group")} were not checked.`),
   ];
 }
 
 async function resend(id, message, app) {
   const consumerGroup = message.topic.slice("%DLQ%".length);
   const given = await ask({
-    title: "Resend this dead message?",
-    words: [`A copy is written to the retry topic of ${consumerGroup}, whose consumers get it as if it had been delivered again. The dead message stays where it is; resending twice means two copies.`],
+    title: "Resend this dead letter?",
+    words: [`A copy is written to the retry topic of ${consumerGroup}, whose consumers receive it as a retry. The dead letter is kept: resending twice writes two copies.`],
     action: "Resend",
   });
   if (given) await attempt("Resend", () => call("POST", `/messages/${seg(id)}/resend`));

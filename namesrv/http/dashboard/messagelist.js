@@ -148,12 +148,12 @@ export function newest(app, topicOf) {
     render: (choice) => [
       state.error && problem(state.error),
       state.errors.map((one) => problem(`${one.group} did not answer: ${one.error}`)),
-      state.missed && h("p", { class: "note", role: "status" }, "More came than can be shown at once: some are left out."),
-      state.loaded && h("p", { class: "muted" }, plural(state.items.length, "message"), state.scanned > state.items.length && ` of ${number(state.scanned)} looked at`, state.following && " · following"),
+      state.missed && h("p", { class: "note", role: "status" }, "More messages arrived than can be shown: some are left out."),
+      state.loaded && h("p", { class: "muted" }, plural(state.items.length, "message"), state.scanned > state.items.length && ` of ${number(state.scanned)} scanned`, state.following && " · following"),
       state.busy && !state.items.length && h("p", { class: "loading" }, "Asking the leaders…"),
-      state.loaded && !state.items.length && empty(state.next ? "None among these. There are older ones to look at." : "No message fits."),
+      state.loaded && !state.items.length && empty(state.next ? "No matching messages so far. Older ones can be shown." : "No matching messages."),
       messageRows(state.items, choice),
-      state.next && h("button", { type: "button", class: "quiet wide", "data-do": "more", disabled: state.busy }, state.busy ? "Looking…" : "Look at older ones"),
+      state.next && h("button", { type: "button", class: "quiet wide", "data-do": "more", disabled: state.busy }, state.busy ? "Loading…" : "Show older ones"),
     ],
   };
 }

@@ -91,7 +91,7 @@ export function messagesPage(app, _, parameters) {
       return [
         head("Messages", h("div", { class: "buttons" },
           byNewest && h("button", { type: "button", "data-do": "follow", "aria-pressed": String(list.state.following), disabled: !list.state.loaded }, list.state.following ? "Stop following" : "Follow live"),
-          h("button", { type: "button", "data-do": "save", disabled: !shown().length }, "Download these"))),
+          h("button", { type: "button", "data-do": "save", disabled: !shown().length }, "Download"))),
         h("form", { class: "card form", "data-submit": "search", "data-key": `form-${state.by}` },
           h("fieldset", { class: "ways" }, h("legend", { class: "hidden" }, "Search by"),
             WAYS.map(([name, title]) => h("button", { type: "button", class: "way", "data-do": "by", "data-by": name, "aria-pressed": String(state.by === name) }, title))),
@@ -155,8 +155,8 @@ function where(by, { topic, key, uniqueKey, queueId, offset, group, begin, end }
 function results({ items, next, errors = [] }, busy) {
   return [
     errors.map((one) => problem(`${one.group} did not answer: ${one.error}`)),
-    items.length ? h("p", { class: "muted" }, plural(items.length, "message"), next || items.length >= LIMIT ? ", the first ones" : "") : empty("Nothing found."),
+    items.length ? h("p", { class: "muted" }, plural(items.length, "message"), next || items.length >= LIMIT ? ", the first ones" : "") : empty("No messages found."),
     messageRows(items),
-    next && h("button", { type: "button", class: "quiet wide", "data-do": "more", disabled: busy }, busy ? "Looking…" : "Look at later ones"),
+    next && h("button", { type: "button", class: "quiet wide", "data-do": "more", disabled: busy }, busy ? "Loading…" : "Show later ones"),
   ];
 }

@@ -42,12 +42,12 @@ export function sparkline(values, label) {
 }
 
 const STAGES = {
-  leaderLost: ["Leader lost", "the name server saw its connection end"],
-  transfer: ["Transfer asked", "somebody asked for another leader"],
-  electionStarted: ["Election started", "a replica asked for votes"],
+  leaderLost: ["Leader lost", "its connection to the name server ended"],
+  transfer: ["Transfer requested", "another leader was requested"],
+  electionStarted: ["Election started", "a replica requested votes"],
   elected: ["Leader elected", "a majority voted"],
-  leaderReady: ["Leader ready", "the first frame of its term is committed: sends are taken"],
-  routeChanged: ["Clients told", "the name server routes to it"],
+  leaderReady: ["Leader ready", "the first frame of its term is committed: sends are accepted"],
+  routeChanged: ["Route updated", "the name server's route names it"],
 };
 
 /** A failover's timeline: a bar in proportion, and every step in words. */
@@ -56,13 +56,13 @@ export function timeline(failover, nameOf = (text) => text) {
   for (const mark of failover.marks) if (!firsts.some((one) => one.what === mark.what)) firsts.push(mark);
   const total = Math.max(1, firsts.at(-1).sinceMs);
   const from = failover.oldLeader ? nameOf(failover.oldLeader) : "no leader";
-  const to = failover.newLeader ? nameOf(failover.newLeader) : "nobody yet";
+  const to = failover.newLeader ? nameOf(failover.newLeader) : "no leader yet";
   const elections = failover.marks.filter((mark) => mark.what === "electionStarted").length;
   return h("div", { class: "failover" },
     h("p", { class: "lead" },
       h("strong", null, `${from} → ${to}`), ` in term ${number(failover.term)}, `,
       failover.planned ? "planned, " : "",
-      failover.complete ? h("strong", { class: "took" }, span(failover.durationMs)) : h("strong", { class: "warn-text" }, "not over yet"),
+      failover.complete ? h("strong", { class: "took" }, span(failover.durationMs)) : h("strong", { class: "warn-text" }, "in progress"),
       h("span", { class: "muted" }, ` · ${ago(failover.startedAt)}`)),
     h("div", { class: "stages", "aria-hidden": "true" },
       firsts.slice(1).map((mark, at) =>
@@ -70,7 +70,7 @@ export function timeline(failover, nameOf = (text) => text) {
     h("ol", { class: "marks" },
       firsts.map((mark, at) => {
         const [title, meaning] = STAGES[mark.what] ?? [mark.what, ""];
-        const count = mark.what === "electionStarted" && elections > 1 ? ` (${elections} in all)` : "";
+        const count = mark.what === "electionStarted" && elections > 1 ? ` (${elections} in total)` : "";
         return h("li", { class: mark.what, title: meaning },
           h("span", { class: "when" }, at === 0 ? clock(mark.at) : `+${span(mark.sinceMs)}`),
           h("span", { class: "what" }, title + count),

@@ -20,14 +20,14 @@ export async function resetOffsets(name, topics) {
   const bodyOf = (given) => ({ topic: given.topic, to: targetOf(given), force: Boolean(given.force) });
   const given = await ask({
     title: `Reset the offsets of ${name}`,
-    words: ["Going back, messages are consumed again; going forward, those in between are never consumed. It is done in every broker group that has the topic, and cannot be undone by itself: the offsets before are below, note them if you may want them back."],
+    words: ["A reset to earlier offsets consumes messages again; a reset to later offsets skips messages. It applies to every broker group with the topic. To be able to undo it, note the current offsets below."],
     fields: [
       select("Topic", "topic", topics.map((topic) => [topic, topic]), topics[0]),
       beside(
-        select("To", "to", [["time", "a time"], ["earliest", "the earliest message there is"], ["latest", "the latest: skip what waits"], ["offset", "an offset in every queue"]], "time"),
+        select("To", "to", [["time", "a time"], ["earliest", "the earliest message"], ["latest", "the latest: skip all messages"], ["offset", "an offset in every queue"]], "time"),
         field("Time (this browser's zone)", { name: "time", type: "datetime-local", step: "1", value: local(Date.now() - HOUR_MS) }),
         field("Offset", { name: "offset", type: "number", min: "0", value: "0" })),
-      tick("although consumers are online (they will go on from there)", "force"),
+      tick("Also while consumers are online (they continue at the new offsets)", "force"),
     ],
     preview: async (now) => outlook(await call("POST", path, { body: { ...bodyOf(now), preview: true } })),
     action: "Reset offsets",
@@ -46,8 +46,8 @@ function outlook({ results }) {
   const online = Math.max(0, ...results.map((one) => one.value?.online ?? 0));
   return [
     h("p", null, h("strong", null, `${plural(again, "message")} again, ${number(skipped)} skipped`),
-      online ? h("span", { class: "warn-text" }, ` · ${plural(online, "consumer")} online`) : " · nobody is online"),
-    table("What the reset would do", [["Queue", ""], ["Now at", "num"], ["Then at", "num"], ["Change", "num"], ["Messages from there", "num"]],
+      online ? h("span", { class: "warn-text" }, ` · ${plural(online, "consumer")} online`) : " · no consumers online"),
+    table("Preview of the reset", [["Queue", ""], ["Offset now", "num"], ["Offset then", "num"], ["Change", "num"], ["Messages left", "num"]],
       queues.slice(0, SHOWN_MAX).map((one) => (one.error
         ? [one.group, "–", "–", one.error, "–"]
         : [h("span", null, h("span", { class: "muted" }, `${one.group} `), number(one.queueId)), one.before === null ? "none" : number(one.before), number(one.offset),

@@ -59,8 +59,8 @@ export function scalingPage(app) {
     const given = await ask({
       title: `Move ${plural(moves.length, "leader")}?`,
       words: [
-        "Each broker group gets its preferred leader, and groups move in turn. A broker hands leadership over once the replica has been caught up for five seconds; sends wait for some milliseconds, and none fails.",
-        "Leave this page to stop after the present group.",
+        "The preferred leader of each broker group is set, one group after the other. A leader transfers leadership once the replica has been caught up for five seconds; sends wait for some milliseconds, and none fails.",
+        "Leaving this page stops after the current group.",
       ],
       fields: [h("ul", { class: "plain" }, moves.map((one) => h("li", null, `${one.group}: ${one.leader} → ${one.target}`)))],
       action: "Move leaders",
@@ -78,7 +78,7 @@ export function scalingPage(app) {
         app.look();
       } while (answer.moved && open);
       const left = answer.items.filter((one) => one.moves);
-      if (left.length && open) throw new Error(`${left[0].target} does not lead ${left[0].group} yet, and follows when it can. Repeat it later.`);
+      if (left.length && open) throw new Error(`${left[0].target} does not lead ${left[0].group} yet; leadership is transferred once it is caught up. Repeat the balance later.`);
     });
     toast(`${plural(moved, "leader")} moved.`);
     state.moving = false;
@@ -101,11 +101,11 @@ export function scalingPage(app) {
 
   async function cancel(name) {
     const given = await ask({
-      title: `Let ${name} take sends again?`,
-      words: ["Its topics get their write permission back in the routes, and producers use them again."],
-      action: "Take sends again",
+      title: `Cancel the draining of ${name}?`,
+      words: ["Routes give its topics write permission again, and producers send to them."],
+      action: "Cancel draining",
     });
-    if (given) await change(`End of the draining of ${name}`, "DELETE", `/groups/${seg(name)}/drain`);
+    if (given) await change(`Cancellation of the draining of ${name}`, "DELETE", `/groups/${seg(name)}/drain`);
   }
 
   async function remove(name) {
@@ -115,8 +115,8 @@ export function scalingPage(app) {
       title: `Remove ${name} from the cluster?`,
       words: [
         status.isEmpty ? "The group is empty: no message is lost." : `The group is not empty: ${status.remainder}. Clients cannot read this content after the removal.`,
-        ends(status).length > 0 && `With the group end ${ends(status).join(", ")}.`,
-        "Its brokers leave the routes and do not register again, so this cannot be undone. Their stores stay as they are, and the audit can read them.",
+        ends(status).length > 0 && `Lost with the group: ${ends(status).join(", ")}.`,
+        "Its brokers leave the routes and do not register again, so this cannot be undone. Their stores are kept, and mqaudit can read them.",
       ].filter(Boolean),
       action: status.isEmpty ? `Remove ${name}` : `Remove ${name} and lose its content`,
       danger: true,
@@ -161,7 +161,7 @@ export function scalingPage(app) {
       words: [
         "Topics and consumer groups that are missing are created, and numbers of queues are raised to the largest of any group. Nothing is deleted or lowered.",
         state.definitions.like && `Consumer groups get their settings in ${state.definitions.like}.`,
-        "A definition that was changed meanwhile is left.",
+        "A definition that changes meanwhile is skipped.",
       ].filter(Boolean),
       fields: [h("ul", { class: "plain" }, items.slice(0, ROWS_SHOWN).map((one) => h("li", null, `${one.name}: ${one.why || one.outcome}`)), items.length > ROWS_SHOWN && h("li", { class: "muted" }, `and ${number(items.length - ROWS_SHOWN)} more`))],
       action: "Align",
@@ -237,11 +237,11 @@ function balanceOf(app, { balance, moving }) {
     return h("section", { class: "note good", "data-key": "balance" }, h("strong", null, "Leaders are balanced."), " Zones and machines lead as many groups as they should.");
   const line = (kind, title, text) => h("li", { class: kind }, h("span", { class: `tag ${kind}` }, title), h("span", null, text));
   return h("section", { class: "findings", "aria-label": "Balance of leaders", "data-key": "balance" },
-    h("div", { class: "card-head" }, h("h2", null, moves.length ? "Leaders are out of balance" : "Groups are left"),
+    h("div", { class: "card-head" }, h("h2", null, moves.length ? "Leaders are out of balance" : "Some groups are skipped"),
       moves.length > 0 && h("button", { type: "button", class: "primary", "data-do": "balance", disabled: moving || app.me.role === "viewer" }, moving ? "Moving leaders…" : "Balance leaders…")),
     h("ul", null,
       moves.map((one) => line("warn", "Move", `${one.group}: ${one.target} should lead instead of ${one.leader}`)),
-      left.map((one) => line("", "Left", `${one.group}: ${one.reason}`))));
+      left.map((one) => line("", "Skipped", `${one.group}: ${one.reason}`))));
 }
 
 function machinesOf(groups, balance) {
@@ -286,7 +286,7 @@ function groupsOf(app, groups) {
       const log = leader?.node.commitLog;
       return [
         h("strong", null, group.name),
-        leader ? replicaName(leader.name) : h("span", { class: "warn-text" }, "nobody"),
+        leader ? replicaName(leader.name) : h("span", { class: "warn-text" }, "none"),
         leader ? h("span", { class: "mono" }, machineOf(group, leader)) : "–",
         number(group.topicCount), leader ? rate(leader.node.rates?.sendsPerS ?? 0) : "–",
         log ? bytes(log.maxOffset - log.minOffset) : "–",
@@ -312,12 +312,12 @@ function drainOf(app, status, most) {
       ["Remaining", plural(status.remaining, "message")],
       ["Empty", status.isEmpty ? "now" : status.emptyAtMs ? `in about ${span(Math.max(0, status.emptyAtMs - Date.now()))}` : "unknown: nothing is consumed"],
       ["Draining since", moment(status.drainingMs)],
-      ["Sends", status.takesSends ? "taken from clients with an older route" : "rejected"],
+      ["Sends", status.takesSends ? "accepted from clients with an older route" : "rejected"],
       ...LEAVES.filter((kind) => status[kind]).map((kind) => [capital(kind), number(status[kind])]),
       status.latestDueMs && ["Latest due", moment(status.latestDueMs)],
-      ends(status).length > 0 && ["Ends with the group", ends(status).join(", "), "long"],
+      ends(status).length > 0 && ["Lost with the group", ends(status).join(", "), "long"],
     ]),
-    rows.length > 0 && table(`Not consumed in ${status.brokerName}`, [["Topic"], ["Consumer group"], ["Not consumed", "num"]], rows.map((one) => [one.topic, one.group || h("span", { class: "warn-text" }, "no group reads it"), number(one.messages)])),
+    rows.length > 0 && table(`Not consumed in ${status.brokerName}`, [["Topic"], ["Consumer group"], ["Not consumed", "num"]], rows.map((one) => [one.topic, one.group || h("span", { class: "warn-text" }, "no consumer group"), number(one.messages)])),
     more > 0 && h("p", { class: "muted" }, `and ${plural(more, "more row")}; mqadmin drainStatus has all`));
 }
 
@@ -330,11 +330,11 @@ function definitionsOf(app, state, groups, toAlign) {
       count > 0 && h("button", { type: "button", "data-do": "align", disabled: comparing || app.me.role !== "admin" }, `Align ${number(count)}…`)),
     h("form", { class: "form", "data-submit": "compare", "data-key": "form" },
       h("div", { class: "fields" },
-        select("Settings of consumer groups that differ", "like", [["", "leave"], ...groups.map((group) => [group.name, `as in ${group.name}`])], ""),
+        select("Differing settings of consumer groups", "like", [["", "keep"], ...groups.map((group) => [group.name, `as in ${group.name}`])], ""),
         h("button", { type: "submit", disabled: comparing }, comparing ? "Comparing…" : "Compare groups"))),
     definitions?.errors.map((one) => problem(`${one.group} did not answer: ${one.error}`)),
     definitions && !definitions.items.length && !definitions.errors.length && empty(`Topics and consumer groups are alike in ${definitions.groups.join(", ")}.`),
-    definitions?.items.length > 0 && table("Definitions that differ", [["Kind"], ["Name"], ["Groups have"], ["Alignment"]], definitions.items.map((one) => [
+    definitions?.items.length > 0 && table("Definitions that differ", [["Kind"], ["Name"], ["Definitions"], ["Alignment"]], definitions.items.map((one) => [
       one.kind === "topic" ? "topic" : "consumer group",
       h("strong", null, one.name),
       h("ul", { class: "plain" }, Object.entries(one.has).map(([group, text]) => h("li", null, `${group}: `, h("span", { class: text === "missing" ? "warn-text" : "" }, text)))),

@@ -27,18 +27,18 @@ const bodyOf = (given) => ({
 
 const fieldsOf = (topic) => [
   beside(
-    field("Queues to write", { name: "writeQueueNums", type: "number", min: "0", max: "65536", required: true, value: topic.writeQueueNums }),
-    field("Queues to read", { name: "readQueueNums", type: "number", min: "0", max: "65536", required: true, value: topic.readQueueNums })),
+    field("Write queues", { name: "writeQueueNums", type: "number", min: "0", max: "65536", required: true, value: topic.writeQueueNums }),
+    field("Read queues", { name: "readQueueNums", type: "number", min: "0", max: "65536", required: true, value: topic.readQueueNums })),
   beside(
     select("Permission", "perm", PERMISSIONS.some(([value]) => value === String(topic.perm)) ? PERMISSIONS : [...PERMISSIONS, [String(topic.perm), `${topic.perm}`]], String(topic.perm)),
     select("Message type", "messageType", TYPES, topic.messageType)),
-  tick("ordered: a queue whose broker is away keeps its place in the order", "order", topic.order),
+  tick("Ordered: the queues of an unavailable broker stay in the route", "order", topic.order),
 ];
 
 export async function createTopic(app) {
   const given = await ask({
     title: "New topic",
-    words: ["Producers can send to it and consumers read it as soon as the name servers know it, which takes a moment."],
+    words: ["Producers and consumers can use the topic once the name servers have its route, after a moment."],
     fields: [
       field("Name", { name: "name", required: true, maxlength: "127", pattern: NAME, title: "letters, digits, _ - % |" }),
       fieldsOf({ readQueueNums: 8, writeQueueNums: 8, perm: 6, order: false, messageType: "NORMAL" }),
@@ -60,8 +60,8 @@ export async function editTopic(app, topic) {
   const given = await ask({
     title: `Change ${topic}`,
     words: [
-      "The change holds at once for new sends and pulls. Fewer queues to write: what is in the others is still read. Fewer queues to read: what is in the others is not read any more, so write to fewer first, and read fewer once they are empty.",
-      differing && `The groups have it differently; shown is ${before.group}'s.`,
+      "The change takes effect at once for new sends and pulls. Fewer write queues: the other queues are still read. Fewer read queues: messages in the other queues are not read any more, so lower the write queues first, and the read queues once the others are empty.",
+      differing && `The definitions of the groups differ; this is that of ${before.group}.`,
     ].filter(Boolean),
     fields: [fieldsOf(before), groupsField(names)],
     preview: (now) => changes(before, bodyOf(now)),
@@ -73,7 +73,7 @@ export async function editTopic(app, topic) {
 
 function changes(before, after) {
   const changed = Object.entries(after).filter(([key, value]) => before[key] !== value);
-  if (!changed.length) return h("p", { class: "muted" }, "Nothing is changed yet.");
+  if (!changed.length) return h("p", { class: "muted" }, "No changes yet.");
   return h("ul", { class: "plain" }, changed.map(([key, value]) => h("li", null, h("code", null, key), `: ${before[key]} → `, h("strong", null, String(value)))));
 }
 
@@ -82,8 +82,8 @@ export async function deleteTopic(app, topic, queues) {
   const given = await ask({
     title: `Delete ${topic}`,
     words: [
-      `The topic goes from every broker group that has it, with the offsets of its consumer groups. Its ${plural(stored, "message")} cannot be read any more. A topic made later under this name starts empty.`,
-      "Until retention deletes the messages, mqadmin updateTopic --keepMessages shows them again. The offsets are lost.",
+      `The topic is deleted in every broker group, with the offsets of its consumer groups. Its ${plural(stored, "message")} cannot be read any more. A new topic of this name starts empty.`,
+      "Until retention deletes the messages, mqadmin updateTopic --keepMessages restores them. The offsets are lost.",
     ],
     typed: topic,
     action: "Delete topic",
@@ -96,11 +96,11 @@ export async function deleteTopic(app, topic, queues) {
 export async function sendMessage(app, topic, groups) {
   const given = await ask({
     title: `Send a message to ${topic}`,
-    words: ["It is a real message: every consumer group of the topic gets it."],
+    words: ["Every consumer group of the topic receives the message."],
     fields: [
       area("Body", { name: "body", required: true }),
-      beside(field("Keys (blanks between)", { name: "keys" }), field("Tag", { name: "tags" })),
-      area("Properties, name=value in lines", { name: "properties", rows: "2" }),
+      beside(field("Keys (separated by blanks)", { name: "keys" }), field("Tag", { name: "tags" })),
+      area("Properties, a line each: name=value", { name: "properties", rows: "2" }),
       beside(
         select("Delivered", "when", [["", "at once"], ["level", "after a delay level"], ["time", "at a time"]], ""),
         field("Delay level", { name: "level", type: "number", min: "1", max: "64", value: "3" }),

@@ -51,7 +51,7 @@ export function longList(app, { path, nameOf, more: asked = () => ({}) }) {
   list.more = () =>
     list.next && (list.items.length < SHOWN_MAX
       ? h("button", { type: "button", class: "quiet wide", "data-do": "more" }, "Show more")
-      : empty("There are more: search for a part of the name."));
+      : empty("The list is longer: search for a part of a name."));
   list.told = () => [
     list.error && problem(list.error),
     list.errors.map((one) => problem(`${one.group} did not answer: ${one.error}`)),
@@ -88,7 +88,7 @@ export function topicsPage(app, _, parameters) {
           h("div", { class: "chips", role: "group", "aria-label": "Kinds of topics" }, KINDS.map(([kind, title]) =>
             h("button", { type: "button", class: "way", "data-do": "kind", "data-kind": kind, "aria-pressed": String(state.kind === kind) }, title)))),
         list.told(),
-        list.loaded ? (list.items.length ? rows : empty(list.q ? "No topic has that in its name." : "There are none of this kind.")) : h("p", { class: "loading" }, "Reading the topics…"),
+        list.loaded ? (list.items.length ? rows : empty(list.q ? "No topic name contains this text." : "No topics of this kind.")) : h("p", { class: "loading" }, "Reading the topics…"),
         list.more(),
       ];
     },
@@ -188,7 +188,7 @@ async function readersOf(topic) {
     items: each.filter(Boolean).sort((one, other) => (other.lag ?? 0) - (one.lag ?? 0)),
     notes: [
       ...page.errors.map((one) => `${one.group} did not answer: ${one.error}`),
-      page.next !== null && `Only the first ${plural(groups.length, "consumer group")} were looked through.`,
+      page.next !== null && `Only the first ${plural(groups.length, "consumer group")} were searched.`,
       readers.length > READERS_MAX && `${plural(readers.length - READERS_MAX, "consumer group")} more may read it.`,
     ].filter(Boolean),
   };

@@ -7,6 +7,7 @@ checked.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -130,5 +131,5 @@ def _counted(
 def _reason(text: str) -> str:
     """Return the line of a Spark error that names its cause."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    named = [line for line in lines if line.startswith("raftmq.")]
+    named = re.findall(r"\braftmq\.[\w.]+: .*", text)
     return (named or lines or ["no reason is told"])[-1][:300]

@@ -15,16 +15,18 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from raftmq.client.consumer.remote_offset_store import max_offset, min_offset, offset_for
-from raftmq.client.errors import BrokerRefused
+from raftmq.client.errors import BrokerRefused, NoRoute
 from raftmq.client.instance import ClientInstance, InstanceConfig, successful
 from raftmq.client.message import MessageQueue
 from raftmq.client.retry import CONTROL, RetryPolicy
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.headers import PULL_SUBSCRIPTION, PullHeader, PullResponseHeader
 from raftmq.remoting.names import SYSTEM_TOPICS
 
+from . import offset_ranges as positions
 from .errors import DataLost
 from .offset_ranges import Queue, QueueRange
 from .options import Connection
@@ -37,6 +39,7 @@ PULL_TIMEOUT_MS = 10_000
 BLOCK_BYTES = 8 << 20  # of answers per block
 _INTERNAL = ("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_", "%SYS%")
 RANGES_AT_ONCE = 8  # of a partition, each with a pull under way
+FAIL_HINT = "failOnDataLoss=false reads what is there"
 EMPTY_PAUSE_S = 0.05  # after an empty answer from a lagging replica
 
 
@@ -55,12 +58,12 @@ class Block:
         until the queue's first offset is corrected."""
         if self.strict and count < self.end - self.start:
             raise DataLost(
-                f"{_named(self.queue)} has {count} messages from {self.start} to {self.end}; "
-                "failOnDataLoss=false reads what is there"
+                f"{named(self.queue)} has {count} messages from {self.start} to {self.end}; "
+                f"{FAIL_HINT}"
             )
 
 
-def _named(queue: Queue) -> str:
+def named(queue: Queue) -> str:
     return f"queue {queue.queue_id} of topic {queue.topic} at {queue.broker}"
 
 
@@ -112,13 +115,18 @@ class Cluster:
 
         return loads_object(successful(self._run(ask()), "name server").body)
 
-    def queues(self, topics: Iterable[str]) -> list[Queue]:
-        """Return the topics' readable queues. Raises NoRoute."""
+    def queues(self, topics: Iterable[str], *, all_exist: bool = True) -> list[Queue]:
+        """Return the topics' readable queues. Raises NoRoute, if `all_exist`."""
 
         async def ask() -> list[Queue]:
             queues = []
             for topic in topics:
-                route = await self._instance.directory.refresh(topic)
+                try:
+                    route = await self._instance.directory.refresh(topic)
+                except NoRoute:
+                    if all_exist:
+                        raise
+                    continue
                 queues += [
                     Queue(q.topic, q.broker_name, q.queue_id) for q in route.read_queues(topic)
                 ]
@@ -153,8 +161,7 @@ class Cluster:
     def blocks(self, ranges: Sequence[QueueRange], fail_on_data_loss: bool) -> Iterator[Block]:
         """Yield the blocks of ranges, each of some megabytes, in the ranges' order. Raises DataLost
         if `fail_on_data_loss`."""
-        self.queues(sorted({each.queue.topic for each in ranges}))  # finds their brokers
-        waiting, running = deque(ranges), deque[RangePulls]()
+        waiting, running = deque(self._existing(ranges, fail_on_data_loss)), deque[RangePulls]()
         try:
             while waiting or running:
                 while waiting and len(running) < RANGES_AT_ONCE:
@@ -173,6 +180,33 @@ class Cluster:
         finally:
             for pulls in running:
                 self._run(pulls.stop())  # the reader may stop early
+
+    def _existing(self, ranges: Sequence[QueueRange], fail: bool) -> list[QueueRange]:
+        topics = sorted({each.queue.topic for each in ranges})
+        there = set(self.queues(topics, all_exist=fail))  # finds the brokers, too
+        gone = set(positions.gone((each.queue for each in ranges), there))
+        if gone and fail:
+            raise DataLost(f"{named(min(gone))} no longer exists; {FAIL_HINT}")
+        return [each for each in ranges if each.queue not in gone]
+
+    def copies(self, queue: Queue, offset: int) -> Iterator[bytes]:
+        """Yield a message's record from each replica that has it and answers, the leader first."""
+        header = _pull_header(self._connection.group, queue, offset, 1)
+
+        async def ask(address: str) -> RemotingCommand:
+            request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
+            return await self._instance.remoting.invoke(address, request, PULL_TIMEOUT_MS)
+
+        async def replicas() -> tuple[str, ...]:
+            return self._instance.directory.group(queue.broker).candidates()
+
+        for address in self._run(replicas()):
+            try:
+                answer = self._run(ask(address))
+            except RemotingError:
+                continue  # the replica is away
+            if answer.code == ResponseCode.SUCCESS:
+                yield bytes(answer.body)
 
 
 class RangePulls:
@@ -231,6 +265,9 @@ class RangePulls:
 
     def _take(self, answer: RemotingCommand) -> bytes:
         """Advance by an answer; return its records."""
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            self._ended()
+            return b""
         if answer.code not in (
             ResponseCode.SUCCESS,
             ResponseCode.PULL_NOT_FOUND,
@@ -254,30 +291,33 @@ class RangePulls:
 
     def _ended(self) -> None:
         if self._strict:
-            raise DataLost(f"{_named(self._range.queue)} has nothing at {self._offset} any more")
+            raise DataLost(f"{named(self._range.queue)} has nothing at {self._offset} any more")
         self._offset = self._range.end
 
     def _moved(self, header: PullResponseHeader) -> None:
-        name = _named(self._range.queue)
+        name = named(self._range.queue)
         problem = f"{name} has {header.offset_min} to {header.offset_max}, not {self._offset}"
         if self._strict:
-            raise DataLost(f"{problem}; failOnDataLoss=false reads what is there")
+            raise DataLost(f"{problem}; {FAIL_HINT}")
         if self._offset >= header.offset_max:
             self._offset = self._range.end
         else:
             self._offset = max(self._offset + 1, header.offset_min)
 
     async def _pull(self) -> RemotingCommand:
-        topic, broker, number = self._range.queue
+        queue = self._range.queue
         count = min(PULL_COUNT_MAX, self._range.end - self._offset)
-        header = PullHeader(
-            self._connection.group, topic, number, self._offset, count, PULL_SUBSCRIPTION,
-            0, 0, "*", 0, "TAG", PULL_BYTES_MAX, broker,
-        )  # fmt: skip
-        ext = header.to_ext()
+        ext = _pull_header(self._connection.group, queue, self._offset, count).to_ext()
         return await self._instance.invoke_leader(
-            broker,
+            queue.broker,
             lambda: RemotingCommand.request(RequestCode.PULL_MESSAGE, dict(ext)),
             PULL_TIMEOUT_MS,
             policy=self._policy,
         )
+
+
+def _pull_header(group: str, queue: Queue, offset: int, count: int) -> PullHeader:
+    return PullHeader(
+        group, queue.topic, queue.queue_id, offset, count, PULL_SUBSCRIPTION,
+        0, 0, "*", 0, "TAG", PULL_BYTES_MAX, queue.broker,
+    )  # fmt: skip

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 EARLIEST = -2  # as offsets, the first in the queue, and the end of the queue
 LATEST = -1
+_CHECKED = "@checked_ms"  # no name of a topic
 ROWS_MAX = (1 << 63) - 1
 SHARED_ROWS_MAX = 10_000  # of a partition of several ranges: 20 ms of decoding
 
@@ -39,9 +40,14 @@ class QueueRange:
         return self.end - self.start
 
 
-def to_json(offsets: Offsets) -> dict[str, dict[str, dict[str, int]]]:
-    """Return offsets in the form of Spark's checkpoints: {topic: {broker: {queue: offset}}}."""
+def to_json(
+    offsets: Offsets, checked_ms: int | None = None
+) -> dict[str, dict[str, dict[str, int]]]:
+    """Return offsets in the form of Spark's checkpoints: {topic: {broker: {queue: offset}}}.
+    `checked_ms` is the time when the queues had these offsets, or later ones."""
     table: dict[str, dict[str, dict[str, int]]] = {}
+    if checked_ms is not None:
+        table[_CHECKED] = {"": {"": checked_ms}}
     for queue, offset in sorted(offsets.items()):
         brokers = table.setdefault(queue.topic, {})
         brokers.setdefault(queue.broker, {})[str(queue.queue_id)] = offset
@@ -52,9 +58,27 @@ def of_json(table: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[Queue,
     return {
         Queue(topic, broker, int(number)): offset
         for topic, brokers in table.items()
+        if topic != _CHECKED
         for broker, queues in brokers.items()
         for number, offset in queues.items()
     }
+
+
+def checked_ms_of(table: Mapping[str, Mapping[str, Mapping[str, int]]]) -> int | None:
+    return table[_CHECKED][""][""] if _CHECKED in table else None
+
+
+def gone(queues: Iterable[Queue], there: Collection[Queue]) -> list[Queue]:
+    """Return the queues that exist no longer, because their topic was deleted or has fewer queues.
+    A broker group that is missing in a topic's route may only be away."""
+    topics = {queue.topic for queue in there}
+    groups = {(queue.topic, queue.broker) for queue in there}
+    return [
+        queue
+        for queue in queues
+        if queue not in there
+        and (queue.topic not in topics or (queue.topic, queue.broker) in groups)
+    ]
 
 
 def ranges_between(start: Offsets, end: Offsets) -> list[QueueRange]:

@@ -17,7 +17,7 @@ from raftmq.remoting.tls import ClientTls
 
 from .errors import FormatError
 from .offset_ranges import EARLIEST, LATEST, ROWS_MAX, Queue
-from .rows import MESSAGE_FIELDS, PROPERTIES
+from .rows import DAMAGE, MESSAGE_FIELDS, PROPERTIES
 
 TIMEOUT_MS = 60_000
 _CONNECTION = (
@@ -47,12 +47,14 @@ NAMES = (
     "columns",
     "includeProperties",
     "failOnDataLoss",
+    "onDamage",
     "pushdown",
     "consumerGroup",
     *_CONNECTION,
 )
 WRITE_NAMES = ("topic", "writer", "batch", "delivery", "stagingLocation", *_CONNECTION)
 CHECKPOINT = "checkpointLocation"  # Spark passes it to the sink
+FAIL, NULL, SKIP = "fail", "null", "skip"  # of onDamage
 EXACTLY_ONCE, AT_LEAST_ONCE = DELIVERIES = ("exactly-once", "at-least-once")
 
 
@@ -95,6 +97,7 @@ class ReadOptions:
     rows_max: int  # per micro-batch
     columns: tuple[str, ...]
     fail_on_data_loss: bool
+    on_damage: str
     pushdown: bool
 
 
@@ -123,6 +126,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         _number(options, "maxOffsetsPerTrigger", ROWS_MAX, 1),
         _columns(options),
         _flag(options, "failOnDataLoss", True),
+        _on_damage(options),
         _flag(options, "pushdown", False),
     )
 
@@ -283,14 +287,23 @@ def _named(table: dict[str, dict[str, dict[str, int]]]) -> dict[Queue, int]:
 
 def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
     known = [name for name, _ in MESSAGE_FIELDS]
-    everything = known + ([PROPERTIES] if _flag(options, "includeProperties", False) else [])
+    extra = [PROPERTIES] if _flag(options, "includeProperties", False) else []
+    extra += [DAMAGE] if _on_damage(options) == NULL else []
+    everything = known + extra
     if "columns" not in options:
         return tuple(everything)
     requested = {name.strip() for name in options["columns"].split(",")}
-    strange = sorted(requested.difference([*known, PROPERTIES]))
+    strange = sorted(requested.difference([*known, PROPERTIES, DAMAGE]))
     if strange:
         raise OptionError(f"there is no column {strange[0]!r}; there are {', '.join(known)}")
-    return tuple(name for name in [*known, PROPERTIES] if name in requested)
+    return tuple(name for name in [*known, PROPERTIES, DAMAGE] if name in requested)
+
+
+def _on_damage(options: Mapping[str, str]) -> str:
+    value = options.get("onDamage", FAIL).lower()
+    if value not in (FAIL, NULL, SKIP):
+        raise OptionError(f"option onDamage is {FAIL}, {NULL} or {SKIP}, not {value}")
+    return value
 
 
 def _number(options: Mapping[str, str], name: str, default: int, low: int) -> int:

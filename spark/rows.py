@@ -12,6 +12,7 @@ import pyarrow as pa
 from .columns import Records, records_at, unpack_body
 from .errors import FormatError
 from .layout import RECORD_SIZE_BYTES_MIN, SYSFLAG_COMPRESSED
+from .offset_ranges import Queue
 
 TIME = pa.timestamp("us", tz="UTC")
 # With RocketMQ's names. `msg_id` is the producer's UNIQ_KEY. Compressed bodies are decompressed.
@@ -31,7 +32,8 @@ MESSAGE_FIELDS: list[tuple[str, Any]] = [
 ]
 PROPERTIES = "properties"
 PROPERTIES_TYPE = pa.map_(pa.string(), pa.string())
-TYPES = dict([*MESSAGE_FIELDS, (PROPERTIES, PROPERTIES_TYPE)])
+DAMAGE = "damage"
+TYPES = dict([*MESSAGE_FIELDS, (PROPERTIES, PROPERTIES_TYPE), (DAMAGE, pa.string())])
 _NAMES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
 _SIZE = struct.Struct(">i")
 INNER_BATCH = 0x80  # a sysflag for a body with several messages
@@ -48,10 +50,16 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 def rows(
-    data: memoryview, broker: str, start: int, end: int, columns: Sequence[str]
+    data: memoryview,
+    broker: str,
+    start: int,
+    end: int,
+    columns: Sequence[str],
+    *,
+    with_bodies: bool = True,
 ) -> pa.RecordBatch:
     """Decode the consecutive records in `data` into `columns`, with queue offsets in [start, end)
-    only. Raises DamagedMessages."""
+    only. Raises DamagedMessages, without `with_bodies` only for what is around the bodies."""
     try:
         records = records_at(data, _positions(data))
         offsets = records.head["queue_offset"]
@@ -60,8 +68,26 @@ def rows(
             records = records_at(data, records.at[inside].tolist())
     except IndexError:
         raise DamagedMessages("a record ends before its fields do") from None
-    _check(records)
+    _check(records, with_bodies)
     return _batch(records, broker, columns)
+
+
+def damaged_row(
+    data: bytes, queue: Queue, offset: int, columns: Sequence[str], damage: str
+) -> pa.RecordBatch:
+    """Return a damaged message as a row with `damage`, and with null for unreadable columns."""
+    others = [name for name in columns if name not in ("body", DAMAGE)]
+    values: dict[str, Any] = {}
+    try:
+        view = memoryview(data)
+        decoded = rows(view, queue.broker, offset, offset + 1, others, with_bodies=False)
+        values = dict(zip(others, decoded.columns, strict=True)) if len(decoded) == 1 else {}
+    except DamagedMessages:
+        pass  # only its place is known
+    known = {**queue._asdict(), "queue_offset": offset, DAMAGE: damage}
+    values |= {name: pa.array([value], TYPES[name]) for name, value in known.items()}
+    arrays = [values.get(name, pa.nulls(1, TYPES[name])) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
 
 def _positions(data: memoryview) -> list[int]:
@@ -81,12 +107,12 @@ def _positions(data: memoryview) -> list[int]:
     return positions
 
 
-def _check(records: Records) -> None:
+def _check(records: Records, with_bodies: bool) -> None:
     """Raise DamagedMessages for a record with a body that does not match its CRC."""
     bounds = records.bounds
     wrong = (bounds.body_end > bounds.topic) | (bounds.topic_end + 2 > bounds.properties_end)
     wrong |= bounds.body > bounds.body_end
-    if not wrong.any():
+    if with_bodies and not wrong.any():
         wrong = records.body_crcs() != (records.head["body_crc"] & 0x7FFFFFFF)
     batches = (records.sysflag & INNER_BATCH) != 0
     for bad, what in ((wrong, "is damaged"), (batches, "holds a batch, which is not supported")):
@@ -105,6 +131,7 @@ def _batch(records: Records, broker: str, columns: Sequence[str]) -> pa.RecordBa
         "queue_id": lambda: head["queue_id"].astype(np.int32),
         "queue_offset": lambda: head["queue_offset"].astype(np.int64),
         "body": lambda: _bodies(records),
+        DAMAGE: lambda: pa.nulls(count, pa.string()),
         "flag": lambda: head["flag"].astype(np.int32),
         "reconsume_times": lambda: records.tail["reconsume_times"].astype(np.int32),
         "born_time": lambda: _times(head["born_timestamp"].astype(np.int64)),

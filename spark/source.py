@@ -51,7 +51,8 @@ from raftmq.client.errors import ClientError, NoRoute
 from raftmq.remoting.errors import RemotingError
 
 from . import offset_ranges as positions
-from .cluster import Cluster
+from .cluster import Cluster, named
+from .damage import Repair
 from .errors import DataLost, plain_errors
 from .offset_ranges import EARLIEST, LATEST, Queue, QueueRange
 from .options import (
@@ -64,7 +65,7 @@ from .options import (
     write_options,
 )
 from .pushdown import Narrowing
-from .rows import MESSAGE_FIELDS, PROPERTIES, TIME, rows
+from .rows import DAMAGE, MESSAGE_FIELDS, PROPERTIES, TIME, DamagedMessages, rows
 from .sink import BatchWriter, StreamWriter
 from .sink_rows import check_columns
 
@@ -73,6 +74,7 @@ log = logging.getLogger("raftmq.spark")
 TOPIC_WAIT_S = 5.0  # for name servers that have no route yet
 TOPIC_PAUSE_S = 0.5
 BATCH_ROWS = 1_000
+CLOCK_MS = 30_000  # clocks that differ, and a route that is registered late
 _SPARK_TYPES: dict[Any, DataType] = {
     pa.string(): StringType(),
     pa.binary(): BinaryType(),
@@ -81,7 +83,8 @@ _SPARK_TYPES: dict[Any, DataType] = {
     TIME: TimestampType(),
 }
 _FIELDS = {name: _SPARK_TYPES[kind] for name, kind in MESSAGE_FIELDS} | {
-    PROPERTIES: MapType(StringType(), StringType())
+    PROPERTIES: MapType(StringType(), StringType()),
+    DAMAGE: StringType(),
 }
 
 
@@ -90,6 +93,14 @@ class Partition(InputPartition):  # type: ignore[misc]  # pyspark is untyped her
     """Ranges of queues, read by a task one after another."""
 
     ranges: tuple[QueueRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The ends of queues at a time."""
+
+    offsets: dict[Queue, int]
+    checked_ms: int
 
 
 class RaftMqSource(DataSource):  # type: ignore[misc]  # as above
@@ -202,15 +213,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self._target: dict[Queue, int] | None = None  # for Trigger.AvailableNow
+        self._target: Ends | None = None  # for Trigger.AvailableNow
 
     @plain_errors()
     def initialOffset(self) -> dict[str, Any]:
+        checked_ms = _now_ms()
         with Cluster(self.options.connection) as cluster:
             queues = _queues(cluster, self.options)
             low, high = cluster.earliest(queues), cluster.latest(queues)
             start = _offsets(cluster, self.options.start, queues, low, high)
-        return positions.to_json(start)
+        return positions.to_json(start, checked_ms)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.rows_max)
@@ -222,25 +234,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     @plain_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         read = positions.of_json(start)
-        latest = dict(self._latest() if self._target is None else self._target)
-        for queue in list(positions.behind(latest, read)):
-            if self.options.fail_on_data_loss:
-                raise DataLost(
-                    f"{queue} ends at {latest[queue]}, and {read[queue]} was read before: its "
-                    "broker lost messages; failOnDataLoss=false goes on from there"
-                )
-            latest[queue] = read[queue]
-        end = read | latest  # a removed queue keeps its offset
+        ends = self._existing(read)
+        if back := list(positions.behind(ends.offsets, read)):
+            return self._set_back(start, ends, back)
+        end = read | ends.offsets  # a removed queue keeps its offset
         if isinstance(limit, ReadMaxRows):
-            come = [queue for queue in latest if queue not in read]
+            come = [queue for queue in ends.offsets if queue not in read]
             end = positions.at_most(read | self._earliest(come), end, limit.max_rows)
         elif not isinstance(limit, ReadAllAvailable):
             raise TypeError(f"format raftmq cannot limit a batch by {type(limit).__name__}")
-        return positions.to_json(end)
+        return start if end == read else positions.to_json(end, ends.checked_ms)
 
     @plain_errors()
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return positions.to_json(self._latest())
+        return positions.to_json(self._latest().offsets)
 
     @plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -256,6 +263,48 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def stop(self) -> None:
         """Do nothing, because nothing stays open."""
 
+    def _existing(self, read: Mapping[Queue, int]) -> Ends:
+        """Return the queues' ends. Raises DataLost if a queue that was read is gone; name servers
+        that have just started may not know it yet."""
+        deadline_s = time.monotonic() + self.options.connection.timeout_ms / 1000
+        while True:
+            ends = self._target or self._latest()
+            topics = {queue.topic for queue in [*read, *ends.offsets]}
+            for topic in self.options.topics:
+                if topic not in topics:
+                    raise NoRoute(topic, "no name server knows it")
+            gone = positions.gone(read, ends.offsets)
+            if not gone or not self.options.fail_on_data_loss:
+                return ends
+            if time.monotonic() > deadline_s:
+                raise DataLost(
+                    f"{named(gone[0])} is gone, because its topic was deleted or has fewer queues; "
+                    "failOnDataLoss=false goes on with the others"
+                )
+            time.sleep(TOPIC_PAUSE_S)
+            if self._target is not None:
+                self._target = self._latest()
+
+    def _set_back(self, start: dict[str, Any], ends: Ends, back: list[Queue]) -> dict[str, Any]:
+        """Return an end that sets queues back to their first messages since `start`, because their
+        topic was made again or their broker lost messages. Raises DataLost."""
+        read, queue = positions.of_json(start), back[0]
+        if self.options.fail_on_data_loss:
+            raise DataLost(
+                f"{named(queue)} ends at {ends.offsets[queue]}, and {read[queue]} was read before: "
+                "its topic was made again, or its broker lost messages; failOnDataLoss=false goes "
+                "on from there"
+            )
+        since_ms = positions.checked_ms_of(start)
+        with Cluster(self.options.connection) as cluster:
+            cluster.queues({each.topic for each in back})  # finds their brokers
+            if since_ms is None:  # a checkpoint of an earlier version
+                first = cluster.earliest(back)
+            else:
+                first = cluster.at_time(back, max(0, since_ms - CLOCK_MS))
+        low = {each: min(first[each], ends.offsets[each]) for each in back}
+        return positions.to_json(read | low, ends.checked_ms)
+
     def _earliest(self, queues: Sequence[Queue]) -> dict[Queue, int]:
         if not queues:
             return {}
@@ -263,9 +312,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             cluster.queues({queue.topic for queue in queues})  # finds its brokers
             return cluster.earliest(queues)
 
-    def _latest(self) -> dict[Queue, int]:
+    def _latest(self) -> Ends:
+        checked_ms = _now_ms()
         with Cluster(self.options.connection) as cluster:
-            return cluster.latest(_queues(cluster, self.options))
+            queues = _queues(cluster, self.options, all_exist=False)
+            return Ends(cluster.latest(queues), checked_ms)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def _partitions(ranges: Sequence[QueueRange], options: ReadOptions) -> list[Partition]:
@@ -273,9 +328,9 @@ def _partitions(ranges: Sequence[QueueRange], options: ReadOptions) -> list[Part
     return [Partition(part) for part in parts]
 
 
-def _queues(cluster: Cluster, options: ReadOptions) -> list[Queue]:
+def _queues(cluster: Cluster, options: ReadOptions, *, all_exist: bool = True) -> list[Queue]:
     topics = cluster.topics(options.pattern) if options.pattern else options.topics
-    return cluster.queues(topics)
+    return cluster.queues(topics, all_exist=all_exist)
 
 
 def _offsets(
@@ -322,8 +377,13 @@ def _one(batches: Sequence[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
 
 def _batches(options: ReadOptions, ranges: Sequence[QueueRange]) -> Iterator[pa.RecordBatch]:
     with Cluster(options.connection) as cluster:
+        repair = Repair(cluster, options)
         for block in cluster.blocks(ranges, options.fail_on_data_loss):
             data, broker = memoryview(block.records), block.queue.broker
-            batch = rows(data, broker, block.start, block.end, options.columns)
-            block.check(len(batch))
-            yield batch
+            try:
+                batch = rows(data, broker, block.start, block.end, options.columns)
+            except DamagedMessages:
+                yield from repair.batches(block)
+            else:
+                block.check(len(batch))
+                yield batch

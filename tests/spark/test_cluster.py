@@ -1,7 +1,7 @@
 """What pulls do with answers that are not the usual ones."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import pytest
@@ -102,14 +102,14 @@ def read(
     """Read a range as a task does."""
     some = pulls(expected, *answers, fail=fail)
 
-    def blocks(self: Cluster, wanted: QueueRange, fail: bool) -> Iterator[Block]:
+    def blocks(self: Cluster, ranges: Sequence[QueueRange], fail: bool) -> Iterator[Block]:
         while not some.ended:
             yield asyncio.run(some.block())
 
     monkeypatch.setattr(Cluster, "blocks", blocks)
     given = {"namesrv": "h:1", "topic": "Orders", "columns": "queue_offset"}
     options = read_options(given, streaming=False)
-    batches = source._read(options, source.Partition(expected))
+    batches = source._read(options, source.Partition((expected,)))
     return [offset for batch in batches for offset in batch.column(0).to_pylist()]
 
 

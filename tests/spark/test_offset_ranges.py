@@ -16,6 +16,15 @@ def test_a_checkpoint_gives_back_what_it_was_given() -> None:
         "other": {"broker-b": {"11": 1 << 40}},
     }
     assert positions.of_json(table) == offsets
+    table = positions.to_json(offsets, 17)
+    assert (positions.of_json(table), positions.checked_ms_of(table)) == (offsets, 17)
+
+
+def test_a_queue_is_gone_if_its_topic_or_its_number_is() -> None:
+    there = {A, B, Queue("U", "broker-b", 0)}
+    away = Queue("T", "broker-c", 0)  # its broker may return
+    deleted = Queue("V", "broker-a", 0)
+    assert positions.gone([A, C, away, deleted], there) == [C, deleted]
 
 
 def test_ranges_lie_between_two_places() -> None:

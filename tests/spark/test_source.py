@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.client import Message, Producer, SendConfig
+from raftmq.client.compression import Compression
+from raftmq.client.errors import NoRoute
 from raftmq.spark import offset_ranges as positions
 from raftmq.spark import source
 from raftmq.spark.errors import DataLost
@@ -165,6 +168,32 @@ def test_a_topic_is_a_temporary_view(spark: SparkSession, cluster: Cluster, orde
     assert spark.sql("SELECT count(*) FROM orders WHERE tags = 'B'").collect()[0][0] == COUNT // 2
 
 
+class Garbage(Compression):
+    """Compresses bodies to what nobody can unpack."""
+
+    def apply(self, body: bytes) -> tuple[bytes, int]:
+        return b"garbage", 1
+
+
+def test_a_body_that_nobody_can_unpack_is_passed(reader: Any, cluster: Cluster) -> None:
+    fill(cluster, "Garbage", bodies(0, 20))
+
+    async def send() -> None:
+        config = SendConfig(compression=Garbage())
+        async with Producer("fill", cluster.state().namesrv, config=config) as producer:
+            await producer.send(Message("Garbage", PACKED, keys="bad"))
+
+    asyncio.run(send())
+    reader = reader.option("topic", "Garbage")
+    with pytest.raises(PySparkException) as error:
+        reader.load().count()
+    told = r"queue \d of topic Garbage at broker-a, offset \d+: .* unpacked, and no other replica"
+    assert re.search(told, str(error.value).splitlines()[1])  # the first is Spark's
+    assert found(reader.option("onDamage", "skip").load()) == sorted(bodies(0, 20))
+    (row,) = reader.option("onDamage", "null").load().where("damage is not null").collect()
+    assert re.match(told, row["damage"]) and (row["body"], row["keys"]) == (None, "bad")
+
+
 def test_a_name_server_that_is_away_is_told(spark: SparkSession) -> None:
     away = spark.read.format("raftmq").option("namesrv", "127.0.0.1:1").option("topic", "T")
     with pytest.raises(PySparkException, match=r"127\.0\.0\.1:1"):
@@ -266,6 +295,7 @@ class Told:
 
     low: ClassVar[dict[Queue, int]] = {}
     high: ClassVar[dict[Queue, int]] = {}
+    since: ClassVar[dict[Queue, int]] = {}  # what was stored since the checkpoint
 
     def __init__(self, connection: object) -> None:
         pass
@@ -276,8 +306,11 @@ class Told:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def queues(self, topics: Iterable[str]) -> list[Queue]:
+    def queues(self, topics: Iterable[str], *, all_exist: bool = True) -> list[Queue]:
         return list(self.high)
+
+    def at_time(self, queues: Sequence[Queue], timestamp_ms: int) -> dict[Queue, int]:
+        return {queue: self.since.get(queue, self.high[queue]) for queue in queues}
 
     def earliest(self, queues: Sequence[Queue]) -> dict[Queue, int]:
         return {queue: self.low[queue] for queue in queues}
@@ -298,8 +331,8 @@ def stream_reader(**options: str) -> StreamReader:
 
 @pytest.mark.parametrize("now", [False, True])
 def test_a_queue_that_ends_before_what_was_read_is_lost_data(told: type[Told], now: bool) -> None:
-    told.high = {A: 50}
-    start = positions.to_json({A: 100})
+    told.high, told.since = {A: 50, B: 7}, {A: 40}
+    start = positions.to_json({A: 100, B: 7}, 1_700_000_000_000)
     for fail in (True, False):
         reader = stream_reader(failOnDataLoss=str(fail))
         if now:
@@ -308,7 +341,42 @@ def test_a_queue_that_ends_before_what_was_read_is_lost_data(told: type[Told], n
             with pytest.raises(DataLost, match="ends at 50, and 100 was read before"):
                 reader.latestOffset(start, ReadAllAvailable())
         else:
-            assert reader.latestOffset(start, ReadAllAvailable()) == start
+            back = reader.latestOffset(start, ReadAllAvailable())
+            assert positions.of_json(back) == {A: 40, B: 7}
+            end = reader.latestOffset(back, ReadAllAvailable())
+            (partition,) = reader.partitions(back, end)
+            assert [(each.queue, each.start, each.end) for each in partition.ranges] == [
+                (A, 40, 50)
+            ]
+            assert reader.latestOffset(end, ReadAllAvailable()) == end
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_queue_that_is_gone_is_lost_data(told: type[Told], now: bool) -> None:
+    told.high, told.low = {A: 120}, {}
+    other, fewer = Queue("Deleted", "broker-a", 0), Queue("T", "broker-a", 1)
+    for gone, fail in ((other, True), (fewer, True), (other, False), (fewer, False), (B, True)):
+        reader = stream_reader(failOnDataLoss=str(fail), timeoutMs="1", topic="T,Deleted")
+        if now:
+            reader.prepareForTriggerAvailableNow()
+        start = positions.to_json(
+            {A: 100, other: 3, gone: 3} if gone is other else {A: 100, gone: 3}
+        )
+        if gone is not other:
+            reader = stream_reader(failOnDataLoss=str(fail), timeoutMs="1")
+        if fail and gone is not B:  # whose broker may only be away
+            with pytest.raises(DataLost, match=f"queue {gone.queue_id} of topic {gone.topic}"):
+                reader.latestOffset(start, ReadAllAvailable())
+        else:
+            end = positions.of_json(reader.latestOffset(start, ReadAllAvailable()))
+            assert end == {A: 120, gone: 3}
+
+
+def test_a_topic_that_nobody_knows_is_told(told: type[Told]) -> None:
+    told.high = {A: 1}
+    reader = stream_reader(topic="T,Mispelt", failOnDataLoss="false")
+    with pytest.raises(NoRoute, match="Mispelt"):
+        reader.latestOffset(positions.to_json({A: 1}), ReadAllAvailable())
 
 
 @pytest.mark.parametrize("rows_max", [1, 600, 10_000])

@@ -298,7 +298,8 @@ def _resources(command: Sequence[str], environment: dict[str, str]) -> Row:
         ended, status, usage = os.wait4(process.pid, os.WNOHANG)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.stderr is not None
-    complaint = process.stderr.read()
+    with process.stderr:
+        complaint = process.stderr.read()
     if complaint:
         print(complaint.decode()[:500], flush=True)
     return {

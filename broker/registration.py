@@ -274,7 +274,8 @@ class Registrar:
                 timeout_ms *= self._backoff.get(server, 1)
             response = await self._tell(server, command, timeout_ms)
         except RemotingError as error:
-            if isinstance(error, SendTimeout):
+            is_connected = self._client.connection(server) is not None
+            if isinstance(error, SendTimeout) and is_connected:
                 self._back_off(server)
                 if server in self._accepts_deltas:
                     self._taken[server] = base or version

@@ -31,6 +31,7 @@ import orjson
 
 from raftmq.broker.broker import Broker
 from raftmq.broker.cluster import sharing
+from raftmq.broker.cluster.other_groups import OtherGroups
 from raftmq.broker.registration import Identity
 from raftmq.broker.replication.log import ReplicatedLog
 from raftmq.broker.tables.topics import TopicTable
@@ -40,6 +41,7 @@ from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.names import is_brokers_own
 from tests.simulator.cluster.operator import AGAIN_S, asked
 from tests.simulator.cluster.process import Process, here
@@ -55,6 +57,7 @@ EMPTY_WITHIN_S = 40.0
 MEMBERS_S = 30.0  # a new group may know a consumer only from its next heartbeat on
 AGREED_WITHIN_S = 20.0
 NAMES = 4  # of topics that are made, deleted, and made again
+LOST_SHARE = 0.3  # of the answers to moved messages: few faults strike between two of them
 FURTHER = (("group-b", "b"), ("group-c", "c"))  # groups, and how their machines' names begin
 
 
@@ -80,6 +83,7 @@ class Scaling:
         self._world = world
         self._rng = Random(f"groups of {world.seed}")
         self._moves_rng = Random(f"moves of {world.seed}")
+        self._answers_rng = Random(f"lost answers of {world.seed}")
         self._client: RemotingClient | None = None
         self._stopping = False
         self._deleting = False
@@ -287,6 +291,7 @@ class Scaling:
         """Look on while brokers register and adopt."""
         register, build, adopt = RouteTable.register, RouteTable.__init__, VersionedTable.adopt
         end: Any = RouteTable._end
+        take = OtherGroups.take
         identify: Any = ReplicatedLog.identity.fget  # type: ignore[attr-defined]
         scaling = self
 
@@ -317,7 +322,14 @@ class Scaling:
             for required in scaling._required.values():  # who starts now cannot know of it
                 required.pop(group.name, None)
 
+        async def on_take(others: OtherGroups, *arguments: Any) -> None:
+            await take(others, *arguments)
+            if scaling._answers_rng.random() < LOST_SHARE:
+                scaling.numbers["answers lost"] += 1
+                raise RemotingError("the answer is lost")
+
         with (
+            patch.object(OtherGroups, "take", on_take),
             patch.object(sharing, "PERIOD_S", PERIOD_S),
             patch.object(RouteTable, "__init__", on_build),
             patch.object(RouteTable, "register", on_register),

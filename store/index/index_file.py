@@ -123,11 +123,12 @@ class IndexFile:
 
     @property
     def plausible(self) -> bool:
-        """True if size and header are possible for an index file with these limits."""
+        """True if size and header are possible for an index file with these limits. Brokers of 3.x
+        count a used slot for every entry."""
         return (
             self.file.size_bytes == self.limits.file_size_bytes
             and self.count <= self.limits.entries
-            and 0 <= self.used_slots <= self.limits.slots
+            and 0 <= self.used_slots <= self.count
             and 0 <= self.start_offset <= self.end_offset
             and 0 <= self.start_ms <= self.end_ms
         )

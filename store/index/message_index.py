@@ -143,6 +143,7 @@ class MessageIndex:
         self._commitlog = commitlog
         self._walker: KeyWalker | None = None
         self._skip = 0  # already indexed keys of the record at `position`
+        self._last_hash = 0  # of the last of these keys
         self.dispatched = DispatchedEntries()
         self._passed = -1  # position of damage that is no longer waited for
         self._last = -1, 0  # offset and store time of the last record walked
@@ -204,8 +205,9 @@ class MessageIndex:
         while self.position < bound:
             walk = self._read(min(bound, self.position + STEP_BYTES), bound)
             self.position = walk.end
-            if len(walk.keys.offsets) > self._skip:
-                return int(walk.keys.offsets[self._skip])
+            missing = self._missing(walk.keys)
+            if len(missing.offsets):
+                return int(missing.offsets[0])
             self._skip = 0
             if walk.error:
                 return None
@@ -235,9 +237,19 @@ class MessageIndex:
         self.position = files[-1].end_offset
         for file in reversed(files):
             trailing = file.trailing(self.position)
+            if trailing and not self._skip:
+                self._last_hash = file.entry(file.count - 1)[0]
             self._skip += trailing
             if trailing < file.count - 1:
                 break
+
+    def _missing(self, keys: Keys) -> Keys:
+        """Return the keys, from `position` on, without those that the files have. A broker of 3.x
+        indexes no UNIQ_KEY, so its last message has fewer entries than keys, and lacks none."""
+        skip = self._skip
+        if 0 < skip <= len(keys.hashes) and keys.hashes[skip - 1] != self._last_hash:
+            skip = len(keys.before(int(keys.offsets[0]) + 1).hashes)
+        return keys.since(skip)
 
     def close(self) -> None:
         """Close the files; unflushed entries are lost, as in a kill."""
@@ -274,9 +286,10 @@ class MessageIndex:
                 keys = keys.before(stop)
         elif walk.last_offset >= 0:
             self._last = walk.last_offset, walk.last_store_ms
+        missing = self._missing(keys)
         self.position, self._skip = stop, 0
         try:
-            self._append(keys.since(skip))
+            self._append(missing)
         except OSError:  # written entries count, so continue behind them
             self._resume()
             if self.position < start:

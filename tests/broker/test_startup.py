@@ -4,6 +4,8 @@ import asyncio
 import logging
 import random
 import socket
+import tarfile
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -16,10 +18,15 @@ from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.ops.options import Setting
 from raftmq.store.errors import StoreError
 from raftmq.store.identity import StoreIdentity, WrongIdentity, read_identity
+from raftmq.store.record import decode_record
 from raftmq.store.store_lock import StoreInUse, lock_store
+from tests.archives import unpack
 from tests.steadydisk import SteadyDisk
+from tests.store.make import drained
 from tests.store.test_store_lock import digest
 from tests.waiting import until
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def free_port():
@@ -242,6 +249,30 @@ async def test_full_disk_during_the_identity_record_does_not_end_a_start(tmp_pat
     assert "store_identity_not_noted" in caplog.text
     await run(config)
     assert read_identity(SteadyDisk(str(tmp_path))) is not None
+
+
+async def test_a_store_of_apaches_3_2_is_served_and_kept_as_its_broker_reads_it(tmp_path):
+    """A long test of tests.interop gives such a store back to Apache's broker."""
+    with tarfile.open(FIXTURES / "apache-3.2.6-master.tar.xz") as archive:
+        unpack(archive, tmp_path)
+    root = tmp_path / "store"
+    before = {path.name: path.read_bytes() for path in (root / "index").iterdir()}
+    sizes = {"mappedFileSizeCommitLog": 262_144, "brokerName": "old", "brokerRole": "ASYNC_MASTER"}
+    config = config_of(root, "classic", haListenPort=0, **sizes)
+    for _ in range(2):
+        broker = await open_broker(config, SteadyDisk(str(root)))
+        await broker.start()
+        state, store = broker.state, broker.store
+        found = drained(store.derived.query("Old", "java-7", 64, 0, 1 << 62)).records
+        ends = [store.queues.queue("Old", number).max_offset for number in range(4)]
+        topic, group = state.topics.get("Old"), state.groups.get("reader")
+        offsets = [state.offsets.get("Old", "old-group", number) for number in range(4)]
+        await broker.stop()
+        assert [decode_record(data).properties.count(b"java-7") for data in found] == [1]
+        assert sum(ends) == 40
+        assert offsets == [3] * 4
+        assert (topic.write_queue_count, group.retry_times_max) == (4, 16)
+        assert {path.name: path.read_bytes() for path in (root / "index").iterdir()} == before
 
 
 # ---- tools ------------------------------------------------------------------------------------

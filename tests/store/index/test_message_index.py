@@ -278,6 +278,44 @@ def test_index_continues_after_a_stop_at_any_point(
     assert contents(tmp_path) == made_anew(disk, tmp_path, mode)
 
 
+def test_an_index_without_unique_keys_goes_on_behind_its_last_message(
+    disk: OsDisk, tmp_path: Path
+) -> None:
+    """A broker of 3.x indexes a message by its KEYS alone."""
+    store = open_store(disk, StoreMode.CLASSIC)
+    append(store, 0, 12)
+    store.derived.index_all()
+    assert store.index is not None
+    foreign = [
+        (hashed, offset, store.index.files[0].start_ms)
+        for file in store.index.files
+        for hashed, offset, _, _ in map(file.entry, range(1, file.count))
+    ]
+    del foreign[::3]  # the UNIQ_KEY of each
+    store.close()
+    for name in disk.listdir("index"):
+        disk.remove(f"index/{name}")
+    for number, part in enumerate((foreign[:15], foreign[15:])):  # the first file is full
+        file = IndexFile(disk, f"index/{20231114221320000 + number}", LIMITS)
+        add_keys(file, part)
+        file.start_flush().run()
+        file.close()
+    before = contents(tmp_path)
+    store = open_store(disk, StoreMode.CLASSIC)
+    store.derived.index_all()
+    store.flush()
+    store.close()
+    assert contents(tmp_path) == before
+    store = open_store(disk, StoreMode.CLASSIC)
+    append(store, 12, 1)
+    store.derived.index_all()
+    assert numbers(store, "all") == list(range(13))
+    assert numbers(store, "u12") == [12]
+    assert store.index is not None
+    assert sum(file.count - 1 for file in store.index.files) == len(foreign) + 3
+    store.close_unclean()
+
+
 def made_anew(disk: OsDisk, root: Path, mode: StoreMode) -> list[bytes]:
     """Return the index of this log as it looks when made in one go."""
     for name in disk.listdir("index"):

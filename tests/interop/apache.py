@@ -1,5 +1,5 @@
-"""Apache RocketMQ's own broker and name server, unmodified, each in a JVM of its own, in two
-versions: 5.3.3, and 4.9.7, the last of 4.9 whose servers are in the registry.
+"""Apache RocketMQ's own broker and name server, unmodified, each in a JVM of its own, from 5.3.3
+back to 3.2.6, the only one of 3.x in the registry; 4.9.7 is the last of 4.9 there.
 
 Their jars come as the client's do (tests.interop.jvm). Times are short, files small, and what a
 slave of ours would not see anyway (timer wheel, tiered store, the VIP port's clients) is off.
@@ -19,11 +19,12 @@ IVY_FILE = Path(__file__).with_name("ivy-broker.xml")
 JARS = "rocketmq-broker-5.3.3"
 TOOLS_IVY_FILE = Path(__file__).with_name("ivy-tools.xml")
 TOOLS_JARS = "rocketmq-tools-5.3.3"
-IVY_FILE_49 = Path(__file__).with_name("ivy-broker49.xml")
-JARS_49 = "rocketmq-broker-4.9.7"
+OLDER_IVY_FILE = Path(__file__).with_name("ivy-servers.xml")
+OLDER = {"3.2": "3.2.6", "4.3": "4.3.2", "4.9": "4.9.7", "5.1": "5.1.4"}
 NAMESRV_IVY_FILE = Path(__file__).with_name("ivy-namesrv.xml")
 NAMESRV_JARS = "rocketmq-namesrv-5.3.3"
-VERSIONS = ("4.9", "5.3")
+VERSIONS = (*OLDER, "5.3")
+ORGANISATIONS = {"3": "com.alibaba.rocketmq"} | dict.fromkeys("45", "org.apache.rocketmq")
 STOP_S = 240  # a bound against hanging
 PATIENCE_MS = "120000"  # a bound against hanging
 SETTINGS = {
@@ -65,8 +66,9 @@ LOGBACK = """<configuration>
 
 def jars(version: str) -> list[str]:
     """A broker's of that version, and its name server's."""
-    if version == "4.9":
-        return fetch(IVY_FILE_49, JARS_49)
+    if older := OLDER.get(version):
+        wanted = {"organisation": ORGANISATIONS[version[0]], "version": older}
+        return fetch(OLDER_IVY_FILE, f"rocketmq-broker-{older}", wanted)
     return fetch(IVY_FILE, JARS) + fetch(NAMESRV_IVY_FILE, NAMESRV_JARS)
 
 
@@ -78,10 +80,17 @@ def ports():
 class ApacheBroker:
     """One broker below `directory`; `start` returns when it takes requests."""
 
-    version = "5.3"
-
-    def __init__(self, directory: Path, namesrv: str, root: str = "", **settings: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        namesrv: str,
+        root: str = "",
+        *,
+        version: str = "5.3",
+        **settings: str,
+    ) -> None:
         """`root`: a store directory that is there already; else one is made."""
+        self.version = version
         self.directory = directory
         self.store = Path(root) if root else directory / "store"
         self.held = HeldPorts("127.0.0.1")  # until it is stopped: a JVM takes long to listen
@@ -108,9 +117,11 @@ class ApacheBroker:
         self.held.hold(range(self.port - 2, self.port + 2))
         home = self.directory / "home" / "conf"
         home.mkdir(parents=True, exist_ok=True)
-        (home / "logback_broker.xml").write_text(LOGBACK)  # 4.9 does not start without one
+        (home / "logback_broker.xml").write_text(LOGBACK)  # up to 4.9 none starts without one
         conf = self.directory / "broker.conf"
-        conf.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
+        older = {key.replace("mapped", "maped"): value for key, value in self.settings.items()}
+        settings = self.settings | older  # in the spelling of 3.x and 4.3, too
+        conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         properties = {
             "rocketmq.home.dir": str(self.directory / "home"),
             "user.home": str(self.directory),  # its logs go there
@@ -120,7 +131,9 @@ class ApacheBroker:
         java = self.jvm.gateway.jvm
         arguments = self.jvm.gateway.new_array(java.String, 2)
         arguments[0], arguments[1] = "-c", str(conf)
-        startup = self.jvm.rocketmq.broker.BrokerStartup
+        alibaba = java.com.alibaba.rocketmq
+        rocketmq = alibaba if self.version == "3.2" else self.jvm.rocketmq
+        startup = rocketmq.broker.BrokerStartup
         try:
             self.controller = startup.createBrokerController(arguments)
             startup.start(self.controller)
@@ -172,12 +185,6 @@ class ApacheBroker:
         data = path.read_bytes()
         count = next(n for n in range(0, len(data), 20) if not any(data[n : n + 20]))
         return data[:count]
-
-
-class ApacheBroker49(ApacheBroker):
-    """The same of 4.9."""
-
-    version = "4.9"
 
 
 class ApacheNameServer:

@@ -19,7 +19,7 @@ from pathlib import Path
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from tests.interop.apache import VERSIONS, ApacheBroker, ApacheBroker49, ApacheNameServer
+from tests.interop.apache import ApacheBroker, ApacheNameServer
 from tests.interop.jvm import Jvm
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
@@ -31,6 +31,7 @@ PATIENCE_MS = 120_000.0  # a bound against hanging
 FENCES = 3  # so often a known request is answered before others are held to be silent
 FENCE_S = 1.0
 PACKAGES = {"4.9": "common", "5.3": "remoting"}  # where RequestCode is
+VERSIONS = tuple(PACKAGES)
 
 
 async def answered(address: str, codes: Collection[int], known: int) -> set[int]:
@@ -86,8 +87,9 @@ def look(directory: Path) -> Seen:
         return server.address
 
     def broker(version: str) -> str:
-        kind = ApacheBroker49 if version == "4.9" else ApacheBroker
-        server = kind(directory / f"broker-{version}", "127.0.0.1:1", brokerName="asked")
+        server = ApacheBroker(
+            directory / f"broker-{version}", "127.0.0.1:1", version=version, brokerName="asked"
+        )
         ends.append(server.kill)
         server.start()
         return server.address

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raftmq.client import Admin
-from tests.interop.apache import ApacheBroker, ApacheBroker49
+from tests.interop.apache import VERSIONS, ApacheBroker
 from tests.interop.matrix import Pair, drivers, pairs, wave
 from tests.interop.rooms import REPLICAS, rooms
 from tests.interop.runs import PACE_S, Outcome
@@ -42,7 +42,6 @@ OURS = {
     "transactionCheckMax": "10000",  # a client that is busy is asked until it answers
     "transactionTimeOut": "2000",
 }
-KINDS = {"5.3": ApacheBroker, "4.9": ApacheBroker49}
 NAMES = [row.name for row in TABLE]
 COUNTS = ("acknowledged", "unknown", "lost", "redelivered", "stored_twice", "offsets_lost")
 
@@ -53,7 +52,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scenarios", nargs="*", default=[], choices=NAMES)
     parser.add_argument("--wave", type=int, default=0, help="so many with one kill (0: a row)")
     parser.add_argument(
-        "--apache", nargs="?", const="5.3", choices=list(KINDS), help="Apache's broker, unharmed"
+        "--apache", nargs="?", const="5.3", choices=VERSIONS, help="Apache's broker, unharmed"
     )
     parser.add_argument("--table", action="store_true", help="Markdown, not JSON")
     return parser.parse_args()
@@ -74,7 +73,9 @@ def apache(directory: Path, version: str, *names: str) -> Iterator[Target]:
     with name_server() as namesrv, ExitStack() as stack:
         brokers = []
         for name in names:
-            broker = KINDS[version](directory / name, namesrv, brokerName=name, **APACHE)
+            broker = ApacheBroker(
+                directory / name, namesrv, version=version, brokerName=name, **APACHE
+            )
             stack.callback(broker.kill)
             broker.start()
             brokers.append(broker)

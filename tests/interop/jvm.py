@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyspark
@@ -34,6 +34,11 @@ SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 # A bound against hanging. Java's own patience is 3 s, the first look-up, the connection and the
 # loading of classes included: too little for a JVM that has just started on a busy machine.
 PATIENCE_MS = 120_000
+# Up to 4.9 they look into what Java 17 keeps closed: their Netty, and the end of a mapped file.
+OPENED = [
+    f"--add-opens=java.base/{name}=ALL-UNNAMED"
+    for name in ("java.nio", "jdk.internal.ref", "sun.nio.ch")
+]
 DEFAULTS = {
     "com.rocketmq.remoting.client.connect.timeout": str(PATIENCE_MS),
     "rocketmq.client.rebalance.waitInterval": "2000",  # ms; else what failed is tried after 20 s
@@ -53,25 +58,27 @@ def fetch_jars() -> list[str]:
     return fetch(IVY_FILE, JARS)
 
 
-def fetch(ivy_file: Path, name: str) -> list[str]:
-    """The jars' paths; fetched into the directory `name` on first use, complete or not at all, by
-    one process of those that want them at a time."""
+def fetch(ivy_file: Path, name: str, wanted: Mapping[str, str] | None = None) -> list[str]:
+    """The jars' paths, with `wanted` in place of the file's variables; fetched into the directory
+    `name` on first use, complete or not at all, by one process of those that want them at a
+    time."""
     directory = JAR_DIRECTORY / name
     directory.mkdir(parents=True, exist_ok=True)
     done = directory / ".complete"
     with open(directory / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
-            _retrieve(ivy_file, directory)
+            _retrieve(ivy_file, directory, wanted or {})
             done.touch()
     return sorted(glob.glob(str(directory / "*.jar")))
 
 
-def _retrieve(ivy_file: Path, directory: Path) -> None:
+def _retrieve(ivy_file: Path, directory: Path, wanted: Mapping[str, str]) -> None:
     (ivy,) = glob.glob(str(PYSPARK_JARS / "ivy-*.jar"))
     result = subprocess.run(
         [
             java_command(),
+            *(f"-D{key}={value}" for key, value in wanted.items()),
             "-jar",
             ivy,
             "-cache",
@@ -105,7 +112,13 @@ class Jvm:
         port, self.process = launch_gateway(
             jarpath=py4j_jar,
             classpath=os.pathsep.join(jars or fetch_jars()),
-            javaopts=[*SHORT_LIVED, f"-Xmx{heap}", "-Drocketmq.client.logLevel=ERROR", *options],
+            javaopts=[
+                *SHORT_LIVED,
+                *OPENED,
+                f"-Xmx{heap}",
+                "-Drocketmq.client.logLevel=ERROR",
+                *options,
+            ],
             java_path=java_command(),
             die_on_exit=True,
             redirect_stdout=self._log,

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.interop.apache import TOOLS_IVY_FILE, TOOLS_JARS
-from tests.interop.jvm import IVY_FILE, JARS, SHORT_LIVED, fetch, java_command
+from tests.interop.jvm import IVY_FILE, JARS, OPENED, SHORT_LIVED, fetch, java_command
 
 HERE = Path(__file__).parent
 ROOT = Path(sys.prefix) / "interop-tools"
@@ -56,8 +56,6 @@ JAVA_OPTIONS = (
     "-Drocketmq.client.rebalance.waitInterval=1000",
     "-Drocketmq.client.rebalance.lockInterval=2000",
 )
-# 4.3 is of Java 8's time: its Netty looks into what Java 17 keeps closed.
-OPENED = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "sun.nio.ch")]
 
 
 class ToolMissing(AssertionError):

@@ -92,7 +92,7 @@ def clean(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Audi
     return audit(spark, run)
 
 
-def test_a_clean_group_passes(clean: AuditReport) -> None:
+def test_clean_group_passes(clean: AuditReport) -> None:
     assert wrong(clean) == set()
     assert clean.ok
     assert clean.figures == {
@@ -108,7 +108,7 @@ def test_a_clean_group_passes(clean: AuditReport) -> None:
     assert {store.store for store in clean.stores} == set(NAMES)
 
 
-def test_what_is_allowed_is_counted(clean: AuditReport) -> None:
+def test_permitted_events_are_counted(clean: AuditReport) -> None:
     assert ids(clean, "duplicate_retry") == [message_id(10)]
     assert ids(clean, "order_unknown") == [message_id(20)]
     assert clean.count("redelivered") == 1
@@ -193,12 +193,12 @@ def test_wrong_messages_fail_the_verdict(messages: AuditReport) -> None:
         ("order", [50]),
     ],
 )
-def test_a_wrong_message_is_named(messages: AuditReport, check: str, numbers: list[int]) -> None:
+def test_wrong_message_is_named(messages: AuditReport, check: str, numbers: list[int]) -> None:
     assert ids(messages, check) == [message_id(number) for number in numbers]
     assert messages.count(check) == len(numbers)
 
 
-def test_what_the_history_says_nothing_of_is_not_checked(messages: AuditReport) -> None:
+def test_checks_without_history_events_are_omitted(messages: AuditReport) -> None:
     names = {check.name for check in messages.checks}
     assert not names & {
         "linearizable_consumer_offsets",
@@ -209,21 +209,21 @@ def test_what_the_history_says_nothing_of_is_not_checked(messages: AuditReport) 
     assert messages.mode == "raft"
 
 
-def test_a_phantom_is_named(messages: AuditReport) -> None:
+def test_phantom_is_named(messages: AuditReport) -> None:
     assert ids(messages, "phantom") == ["F" * 32]
 
 
-def test_an_order_key_in_two_queues_is_named(messages: AuditReport) -> None:
+def test_order_key_in_two_queues_is_named(messages: AuditReport) -> None:
     assert [row["order"] for row in messages.check("order_queues").offenders] == ["elsewhere"]
 
 
-def test_a_hole_in_queue_offsets_is_named(messages: AuditReport) -> None:
+def test_hole_in_queue_offsets_is_named(messages: AuditReport) -> None:
     (row,) = messages.check("offset_holes").offenders
     assert (row["topic"], row["queue_id"]) == ("Holes", 1)
     assert (row["expected"], row["queue_offset"]) == (1, 2)
 
 
-def test_a_repeat_in_queue_offsets_is_named(messages: AuditReport) -> None:
+def test_repeated_queue_offset_is_named(messages: AuditReport) -> None:
     (row,) = messages.check("offset_repeats").offenders
     assert (row["topic"], row["queue_id"]) == ("Repeats", 3)
     assert (row["expected"], row["queue_offset"]) == (1, 0)
@@ -283,7 +283,7 @@ def test_damaged_bytes_are_named(files: tuple[Run, AuditReport]) -> None:
     assert report.count("damage") == 6
 
 
-def test_the_first_different_byte_is_named(files: tuple[Run, AuditReport]) -> None:
+def test_first_different_byte_is_named(files: tuple[Run, AuditReport]) -> None:
     run, report = files
     rows = report.check("replicas").offenders
     assert {(row["store"], row["unlike"], row["because"]) for row in rows} == {
@@ -299,7 +299,7 @@ def test_the_first_different_byte_is_named(files: tuple[Run, AuditReport]) -> No
     assert report.count("replicas") == len(rows)
 
 
-def test_wrong_units_are_named(files: tuple[Run, AuditReport]) -> None:
+def test_wrong_queue_entries_are_named(files: tuple[Run, AuditReport]) -> None:
     run, report = files
     n2 = [row for row in report.check("queue_index").offenders if row["store"] == "n2"]
     assert sorted((row["position"], row["what"]) for row in n2) == sorted(
@@ -316,7 +316,7 @@ def test_wrong_units_are_named(files: tuple[Run, AuditReport]) -> None:
     assert [(r["store"], r["position"]) for r in others] == [("n1", run.placed(20).position)]
 
 
-def test_records_without_unit_are_named(files: tuple[Run, AuditReport]) -> None:
+def test_records_without_queue_entry_are_named(files: tuple[Run, AuditReport]) -> None:
     run, report = files
     rows = report.check("not_indexed").offenders
     assert [(row["store"], row["position"]) for row in rows] == [
@@ -362,7 +362,7 @@ def test_broken_invariants_fail_the_verdict(raft: AuditReport) -> None:
     }
 
 
-def test_falling_terms_and_jumping_indexes_are_named(raft: AuditReport) -> None:
+def test_falling_terms_and_index_gaps_are_named(raft: AuditReport) -> None:
     rows = [row for row in raft.check("frame_sequence").offenders if row["store"] == "n0"]
     steps = [(row["term_before"], row["frame_term"]) for row in rows]
     assert (9, 8) in steps
@@ -370,12 +370,12 @@ def test_falling_terms_and_jumping_indexes_are_named(raft: AuditReport) -> None:
     assert raft.count("frame_sequence") == 3 * 2
 
 
-def test_an_index_with_two_frames_is_named(raft: AuditReport) -> None:
+def test_index_with_two_frames_is_named(raft: AuditReport) -> None:
     (row,) = raft.check("frame_agreement").offenders
     assert row["frame_term_min"] == row["frame_term_max"] == 9
 
 
-def test_a_wrong_record_count_is_named(raft: AuditReport) -> None:
+def test_wrong_record_count_is_named(raft: AuditReport) -> None:
     rows = raft.check("frame_records").offenders
     assert [(row["store"], row["record_count"], row["records_found"]) for row in rows] == [
         (name, 8, 7) for name in NAMES
@@ -401,14 +401,14 @@ def test_lost_files_fail_the_verdict(cut: tuple[Run, AuditReport]) -> None:
     assert {"missing", "commit", "segments", "damage", "replicas"} <= wrong(cut[1])
 
 
-def test_a_commit_that_is_not_held_is_named(cut: tuple[Run, AuditReport]) -> None:
+def test_commit_that_no_store_has_is_named(cut: tuple[Run, AuditReport]) -> None:
     run, report = cut
     rows = report.check("commit").offenders
     assert [row["store"] for row in rows] == list(NAMES)
     assert {row["commit"] for row in rows} == {run.log.end}
 
 
-def test_a_missing_segment_is_named(cut: tuple[Run, AuditReport]) -> None:
+def test_missing_segment_is_named(cut: tuple[Run, AuditReport]) -> None:
     run, report = cut
     names = sorted(run.log.segments)
     assert report.check("segments").offenders == (
@@ -416,12 +416,12 @@ def test_a_missing_segment_is_named(cut: tuple[Run, AuditReport]) -> None:
     )
 
 
-def test_a_log_that_stops_too_early_is_named(cut: tuple[Run, AuditReport]) -> None:
+def test_log_that_ends_too_early_is_named(cut: tuple[Run, AuditReport]) -> None:
     rows = cut[1].check("damage").offenders
     assert ("n1", "log stops: zeros") in {(row["store"], row["what"]) for row in rows}
 
 
-def test_what_only_a_minority_holds_is_missing(cut: tuple[Run, AuditReport]) -> None:
+def test_messages_on_a_minority_are_missing(cut: tuple[Run, AuditReport]) -> None:
     run, report = cut
     last_segment = max(run.log.segments)
     gone = [p for p in run.log.placed if p.message.topic == TOPIC and p.position > last_segment]
@@ -443,7 +443,7 @@ def last(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return run, audit(spark, run)
 
 
-def test_whoever_has_the_last_copy_of_a_message_is_named(last: tuple[Run, AuditReport]) -> None:
+def test_replica_with_the_last_copy_of_a_message_is_named(last: tuple[Run, AuditReport]) -> None:
     run, report = last
     (row,) = [r for r in report.check("missing").offenders if r["id_text"] == message_id(40)]
     at = run.placed(40).position
@@ -451,7 +451,7 @@ def test_whoever_has_the_last_copy_of_a_message_is_named(last: tuple[Run, AuditR
     assert row["held_by"] == [f"n2/commitlog/{base:020d}:{at - base}"]
 
 
-def test_whoever_has_the_last_copy_is_never_the_odd_one_out(last: tuple[Run, AuditReport]) -> None:
+def test_replica_with_the_last_copy_is_never_blamed(last: tuple[Run, AuditReport]) -> None:
     rows = last[1].check("replicas").offenders
     assert {(row["store"], row["unlike"]) for row in rows} == {("n0", "n2"), ("n1", "n2")}
     assert {row["because"] for row in rows} == {"it has an acknowledged message that others lost"}
@@ -492,7 +492,7 @@ def test_absent_stores_are_counted_and_named(absent: dict[str, AuditReport], tol
     assert wrong(absent["nothing"]) == set()  # nobody knows better
 
 
-def test_stores_under_other_names_than_the_voters_are_refused(
+def test_stores_under_other_names_than_the_voters_are_rejected(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     run = Run.plan(tmp_path)
@@ -523,7 +523,7 @@ def accounts(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> A
     return audit(spark, run)
 
 
-def test_an_unfit_history_fails_the_verdict(accounts: AuditReport) -> None:
+def test_unfit_history_fails_the_verdict(accounts: AuditReport) -> None:
     assert wrong(accounts) == {
         "history_operations",
         "history_ids",
@@ -535,7 +535,7 @@ def test_an_unfit_history_fails_the_verdict(accounts: AuditReport) -> None:
     assert all(store.frames == 0 for store in accounts.stores)
 
 
-def test_the_historys_faults_are_named(accounts: AuditReport) -> None:
+def test_history_faults_are_named(accounts: AuditReport) -> None:
     operations = accounts.check("history_operations").offenders
     assert [(row["invokes"], row["outcomes"]) for row in operations] == [(1, 2), (0, 1)]
     assert [row["id_text"] for row in accounts.check("history_ids").offenders] == [message_id(6)]
@@ -546,19 +546,17 @@ def test_consumed_but_not_stored_is_named(accounts: AuditReport) -> None:
     assert [(row["queue"], row["offset"]) for row in rows] == [(0, 500), (1, 0)]
 
 
-def test_never_consumed_is_a_fault_once_consumers_were_done(accounts: AuditReport) -> None:
+def test_never_consumed_is_a_fault_after_the_consumers_were_done(accounts: AuditReport) -> None:
     # Queue 0 but its first, and all of queue 2.
     assert accounts.count("not_consumed") == 19 + 20
 
 
-def test_an_offset_committed_beyond_the_end_is_named(accounts: AuditReport) -> None:
+def test_offset_committed_beyond_the_end_is_named(accounts: AuditReport) -> None:
     (row,) = accounts.check("committed_beyond").offenders
     assert (row["group"], row["queue"], row["committed"], row["end"]) == ("G", 2, 10_000, 20)
 
 
-def test_the_order_of_a_single_store_is_its_own_majority(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_order_of_a_single_store_is_its_own_majority(spark: SparkSession, tmp_path: Path) -> None:
     """One classic store, as an Apache broker without replicas has it."""
     run = Run.plan(tmp_path, count=12)
     run.log = Log(framed=False)
@@ -568,7 +566,7 @@ def test_the_order_of_a_single_store_is_its_own_majority(
     assert report.figures["stored"] == 12
 
 
-def test_nothing_is_looked_at_one_by_one_where_all_agrees(
+def test_equal_stores_are_not_checked_row_by_row(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run.plan(tmp_path).store()

@@ -68,28 +68,30 @@ def master_and_slave(
     return run, run_audit(spark, stores, run.history_path, TOPIC)
 
 
-def test_mode_and_group_come_from_the_cluster(
+def test_mode_and_group_are_read_from_the_cluster(
     master_and_slave: tuple[Run, AuditReport],
 ) -> None:
     report = master_and_slave[1]
     assert (report.mode, report.group) == (CLASSIC, "broker-a")
 
 
-def test_only_what_no_store_has_is_missing(master_and_slave: tuple[Run, AuditReport]) -> None:
+def test_only_messages_in_no_store_are_missing(master_and_slave: tuple[Run, AuditReport]) -> None:
     report = master_and_slave[1]
     assert {check.name for check in report.checks if not check.ok} == {"missing", "not_indexed"}
     assert [row["id_text"] for row in report.check("missing").offenders] == [message_id(5)]
     assert report.figures["acknowledged"] == 60 - 4  # 7, 8: less; 10: elsewhere; 11: unknown
 
 
-def test_less_than_promised_is_counted_apart(master_and_slave: tuple[Run, AuditReport]) -> None:
+def test_messages_with_a_warning_status_are_counted_separately(
+    master_and_slave: tuple[Run, AuditReport],
+) -> None:
     report = master_and_slave[1]
     assert [row["id_text"] for row in report.check("weak_missing").offenders] == [message_id(8)]
     assert report.figures["weakly_acknowledged"] == 2
     assert [r["id_text"] for r in report.check("unknown_stored").offenders] == [message_id(11)]
 
 
-def test_the_index_must_be_whole_where_the_store_was_closed(
+def test_index_must_be_complete_in_a_closed_store(
     master_and_slave: tuple[Run, AuditReport],
 ) -> None:
     run, report = master_and_slave
@@ -99,7 +101,7 @@ def test_the_index_must_be_whole_where_the_store_was_closed(
 
 
 @pytest.mark.long
-def test_a_copy_that_is_unlike_and_a_phantom_are_found(spark: SparkSession, tmp_path: Path) -> None:
+def test_differing_copy_and_a_phantom_are_found(spark: SparkSession, tmp_path: Path) -> None:
     run = Run.plan(tmp_path, count=30)
     run.log = Log(framed=False)
     run.messages.insert(9, Message("F" * 32, b"never sent"))
@@ -132,7 +134,7 @@ def described(root: Path, mode: str, groups: dict[str, str]) -> dict[str, str]:
     ("mode", "expected"),
     [("raft", RAFT), ("pysyncobj", RAFT), ("sync", CLASSIC), ("2m-noslave", CLASSIC)],
 )
-def test_the_mode_of_a_cluster(tmp_path: Path, mode: str, expected: str) -> None:
+def test_mode_of_a_cluster(tmp_path: Path, mode: str, expected: str) -> None:
     stores = described(tmp_path, mode, {"n0": "broker-a", "n1": "broker-a"})
     result = subject_of(stores)
     assert (result.mode, result.group) == (expected, "broker-a")
@@ -141,27 +143,27 @@ def test_the_mode_of_a_cluster(tmp_path: Path, mode: str, expected: str) -> None
     assert (result.mode, result.group, result.founders) == (RAFT, "other", frozenset())
 
 
-def test_stores_of_several_groups_are_refused(tmp_path: Path) -> None:
+def test_stores_of_several_groups_are_rejected(tmp_path: Path) -> None:
     stores = described(tmp_path, "2m-noslave", {"m0": "broker-a", "m1": "broker-b"})
     with pytest.raises(StoreError, match="several broker groups"):
         subject_of(stores)
     assert subject_of({"m1": stores["m1"]}).group == "broker-b"
 
 
-def test_stores_without_a_cluster_say_nothing(tmp_path: Path) -> None:
+def test_stores_without_a_cluster_have_no_mode(tmp_path: Path) -> None:
     result = subject_of({"n0": str(tmp_path / "n0" / "store")})
     assert (result.mode, result.group, result.founders) == (None, None, frozenset())
     assert subject_of({"n0": str(tmp_path / "n0" / "store")}, CLASSIC).mode == CLASSIC
 
 
 @pytest.mark.parametrize("content", ["[]", "{"])
-def test_a_damaged_cluster_file_is_an_error(tmp_path: Path, content: str) -> None:
+def test_damaged_cluster_file_is_an_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "cluster.json").write_text(content)
     with pytest.raises(StoreError, match=r"cluster\.json"):
         subject_of({"n0": str(tmp_path / "n0" / "store")})
 
 
-def test_a_mode_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_unknown_mode_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "n0" / "store" / "commitlog").mkdir(parents=True)
     (tmp_path / "h").write_text("{}\n")
     text = ["--history", str(tmp_path / "h"), "--topic", "T", "--mode", "sync"]

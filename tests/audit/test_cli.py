@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Run:
     return Run.plan(tmp_path, count=12)
 
 
-def test_a_clean_run_exits_with_0(spark: SparkSession, run: Run) -> None:
+def test_clean_run_exits_with_0(spark: SparkSession, run: Run) -> None:
     run.store().write()
     report = run.root / "report.json"
     result = mqaudit(run, "--json", str(report))
@@ -50,7 +50,7 @@ def test_a_clean_run_exits_with_0(spark: SparkSession, run: Run) -> None:
     assert {check["name"] for check in content["checks"]} >= {"missing", "phantom", "replicas"}
 
 
-def test_who_has_seen_enough_changes_neither_the_verdict_nor_the_report(
+def test_closed_output_changes_neither_the_verdict_nor_the_report(
     spark: SparkSession, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.store().write()
@@ -63,7 +63,7 @@ def test_who_has_seen_enough_changes_neither_the_verdict_nor_the_report(
 
 
 @pytest.mark.parametrize("wrong", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_report_that_cannot_be_written_is_a_line_and_the_others_are_written(
+def test_unwritable_report_is_one_line_and_the_others_are_written(
     spark: SparkSession, run: Run, wrong: bool
 ) -> None:
     if wrong:
@@ -96,7 +96,7 @@ def test_results_are_written_as_tables(spark: SparkSession, run: Run) -> None:
     assert mqaudit(run, "--results", str(taken / "below")).exit_code == 2
 
 
-def test_stores_of_running_brokers_are_refused_before_anything_is_started(
+def test_stores_of_running_brokers_are_rejected_before_the_start(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.store().write()
@@ -113,7 +113,7 @@ def test_stores_of_running_brokers_are_refused_before_anything_is_started(
         lock.release()
 
 
-def test_settings_are_sparks(run: Run) -> None:
+def test_spark_settings_are_passed(run: Run) -> None:
     run.store().write()
     for wrong in ("spark.driver.memory", "driver.memory=1g"):
         result = mqaudit(run, "--conf", wrong)
@@ -135,7 +135,7 @@ def test_executors_of_a_cluster_do_the_work(run: Run) -> None:
     assert "nothing is wrong" in done.stdout
 
 
-def test_a_lost_message_exits_with_1(spark: SparkSession, run: Run) -> None:
+def test_lost_message_exits_with_1(spark: SparkSession, run: Run) -> None:
     run.messages.pop(4)
     run.store().write()
     result = mqaudit(run)
@@ -144,7 +144,7 @@ def test_a_lost_message_exits_with_1(spark: SparkSession, run: Run) -> None:
     assert message_id(4) in result.output
 
 
-def test_a_damaged_replica_exits_with_3(spark: SparkSession, run: Run) -> None:
+def test_damaged_replica_exits_with_3(spark: SparkSession, run: Run) -> None:
     run.store()
     run.logs["n1"].flip(run.placed(4).position + 90)
     run.write()
@@ -156,14 +156,14 @@ def test_a_damaged_replica_exits_with_3(spark: SparkSession, run: Run) -> None:
     assert damage in (results / "mqaudit.prom").read_text()
 
 
-def test_a_topic_nobody_sent_to_exits_with_2(spark: SparkSession, run: Run) -> None:
+def test_topic_without_sends_exits_with_2(spark: SparkSession, run: Run) -> None:
     run.store().write()
     result = mqaudit(run, topic="Trains")
     assert result.exit_code == 2
     assert "no sends to topic Trains" in result.output
 
 
-def test_a_failure_of_spark_is_a_line(
+def test_spark_failure_is_one_line(
     spark: SparkSession, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither Java's stack nor ours, and no verdict."""
@@ -180,7 +180,7 @@ def test_a_failure_of_spark_is_a_line(
 
 
 @pytest.mark.parametrize(("share", "told"), [(0, "is empty"), (0.6, "no event `end` after line")])
-def test_a_torn_history_exits_with_2_and_accuses_nobody(
+def test_torn_history_exits_with_2_and_blames_no_store(
     spark: SparkSession, run: Run, share: float, told: str
 ) -> None:
     run.store().write()
@@ -192,7 +192,7 @@ def test_a_torn_history_exits_with_2_and_accuses_nobody(
     assert len(result.output.splitlines()) == 1
 
 
-def test_what_mqchaos_left_is_found_in_its_directory(spark: SparkSession, tmp_path: Path) -> None:
+def test_mqchaos_run_directory_is_audited(spark: SparkSession, tmp_path: Path) -> None:
     run = Run.plan(tmp_path, count=12)
     run.store().write()
     nodes = []
@@ -259,14 +259,14 @@ def test_java_version(tmp_path: Path, version: str, status: int, expected: int) 
     assert java_version(fake_java(tmp_path / "java", version, status)) == expected
 
 
-def test_java_version_of_what_is_no_java(tmp_path: Path) -> None:
+def test_java_version_without_a_java_is_zero(tmp_path: Path) -> None:
     assert java_version(tmp_path) == 0
     home = fake_java(tmp_path / "java", "17")
     (home / "bin" / "java").write_text("not a program")
     assert java_version(home) == 0
 
 
-def test_where_java_is_looked_for(tmp_path: Path) -> None:
+def test_java_is_searched_in_the_usual_places(tmp_path: Path) -> None:
     old = fake_java(tmp_path / "old", "11.0.2")
     new = fake_java(tmp_path / "new", "17.0.2")
     positions = {
@@ -288,9 +288,7 @@ def test_where_java_is_looked_for(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_without_java_it_says_so_and_exits_with_2(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_java_exits_with_2(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.store().write()
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
     monkeypatch.setattr(java, "java_version", lambda home: 0)

@@ -33,11 +33,11 @@ def missed(sound: Run, root: Path, kind: Kind, damaged: int) -> str:
     return "" if named else f"{kind.name} on {damaged}, {check} {place!r}: {found}"
 
 
-def test_nothing_is_wrong_with_what_the_damage_is_planted_in(sound: Run) -> None:
+def test_control_finds_nothing_in_an_undamaged_run(sound: Run) -> None:
     assert judged({n: Path(at) for n, at in sound.stores.items()}, sound.history_path) == {}
 
 
-def test_the_control_names_every_kind(sound: Run, tmp_path: Path) -> None:
+def test_control_names_every_kind_of_damage(sound: Run, tmp_path: Path) -> None:
     """On one, two or all replicas by turns."""
     cases = ((kind, turn % 3 + 1) for turn, kind in enumerate(KINDS))
     problems = [missed(sound, tmp_path / "copy", *case) for case in cases if possible(*case)]
@@ -45,7 +45,7 @@ def test_the_control_names_every_kind(sound: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_control_names_every_kind_on_any_number(sound: Run, tmp_path: Path) -> None:
+def test_control_names_every_kind_of_damage_for_any_number(sound: Run, tmp_path: Path) -> None:
     cases = ((kind, damaged) for kind in KINDS for damaged in (1, 2, 3))
     problems = [missed(sound, tmp_path / "copy", *case) for case in cases if possible(*case)]
     assert not any(problems), "\n".join(filter(None, problems))

@@ -33,7 +33,7 @@ def audited(spark: SparkSession, stores: dict[str, Path]) -> AuditReport:
     return run_audit(spark, stores)
 
 
-def test_they_are_clean(spark: SparkSession, stores: dict[str, Path]) -> None:
+def test_apache_dledger_stores_are_clean(spark: SparkSession, stores: dict[str, Path]) -> None:
     report = audited(spark, stores)
     assert report.ok, [check for check in report.checks if not check.ok]
     assert (report.mode, report.figures["stored"], report.agreed_end) == ("raft", ENTRIES, END)
@@ -41,7 +41,7 @@ def test_they_are_clean(spark: SparkSession, stores: dict[str, Path]) -> None:
 
 
 @pytest.mark.long
-def test_a_changed_byte_is_blamed_on_its_replica(
+def test_changed_byte_is_blamed_on_its_dledger_replica(
     spark: SparkSession, stores: dict[str, Path]
 ) -> None:
     path = log_of(stores, "n2")
@@ -56,7 +56,7 @@ def test_a_changed_byte_is_blamed_on_its_replica(
     assert different["location"] == f"dledger-n2/data/{0:020d}:{at}"
 
 
-def test_a_lost_entry_and_a_lost_unit_are_found(
+def test_lost_entry_and_lost_queue_entry_are_found(
     spark: SparkSession, stores: dict[str, Path]
 ) -> None:
     path = log_of(stores, "n1")
@@ -76,13 +76,13 @@ def test_a_lost_entry_and_a_lost_unit_are_found(
     assert "n0" in {o["store"] for o in report.check("not_indexed").offenders}
 
 
-def test_a_replica_that_is_away_is_counted(spark: SparkSession, stores: dict[str, Path]) -> None:
+def test_absent_dledger_replica_is_counted(spark: SparkSession, stores: dict[str, Path]) -> None:
     both = {name: path for name, path in stores.items() if name != "n2"}
     assert audited(spark, both).figures["stored"] == ENTRIES
 
 
 @pytest.mark.parametrize("split", [1, 4, 47, 48, 49, 52, 100, 294, 295, 296, 1_000, 30_001])
-def test_ranges_that_begin_anywhere_have_each_item_once(
+def test_dledger_ranges_from_any_byte_have_each_item_once(
     stores: dict[str, Path], split: int
 ) -> None:
     data = memoryview(log_of(stores, "n0").read_bytes())

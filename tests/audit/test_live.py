@@ -86,7 +86,7 @@ async def send(cluster: Cluster, topic: str, count: int) -> None:
             )
 
 
-def test_a_new_kind_of_file_in_a_store_is_judged_or_listed(group: Cluster) -> None:
+def test_new_kind_of_store_file_is_judged_or_listed(group: Cluster) -> None:
     """None of these says anything of messages. Another one would need a check, or a reason."""
     store = Store("n0", str(group.directory / "n0" / "store"))
     without_messages = {"consumequeue.manifest", "history/", "lock"}
@@ -155,7 +155,7 @@ class Load:
         assert self.error is None
 
 
-def test_an_incremental_audit_reads_what_was_added(
+def test_incremental_live_audit_reads_the_added_part(
     spark: SparkSession, group: Cluster, tmp_path: Path
 ) -> None:
     results = tmp_path / "results"
@@ -171,7 +171,7 @@ def test_an_incremental_audit_reads_what_was_added(
     assert "found nothing wrong with it" in " ".join(second.not_judged)
 
 
-def test_a_group_under_load_is_clean(spark: SparkSession, group: Cluster, tmp_path: Path) -> None:
+def test_group_under_load_is_clean(spark: SparkSession, group: Cluster, tmp_path: Path) -> None:
     with Load(group) as load:
         while load.acknowledged < 10 and load.error is None:
             load._ended.wait(0.01)
@@ -204,7 +204,7 @@ def put(path: Path, at: int, data: bytes) -> None:
         file.write(data)
 
 
-def test_damage_on_one_replica_is_found_there(spark: SparkSession, group: Cluster) -> None:
+def test_damage_on_one_live_replica_is_found_there(spark: SparkSession, group: Cluster) -> None:
     name = followers(group)[0]
     (node,) = (n for n in group.state().brokers if n.name == name)
     segment = group.store_of(node) / "commitlog" / f"{0:020d}"
@@ -221,7 +221,7 @@ def test_damage_on_one_replica_is_found_there(spark: SparkSession, group: Cluste
     assert audited(spark, group).ok
 
 
-def test_a_replica_that_is_down_is_named(spark: SparkSession, group: Cluster) -> None:
+def test_stopped_replica_is_named(spark: SparkSession, group: Cluster) -> None:
     name = followers(group)[0]
 
     async def kill_or_start(kill: bool) -> None:
@@ -248,7 +248,7 @@ def test_a_replica_that_is_down_is_named(spark: SparkSession, group: Cluster) ->
     assert not report.ok
 
 
-def test_the_command(spark: SparkSession, group: Cluster, tmp_path: Path) -> None:
+def test_mqaudit_of_a_running_cluster(spark: SparkSession, group: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "reports.json"
     done = CliRunner().invoke(
         main, ["--namesrv", group.state().namesrv, "--group", "broker-a", "--json", str(path)]
@@ -260,7 +260,7 @@ def test_the_command(spark: SparkSession, group: Cluster, tmp_path: Path) -> Non
     assert report["ok"] and report["figures"]["stored"] >= COUNT
 
 
-def test_a_replicas_tables_are_compared_with_what_the_log_makes_of_them(
+def test_live_replica_tables_are_compared_with_the_log(
     spark: SparkSession, group: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = audited(spark, group)
@@ -286,7 +286,7 @@ def test_a_replicas_tables_are_compared_with_what_the_log_makes_of_them(
     assert "Orders.readQueueNums" in str(offender["what"])
 
 
-def test_a_replica_that_names_a_directory_elsewhere_is_not_copied(
+def test_replica_that_names_a_directory_elsewhere_is_not_copied(
     spark: SparkSession, group: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def elsewhere(data: bytes) -> Facts:
@@ -297,12 +297,12 @@ def test_a_replica_that_names_a_directory_elsewhere_is_not_copied(
         audit_cluster(spark, connection(group))
 
 
-def test_a_group_that_is_not_there_is_named(spark: SparkSession, group: Cluster) -> None:
+def test_unknown_group_is_named(spark: SparkSession, group: Cluster) -> None:
     with pytest.raises(NotAudited, match=r"no broker group broker-z; there are broker-a"):
         audit_cluster(spark, connection(group), group="broker-z")
 
 
-async def test_a_name_server_that_knows_no_broker_is_told() -> None:
+async def test_name_server_without_a_broker_is_reported_as_not_audited() -> None:
     """Nothing was judged: that nothing is wrong must not be said."""
     async with NameServer(NameServerConfig("127.0.0.1", 0)) as empty:
         where = connection_of({"namesrv": empty.address})
@@ -311,7 +311,7 @@ async def test_a_name_server_that_knows_no_broker_is_told() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "compared"), [(False, True), (True, False)])
-def test_a_group_that_cannot_be_audited_does_not_hide_the_others(
+def test_group_that_cannot_be_audited_does_not_hide_the_others(
     spark: SparkSession,
     group: Cluster,
     tmp_path: Path,
@@ -353,7 +353,7 @@ def test_a_group_that_cannot_be_audited_does_not_hide_the_others(
 @pytest.mark.parametrize(
     ("name", "brokers"), [(None, ["broker-a", "broker-z"]), ("broker-a", ["broker-z"])]
 )
-def test_acknowledged_messages_of_a_group_that_is_not_audited_are_refused(
+def test_acknowledged_messages_of_an_unaudited_group_are_rejected(
     spark: SparkSession, group: Cluster, tmp_path: Path, name: str | None, brokers: list[str]
 ) -> None:
     rows = [{"msg_id": f"M{n}", "topic": "Orders", "broker": at} for n, at in enumerate(brokers)]
@@ -365,7 +365,7 @@ def test_acknowledged_messages_of_a_group_that_is_not_audited_are_refused(
         audit_cluster(spark, connection(group), AuditOptions(acknowledged=str(path)), group=name)
 
 
-def test_a_disk_without_room_is_told_before_anything_is_read(
+def test_full_scratch_disk_is_reported_before_reading(
     spark: SparkSession, group: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
@@ -373,7 +373,7 @@ def test_a_disk_without_room_is_told_before_anything_is_read(
         audit_cluster(spark, connection(group))
 
 
-def test_queues_that_show_more_than_the_log_has() -> None:
+def test_queues_longer_than_the_log_are_found() -> None:
     check = ends_check({("T", 0): 5, ("T", 1): 7, ("U", 0): 1}, {("T", 0): 5, ("T", 1): 6})
     assert (check.name, check.ok) == ("queue_ends", False)
     assert [(o["topic"], o["queue_id"], o["log_until"]) for o in check.offenders] == [
@@ -393,13 +393,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     down(made)
 
 
-def test_a_classic_group_is_judged_by_what_it_gives(spark: SparkSession, pair: Cluster) -> None:
+def test_live_classic_group_is_audited_over_the_wire(spark: SparkSession, pair: Cluster) -> None:
     report = audited(spark, pair)
     assert (report.ok, report.mode, report.figures["stored"]) == (True, "classic", 300)
     assert any("slaves" in each for each in report.not_judged)
 
 
-def test_what_was_sent_to_a_classic_group_alone_is_refused(
+def test_history_of_a_classic_group_alone_is_rejected(
     spark: SparkSession, pair: Cluster, tmp_path: Path
 ) -> None:
     """Nothing of it could be judged: that nothing is wrong must not be said."""
@@ -410,7 +410,7 @@ def test_what_was_sent_to_a_classic_group_alone_is_refused(
             audit_cluster(spark, connection(pair), AuditOptions(**reported))  # type: ignore[arg-type]
 
 
-def test_a_message_that_a_classic_group_lacks_is_a_hole(
+def test_missing_message_of_a_classic_group_is_a_hole(
     spark: SparkSession, pair: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = pulled._counted
@@ -425,7 +425,7 @@ def test_a_message_that_a_classic_group_lacks_is_a_hole(
     assert hole["messages"] == hole["to"] - hole["from"] - 1
 
 
-def test_a_body_that_is_not_its_crcs_is_told(spark: SparkSession, pair: Cluster) -> None:
+def test_body_with_a_wrong_crc_is_reported(spark: SparkSession, pair: Cluster) -> None:
     master = next(node for node in pair.state().brokers if node.broker_id == 0)
     segment = pair.store_of(master) / "commitlog" / f"{0:020d}"
     put(segment, segment.read_bytes().index(BODY) + 100, b"\1")

@@ -65,9 +65,7 @@ def unnamed(report: AuditReport, run: Run, kind: Kind, damaged: int) -> str:
     return ""
 
 
-def test_nothing_is_wrong_with_what_the_damage_is_planted_in(
-    spark: SparkSession, sound: Run
-) -> None:
+def test_audit_finds_nothing_in_an_undamaged_run(spark: SparkSession, sound: Run) -> None:
     report = run_audit(spark, sound.stores, sound.history_path)
     assert {check.name for check in report.checks if not check.ok} == set()
     assert report.not_judged == ()
@@ -76,7 +74,7 @@ def test_nothing_is_wrong_with_what_the_damage_is_planted_in(
 @pytest.mark.parametrize(
     ("kinds", "damaged"), [each[1:] for each in TOGETHER], ids=[each[0] for each in TOGETHER]
 )
-def test_damage_is_named(
+def test_planted_damage_is_named(
     spark: SparkSession, sound: Run, tmp_path: Path, kinds: tuple[Kind, ...], damaged: int
 ) -> None:
     if damaged == 3 and any(kind.check == "absent_stores" for kind in kinds):
@@ -88,7 +86,7 @@ def test_damage_is_named(
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
-def test_the_table_of_planted_damage(
+def test_table_of_planted_damage_is_complete(
     spark: SparkSession, sound: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: int
 ) -> None:
     """Each kind alone: on one, on two, on all replicas. What the audit says of it is printed."""

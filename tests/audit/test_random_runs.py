@@ -24,7 +24,7 @@ SCENARIOS = ("anybody", "freeze", "planned", "restarts", "partitions", "power", 
 
 @pytest.mark.parametrize("turn", range(3))
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_nothing_is_wrong_with_what_a_sound_run_left(
+def test_random_run_of_each_workload_passes_the_audit(
     spark: SparkSession, tmp_path: Path, workload: str, turn: int
 ) -> None:
     seed = random.SystemRandom().randrange(1 << 31)

@@ -70,7 +70,7 @@ def test_equal_copies_are_decoded_once() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_differs_every_store_has_its_own_rows(seed: int) -> None:
+def test_differing_copies_have_their_own_rows(seed: int) -> None:
     """Copies that are damaged, cut short, or end elsewhere, in ranges from any byte to any other:
     the rows are those of each store read by itself."""
     rng = random.Random(seed)
@@ -88,7 +88,7 @@ def test_whatever_differs_every_store_has_its_own_rows(seed: int) -> None:
         assert rows(shared(copies, start, end)) == one_by_one(copies, start, end)
 
 
-def test_batches_have_the_schema_that_spark_was_told() -> None:
+def test_batches_have_the_schema_declared_to_spark() -> None:
     batches = list(shared([("a", segment()), ("b", segment(2))], 0, SIZE))
     assert batches and all(batch.schema == LOG_SCHEMA for batch in batches)
 
@@ -107,7 +107,7 @@ def blocks(tmp_path: Path, *copies: tuple[bytes, int, list[tuple[int, int]]]) ->
     return sorted(f"{start}:{store}" for store, start, *_ in result if len(kinds[start]) > 1)
 
 
-def test_blocks_that_differ_are_told_of_every_copy(tmp_path: Path) -> None:
+def test_differing_blocks_are_returned_for_every_copy(tmp_path: Path) -> None:
     complete = random.Random(3).randbytes(1 << 21)
     size = len(complete)
     other = bytearray(complete)

@@ -48,7 +48,7 @@ def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Au
     return run_audit(spark, run.write().stores, run.history_path)
 
 
-def test_what_is_wrong_in_any_topic_is_found(damaged: AuditReport) -> None:
+def test_faults_of_every_topic_are_found(damaged: AuditReport) -> None:
     assert wrong(damaged) == {"missing", "phantom", "altered", "not_consumed"}
     for check, result in (
         ("missing", {(TOPIC, message_id(5)), (SECOND, message_id(105))}),
@@ -61,14 +61,14 @@ def test_what_is_wrong_in_any_topic_is_found(damaged: AuditReport) -> None:
     assert damaged.figures["acknowledged"] == 48
 
 
-def test_only_topics_whose_consumers_were_done_must_be_consumed(damaged: AuditReport) -> None:
+def test_only_topics_with_finished_consumers_must_be_consumed(damaged: AuditReport) -> None:
     topics = {row["topic"] for row in damaged.check("not_consumed").offenders}
     assert topics == {SECOND}
     assert {row["topic"] for row in damaged.check("not_consumed_yet").offenders} == {TOPIC}
     assert damaged.check("not_consumed_yet").ok
 
 
-def test_one_topic_alone_can_be_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_single_topic_can_be_audited(spark: SparkSession, tmp_path: Path) -> None:
     run = two_topics(tmp_path)
     run.messages = [m for m in run.messages if m.id != message_id(105)]
     run.store().write()
@@ -77,7 +77,7 @@ def test_one_topic_alone_can_be_named(spark: SparkSession, tmp_path: Path) -> No
     assert f"sends to other topics than {TOPIC}" in " ".join(report.not_judged)
 
 
-def test_a_history_without_sends_is_judged_by_what_it_has(
+def test_history_without_sends_is_judged_by_its_other_events(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     run = Run.plan(tmp_path, count=6)
@@ -90,7 +90,7 @@ def test_a_history_without_sends_is_judged_by_what_it_has(
     assert any("the history has no sends" in gap for gap in report.not_judged)
 
 
-def test_a_history_of_nothing_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_history_without_events_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
     run = Run.plan(tmp_path, count=6)
     run.store()
     run.sent = []

@@ -9,7 +9,7 @@ import time
 from bench.group import cpu_us
 
 
-def test_the_time_of_ended_threads_counts() -> None:
+def test_cpu_time_of_ended_threads_counts() -> None:
     spent: list[float] = []
 
     def work() -> None:

@@ -22,7 +22,7 @@ from tests.waiting import until
 TOPICS = {name: TopicConfig(name, 1, 1) for name in ("A", "B")}
 
 
-async def test_made_up_brokers_register_and_clients_follow_their_leader() -> None:
+async def test_simulated_brokers_register_and_clients_follow_their_leader() -> None:
     config = NameServerConfig("127.0.0.1", 0, http_enable=False)
     leader = RemotingServer()  # knows no request
     await leader.start("127.0.0.1")
@@ -59,7 +59,7 @@ async def _routed(admin: Admin, topic: str) -> TopicRouteData:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_command_measures_all_phases(tmp_path: Path) -> None:
+def test_scale_command_measures_all_phases(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     arguments = ["--groups", "2", "--topics", "30", "--clients", "4", "--rest", "1"]
     result = CliRunner().invoke(main, [*arguments, "--json", str(path)], catch_exceptions=False)

@@ -35,7 +35,7 @@ def run(*arguments: str) -> str:
     return result.output
 
 
-def test_a_scenario_has_its_own_points_unless_others_are_named(
+def test_scenario_has_its_own_points_unless_named(
     planned: list[tuple[int, float]],
 ) -> None:
     run("--scenario", "window")
@@ -50,7 +50,7 @@ def test_points_are_shown_and_written(planned: list[tuple[int, float]], tmp_path
     assert orjson.loads(path.read_bytes()) == {"window": {"1": {"rate": 1000}, "2": {"rate": 500}}}
 
 
-def test_wrong_points_are_refused(planned: list[tuple[int, float]]) -> None:
+def test_wrong_points_are_rejected(planned: list[tuple[int, float]]) -> None:
     result = CliRunner().invoke(main, ["--scenario", "window", "--points", "1,x"])
     assert result.exit_code == 2
     assert "numbers, separated by commas" in result.output
@@ -59,7 +59,7 @@ def test_wrong_points_are_refused(planned: list[tuple[int, float]]) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("measure", [window, pytest.param(body, marks=pytest.mark.long)])
-async def test_a_point_is_measured_on_a_group_of_its_own(
+async def test_each_point_is_measured_on_a_new_group(
     measure: Callable[[int, float], Awaitable[Figures]],
 ) -> None:
     figures = await measure(16, 0.2)
@@ -69,7 +69,7 @@ async def test_a_point_is_measured_on_a_group_of_its_own(
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-async def test_a_transfer_fails_no_send() -> None:
+async def test_benchmark_transfer_fails_no_send() -> None:
     figures = await transfers(2, 0)
     assert (figures["failed"], figures["lost"]) == (0, 0)
     assert figures["acknowledged"] > 0

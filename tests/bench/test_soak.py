@@ -19,13 +19,13 @@ MINUTES = [60.0 * number for number in range(60)]
         ([200.0 - number for number in range(60)], -60.0),
     ],
 )
-def test_growth_is_what_is_left_after_the_warm_up(mib: list[float], growth: float) -> None:
+def test_growth_is_measured_after_the_warm_up(mib: list[float], growth: float) -> None:
     assert growth_mib_hour(MINUTES, mib) == pytest.approx(growth)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-async def test_every_kind_of_churn_runs_and_memory_is_watched() -> None:
+async def test_every_kind_of_churn_runs_and_memory_is_measured() -> None:
     watch = await soak(3, names=2)
     assert watch.done.keys() == KINDS.keys()
     assert all(watch.done.values())

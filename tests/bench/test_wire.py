@@ -42,7 +42,7 @@ async def counting(seen: Counter[tuple[bytes, bytes]]) -> AsyncIterator[str]:
         await asyncio.gather(*filter(None, served))
 
 
-async def test_topics_take_turns_and_within_each_its_queues() -> None:
+async def test_sends_alternate_between_topics_and_their_queues() -> None:
     seen: Counter[tuple[bytes, bytes]] = Counter()
     async with counting(seen) as address:
         result = await run_load(
@@ -53,7 +53,7 @@ async def test_topics_take_turns_and_within_each_its_queues() -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 7])
-async def test_a_load_ends_when_its_time_is_over(in_flight: int) -> None:
+async def test_load_ends_at_its_time(in_flight: int) -> None:
     seen: Counter[tuple[bytes, bytes]] = Counter()
     async with counting(seen) as address:
         result = await run_load(

@@ -33,7 +33,7 @@ def firing(check: dict[str, Any]) -> set[str]:
     return {NAME.findall(sample["labels"])[0] for sample in check.get("exp_samples", ())}
 
 
-def test_every_alert_fires_in_a_case_in_which_it_does_not_fire_at_first(cases, alerts):
+def test_every_alert_fires_in_a_case_after_a_quiet_start(cases, alerts):
     tried = set()
     for case in cases:
         start, *later = [firing(check) for check in case["promql_expr_test"]]
@@ -41,7 +41,7 @@ def test_every_alert_fires_in_a_case_in_which_it_does_not_fire_at_first(cases, a
     assert tried == set(alerts)
 
 
-def test_cases_give_what_the_alerts_ask_for(cases, alerts):
+def test_alert_cases_provide_the_queried_metrics(cases, alerts):
     metric = re.compile(r"\b(?:up|(?:rocketmq|raftmq|raft|process)_[a-z0-9_]+)\b")
     matches = {name for expr in alerts.values() for name in metric.findall(expr)}
     given = {one["series"].split("{")[0] for case in cases for one in case["input_series"]}

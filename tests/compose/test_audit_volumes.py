@@ -30,13 +30,13 @@ def run(script, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return script.main()
 
 
-def test_groups_are_those_whose_nodes_hold_a_log(script):
+def test_audited_groups_are_those_with_a_log(script):
     stores = script.stores_of(script.STORES)
     names = {group: [node.name for node in nodes] for group, nodes in stores.items()}
     assert names == {"a": ["n0", "n1"], "b": ["n2"]}
 
 
-def test_all_groups_or_those_that_are_named(script, monkeypatch):
+def test_audit_covers_all_or_the_named_groups(script, monkeypatch):
     requested = []
 
     def audit(*given):
@@ -59,12 +59,12 @@ def test_all_groups_or_those_that_are_named(script, monkeypatch):
         (["--run", "one", "c"], "no stores of c; there are: a, b"),
     ],
 )
-def test_nothing_to_audit(script, monkeypatch, capsys, words, said):
+def test_missing_audit_input_exits_with_2(script, monkeypatch, capsys, words, said):
     assert run(script, monkeypatch, *words) == 2
     assert said in capsys.readouterr().err
 
 
-def test_of_several_runs_the_first_is_to_be_audited(script, monkeypatch, capsys):
+def test_first_of_several_runs_is_audited(script, monkeypatch, capsys):
     monkeypatch.setattr(script, "audit", lambda *given: 1)
     assert run(script, monkeypatch, "--run", "two") == 1
     assert "there were several runs" in capsys.readouterr().out

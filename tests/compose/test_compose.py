@@ -52,13 +52,13 @@ def wait_answer(stage: Stage, wanted: str, *words: str) -> None:
     wait_until(lambda: wanted in done().stdout, done, patience_s=HEALTHY_TIMEOUT_S, pause_s=0.5)
 
 
-def test_all_profiles_read(stage):
+def test_all_compose_profiles_are_valid(stage):
     chosen = [word for profile in PROFILES for word in ("--profile", profile)]
     services = stage.compose(*chosen, "config", "--services").split()
     assert set(services) == SERVICES | OF_PROFILES
 
 
-def test_everything_comes_up_and_says_that_it_is_healthy(stage):
+def test_all_compose_services_become_healthy(stage):
     deadline = time.monotonic() + HEALTHY_TIMEOUT_S
     while True:
         result = stage.containers()
@@ -74,7 +74,7 @@ def test_everything_comes_up_and_says_that_it_is_healthy(stage):
         assert host["RestartPolicy"]["Name"] == "unless-stopped"
 
 
-def test_nobody_is_root_and_the_tokens_are_the_brokers_own(stage):
+def test_containers_run_without_root_and_own_their_tokens(stage):
     look = "id -u; stat -c '%a %u' /run/raftmq/tokens.json; touch /x 2>&1 || true"
     uid, tokens, refused = stage.compose("exec", "-T", "broker-a0", "sh", "-c", look).split("\n")
     assert uid == "10001" and tokens == "600 10001"
@@ -113,7 +113,7 @@ def test_proxies_reach_the_brokers_inside(stage):
     assert "received 8 of 8 from 2 broker groups" in done.stdout
 
 
-def test_what_a_classic_master_took_its_slave_has(stage):
+def test_classic_slave_has_the_masters_messages(stage):
     stage.compose("--profile", "classic", "up", "-d", "--no-build", "master-a", "slave-a")
     for address in (MASTER, SLAVE):
         wait_answer(stage, "brokerRole", "brokerStatus", "-b", address)
@@ -130,7 +130,7 @@ def test_what_a_classic_master_took_its_slave_has(stage):
 
 
 @pytest.mark.long
-def test_spark_finds_nothing_wrong_in_the_volumes(stage):
+def test_audit_of_the_volumes_finds_nothing_wrong(stage):
     stage.compose("stop")
     done = stage.run_service("audit", "raftmq-audit", "broker-a")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -138,7 +138,7 @@ def test_spark_finds_nothing_wrong_in_the_volumes(stage):
 
 
 @pytest.mark.long
-def test_an_audit_of_nothing_is_none(stage):
+def test_audit_without_a_history_exits_with_2(stage):
     done = stage.run_service("audit", "raftmq-audit", "--run", "nothing")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "no /runs/nothing/history.jsonl" in done.stderr

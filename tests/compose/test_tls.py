@@ -60,7 +60,7 @@ def send(stage: Stage, certificates: Path, text: str) -> None:
     assert "offset" in said(stage, certificates, "sendMessage", "-t", "Safe", "-p", text)
 
 
-def test_it_comes_up_healthy(stage):
+def test_tls_compose_services_become_healthy(stage):
     wait_until(
         lambda: (
             health_of(stage.containers()) == dict.fromkeys([*NAME_SERVERS, *BROKERS], "healthy")
@@ -71,7 +71,7 @@ def test_it_comes_up_healthy(stage):
     )
 
 
-def test_who_has_a_certificate_is_served_and_others_are_not(stage, certificates):
+def test_client_with_a_certificate_is_served_and_a_plain_one_is_not(stage, certificates):
     said(stage, certificates, "updateTopic", "-c", "DefaultCluster", "-t", "Safe")
     send(stage, certificates, "first")
     plain = stage.mqadmin("topicRoute", "-t", "Safe")
@@ -88,7 +88,7 @@ def leader_of(stage: Stage, certificates: Path, group: str) -> str:
     raise AssertionError(result)
 
 
-def test_clients_outlive_the_leader(stage, certificates):
+def test_tls_clients_survive_the_leader(stage, certificates):
     stage.compose("kill", leader_of(stage, certificates, "a"))
     for number in range(10):
         send(stage, certificates, f"after {number}")
@@ -99,7 +99,7 @@ def certificate_of(stage: Stage, port: int) -> str:
     return stage.within(sys.executable, "-c", look, str(port)).stdout
 
 
-def test_certificates_are_renewed_while_it_runs(stage, certificates):
+def test_tls_certificates_are_renewed_without_a_restart(stage, certificates):
     """Brokers and name servers take the new files within ten seconds, without a restart."""
     before = {port: certificate_of(stage, port) for port in (9876, 9877, 11011)}
     assert all("BEGIN CERTIFICATE" in one for one in before.values())

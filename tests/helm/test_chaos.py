@@ -45,7 +45,7 @@ def run(api: HttpApi, tmp_path: Path, *pods: dict[str, Any]) -> str:
     return result.stdout
 
 
-def test_one_ready_pod_is_deleted(api: HttpApi, tmp_path: Path) -> None:
+def test_chart_chaos_deletes_one_ready_pod(api: HttpApi, tmp_path: Path) -> None:
     names = ("b-0", "b-1", "b-2")
     reported = run(api, tmp_path, *map(pod, names))
     requested, deleted = api.seen
@@ -59,7 +59,7 @@ def test_one_ready_pod_is_deleted(api: HttpApi, tmp_path: Path) -> None:
     "third",
     [[], [pod("b-2", ready="False")], [pod("b-2", deletionTimestamp="2026-01-01T00:00:00Z")]],
 )
-def test_none_is_deleted_unless_all_are_ready(
+def test_chart_chaos_deletes_no_pod_unless_all_are_ready(
     api: HttpApi, tmp_path: Path, third: list[dict[str, Any]]
 ) -> None:
     reported = run(api, tmp_path, pod("b-0"), pod("b-1"), *third)

@@ -58,7 +58,7 @@ def judged(text: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_helm_finds_nothing_to_say(case: str) -> None:
+def test_helm_lint_finds_nothing(case: str) -> None:
     values = str(HERE / "cases" / f"{case}.yaml")
     result = run_helm(
         "lint", "--strict", "--values", values, "--kube-version", KUBERNETES, str(CHART)
@@ -67,12 +67,12 @@ def test_helm_finds_nothing_to_say(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_rendered_is_what_the_other_tests_judge(case: str) -> None:
+def test_rendered_chart_equals_the_stored_one(case: str) -> None:
     assert render(case) == (RENDERED / f"{case}.yaml").read_text(), "make helm"
 
 
 @pytest.mark.parametrize("options", MORE)
-def test_the_types_of_the_api_take_every_object(options: str) -> None:
+def test_api_types_accept_every_object(options: str) -> None:
     result = template("--set", options)
     assert result.returncode == 0, result.stderr
     judgement = judged(result.stdout)
@@ -81,12 +81,12 @@ def test_the_types_of_the_api_take_every_object(options: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_types_of_the_api_take_every_case(case: str) -> None:
+def test_api_types_accept_every_case(case: str) -> None:
     judgement = judged((RENDERED / f"{case}.yaml").read_text())
     assert judgement.returncode == 0, judgement.stdout
 
 
-def test_the_decoder_refuses_what_a_type_does_not_have() -> None:
+def test_decoder_rejects_an_unknown_field() -> None:
     service = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {prots: []}\n"
     judgement = judged(f"---\n{service}")
     assert judgement.returncode == 1 and 'unknown field "spec.prots"' in judgement.stdout
@@ -108,17 +108,17 @@ def test_the_decoder_refuses_what_a_type_does_not_have() -> None:
         ("broker.storage.size=big", "/broker/storage/size"),
     ],
 )
-def test_wrong_values_are_refused_by_name(options: str, words: str) -> None:
+def test_wrong_values_are_rejected_by_name(options: str, words: str) -> None:
     result = template("--set", options)
     assert result.returncode != 0 and words in result.stderr
 
 
-def test_an_older_kubernetes_is_refused() -> None:
+def test_older_kubernetes_is_rejected() -> None:
     result = run_helm("template", "mq", str(CHART), "--kube-version", "1.27.0")
     assert result.returncode != 0 and "kubeVersion" in result.stderr
 
 
-def test_generated_certificates_are_for_the_names_that_are_dialled() -> None:
+def test_generated_certificates_have_the_dialled_names() -> None:
     objects = rendered_with("--set", "tls.extraNames={mq.example.org}", release="other")
     secrets = {one["metadata"]["name"]: one for one in objects if one["kind"] == "Secret"}
     clients = issued(secrets["other-raftmq-tls"])
@@ -158,14 +158,14 @@ def issued(secret: Object) -> dict[str, Any]:
     return {"subjectAltName": tuple(result)}
 
 
-def test_every_installation_has_secrets_of_its_own() -> None:
+def test_every_installation_has_its_own_secrets() -> None:
     def secrets() -> str:
         return json.dumps([one for one in rendered_with() if one["kind"] == "Secret"])
 
     assert secrets() != secrets()
 
 
-def test_alerts_and_dashboard_are_those_of_this_repository() -> None:
+def test_chart_alerts_and_dashboard_equal_the_repositorys() -> None:
     monitoring = "monitoring.prometheusRule=true,monitoring.grafanaDashboard=true"
     runbooks = "monitoring.runbooks=https://wiki.example.org/runbooks"
     objects = rendered_with("--set", f"{monitoring},{runbooks}")
@@ -179,7 +179,7 @@ def test_alerts_and_dashboard_are_those_of_this_repository() -> None:
     assert json.loads(shown["raftmq.json"]) == dashboard
 
 
-def test_a_package_has_all_files(tmp_path: Path) -> None:
+def test_chart_package_has_all_files(tmp_path: Path) -> None:
     result = run_helm("package", "--destination", str(tmp_path), str(CHART))
     assert result.returncode == 0, result.stderr
     (package,) = tmp_path.glob("*.tgz")

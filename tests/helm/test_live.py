@@ -202,7 +202,7 @@ async def ready(pods: list[Running]) -> bool:
     return all([await one.probe("readiness") == 200 for one in pods])
 
 
-async def test_the_chart_makes_a_cluster_that_serves(cluster: Cluster) -> None:
+async def test_chart_makes_a_cluster_that_serves(cluster: Cluster) -> None:
     everybody = list(cluster.pods.values())
     await until(lambda: ready(everybody), pause_s=0.2)
     assert [await one.probe("liveness") for one in everybody] == [200] * 6

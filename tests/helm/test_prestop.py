@@ -65,7 +65,7 @@ def run(port: int, tmp_path: Path) -> tuple[int, str]:
         (leading("n0", peer("n1"), peer("n2")), {}, "this replica still leads"),
     ],
 )
-def test_a_replica_stays_while_its_group_needs_it(
+def test_prestop_waits_while_the_group_needs_the_replica(
     apis: tuple[HttpApi, HttpApi],
     tmp_path: Path,
     own: dict[str, Any],
@@ -80,7 +80,7 @@ def test_a_replica_stays_while_its_group_needs_it(
     assert asked_to_move is (said == "this replica still leads")
 
 
-def test_the_leader_is_asked_where_it_says_that_it_is(
+def test_prestop_asks_the_leader_at_its_reported_address(
     apis: tuple[HttpApi, HttpApi], tmp_path: Path
 ) -> None:
     own, other = apis
@@ -90,6 +90,6 @@ def test_the_leader_is_asked_where_it_says_that_it_is(
     assert other.seen == [("GET", NODE, "Bearer a-token")]
 
 
-def test_a_broker_that_is_not_up_has_nothing_to_move(tmp_path: Path) -> None:
+def test_prestop_of_a_broker_that_is_down_exits_at_once(tmp_path: Path) -> None:
     with bound() as nobody:
         assert run(nobody.getsockname()[1], tmp_path) == (0, "")

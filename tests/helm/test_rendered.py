@@ -78,12 +78,12 @@ def config_of(pod: Pod, tmp_path: Path) -> BrokerConfig | NameServerConfig | Pro
     return load_proxy(file, (), environment).config
 
 
-def test_the_chart_was_rendered_since_it_changed() -> None:
+def test_stored_rendering_matches_the_chart() -> None:
     assert digest() == DIGEST.read_text().strip(), "make helm"
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_brokers_take_their_configuration_and_form_groups(case: str, tmp_path: Path) -> None:
+def test_brokers_read_their_configuration_and_form_groups(case: str, tmp_path: Path) -> None:
     groups: dict[str, list[BrokerConfig]] = {}
     for pod in servers(case):
         if component(pod) == "broker":
@@ -108,7 +108,7 @@ def test_brokers_take_their_configuration_and_form_groups(case: str, tmp_path: P
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_everybody_knows_every_name_server_by_name(case: str, tmp_path: Path) -> None:
+def test_every_server_knows_all_name_servers_by_name(case: str, tmp_path: Path) -> None:
     names = [
         f"{pod.name}.{pod.owner['spec']['serviceName']}.{NAMESPACE}.svc.cluster.local"
         for pod in servers(case)
@@ -128,7 +128,7 @@ def test_everybody_knows_every_name_server_by_name(case: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_only_what_is_asked_for_by_name_is_open(case: str, tmp_path: Path) -> None:
+def test_chart_is_open_only_where_requested(case: str, tmp_path: Path) -> None:
     tls = {"open": "disabled", "between": "permissive"}.get(case, "enforcing")
     for pod in servers(case):
         config = config_of(pod, tmp_path / pod.name)
@@ -171,7 +171,7 @@ def test_every_file_that_a_configuration_names_is_mounted(case: str, tmp_path: P
             assert mount["name"] == "data"
 
 
-def test_generated_secrets_are_what_the_servers_read(tmp_path: Path) -> None:
+def test_generated_secrets_are_readable_by_the_servers(tmp_path: Path) -> None:
     result = Rendered.of("default")
     secrets, accounts = (result.data("Secret", f"mq-raftmq-{n}") for n in ("secrets", "accounts"))
     for key, text in (secrets | accounts).items():
@@ -219,7 +219,7 @@ def test_ports_are_where_the_servers_listen(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_selectors_and_names_meet(case: str) -> None:
+def test_selectors_and_names_match(case: str) -> None:
     result = Rendered.of(case)
     names = {(one["kind"], one["metadata"]["name"]) for one in result.objects}
     for owner, template in result.pods():
@@ -259,7 +259,7 @@ def test_pods_run_without_root_and_without_a_writable_root(case: str) -> None:
         assert container["resources"]["limits"]["memory"]
 
 
-def test_one_replica_of_a_group_is_away_at_a_time() -> None:
+def test_disruption_budget_permits_one_replica_of_a_group() -> None:
     result = Rendered.of("large")
     for owner in [*result.of_kind("StatefulSet"), *result.of_kind("Deployment")]:
         labels = template_of(owner)["metadata"]["labels"]
@@ -276,7 +276,7 @@ def test_one_replica_of_a_group_is_away_at_a_time() -> None:
         assert owner["spec"]["podManagementPolicy"] == "Parallel"
 
 
-def test_a_start_has_a_day_and_a_stop_longer_than_its_hook() -> None:
+def test_start_has_a_day_and_a_stop_longer_than_its_hook() -> None:
     for pod in servers("default"):
         startup, container = pod.container["startupProbe"], pod.container
         seconds = startup["periodSeconds"] * startup["failureThreshold"]
@@ -291,7 +291,7 @@ def test_a_start_has_a_day_and_a_stop_longer_than_its_hook() -> None:
             assert int(seconds) + 30 <= pod.spec["terminationGracePeriodSeconds"]
 
 
-def test_commands_are_the_products() -> None:
+def test_chart_commands_are_the_products() -> None:
     for case in CASES:
         for _, template in Rendered.of(case).pods():
             (container,) = template["spec"]["containers"]
@@ -302,7 +302,7 @@ def test_commands_are_the_products() -> None:
     assert used == {"updateTopic", "sendMessage", "consume"} and used <= known.keys()
 
 
-def test_groups_that_leave_are_drained_before_the_upgrade() -> None:
+def test_removed_groups_are_drained_before_the_upgrade() -> None:
     assert not Rendered.of("large").of_kind("Job")
     (job,) = Rendered.of("proxies").of_kind("Job")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
@@ -319,7 +319,7 @@ def test_groups_that_leave_are_drained_before_the_upgrade() -> None:
     assert {"wait", "moveDeadLetters", *re.findall(r"--(\w+)", " ".join(options))} <= flags
 
 
-def test_monitoring_is_what_prometheus_has_elsewhere() -> None:
+def test_chart_monitoring_equals_the_prometheus_configuration() -> None:
     result = Rendered.of("large")
     jobs, services = set(), result.of_kind("Service")
     for monitor in result.of_kind("ServiceMonitor"):
@@ -342,7 +342,7 @@ def dns_names(found: Rendered) -> list[str]:
     return names
 
 
-def test_certificates_are_for_all_that_is_dialled(tmp_path: Path) -> None:
+def test_certificates_cover_all_dialled_names(tmp_path: Path) -> None:
     result = Rendered.of("large")
     replicas = result.named("Certificate", "mq-raftmq-raft-tls")["spec"]["dnsNames"]
     issuers = {
@@ -377,7 +377,7 @@ def test_values_and_their_schema_have_the_same_keys() -> None:
     compare(VALUES, schema, "")
 
 
-def test_the_chart_installs_this_version() -> None:
+def test_chart_installs_this_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == raftmq.__version__
     (pod, *_) = servers("default")
@@ -390,7 +390,7 @@ def test_documented_keys_are_brokers_keys() -> None:
     assert keys and keys <= set(BROKER_OPTIONS)
 
 
-def test_the_images_files_and_the_chart_agree() -> None:
+def test_image_files_and_the_chart_agree() -> None:
     """The volume's directory is the image's, and broker.toml says of a container what the chart
     says."""
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()

@@ -160,7 +160,7 @@ Only the leader or master exports consumer lag, for at most `metricsSeriesMax` p
 """
 
 
-def test_the_document_has_every_metric(scraped: list[str], known: Known) -> None:
+def test_metrics_page_has_every_metric(scraped: list[str], known: Known) -> None:
     rows = {}
     for text in scraped:
         for family in text_string_to_metric_families(text):
@@ -174,7 +174,7 @@ def test_the_document_has_every_metric(scraped: list[str], known: Known) -> None
     assert METRICS.read_text() == text
 
 
-def test_every_program_tells_when_its_certificates_end_and_an_alert_asks_each(
+def test_certificate_alert_covers_the_metric_of_every_program(
     known: Known,
 ) -> None:
     """A program more with TLS of its own has to stand in the expositions above, too."""
@@ -213,13 +213,13 @@ def check_expression(expression: str, known: Known) -> None:
         assert function in FUNCTIONS | {"and", "or", "unless", "group_left"}, function
 
 
-def test_every_alert_asks_for_what_there_is(known: Known) -> None:
+def test_alerts_query_existing_metrics(known: Known) -> None:
     assert len(rules()) >= 25
     for rule in rules():
         check_expression(str(rule["expr"]), known)
 
 
-def test_every_alert_is_whole() -> None:
+def test_every_alert_has_all_fields() -> None:
     names = [rule["alert"] for rule in rules()]
     assert len(set(names)) == len(names)
     for rule in rules():
@@ -247,7 +247,7 @@ def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
         assert f"({name})" in index
 
 
-def test_what_runbooks_type_at_mqadmin_and_mqcluster_is_there() -> None:
+def test_runbook_commands_and_options_exist() -> None:
     known = {command.name: command.flags for command in COMMANDS}
     text = "\n".join(path.read_text() for path in sorted(RUNBOOKS.glob("*.md")))
     typed = re.findall(r"mqadmin (\w+)((?: +-\w\s+[\w.:-]+)*)", text)
@@ -260,7 +260,7 @@ def test_what_runbooks_type_at_mqadmin_and_mqcluster_is_there() -> None:
     assert {"raftJoin", "dLegerPeers"} <= keys <= set(broker_config.OPTIONS)
 
 
-def test_an_invented_metric_is_found(known: Known) -> None:
+def test_unknown_metric_in_an_alert_is_found(known: Known) -> None:
     for expression in (
         "raft_nothing > 0",
         "sum by (nobody) (raft_term)",
@@ -272,7 +272,7 @@ def test_an_invented_metric_is_found(known: Known) -> None:
             check_expression(expression, known)
 
 
-def test_runbooks_speak_of_what_there_is(known: Known) -> None:
+def test_runbooks_name_existing_metrics_links_keys_and_events(known: Known) -> None:
     sources = "".join(
         path.read_text()
         for room in ("broker", "dledger", "namesrv", "store", "remoting", "ops")
@@ -303,14 +303,14 @@ def test_runbooks_speak_of_what_there_is(known: Known) -> None:
     assert result.keys() == {"metrics", "links", "keys", "events"}
 
 
-def test_what_grafana_is_given_reads() -> None:
+def test_grafana_provisioning_is_valid() -> None:
     sources = yaml.safe_load((PROVISIONING / "datasources" / "raftmq.yml").read_text())
     assert [source["type"] for source in sources["datasources"]] == ["prometheus"]
     boards = yaml.safe_load((PROVISIONING / "dashboards" / "raftmq.yml").read_text())
     assert boards["providers"][0]["options"]["path"].startswith("/var/lib/grafana")
 
 
-def test_scrapes_and_rules_belong_together() -> None:
+def test_scrape_jobs_and_rules_match() -> None:
     config = yaml.safe_load(SCRAPES.read_text())
     for name in config["rule_files"]:
         assert (SCRAPES.parent / name).exists()
@@ -320,7 +320,7 @@ def test_scrapes_and_rules_belong_together() -> None:
     assert all(job["metrics_path"] == "/metrics" for job in config["scrape_configs"])
 
 
-def test_the_dashboard_shows_what_there_is(known: Known) -> None:
+def test_grafana_dashboard_queries_existing_metrics_without_overlap(known: Known) -> None:
     board = json.loads(DASHBOARD.read_text())
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)

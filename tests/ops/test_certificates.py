@@ -39,7 +39,7 @@ def contents(location: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (location / "tls").rglob("*") if path.is_file()}
 
 
-def test_a_second_run_renews_what_the_same_authorities_signed(location: Path) -> None:
+def test_second_run_renews_certificates_of_the_same_authorities(location: Path) -> None:
     assert made(location, "h0").returncode == 0
     before = contents(location)
     again = made(location, "h0")
@@ -51,7 +51,7 @@ def test_a_second_run_renews_what_the_same_authorities_signed(location: Path) ->
     assert not changed & FILES
 
 
-def test_a_directory_that_is_not_ones_own_is_named_and_left_alone(location: Path) -> None:
+def test_foreign_certificate_directory_is_named_and_unchanged(location: Path) -> None:
     """As after the `chown -R 10001 tls` of docs/deployment.md."""
     assert made(location, "h0").returncode == 0
     before = contents(location)
@@ -64,9 +64,7 @@ def test_a_directory_that_is_not_ones_own_is_named_and_left_alone(location: Path
 
 
 @pytest.mark.parametrize("name", ["ca", "raft-ca"])
-def test_a_certificate_whose_key_is_elsewhere_is_not_written_over(
-    location: Path, name: str
-) -> None:
+def test_certificate_without_its_key_is_not_overwritten(location: Path, name: str) -> None:
     assert made(location, "h0").returncode == 0
     (location / "tls" / f"{name}.key").unlink()
     before = contents(location)
@@ -75,7 +73,7 @@ def test_a_certificate_whose_key_is_elsewhere_is_not_written_over(
     assert contents(location) == before
 
 
-def test_what_openssl_says_is_shown_and_nothing_unfinished_is_left(location: Path) -> None:
+def test_openssl_error_is_shown_and_leaves_no_unfinished_file(location: Path) -> None:
     assert made(location, "h0").returncode == 0
     (location / "tls" / "raft-ca.key").write_text("no key")
     again = made(location, "h0", "h1")
@@ -84,7 +82,7 @@ def test_what_openssl_says_is_shown_and_nothing_unfinished_is_left(location: Pat
     assert endings <= {".crt", ".key", ".srl", ".properties"}
 
 
-def test_a_host_may_be_longer_than_a_common_name(location: Path) -> None:
+def test_host_may_be_longer_than_a_common_name(location: Path) -> None:
     host = f"broker-a-0.broker-a.{'n' * 40}.svc.cluster.local"
     done = made(location, host)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ SERVICES: dict[str, Any] = COMPOSE["services"]
 REACHED: str = SERVICES["proxy-0"]["environment"]["RAFTMQ_BROKER_ADDRESS_MAP"]
 
 
-def test_the_third_group_differs_in_names_and_ports_only() -> None:
+def test_third_compose_group_differs_in_names_and_ports_only() -> None:
     for number in range(3):
         known, added = (
             str(SERVICES[f"broker-{group}{number}"]).replace(REACHED, "") for group in "bc"
@@ -26,7 +26,7 @@ def test_the_third_group_differs_in_names_and_ports_only() -> None:
         assert "profiles" not in SERVICES[f"broker-b{number}"]
 
 
-def test_the_third_group_is_known_to_proxies_brokers_and_the_audit() -> None:
+def test_third_compose_group_is_known_to_proxies_brokers_and_audit() -> None:
     assert SERVICES["broker-a0"]["environment"]["RAFTMQ_BROKER_ADDRESS_MAP"] == REACHED
     for number in range(3):
         name = f"broker-c{number}"

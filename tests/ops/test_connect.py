@@ -56,7 +56,7 @@ def named(*hosts: str) -> Iterator[pytest.MonkeyPatch]:
 
 
 @on_both_loops
-async def test_a_client_passes_by_a_silent_address() -> None:
+async def test_client_skips_a_silent_address() -> None:
     async with serving({1: echo}) as (server, _):
         client = RemotingClient(connect_timeout_ms=60_000)
         with silent(FIRST, server.port), named(FIRST, "127.0.0.1"):
@@ -67,7 +67,7 @@ async def test_a_client_passes_by_a_silent_address() -> None:
 
 
 @on_both_loops
-async def test_a_replica_passes_by_a_silent_address() -> None:
+async def test_replica_skips_a_silent_address() -> None:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, SECOND, 0)
     port = server.sockets[0].getsockname()[1]
@@ -81,7 +81,7 @@ async def test_a_replica_passes_by_a_silent_address() -> None:
 
 @pytest.mark.parametrize("hosts", [(SECOND,), (FIRST, SECOND)])
 @pytest.mark.parametrize("of", [NAME, "other.example"])
-def test_the_certificate_is_checked_for_the_name(hosts: tuple[str, ...], of: str) -> None:
+def test_certificate_is_checked_for_the_name(hosts: tuple[str, ...], of: str) -> None:
     authority = trustme.CA()
     shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert(of).configure_cert(shown)
@@ -109,7 +109,7 @@ def test_the_certificate_is_checked_for_the_name(hosts: tuple[str, ...], of: str
 
 
 @on_both_loops
-async def test_a_refused_address_is_passed_by_at_once() -> None:
+async def test_refused_address_is_skipped_at_once() -> None:
     async with serving({1: echo}) as (server, _):
         client = RemotingClient(connect_timeout_ms=60_000)
         with named(FIRST, "127.0.0.1") as patch:
@@ -120,7 +120,7 @@ async def test_a_refused_address_is_passed_by_at_once() -> None:
 
 
 @on_both_loops
-async def test_a_cancel_at_any_moment_ends_the_dial() -> None:
+async def test_cancel_at_any_moment_ends_the_dial() -> None:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, SECOND, 0)
     port = server.sockets[0].getsockname()[1]
@@ -146,7 +146,7 @@ async def test_a_cancel_at_any_moment_ends_the_dial() -> None:
 
 
 @on_both_loops
-async def test_who_reaches_none_says_which_were_tried() -> None:
+async def test_connect_error_lists_the_tried_addresses() -> None:
     with socket.create_server((SECOND, 0)) as held:
         port = held.getsockname()[1]
     with named(FIRST, SECOND):
@@ -165,7 +165,7 @@ async def test_who_reaches_none_says_which_were_tried() -> None:
             assert re.search(why, await why_not_at(local, address))
 
 
-def test_a_text_names_some_of_many_addresses_and_each_reason() -> None:
+def test_connect_error_names_some_of_many_addresses_and_each_reason() -> None:
     many = [(f"10.0.0.{n}", OSError(errno.ECONNREFUSED, "")) for n in range(1, 7)]
     error = dialling._together([*many, ("10.0.0.9", OSError(errno.EHOSTUNREACH, ""))])
     refused = "10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4 and 2 more: Connection refused"

@@ -12,7 +12,7 @@ from raftmq.ops.console import PipedConsole, QuietConsole
 from tests.brokenpipe import unread
 
 
-def test_nobody_reads_any_more() -> None:
+def test_piped_console_raises_on_closed_output() -> None:
     reads, writes = os.pipe()
     os.close(reads)
     with os.fdopen(writes, "w", buffering=1) as file:
@@ -22,7 +22,7 @@ def test_nobody_reads_any_more() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), writes)  # what is left goes nowhere
 
 
-def test_a_program_goes_on_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_console_ignores_closed_output(monkeypatch: pytest.MonkeyPatch) -> None:
     with unread(monkeypatch):
         console = QuietConsole()
         for _ in range(3):
@@ -30,7 +30,7 @@ def test_a_program_goes_on_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("reader", ["gone", "full"])
-def test_a_complaint_that_cannot_be_told_changes_no_status(reader: str) -> None:
+def test_complaint_to_closed_stderr_keeps_the_exit_status(reader: str) -> None:
     text = "from raftmq.ops.console import complain; complain('no store'); raise SystemExit(2)"
     if reader == "full":
         errors = os.open("/dev/full", os.O_WRONLY)

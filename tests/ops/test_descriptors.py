@@ -19,11 +19,11 @@ assert raise_descriptor_limit() == 300
 """
 
 
-def test_the_soft_limit_becomes_the_hard_one():
+def test_soft_descriptor_limit_is_raised_to_the_hard_one():
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
 
 
-def test_a_limit_that_cannot_be_raised_stays(monkeypatch, caplog):
+def test_descriptor_limit_that_cannot_be_raised_is_logged(monkeypatch, caplog):
     def refused(*_):
         raise ValueError("not allowed to raise maximum limit")
 
@@ -44,12 +44,12 @@ def test_a_limit_that_cannot_be_raised_stays(monkeypatch, caplog):
         (256, BROKER, 100, 32),  # too few for all: an eighth
     ],
 )
-def test_what_is_left_for_clients(limit, ports, files, clients):
+def test_descriptors_for_clients_are_the_remainder(limit, ports, files, clients):
     assert Shares(limit, ports).clients(files) == clients
 
 
 @pytest.mark.parametrize("limit", [1_024, 4_096, 20_000, 65_536, LIMIT_MAX])
-def test_all_shares_together_stay_within_the_limit(limit):
+def test_all_descriptor_shares_stay_within_the_limit(limit):
     ports = Ports(http=2, tls=2, peers=144)
     shares = Shares(limit, ports)
     files = shares.files_cached + 10

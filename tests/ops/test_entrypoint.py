@@ -21,7 +21,7 @@ def run(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(text, env=environment, capture_output=True, text=True)
 
 
-def test_secrets_are_made_once_and_the_command_is_run(tmp_path: Path) -> None:
+def test_entrypoint_makes_secrets_once_and_runs_the_command(tmp_path: Path) -> None:
     done = run(tmp_path, "echo", "ran")
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}
@@ -44,7 +44,7 @@ def test_secrets_are_made_once_and_the_command_is_run(tmp_path: Path) -> None:
         '{"tokens": [{"role": "viewer", "token": "0123456789abcdef"}]}',
     ],
 )
-def test_tokens_that_are_none_are_named(tmp_path: Path, text: str) -> None:
+def test_entrypoint_names_malformed_tokens(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokens.json").write_text(text)
     done = run(tmp_path, "echo", "ran")
     assert (done.returncode, done.stdout) == (WRONG, "")
@@ -52,7 +52,7 @@ def test_tokens_that_are_none_are_named(tmp_path: Path, text: str) -> None:
     assert str(tmp_path / "tokens.json") in line
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_entrypoint_names_a_missing_directory(tmp_path: Path) -> None:
     done = run(tmp_path / "none", "true")
     assert done.returncode == WRONG
     (line,) = done.stderr.splitlines()
@@ -60,7 +60,7 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [(), ("no-such-command",)])
-def test_a_command_that_is_none_is_named(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_entrypoint_names_an_unknown_command(tmp_path: Path, command: tuple[str, ...]) -> None:
     done = run(tmp_path, *command)
     assert done.returncode == WRONG
     (line,) = done.stderr.splitlines()

@@ -24,7 +24,7 @@ def evictor(peers: list[Peer], *, with_accounts: bool) -> Evictor[Peer]:
 
 
 @pytest.mark.parametrize("share", [0.25, 1, 8])
-def test_whatever_greedy_holders_take_the_next_one_gets_some(share: float) -> None:
+def test_shared_limit_leaves_some_for_the_next_holder(share: float) -> None:
     limit = SharedLimit(1_000, share)
     held = []
     for number in range(2):
@@ -41,7 +41,7 @@ def test_whatever_greedy_holders_take_the_next_one_gets_some(share: float) -> No
     assert limit.used == 0
 
 
-def test_a_small_limit_serves_whoever_has_nothing() -> None:
+def test_small_shared_limit_serves_a_holder_without_any() -> None:
     limit = SharedLimit(1, 0.5)
     assert limit.take("a") and not limit.take("b")
     limit.give_back("a")
@@ -52,7 +52,7 @@ def test_a_small_limit_serves_whoever_has_nothing() -> None:
     assert sizes.take("b", 40)
 
 
-def test_with_accounts_the_longest_held_without_one_goes_first() -> None:
+def test_longest_connection_without_account_is_evicted_first() -> None:
     """However active it is. The last of them stays: it may be about to show an account."""
     peers = [Peer(last_active_s=9 - n) for n in range(6)]
     peers[0].has_account = peers[2].has_account = True
@@ -63,7 +63,7 @@ def test_with_accounts_the_longest_held_without_one_goes_first() -> None:
     assert [result.choose(8) for _ in range(3)] == [peers[5], peers[0], None]
 
 
-def test_without_accounts_the_longest_silent_goes_first() -> None:
+def test_longest_silent_connection_is_evicted_first_without_accounts() -> None:
     assert evictor([], with_accounts=False).choose(9) is None
     peers = [Peer(last_active_s=float(n)) for n in range(RANKED_MAX + 5)]
     result = evictor(peers[::-1], with_accounts=False)
@@ -77,9 +77,7 @@ def test_without_accounts_the_longest_silent_goes_first() -> None:
 
 @pytest.mark.parametrize("accepted", [False, True])
 @pytest.mark.parametrize("with_accounts", [False, True])
-def test_the_holder_with_the_most_connections_loses_them(
-    with_accounts: bool, accepted: bool
-) -> None:
+def test_holder_with_most_connections_is_evicted_first(with_accounts: bool, accepted: bool) -> None:
     """A hundred of one address, all fresher and newer than the connections of three others."""
     others = [Peer(holder=f"10.0.0.{n}", has_account=accepted) for n in (2, 3, 4) for _ in range(5)]
     crowd = [Peer(last_active_s=9.0, has_account=accepted) for _ in range(100)]
@@ -92,7 +90,7 @@ def test_the_holder_with_the_most_connections_loses_them(
     assert set(others) < set(result)
 
 
-def test_an_account_with_every_connection_shuts_nobody_out() -> None:
+def test_account_with_every_connection_is_evicted_before_a_new_caller() -> None:
     """A new one without an account, which may be an administrator's, stays in any case."""
     result = evictor([Peer(has_account=True) for _ in range(512)], with_accounts=True)
     for _ in range(600):
@@ -103,7 +101,7 @@ def test_an_account_with_every_connection_shuts_nobody_out() -> None:
         admin.has_account = True
 
 
-def test_a_request_in_progress_is_finished() -> None:
+def test_request_in_progress_is_finished_before_eviction() -> None:
     busy = [Peer(has_account=True, is_busy=True) for _ in range(3)]
     idle = Peer(last_active_s=99.0, has_account=True)
     result = evictor([*busy, idle, Peer(is_open=False)], with_accounts=True)

@@ -34,7 +34,7 @@ def load(text: str, tmp_path: Path, module=broker, name="broker.conf", environme
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_table_has_apaches_keys_and_none_of_ours(program):
+def test_apache_key_table_has_only_foreign_keys_with_reasons(program):
     module = PROGRAMS[program]
     table = read_table(module.APACHE_KEYS)
     assert not table.keys() & module.OPTIONS.keys()
@@ -43,7 +43,7 @@ def test_a_table_has_apaches_keys_and_none_of_ours(program):
     assert len(table) > {"mqbroker": 370, "mqnamesrv": 50, "mqproxy": 130}[program]
 
 
-def test_a_file_of_apaches_broker_is_taken(tmp_path):
+def test_apache_broker_file_is_accepted(tmp_path):
     loaded = load(BROKER_CONF, tmp_path)
     assert loaded.config.broker_name == "broker-a"
     assert loaded.not_needed == (
@@ -64,14 +64,14 @@ def test_a_file_of_apaches_broker_is_taken(tmp_path):
         ("sendMesageThreadPoolNums=64", "unknown key 'sendMesageThreadPoolNums'"),
     ],
 )
-def test_a_key_that_would_change_the_store_and_a_typo_are_refused(tmp_path, line, reason):
+def test_apache_key_that_changes_the_store_and_a_typo_are_rejected(tmp_path, line, reason):
     with pytest.raises(ConfigError, match=reason):
         load(
             BROKER_CONF.replace("storePathCommitLog = /srv/store/commitlog/\n", "") + line, tmp_path
         )
 
 
-def test_apaches_json_of_a_proxy_is_read(tmp_path):
+def test_apache_proxy_json_is_read(tmp_path):
     text = '{"proxyMode": "CLUSTER", "grpcServerPort": 8085, "enableGrpcEpoll": true}'
     loaded = load(text, tmp_path, proxy, "rmq-proxy.json")
     assert loaded.config.port == 8085
@@ -88,20 +88,20 @@ def test_apaches_json_of_a_proxy_is_read(tmp_path):
         '{"grpcServerPort": 1, "grpcServerPort": 2}',
     ],
 )
-def test_other_json_is_refused(tmp_path, text):
+def test_malformed_proxy_json_is_rejected(tmp_path, text):
     with pytest.raises(ConfigError, match=r"rmq-proxy\.json"):
         load(text, tmp_path, proxy, "rmq-proxy.json")
 
 
 @pytest.mark.parametrize("module", [broker, proxy])
-def test_the_variable_of_apaches_images_names_the_name_servers(tmp_path, module):
+def test_apache_image_variable_names_the_name_servers(tmp_path, module):
     variable = {"NAMESRV_ADDR": "10.0.0.1:9876;10.0.0.2:9876"}
     assert "10.0.0.2" in str(load("", tmp_path, module, environment=variable).config)
     of_file = load("namesrvAddr=10.0.0.9:9876", tmp_path, module, environment=variable)
     assert "10.0.0.9" in str(of_file.config) and "10.0.0.2" not in str(of_file.config)
 
 
-def test_a_converted_file_has_the_same_settings_and_starts(tmp_path):
+def test_converted_file_has_the_same_settings_and_starts(tmp_path):
     (tmp_path / "broker.conf").write_text(BROKER_CONF)
     text = converted(broker, lambda _: (), "mqbroker", str(tmp_path / "broker.conf"))
     assert "# sendMessageThreadPoolNums=64 (not needed: " in text
@@ -109,7 +109,7 @@ def test_a_converted_file_has_the_same_settings_and_starts(tmp_path):
     assert "To decide" not in text
 
 
-def test_a_converted_file_ends_with_the_decisions_that_are_left(tmp_path):
+def test_converted_file_ends_with_the_open_decisions(tmp_path):
     (tmp_path / "broker.conf").write_text(BROKER_CONF + "brokerIP1=192.0.2.10\nlistenPrt=1\n")
     text = converted(
         broker, lambda _: ("a secret is missing",), "mqbroker", str(tmp_path / "broker.conf")
@@ -133,7 +133,7 @@ CREDENTIALS = 'innerClientAuthenticationCredentials={"accessKey":"proxy","secret
         ),
     ],
 )
-def test_a_check_reads_the_files_that_a_start_reads(program, keys, tmp_path):
+def test_config_check_reads_the_files_of_a_start(program, keys, tmp_path):
     module = importlib.import_module(f"raftmq.{program}")
     named = ["aclEnable=true", "aclFile={}", "tlsServerCertPath={}", *keys]
     missing = tmp_path / "none"

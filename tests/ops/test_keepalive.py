@@ -25,7 +25,7 @@ def options_of(transport: asyncio.BaseTransport | None) -> Keepalive:
     return Keepalive(*(raw.getsockopt(socket.IPPROTO_TCP, getattr(socket, n)) for n in NAMES))
 
 
-def test_a_client_is_found_gone_in_time() -> None:
+def test_dead_client_is_found_in_time_by_keepalive() -> None:
     """Linux looks at the time-out when a probe is due, and closes at the first one behind it."""
     due_s = CLIENT_KEEPALIVE.idle_s
     while due_s * 1000 < CLIENT_KEEPALIVE.unacknowledged_ms_max:
@@ -35,7 +35,7 @@ def test_a_client_is_found_gone_in_time() -> None:
 
 
 @both_loops
-def test_connections_that_a_listener_accepts_have_the_options(loop: object) -> None:
+def test_accepted_connections_have_the_keepalive_options(loop: object) -> None:
     """Also those of HTTP and of the classic mode's slaves, whose protocols set none."""
     result: list[Keepalive] = []
 
@@ -58,7 +58,7 @@ def test_connections_that_a_listener_accepts_have_the_options(loop: object) -> N
 
 
 @both_loops
-def test_both_ends_of_a_remoting_connection_have_the_options(loop: object) -> None:
+def test_both_ends_of_a_remoting_connection_have_keepalive_options(loop: object) -> None:
     async def run() -> None:
         server, client = RemotingServer(), RemotingClient()
         await server.start("127.0.0.1", 0)

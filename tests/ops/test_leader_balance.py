@@ -36,7 +36,7 @@ def costs(groups: list[Group], locations: tuple[Location, ...]) -> tuple[int, in
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_no_other_placement_is_more_even_or_has_fewer_moves(seed: int) -> None:
+def test_leader_balance_is_optimal_for_random_groups(seed: int) -> None:
     groups = drawn(seed)
     result = balanced(groups)
     assert all(result[group.name] in group.choices for group in groups)
@@ -46,7 +46,7 @@ def test_no_other_placement_is_more_even_or_has_fewer_moves(seed: int) -> None:
     assert balanced(groups) == result
 
 
-def test_a_hundred_groups_differ_by_one_at_most_in_zones_and_on_machines() -> None:
+def test_leader_balance_of_a_hundred_groups_differs_by_at_most_one() -> None:
     rng = random.Random(7)
     locations = [
         Location(zone, f"{zone}{number}") for zone in ("x", "y", "z") for number in range(3)
@@ -60,13 +60,13 @@ def test_a_hundred_groups_differ_by_one_at_most_in_zones_and_on_machines() -> No
     assert sorted(Counter(result).values()) == [11, 11, 11, 11, 11, 11, 11, 11, 12]
 
 
-def test_the_leader_stays_where_its_machine_has_several_replicas() -> None:
+def test_leader_stays_on_a_machine_with_several_replicas() -> None:
     group = Group("g", "n1", {"n0": A, "n1": A, "n2": B}, "n0")
     assert (group.node(A), group.node(B)) == ("n1", "n2")
     assert Group("g", "n2", {"n0": A, "n1": A, "n2": B}, "n1").node(A) == "n1"
 
 
-def test_groups_without_a_leader_or_with_a_problem_are_left() -> None:
+def test_groups_without_a_leader_or_with_a_problem_are_omitted() -> None:
     groups = [
         Group("down", "", {}, problem="nobody leads down at the moment"),
         Group("held", "n0", {"n0": A, "n1": B}, problem="n1 is recovering"),

@@ -20,7 +20,7 @@ class Noted(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_what_was_accepted_is_made_or_the_peer_learns_it(turns: int) -> None:
+async def test_connection_accepted_during_a_close_is_served_or_closed(turns: int) -> None:
     made: list[asyncio.Transport] = []
     listening = await listen_plain(lambda: Noted(made), "127.0.0.1", 0)
     with socket.create_connection(listening.sockets[0].getsockname()) as dialled:

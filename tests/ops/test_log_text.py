@@ -32,7 +32,7 @@ def message(template: str, *args: object) -> str:
         ("\n" * 501, "\\n" * 500 + "...(501 characters)"),
     ],
 )
-def test_a_text_is_one_line(text: str, shown: str) -> None:
+def test_log_text_is_one_line(text: str, shown: str) -> None:
     assert one_line(text) == shown
 
 
@@ -48,29 +48,29 @@ def test_a_text_is_one_line(text: str, shown: str) -> None:
         ("a=%s", ([b"\n", None],), "a=[b'\\n', None]"),
     ],
 )
-def test_a_message_has_its_arguments_whatever_they_are(
+def test_log_message_is_formatted_with_any_arguments(
     template: str, args: tuple[object, ...], shown: str
 ) -> None:
     assert message(template, *args) == shown
 
 
-def test_arguments_and_messages_are_cut() -> None:
+def test_log_arguments_and_messages_are_truncated() -> None:
     assert len(message("a=%s b=%s", "x" * 480_000, ["y" * 480_000])) < 2 * ARGUMENT_CHARS_MAX + 100
     assert message("a=%s end=%s", "x" * 480_000, "here").endswith("end=here")
     assert len(message("x" * 480_000)) < MESSAGE_CHARS_MAX + 100
 
 
 @pytest.mark.parametrize("value", [True, 7, -(1 << 63), (1 << 63) - 1, 0.5, None])
-def test_a_number_stays_one_as_a_field(value: object) -> None:
+def test_number_stays_a_number_as_a_log_field(value: object) -> None:
     assert field_of(value) is value
 
 
-def test_other_fields_are_text() -> None:
+def test_log_fields_of_other_types_are_text() -> None:
     assert field_of(1 << 63) == "9223372036854775808"  # JSON's writers take no more
     assert field_of(OSError("a\nb")) == "a\\nb"
 
 
-def test_a_long_traceback_has_its_beginning_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_traceback_keeps_its_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logtext, "TRACE_HEAD_LINES", 3)
     monkeypatch.setattr(logtext, "TRACE_TAIL_LINES", 2)
 

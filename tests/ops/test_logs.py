@@ -28,7 +28,7 @@ def lines(stream: io.StringIO) -> list[dict[str, object]]:
     return [orjson.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_an_event_has_fields(root: logging.Logger) -> None:
+def test_log_event_has_fields(root: logging.Logger) -> None:
     stream = io.StringIO()
     context: dict[str, object] = {"service": "broker", "node": "n1"}
     logs.set_up("json", "INFO", context, stream)
@@ -62,7 +62,7 @@ def test_an_event_has_fields(root: logging.Logger) -> None:
         ("float s=%.3f", (0.5,), "float", {"s": 0.5}),
     ],
 )
-def test_templates_are_taken_apart(
+def test_log_templates_are_parsed(
     template: str, arguments: tuple[object, ...], event: str, fields: dict[str, object]
 ) -> None:
     record = logging.LogRecord("l", logging.INFO, "f", 1, template, arguments, None)
@@ -74,7 +74,7 @@ def test_templates_are_taken_apart(
     assert line["message"] == (template % arguments if arguments else template)
 
 
-def test_an_exception_is_one_line(root: logging.Logger) -> None:
+def test_logged_exception_is_one_json_line(root: logging.Logger) -> None:
     stream = io.StringIO()
     logs.set_up("json", "INFO", {}, stream)
     try:
@@ -85,7 +85,7 @@ def test_an_exception_is_one_line(root: logging.Logger) -> None:
     assert "OSError: no room" in str(line["exception"])
 
 
-def test_floods_are_held_back_and_counted() -> None:
+def test_log_floods_are_suppressed_and_counted() -> None:
     now_s = 0.0
     stream = io.StringIO()
     handler = EventHandler(stream, lambda: now_s, lines_max=3)
@@ -103,7 +103,7 @@ def test_floods_are_held_back_and_counted() -> None:
     ]
 
 
-def test_kinds_beyond_the_limit_are_written_and_not_remembered(
+def test_log_kinds_beyond_the_limit_are_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logs, "TEMPLATES_MAX", 1)
@@ -116,7 +116,7 @@ def test_kinds_beyond_the_limit_are_written_and_not_remembered(
     assert stream.getvalue().split() == ["a", "b", "b"]
 
 
-def test_levels_change_while_it_runs(root: logging.Logger) -> None:
+def test_log_levels_change_at_run_time(root: logging.Logger) -> None:
     stream = io.StringIO()
     logs.set_up("text", "INFO", {}, stream)
     LOG.debug("hidden")
@@ -136,7 +136,7 @@ def test_levels_change_while_it_runs(root: logging.Logger) -> None:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_peers_have_a_rate_of_lines_over_all_kinds(
+def test_log_lines_per_peer_are_limited_over_all_kinds(
     root: logging.Logger, log_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
@@ -161,7 +161,7 @@ def test_peers_have_a_rate_of_lines_over_all_kinds(
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize("extra", [None, {"from_peer": True}])
-def test_whatever_is_said_is_cut_and_breaks_no_line(
+def test_log_text_of_peers_is_truncated_and_stays_on_its_line(
     root: logging.Logger, log_format: str, extra: dict[str, object] | None
 ) -> None:
     stream = io.StringIO()
@@ -190,7 +190,7 @@ def raised(depth: int) -> None:
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize("name", ["raftmq.web", "grpc._cython.cygrpc", "aiohttp.server", "asyncio"])
-def test_a_traceback_that_a_peer_can_cause_is_a_part_of_one_line(
+def test_traceback_caused_by_a_peer_is_part_of_one_line(
     root: logging.Logger, log_format: str, name: str
 ) -> None:
     """Also one that a library logs."""
@@ -208,7 +208,7 @@ def test_a_traceback_that_a_peer_can_cause_is_a_part_of_one_line(
     assert len(lines[0]) < 6_000
 
 
-def test_a_traceback_is_read_as_ever(root: logging.Logger) -> None:
+def test_other_tracebacks_are_logged_unchanged(root: logging.Logger) -> None:
     stream = io.StringIO()
     logs.set_up("text", "INFO", {}, stream)
     try:

@@ -25,7 +25,7 @@ print(before, peak, resident())
 """
 
 
-def test_memory_of_large_frames_is_given_back():
+def test_memory_of_large_frames_is_returned():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )

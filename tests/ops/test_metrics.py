@@ -18,7 +18,7 @@ def test_timings_are_cumulative_and_a_bound_belongs_to_its_bucket() -> None:
     assert timings.sum_s == pytest.approx(2.65)
 
 
-def test_families_carry_the_common_labels() -> None:
+def test_metric_families_have_the_common_labels() -> None:
     def collect():
         families = Families((("node", "n0"),))
         families.gauges("g", "Doc.", ("peer",), [(("n1",), 1), (("n2",), 2)])
@@ -44,18 +44,18 @@ def test_families_carry_the_common_labels() -> None:
     assert any(line.startswith("process_cpu_seconds_total ") for line in lines)
 
 
-def test_a_scraper_may_ask_for_openmetrics() -> None:
+def test_scraper_may_request_openmetrics() -> None:
     text, content_type = Exposition(list).render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert text.endswith(b"# EOF\n")
 
 
-def test_a_counter_is_called_total() -> None:
+def test_counter_names_end_in_total() -> None:
     with pytest.raises(AssertionError):
         Families(()).counter("sends", "Doc.", 1)
 
 
-async def test_the_loops_lag_is_seen() -> None:
+async def test_event_loop_lag_is_measured() -> None:
     timings = Timings(LAG_BOUNDS_S)
     lag = LoopLag(timings)
     lag.start()
@@ -88,7 +88,7 @@ def test_reasons_have_few_names(text: str, reason: str) -> None:
     assert reason_of(text) == reason
 
 
-def test_reasons_are_what_the_core_says() -> None:
+def test_metric_reasons_occur_in_the_sources() -> None:
     """Each text that is looked for stands in the core or its shell: none is left behind there."""
     from pathlib import Path
 

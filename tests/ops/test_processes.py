@@ -112,7 +112,7 @@ async def check_runbooks(session: aiohttp.ClientSession, broker: Node, namesrv: 
             assert not missing, (command, missing)
 
 
-async def test_a_leader_is_killed(tmp_path: Path) -> None:
+async def test_operator_view_of_a_killed_leader(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "c")
     try:
         state = await cluster.up(settings=SETTINGS)

@@ -23,14 +23,14 @@ TOML = {
 
 
 @pytest.mark.parametrize("form", TOML)
-def test_toml(form: str, tmp_path: Path) -> None:
+def test_tls_keys_in_toml(form: str, tmp_path: Path) -> None:
     path = tmp_path / "broker.toml"
     path.write_text(TOML[form])
     config = load(str(path)).config
     assert (config.tls_server_mode, config.tls_server_cert_path) == ("permissive", "c.pem")
 
 
-def test_properties_and_the_environment(tmp_path: Path) -> None:
+def test_tls_keys_in_properties_and_the_environment(tmp_path: Path) -> None:
     path = tmp_path / "namesrv.conf"
     path.write_text(
         "tls.server.mode=enforcing\ntls.server.certPath=c.pem\ntls.server.keyPassword=hush\n"
@@ -62,17 +62,17 @@ def test_properties_and_the_environment(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together(settings: list[str], words: str) -> None:
+def test_contradictory_tls_settings_are_rejected(settings: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("?", r"\?")):
         load(None, settings)
 
 
-def test_the_same_for_a_name_server() -> None:
+def test_contradictory_tls_settings_of_a_name_server_are_rejected() -> None:
     with pytest.raises(ConfigError, match="--set: tlsServerMode=enforcing: needs"):
         load_namesrv(None, ["tls.server.mode=enforcing"])
 
 
-def test_none_of_them_changes_while_it_runs() -> None:
+def test_tls_keys_cannot_change_at_run_time() -> None:
     expected = parse_live({"tls.server.mode": "permissive", "topicsMax": 5})
     assert expected.fixed == {"tlsServerMode": "permissive"}
     assert expected.live == {"topicsMax": 5}

@@ -48,7 +48,7 @@ def written(tmp_path: Path, text: str, name: str = "broker.toml") -> str:
     return str(path)
 
 
-def test_a_toml_file_is_read(tmp_path: Path) -> None:
+def test_toml_file_is_read(tmp_path: Path) -> None:
     result = load(written(tmp_path, GOOD))
     config = result.config
     assert config.broker_name == "broker-x"
@@ -60,7 +60,7 @@ def test_a_toml_file_is_read(tmp_path: Path) -> None:
     assert result.locations["flush_disk_type"].endswith("broker.toml:7")
 
 
-def test_the_environment_is_over_the_file_and_the_command_line_over_both(tmp_path: Path) -> None:
+def test_environment_precedes_the_file_and_the_command_line_both(tmp_path: Path) -> None:
     network = "listenPort = 1\nbrokerIP1 = 'a'\nadvertisedPort = 1\nbindAddress = '0.0.0.0'\n"
     path = written(tmp_path, f"[network]\n{network}")
     variables = {"RAFTMQ_LISTEN_PORT": "2", "RAFTMQ_BROKER_IP1": "b", "HOME": "/"}
@@ -71,7 +71,7 @@ def test_the_environment_is_over_the_file_and_the_command_line_over_both(tmp_pat
     assert result.locations["broker_ip1"] == "--set"
 
 
-def test_units_are_understood_in_properties_too(tmp_path: Path) -> None:
+def test_units_are_read_in_properties_too(tmp_path: Path) -> None:
     path = written(tmp_path, "waitingBytesMax=1 MiB\nwaitTimeMillsInSendQueue=4s\n", "broker.conf")
     config = load(path).config
     assert (config.waiting_bytes_max, config.wait_time_mills_in_send_queue) == (1 << 20, 4000)
@@ -97,7 +97,7 @@ def test_units_are_understood_in_properties_too(tmp_path: Path) -> None:
         ("[store]\ndeleteWhen='25'", ["f.toml:2", "deleteWhen"]),
     ],
 )
-def test_wrong_toml_explains_itself(tmp_path: Path, text: str, parts: list[str]) -> None:
+def test_wrong_toml_is_explained(tmp_path: Path, text: str, parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, text, "f.toml"))
     for part in parts:
@@ -115,9 +115,7 @@ def test_wrong_toml_explains_itself(tmp_path: Path, text: str, parts: list[str])
         ("'/data/n0'", "quotes would be a part of it: leave them out"),
     ],
 )
-def test_no_path_takes_a_comment_or_quotes_for_a_part_of_it(
-    tmp_path: Path, value: str, why: str
-) -> None:
+def test_path_with_a_comment_or_quotes_is_rejected(tmp_path: Path, value: str, why: str) -> None:
     """The store would be another one, and empty."""
     path = tmp_path / "broker.conf"
     path.write_text(f"storePathRootDir={value}\n")
@@ -143,7 +141,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("unfit", ["\x01", "\x02", "\0", "\n", "\u2028", os.fsdecode(b"\xff")])
-def test_no_text_has_a_character_that_would_part_or_spoil_it(unfit: str) -> None:
+def test_text_with_a_control_character_is_rejected(unfit: str) -> None:
     """On the wire, in a file's name, or in a line of a file or a log."""
     assert len(TEXTS) > 50
     for load_, option in TEXTS:
@@ -157,7 +155,7 @@ def test_no_text_has_a_character_that_would_part_or_spoil_it(unfit: str) -> None
         assert said == f"env {option.variable}: {option.key}={value}: {why}"
 
 
-def test_what_has_parts_may_be_spread_over_lines() -> None:
+def test_list_values_may_span_several_lines() -> None:
     """As YAML, TOML and a secret made by `echo` have it; a path with a line break is a mistake."""
     peers, name_servers = "n0-a:1;\n\tn1-b:1;\r\nn2-c:1\n", "a:9876;\n  b:9876\n"
     result = load(
@@ -198,15 +196,13 @@ def test_what_has_parts_may_be_spread_over_lines() -> None:
         (RAFT.replace("127.0.0.1", "a..b"), "names no host"),
     ],
 )
-def test_what_no_wire_carries_and_nobody_resolves_is_refused(
-    tmp_path: Path, text: str, why: str
-) -> None:
+def test_unresolvable_or_unencodable_text_is_rejected(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, text + "\naclEnable=true\n", "x.conf"))
     assert why in str(caught.value)
 
 
-def test_every_mistake_has_a_line_of_its_own(tmp_path: Path) -> None:
+def test_every_mistake_has_its_own_line(tmp_path: Path) -> None:
     text = "listenPort=ten\nwarmUp=1\nbrokerName=a\nflushDiskTyp=x\n"
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, text, "f.conf"))
@@ -223,7 +219,7 @@ def test_every_mistake_has_a_line_of_its_own(tmp_path: Path) -> None:
     assert (len(lines), lines[-1]) == (MISTAKES_SHOWN_MAX + 1, "and 2 more")
 
 
-def test_a_misspelt_variable_is_refused_and_a_foreign_one_is_not() -> None:
+def test_misspelt_variable_is_rejected_and_a_foreign_one_ignored() -> None:
     with pytest.raises(ConfigError, match="did you mean RAFTMQ_LISTEN_PORT"):
         load(None, (), {"RAFTMQ_LISTENPORT": "1"})
     assert load(None, (), {"RAFTMQ_PORT_10911_TCP_ADDR": "x"}).config == load(None).config
@@ -246,7 +242,7 @@ def test_every_default_is_within_its_own_range() -> None:
             assert option.doc.endswith("."), option.key
 
 
-def test_what_is_shown_reads_back(tmp_path: Path) -> None:
+def test_shown_configuration_reads_back(tmp_path: Path) -> None:
     result = load(written(tmp_path, GOOD))
     for changed in (False, True):
         text = effective(broker_config.OPTIONS, result.config, result.locations, changed=changed)
@@ -255,7 +251,7 @@ def test_what_is_shown_reads_back(tmp_path: Path) -> None:
     assert "  # default" not in text  # the last one showed what is changed only
 
 
-def test_commands_show_and_check(tmp_path: Path) -> None:
+def test_config_commands_show_and_check(tmp_path: Path) -> None:
     def run(command: click.Command, *arguments: str) -> Result:
         return CliRunner(env={"RAFTMQ_LISTEN_PORT": "7"}).invoke(command, arguments)
 
@@ -323,7 +319,7 @@ dLegerSelfId = "n0"
 """
 
 
-def test_the_document_says_what_is_declared() -> None:
+def test_settings_page_equals_the_declared_options() -> None:
     text = (
         f"{HEAD}## Broker\n\n{tables(broker_config.OPTIONS)}\n"
         f"## Name server\n\n{tables(namesrv_config.OPTIONS)}\n"
@@ -334,7 +330,7 @@ def test_the_document_says_what_is_declared() -> None:
     assert DOCUMENT.read_text() == text
 
 
-def test_the_documents_example_is_right(tmp_path: Path) -> None:
+def test_settings_page_example_is_valid(tmp_path: Path) -> None:
     example = HEAD.partition("```toml\n")[2].partition("```")[0]
     assert load(written(tmp_path, example)).config.peers[2].host == "10.0.0.3"
 
@@ -354,7 +350,7 @@ def test_the_documents_example_is_right(tmp_path: Path) -> None:
         (proxy_config.load, "httpPort=8081", "httpPort grpcServerPort"),
     ],
 )
-def test_two_listeners_with_one_port_are_refused(load, text, keys, tmp_path: Path) -> None:
+def test_two_listeners_with_one_port_are_rejected(load, text, keys, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load(written(tmp_path, text, "x.conf"))
     wrong, other = keys.split()
@@ -371,18 +367,18 @@ def test_two_listeners_with_one_port_are_refused(load, text, keys, tmp_path: Pat
         RAFT + "dLegerBindAddress=127.0.0.2\nlistenPort=40911",
     ],
 )
-def test_ports_that_do_not_meet_are_right(text: str, tmp_path: Path) -> None:
+def test_ports_on_different_addresses_may_be_equal(text: str, tmp_path: Path) -> None:
     load(written(tmp_path, text, "x.conf"))
 
 
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+def test_file_may_start_with_a_byte_order_mark(tmp_path: Path) -> None:
     for name, text in (("x.conf", "listenPort=7"), ("x.toml", "[network]\nlistenPort = 7")):
         path = tmp_path / name
         path.write_text(text, encoding="utf-8-sig")
         assert load(str(path)).config.listen_port == 7
 
 
-def test_a_key_that_stands_twice_is_told(tmp_path: Path) -> None:
+def test_key_set_twice_is_reported(tmp_path: Path) -> None:
     text = "listenPort=7\nbrokerName=b\nlistenPort=8\n"
     path = written(tmp_path, text, "x.conf")
     again = ["brokerName=c", "brokerName=d"]

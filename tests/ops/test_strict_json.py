@@ -35,7 +35,7 @@ ONCE = (
 
 
 @pytest.mark.parametrize("data", TWICE)
-def test_a_key_twice_is_refused(data: bytes) -> None:
+def test_json_with_a_duplicate_key_is_rejected(data: bytes) -> None:
     for text in (data, bytearray(data), data.decode()):
         with pytest.raises(orjson.JSONDecodeError, match="twice"):
             loads(text)
@@ -44,11 +44,11 @@ def test_a_key_twice_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", ONCE)
-def test_other_json_is_read_as_orjson_does(data: bytes) -> None:
+def test_other_json_is_read_as_by_orjson(data: bytes) -> None:
     assert loads(data) == loads(data.decode()) == fastjson.loads(data) == orjson.loads(data)
 
 
-def test_the_dialect_of_fastjson_is_as_strict() -> None:
+def test_fastjson_with_a_duplicate_key_is_rejected() -> None:
     queue = b'{"brokerName":"b","queueId":0,"topic":"t"}'
     assert len(fastjson.loads(b"{%s:5,0:1}" % queue)) == 2
     for body in (b"{%s:5,%s:6}" % (queue, queue), b'{0:1,"0":2}', b"{7:1,7:1}"):

@@ -29,17 +29,17 @@ from tests.pictures import assert_readable, pictures, tooltips, words_of
         (Scale(0.5, 2000, 0, 1, log=True), [1, 10, 100, 1000]),
     ],
 )
-def test_ticks_are_round(scale: Scale, ticks: list[float]) -> None:
+def test_svg_ticks_are_round(scale: Scale, ticks: list[float]) -> None:
     assert scale.ticks() == ticks
 
 
-def test_values_are_within_the_picture() -> None:
+def test_svg_values_are_within_the_picture() -> None:
     scale = Scale(1, 100, 300, 26, log=True)
     assert (scale.at(1), scale.at(10), scale.at(100)) == (300, 163, 26)
     assert (scale.at(0), scale.at(5000)) == (300, 26)
 
 
-def test_words_do_not_touch() -> None:
+def test_svg_labels_in_rows_do_not_overlap() -> None:
     lanes = LabelRows(3)
     placed: dict[int, list[tuple[float, float]]] = {}
     for number in range(200):
@@ -55,20 +55,20 @@ def test_words_do_not_touch() -> None:
         assert all(end < start for (_, end), (start, _) in pairwise(sorted(spans)))
 
 
-def test_a_gap_in_a_line_is_a_gap() -> None:
+def test_svg_line_keeps_a_gap() -> None:
     panel = Panel("p", Scale(0, 4, 0, 100), Scale(0, 1, 10, 0), 10)
     panel.line([0, 1, 2, 3], [1, 1, None, 1], "ok")
     assert panel.svg().count("<polyline") == 2
 
 
-def test_labels_under_an_axis_do_not_touch_or_leave_the_picture() -> None:
+def test_svg_axis_labels_neither_overlap_nor_leave_the_picture() -> None:
     panel = Panel("p", Scale(0, 1_000, LEFT, WIDTH - RIGHT), None, 10)
     page = document("p", panel.svg(" " * 5 + "with a long unit"))
     assert_readable(page)
     assert 2 <= len(words_of(pictures(page)[0])[1:]) <= 6
 
 
-def test_bars_have_room_for_their_labels() -> None:
+def test_svg_bars_have_room_for_their_labels() -> None:
     rows = [
         ("floor", 1_234_567.0, [1_000_000.0, 1_500_000.0]),
         ("a system & its client's name", None, []),
@@ -85,6 +85,6 @@ def test_bars_have_room_for_their_labels() -> None:
     assert last.startswith("n" * 3 * LABEL_MAX)
 
 
-def test_a_key_keeps_a_symbol_beside_its_label() -> None:
+def test_svg_legend_keeps_a_symbol_beside_its_label() -> None:
     assert key([("<i></i>", "a < b")]) == '<p class="key soft"><span><i></i>a &lt; b</span></p>'
     assert ".key span{display:inline-block" in STYLE

@@ -26,7 +26,7 @@ def services(name: str) -> dict[str, Any]:
 WITHOUT, WITH = services("docker-compose.yml"), services("deploy/docker-compose.tls.yml")
 
 
-def test_all_servers_and_nothing_else() -> None:
+def test_tls_compose_file_covers_exactly_the_servers() -> None:
     servers = {
         name
         for name, service in WITHOUT.items()
@@ -38,7 +38,7 @@ def test_all_servers_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("name", WITH)
-def test_nothing_is_left_in_the_clear(name: str) -> None:
+def test_tls_compose_file_leaves_no_plain_connection(name: str) -> None:
     added = {
         key: value.replace(DEFAULTS, "none") for key, value in WITH[name]["environment"].items()
     }

@@ -19,7 +19,7 @@ def unit(name: str) -> ConfigParser:
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_unit_never_gives_up_starting_again(name: str) -> None:
+def test_systemd_unit_restarts_without_limit(name: str) -> None:
     """By default systemd gives up after five starts in 10 s, as for a taken port or before DNS
     answers."""
     result = unit(name)
@@ -29,7 +29,7 @@ def test_a_unit_never_gives_up_starting_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_units_documentation_is_installed(name: str) -> None:
+def test_systemd_units_documentation_is_installed(name: str) -> None:
     command = name.partition(".")[0].rstrip("@")
     page, file = unit(name)["Unit"]["Documentation"].split()
     assert page == f"man:{command}(1)"

@@ -3,7 +3,7 @@
 from raftmq.ops.versions import ANY, Condition, version_of
 
 
-def test_what_meets_a_condition():
+def test_condition_is_met_by_versions():
     for condition, none, same, other in (
         (Condition(absent=True), True, False, False),
         (Condition((ANY,)), False, True, True),
@@ -14,5 +14,5 @@ def test_what_meets_a_condition():
         assert met == [none, same, other], condition
 
 
-def test_a_version_does_not_depend_on_the_order_of_keys():
+def test_version_does_not_depend_on_the_order_of_keys():
     assert version_of({"a": 1, "b": 2}) == version_of({"b": 2, "a": 1}) != version_of({"a": 1})

@@ -33,7 +33,7 @@ def address_of(listener):
     return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-async def test_the_first_connection_creates_the_server_that_answers_it():
+async def test_on_demand_server_is_created_by_its_first_connection():
     listener, created = bound(), []
     server = serving(created)
     await server.start(listener, None)
@@ -50,7 +50,7 @@ async def test_the_first_connection_creates_the_server_that_answers_it():
         socket.create_connection(("127.0.0.1", created[0].port))
 
 
-async def test_a_connection_to_the_health_port_creates_both():
+async def test_connection_to_the_health_port_creates_both_servers():
     listener, health, created = bound(), bound(), []
     server = serving(created, health_port=health.getsockname()[1])
     await server.start(listener, health)
@@ -64,7 +64,7 @@ async def test_a_connection_to_the_health_port_creates_both():
         await server.stop()
 
 
-async def test_without_a_bound_socket_the_server_binds_at_once():
+async def test_on_demand_server_without_a_bound_socket_binds_at_once():
     created = []
     server = serving(created)
     await server.start(None, None)
@@ -75,7 +75,7 @@ async def test_without_a_bound_socket_the_server_binds_at_once():
         await server.stop()
 
 
-async def test_without_a_connection_a_stop_frees_the_port():
+async def test_stop_without_a_connection_frees_the_port():
     listener, created = bound(), []
     address = listener.getsockname()
     server = serving(created)
@@ -86,7 +86,7 @@ async def test_without_a_connection_a_stop_frees_the_port():
         socket.create_connection(address)
 
 
-async def test_a_token_that_was_removed_before_the_first_connection_is_refused(tmp_path):
+async def test_token_removed_before_the_first_connection_is_rejected(tmp_path):
     path, listener = tokens_file(tmp_path), bound()
     server = serving([], tokens_file=path)
     await server.start(listener, None)
@@ -101,7 +101,7 @@ async def test_a_token_that_was_removed_before_the_first_connection_is_refused(t
         await server.stop()
 
 
-async def test_a_server_that_cannot_be_created_is_logged_and_its_port_closed(caplog):
+async def test_failed_on_demand_server_is_logged_and_its_port_closed(caplog):
     def create():
         raise OSError("no descriptors")
 

@@ -36,7 +36,7 @@ def problem(call, *given):
     return caught.value
 
 
-def test_a_problem_says_what_rfc_9457_wants():
+def test_problem_has_the_fields_of_rfc_9457():
     reported = invalid([("a", "too small"), ("b", "missing")]).to_json("/x")
     assert reported == {
         "type": "about:blank",
@@ -52,7 +52,7 @@ def test_a_problem_says_what_rfc_9457_wants():
     assert not_leader("").to_json("/")["leaderHttpAddress"] is None
 
 
-def test_pages_go_on_where_they_ended():
+def test_pages_continue_where_they_ended():
     keys, seen, cursor = [f"k{n:02}" for n in range(7)], [], ""
     while cursor is not None:
         one = page(reversed(keys), str, str, PageQuery(limit=3, cursor=cursor))
@@ -64,12 +64,12 @@ def test_pages_go_on_where_they_ended():
 
 
 @pytest.mark.parametrize("key", ["", "a", "%RETRY%g", "äöü", "x" * 300])
-def test_cursors_come_back(key):
+def test_cursor_round_trip(key):
     assert decode_cursor(encode_cursor(key)) == key
 
 
 @pytest.mark.parametrize("cursor", ["a", "=", "ä", "ab c"])
-def test_what_is_no_cursor(cursor):
+def test_malformed_cursor_is_rejected(cursor):
     assert problem(decode_cursor, cursor).status == 422
 
 
@@ -89,14 +89,14 @@ def test_what_is_no_cursor(cursor):
         (", ".join(['"a"'] * 17), None, 422),
     ],
 )
-def test_conditions(if_match, if_none_match, condition):
+def test_conditions_are_parsed_from_headers(if_match, if_none_match, condition):
     if isinstance(condition, int):
         assert problem(condition_of, if_match, if_none_match).status == condition
     else:
         assert condition_of(if_match, if_none_match) == condition
 
 
-def test_a_refusal_states_the_present_version():
+def test_precondition_failure_states_the_present_version():
     assert unmet("w").headers == {"ETag": etag("w")}
     assert (unmet(None).status, unmet(None).headers) == (412, {})
 
@@ -123,14 +123,14 @@ def test_wrong_bodies_name_the_field(body, status, field):
         assert result.more["errors"][0]["field"] == field
 
 
-def test_right_bodies_and_queries():
+def test_correct_bodies_and_queries_are_read():
     assert from_json(b'{"howMany":5.0}', Thing) == Thing(how_many=5)
     assert from_texts({"howMany": "5", "name": "null"}, Thing) == Thing(how_many=5, name="null")
     assert problem(from_texts, {"howMany": "x"}, Thing).more["errors"][0]["field"] == "howMany"
     assert to_json(ThingView(how_many=1)) == b'{"howMany":1}'
 
 
-def test_the_document_is_made_of_the_declarations():
+def test_openapi_document_is_made_of_the_declarations():
     async def nothing(call):
         return None
 
@@ -169,7 +169,7 @@ def test_every_successful_answer_is_described():
     }
 
 
-def test_pages_of_sorted_names_look_at_no_more_than_they_show() -> None:
+def test_pages_of_sorted_names_check_only_the_shown_names() -> None:
     names = [f"t{number:04d}" for number in range(1_000)]
     looked: list[str] = []
 
@@ -192,7 +192,7 @@ def test_pages_of_sorted_names_look_at_no_more_than_they_show() -> None:
     assert got == expected
 
 
-def test_a_page_of_sorted_names_ends_its_search_behind_it() -> None:
+def test_page_of_sorted_names_stops_after_its_last_name() -> None:
     names = [f"t{number:04d}" for number in range(1_000)]
     looked: list[str] = []
 

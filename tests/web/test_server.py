@@ -110,7 +110,7 @@ async def serving(tokens="", hub=None, more=(), **options):
         await server.stop()
 
 
-async def test_health_is_told_on_this_machine_whatever_the_rest_wants(tmp_path):
+async def test_health_is_served_on_loopback_without_token_or_certificate(tmp_path):
     """Containers ask there, without a token or a certificate."""
     operations = [
         Operation("GET", "/health/live", "live", "l", fine, role=None),
@@ -135,7 +135,7 @@ async def test_health_is_told_on_this_machine_whatever_the_rest_wants(tmp_path):
         socket.create_connection(("127.0.0.1", port))
 
 
-async def test_tokens_that_change_are_in_force_without_a_restart(tmp_path, monkeypatch, caplog):
+async def test_changed_tokens_are_in_force_without_a_restart(tmp_path, monkeypatch, caplog):
     """Who was taken out is out, and every session with him."""
     monkeypatch.setattr(app, "TOKENS_POLL_S", 0.01)
     caplog.set_level(logging.INFO)
@@ -191,7 +191,7 @@ async def test_tokens_and_roles(tmp_path):
         assert reported.json == {"number": 7, "caller": "admin"}
 
 
-async def test_without_tokens_only_loopback_pages_are_heard():
+async def test_only_loopback_origins_are_served_without_tokens():
     async with serving() as client:
         own = f"127.0.0.1:{client.server.port}"
         for host, origin, status in (
@@ -217,14 +217,14 @@ async def test_without_tokens_only_loopback_pages_are_heard():
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
-def test_who_is_reached_from_elsewhere_needs_tokens(address, tmp_path):
+def test_public_address_needs_tokens(address, tmp_path):
     with pytest.raises(WebConfigError, match="httpTokensFile"):
         Access.of(WebSettings(bind_address=address))
     Access.of(WebSettings(bind_address=address, tokens_file=tokens_file(tmp_path)))
     WebSettings(bind_address=address, enabled=False).check()
 
 
-def test_wrong_token_files_are_refused(tmp_path):
+def test_wrong_token_files_are_rejected(tmp_path):
     one = {"token": "0123456789abcdef", "role": "viewer", "name": "a"}
     for value, text in (
         (b"{", "tokens"),
@@ -247,7 +247,7 @@ def test_wrong_token_files_are_refused(tmp_path):
     Access.of(WebSettings(tokens_file=tokens_file(tmp_path, 0o640)))
 
 
-def test_a_file_with_one_token(tmp_path):
+def test_token_file_with_a_single_token(tmp_path):
     path = tmp_path / "token"
     written(path, b"0123456789abcdef\n")
     assert load_token(path, "httpClusterTokenFile") == "0123456789abcdef"
@@ -257,7 +257,7 @@ def test_a_file_with_one_token(tmp_path):
             load_token(path, "httpClusterTokenFile")
 
 
-async def test_too_large_a_body_is_refused_before_it_is_read():
+async def test_too_large_body_is_rejected_before_it_is_read():
     async with serving() as client:
         json = {"Content-Type": "application/json"}
         large = io.BytesIO(b" " * (BODY_BYTES_MAX + 1))
@@ -306,7 +306,7 @@ async def raw_post(client, *parts, **headers):
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_nothing_is_unpacked(encoding, tmp_path, fed):
+async def test_compressed_body_is_rejected_without_inflating(encoding, tmp_path, fed):
     """64 MiB arrive as 64 KiB. Unpacking them, even to throw them away, is work in the loop."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31 if encoding == "gzip" else 15)
     body = b"".join([packer.compress(bytes(1 << 20)) for _ in range(64)] + [packer.flush()])
@@ -317,7 +317,7 @@ async def test_nothing_is_unpacked(encoding, tmp_path, fed):
     assert sum(fed) <= len(body)
 
 
-async def test_of_a_body_that_nobody_wants_a_bounded_part_is_read(tmp_path, fed):
+async def test_rejected_body_is_read_up_to_a_limit(tmp_path, fed):
     async with serving(tokens_file(tmp_path)) as client:
         part = bytes(1 << 16)
         many = itertools.repeat(part, 1 << 30 >> 16)
@@ -349,7 +349,7 @@ async def test_errors_are_problems_without_secrets(caplog):
             assert answer.headers["Content-Type"].startswith("application/problem+json")
 
 
-async def test_what_did_not_change_is_not_sent_again():
+async def test_unchanged_resource_is_answered_with_304():
     async with serving() as client:
         first = await client.get("/fine")
         assert first.headers["ETag"] == '"v1"'
@@ -358,7 +358,7 @@ async def test_what_did_not_change_is_not_sent_again():
         assert (await client.ask("GET", "/fine", If_None_Match='"v2"')).status == 200
 
 
-async def test_pages_have_a_policy():
+async def test_pages_have_a_content_security_policy():
     async with serving(pages=[Page("/", "text/html", b"<p>")]) as client:
         answer = await client.get("/")
         assert answer.body == b"<p>"
@@ -409,7 +409,7 @@ async def held():
         one.writer.transport.abort()
 
 
-async def test_strangers_keep_nobody_out(tmp_path, held, caplog):
+async def test_connections_without_an_account_do_not_block_others(tmp_path, held, caplog):
     """They fill the port with connections that have asked something anybody may; health is told,
     and whoever has an account keeps its connection."""
     async with serving(tokens_file(tmp_path), connections_max=4) as client:
@@ -430,7 +430,7 @@ async def test_strangers_keep_nobody_out(tmp_path, held, caplog):
         assert reported == [f"{start}{total} reason=too_many" for total in (1, 2, 4, 8)]
 
 
-async def test_an_account_with_every_connection_keeps_nobody_out(tmp_path, held):
+async def test_account_with_every_connection_does_not_block_others(tmp_path, held):
     """Its connections are idle; health, a new caller and another account are served."""
     async with serving(tokens_file(tmp_path), connections_max=8) as client:
         other = await Raw(client).open()
@@ -445,7 +445,7 @@ async def test_an_account_with_every_connection_keeps_nobody_out(tmp_path, held)
         assert await other.ask("/fine", TOKENS["operator"]) == 200
 
 
-async def test_a_connection_too_many_is_told_so(held):
+async def test_connection_above_the_limit_gets_503(held):
     """Only where every other one has a request in progress."""
     hub = EventHub()
     async with serving(hub=hub, connections_max=1) as client:
@@ -458,7 +458,7 @@ async def test_a_connection_too_many_is_told_so(held):
 HEALTH = Operation("GET", "/health/live", "live", "l", fine, role=None)
 
 
-async def test_streams_of_one_account_leave_room_for_health_and_others(tmp_path, held):
+async def test_event_streams_of_one_account_leave_room_for_others(tmp_path, held):
     """It opens as many as it likes, again and again. What it gets too many are refused with the
     reason; every other caller is served meanwhile, and gets a stream."""
     hub = EventHub()
@@ -485,7 +485,7 @@ async def test_streams_of_one_account_leave_room_for_health_and_others(tmp_path,
             assert stream.status == 200
 
 
-async def test_requests_of_one_account_leave_room_for_health_and_others(tmp_path):
+async def test_requests_of_one_account_leave_room_for_others(tmp_path):
     """They do not end; further ones are refused at once."""
     waits = asyncio.Event()
 
@@ -514,7 +514,7 @@ async def test_requests_of_one_account_leave_room_for_health_and_others(tmp_path
         assert client.server.admission.requests.used == 0
 
 
-async def test_without_tokens_the_longest_silent_makes_room(held):
+async def test_longest_silent_connection_is_closed_without_tokens(held):
     hub = EventHub()
     async with serving(hub=hub, connections_max=3) as client:
         async with client.session.get(f"{client.base}/api/v1/events"):  # silent, but under way
@@ -529,7 +529,7 @@ async def test_without_tokens_the_longest_silent_makes_room(held):
             assert hub.reader_count == 1
 
 
-async def test_a_connection_that_asks_nothing_is_closed(held):
+async def test_connection_without_a_request_is_closed(held):
     async with serving(stranger_s=1.0) as client:
         first = await client.get("/fine")  # who has asked stays, beyond the limit, too
         held.append(await Raw(client).open())
@@ -539,7 +539,7 @@ async def test_a_connection_that_asks_nothing_is_closed(held):
         assert len(client.session.connector._conns) == 1
 
 
-async def test_a_connection_without_an_account_is_kept_for_seconds(tmp_path, held):
+async def test_connection_without_an_account_is_kept_for_seconds(tmp_path, held):
     async with serving(tokens_file(tmp_path), stranger_s=0.5) as client:
         for token in (TOKENS["viewer"], ""):
             held.append(await Raw(client).open())
@@ -562,7 +562,7 @@ async def read_events(response, count):
     return result
 
 
-async def test_events_are_resumed_and_gaps_are_told():
+async def test_event_stream_resumes_and_reports_gaps():
     hub = EventHub(lambda: 5_000, ring_size=3)
     async with serving(hub=hub) as client:
         url = f"{client.base}/api/v1/events"
@@ -586,7 +586,7 @@ async def test_events_are_resumed_and_gaps_are_told():
             assert [event["kind"] for _, event in events] == ["gap", "fault", "fault", "fault"]
 
 
-async def test_a_reader_that_does_not_read_is_cut_off():
+async def test_event_reader_that_does_not_read_is_disconnected():
     hub = EventHub(behind_max=4)
     async with serving(hub=hub) as client:
         with socket.socket() as slow:
@@ -601,7 +601,7 @@ async def test_a_reader_that_does_not_read_is_cut_off():
             assert hub.reader_count == 0
 
 
-async def test_a_stop_ends_the_streams():
+async def test_stop_ends_the_event_streams():
     hub = EventHub()
     async with serving(hub=hub) as client:
         async with client.session.get(f"{client.base}/api/v1/events") as response:
@@ -610,7 +610,7 @@ async def test_a_stop_ends_the_streams():
                 assert b"retry" in await response.content.read()
 
 
-async def test_quiet_streams_say_that_they_live():
+async def test_quiet_event_streams_send_heartbeats():
     hub = EventHub(heartbeat_s=0.02)
     async with serving(hub=hub) as client:
         async with client.session.get(f"{client.base}/api/v1/events") as response:
@@ -618,7 +618,7 @@ async def test_quiet_streams_say_that_they_live():
                 await response.content.readuntil(b":\n\n")
 
 
-async def test_bodies_of_all_requests_under_way_have_a_bound(tmp_path):
+async def test_bodies_of_concurrent_requests_are_limited_in_total(tmp_path):
     """Half of what is held may be one account's. Eight begin and do not end; one more is refused,
     another account is served, and later each is."""
     async with serving(tokens_file(tmp_path)) as client:
@@ -649,7 +649,7 @@ async def test_bodies_of_all_requests_under_way_have_a_bound(tmp_path):
         assert (await post("operator")).status == 200
 
 
-async def test_a_body_of_somebody_without_an_account_is_small():
+async def test_body_without_an_account_has_a_small_limit():
     more = [Operation("POST", "/open", "open2", "o", echo, role=None, body=Body)]
     async with serving(more=more) as client:
         json = {"Content-Type": "application/json"}
@@ -659,7 +659,7 @@ async def test_a_body_of_somebody_without_an_account_is_small():
             assert answer.status == status
 
 
-def test_a_client_that_is_gone_before_its_answer_costs_a_line_and_no_stack(caplog):
+def test_client_gone_before_its_answer_is_logged_without_traceback(caplog):
     """It asked to be told to go on (Expect), and was gone when it was."""
     request_log = RequestLog(logging.getLogger("raftmq.web"))
     for error in (ClientConnectionResetError("closing"), ConnectionResetError("gone")):

@@ -55,7 +55,7 @@ def ids(report: AuditReport, check: str) -> list[str]:
     return sorted(row["id_text"] for row in report.check(check).offenders)
 
 
-def test_all_that_was_acknowledged_is_there(spark: SparkSession, run: Run) -> None:
+def test_acknowledged_messages_that_are_all_stored_pass(spark: SparkSession, run: Run) -> None:
     run.store().write()
     report = audit(spark, run, write(run, rows_of(run)))
     assert report.ok, [check for check in report.checks if not check.ok]
@@ -63,7 +63,7 @@ def test_all_that_was_acknowledged_is_there(spark: SparkSession, run: Run) -> No
     assert any("messages never sent" in each for each in report.not_judged)
 
 
-def test_what_is_planted_is_found(spark: SparkSession, run: Run) -> None:
+def test_acknowledged_audit_finds_each_planted_fault(spark: SparkSession, run: Run) -> None:
     run.messages.insert(14, run.messages[10])  # stored twice
     run.store().write()
     rows = {row["msg_id"]: row for row in rows_of(run)}
@@ -84,7 +84,7 @@ def test_what_is_planted_is_found(spark: SparkSession, run: Run) -> None:
 
 
 @pytest.mark.long
-def test_a_message_that_one_replica_has_is_missing_and_held_there(
+def test_message_on_a_single_replica_is_missing_and_located_there(
     spark: SparkSession, run: Run
 ) -> None:
     """Two replicas end before the last messages: the third alone has them."""
@@ -111,7 +111,7 @@ def test_a_message_that_one_replica_has_is_missing_and_held_there(
     )
 
 
-def test_what_retention_removed_is_no_loss(spark: SparkSession, run: Run) -> None:
+def test_message_removed_by_retention_is_not_lost(spark: SparkSession, run: Run) -> None:
     run.store().write()
     rows = rows_of(run)
     for name in NAMES:
@@ -129,7 +129,9 @@ def test_what_retention_removed_is_no_loss(spark: SparkSession, run: Run) -> Non
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["acks.jsonl", "acks"])
-def test_only_ids_and_topics(spark: SparkSession, run: Run, name: str) -> None:
+def test_acknowledged_table_may_have_only_ids_and_topics(
+    spark: SparkSession, run: Run, name: str
+) -> None:
     run.store().write()
     rows = [{"msg_id": row["msg_id"], "topic": row["topic"]} for row in rows_of(run)]
     rows.append({"msg_id": "gone", "topic": TOPIC})
@@ -162,7 +164,7 @@ def test_only_ids_and_topics(spark: SparkSession, run: Run, name: str) -> None:
         ("acks.parquet", b"PAR1 it is not", "cannot be read"),
     ],
 )
-def test_a_table_that_is_none_is_told(
+def test_malformed_acknowledged_table_is_rejected(
     spark: SparkSession, run: Run, name: str, content: bytes, told: str
 ) -> None:
     run.store().write()
@@ -172,7 +174,9 @@ def test_a_table_that_is_none_is_told(
         audit(spark, run, path)
 
 
-def test_rows_of_other_groups_are_not_counted_as_judged(spark: SparkSession, run: Run) -> None:
+def test_rows_of_other_broker_groups_are_not_counted_as_judged(
+    spark: SparkSession, run: Run
+) -> None:
     run.store().write()
     rows = rows_of(run)
     others = [
@@ -187,7 +191,7 @@ def test_rows_of_other_groups_are_not_counted_as_judged(spark: SparkSession, run
         run_audit(spark, run.stores, group="broker-a", acknowledged=write(run, others))
 
 
-def test_the_command(spark: SparkSession, run: Run) -> None:
+def test_mqaudit_with_an_acknowledged_table(spark: SparkSession, run: Run) -> None:
     run.store().write()
     path = write(run, [*rows_of(run), rows_of(run)[0] | {"msg_id": "gone"}])
     stores = [word for name, at in run.stores.items() for word in ("--store", f"{name}={at}")]

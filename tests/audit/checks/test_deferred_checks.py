@@ -50,7 +50,7 @@ def planted() -> list[Any]:
 
 
 @pytest.mark.parametrize("plant", planted())
-def test_stored_records_count_as_the_deliveries_that_they_are(plant: HistoryBuilder) -> None:
+def test_stored_records_count_as_their_deliveries(plant: HistoryBuilder) -> None:
     judge = HistoryJudge(None, log_is_complete=True)
     records: dict[tuple[str, int, int], Record] = {}
     for event in plant.records:
@@ -66,7 +66,7 @@ def test_stored_records_count_as_the_deliveries_that_they_are(plant: HistoryBuil
     assert result == failed(plant)
 
 
-def test_what_violates_the_format_of_a_history_is_named() -> None:
+def test_malformed_history_events_are_named() -> None:
     judge = HistoryJudge(None, log_is_complete=True)
     for line in (
         {"type": "meta", "version": 1},
@@ -224,7 +224,7 @@ def clean(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Audi
     return end(as_it_may_be()).audit(spark, tmp_path_factory.mktemp("clean"))
 
 
-def test_a_run_as_it_may_be_passes(clean: AuditReport) -> None:
+def test_permitted_deferred_run_passes(clean: AuditReport) -> None:
     assert wrong(clean) == set()
     assert {check.name for check in clean.checks} >= {name for name, _ in NAMED_BY_STORE}
     assert names(clean, "duplicate_retry", "id_text") == ["retried"]
@@ -289,7 +289,7 @@ NAMED_BY_STORE = [
 
 
 @pytest.mark.parametrize(("check", "found"), NAMED_BY_STORE)
-def test_what_only_the_store_tells_is_named(
+def test_deferred_fault_visible_only_in_stores_is_named(
     damaged: AuditReport, check: str, found: list[str]
 ) -> None:
     offenders = damaged.check(check).offenders
@@ -298,12 +298,12 @@ def test_what_only_the_store_tells_is_named(
     assert all(name.startswith(start) for name, start in zip(named, found, strict=True)), named
 
 
-def test_work_on_nothing_and_what_was_stored_again_are_named(damaged: AuditReport) -> None:
+def test_work_on_missing_records_and_repeated_storage_are_named(damaged: AuditReport) -> None:
     assert names(damaged, "work_not_stored", "first") == [4]
     assert names(damaged, "duplicate_broker", "id_text") == ["stored again"]
 
 
-def test_nothing_else_is_found(damaged: AuditReport) -> None:
+def test_deferred_faults_cause_no_further_findings(damaged: AuditReport) -> None:
     named = {name for name, _ in NAMED_BY_STORE}
     # Transactions that nobody has sent have no half message, either.
     assert wrong(damaged) == named | {"work_not_stored", "duplicate_broker", "committed_unprepared"}

@@ -12,7 +12,7 @@ from raftmq.audit.read.tables import Tables
 ENDS = {("T", 0): 50, ("T", 1): 7}
 
 
-def test_offsets_behind_their_queue_are_named() -> None:
+def test_offsets_after_their_queue_are_named() -> None:
     committed = {"T@G": {"0": 50, "1": 9_999}, "T@H": {"0": 51}, "Never@G": {"0": 1}}
     check, gaps = offsets_check(committed, ENDS, complete=True)
     assert [(row["group"], row["topic"], row["offset"]) for row in check.offenders] == [
@@ -55,7 +55,7 @@ def digest(
         ([digest("a", 18, (5, 6)), digest("b", 0, (900_000, 900_000))], []),  # not the same store
     ],
 )
-def test_store_times_that_fall_are_named(
+def test_falling_store_times_are_named(
     digests: list[LogDigest], found: list[tuple[str, int, int]]
 ) -> None:
     logs = SimpleNamespace(digests=digests)

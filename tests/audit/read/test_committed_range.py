@@ -35,7 +35,7 @@ SIZE_BYTES = 100  # of a frame: header and payload
         ([3, 4, 5], 1, 4, [0, 1, 2]),
     ],
 )
-def test_frames_left_over_behind_a_truncation_do_not_count(
+def test_frames_remaining_after_a_truncation_do_not_count(
     spark: SparkSession, terms: list[int], committed: int, term_before: int, kept: list[int]
 ) -> None:
     schema = (
@@ -50,7 +50,7 @@ def test_frames_left_over_behind_a_truncation_do_not_count(
     assert sorted(r["position"] // SIZE_BYTES for r in result if r["store"] == "n1") == [0, 1, 2]
 
 
-def test_a_damaged_frame_counts_nowhere(spark: SparkSession) -> None:
+def test_damaged_frame_does_not_count(spark: SparkSession) -> None:
     schema = (
         "store string, position long, size int, payload_length int, frame_term long, intact boolean"
     )
@@ -62,7 +62,7 @@ def test_a_damaged_frame_counts_nowhere(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("beyond", [0, pytest.param(1_000, marks=pytest.mark.long)])
-def test_a_commit_position_beyond_the_log_makes_nothing_count(
+def test_commit_position_beyond_the_log_is_reported(
     spark: SparkSession, tmp_path: Path, beyond: int
 ) -> None:
     """All replicas have the same frame left over, of a lower term than the last ones."""
@@ -94,7 +94,7 @@ NEWEST, OLD, FORGED = (40, b"newest"), (30, b"old"), (45, b"forged")
         (((60, b"changed"), None, None), {(60, b"changed")}),
     ],
 )
-def test_a_single_saved_configuration_does_not_move_the_majority(
+def test_single_saved_configuration_does_not_move_the_majority(
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
     alike: bool,

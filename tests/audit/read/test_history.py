@@ -9,7 +9,7 @@ from raftmq.audit.read.history import HistoryUnfit, read_events, refuse_interrup
 from tests.audit.run import Run
 
 
-def test_a_history_without_its_end_is_refused(tmp_path: Path) -> None:
+def test_history_without_its_end_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     Run.plan(tmp_path, count=3).history.write(path)
     refuse_interrupted(str(path))
@@ -24,7 +24,7 @@ def test_a_history_without_its_end_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ['{"type": "ok", "f": "se', '{"type": "ok", "queue": "two"}'])
-def test_a_line_that_is_no_event_is_named(spark: SparkSession, tmp_path: Path, line: str) -> None:
+def test_malformed_history_line_is_named(spark: SparkSession, tmp_path: Path, line: str) -> None:
     path = tmp_path / "h.jsonl"
     path.write_text(f'{{"type": "meta", "version": 1}}\n{line}\n{{"type": "ok", "f": "end"}}\n')
     with pytest.raises(HistoryUnfit, match=r"h.jsonl:2: '{.type.*is no event"):

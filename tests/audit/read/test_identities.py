@@ -32,18 +32,18 @@ def test_stores_are_named_by_their_own_files(tmp_path: Path) -> None:
     )
 
 
-def test_a_damaged_identity_names_nobody(tmp_path: Path) -> None:
+def test_damaged_identity_names_no_store(tmp_path: Path) -> None:
     path = Path(store(tmp_path, "a", "n1"))
     (path / "identity").write_bytes((path / "identity").read_bytes().replace(b"n1", b"n2"))
     assert identified({"x": str(path)}) == ({"x": str(path)}, frozenset())
 
 
-def test_a_classic_master_and_its_slave_keep_their_names(tmp_path: Path) -> None:
+def test_classic_master_and_slave_keep_their_names(tmp_path: Path) -> None:
     stores = {name: store(tmp_path, name, "") for name in ("master", "slave")}
     assert identified(stores) == (stores, frozenset())
 
 
-def test_copies_of_one_store_are_refused(tmp_path: Path) -> None:
+def test_copies_of_one_store_are_rejected(tmp_path: Path) -> None:
     stores = {name: store(tmp_path, name, "n1") for name in ("a", "b")}
     with pytest.raises(StoreError, match=r"both the store of node n1: copies .* no majority"):
         identified(stores)
@@ -52,7 +52,7 @@ def test_copies_of_one_store_are_refused(tmp_path: Path) -> None:
         identified(unnamed)
 
 
-def test_one_directory_and_hard_links_are_refused(tmp_path: Path) -> None:
+def test_one_directory_twice_and_hard_links_are_rejected(tmp_path: Path) -> None:
     one, other = store(tmp_path, "a", None), store(tmp_path, "b", None)
     linked = Path(other) / "commitlog" / f"{0:020d}"
     linked.unlink()
@@ -63,15 +63,13 @@ def test_one_directory_and_hard_links_are_refused(tmp_path: Path) -> None:
             identified({"n0": one, "n1": again})
 
 
-def test_stores_of_two_groups_are_refused(tmp_path: Path) -> None:
+def test_stores_of_two_groups_are_rejected(tmp_path: Path) -> None:
     stores = {"n0": store(tmp_path, "a", "n0"), "n1": store(tmp_path, "b", "n1", "broker-b")}
     with pytest.raises(StoreError, match=r"several broker groups \(broker-a, broker-b\)"):
         identified(stores)
 
 
-def test_the_right_node_is_blamed_if_stores_are_exchanged(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_right_node_is_blamed_if_stores_are_exchanged(spark: SparkSession, tmp_path: Path) -> None:
     run = Run.plan(tmp_path, count=12).store()
     run.logs["n1"].flip(run.placed(3).position + 90)
     run.write()

@@ -81,7 +81,7 @@ def results_of(begun: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(begun, tmp_path / "results"))
 
 
-def test_only_what_was_added_is_read(
+def test_incremental_audit_reads_only_the_added_part(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:
     results, stores = results_of(begun, tmp_path), write(tmp_path, run.log)
@@ -102,7 +102,7 @@ def test_only_what_was_added_is_read(
     assert edges == [(0, middle(run)), (middle(run), run.log.end)]
 
 
-def test_what_was_added_is_judged_as_ever(
+def test_incremental_audit_finds_damage_in_the_added_part(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:
     """Offsets and indexes go on where they were; so do tables and IndexFiles."""
@@ -120,7 +120,7 @@ def test_what_was_added_is_judged_as_ever(
 
 
 @pytest.mark.long
-def test_a_gap_between_the_audits_is_found(
+def test_gap_between_two_audits_is_found(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:
     """The frame behind the first audit's end had been there, and others stand in its place."""
@@ -140,7 +140,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("replaced", range(5))
-def test_a_kill_while_an_end_is_saved_leaves_this_one_or_the_one_before(
+def test_killed_save_leaves_the_new_or_the_previous_end(
     replaced: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fourth file that is replaced is the last one."""
@@ -174,14 +174,14 @@ def test_a_kill_while_an_end_is_saved_leaves_this_one_or_the_one_before(
     assert pq.read_table(tmp_path / "queues.parquet").num_rows == 3
 
 
-def test_a_store_that_ends_before_a_position_has_no_last_bytes_before_it(tmp_path: Path) -> None:
+def test_store_that_ends_before_a_position_has_no_tail_digest(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / f"{0:020d}").write_bytes(bytes(100))
     assert since.tail_of(Store("n0", str(tmp_path)), 100) == hashlib.sha256(bytes(100)).hexdigest()
     assert since.tail_of(Store("n0", str(tmp_path)), 101) is None
 
 
-def test_an_end_without_its_queues_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_audit_end_without_its_queues_is_not_continued(tmp_path: Path) -> None:
     kept = Kept(tmp_path, "")
     kept.save(Ended(1_000, 100, 5, 2, "old", {("T", 0): 7}), [])
     ended = (tmp_path / "ended.parquet").read_bytes()
@@ -190,7 +190,7 @@ def test_an_end_without_its_queues_is_not_gone_on_with(tmp_path: Path) -> None:
     assert kept.ended() is None
 
 
-def test_another_log_is_not_gone_on_with(
+def test_incremental_audit_rejects_another_log(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:
     stores = write(tmp_path, run.log)
@@ -201,7 +201,7 @@ def test_another_log_is_not_gone_on_with(
     assert (row["store"], row["what"]) == ("n2", "other bytes than there were")
 
 
-def test_a_log_that_lost_what_was_agreed_is_found(
+def test_incremental_audit_finds_a_log_that_lost_its_agreed_end(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:
     stores = write(tmp_path, until(run.log, run.log.frames[5][0]))
@@ -209,7 +209,7 @@ def test_a_log_that_lost_what_was_agreed_is_found(
     assert {row["store"] for row in report.check("earlier").offenders} == {*NAMES}
 
 
-def test_a_whole_audit_finds_what_has_changed_since(
+def test_full_audit_finds_changes_since_an_earlier_one(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:
     """All replicas have another store host in one message, with right checksums."""
@@ -224,7 +224,7 @@ def test_a_whole_audit_finds_what_has_changed_since(
 
 
 @pytest.mark.long
-def test_a_whole_audit_finds_that_the_log_has_lost_its_end(
+def test_full_audit_finds_that_the_log_lost_its_end(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:
     end = run.log.frames[5][0]
@@ -242,7 +242,7 @@ def test_a_whole_audit_finds_that_the_log_has_lost_its_end(
 
 
 @pytest.mark.long
-def test_what_retention_has_removed_is_not_missed(
+def test_full_audit_accepts_segments_removed_by_retention(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:
     stores = write(tmp_path, run.log)
@@ -266,7 +266,7 @@ def ids(report: AuditReport, check: str) -> set[str]:
     return {row["id_text"] for row in report.check(check).offenders}
 
 
-def test_what_was_acknowledged_behind_the_audit_before_is_not_called_removed(
+def test_message_acknowledged_after_last_audit_is_not_reported_removed(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:
     """Of these queues nothing stands in the part that is read."""
@@ -286,7 +286,7 @@ def test_what_was_acknowledged_behind_the_audit_before_is_not_called_removed(
     assert ids(report, "removed") == {"before", "somewhere", "in-some-queue"}
 
 
-def test_where_an_earlier_queue_ended_may_not_be_known(
+def test_end_of_an_earlier_queue_may_be_unknown(
     spark: SparkSession, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retention had removed all of it before the first audit."""
@@ -302,7 +302,7 @@ def test_where_an_earlier_queue_ended_may_not_be_known(
     assert ids(report, "removed") == {"removed"} and report.ok
 
 
-def test_a_queue_that_was_empty_for_the_audit_before_goes_on(
+def test_queue_that_was_empty_in_the_last_audit_continues(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retention had removed all of its messages before the first audit."""
@@ -330,7 +330,7 @@ def wrong_offsets(report: AuditReport) -> tuple[Offender, ...]:
     return report.check("offset_holes").offenders + report.check("offset_repeats").offenders
 
 
-def test_a_log_that_begins_behind_it_is_refused(
+def test_log_that_starts_after_the_last_audit_is_rejected(
     spark: SparkSession, run: Run, begun: Path, tmp_path: Path
 ) -> None:
     """Retention has removed what is between; here, segments are small."""
@@ -343,7 +343,7 @@ def test_a_log_that_begins_behind_it_is_refused(
         run_audit(spark, stores, results=results_of(begun, tmp_path), incremental=True)
 
 
-def test_the_command(spark: SparkSession, run: Run, begun: Path, tmp_path: Path) -> None:
+def test_mqaudit_incremental(spark: SparkSession, run: Run, begun: Path, tmp_path: Path) -> None:
     stores = write(tmp_path, run.log)
     text = [word for name, at in stores.items() for word in ("--store", f"{name}={at}")]
     results = ["--results", str(results_of(begun, tmp_path)), "--incremental"]
@@ -364,7 +364,7 @@ def test_the_command(spark: SparkSession, run: Run, begun: Path, tmp_path: Path)
         ("tables", r"ended.parquet: the end of the audit of broker-a cannot be read"),
     ],
 )
-def test_torn_results_of_the_audit_before_are_refused(tmp_path: Path, torn: str, told: str) -> None:
+def test_torn_results_of_the_last_audit_are_rejected(tmp_path: Path, torn: str, told: str) -> None:
     kept = Kept(tmp_path, "broker-a")
     kept.save(Ended(1, 9, 1, 1, "", {("T", 0): 3}, (1, b"x"), {"topics.json": {}}), [])
     assert kept.ended() is not None

@@ -37,7 +37,7 @@ def walked(log: Log, base: int, step: int | None = None) -> Walk:
 
 
 @pytest.mark.parametrize("framed", [True, False])
-def test_everything_is_found(framed: bool) -> None:
+def test_log_walk_finds_every_record_and_frame(framed: bool) -> None:
     log = sample(framed)
     records, frames = [], []
     for base in log.segments:
@@ -55,13 +55,13 @@ def test_everything_is_found(framed: bool) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 61, 100, 1000, 8191])
-def test_cutting_anywhere_is_safe(step: int) -> None:
+def test_log_walk_is_equal_for_any_split(step: int) -> None:
     log = sample()
     for base in log.segments:
         assert walked(log, base, step) == walked(log, base)
 
 
-def test_old_records_behind_a_blank_are_not_items() -> None:
+def test_old_records_after_a_blank_are_not_items() -> None:
     """A roll after a truncation leaves valid old records, at their own positions, in the tail."""
     log = Log(8192, framed=False)
     log.frame(1, [Message(f"{i:032d}", b"old", queue=i) for i in range(20)])
@@ -74,7 +74,7 @@ def test_old_records_behind_a_blank_are_not_items() -> None:
         assert [(g.kind, g.at, g.size_bytes) for g in walk.gaps] == [(ItemKind.BLANK, third, left)]
 
 
-def test_what_looks_like_a_blank_in_a_body_hides_nothing_behind_it() -> None:
+def test_blank_pattern_in_a_body_hides_no_record() -> None:
     log = Log(8192, framed=False)
     body = struct.pack(">iI", 8, 0xCBD43194)
     log.frame(1, [Message(f"{i:032d}", body, queue=i) for i in range(4)])
@@ -82,7 +82,7 @@ def test_what_looks_like_a_blank_in_a_body_hides_nothing_behind_it() -> None:
         assert walked(log, 0, step).records == [p.position for p in log.placed]
 
 
-def test_a_record_nested_in_a_body_is_not_an_item() -> None:
+def test_record_nested_in_a_body_is_not_an_item() -> None:
     inner = Log(8192, framed=False)
     inner.frame(1, [Message("A" * 32, b"inner")] * 3)
     log = Log(8192, framed=False)
@@ -102,7 +102,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("step", [50, 333, 8192])
-def test_damage_is_a_hole_and_the_walk_goes_on(kind: str, step: int) -> None:
+def test_log_walk_reports_damage_as_a_hole_and_continues(kind: str, step: int) -> None:
     log = sample(framed=False)
     victim = log.placed[4]
     at, data, reason = DAMAGE[kind]
@@ -118,7 +118,7 @@ def test_damage_is_a_hole_and_the_walk_goes_on(kind: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [50, 8192])
-def test_a_damaged_frame_header_loses_the_header_alone(step: int) -> None:
+def test_damaged_frame_header_loses_only_the_header(step: int) -> None:
     log = sample()
     position, _ = log.frames[2]
     log.flip(position + 10)
@@ -129,7 +129,7 @@ def test_a_damaged_frame_header_loses_the_header_alone(step: int) -> None:
     assert walk.records == [p.position for p in log.placed if p.position < 8192]
 
 
-def test_a_damaged_first_item_and_an_empty_segment() -> None:
+def test_damaged_first_item_and_an_empty_segment() -> None:
     log = sample()
     log.flip(1)
     assert (walked(log, 0).gaps[0].kind, walked(log, 0).gaps[0].at) == (ItemKind.HOLE, 0)
@@ -139,7 +139,7 @@ def test_a_damaged_first_item_and_an_empty_segment() -> None:
     assert [(g.kind, g.size_bytes) for g in tiny.gaps] == [(ItemKind.END, 3)]
 
 
-def test_a_log_cut_short_at_every_byte_never_fails() -> None:
+def test_log_truncated_at_every_byte_is_walked() -> None:
     log = Log(8192)
     log.frame(1, [Message("D" * 32, b"some body", queue=1), Message("E" * 32, b"x")])
     log.other(1, FrameKind.COMMAND, b"abc")
@@ -156,7 +156,7 @@ def test_a_log_cut_short_at_every_byte_never_fails() -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_many_shapes_are_judged_as_one_is(seed: int) -> None:
+def test_vectorized_shape_check_equals_the_single_one(seed: int) -> None:
     rng, log = random.Random(seed), sample(framed=bool(seed % 2))
     base = sorted(log.segments)[seed % 3]
     data = bytearray(log.segments[base])

@@ -65,7 +65,7 @@ def run(tmp_path: Path) -> Run:
     return Run.plan(tmp_path).store()
 
 
-def test_units_and_records_that_agree_have_equal_sums(run: Run) -> None:
+def test_equal_queue_entries_and_records_have_equal_sums(run: Run) -> None:
     run.write()
     records, units = of_logs(run), of_queues(run)
     assert set(records) == set(NAMES)
@@ -74,7 +74,7 @@ def test_units_and_records_that_agree_have_equal_sums(run: Run) -> None:
 
 
 @pytest.mark.parametrize("field", range(3))
-def test_a_unit_that_differs_in_one_field_changes_its_sum(run: Run, field: int) -> None:
+def test_queue_entry_that_differs_in_one_field_changes_its_sum(run: Run, field: int) -> None:
     queue = ("Flights", 1)
     values = list(UNIT.unpack_from(run.units["n1"][queue], 3 * UNIT.size))
     values[field] += 1
@@ -90,7 +90,7 @@ def test_a_unit_that_differs_in_one_field_changes_its_sum(run: Run, field: int) 
     }
 
 
-def test_units_of_other_queues_have_other_sums(run: Run) -> None:
+def test_exchanged_queues_have_different_sums(run: Run) -> None:
     of_store = run.units["n1"]
     first, second = ("Flights", 0), ("Flights", 1)
     of_store[first], of_store[second] = of_store[second], of_store[first]
@@ -98,7 +98,7 @@ def test_units_of_other_queues_have_other_sums(run: Run) -> None:
     assert [*unlike(of_queues(run)["n1"], of_logs(run)["n1"])] == [0]
 
 
-def test_sums_are_of_ranges_in_any_order() -> None:
+def test_range_sums_do_not_depend_on_the_order() -> None:
     far = RANGE_BYTES + 5
 
     positions = np.array([far, 3, far + 1, 4], np.int64)
@@ -126,7 +126,7 @@ def message(queue: int, offset: int | None = None, topic: str = "T") -> Message:
     return Message(f"{random.random()}", b"body", topic=topic, queue=queue, queue_offset=offset)
 
 
-def test_runs_are_what_goes_on_by_one_in_each_queue() -> None:
+def test_runs_are_consecutive_offsets_of_each_queue() -> None:
     assert runs_of([message(q) for q in (0, 1, 0, 1, 0)]) == [("T", 0, 0, 2), ("T", 1, 0, 1)]
     hole = [message(0, offset) for offset in (0, 1, 3, 4)]
     assert runs_of(hole) == [("T", 0, 0, 1), ("T", 0, 3, 4)]
@@ -146,21 +146,21 @@ def digest_of(*messages: Message) -> tuple[LogDigest, Log]:
     return summary.digest(part.stores, 0, SIZE, part.alike, ""), log
 
 
-def test_what_waits_is_told() -> None:
+def test_digest_marks_delayed_and_half_messages() -> None:
     assert not digest_of(message(0))[0].waits
     assert digest_of(message(0, topic="SCHEDULE_TOPIC_XXXX"))[0].waits
     assert digest_of(message(0, topic="RMQ_SYS_TRANS_HALF_TOPIC"))[0].waits
     assert digest_of(Message("A" * 32, b"x", sys_flag=8))[0].waits
 
 
-def test_counts_and_ends_are_those_of_the_log() -> None:
+def test_digest_counts_and_ends_are_those_of_the_log() -> None:
     digest, log = digest_of(message(0), message(1))
     assert (digest.records, digest.frames, digest.alike) == (2, 1, True)
     assert digest.data_end == log.end
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_stores_are_alike_if_all_bytes_of_the_range_are(seed: int) -> None:
+def test_stores_are_equal_if_all_bytes_of_the_range_are(seed: int) -> None:
     rng = random.Random(seed)
     log = Log(SIZE)
     for number in range(6):
@@ -192,7 +192,7 @@ def test_stores_are_alike_if_all_bytes_of_the_range_are(seed: int) -> None:
         ([(4, 6, 1, 2)], (3, 2), False),
     ],
 )
-def test_frames_are_one_run_if_index_and_term_go_on(
+def test_frame_runs_join_if_index_and_term_continue(
     runs: list[tuple[int, int, int, int]], ended: tuple[int, int] | None, alike: bool
 ) -> None:
     none: Sums = {}

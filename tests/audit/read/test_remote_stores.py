@@ -21,7 +21,7 @@ def uris(run: Run) -> dict[str, str]:
     return {name: Path(store).as_uri() for name, store in run.stores.items()}
 
 
-def test_an_audit_copies_them(spark: SparkSession, run: Run, tmp_path: Path) -> None:
+def test_audit_copies_stores_named_by_uri(spark: SparkSession, run: Run, tmp_path: Path) -> None:
     reported: list[str] = []
     report = run_audit(
         spark, uris(run), run.history_path, scratch=tmp_path, progress=reported.append
@@ -33,7 +33,7 @@ def test_an_audit_copies_them(spark: SparkSession, run: Run, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_what_is_decoded_is_staged_where_a_uri_says(
+def test_decoded_rows_are_staged_at_the_named_uri(
     spark: SparkSession, run: Run, tmp_path: Path
 ) -> None:
     seen: list[str] = []
@@ -49,7 +49,7 @@ def test_what_is_decoded_is_staged_where_a_uri_says(
     assert not [*(tmp_path / "shared").iterdir()]  # nothing is left there
 
 
-def test_a_topic_is_read_where_it_lies(spark: SparkSession, run: Run) -> None:
+def test_topic_is_read_from_a_store_named_by_uri(spark: SparkSession, run: Run) -> None:
     rows = topic_frame(spark, uris(run)["n1"], TOPIC)
     assert rows.count() == 60
     assert {bytes(row["body"]) for row in rows.select("body").collect()} == {
@@ -57,7 +57,7 @@ def test_a_topic_is_read_where_it_lies(spark: SparkSession, run: Run) -> None:
     }
 
 
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_uri_without_a_store_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no commitlog directory"):
         print(Store("n0", tmp_path.as_uri()).segments)
     with pytest.raises(OSError, match="nowhere"):

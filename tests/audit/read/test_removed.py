@@ -71,7 +71,7 @@ def wrong(report: AuditReport) -> set[str]:
 @pytest.mark.parametrize(
     "names", [NAMES[:1], NAMES[:2], pytest.param(NAMES, marks=pytest.mark.long)], ids=len
 )
-def test_replicas_remove_the_first_segment_at_their_own_hours(
+def test_replicas_remove_the_first_segment_at_different_hours(
     spark: SparkSession, run: Run, names: tuple[str, ...]
 ) -> None:
     """A majority still has it, or one replica alone, or none."""
@@ -84,7 +84,7 @@ def test_replicas_remove_the_first_segment_at_their_own_hours(
 HOUR_MS = 3_600_000
 
 
-def test_what_is_younger_than_retention_is_lost(spark: SparkSession, run: Run) -> None:
+def test_missing_message_younger_than_retention_is_lost(spark: SparkSession, run: Run) -> None:
     """Nothing in the stores is more than two hours old; one message was sent long before."""
     remove_first(run, *NAMES)
     for name in NAMES:
@@ -120,7 +120,7 @@ def digest(stores: str, start: int, times: tuple[int, int] | None) -> LogDigest:
         (0, None, False),  # nothing is noted: the audit's time, years later, counts
     ],
 )
-def test_ages_are_as_of_the_time_when_the_stores_were_closed(
+def test_ages_are_as_of_the_close_of_the_stores(
     tmp_path: Path, noted_ms: int, hours: int | None, too_early: bool
 ) -> None:
     stores = {}
@@ -144,7 +144,7 @@ def test_ages_are_as_of_the_time_when_the_stores_were_closed(
 
 
 @pytest.mark.parametrize("names", [NAMES[:2], pytest.param(NAMES, marks=pytest.mark.long)], ids=len)
-def test_a_history_goes_back_further_than_the_log(
+def test_history_may_start_before_the_log(
     spark: SparkSession, run: Run, names: tuple[str, ...]
 ) -> None:
     run.log.placed.pop()  # the history has no send of it
@@ -154,7 +154,7 @@ def test_a_history_goes_back_further_than_the_log(
     assert report.count("removed") == in_first(run)
 
 
-def test_a_replica_that_goes_back_further_shows_what_was_never_stored(
+def test_replica_with_an_earlier_start_shows_messages_never_stored(
     spark: SparkSession, run: Run
 ) -> None:
     """Another message stands where it was acknowledged, or its queue never was."""
@@ -169,7 +169,7 @@ def test_a_replica_that_goes_back_further_shows_what_was_never_stored(
 
 
 @pytest.mark.parametrize("names", [NAMES[:2], pytest.param(NAMES, marks=pytest.mark.long)], ids=len)
-def test_what_a_majority_lost_behind_its_beginning_is_missing(
+def test_message_lost_on_a_majority_after_the_log_start_is_missing(
     spark: SparkSession, run: Run, names: tuple[str, ...]
 ) -> None:
     """One of a queue that goes on before and behind it, and the only one of another."""
@@ -184,7 +184,9 @@ def test_what_a_majority_lost_behind_its_beginning_is_missing(
     assert report.count("removed") == in_first(run)
 
 
-def test_a_file_that_one_replica_lost_excuses_nothing(spark: SparkSession, run: Run) -> None:
+def test_segment_lost_on_one_replica_excuses_no_missing_message(
+    spark: SparkSession, run: Run
+) -> None:
     """The others have it; one of these has lost a message."""
     remove_first(run, "n0")
     path = run.root / "n1" / "store" / "commitlog" / f"{0:020d}"
@@ -198,7 +200,7 @@ def test_a_file_that_one_replica_lost_excuses_nothing(spark: SparkSession, run: 
 
 
 @pytest.mark.long
-def test_a_replica_that_was_down_for_long_excuses_and_shows_nothing(
+def test_replica_that_was_down_long_neither_excuses_nor_shows_losses(
     spark: SparkSession, run: Run
 ) -> None:
     """Its log ends before that of the others begins."""
@@ -227,7 +229,7 @@ def test_a_replica_that_was_down_for_long_excuses_and_shows_nothing(
         ((5, 5, 7, 0, 0), "abcde", "abcde", 5),
     ],
 )
-def test_a_log_begins_where_a_majority_has_it(
+def test_log_start_is_where_a_majority_has_it(
     begins: tuple[int, ...], voting: str, voters: str, begin: int
 ) -> None:
     stores = tuple(
@@ -268,9 +270,7 @@ def lived_through(run: Run) -> None:
     history.write(run.history_path)
 
 
-def test_what_consumers_did_before_the_log_begins_is_no_fault(
-    spark: SparkSession, run: Run
-) -> None:
+def test_consumer_events_before_the_log_start_are_no_fault(spark: SparkSession, run: Run) -> None:
     lived_through(run)
     remove_first(run, *NAMES[:2])
     report = run_audit(spark, run.stores, run.history_path)
@@ -280,7 +280,7 @@ def test_what_consumers_did_before_the_log_begins_is_no_fault(
         assert report.check(check).title.endswith("(retention has removed messages: not decided)")
 
 
-def test_what_cannot_have_stood_before_the_log_begins_is_a_fault(
+def test_impossible_consumer_events_before_the_log_start_are_a_fault(
     spark: SparkSession, run: Run
 ) -> None:
     run.history.consume(0, [500], [], TOPIC)

@@ -19,7 +19,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run.plan(tmp_path_factory.mktemp("sources"), count=90).store().write()
 
 
-def test_a_topic_as_a_table(spark: SparkSession, run: Run) -> None:
+def test_topic_as_a_table(spark: SparkSession, run: Run) -> None:
     rows = topic_frame(spark, run.stores["n1"], TOPIC).orderBy("position").collect()
     stored = [p for p in run.log.placed if p.message.topic == TOPIC]
     assert [bytes(row["body"]) for row in rows] == [p.message.body for p in stored]
@@ -27,7 +27,7 @@ def test_a_topic_as_a_table(spark: SparkSession, run: Run) -> None:
     assert [row["queue_offset"] for row in rows] == [p.queue_offset for p in stored]
 
 
-def test_a_topic_ends_at_the_commit_position(spark: SparkSession, run: Run, tmp_path: Path) -> None:
+def test_topic_ends_at_the_commit_position(spark: SparkSession, run: Run, tmp_path: Path) -> None:
     tenth = run.placed(9)
     end = tenth.position + tenth.size
     store = write_store(tmp_path / "store", run.log, commit=end)
@@ -37,7 +37,7 @@ def test_a_topic_ends_at_the_commit_position(spark: SparkSession, run: Run, tmp_
     assert topic_frame(spark, store, TOPIC).count() == 90
 
 
-def test_splits_do_not_change_what_is_read(spark: SparkSession, run: Run) -> None:
+def test_partition_size_does_not_change_the_rows(spark: SparkSession, run: Run) -> None:
     """Partitions of 4 KiB cut records and frames anywhere."""
     reader = spark.read.format("rocketmq").option("body", "false").option("splitBytes", "4096")
     frame = reader.load(run.stores["n0"])
@@ -48,7 +48,7 @@ def test_splits_do_not_change_what_is_read(spark: SparkSession, run: Run) -> Non
     assert tuple(row) == (count, count, sum(p.size for p in run.log.placed))
 
 
-def test_units_as_a_table(spark: SparkSession, run: Run) -> None:
+def test_queue_entries_as_a_table(spark: SparkSession, run: Run) -> None:
     stores = json.dumps(run.stores)
     rows = spark.read.format("rocketmq_queue").option("stores", stores).load().collect()
     result = {
@@ -62,7 +62,7 @@ def test_units_as_a_table(spark: SparkSession, run: Run) -> None:
     assert len(rows) == 3 * len(run.log.placed)
 
 
-def test_an_apache_store_as_tables(spark: SparkSession, apache_store: Path) -> None:
+def test_apache_store_as_tables(spark: SparkSession, apache_store: Path) -> None:
     records = spark.read.format("rocketmq").option("splitBytes", "10000").load(str(apache_store))
     row = records.agg(
         F.count("*").alias("count"),
@@ -72,7 +72,7 @@ def test_an_apache_store_as_tables(spark: SparkSession, apache_store: Path) -> N
     assert (row["count"], row["intact"], row["in_place"]) == (515, 515, 515)
 
 
-def test_an_empty_store_is_an_empty_table(spark: SparkSession, tmp_path: Path) -> None:
+def test_empty_store_is_an_empty_table(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     for name in ("rocketmq", "rocketmq_log", "rocketmq_queue"):
         assert spark.read.format(name).load(str(tmp_path)).count() == 0
@@ -82,14 +82,14 @@ def test_an_empty_store_is_an_empty_table(spark: SparkSession, tmp_path: Path) -
     ("option", "value", "complaint"),
     [("splitBytes", "1", "at least 4096"), ("body", "maybe", "true or false")],
 )
-def test_bad_options_are_refused(
+def test_invalid_source_options_are_rejected(
     spark: SparkSession, run: Run, option: str, value: str, complaint: str
 ) -> None:
     with pytest.raises(PySparkException, match=complaint):
         spark.read.format("rocketmq").option(option, value).load(run.stores["n0"]).count()
 
 
-def test_files_that_are_no_store(tmp_path: Path) -> None:
+def test_files_that_are_no_store_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no commitlog"):
         print(Store("n0", str(tmp_path)).segments)
     (tmp_path / "checkpoint").write_bytes(bytes(39))
@@ -103,7 +103,7 @@ def test_files_that_are_no_store(tmp_path: Path) -> None:
         print(Store("n0", str(store)).segments)
 
 
-def test_first_difference(run: Run, tmp_path: Path) -> None:
+def test_first_difference_of_two_stores(run: Run, tmp_path: Path) -> None:
     other = run.log.copy()
     other.flip(20_000)
     store = Store("n1", str(write_store(tmp_path / "store", other)))

@@ -25,13 +25,13 @@ def unit(position: int) -> bytes:
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 19])
-def test_a_file_without_a_whole_unit_has_none(tmp_path: Path, size_bytes: int) -> None:
+def test_queue_file_without_a_complete_entry_has_none(tmp_path: Path, size_bytes: int) -> None:
     offsets, content = units(queue_file(tmp_path, bytes(size_bytes)), 5)
     assert len(offsets) == len(content) == 0
 
 
 @pytest.mark.parametrize("begin", [0, 1, 500, 501, 1_000, 1_900, 1_901, 5_000])
-def test_units_are_those_from_a_position_on(tmp_path: Path, begin: int) -> None:
+def test_queue_entries_from_a_position(tmp_path: Path, begin: int) -> None:
     filler = UNIT.pack(0, 0x7FFFFFFF, 0)
     positions = range(100, 2_000, 100)
     data = filler * 3 + b"".join(map(unit, positions)) + bytes(UNIT.size * 9)
@@ -40,7 +40,7 @@ def test_units_are_those_from_a_position_on(tmp_path: Path, begin: int) -> None:
     assert [*zip(offsets.tolist(), content["position"].tolist(), strict=True)] == expected
 
 
-def test_units_that_point_back_before_a_position_are_not_from_it_on(tmp_path: Path) -> None:
+def test_queue_entries_that_point_back_before_the_position_are_omitted(tmp_path: Path) -> None:
     data = b"".join(map(unit, (100, 600, 700, 200)))
     offsets, content = units(queue_file(tmp_path, data), 500)
     assert [*zip(offsets.tolist(), content["position"].tolist(), strict=True)] == [
@@ -49,7 +49,7 @@ def test_units_that_point_back_before_a_position_are_not_from_it_on(tmp_path: Pa
     ]
 
 
-def test_what_is_behind_the_last_written_byte_is_known(tmp_path: Path) -> None:
+def test_written_bytes_of_a_sparse_file(tmp_path: Path) -> None:
     path = tmp_path / "segment"
     with path.open("wb") as file:
         file.write(b"x" * 5_000)
@@ -62,7 +62,7 @@ def test_what_is_behind_the_last_written_byte_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_bytes_are_compared_to_the_last_one(seed: int) -> None:
+def test_bytes_are_compared_up_to_the_last_one(seed: int) -> None:
     rng = random.Random(seed)
     left = np.frombuffer(rng.randbytes(SIZE), np.uint8)
     right = left.copy()

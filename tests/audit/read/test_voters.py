@@ -38,7 +38,7 @@ def found(frames: list[ConfigurationFrame], **commits: int) -> Members:
     return members_of(frames, zeros | commits, [], "abc", "cluster.json")
 
 
-def test_a_configuration_is_read_as_the_group_reads_it() -> None:
+def test_audit_decodes_configurations_as_the_group_does() -> None:
     for payload in (configuration("abc"), configuration("abé", "xy", "a"), configuration("a")):
         members = decode_configuration(payload)
         assert decode_members(payload) == (
@@ -47,7 +47,7 @@ def test_a_configuration_is_read_as_the_group_reads_it() -> None:
         )
 
 
-def test_bytes_that_are_no_configuration_are_refused() -> None:
+def test_malformed_configuration_is_rejected() -> None:
     complete = configuration("abc")
     for cut in range(len(complete) - 20):
         with pytest.raises(BadConfiguration):
@@ -56,7 +56,7 @@ def test_bytes_that_are_no_configuration_are_refused() -> None:
         decode_members(b"\x09" + complete[1:])
 
 
-def test_the_file_is_read_as_the_group_wrote_it(tmp_path: Path) -> None:
+def test_saved_configuration_file_is_read(tmp_path: Path) -> None:
     assert Store("n0", str(tmp_path)).saved_configuration() is None
     file = ConfigurationFile(OsDisk(str(tmp_path)), "raft")
     file.save(5, decode_configuration(configuration("abc")))
@@ -73,7 +73,7 @@ def test_the_file_is_read_as_the_group_wrote_it(tmp_path: Path) -> None:
     assert Store("n0", str(tmp_path)).saved_configuration() is None
 
 
-def test_the_newest_committed_configuration_counts() -> None:
+def test_newest_committed_configuration_counts() -> None:
     assert found([]) == Members(frozenset("abc"), frozenset(), "cluster.json")
     held = [frame(3, "abcd", "abc"), frame(7, "abcde", "abc"), frame(9, "abde", "ab")]
     members = found(held)
@@ -82,7 +82,7 @@ def test_the_newest_committed_configuration_counts() -> None:
     assert members.source == "the configuration of frame 7"
 
 
-def test_a_configuration_that_a_minority_holds_counts_if_one_knows_it_committed() -> None:
+def test_minority_configuration_counts_if_one_store_has_it_committed() -> None:
     held = [frame(7, "abcde", "ab")]  # three stores are gone
     assert found(held).voters == frozenset("abc")
     assert found(held, a=699).voters == frozenset("abc")
@@ -90,19 +90,19 @@ def test_a_configuration_that_a_minority_holds_counts_if_one_knows_it_committed(
     assert found(held, c=700).voters == frozenset("abc")  # c has another frame there
 
 
-def test_a_saved_configuration_is_a_committed_one() -> None:
+def test_saved_configuration_counts_as_committed() -> None:
     saved = [(8, configuration("ab")), (4, configuration("abc"))]
     members = members_of([frame(5, "abcd", "abc")], dict.fromkeys("abc", 0), saved, "abc", "")
     assert members.voters == frozenset("ab")
 
 
-def test_the_log_is_believed_before_a_file() -> None:
+def test_logged_configuration_precedes_a_saved_one() -> None:
     saved = [(5, configuration("xyz"))]
     members = members_of([frame(5, "abcd", "abc")], dict.fromkeys("abc", 0), saved, "abc", "")
     assert members.voters == frozenset("abcd")
 
 
-def test_a_file_is_not_believed_where_the_log_has_another_frame() -> None:
+def test_saved_configuration_is_ignored_if_the_log_has_another_frame() -> None:
     """Also if nobody knows that frame to be committed."""
     saved = [(5, configuration("xyz"))]
     members = members_of([frame(5, "abcd", "a")], dict.fromkeys("abc", 0), saved, "abc", "")

@@ -19,7 +19,7 @@ def report(*checks: CheckResult) -> AuditReport:
     return AuditReport("", STORES, {}, checks, 1.5, group="broker-a", timeline=TIMELINE)
 
 
-def test_every_finding_says_where_and_when() -> None:
+def test_html_report_locates_every_finding() -> None:
     checks = (
         fault("damage", {"store": "n1", "position": 2_000}, {"store": "n2", "position": 31_000}),
         fault("altered", {"first_position": 40_000, "copies": 1}),
@@ -39,21 +39,21 @@ def test_every_finding_says_where_and_when() -> None:
         assert f"<code>{line}</code>" in text
 
 
-def test_stores_say_where_they_end() -> None:
+def test_html_report_shows_the_ends_of_stores() -> None:
     text = page([report()], MS)
     numbers = "".join(f'<td class="n">{n}</td>' for n in ("1,000", "80,000", "70,000", "90,000"))
     for n in range(3):
         assert f"<tr><td>n{n}</td>{numbers}" in text
 
 
-def test_ten_thousand_offenders_are_a_small_page_that_says_what_it_leaves_out() -> None:
+def test_html_report_of_10000_offenders_is_small_and_counts_the_rest() -> None:
     wrong = [{"store": f"n{n % 3}", "position": 1_000 + n} for n in range(10_000)]
     text = page([report(fault("damage", *wrong))], MS)
     assert_readable(text)
     assert "and 9,980 more" in text
 
 
-def test_a_page_of_many_groups_in_which_all_is_wrong_is_small() -> None:
+def test_html_report_of_many_failing_groups_is_small() -> None:
     what = "x" * 200
     wrong = [{"store": f"n{n % 3}", "position": 1_000 * n, "what": what} for n in range(10_000)]
     checks = [fault(f"check{n}", *wrong) for n in range(30)]

@@ -35,7 +35,7 @@ def written(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_tables_say_what_the_reports_say(written: Path) -> None:
+def test_result_tables_equal_the_reports(written: Path) -> None:
     tables = {p.stem: pq.read_table(p).to_pylist() for p in written.glob("*.parquet")}
     assert set(tables) == {"stores", "figures", "checks", "findings"}
     assert {row["audited_at"].timestamp() for row in tables["stores"]} == {MS / 1000}
@@ -54,7 +54,7 @@ def test_the_tables_say_what_the_reports_say(written: Path) -> None:
     assert not [path for path in written.iterdir() if path.name.endswith(".tmp")]
 
 
-def test_the_page_shows_where_and_when(tmp_path: Path) -> None:
+def test_result_page_shows_place_and_time(tmp_path: Path) -> None:
     odd = CheckResult.of_faults(
         "phantom", "<never> sent", [{"id_text": "</script>", "position": 9}]
     )
@@ -70,7 +70,7 @@ def test_the_page_shows_where_and_when(tmp_path: Path) -> None:
     assert "Nothing is wrong." in (tmp_path / "audit.html").read_text()
 
 
-def test_prometheus_reads_the_text(written: Path) -> None:
+def test_prometheus_reads_the_result_text(written: Path) -> None:
     families = text_string_to_metric_families((written / "mqaudit.prom").read_text())
     result = {
         (sample.name.removeprefix("raftmq_audit_"), *sorted(sample.labels.values())): sample.value

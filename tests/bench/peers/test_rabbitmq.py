@@ -10,7 +10,7 @@ async def alive(session: int, count: int) -> None:
     await until(lambda: len(members([session])) == count)
 
 
-async def test_a_node_is_a_session(tmp_path: Path) -> None:
+async def test_rabbitmq_node_is_a_session(tmp_path: Path) -> None:
     script = ["/bin/sh", "-c", "touch left; sleep 1000 & sleep 1000"]
     async with _process(script, {"PATH": "/usr/bin:/bin"}, tmp_path) as first:
         async with _process(script, {"PATH": "/usr/bin:/bin"}, tmp_path) as second:

@@ -30,7 +30,7 @@ FOUND = {
 }
 
 
-def test_lines_are_medians_row_by_row() -> None:
+def test_benchmark_lines_are_medians_per_row() -> None:
     assert lines(FOUND) == [
         (ONE, "A", "2,000", "2.00", "3.00", "20.0", "200"),
         (MANY, "<B>", "5", "-", "-", "-", "-"),
@@ -38,12 +38,12 @@ def test_lines_are_medians_row_by_row() -> None:
     ]
 
 
-def test_what_is_not_there_is_named() -> None:
+def test_missing_benchmark_results_are_named() -> None:
     assert reasons(FOUND) == ["C is not measured: no package", "A, round 3: Failed: x < y"]
     assert "\n- C is not measured: no package" in markdown(FOUND)
 
 
-def test_the_page_is_whole_and_escapes_what_it_is_told() -> None:
+def test_benchmark_page_is_complete_and_escaped() -> None:
     page = render(FOUND, "a <machine>")
     assert "a &lt;machine&gt;" in page
     assert "x &lt; y" in page
@@ -80,7 +80,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_command_writes_figures_and_page_also_when_nothing_is_to_be_had(
+def test_benchmark_command_writes_files_without_any_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "SYSTEMS", (NotThere(),))
@@ -92,7 +92,7 @@ def test_the_command_writes_figures_and_page_also_when_nothing_is_to_be_had(
     assert "Other is not measured: " in page.read_text()
 
 
-def test_systems_are_chosen_by_words_of_their_names() -> None:
+def test_systems_are_selected_by_words_of_their_names() -> None:
     assert [system.name for system in command.chosen("sync_flush, FLOOR")] == [
         "floor",
         "ours, R3, ASYNC_FLUSH",
@@ -101,7 +101,7 @@ def test_systems_are_chosen_by_words_of_their_names() -> None:
     assert command.chosen("") == list(command.SYSTEMS)
 
 
-def test_a_word_that_names_nothing_is_refused() -> None:
+def test_unknown_system_word_is_rejected() -> None:
     code, said = run("--only", "kafka")
     assert code == 2
     assert "kafka" in said
@@ -114,6 +114,6 @@ def test_records_are_walked_over() -> None:
 
 
 @pytest.mark.parametrize("body", [b"\0\0\0\x03", b"\0\0\0\x05", b"\0\0\0\x04\0"])
-def test_a_damaged_record_is_a_failure(body: bytes) -> None:
+def test_damaged_record_is_a_failure(body: bytes) -> None:
     with pytest.raises(Failed):
         records_in(body)

@@ -57,7 +57,7 @@ async def run(*systems: Fake, rounds: int = 3) -> tuple[dict[str, Measured], lis
     return await measure(systems, rounds, 1.0, reported.append), reported
 
 
-async def test_each_round_has_the_other_order_and_warm_ups_are_not_kept() -> None:
+async def test_rounds_alternate_their_order_and_drop_warm_ups() -> None:
     result, reported = await run(Fake("A"), Fake("B"))
     assert [line[-1] for line in reported] == list("ABBAAB")
     assert [figures.rate for figures in result["A"].rows[ONE]] == [2, 4, 6]
@@ -67,7 +67,7 @@ async def test_each_round_has_the_other_order_and_warm_ups_are_not_kept() -> Non
     assert result["A"].medians(MANY) is None
 
 
-async def test_what_cannot_be_had_is_asked_once_and_others_are_measured() -> None:
+async def test_missing_system_is_tried_once_and_others_are_measured() -> None:
     absent, there = Fake("A", Missing("no package")), Fake("B")
     result, _ = await run(absent, there)
     assert (absent.started, result["A"].missing, result["A"].rows) == (1, "no package", {})
@@ -75,7 +75,7 @@ async def test_what_cannot_be_had_is_asked_once_and_others_are_measured() -> Non
 
 
 @pytest.mark.parametrize("error", [Failed("no leader"), OSError("x"), TimeoutError("x")])
-async def test_a_failed_round_is_named_and_the_next_one_tried(error: Exception) -> None:
+async def test_failed_round_is_named_and_the_next_one_tried(error: Exception) -> None:
     broken = Fake("A", error)
     result, _ = await run(broken)
     assert broken.started == 3
@@ -84,7 +84,7 @@ async def test_a_failed_round_is_named_and_the_next_one_tried(error: Exception) 
     assert result["A"].failures == expected
 
 
-async def test_directories_are_removed_also_after_an_error() -> None:
+async def test_directories_are_removed_after_an_error() -> None:
     systems = Fake("A"), Fake("B", Failed("x")), Fake("C", ValueError("a defect of ours"))
     with pytest.raises(ValueError):
         await run(*systems)
@@ -93,7 +93,7 @@ async def test_directories_are_removed_also_after_an_error() -> None:
     assert not any(directory.exists() for directory in directories)
 
 
-async def test_a_load_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_load_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hanging(Fake):
         async def _load(self) -> LoadResult:
             await asyncio.Event().wait()
@@ -104,18 +104,18 @@ async def test_a_load_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -
     assert result["A"].failures == ["round 1: TimeoutError: "]
 
 
-def test_cpu_is_shared_by_the_messages() -> None:
+def test_cpu_is_divided_by_the_messages() -> None:
     result = LoadResult(4, 2.0, array("q"), 0)
     assert figures_of(result, 10.0, 5.0) == Figures(2.0, None, None, 2.5, 5.0)
 
 
-def test_a_load_without_messages_is_a_failure() -> None:
+def test_load_without_messages_is_a_failure() -> None:
     with pytest.raises(Failed):
         figures_of(LoadResult(0, 1.0, array("q"), 0), None, None)
 
 
 @pytest.mark.long
-async def test_ours_and_the_floor_fill_their_rows() -> None:
+async def test_raftmq_and_the_floor_fill_their_rows() -> None:
     result = await measure([Floor(), OURS[0]], 1, 0.01, lambda _: None)
     assert not [measured.failures for measured in result.values() if measured.failures]
     assert result["floor"].rows.keys() == {ONE, MANY, PULLS}

@@ -157,7 +157,10 @@ class LeadershipTransfer:
         return False
 
     def _is_connected(self) -> bool:
-        return any(self.pump.links.is_open(peer) for peer in self.pump.core.membership.peers)
+        """Return True if another voter is connected. Learners cannot lead."""
+        core = self.pump.core
+        voters = core.membership.voters
+        return any(self.pump.links.is_open(peer) for peer in voters if peer != core.node_id)
 
     def _try_transfer(self) -> None:
         """Start a transfer if a follower is able now."""

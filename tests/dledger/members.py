@@ -231,6 +231,10 @@ class Node:
         self.commitlog.close()
         self.checkpoint.close()
 
+    @property
+    def leads(self) -> bool:
+        return self.member.core.role is Role.LEADER
+
     async def lose_disk(self) -> None:
         """Killed, and what it had stored is gone."""
         await self.kill()
@@ -286,7 +290,8 @@ class Group:
     async def __aexit__(self, *exc: object) -> None:
         for node in self.nodes:
             node.disk.let_sync.set()
-        for node in self.nodes:
+        # The leader is last: nobody is left to be handed anything, and to be waited for.
+        for node in sorted(self.nodes, key=lambda node: node.running and node.leads):
             if node.running:
                 await node.stop()
             if node.sock is not None:

@@ -3,8 +3,9 @@
 import asyncio
 
 import orjson
+import pytest
 
-import raftmq.broker.delayed.timers
+from raftmq.broker.delayed import timers
 from raftmq.broker.errors import OutcomeUnknown, busy
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.store.dispatch import TIMER_TOPIC
@@ -18,6 +19,12 @@ from tests.waiting import until
 
 KIB = 1 << 10
 UNKNOWN = OutcomeUnknown("planted")
+
+
+@pytest.fixture(autouse=True)
+def short_hold(monkeypatch):
+    """Clocks jump in each of these tests; test_timers.py has how long deliveries then pause."""
+    monkeypatch.setattr(timers, "STEP_HOLD_MS", 200)
 
 
 async def are_stored(group, broker, keys, *where):
@@ -55,7 +62,7 @@ def asked_of(record):
 
 async def test_leaders_killed_around_timer_delivery_lose_and_repeat_none(tmp_path, monkeypatch):
     """Every message once, none early, none lost, in the order of their times, on all replicas."""
-    monkeypatch.setattr(raftmq.broker.delayed.timers, "COUNT_MAX", 3)
+    monkeypatch.setattr(timers, "COUNT_MAX", 3)
     async with Group(tmp_path, 3, **PATIENT) as group:
         first = await group.leader()
         leader = group.brokers[first]

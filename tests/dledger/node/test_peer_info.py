@@ -599,6 +599,7 @@ async def test_founder_omitted_by_mistake_can_be_added_as_learner(tmp_path: Path
         await group.until(lambda: other.member.core.recovered)
         assert not other.member.core.election.founders_differ
         assert foreign(alone) == foreign(other) == []
+        assert await alone.member.hand_over() is None  # at once: a learner cannot lead
 
 
 def takes_none(node: Node) -> str:

@@ -565,11 +565,11 @@ def test_neither_opens_a_store_that_the_other_uses(
             loop.run(started(apache.store, loop, apache.settings))
         apache.sync_metadata()  # it goes on
     finally:
-        apache.stop()
+        close_store(apache)
     broker = loop.run(started(apache.store, loop, apache.settings))
     try:
         assert refused_by_itself(apache) not in (0, -signal.SIGKILL)
     finally:
         loop.run(broker.stop())
     apache.start()  # it is its own again, with what ours left in the lock file
-    apache.stop()
+    apache.kill()

@@ -96,7 +96,7 @@ BREAKS: tuple[Break, ...] = (
     Break(shell.store_not_locked, faults=("start_twice", "kill")),
     Break(shell.snapshot_ahead_of_the_log, load=("metadata", "group"), long=True),
     Break(shell.frames_not_dispatched),
-    Break(shell.once_forgotten, load=ONCE, faults=("reset_connection", *KILLS)),
+    Break(shell.once_forgotten, load=ONCE, faults=("reset_connection", *KILLS), first=2),
     Break(
         shell.once_in_flight_unchecked,
         load=ONCE,
@@ -177,7 +177,7 @@ BREAKS: tuple[Break, ...] = (
     Break(repair.messages_taken_unchecked, faults=("flip_bits",), first=9, long=True),
     Break(repair.damage_cut, faults=ROTTING, profile=AS_FOUNDED, first=1),
     Break(repair.installs_no_queues, profile=REFILLS, long=True),
-    Break(repair.installs_no_tables, profile=REFILLS, first=2),
+    Break(repair.installs_no_tables, profile=REFILLS, first=3),
     Break(repair.applies_twice, profile=REFILLS, long=True),
     Break(repair.installs_over_more, profile=REFILLS, long=True),
     Break(repair.snapshots_taken_unchecked, faults=SPOILING, profile=AS_FOUNDED | LONGER, first=2),

@@ -1,6 +1,6 @@
 """Blocking access to a cluster for Spark's processes, on an event loop of its own.
 
-Nothing is registered, no consumer group, no heartbeat, no committed offset. Requests go to the
+Nothing is registered, no consumer group, no heartbeat. Requests go to the
 leader of a broker group (a master, for classic and Apache's brokers) and are retried through a
 failover for `timeout_ms`.
 """
@@ -10,11 +10,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from raftmq.client.consumer.remote_offset_store import max_offset, min_offset, offset_for
+from raftmq.client.consumer.remote_offset_store import (
+    OffsetStore,
+    max_offset,
+    min_offset,
+    offset_for,
+)
 from raftmq.client.errors import BrokerRefused, NoRoute
 from raftmq.client.instance import ClientInstance, InstanceConfig, successful
 from raftmq.client.message import MessageQueue
@@ -143,6 +148,17 @@ class Cluster:
     def at_time(self, queues: Sequence[Queue], timestamp_ms: int) -> dict[Queue, int]:
         """Return the first offsets stored at or after a time."""
         return self._of_each(queues, lambda q: offset_for(self._instance, q, timestamp_ms))
+
+    def commit(self, offsets: Mapping[Queue, int]) -> None:
+        """Commit offsets of the connection's group, without joining it."""
+        self.queues({queue.topic for queue in offsets}, all_exist=False)  # finds the brokers
+
+        async def one(queue: MessageQueue) -> int:
+            offset = offsets[Queue(queue.topic, queue.broker_name, queue.queue_id)]
+            await OffsetStore(self._connection.group, self._instance).write(queue, offset)
+            return offset
+
+        self._of_each(list(offsets), one)
 
     def _of_each(
         self, queues: Sequence[Queue], ask: Callable[[MessageQueue], Coroutine[Any, Any, int]]

@@ -20,6 +20,9 @@ from .offset_ranges import EARLIEST, LATEST, ROWS_MAX, Queue
 from .rows import DAMAGE, MESSAGE_FIELDS, PROPERTIES
 
 TIMEOUT_MS = 60_000
+TRIGGER_DELAY_MS = 15 * 60_000
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+_DURATION = re.compile("([0-9]{1,9})(ms|s|m|h)")
 _CONNECTION = (
     "namesrv",
     "timeoutMs",
@@ -37,13 +40,18 @@ _CONNECTION = (
 NAMES = (
     "topic",
     "topicPattern",
+    "assign",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
     "endingTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "minPartitions",
     "maxRecordsPerPartition",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "commitOffsets",
     "columns",
     "includeProperties",
     "failOnDataLoss",
@@ -75,26 +83,34 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class StartOffset:
-    """A position in every queue. It is either the named offsets, with `default` (an offset,
-    EARLIEST or LATEST) for the rest, or the first message stored at or after a time in ms."""
+    """A position in every queue: the named offsets, the first messages stored at or after the
+    named times in ms, and for the rest `default` (EARLIEST or LATEST), or `timestamp_ms` if set.
+    With `must_exist` there has to be a message at or after each time."""
 
     default: int
     named: Mapping[Queue, int] = field(default_factory=dict)
     timestamp_ms: int | None = None
+    times_ms: Mapping[Queue, int] = field(default_factory=dict)
+    must_exist: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options of a read. `topics` are names, or a pattern for them if `pattern` is set."""
+    """The options of a read. `topics` are names, or a pattern for them if `pattern` is set.
+    `assigned` are the only queues to read, if any."""
 
     connection: Connection
     topics: tuple[str, ...]
     pattern: str
+    assigned: tuple[Queue, ...]
     start: StartOffset
     end: StartOffset
     partitions_min: int
     partition_rows_max: int
     rows_max: int  # per micro-batch
+    rows_min: int  # before the next micro-batch, or
+    delay_ms_max: int  # since the last one
+    commits: bool
     columns: tuple[str, ...]
     fail_on_data_loss: bool
     on_damage: str
@@ -106,8 +122,11 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     options = _checked(given)
     topics = tuple(name.strip() for name in options.get("topic", "").split(",") if name.strip())
     pattern = options.get("topicPattern", "")
-    if bool(topics) == bool(pattern):
-        raise OptionError("give option topic (several with commas) or topicPattern, one of them")
+    assigned = _assigned(options)
+    if [bool(topics), bool(pattern), bool(assigned)].count(True) != 1:
+        raise OptionError(
+            "give option topic (several with commas), topicPattern or assign, one of them"
+        )
     try:
         re.compile(pattern)
     except re.error as error:
@@ -115,15 +134,26 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     start = _start_offset(options, "starting", "latest" if streaming else "earliest")
     if streaming and ("endingOffsets" in options or "endingTimestamp" in options):
         raise OptionError("a stream has no end: leave out endingOffsets and endingTimestamp")
+    rows_max = _number(options, "maxOffsetsPerTrigger", ROWS_MAX, 1)
+    rows_min = _number(options, "minOffsetsPerTrigger", 0, 0)
+    if rows_min > rows_max:
+        raise OptionError("minOffsetsPerTrigger is larger than maxOffsetsPerTrigger")
+    commits = _flag(options, "commitOffsets", False)
+    if commits and "consumerGroup" not in options:
+        raise OptionError("commitOffsets needs option consumerGroup, the group of the offsets")
     return ReadOptions(
         _connection(options),
-        topics,
+        topics or tuple(sorted({queue.topic for queue in assigned})),
         pattern,
+        assigned,
         start,
         _start_offset(options, "ending", "latest"),
         _number(options, "minPartitions", 1, 1),
         _number(options, "maxRecordsPerPartition", ROWS_MAX, 1),
-        _number(options, "maxOffsetsPerTrigger", ROWS_MAX, 1),
+        rows_max,
+        rows_min,
+        _duration_ms(options, "maxTriggerDelay", TRIGGER_DELAY_MS),
+        commits,
         _columns(options),
         _flag(options, "failOnDataLoss", True),
         _on_damage(options),
@@ -260,7 +290,7 @@ def _start_offset(options: Mapping[str, str], which: str, default: str) -> Start
     if time in options:
         if offsets in options:
             raise OptionError(f"give {offsets} or {time}, not both")
-        return StartOffset(LATEST, {}, _number(options, time, 0, 0))
+        return _start_time(options, time, EARLIEST if default == "earliest" else LATEST)
     text = options.get(offsets, default)
     names = {"earliest": EARLIEST, "latest": LATEST}
     if text.lower() in names:
@@ -272,6 +302,52 @@ def _start_offset(options: Mapping[str, str], which: str, default: str) -> Start
             f"{offsets} is earliest, latest or JSON like "
             f'{{"topic": {{"broker": {{"0": 17}}}}}}, not {text}'
         ) from None
+
+
+def _start_time(options: Mapping[str, str], name: str, default: int) -> StartOffset:
+    strategy = options.get("startingOffsetsByTimestampStrategy", "latest").lower()
+    if strategy not in ("latest", "error"):
+        raise OptionError(f"startingOffsetsByTimestampStrategy is latest or error, not {strategy}")
+    must_exist = strategy == "error" and name == "startingTimestamp"
+    if not options[name].startswith("{"):
+        return StartOffset(LATEST, {}, _number(options, name, 0, 0), must_exist=must_exist)
+    try:
+        times_ms = _named(orjson.loads(options[name]))
+        if min(times_ms.values(), default=0) < 0:
+            raise ValueError
+    except (ValueError, TypeError, AttributeError):
+        raise OptionError(
+            f"{name} is milliseconds since 1970, or JSON like "
+            f'{{"topic": {{"broker": {{"0": 1700000000000}}}}}}, not {options[name]}'
+        ) from None
+    return StartOffset(default, times_ms=times_ms, must_exist=must_exist)
+
+
+def _assigned(options: Mapping[str, str]) -> tuple[Queue, ...]:
+    if "assign" not in options:
+        return ()
+    try:
+        table = orjson.loads(options["assign"])
+        queues = [
+            Queue(topic, broker, number)
+            for topic, brokers in table.items()
+            for broker, numbers in brokers.items()
+            for number in numbers
+        ]
+        if not queues or any(type(queue.queue_id) is not int for queue in queues):
+            raise ValueError
+    except (ValueError, TypeError, AttributeError):
+        raise OptionError(
+            'assign is JSON like {"topic": {"broker": [0, 1]}}, not ' + options["assign"]
+        ) from None
+    return tuple(sorted(set(queues)))
+
+
+def _duration_ms(options: Mapping[str, str], name: str, default: int) -> int:
+    match = _DURATION.fullmatch(options.get(name, f"{default}ms"))
+    if match is None:
+        raise OptionError(f"option {name} is a time such as 90s, 15m or 1h, not {options[name]}")
+    return int(match[1]) * _UNITS_MS[match[2]]
 
 
 def _named(table: dict[str, dict[str, dict[str, int]]]) -> dict[Queue, int]:

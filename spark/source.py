@@ -214,6 +214,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self._target: Ends | None = None  # for Trigger.AvailableNow
+        self._batch_s: float | None = None  # when a micro-batch was last begun
+        self._committed: dict[Queue, int] = {}
 
     @plain_errors()
     def initialOffset(self) -> dict[str, Any]:
@@ -238,6 +240,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if back := list(positions.behind(ends.offsets, read)):
             return self._set_back(start, ends, back)
         end = read | ends.offsets  # a removed queue keeps its offset
+        if self._waits(read, end):
+            return start
         if isinstance(limit, ReadMaxRows):
             come = [queue for queue in ends.offsets if queue not in read]
             end = positions.at_most(read | self._earliest(come), end, limit.max_rows)
@@ -258,10 +262,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return _read(self.options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing, because the checkpoint has the offsets."""
+        """Commit the offsets of a finished micro-batch to the consumer group, if that is wanted.
+        The checkpoint has them, so a failure only makes the group's lag look larger."""
+        if not self.options.commits:
+            return
+        offsets = positions.of_json(end)
+        changed = {q: offset for q, offset in offsets.items() if self._committed.get(q) != offset}
+        try:
+            with Cluster(self.options.connection) as cluster:
+                cluster.commit(changed)
+            self._committed = offsets
+        except (ClientError, RemotingError) as error:
+            log.warning("offsets_not_committed group=%s: %s", self.options.connection.group, error)
 
     def stop(self) -> None:
         """Do nothing, because nothing stays open."""
+
+    def _waits(self, read: Mapping[Queue, int], end: Mapping[Queue, int]) -> bool:
+        """Return whether minOffsetsPerTrigger delays the next micro-batch."""
+        waiting = sum(each.size for each in positions.ranges_between(read, end))
+        if not waiting or self._target is not None:
+            return False
+        now_s, last_s = time.monotonic(), self._batch_s
+        if waiting < self.options.rows_min and last_s is not None:
+            if (now_s - last_s) * 1000 < self.options.delay_ms_max:
+                return True
+        self._batch_s = now_s
+        return False
 
     def _existing(self, read: Mapping[Queue, int]) -> Ends:
         """Return the queues' ends. Raises DataLost if a queue that was read is gone; name servers
@@ -330,7 +357,13 @@ def _partitions(ranges: Sequence[QueueRange], options: ReadOptions) -> list[Part
 
 def _queues(cluster: Cluster, options: ReadOptions, *, all_exist: bool = True) -> list[Queue]:
     topics = cluster.topics(options.pattern) if options.pattern else options.topics
-    return cluster.queues(topics, all_exist=all_exist)
+    queues = cluster.queues(topics, all_exist=all_exist)
+    if not options.assigned:
+        return queues
+    missing = set(options.assigned).difference(queues)
+    if missing and all_exist:
+        raise OptionError(f"assign has {named(min(missing))}, which the topic does not have")
+    return [queue for queue in queues if queue in options.assigned]
 
 
 def _offsets(
@@ -340,16 +373,30 @@ def _offsets(
     low: Mapping[Queue, int],
     high: Mapping[Queue, int],
 ) -> dict[Queue, int]:
-    if start.timestamp_ms is not None:
-        return cluster.at_time(queues, start.timestamp_ms)
-    for queue, offset in start.named.items():
+    for queue in [*start.named, *start.times_ms]:
         if queue not in high:
-            raise OptionError(f"offsets name {queue}, which the topics do not have")
+            raise OptionError(f"an option has {named(queue)}, which is not among those to read")
+    for queue, offset in start.named.items():
         if offset > high[queue]:
-            raise OptionError(f"{queue} ends at {high[queue]}, before {offset}")
+            raise OptionError(f"{named(queue)} ends at {high[queue]}, before {offset}")
+    times_ms = dict(start.times_ms)
+    if start.timestamp_ms is not None:
+        times_ms = dict.fromkeys(queues, start.timestamp_ms)
     limits = {EARLIEST: low, LATEST: high}
     offsets = {queue: start.named.get(queue, start.default) for queue in queues}
-    return {q: limits[offset][q] if offset in limits else offset for q, offset in offsets.items()}
+    offsets = {
+        q: limits[offset][q] if offset in limits else offset for q, offset in offsets.items()
+    }
+    for time_ms in set(times_ms.values()):
+        moved = cluster.at_time([q for q, at_ms in times_ms.items() if at_ms == time_ms], time_ms)
+        late = [queue for queue, offset in moved.items() if offset >= high[queue]]
+        if late and start.must_exist:
+            raise OptionError(
+                f"{named(late[0])} has no message stored at or after {time_ms}: "
+                "startingOffsetsByTimestampStrategy=latest starts at its end"
+            )
+        offsets |= moved
+    return offsets
 
 
 def _read(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -30,6 +30,16 @@ def test_offsets_by_queue() -> None:
     assert start.default == EARLIEST
 
 
+def test_queues_and_times() -> None:
+    given = {"namesrv": "h:1", "assign": '{"T": {"b": [1, 0]}}', "maxTriggerDelay": "2m"}
+    given |= {"startingTimestamp": '{"T": {"b": {"0": 17}}}'}
+    options = read_options(given, streaming=True)
+    assert options.assigned == (Queue("T", "b", 0), Queue("T", "b", 1))
+    assert (options.topics, options.delay_ms_max) == (("T",), 120_000)
+    start = options.start
+    assert (start.times_ms, start.default) == ({Queue("T", "b", 0): 17}, LATEST)
+
+
 def test_columns_keep_the_order_of_the_schema() -> None:
     given = {"columns": "body, queue_offset,properties"}
     assert columns_of(given) == ("queue_offset", "body", "properties")
@@ -48,9 +58,20 @@ def test_accounts_and_tls() -> None:
     ("given", "told"),
     [
         ({"topic": "T"}, "namesrv is missing"),
-        ({"namesrv": "h:1"}, "topic (several with commas) or topicPattern"),
+        ({"namesrv": "h:1"}, "topic (several with commas), topicPattern or assign"),
         (GIVEN | {"topicPattern": "T"}, "one of them"),
         ({"namesrv": "h:1", "topicPattern": "("}, "no regular expression"),
+        ({"namesrv": "h:1", "assign": '{"T": {"b": ["0"]}}'}, "assign is JSON"),
+        ({"namesrv": "h:1", "assign": "{}"}, "assign is JSON"),
+        (GIVEN | {"startingTimestamp": '{"T": {"b": {"0": -1}}}'}, "startingTimestamp is"),
+        (
+            GIVEN | {"startingTimestamp": "1", "startingOffsetsByTimestampStrategy": "x"},
+            "latest or",
+        ),
+        (GIVEN | {"maxTriggerDelay": "15"}, "maxTriggerDelay is a time such as"),
+        (GIVEN | {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is larger than"),
+        (GIVEN | {"commitOffsets": "true"}, "needs option consumerGroup"),
+        (GIVEN | {"onDamage": "ignore"}, "onDamage is fail, null or skip, not ignore"),
         (GIVEN | {"topics": "T"}, "there is no option topics"),
         (GIVEN | {"minPartitions": "0"}, "minPartitions is a whole number of at least 1"),
         (GIVEN | {"minPartitions": "1e3"}, "minPartitions is a whole number"),

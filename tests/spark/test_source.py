@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.client import Message, Producer, SendConfig
+from raftmq.client import Admin, Message, Producer, SendConfig
 from raftmq.client.compression import Compression
 from raftmq.client.errors import NoRoute
 from raftmq.spark import offset_ranges as positions
@@ -105,6 +105,20 @@ def test_from_a_time(reader: Any, cluster: Cluster) -> None:
     fill(cluster, "Times", bodies(30, 30))
     times = reader.option("topic", "Times")
     assert found(times.option("startingTimestamp", between_ms).load()) == sorted(bodies(30, 30))
+
+
+def test_from_times_of_queues(reader: Any, orders: str) -> None:
+    later_ms = int(time.time() * 1000) + 60_000
+    times = {orders: {"broker-a": {"0": 0, "1": later_ms}}}
+    some = reader.option("assign", json.dumps({orders: {"broker-a": [0, 1]}}))
+    some = some.option("startingTimestamp", json.dumps(times))
+    assert {row["queue_id"] for row in some.load().collect()} == {0}
+    strict = some.option("startingOffsetsByTimestampStrategy", "error").load()
+    with pytest.raises(PySparkException, match=r"queue 1 of topic Orders .* no message stored"):
+        strict.count()
+    absent = reader.option("assign", json.dumps({orders: {"broker-a": [7]}})).load()
+    with pytest.raises(PySparkException, match="assign has queue 7 of topic Orders"):
+        absent.count()
 
 
 def test_until_a_time(reader: Any, cluster: Cluster) -> None:
@@ -246,8 +260,16 @@ def test_a_stream_goes_on_where_its_checkpoint_ends(cluster: Cluster, stream: St
     assert stream.run(topic="Words", maxOffsetsPerTrigger=40) == [40, 40, 20]
     assert stream.run(topic="Words") == []
     fill(cluster, "Words", bodies(100, 50))
-    assert stream.run(topic="Words") == [50]
+    seen = {"commitOffsets": "true", "consumerGroup": "SparkWords", "maxOffsetsPerTrigger": 30}
+    assert stream.run(topic="Words", **seen) == [30, 20]
+    assert asyncio.run(lag(cluster, "SparkWords", "Words")) == 20  # until a batch comes after it
     assert stream.found() == sorted(bodies(0, 150))
+
+
+async def lag(cluster: Cluster, group: str, topic: str) -> int:
+    async with Admin(cluster.state().namesrv) as admin:
+        stats = await admin.group.stats(group, topic)
+    return sum(each.behind for each in stats.queues.values())
 
 
 def test_a_topic_that_comes_later_is_read_from_its_beginning(
@@ -377,6 +399,22 @@ def test_a_topic_that_nobody_knows_is_told(told: type[Told]) -> None:
     reader = stream_reader(topic="T,Mispelt", failOnDataLoss="false")
     with pytest.raises(NoRoute, match="Mispelt"):
         reader.latestOffset(positions.to_json({A: 1}), ReadAllAvailable())
+
+
+def test_a_micro_batch_waits_for_enough_messages(told: type[Told]) -> None:
+    reader = stream_reader(minOffsetsPerTrigger="10", maxTriggerDelay="1h")
+
+    def next_end(high: int) -> int:
+        told.high = {A: high}
+        end = reader.latestOffset(positions.to_json({A: read}), ReadAllAvailable())
+        return positions.of_json(end)[A]
+
+    read = 0
+    assert next_end(5) == 5  # nobody knows when the last one was
+    read = 5
+    assert (next_end(14), next_end(15)) == (5, 15)
+    reader = stream_reader(minOffsetsPerTrigger="10", maxTriggerDelay="0s")
+    assert (next_end(6), next_end(7)) == (6, 7)
 
 
 @pytest.mark.parametrize("rows_max", [1, 600, 10_000])

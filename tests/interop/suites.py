@@ -1,9 +1,14 @@
-"""`python -m tests.interop.suites DIR`: test suites of others, unpatched, against brokers of ours.
+"""`python -m tests.interop.suites DIR`: test suites of others, against brokers of ours.
 
-DIR has checkouts of apache/rocketmq-e2e and apache/rocketmq-clients, in directories of these names;
-a suite that is not there is left out. Each gets a cluster of its own: three brokers, a name server
-and a gRPC proxy. `--apache` runs the suites against Apache's 5.3.3 instead. Prints a Markdown
-table, and returns 1 if a test failed. Nothing is written below DIR.
+DIR has checkouts of apache/rocketmq-e2e, apache/rocketmq-clients and apache/rocketmq (at the tag of
+a release), in directories of these names; a suite that is not there is left out. Each gets a
+cluster of its own: three brokers, a name server and a gRPC proxy. `--apache` runs the suites
+against Apache's 5.3.3 instead. Prints a Markdown table, and returns 1 if a test failed. Nothing is
+written below DIR.
+
+The suites are unpatched, except the integration tests of apache/rocketmq. These start brokers in
+their own process; `integration` points them at a cluster. Tests that read objects of these brokers
+are left out, and those of TLS.
 
 Java's suites want a JDK and `mvn`, which resolves what their pom names. The pom does not run them:
 Java 17 refuses an option and a Lombok of it. So JUnit's console runs the compiled classes. Node's
@@ -14,6 +19,7 @@ client's package.
 import argparse
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +27,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from raftmq.chaos.cluster.topology import Shape
@@ -39,6 +45,28 @@ WHY_MAX = 160  # characters of a failure
 SETTINGS = {"enablePropertyFilter": "true"}
 # Its messages have 4 MiB; what it needs else is on by default.
 APACHE = {"mappedFileSizeCommitLog": "67108864", "maxMessageSize": "4194304"} | SETTINGS
+# Its tests create a topic at one of three brokers, and expect it there only.
+APART = {"mappedFileSizeCommitLog": "64MiB", "joinCluster": "false"}
+BASES = ("BaseConf", "IntegrationTestBase")  # start the brokers
+START = re.compile(r"namesrvController = IntegrationTestBase.*?(?=initMQAdmin)", re.DOTALL)
+STARTED = """
+    NAMESRV_ADDR = System.getProperty("namesrvAddr");
+    CLUSTER_NAME = System.getProperty("cluster");
+    BROKER1_NAME = System.getProperty("broker1");
+    BROKER2_NAME = System.getProperty("broker2");
+    BROKER3_NAME = System.getProperty("broker3");
+    brokerControllerList = ImmutableList.of();
+    brokerControllerMap = java.util.Collections.emptyMap();
+"""
+FROM_OUTSIDE = (
+    (re.compile(r"brokerController(\d)\.getBrokerAddr\(\)"), r'System.getProperty("address\1")'),
+    (re.compile(r"brokerController(\d)\.getBrokerConfig\(\)\.getBrokerName\(\)"), r"BROKER\1_NAME"),
+    (re.compile(r"brokerController\d\.getBrokerConfig\(\)\.set\w+\([^;]*\);"), ""),
+)
+INSIDE = re.compile(
+    r"\borg\.apache\.rocketmq\.(broker|container|controller|namesrv|proxy|store|test\.tls)\b"
+    r"|\b(brokerController|namesrvController)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +76,7 @@ class Target:
     namesrv: str
     proxy: str
     cluster: str
+    brokers: dict[str, str] = field(default_factory=dict)  # by name, the leader's address
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +86,11 @@ class Suite:
     where: str  # below DIR
     run: Callable[[Path, Path, Target], None]  # sources, an empty directory, target
     tls: bool = False  # its client cannot speak without
+    apart: bool = False  # three groups of one broker, with APART; Apache's starts its own
 
 
-def java(sources: Path, work: Path, target: Target) -> None:
-    """Compile all of a Maven module, and run its tests."""
+def java(sources: Path, work: Path, target: Target, *, select: tuple[str, ...] = ()) -> None:
+    """Compile all of a Maven module, and run its tests. `select`: options of JUnit's console."""
     tools, classes = work / "tools", work / "classes"
     for artifact in (LOMBOK, CONSOLE):
         copy = ["dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={tools}"]
@@ -74,11 +104,40 @@ def java(sources: Path, work: Path, target: Target) -> None:
     resources = [str(sources / "src" / kind / "resources") for kind in ("test", "main")]
     path = [str(classes), *resources, libraries, *map(str, tools.glob("junit*"))]
     properties = {"user.home": work, "namesrvAddr": target.namesrv, "endPoint": target.proxy}
-    properties["rocketmq.name-server"] = target.namesrv
+    properties |= {"rocketmq.name-server": target.namesrv, "cluster": target.cluster}
+    for number, (name, address) in enumerate(sorted(target.brokers.items()), 1):
+        properties |= {f"broker{number}": name, f"address{number}": address}
     command = ["java", *(f"-D{key}={value}" for key, value in properties.items())]
     command += ["-cp", os.pathsep.join(path), "org.junit.platform.console.ConsoleLauncher"]
-    command += ["--scan-classpath", str(classes), "--reports-dir", str(work / "reports")]
+    command += ["--scan-classpath", str(classes), "--reports-dir", str(work / "reports"), *select]
     logged(command, sources, work, cluster=target.cluster)
+
+
+def integration(sources: Path, work: Path, target: Target) -> None:
+    """Run the integration tests of Apache's broker in a copy, against brokers that are up."""
+    copy = work / "rocketmq"
+    shutil.copytree(sources, copy / "test", ignore=shutil.ignore_patterns("target"))
+    shutil.copy(sources.parent / "pom.xml", copy)
+    tests: dict[Path, str] = {}
+    for path in copy.glob("test/src/test/java/**/*.java"):
+        text = path.read_text()
+        if path.stem in BASES:
+            path.write_text(START.sub(STARTED, text))
+            continue
+        for pattern, other in FROM_OUTSIDE:
+            text = pattern.sub(other, text)
+        tests[path] = text
+    inside: set[Path] = set()
+    while more := {path for path, text in tests.items() if _needs(text, inside)} - inside:
+        inside |= more
+    for path, text in tests.items():
+        path.unlink() if path in inside else path.write_text(text)
+    java(copy / "test", work, target, select=("--include-classname", r".*\.\w+IT"))
+
+
+def _needs(text: str, inside: set[Path]) -> bool:
+    """Whether a test needs brokers of its own process, or one of these classes."""
+    return bool(INSIDE.search(text)) or any(re.search(rf"\b{path.stem}\b", text) for path in inside)
 
 
 def node(sources: Path, work: Path, target: Target) -> None:
@@ -110,6 +169,7 @@ SUITES = (
     Suite("e2e, remoting", "rocketmq-client 4.9.3", "rocketmq-e2e/java/e2e-v4", java),
     Suite("e2e, Spring", "spring-boot-starter 2.2.3", "rocketmq-e2e/java/e2e-spring", java),
     Suite("Node's own", "rocketmq-client-nodejs", "rocketmq-clients/nodejs", node),
+    Suite("integration", "rocketmq-client 5.3.3", "rocketmq/test", integration, apart=True),
 )
 
 
@@ -129,19 +189,27 @@ def logged(command: list[str], where: Path, work: Path, **environment: str) -> N
 
 
 @contextmanager
-def ours(directory: Path, tls: bool) -> Iterator[Target]:
+def ours(directory: Path, suite: Suite) -> Iterator[Target]:
     certificate, key = Authority(directory).issue("proxy")
     enforcing = {"tlsServerCertPath": certificate, "tlsServerKeyPath": key}
-    proxy = {"tlsServerMode": "enforcing", **enforcing} if tls else {}
-    group = RaftGroup(directory / "cluster", Shape(proxies=1), proxy, **SETTINGS)
+    proxy = {"tlsServerMode": "enforcing", **enforcing} if suite.tls else {}
+    shape = Shape(groups=3, replicas=1, proxies=1) if suite.apart else Shape(proxies=1)
+    settings = SETTINGS | (APART if suite.apart else {})
+    group = RaftGroup(directory / "cluster", shape, proxy, **settings)
+
+    async def leaders(admin: Admin) -> dict[str, str]:
+        brokers = (await admin.cluster.info()).brokers
+        return {name: broker.leader or "" for name, broker in brokers.items()}
+
     try:
-        yield Target(group.namesrv, group.proxies[0], "DefaultCluster")
+        brokers = ask(group.namesrv, leaders)
+        yield Target(group.namesrv, group.proxies[0], "DefaultCluster", brokers)
     finally:
         group.down()
 
 
 @contextmanager
-def apaches(directory: Path, tls: bool) -> Iterator[Target]:
+def apaches(directory: Path, suite: Suite) -> Iterator[Target]:
     """Its proxy takes TLS, and connections without, at one port."""
 
     async def begin():
@@ -179,7 +247,7 @@ def main() -> int:
     right = True
     for suite in SUITES:
         sources = (options.dir / suite.where).resolve()
-        if options.only not in suite.name:
+        if options.only not in suite.name or (options.apache and suite.apart):
             continue
         if not sources.exists():
             print(f"{sources} is not there: {suite.name} is left out", file=sys.stderr)
@@ -187,7 +255,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as text:
             work = Path(text) / "work"
             work.mkdir()
-            with (apaches if options.apache else ours)(Path(text), suite.tls) as target:
+            with (apaches if options.apache else ours)(Path(text), suite) as target:
                 suite.run(sources, work, target)
             passed, failed = results(work / "reports")
         cells = (suite.name, suite.client, passed, len(failed), "; ".join(failed))

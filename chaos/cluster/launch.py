@@ -123,6 +123,8 @@ def check_settings(directory: Path, state: ClusterState) -> None:
             conf = conf.replace(str(registration_key(directory)), str(secret))
             conf = f"peerSecretFile={secret}\n{conf}"
             _check(path, conf, "raftmq.broker.cli")
+        if state.proxy_settings and not state.grpc_proxies:
+            raise SettingsError("--set-proxy: the cluster has no gRPC proxy; add --proxies 1")
         for node in state.grpc_proxies[:1]:
             _check(path, proxy_conf(state, node), "raftmq.proxy.cli")
     if SEGMENT_BYTES.key in state.settings:

@@ -138,6 +138,7 @@ def test_up_that_fails_prints_the_log_and_exits_with_1(run) -> None:
         (("up", "--replicas", "0"), 2, "1<=x<=9"),
         (("up", "--set-proxy", "idempotentSends"), 2, "expected KEY=VALUE"),
         (("up", "--proxies", "1", "--set-proxy", "idempotent=1"), 2, "--set-proxy"),
+        (("up", "--set-proxy", "idempotentSends=true"), 2, "no gRPC proxy; add --proxies 1"),
         (("up", "--proxies", "1", "--set-proxy", "tlsServerMode=enforcing"), 2, "needs tlsServer"),
         *(
             (("up", "--proxies", "1", option, f"{key}=/no/such/file"), 2, "/no/such/file: No such")

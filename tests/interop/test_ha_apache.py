@@ -231,6 +231,12 @@ async def test_our_slave_of_apaches_master(mixed):
     status, by, _, missing = await compared(mixed)
     assert mixed.ours.store.commitlog.min_offset > 0
     assert (status, by) == (1, "offset") and 0 < missing < 31
+    start = mixed.ours.store.commitlog.min_offset
+    answer = await mixed.client.invoke(
+        mixed.ours.address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO), ANSWER_MS
+    )
+    seen = loads_object(answer.body)["table"]["logStart"]
+    assert seen == f"the log begins at {start}, the master's at 0"
 
     # A new slave gets all of Apache's segments; then we open Apache's directory as the master.
     await mixed.ours.stop()

@@ -13,6 +13,7 @@ from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting import registration
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.fair_scheduling import Steps, finish
+from raftmq.remoting.memory_limits import TASK_BYTES
 from raftmq.remoting.registration import (
     BodyLimits,
     DataVersion,
@@ -151,6 +152,30 @@ async def test_repeated_registration_waits_once_and_a_small_one_does_not_wait() 
         assert (await last).code == 0
         assert server.table.broker_count == 2
         await caller.remoting.close()
+
+
+async def test_waiting_registrations_are_limited_and_followers_do_not_wait() -> None:
+    """Above the budget of slow requests they are rejected. A follower's topics are not needed."""
+    size = len(encode_register_body(DataVersion(), TOPICS))
+    async with NameServer(WITHOUT_HTTP) as server:
+        assert server.processor is not None
+        server.budgets.work.bytes_max = 3 * size + 4 * TASK_BYTES
+        callers = [Caller(server.address) for _ in range(5)]
+        assert (await callers[0].register("n0:1", 0, topics=TOPICS)).code == 0
+        async with server.processor.registrations._waiting_lists[False].turn("another"):
+            follower = await callers[0].register("n1:1", 1, DataVersion(7), TOPICS)
+            assert follower.code == 0
+            waiting = {
+                asyncio.create_task(
+                    caller.register(f"m{number}:1", 0, topics=TOPICS, broker_name=f"g{number}")
+                )
+                for number, caller in enumerate(callers)
+            }
+            while len(waiting) > 3:
+                done, waiting = await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
+                assert {one.result().code for one in done} == {ResponseCode.SYSTEM_BUSY}
+        assert {answer.code for answer in await asyncio.gather(*waiting)} == {0}
+        await asyncio.gather(*(caller.remoting.close() for caller in callers))
 
 
 def test_remembered_registration_lines_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ async def changes_the_members(page: Page, cluster: Running) -> None:
         ("promote", "of which 1 may fail now, and 4 voters, of which 1 may fail then"),
         ("remove", "The group's voters do not change."),
     ):
-        await opens(page, "members", "deed")
+        await opens(page, "members", "change")
         assert not await page.js("!!document.querySelector('dialog [value=\"promote n0\"]')")
         await page.click(f"dialog [value='{deed} n9']")
         await page.click("dialog button[type=submit]")

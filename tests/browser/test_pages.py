@@ -641,7 +641,7 @@ async def asks_for_a_login_only_when_it_may(page: Page) -> None:
     await page.click("[data-do=create]")
     await page.type("dialog [name=accessKey]", "half-filled")
     checks = "asked.filter(one => one.endsWith('/cluster')).length"
-    look = "import('/dashboard/app.js').then(it => it.app.look())"
+    look = "import('/dashboard/app.js').then(it => it.app.refresh())"
     await page.js("window.refuses = true")
     await page.js(look)
     await page.until("document.querySelector('.pill.bad')?.textContent == 'no token'")

@@ -22,8 +22,8 @@ export const onUnauthorized = (handler) => { askForLogin = handler; };
 export const seg = encodeURIComponent;
 
 export function query(parameters) {
-  const given = Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
-  return given.length ? `?${new URLSearchParams(given)}` : "";
+  const present = Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return present.length ? `?${new URLSearchParams(present)}` : "";
 }
 
 /** Return the JSON of a successful answer. */
@@ -31,7 +31,7 @@ export const call = async (...what) => (await versioned(...what)).value;
 
 /** Return {value, version}; `version` is the value for If-Match. */
 export async function versioned(method, path, { body, headers, signal } = {}) {
-  const { answer, text } = await answered(method, path, {
+  const { answer, text } = await send(method, path, {
     headers: { ...(body !== undefined && { "Content-Type": "application/json" }), ...headers },
     body: body === undefined ? undefined : JSON.stringify(body),
     signal,
@@ -48,10 +48,10 @@ export async function versioned(method, path, { body, headers, signal } = {}) {
 }
 
 /** Return {answer, text}. Without an answer in time, a change may have been done all the same. */
-async function answered(method, path, { signal, ...options }) {
-  const patience = AbortSignal.timeout(method === "GET" ? READ_MS : WRITE_MS);
+async function send(method, path, { signal, ...options }) {
+  const timeLimit = AbortSignal.timeout(method === "GET" ? READ_MS : WRITE_MS);
   try {
-    const answer = await fetch(`/api/v1${path}`, { method, ...options, signal: AbortSignal.any([patience, ...(signal ? [signal] : [])]), cache: "no-store" });
+    const answer = await fetch(`/api/v1${path}`, { method, ...options, signal: AbortSignal.any([timeLimit, ...(signal ? [signal] : [])]), cache: "no-store" });
     return { answer, text: await answer.text() };
   } catch (error) {
     if (signal?.aborted) throw error;
@@ -62,31 +62,31 @@ async function answered(method, path, { signal, ...options }) {
 export const get = (path, options) => call("GET", path, options);
 
 /** Return what `read` gives for each item, in their order. Few run at once: a read that waits in the browser
- *  for a connection would use up its patience there. */
+ *  for a connection would use up its time there. */
 export async function fewAtOnce(items, read) {
-  const given = [];
+  const results = [];
   const rest = items.entries();
-  const readOn = async () => {
-    for (const [at, item] of rest) given[at] = await read(item);
+  const worker = async () => {
+    for (const [at, item] of rest) results[at] = await read(item);
   };
-  await Promise.all(Array.from({ length: AT_ONCE }, readOn));
-  return given;
+  await Promise.all(Array.from({ length: AT_ONCE }, worker));
+  return results;
 }
 
-/** Read events without end: call `take(event)` for each, and `state(connected)` when the stream opens
+/** Read events without end: call `onEvent(event)` for each, and `state(connected)` when the stream opens
  *  or breaks. It uses fetch, because EventSource does not say why it fails. The name server first sends the
  *  events that it has kept. */
-export async function follow(take, state) {
+export async function follow(onEvent, state) {
   let last = "0-0";
   for (;;) {
     const stream = new AbortController();
     let silence = 0;
-    const heard = () => {
+    const restartSilence = () => {
       clearTimeout(silence);
       silence = setTimeout(() => stream.abort(), SILENCE_MS);
     };
     try {
-      heard();
+      restartSilence();
       const headers = { Accept: "text/event-stream", "Last-Event-ID": last };
       const answer = await fetch("/api/v1/events", { headers, signal: stream.signal, cache: "no-store" });
       if (!answer.ok) throw new Error(String(answer.status));
@@ -96,11 +96,11 @@ export async function follow(take, state) {
       for (;;) {
         const { done, value } = await reader.read();
         if (done) break;
-        heard();
+        restartSilence();
         buffer += value;
         const parts = buffer.split("\n\n");
         buffer = parts.pop();
-        for (const part of parts) last = deliver(part, take) || last;
+        for (const part of parts) last = deliver(part, onEvent) || last;
       }
     } catch {
       // `state` has reported it; the next attempt is below
@@ -111,7 +111,7 @@ export async function follow(take, state) {
   }
 }
 
-function deliver(part, take) {
+function deliver(part, onEvent) {
   let id = "";
   const data = [];
   for (const line of part.split("\n")) {
@@ -120,7 +120,7 @@ function deliver(part, take) {
   }
   if (data.length) {
     const event = JSON.parse(data.join("\n"));
-    if (event.kind !== "gap") take(event);
+    if (event.kind !== "gap") onEvent(event);
   }
   return id;
 }

@@ -18,10 +18,10 @@ import { scalingPage } from "/dashboard/scaling.js";
 import { topicsPage, topicPage } from "/dashboard/topics.js";
 
 const POLL_MS = 2000;
-const DECLINED_MS = 60_000; // before a read asks for a login again
+const LOGIN_PAUSE_MS = 60_000; // before a read asks for a login again
 const EVENTS_KEPT = 500;
 const SAMPLES_KEPT = 90; // three minutes of polls
-const SOON_MS = 60; // events come in bursts: one look for all of them
+const REFRESH_DELAY_MS = 60; // events arrive in bursts: one refresh for all of them
 const URGENT = new Set(["roleChanged", "routeChanged", "electionStarted", "transfer", "diskState", "memberChanged", "preferredLeaderChanged", "drain"]);
 
 const PAGES = [
@@ -36,44 +36,44 @@ const PAGES = [
   ["events", "Events", eventsPage],
 ];
 // Pages that are reached from others.
-const FURTHER = [["dead", "Dead letters", consumersPage, deadPage], ["audit", "Operator log", auditPage]];
+const SUBPAGES = [["dead", "Dead letters", consumersPage, deadPage], ["audit", "Operator log", auditPage]];
 
 const main = document.getElementById("main");
 
 export const app = {
-  cluster: null, // the last look
-  error: "", // why the last look failed
+  cluster: null, // the last answer
+  error: "", // why the last refresh failed
   events: [], // latest first
   samples: [], // {at, sends, pulls}
   live: false,
   me: { name: "", role: "admin" },
   update,
-  look,
+  refresh,
   go: (path) => { location.hash = `#/${path}`; },
 };
 
 let page = null;
-let waiting = false;
-let looking = false;
-let lookAgain = false;
+let scheduled = false;
+let refreshing = false;
+let refreshAgain = false;
 
 function update() {
-  if (waiting) return;
-  waiting = true;
+  if (scheduled) return;
+  scheduled = true;
   requestAnimationFrame(() => {
-    waiting = false;
-    chrome();
+    scheduled = false;
+    renderHeader();
     if (page) show(main, page.render());
   });
 }
 
 /** Load the cluster's state once, and once more if that was asked for in the meantime. */
-async function look() {
-  if (looking) {
-    lookAgain = true;
+async function refresh() {
+  if (refreshing) {
+    refreshAgain = true;
     return;
   }
-  looking = true;
+  refreshing = true;
   try {
     app.cluster = await get("/cluster");
     app.error = "";
@@ -81,11 +81,11 @@ async function look() {
   } catch (error) {
     app.error = error.message;
   }
-  looking = false;
+  refreshing = false;
   update();
-  if (lookAgain) {
-    lookAgain = false;
-    look();
+  if (refreshAgain) {
+    refreshAgain = false;
+    refresh();
   }
 }
 
@@ -102,33 +102,33 @@ function sample() {
   if (app.samples.length > SAMPLES_KEPT) app.samples.shift();
 }
 
-function take(event) {
+function onEvent(event) {
   app.events.unshift(event);
   app.events.sort((one, other) => other.at - one.at);
   app.events.length = Math.min(app.events.length, EVENTS_KEPT);
-  if (URGENT.has(event.kind)) setTimeout(look, SOON_MS);
+  if (URGENT.has(event.kind)) setTimeout(refresh, REFRESH_DELAY_MS);
   update();
 }
 
-function chrome() {
-  const [here] = place();
+function renderHeader() {
+  const [current] = currentRoute();
   show(
     document.getElementById("nav"),
     PAGES.map(([name, title]) =>
-      h("a", { href: `#/${name}`, "data-key": name, title, "aria-current": name === here && "page" }, icon(name), h("span", null, title)),
+      h("a", { href: `#/${name}`, "data-key": name, title, "aria-current": name === current && "page" }, icon(name), h("span", null, title)),
     ),
   );
   const health = document.getElementById("health");
-  const [kind, words] = standing();
+  const [kind, summary] = healthOf();
   health.className = `pill ${kind}`;
-  if (health.textContent !== words) health.textContent = words;
+  if (health.textContent !== summary) health.textContent = summary;
   const live = document.getElementById("live");
   live.className = app.live ? "live on" : "live";
-  const told = app.live ? "live" : "reconnecting…";
-  if (live.textContent !== told) live.textContent = told;
+  const liveText = app.live ? "live" : "reconnecting…";
+  if (live.textContent !== liveText) live.textContent = liveText;
 }
 
-function standing() {
+function healthOf() {
   if (app.error) return ["bad", app.error];
   if (!app.cluster) return ["", "connecting…"];
   const { findings, groups } = app.cluster;
@@ -144,24 +144,24 @@ function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    return text; // typed by hand, or cut short: it will not be found, and is said so
+    return text; // typed by hand, or truncated: the page reports that it does not exist
   }
 }
 
 /** Return [page, argument, parameters] of the address. */
-function place() {
+function currentRoute() {
   const [path, parameters = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/").map(decoded);
   return [name || "cluster", rest.join("/"), new URLSearchParams(parameters)];
 }
 
 function route() {
-  const [name, argument, parameters] = place();
-  const found = [...PAGES, ...FURTHER].find(([known]) => known === name) ?? PAGES[0];
-  const make = argument && found[3] ? found[3] : found[2];
+  const [name, argument, parameters] = currentRoute();
+  const entry = [...PAGES, ...SUBPAGES].find(([known]) => known === name) ?? PAGES[0];
+  const make = argument && entry[3] ? entry[3] : entry[2];
   page?.stop?.();
   page = make(app, argument, parameters);
-  document.title = `${argument || found[1]} · raftmq`;
+  document.title = `${argument || entry[1]} · raftmq`;
   main.replaceChildren();
   window.scrollTo(0, 0);
   page.start?.();
@@ -183,21 +183,21 @@ document.addEventListener("submit", (event) => {
   page?.actions?.[name]?.(Object.fromEntries(new FormData(event.target)), event.target);
 });
 window.addEventListener("hashchange", route);
-document.addEventListener("visibilitychange", () => !document.hidden && look());
+document.addEventListener("visibilitychange", () => !document.hidden && refresh());
 
-let asked = null;
+let pendingLogin = null;
 let declinedAt = -Infinity;
-const PLACE = "raftmq-place"; // where this tab was before it went to the provider
+const ROUTE_KEY = "raftmq-route"; // the tab's address before it went to the provider
 /** Return the way to log in with the company's account; null where there is none. */
 async function companyLogin() {
   const ways = await get("/session").catch(() => ({})); // a token can be shown in any case
   if (!ways.oidc) return null;
   const link = h("a", { href: "/api/v1/session/oidc" }, "Log in with your company's account");
-  link.addEventListener("click", (event) => event.ctrlKey || event.metaKey || sessionStorage.setItem(PLACE, location.hash));
+  link.addEventListener("click", (event) => event.ctrlKey || event.metaKey || sessionStorage.setItem(ROUTE_KEY, location.hash));
   return h("p", null, link);
 }
 
-const REFUSED = {
+const LOGIN_ERRORS = {
   busy: "Too many logins are in progress. Try again.",
   again: "The login timed out, or started in another browser. Log in again.",
   refused: "The login was cancelled or rejected.",
@@ -205,39 +205,39 @@ const REFUSED = {
   token: "The provider's answer was rejected; the name server's log has the reason.",
   provider: "The provider could not be reached; the name server's log has the reason.",
 };
-/** Go on where the tab was before the login, and say why it came to nothing if it did. */
-function comeBack() {
+/** Restore the tab's address from before the login, and report a failed login. */
+function restoreRoute() {
   const code = new URLSearchParams(location.search).get("login");
-  const place = sessionStorage.getItem(PLACE);
-  sessionStorage.removeItem(PLACE);
-  if (code) toast(REFUSED[code] ?? "The login failed.", "bad");
-  if (code || place) history.replaceState(null, "", `/${place ?? location.hash}`);
+  const hash = sessionStorage.getItem(ROUTE_KEY);
+  sessionStorage.removeItem(ROUTE_KEY);
+  if (code) toast(LOGIN_ERRORS[code] ?? "The login failed.", "bad");
+  if (code || hash) history.replaceState(null, "", `/${hash ?? location.hash}`);
 }
 
 onUnauthorized(async (isRead) => {
-  // Whoever fills in a dialog goes on, and who has declined is left in peace by polls.
-  const isUnwanted = document.getElementById("dialog").open || (isRead && performance.now() - declinedAt < DECLINED_MS);
-  if (!asked && isUnwanted) return false;
-  asked ??= companyLogin().then((company) => ask({
+  // A dialog in use is not replaced, and polls do not ask again after the login was declined.
+  const isDeclined = document.getElementById("dialog").open || (isRead && performance.now() - declinedAt < LOGIN_PAUSE_MS);
+  if (!pendingLogin && isDeclined) return false;
+  pendingLogin ??= companyLogin().then((company) => ask({
     title: "Log in",
-    words: ["This name server requires a token. A session lasts twelve hours, at every name server with the same tokens; scripts cannot read it."],
+    paragraphs: ["This name server requires a token. A session lasts twelve hours, at every name server with the same tokens; scripts cannot read it."],
     fields: [company, h("label", null, "Token", h("input", { name: "token", type: "password", autocomplete: "current-password", required: true }))],
     action: "Log in",
-  })).then(async (given) => {
-    asked = null;
-    if (!given) {
+  })).then(async (values) => {
+    pendingLogin = null;
+    if (!values) {
       declinedAt = performance.now();
       return false;
     }
     try {
-      await call("POST", "/session", { body: { token: given.token.trim() } });
+      await call("POST", "/session", { body: { token: values.token.trim() } });
     } catch (error) {
       toast(error.message, "bad");
     }
     me();
-    return true; // what was refused is asked again; a wrong token leads here once more
+    return true; // the rejected request is repeated; a wrong token leads here again
   });
-  return asked;
+  return pendingLogin;
 });
 
 const THEMES = ["", "light", "dark"];
@@ -259,27 +259,27 @@ async function me() {
   } catch {
     return; // the server decides in any case; the buttons stay as for an admin
   }
-  const place = document.getElementById("me");
-  place.hidden = app.me.name === "local";
-  place.textContent = `${app.me.name} · ${app.me.role}`;
-  place.setAttribute("aria-label", `${app.me.name}, ${app.me.role}: log out`);
+  const button = document.getElementById("me");
+  button.hidden = app.me.name === "local";
+  button.textContent = `${app.me.name} · ${app.me.role}`;
+  button.setAttribute("aria-label", `${app.me.name}, ${app.me.role}: log out`);
   update();
 }
 
 document.getElementById("me").addEventListener("click", async () => {
-  const given = await ask({ title: "Log out?", words: [`You are ${app.me.name}, ${app.me.role}. This browser's session ends.`], action: "Log out" });
-  if (!given) return;
+  const values = await ask({ title: "Log out?", paragraphs: [`You are ${app.me.name}, ${app.me.role}. This browser's session ends.`], action: "Log out" });
+  if (!values) return;
   await call("DELETE", "/session");
   location.reload();
 });
 
-comeBack();
+restoreRoute();
 route();
-await look();
+await refresh();
 await me();
-setInterval(() => !document.hidden && look(), POLL_MS);
-setInterval(update, 1000); // "12 s ago" goes on
-follow(take, (connected) => {
+setInterval(() => !document.hidden && refresh(), POLL_MS);
+setInterval(update, 1000); // updates "12 s ago"
+follow(onEvent, (connected) => {
   app.live = connected;
   update();
 });

@@ -1,4 +1,4 @@
-// The page of what operators did: each broker group's own record, newest first.
+// The operator log: each broker group's own record, newest first.
 
 import { h } from "/dashboard/dom.js";
 import { field, select } from "/dashboard/forms.js";
@@ -7,7 +7,7 @@ import { newest } from "/dashboard/messagelist.js";
 import { empty, head, problem } from "/dashboard/parts.js";
 
 const TOPIC = "RAFTMQ_SYS_OPERATOR_LOG";
-const WORDS = {
+const ACTIONS = {
   putTopic: "set up topic", deleteTopic: "deleted topic", emptyTopic: "emptied topic", putSubscriptionGroup: "set up group", deleteSubscriptionGroup: "deleted group",
   resetOffsets: "reset offsets of", pauseConsumerGroup: "paused", resumeConsumerGroup: "resumed", putConsumeMode: "set the mode of",
   sendMessage: "sent a message to", resendMessage: "resent a dead letter", resendMessages: "resent dead letters", putAccount: "set up account",
@@ -18,25 +18,25 @@ const WORDS = {
 };
 const OUTCOMES = { done: ["good", "done"], failed: ["bad", "failed"], unknown: ["warn", "unknown"], asked: ["warn", "no outcome recorded"] };
 
-/** Return the deeds in these messages, each once, with its latest outcome. */
-function deeds(items) {
-  const found = new Map();
+/** Return the actions in these messages, each once, with its latest outcome. */
+function actionsOf(items) {
+  const byKey = new Map();
   for (const message of items) {
-    let deed;
+    let action;
     try {
-      deed = JSON.parse(message.text);
+      action = JSON.parse(message.text);
     } catch {
       continue; // not one of ours
     }
-    const key = `${message.group} ${deed.id}`;
-    if (!found.has(key)) found.set(key, { ...deed, key, group: message.group });
-    else if (deed.outcome === "asked") found.get(key).at = deed.at; // when it was asked for
+    const key = `${message.group} ${action.id}`;
+    if (!byKey.has(key)) byKey.set(key, { ...action, key, group: message.group });
+    else if (action.outcome === "asked") byKey.get(key).at = action.at; // the time of the request
   }
-  return [...found.values()];
+  return [...byKey.values()];
 }
 
-/** Say how it was done, unless by the person's own token. */
-function through({ via, by }) {
+/** Return how the action was requested, unless with the person's own token. */
+function requestedWith({ via, by }) {
   if (!via || via === by) return "";
   return h("span", { class: "muted" }, via === "remoting" ? ", over the remoting protocol" : `, with the name server's token ${via}`);
 }
@@ -55,12 +55,12 @@ export function auditPage(app) {
     },
     stop: () => list.stop(),
     render() {
-      const shown = deeds(list.state.items);
+      const shown = actionsOf(list.state.items);
       return [
         head("Operator log", h("span", { class: "muted" }, list.state.loaded ? plural(shown.length, "action") : "")),
         h("form", { class: "card form", "data-submit": "filter", "data-key": "filter" },
           h("div", { class: "fields" },
-            select("Action", "tag", [["", "any"], ...Object.entries(WORDS)], ""),
+            select("Action", "tag", [["", "any"], ...Object.entries(ACTIONS)], ""),
             field("Text in the record", { name: "text", placeholder: "a name, a topic" }),
             h("button", { type: "submit", class: "primary" }, "Filter"))),
         list.state.error && problem(list.state.error),
@@ -73,7 +73,7 @@ export function auditPage(app) {
             h("time", { class: "mono", datetime: iso(one.at) }, moment(one.at)),
             h("span", { class: `tag ${kind}` }, outcome),
             h("div", null,
-              h("p", null, h("strong", null, one.by), ` ${WORDS[one.what] ?? one.what} `, one.target && h("strong", null, one.target), h("span", { class: "muted" }, ` in ${one.group}`), through(one)),
+              h("p", null, h("strong", null, one.by), ` ${ACTIONS[one.what] ?? one.what} `, one.target && h("strong", null, one.target), h("span", { class: "muted" }, ` in ${one.group}`), requestedWith(one)),
               one.error && h("p", { class: "warn-text" }, one.error),
               one.detail && h("details", null, h("summary", null, "request"), h("code", null, one.detail))));
         }))),

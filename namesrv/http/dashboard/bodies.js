@@ -4,8 +4,8 @@ import { toast } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
 import { bytes, number } from "/dashboard/format.js";
 
-const SHOWN = 20000; // characters
-const HEX_SHOWN = 16384; // bytes
+const CHARACTERS_MAX = 20000; // characters
+const HEX_BYTES_MAX = 16384; // bytes
 
 /** Return a body as {text} or {data: base64}; lists leave large bodies out. */
 export const bodyOf = ({ text, body }) => (typeof text === "string" ? { text } : { data: body ?? "" });
@@ -13,7 +13,7 @@ export const bodyOf = ({ text, body }) => (typeof text === "string" ? { text } :
 export const preview = (message) => (bodyOf(message).text ?? `${bytes(message.bodySize)} of data`).slice(0, 160);
 
 /** Return the ways in which a body can be shown, the best first. */
-function ways(message) {
+function formatsOf(message) {
   if (bodyOf(message).text === undefined) return ["hex"];
   return indented(message) === null ? ["text", "hex"] : ["JSON", "text", "hex"];
 }
@@ -54,19 +54,19 @@ function layout(text) {
   return out;
 }
 
-/** The bytes of a body, and perhaps more, up to `most`; compressed ones are as they were sent. */
-function raw({ text, body }, most = Infinity) {
-  if (typeof body !== "string") return new TextEncoder().encode((text ?? "").slice(0, most));
-  return Uint8Array.from(atob(body.slice(0, Math.ceil(most / 3) * 4)), (letter) => letter.charCodeAt(0));
+/** The bytes of a body, and perhaps more, up to `maxBytes`; compressed ones are as they were sent. */
+function raw({ text, body }, maxBytes = Infinity) {
+  if (typeof body !== "string") return new TextEncoder().encode((text ?? "").slice(0, maxBytes));
+  return Uint8Array.from(atob(body.slice(0, Math.ceil(maxBytes / 3) * 4)), (letter) => letter.charCodeAt(0));
 }
 
 function hex(message) {
-  const all = raw(message, HEX_SHOWN);
+  const all = raw(message, HEX_BYTES_MAX);
   const lines = [];
-  for (let at = 0; at < Math.min(all.length, HEX_SHOWN); at += 16) {
+  for (let at = 0; at < Math.min(all.length, HEX_BYTES_MAX); at += 16) {
     const part = [...all.slice(at, at + 16)];
-    const left = part.map((byte) => byte.toString(16).padStart(2, "0")).join(" ").padEnd(47);
-    lines.push(`${at.toString(16).padStart(6, "0")}  ${left}  ${part.map((byte) => (byte > 31 && byte < 127 ? String.fromCharCode(byte) : "·")).join("")}`);
+    const digits = part.map((byte) => byte.toString(16).padStart(2, "0")).join(" ").padEnd(47);
+    lines.push(`${at.toString(16).padStart(6, "0")}  ${digits}  ${part.map((byte) => (byte > 31 && byte < 127 ? String.fromCharCode(byte) : "·")).join("")}`);
   }
   return lines.join("\n");
 }
@@ -77,10 +77,10 @@ function shownAs(message, way) {
   return way === "JSON" ? indented(message) ?? text : text;
 }
 
-/** The body's card. `chosen`: the way in which it is shown, "" for the best. */
-export function bodyCard(message, chosen) {
-  const possible = ways(message);
-  const way = possible.includes(chosen) ? chosen : possible[0];
+/** The body's card. `requested`: the way in which it is shown, "" for the best. */
+export function bodyCard(message, requested) {
+  const possible = formatsOf(message);
+  const way = possible.includes(requested) ? requested : possible[0];
   const text = shownAs(message, way);
   return h("section", { class: "card", "data-key": "body" },
     h("div", { class: "card-head" },
@@ -90,14 +90,14 @@ export function bodyCard(message, chosen) {
           h("button", { type: "button", class: "way", "data-do": "way", "data-way": name, "aria-pressed": String(name === way) }, name))),
         h("button", { type: "button", class: "small", "data-do": "copy" }, "Copy"),
         h("button", { type: "button", class: "small", "data-do": "download" }, "Download"))),
-    h("pre", { class: "body", tabindex: "0" }, text.slice(0, SHOWN)),
-    text.length > SHOWN && h("p", { class: "muted" }, `The first ${number(SHOWN)} characters of ${number(text.length)}.`));
+    h("pre", { class: "body", tabindex: "0" }, text.slice(0, CHARACTERS_MAX)),
+    text.length > CHARACTERS_MAX && h("p", { class: "muted" }, `The first ${number(CHARACTERS_MAX)} characters of ${number(text.length)}.`));
 }
 
-export async function copy(message, chosen) {
-  const possible = ways(message);
+export async function copy(message, requested) {
+  const possible = formatsOf(message);
   try {
-    await navigator.clipboard.writeText(shownAs(message, possible.includes(chosen) ? chosen : possible[0]));
+    await navigator.clipboard.writeText(shownAs(message, possible.includes(requested) ? requested : possible[0]));
     toast("Copied.", "good");
   } catch {
     toast("The browser allows copying over HTTPS only. Select the text instead.", "warn");
@@ -113,6 +113,6 @@ export function save(name, content, type) {
 }
 
 export function download(message) {
-  const kind = { JSON: ["json", "application/json"], text: ["txt", "text/plain"] }[ways(message)[0]] ?? ["bin", "application/octet-stream"];
+  const kind = { JSON: ["json", "application/json"], text: ["txt", "text/plain"] }[formatsOf(message)[0]] ?? ["bin", "application/octet-stream"];
   save(`${message.topic}-${message.queueId}-${message.queueOffset}.${kind[0]}`.replace(/[^\w.-]/g, "_"), raw(message), kind[1]);
 }

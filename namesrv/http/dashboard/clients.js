@@ -11,13 +11,13 @@ const REFRESH_MS = 5000;
 
 /** Merge the broker groups' lists: a client is connected to several brokers, and is shown once. */
 function merged(items) {
-  const found = new Map();
+  const connections = new Map();
   for (const { name, clients: rows } of items) {
-    const mine = found.get(name) ?? new Map();
-    for (const one of rows) if (!mine.has(one.clientId)) mine.set(one.clientId, one);
-    found.set(name, mine);
+    const own = connections.get(name) ?? new Map();
+    for (const one of rows) if (!own.has(one.clientId)) own.set(one.clientId, one);
+    connections.set(name, own);
   }
-  return [...found].map(([name, rows]) => ({ name, clients: [...rows.values()] })).sort((one, other) => one.name.localeCompare(other.name));
+  return [...connections].map(([name, rows]) => ({ name, clients: [...rows.values()] })).sort((one, other) => one.name.localeCompare(other.name));
 }
 
 export function clientsPage(app) {
@@ -25,18 +25,18 @@ export function clientsPage(app) {
 
   async function load() {
     try {
-      const found = await get("/connections");
-      Object.assign(state, { producers: merged(found.producers), consumers: merged(found.consumers), errors: found.errors, error: "", loaded: true });
+      const connections = await get("/connections");
+      Object.assign(state, { producers: merged(connections.producers), consumers: merged(connections.consumers), errors: connections.errors, error: "", loaded: true });
     } catch (error) {
       state.error = error.message;
     }
     app.update();
   }
 
-  const fits = ({ name, clients: rows }) => [name, ...rows.flatMap((one) => [one.clientId, one.address])].some((text) => String(text).toLowerCase().includes(state.q));
+  const matches = ({ name, clients: rows }) => [name, ...rows.flatMap((one) => [one.clientId, one.address])].some((text) => String(text).toLowerCase().includes(state.q));
 
   const section = (title, groups, link) => {
-    const shown = groups.filter(fits);
+    const shown = groups.filter(matches);
     return h("section", { class: "card", "data-key": title },
       h("h2", null, title, h("span", { class: "muted" }, ` ${number(shown.length)}`)),
       shown.length ? shown.map((one) => h("div", { class: "block", "data-key": one.name },

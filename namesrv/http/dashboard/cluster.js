@@ -18,7 +18,7 @@ export function clusterPage(app) {
   const faults = new Map(); // address → the faults in force, where they may be switched; null: not there
 
   /** Ask once which nodes accept faults, and repeatedly which faults are in force. */
-  async function askFaults() {
+  async function loadFaults() {
     for (const group of app.cluster?.groups ?? [])
       for (const broker of group.brokers) {
         if (!broker.node || faults.get(broker.address) === null) continue;
@@ -33,7 +33,7 @@ export function clusterPage(app) {
   }
 
   return {
-    ...polled(askFaults, FAULTS_MS),
+    ...polled(loadFaults, FAULTS_MS),
     render() {
       if (!app.cluster) return app.error ? problem(app.error) : h("p", { class: "loading" }, "Asking the brokers…");
       const { groups } = app.cluster;
@@ -50,7 +50,7 @@ export function clusterPage(app) {
       preferred: ({ group }) => preferLeader(app, groupOf(app, group)),
       members: ({ group }) => changeMembers(app, groupOf(app, group)),
       forget: ({ group, address }) => forget(app, group, address),
-      faults: ({ group, address }) => switchFaults(app, group, address, faults.get(address) ?? []).then(askFaults),
+      faults: ({ group, address }) => switchFaults(app, group, address, faults.get(address) ?? []).then(loadFaults),
     },
   };
 }
@@ -61,12 +61,12 @@ function tiles(app) {
   const { groups, topicCount } = app.cluster;
   const brokers = groups.flatMap((group) => group.brokers);
   const answering = brokers.filter((broker) => broker.node).length;
-  const led = groups.filter((group) => group.brokers.some(({ node }) => leads(node))).length;
+  const ledCount = groups.filter((group) => group.brokers.some(({ node }) => leads(node))).length;
   const last = app.samples.at(-1) ?? { sends: 0, pulls: 0 };
   const tile = (title, value, kind, more) =>
     h("div", { class: `tile ${kind ?? ""}`, "data-key": title }, h("span", { class: "label" }, title), h("span", { class: "figure" }, value), more);
   return h("section", { class: "tiles", "aria-label": "Overview" },
-    tile("Groups with a leader", `${led} of ${groups.length}`, led < groups.length ? "bad" : ""),
+    tile("Groups with a leader", `${ledCount} of ${groups.length}`, ledCount < groups.length ? "bad" : ""),
     tile("Brokers answering", `${answering} of ${brokers.length}`, answering < brokers.length ? "bad" : ""),
     tile("Topics", number(topicCount), "", h("a", { href: "#/topics" }, "all topics")),
     tile("Sends per second", rate(last.sends), "", sparkline(app.samples.map((one) => one.sends), "sends per second, the last three minutes")),
@@ -103,17 +103,17 @@ function card(app, group, faults) {
     h("div", { class: "replicas" }, group.brokers.map((broker) => replica(app, group, broker, findings, faults))),
     group.lastFailover && !classic(group) && h("div", { class: "block", "data-key": "failover" },
       h("h3", null, group.lastFailover.oldLeader ? "Last failover" : "First election"), timeline(group.lastFailover, nameOf)),
-    beliefs(group, findings));
+    viewsOf(group, findings));
 }
 
 /** Return how many frames (classic mode: bytes) a replica is behind the most advanced of its group. */
 function behind(group, broker) {
   const of = (node) => (classic(group) ? node.commitLog?.maxOffset : node.commitIndex) ?? 0;
-  const most = Math.max(...group.brokers.filter((one) => one.node).map((one) => of(one.node)));
+  const max = Math.max(...group.brokers.filter((one) => one.node).map((one) => of(one.node)));
   const leader = group.brokers.find((one) => leads(one.node));
   const peer = leader?.node.peers?.find((one) => one.id === broker.name);
   if (!classic(group) && typeof peer?.lagFrames === "number" && broker !== leader) return peer.lagFrames;
-  return Math.max(0, most - of(broker.node));
+  return Math.max(0, max - of(broker.node));
 }
 
 function replica(app, group, broker, findings, faults) {
@@ -126,12 +126,12 @@ function replica(app, group, broker, findings, faults) {
       !broker.registered && h("button", { type: "button", class: "small quiet", "data-do": "forget", "data-group": group.name, "data-address": broker.address }, "Forget…"));
   }
   const leading = leads(node);
-  const inForce = faults.get(broker.address);
-  const mine = findings.filter((one) => one.nodes.includes(broker.name));
+  const activeFaults = faults.get(broker.address);
+  const ownFindings = findings.filter((one) => one.nodes.includes(broker.name));
   const lag = behind(group, broker);
   const unit = classic(group) ? bytes(lag) : plural(lag, "frame");
   const role = leading && node.leaderReady === false && node.mode !== "classic" ? `${node.role}, not ready` : node.role;
-  return h("div", { class: `replica ${leading ? "leader" : ""} ${mine.length ? "differs" : ""}`, "data-key": broker.address },
+  return h("div", { class: `replica ${leading ? "leader" : ""} ${ownFindings.length ? "differs" : ""}`, "data-key": broker.address },
     h("div", { class: "who" },
       h("span", null, h("strong", null, replicaName(broker.name)),
         group.preferredLeader === broker.name && [" ", h("span", { class: "tag", title: "leads whenever it can" }, "preferred")]),
@@ -140,16 +140,16 @@ function replica(app, group, broker, findings, faults) {
     h("p", null, leading
       ? [`${rate(node.rates?.sendsPerS ?? 0)} sends/s · ${rate(node.rates?.pullsPerS ?? 0)} pulls/s`, bar(1, "good")]
       : [lag ? `${unit} behind` : "up to date", bar(1 - Math.min(1, lag / LAG_SHOWN_FULL), lag > LAG_SHOWN_FULL / 5 ? "warn" : "good")]),
-    inForce && h("div", { class: "buttons" },
-      inForce.length > 0 && h("span", { class: "tag bad" }, plural(inForce.length, "fault")),
+    activeFaults && h("div", { class: "buttons" },
+      activeFaults.length > 0 && h("span", { class: "tag bad" }, plural(activeFaults.length, "fault")),
       h("button", { type: "button", class: "small quiet", "data-do": "faults", "data-group": group.name, "data-address": broker.address, disabled: app.me.role !== "admin" }, "Faults…")));
 }
 
-function beliefs(group, findings) {
+function viewsOf(group, findings) {
   const answering = group.brokers.filter((broker) => broker.node);
   if (!answering.length) return null;
-  const most = Math.max(...answering.map(({ node }) => node.commitIndex ?? 0));
-  const index = (value, of = most) =>
+  const max = Math.max(...answering.map(({ node }) => node.commitIndex ?? 0));
+  const index = (value, of = max) =>
     typeof value !== "number" ? "–" : [number(value), value < of && h("span", { class: "muted delta" }, ` −${number(of - value)}`)];
   const raft = [
     ["Role", "role", (node) => node.role],
@@ -175,7 +175,7 @@ function beliefs(group, findings) {
   ];
   const rows = classic(group) ? [raft[0], ...both] : [...raft, ...both];
   const peers = answering.find(({ node }) => leads(node))?.node.peers ?? [];
-  const marked = (field, name) => findings.some((one) => one.field === field && one.nodes.includes(name));
+  const isMarked = (field, name) => findings.some((one) => one.field === field && one.nodes.includes(name));
   return h("details", { class: "block", open: true, "data-key": "beliefs" },
     h("summary", null, "View of each replica"),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Views of the replicas of ${group.name}` },
@@ -185,7 +185,7 @@ function beliefs(group, findings) {
         h("tbody", null, rows.map(([title, field, value]) =>
           h("tr", null, h("th", { scope: "row" }, title), group.brokers.map((broker) => {
             if (!broker.node) return h("td", { class: "muted" }, field === "role" ? "no answer" : "");
-            const differs = marked(field, broker.name);
+            const differs = isMarked(field, broker.name);
             return h("td", { class: differs ? "differs" : "" }, value(broker.node, peers.find((one) => one.id === broker.name)), differs && h("span", { class: "hidden" }, " (differs)"));
           })))))));
 }
@@ -198,9 +198,9 @@ async function transfer(app, name) {
   const group = groupOf(app, name);
   const leader = group.brokers.find((broker) => leads(broker.node));
   const followers = group.brokers.filter((broker) => broker.node && !leads(broker.node));
-  const given = await ask({
+  const values = await ask({
     title: `Transfer the leadership of ${name}`,
-    words: [
+    paragraphs: [
       `${leader ? leader.name : "The leader"} stops accepting sends, waits until the chosen replica has every frame, and tells it to start an election at once. Sends wait meanwhile, usually for tens of milliseconds; clients then look up the new leader.`,
       "If the replica is not elected in time, the old leader continues to lead. No message is lost in either case.",
     ],
@@ -210,20 +210,20 @@ async function transfer(app, name) {
         broker.name, h("span", { class: "muted" }, ` ${plural(behind(group, broker), "frame")} behind`))))],
     action: "Transfer leadership",
   });
-  if (!given) return;
-  await attempt(`Transfer of ${name}`, () => call("POST", `/groups/${seg(name)}/transfer`, { body: given.target ? { target: given.target } : {} }));
-  app.look();
+  if (!values) return;
+  await attempt(`Transfer of ${name}`, () => call("POST", `/groups/${seg(name)}/transfer`, { body: values.target ? { target: values.target } : {} }));
+  app.refresh();
 }
 
 async function forget(app, group, address) {
-  const given = await ask({
+  const values = await ask({
     title: `Forget ${address}?`,
-    words: ["The broker is not registered and does not answer. Only the list of this name server changes; a broker that returns is listed again. No file is deleted, and the group's members do not change."],
+    paragraphs: ["The broker is not registered and does not answer. Only the list of this name server changes; a broker that returns is listed again. No file is deleted, and the group's members do not change."],
     action: "Forget",
   });
-  if (!given) return;
+  if (!values) return;
   await attempt(`Forgetting ${address}`, () => call("DELETE", `/brokers/${seg(group)}/${seg(address)}`));
-  app.look();
+  app.refresh();
 }
 
 const FAULTS = [
@@ -235,30 +235,30 @@ const FAULTS = [
   ["clock", "Wrong clock", "the wall clock is off by the milliseconds below: store times are wrong, and retention may delete too early or too late"],
 ];
 
-async function switchFaults(app, groupName, address, inForce) {
+async function switchFaults(app, groupName, address, activeFaults) {
   const group = groupOf(app, groupName);
   const broker = group.brokers.find((one) => one.address === address);
-  const where = path(group, broker, "faults");
+  const url = path(group, broker, "faults");
   const choice = (value, title, meaning, checked) =>
     h("label", { class: "choice" }, h("input", { type: "radio", name: "kind", value, checked }), h("span", null, h("strong", null, title), h("span", { class: "muted" }, `: ${meaning}`)));
-  const given = await ask({
+  const values = await ask({
     title: `Faults of ${broker.name}`,
-    words: [
+    paragraphs: [
       "The fault affects this replica at once, until it is healed. The group keeps working while a majority works.",
-      inForce.length ? `In force now: ${inForce.map((one) => one.kind).join(", ")}.` : "No fault is in force.",
+      activeFaults.length ? `In force now: ${activeFaults.map((one) => one.kind).join(", ")}.` : "No fault is in force.",
     ],
     fields: [
       h("fieldset", null, h("legend", null, "Fault"),
-        inForce.some((one) => one.own) && choice("heal", "Heal", "ends the faults injected from here", true),
-        FAULTS.map(([value, title, meaning], at) => choice(value, title, meaning, !at && !inForce.some((one) => one.own)))),
+        activeFaults.some((one) => one.own) && choice("heal", "Heal", "ends the faults injected from here", true),
+        FAULTS.map(([value, title, meaning], at) => choice(value, title, meaning, !at && !activeFaults.some((one) => one.own)))),
       h("label", null, "Milliseconds (slow disk or wrong clock)", h("input", { name: "ms", type: "number", value: "200", min: "0", max: "60000" })),
     ],
     action: "Apply",
     danger: true,
   });
-  if (!given) return;
-  const ms = Number(given.ms) || 0;
-  const body = { kind: given.kind, ...(given.kind === "slow" && { delayMs: ms }), ...(given.kind === "clock" && { offsetMs: ms }) };
-  await attempt(`${given.kind} on ${broker.name}`, () => (given.kind === "heal" ? call("DELETE", where) : call("POST", where, { body })));
-  app.look();
+  if (!values) return;
+  const ms = Number(values.ms) || 0;
+  const body = { kind: values.kind, ...(values.kind === "slow" && { delayMs: ms }), ...(values.kind === "clock" && { offsetMs: ms }) };
+  await attempt(`${values.kind} on ${broker.name}`, () => (values.kind === "heal" ? call("DELETE", url) : call("POST", url, { body })));
+  app.refresh();
 }

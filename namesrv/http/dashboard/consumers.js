@@ -20,14 +20,14 @@ export function consumersPage(app) {
   return {
     ...polled(list.refresh, REFRESH_MS, () => list.items.length < 1000),
     render() {
-      const most = lagScale(list.items.map((one) => sumOf(one.groups, "lag")));
+      const max = lagScale(list.items.map((one) => sumOf(one.groups, "lag")));
       return [
         head("Consumer groups", h("span", { class: "muted grow" }, list.loaded ? list.count() : ""),
           h("div", { class: "buttons" },
             h("a", { class: "button", href: "#/topics?kind=dead" }, "Dead letters"),
             h("button", { type: "button", class: "primary", "data-do": "create", disabled: app.me.role !== "admin" }, "New group…"))),
         searchBox("Part of a consumer group's name", list.q),
-        list.told(),
+        list.problems(),
         !list.loaded && !list.error && h("p", { class: "loading" }, "Asking the leaders…"),
         list.loaded && !list.items.length && empty("No consumer groups."),
         lazy("ul", { class: "rows", "aria-label": "Consumer groups", "data-key": "rows" }, list.version, () => list.items.map(({ name, groups }) => {
@@ -37,7 +37,7 @@ export function consumersPage(app) {
             h("span", { class: "name" }, name),
             h("span", { class: clients ? "muted" : "warn-text" }, clients ? plural(clients, "client") : "no clients"),
             h("span", { class: "num" }, number(lag), h("span", { class: "muted" }, " behind")),
-            bar(lag / most, lag ? "warn" : "")));
+            bar(lag / max, lag ? "warn" : "")));
         })),
         list.more(),
       ];
@@ -49,7 +49,7 @@ export function consumersPage(app) {
 
 export function consumerPage(app, name) {
   const state = { view: null, error: "" };
-  const past = ofConsumers(app, name);
+  const history = ofConsumers(app, name);
 
   async function load() {
     try {
@@ -66,7 +66,7 @@ export function consumerPage(app, name) {
   };
 
   return {
-    ...both(polled(load, REFRESH_MS), past),
+    ...both(polled(load, REFRESH_MS), history),
     render() {
       const { view, error } = state;
       const locked = app.me.role === "viewer";
@@ -97,18 +97,18 @@ export function consumerPage(app, name) {
             h("div", { class: "card-head" }, h("h2", null, h("a", { href: `#/topics/${seg(topic)}` }, topic)), h("span", { class: "muted" }, `${number(lag)} behind`)),
             queues(topic, view.queues.filter((one) => one.topic === topic)))),
           h("section", { class: "card" }, h("h2", null, "Clients"), clients(view.clients)),
-          past.render(),
+          history.render(),
         ],
       ];
     },
     actions: {
-      ...past.actions,
+      ...history.actions,
       reset: () => resetOffsets(name, Object.keys(state.view.lagByTopic).sort((one, other) => retriesLast([one], [other]))).then(load),
       edit: () => editGroup(app, name).catch(failed).then(load),
       mode: () => consumeMode(name, state.view).catch(failed).then(load),
       remove: () => deleteGroup(app, name, state.view),
-      pause: () => hold(name, "pause", "Pause", "Brokers deliver no messages to this consumer group until it is resumed. Clients stay connected, offsets do not change, and the lag grows.").then(load),
-      resume: () => hold(name, "resume", "Resume", "Brokers deliver messages to this consumer group again, from its offsets.").then(load),
+      pause: () => setPaused(name, "pause", "Pause", "Brokers deliver no messages to this consumer group until it is resumed. Clients stay connected, offsets do not change, and the lag grows.").then(load),
+      resume: () => setPaused(name, "resume", "Resume", "Brokers deliver messages to this consumer group again, from its offsets.").then(load),
     },
   };
 }
@@ -116,11 +116,11 @@ export function consumerPage(app, name) {
 const retriesLast = ([one], [other]) => one.startsWith("%") - other.startsWith("%") || one.localeCompare(other);
 
 function queues(topic, rows) {
-  const most = lagScale(rows.map((one) => one.lag ?? 0));
+  const max = lagScale(rows.map((one) => one.lag ?? 0));
   return table(`Queues of ${topic}`, [["Queue", ""], ["Consumed", "num"], ["Stored", "num"], ["Lag", "num"], ["", "wide"], ["Last consumed", ""]],
     rows.map((one) => [
       h("span", null, h("span", { class: "muted" }, `${one.group} `), number(one.queueId)),
-      number(one.consumerOffset), number(one.brokerOffset), number(one.lag), bar((one.lag ?? 0) / most, one.lag ? "warn" : ""), one.lastTimeMs > 0 ? ago(one.lastTimeMs) : "–",
+      number(one.consumerOffset), number(one.brokerOffset), number(one.lag), bar((one.lag ?? 0) / max, one.lag ? "warn" : ""), one.lastTimeMs > 0 ? ago(one.lastTimeMs) : "–",
     ]));
 }
 
@@ -130,14 +130,14 @@ export function clients(rows, of = "") {
     rows.map((one) => [h("span", null, h("span", { class: "mono" }, one.clientId ?? "–"), (one.differs ?? []).map(differs)), h("span", { class: "mono" }, one.address ?? "–"), String(one.language ?? "–"), one.versionName || String(one.version ?? "–")]));
 }
 
-const wish = (expression) => expression ?? "nothing";
+const filterOf = (expression) => expression ?? "nothing";
 
 // Consumers of one group that subscribe to different things lose messages.
 function differs({ topic, expression, others }) {
-  return h("div", null, h("span", { class: "tag warn" }, "differs"), ` ${topic}: ${wish(expression)}; others: ${wish(others)}`);
+  return h("div", null, h("span", { class: "tag warn" }, "differs"), ` ${topic}: ${filterOf(expression)}; others: ${filterOf(others)}`);
 }
 
-async function hold(name, deed, title, words) {
-  const given = await ask({ title: `${title} ${name}?`, words: [words], action: title });
-  if (given) await attempt(`${title} ${name}`, () => call("POST", `/consumer-groups/${seg(name)}/${deed}`));
+async function setPaused(name, operation, title, paragraph) {
+  const values = await ask({ title: `${title} ${name}?`, paragraphs: [paragraph], action: title });
+  if (values) await attempt(`${title} ${name}`, () => call("POST", `/consumer-groups/${seg(name)}/${operation}`));
 }

@@ -10,17 +10,17 @@ import { back, bar, head, problem } from "/dashboard/parts.js";
 
 const BATCH = 32; // resent by one request; the progress goes on by so many
 const PAGE = 256;
-const TOLD_MAX = 20; // failures that are listed
+const FAILURES_MAX = 20; // failures that are listed
 
 export function deadPage(app, group) {
   const topic = `%DLQ%${group}`;
   const list = newest(app, () => topic);
-  const state = { filters: {}, chosen: new Set(), work: null, left: false };
+  const state = { filters: {}, selected: new Set(), work: null, closed: false };
 
-  const load = (given = {}) => {
-    state.filters = filtersOf(given);
-    state.chosen.clear();
-    return list.load(given);
+  const load = (form = {}) => {
+    state.filters = filtersOf(form);
+    state.selected.clear();
+    return list.load(form);
   };
 
   const running = () => state.work && !state.work.ended;
@@ -48,13 +48,13 @@ export function deadPage(app, group) {
       if (!(error instanceof ApiError && error.status < 500)) work.unknown += inFlight;
     }
     work.ended = true;
-    if (state.left) toast(`${group}: ${[...amounts(work), "stopped because the page was left"].join(" · ")}`, "warn");
-    state.chosen.clear();
+    if (state.closed) toast(`${group}: ${[...amounts(work), "stopped because the page was left"].join(" · ")}`, "warn");
+    state.selected.clear();
     app.update();
   }
 
-  async function* chosenIds() {
-    yield [...state.chosen];
+  async function* selectedIds() {
+    yield [...state.selected];
   }
 
   /** The ids of all dead letters that fit these filters and are there now, newest first; those that
@@ -68,33 +68,33 @@ export function deadPage(app, group) {
     } while (before && !work().stopped);
   }
 
-  const words = (what) => [
+  const paragraphs = (what) => [
     `A copy of ${what} is written to the retry topic of ${group}, whose consumers receive it as a retry. The dead letters are kept: resending twice writes two copies.`,
     "Keep this page open until it is done. Stopping does not take back what was resent.",
   ];
 
   async function some() {
-    const count = state.chosen.size;
-    if (await ask({ title: `Resend ${plural(count, "dead letter")}?`, words: words("each"), action: "Resend" })) resend(count, chosenIds());
+    const count = state.selected.size;
+    if (await ask({ title: `Resend ${plural(count, "dead letter")}?`, paragraphs: paragraphs("each"), action: "Resend" })) resend(count, selectedIds());
   }
 
   async function all() {
     const { filters } = state; // others may be looked at while it runs
     const filtered = Object.values(filters).some(Boolean);
-    const given = await ask({
+    const values = await ask({
       title: `Resend all dead letters of ${group}${filtered ? " that fit the filter" : ""}?`,
-      words: words("each of them"),
+      paragraphs: paragraphs("each of them"),
       typed: group,
       action: "Resend all",
     });
-    if (given) resend(null, allIds(filters, () => state.work));
+    if (values) resend(null, allIds(filters, () => state.work));
   }
 
   return {
     start: () => load(),
     stop() {
       list.stop();
-      state.left = true;
+      state.closed = true;
       if (state.work) state.work.stopped = true;
     },
     render() {
@@ -102,7 +102,7 @@ export function deadPage(app, group) {
       return [
         back(`consumers/${seg(group)}`, group),
         head(`Dead letters of ${group}`, h("div", { class: "buttons" },
-          h("button", { type: "button", "data-do": "some", disabled: locked || !state.chosen.size }, `Resend ${state.chosen.size ? number(state.chosen.size) : "selected"}…`),
+          h("button", { type: "button", "data-do": "some", disabled: locked || !state.selected.size }, `Resend ${state.selected.size ? number(state.selected.size) : "selected"}…`),
           h("button", { type: "button", "data-do": "all", disabled: locked || !list.state.items.length }, "Resend all…"),
           h("button", { type: "button", class: "quiet", "data-do": "save", disabled: !list.state.items.length }, "Download"))),
         state.work && progress(state.work),
@@ -112,22 +112,22 @@ export function deadPage(app, group) {
             field("Property", { name: "property", placeholder: "name or name=value" }), field("Text in the body", { name: "text" }),
             h("button", { type: "submit", class: "primary" }, "Filter"))),
         list.state.items.length > 0 && h("label", { class: "choice", "data-key": "every" },
-          h("input", { type: "checkbox", "data-input": "every", "data-key": `every-${state.chosen.size === list.state.items.length}`, checked: state.chosen.size === list.state.items.length }), "Select all shown"),
+          h("input", { type: "checkbox", "data-input": "every", "data-key": `every-${state.selected.size === list.state.items.length}`, checked: state.selected.size === list.state.items.length }), "Select all shown"),
         list.render((message) => {
           const id = idOf(message);
-          const on = state.chosen.has(id);
+          const on = state.selected.has(id);
           return h("input", { type: "checkbox", "data-input": "one", "data-key": `${id}-${on}`, value: id, checked: on, "aria-label": `Select ${message.keys || id}` });
         }),
       ];
     },
     inputs: {
       one: (id, box) => {
-        if (box.checked) state.chosen.add(id);
-        else state.chosen.delete(id);
+        if (box.checked) state.selected.add(id);
+        else state.selected.delete(id);
         app.update();
       },
       every: (_, box) => {
-        state.chosen = new Set(box.checked ? list.state.items.map(idOf) : []);
+        state.selected = new Set(box.checked ? list.state.items.map(idOf) : []);
         app.update();
       },
     },
@@ -153,15 +153,15 @@ const amounts = (work) => [
 ].filter(Boolean);
 
 function progress(work) {
-  const past = work.done + work.failed.length + work.unknown;
-  const [told, ...others] = amounts(work);
+  const processed = work.done + work.failed.length + work.unknown;
+  const [first, ...others] = amounts(work);
   return h("section", { class: "card", role: "status", "data-key": "progress" },
     h("div", { class: "card-head" },
-      h("p", null, h("strong", null, told),
+      h("p", null, h("strong", null, first),
         others.map((text) => h("span", { class: "warn-text" }, ` · ${text}`)),
         work.ended ? (work.stopped ? " · stopped" : work.error ? "" : " · done") : work.stopped ? " · stopping…" : "…"),
       !work.ended && h("button", { type: "button", class: "small", "data-do": "halt", disabled: work.stopped }, "Stop")),
-    work.total !== null && bar(past / Math.max(1, work.total), "good"),
+    work.total !== null && bar(processed / Math.max(1, work.total), "good"),
     work.error && problem(work.error),
-    work.failed.length > 0 && h("ul", { class: "plain" }, work.failed.slice(0, TOLD_MAX).map((one) => h("li", null, h("span", { class: "mono" }, one.messageId), ` ${one.error}`))));
+    work.failed.length > 0 && h("ul", { class: "plain" }, work.failed.slice(0, FAILURES_MAX).map((one) => h("li", null, h("span", { class: "mono" }, one.messageId), ` ${one.error}`))));
 }

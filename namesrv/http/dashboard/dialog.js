@@ -5,34 +5,34 @@ import { h, show } from "/dashboard/dom.js";
 
 const TOAST_MS = 6000;
 
-/** Show a dialog; resolve to the form's values, or null. `words` explain what will happen. `typed`: a
+/** Show a dialog; resolve to the form's values, or null. `paragraphs` explain what will happen. `typed`: a
  *  name that must be typed before the action. `preview(values)`: elements that show, as the form is
  *  filled, what would be done; a promise of them may be given, too. */
-export function ask({ title, words = [], fields = [], action, danger = false, typed = "", preview = null, wide = false }) {
+export function ask({ title, paragraphs = [], fields = [], action, danger = false, typed = "", preview = null, wide = false }) {
   const dialog = document.getElementById("dialog");
   return new Promise((resolve) => {
-    const told = preview && h("div", { class: "outlook", "aria-live": "polite" });
+    const previewBox = preview && h("div", { class: "outlook", "aria-live": "polite" });
     const form = h("form", { method: "dialog" },
       h("h2", { id: "dialog-title" }, title),
-      words.map((text) => h("p", null, text)),
+      paragraphs.map((text) => h("p", null, text)),
       fields,
-      told,
-      typed && h("label", null, `Type ${typed} to confirm`, h("input", { name: "typed", required: true, autocomplete: "off", spellcheck: "false", pattern: exactly(typed), title: typed })),
+      previewBox,
+      typed && h("label", null, `Type ${typed} to confirm`, h("input", { name: "typed", required: true, autocomplete: "off", spellcheck: "false", pattern: escapePattern(typed), title: typed })),
       h("div", { class: "buttons" },
         h("button", { type: "button", class: "quiet", "data-cancel": true }, "Cancel"),
         h("button", { type: "submit", class: danger ? "danger" : "primary" }, action)));
-    let given = null;
+    let result = null;
     const values = () => Object.fromEntries(new FormData(form));
-    form.addEventListener("submit", () => { given = values(); });
+    form.addEventListener("submit", () => { result = values(); });
     form.querySelector("[data-cancel]").addEventListener("click", () => dialog.close());
-    if (told) outlook(form, told, () => preview(values()));
+    if (previewBox) livePreview(form, previewBox, () => preview(values()));
     dialog.className = wide ? "wide" : "";
     dialog.replaceChildren(form);
     const closed = () => {
       // The close event comes a moment later; by then the dialog may show the next question.
       if (dialog.open && form.isConnected) return;
       dialog.removeEventListener("close", closed);
-      resolve(given);
+      resolve(result);
     };
     dialog.addEventListener("close", closed);
     dialog.showModal();
@@ -40,21 +40,21 @@ export function ask({ title, words = [], fields = [], action, danger = false, ty
   });
 }
 
-const exactly = (text) => text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
+const escapePattern = (text) => text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
 
 /** Show what the form would do, now and after each change of it; only the latest answer counts. */
-function outlook(form, place, made) {
+function livePreview(form, container, build) {
   let latest = 0;
   let timer = 0;
   const refresh = async () => {
-    const mine = ++latest;
+    const own = ++latest;
     let content;
     try {
-      content = await made();
+      content = await build();
     } catch (error) {
       content = h("p", { class: "warn-text" }, error.message);
     }
-    if (mine === latest) show(place, content);
+    if (own === latest) show(container, content);
   };
   form.addEventListener("input", () => {
     clearTimeout(timer);

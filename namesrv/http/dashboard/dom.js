@@ -66,17 +66,17 @@ function morphChildren(old, fresh) {
   const keyed = new Map();
   for (const child of old.children) if (child.dataset?.key) keyed.set(child.dataset.key, child);
   let at = old.firstChild;
-  for (const wanted of [...fresh.childNodes]) {
-    const key = wanted.dataset?.key;
+  for (const freshChild of [...fresh.childNodes]) {
+    const key = freshChild.dataset?.key;
     const match = key ? keyed.get(key) : at && !at.dataset?.key ? at : null;
     if (!match) {
-      wanted.build?.();
-      old.insertBefore(wanted, at);
+      freshChild.build?.();
+      old.insertBefore(freshChild, at);
       continue;
     }
     if (match === at) at = at.nextSibling;
     else old.insertBefore(match, at);
-    morph(match, wanted);
+    morph(match, freshChild);
   }
   while (at) {
     const next = at.nextSibling;
@@ -85,9 +85,9 @@ function morphChildren(old, fresh) {
   }
 }
 
-/** Replace the content of `place` by `children` with the least change. */
-export function show(place, ...children) {
-  const fresh = place.cloneNode(false);
+/** Replace the content of `container` by `children` with the least change. */
+export function show(container, ...children) {
+  const fresh = container.cloneNode(false);
   add(fresh, children);
-  morphChildren(place, fresh);
+  morphChildren(container, fresh);
 }

@@ -5,7 +5,7 @@ import { h } from "/dashboard/dom.js";
 import { ago, clock, iso, number } from "/dashboard/format.js";
 import { empty, head, polled, problem, timeline } from "/dashboard/parts.js";
 
-const SHOWN = 200;
+const EVENTS_SHOWN = 200;
 const KINDS = {
   roleChanged: "role",
   electionStarted: "election",
@@ -35,7 +35,7 @@ export function eventsPage(app) {
     render() {
       const names = new Map((app.cluster?.groups ?? []).flatMap((group) => group.brokers.map((one) => [one.address, one.name])));
       const nameOf = (text) => names.get(text) ?? text;
-      const shown = app.events.filter((one) => !state.kind || one.kind === state.kind).slice(0, SHOWN);
+      const visible = app.events.filter((one) => !state.kind || one.kind === state.kind).slice(0, EVENTS_SHOWN);
       return [
         head("Events", h("a", { class: "button", href: "#/audit" }, "Operator log")),
         state.error && problem(state.error),
@@ -45,11 +45,11 @@ export function eventsPage(app) {
           h("div", { class: "card-head" }, h("h2", null, "Live"),
             h("div", { class: "chips", role: "group", "aria-label": "Kinds" }, [["", "all"], ...Object.entries(KINDS)].map(([kind, title]) =>
               h("button", { type: "button", class: "way", "data-do": "kind", "data-kind": kind, "aria-pressed": String(state.kind === kind) }, title)))),
-          shown.length ? h("ol", { class: "events", "aria-live": "off" }, shown.map((one) => h("li", null,
+          visible.length ? h("ol", { class: "events", "aria-live": "off" }, visible.map((one) => h("li", null,
             h("time", { class: "mono", datetime: iso(one.at), title: ago(one.at) }, clock(one.at)),
             h("span", { class: `tag ${one.kind}` }, KINDS[one.kind] ?? one.kind),
             h("span", null, h("strong", null, one.node || one.group || ""), one.node && one.group ? h("span", { class: "muted" }, ` of ${one.group}`) : "", one.term ? h("span", { class: "muted" }, ` · term ${number(one.term)}`) : ""),
-            h("span", { class: "detail" }, words(one, nameOf))))) : empty("No events yet.")),
+            h("span", { class: "detail" }, describe(one, nameOf))))) : empty("No events yet.")),
       ];
     },
     actions: {
@@ -61,7 +61,7 @@ export function eventsPage(app) {
   };
 }
 
-function words({ kind, detail }, nameOf) {
+function describe({ kind, detail }, nameOf) {
   if (kind === "routeChanged" && "addresses" in detail)
     return detail.leader ? `routes name ${nameOf(detail.leader)} as leader; ${number(Object.keys(detail.addresses).length)} registered` : "no leader is registered";
   if (kind === "routeChanged" && "nameServer" in detail)

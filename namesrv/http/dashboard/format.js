@@ -1,8 +1,8 @@
 // Formats figures and times for display.
 
-const whole = new Intl.NumberFormat("en");
+const numberFormat = new Intl.NumberFormat("en");
 
-export const number = (value) => (typeof value === "number" ? whole.format(value) : "–");
+export const number = (value) => (typeof value === "number" ? numberFormat.format(value) : "–");
 
 export function bytes(value) {
   if (typeof value !== "number") return "–";
@@ -18,12 +18,12 @@ export function bytes(value) {
 export function rate(value) {
   if (typeof value !== "number") return "–";
   if (value >= 10000) return `${(value / 1000).toFixed(value >= 100000 ? 0 : 1)}k`;
-  return value >= 100 || Number.isInteger(value) ? whole.format(Math.round(value)) : value.toFixed(1);
+  return value >= 100 || Number.isInteger(value) ? numberFormat.format(Math.round(value)) : value.toFixed(1);
 }
 
 export function span(ms) {
   if (typeof ms !== "number") return "–";
-  if (ms < 2000) return `${whole.format(Math.round(ms))} ms`;
+  if (ms < 2000) return `${numberFormat.format(Math.round(ms))} ms`;
   if (ms < 10000) return `${(ms / 1000).toFixed(1)} s`;
   const seconds = Math.round(ms / 1000);
   if (seconds < 120) return `${seconds} s`;
@@ -34,8 +34,8 @@ export function span(ms) {
 
 export function ago(ms, now = Date.now()) {
   if (!ms) return "–";
-  const passed = now - ms;
-  return passed < 2000 ? "just now" : `${passed < 10000 ? `${Math.round(passed / 1000)} s` : span(passed)} ago`;
+  const elapsedMs = now - ms;
+  return elapsedMs < 2000 ? "just now" : `${elapsedMs < 10000 ? `${Math.round(elapsedMs / 1000)} s` : span(elapsedMs)} ago`;
 }
 
 const pad = (value, digits = 2) => String(value).padStart(digits, "0");

@@ -21,16 +21,16 @@ export const suggested = (title, attributes, names) =>
 /** The names of some topics, those that contain `text`. */
 export const topicNames = async (text = "") => (await get(`/topics${query({ q: text.trim(), limit: SUGGESTIONS })}`)).items.map((one) => one.topic);
 
-/** A choice of one; `options`: [value, words]. */
-export const select = (title, name, options, chosen, hint) =>
+/** A selection of one; `options`: [value, label]. */
+export const select = (title, name, options, selected, hint) =>
   h("label", { "data-key": name }, title,
-    h("select", { name }, options.map(([value, words]) => h("option", { value, selected: value === chosen }, words))),
+    h("select", { name }, options.map(([value, label]) => h("option", { value, selected: value === selected }, label))),
     hint && h("span", { class: "hint" }, hint));
 
-export const tick = (words, name, checked = false) => h("label", { class: "choice" }, h("input", { type: "checkbox", name, checked }), h("span", null, words));
+export const tick = (label, name, checked = false) => h("label", { class: "choice" }, h("input", { type: "checkbox", name, checked }), h("span", null, label));
 
 /** Several fields side by side. */
-export const beside = (...fields) => h("div", { class: "beside" }, fields);
+export const row = (...fields) => h("div", { class: "beside" }, fields);
 
 /** In which broker groups a change is made; nothing to choose where there is one. */
 export const groupsField = (names) =>
@@ -38,19 +38,19 @@ export const groupsField = (names) =>
 
 export const groupNames = (app) => (app.cluster?.groups ?? []).map((group) => group.name);
 
-/** Parse lines of name=value; throws the words of what is wrong. */
+/** Parse lines of name=value; throws an error that names a wrong line. */
 export function pairs(text) {
-  const found = {};
+  const properties = {};
   for (const line of text.split("\n").map((one) => one.trim()).filter(Boolean)) {
     const at = line.indexOf("=");
     if (at < 1) throw new Error(`"${line}" is not name=value`);
-    found[line.slice(0, at).trim()] = line.slice(at + 1).trim();
+    properties[line.slice(0, at).trim()] = line.slice(at + 1).trim();
   }
-  return found;
+  return properties;
 }
 
 /** A moment for an input of type datetime-local, in this browser's zone. */
-export function local(ms) {
+export function localTime(ms) {
   const at = new Date(ms - new Date(ms).getTimezoneOffset() * 60000);
   return at.toISOString().slice(0, 19);
 }

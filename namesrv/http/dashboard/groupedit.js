@@ -3,7 +3,7 @@
 import { ApiError, call, get, query, seg, versioned } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
-import { beside, field, groupNames, groupsField, select, suggested, tick, topicNames } from "/dashboard/forms.js";
+import { field, groupNames, groupsField, row, select, suggested, tick, topicNames } from "/dashboard/forms.js";
 
 const NEW = {
   consumeEnable: true, consumeFromMinEnable: true, consumeBroadcastEnable: true, consumeMessageOrderly: false,
@@ -18,23 +18,23 @@ const TICKS = [
 ];
 
 const fieldsOf = (group) => [
-  beside(
+  row(
     field("Maximum retries of a failed message", { name: "retryMaxTimes", type: "number", min: "-1", required: true, value: group.retryMaxTimes }, "then it becomes a dead letter; -1: the clients' own limit"),
     field("Queues of the retry topic", { name: "retryQueueNums", type: "number", min: "0", max: "65536", required: true, value: group.retryQueueNums })),
-  TICKS.map(([name, words]) => tick(words, name, group[name])),
+  TICKS.map(([name, label]) => tick(label, name, group[name])),
 ];
 
-const bodyOf = (before, given) => ({
+const bodyOf = (before, values) => ({
   ...Object.fromEntries(Object.keys(NEW).map((key) => [key, before[key]])),
-  ...Object.fromEntries(TICKS.map(([name]) => [name, Boolean(given[name])])),
-  retryMaxTimes: Number(given.retryMaxTimes),
-  retryQueueNums: Number(given.retryQueueNums),
+  ...Object.fromEntries(TICKS.map(([name]) => [name, Boolean(values[name])])),
+  retryMaxTimes: Number(values.retryMaxTimes),
+  retryQueueNums: Number(values.retryQueueNums),
 });
 
 export async function createGroup(app) {
-  const given = await ask({
+  const values = await ask({
     title: "New consumer group",
-    words: ["Brokers may also create a consumer group when its first client connects. A group created here has these settings from the start."],
+    paragraphs: ["Brokers may also create a consumer group when its first client connects. A group created here has these settings from the start."],
     fields: [
       field("Name", { name: "name", required: true, maxlength: "248", pattern: "[%\\|a-zA-Z0-9_\\-]+", title: "letters, digits, _ - % |" }),
       fieldsOf(NEW),
@@ -42,9 +42,9 @@ export async function createGroup(app) {
     ],
     action: "Create group",
   });
-  if (!given) return;
-  const path = `/subscription-groups/${seg(given.name)}${query({ group: given.group })}`;
-  if (await attempt(`Group ${given.name}`, () => call("PUT", path, { body: bodyOf(NEW, given), headers: { "If-None-Match": "*" } }))) app.go(`consumers/${seg(given.name)}`);
+  if (!values) return;
+  const path = `/subscription-groups/${seg(values.name)}${query({ group: values.group })}`;
+  if (await attempt(`Group ${values.name}`, () => call("PUT", path, { body: bodyOf(NEW, values), headers: { "If-None-Match": "*" } }))) app.go(`consumers/${seg(values.name)}`);
 }
 
 /** Return {groups, version}; groups is empty where the group has no settings of its own. */
@@ -61,25 +61,25 @@ async function settingsOf(name) {
 export async function editGroup(app, name) {
   const { groups, version } = await settingsOf(name);
   const before = groups[0] ?? NEW;
-  const given = await ask({
+  const values = await ask({
     title: `Settings of ${name}`,
-    words: [groups.length ? "The settings take effect at once, for the next pull and the next failed message." : "This group has no settings yet: these are the defaults."],
+    paragraphs: [groups.length ? "The settings take effect at once, for the next pull and the next failed message." : "This group has no settings yet: these are the defaults."],
     fields: [fieldsOf(before), groupsField(groups.length ? groups.map((one) => one.group) : groupNames(app))],
-    preview: (now) => {
-      const changed = Object.entries(bodyOf(before, now)).filter(([key, value]) => before[key] !== value);
+    preview: (current) => {
+      const changed = Object.entries(bodyOf(before, current)).filter(([key, value]) => before[key] !== value);
       return changed.length ? h("ul", { class: "plain" }, changed.map(([key, value]) => h("li", null, h("code", null, key), `: ${before[key]} → `, h("strong", null, String(value))))) : h("p", { class: "muted" }, "No changes yet.");
     },
     action: "Save settings",
   });
-  if (!given) return;
+  if (!values) return;
   const headers = version ? { "If-Match": version } : { "If-None-Match": "*" };
-  await attempt(`Settings of ${name}`, () => call("PUT", `/subscription-groups/${seg(name)}${query({ group: given.group })}`, { body: bodyOf(before, given), headers }));
+  await attempt(`Settings of ${name}`, () => call("PUT", `/subscription-groups/${seg(name)}${query({ group: values.group })}`, { body: bodyOf(before, values), headers }));
 }
 
 export async function deleteGroup(app, name, view) {
-  const given = await ask({
+  const values = await ask({
     title: `Delete ${name}`,
-    words: [
+    paragraphs: [
       view.clients.length ? `Connected clients: ${view.clients.length}. They keep pulling, and create the group again if the brokers allow it.` : "No clients are connected.",
       "The settings are deleted. Without offsets, clients that return start like a new group.",
     ],
@@ -88,17 +88,17 @@ export async function deleteGroup(app, name, view) {
     action: "Delete group",
     danger: true,
   });
-  if (!given) return;
-  const path = `/subscription-groups/${seg(name)}${query({ offsets: given.offsets ? "true" : "" })}`;
+  if (!values) return;
+  const path = `/subscription-groups/${seg(name)}${query({ offsets: values.offsets ? "true" : "" })}`;
   if (await attempt(`Deletion of ${name}`, () => call("DELETE", path, { headers: { "If-Match": "*" } }))) app.go("consumers");
 }
 
 export async function consumeMode(name, view) {
   const topics = Object.keys(view.lagByTopic).filter((topic) => !topic.startsWith("%"));
   const set = new Map((await get(`/consumer-groups/${seg(name)}/modes`)).items.map((one) => [one.topic, one]));
-  const given = await ask({
+  const values = await ask({
     title: `Consume mode of ${name}`,
-    words: [
+    paragraphs: [
       "Pull: each queue is assigned to one client, which commits an offset. Pop: every client receives messages of every queue and acknowledges each.",
       "The mode is for RocketMQ 5 clients that let the broker assign queues (setClientRebalance(false)); other clients always pull. Clients adopt a change within half a minute.",
     ],
@@ -109,6 +109,6 @@ export async function consumeMode(name, view) {
     ],
     action: "Set mode",
   });
-  if (!given) return;
-  await attempt(`Mode of ${name}`, () => call("PUT", `/consumer-groups/${seg(name)}/modes/${seg(given.topic)}`, { body: { mode: given.mode, popShareQueueNum: Number(given.share) } }));
+  if (!values) return;
+  await attempt(`Mode of ${name}`, () => call("PUT", `/consumer-groups/${seg(name)}/modes/${seg(values.topic)}`, { body: { mode: values.mode, popShareQueueNum: Number(values.share) } }));
 }

@@ -44,16 +44,16 @@ export function historyPage(app) {
 }
 
 /** A part of a page: plots of what is asked for. */
-function history(app, asked, plots) {
-  const state = { range: 1, found: null, error: "", nodes: [], version: 0, left: false };
+function history(app, parameters, plots) {
+  const state = { range: 1, data: null, error: "", nodes: [], version: 0, closed: false };
 
   async function load() {
     const untilMs = app.cluster?.at ?? Date.now(); // the name server's clock, if it is known
     const { range } = state;
     try {
-      const found = await get(`/history${query({ ...asked, untilMs, sinceMs: untilMs - RANGES[range][1], points: POINTS })}`);
-      if (range !== state.range || state.left) return; // another one was asked for meanwhile, or nothing
-      Object.assign(state, { found, error: "", version: state.version + 1 });
+      const data = await get(`/history${query({ ...parameters, untilMs, sinceMs: untilMs - RANGES[range][1], points: POINTS })}`);
+      if (range !== state.range || state.closed) return; // another one was asked for meanwhile, or nothing
+      Object.assign(state, { data, error: "", version: state.version + 1 });
       draw();
     } catch (error) {
       state.error = error.message;
@@ -63,14 +63,14 @@ function history(app, asked, plots) {
 
   function draw() {
     drop();
-    state.nodes = plots.map((plot) => ({ plot, ...drawn(plot, state.found, `${plot.title} ${state.version}`) }));
+    state.nodes = plots.map((plot) => ({ plot, ...plotOf(plot, state.data, `${plot.title} ${state.version}`) }));
   }
 
   /** Let the plots go: uPlot keeps each until it is destroyed. */
   function drop() {
-    for (const { made, observer } of state.nodes) {
+    for (const { chart, observer } of state.nodes) {
       observer?.disconnect();
-      made?.destroy();
+      chart?.destroy();
     }
     state.nodes = [];
   }
@@ -80,7 +80,7 @@ function history(app, asked, plots) {
     start,
     stop() {
       stop();
-      state.left = true;
+      state.closed = true;
       drop();
     },
     render: () => [
@@ -89,10 +89,10 @@ function history(app, asked, plots) {
         h("div", { class: "chips", role: "group", "aria-label": "Range" }, RANGES.map(([title], at) =>
           h("button", { type: "button", class: "way", "data-do": "range", "data-range": String(at), "aria-pressed": String(state.range === at) }, title)))),
       state.error && problem(state.error),
-      (state.found?.errors ?? []).map((one) => problem(`${one.group} did not answer: ${one.error}`)),
+      (state.data?.errors ?? []).map((one) => problem(`${one.group} did not answer: ${one.error}`)),
       state.nodes.map(({ plot, node, lines, more }) => h("section", { class: "card", "data-key": `history-${plot.title}` },
         h("div", { class: "card-head" }, h("h3", null, plot.title), h("span", { class: "muted" }, more ? `and ${more} more` : "")),
-        lines.length ? [kept(node), legend(lines, plot.shown)] : empty(waiting(plot, state.found.times)))),
+        lines.length ? [placeholder(node), legend(lines, plot.shown)] : empty(emptyText(plot, state.data.times)))),
     ],
     actions: {
       range: ({ range }) => {
@@ -105,7 +105,7 @@ function history(app, asked, plots) {
 }
 
 /** When there will be a line: a rate is over the time since the point before, so the second point begins it. */
-const waiting = ({ needs }, [first, second]) => [
+const emptyText = ({ needs }, [first, second]) => [
   "No figures in this range.",
   second && `A line starts ${span(2 * (second - first))} after a broker's start${needs ? `, with ${needs}` : ""}.`,
 ].filter(Boolean).join(" ");
@@ -113,43 +113,43 @@ const waiting = ({ needs }, [first, second]) => [
 const lastOf = (values) => values.findLast((value) => value !== null) ?? null;
 
 /** The lines of a plot; those with most at the end, if they are too many, by name: so each keeps its colour. */
-export function linesOf(plot, found) {
-  const lines = found.groups.flatMap(({ group, series }) =>
+export function linesOf(plot, data) {
+  const lines = data.groups.flatMap(({ group, series }) =>
     series.filter((one) => plot.names.includes(one.name) && one.values.some((value) => value !== null)).map((one) => ({
       label: [group, one.topic, plot.names.length > 1 && one.name.replace(/^append|Ms$/g, "").toLowerCase()].filter(Boolean).join(" · "),
       values: one.values,
       last: lastOf(one.values),
     })));
-  const most = lines.toSorted((one, other) => other.last - one.last || one.label.localeCompare(other.label));
-  const shown = most.slice(0, LINES_MAX).toSorted((one, other) => one.label.localeCompare(other.label));
-  return { shown, more: most.length - shown.length };
+  const ranked = lines.toSorted((one, other) => other.last - one.last || one.label.localeCompare(other.label));
+  const shown = ranked.slice(0, LINES_MAX).toSorted((one, other) => one.label.localeCompare(other.label));
+  return { shown, more: ranked.length - shown.length };
 }
 
 /** Where a value has none beside it: no line shows it. */
-export const alone = (values) => values.flatMap((value, at) =>
+export const isolated = (values) => values.flatMap((value, at) =>
   (value !== null && (values[at - 1] ?? null) === null && (values[at + 1] ?? null) === null ? [at] : []));
 
-function drawn(plot, found, key) {
-  const { shown, more } = linesOf(plot, found);
+function plotOf(plot, data, key) {
+  const { shown, more } = linesOf(plot, data);
   const lines = shown.map((line, at) => ({ ...line, colour: COLOURS[at % COLOURS.length], dash: DASHES[Math.floor(at / COLOURS.length) % DASHES.length] }));
-  const told = lines.map((line) => `${line.label} ${plot.shown(line.last)}`).join(", ");
-  const node = h("div", { class: "plot", role: "img", "data-key": key, "data-version": key, "aria-label": `${plot.title}, at the end: ${told}` });
+  const summary = lines.map((line) => `${line.label} ${plot.shown(line.last)}`).join(", ");
+  const node = h("div", { class: "plot", role: "img", "data-key": key, "data-version": key, "aria-label": `${plot.title}, at the end: ${summary}` });
   if (!lines.length) return { node, lines, more: 0 };
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
-  const made = new uPlot({
+  const chart = new uPlot({
     width: 600,
     height: HEIGHT,
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, points: { size: 6 } },
-    scales: { y: { range: (_, __, most) => [0, (most || 1) * 1.1] } },
+    scales: { y: { range: (_, __, max) => [0, (max || 1) * 1.1] } },
     axes: [{ ...axis, values: times }, { ...axis, size: 70, values: (_, values) => values.map((value) => plot.shown(value)) }],
-    series: [{}, ...lines.map((line) => ({ label: line.label, stroke: colour(line.colour), dash: line.dash, width: 2, points: { size: 6, fill: colour(line.colour), filter: () => alone(line.values) } }))],
-    hooks: { setCursor: [({ cursor }) => point(node, cursor.idx, found.times, lines, plot.shown)] },
-  }, [found.times.map((ms) => ms / 1000), ...lines.map((line) => line.values)], node);
-  const observer = new ResizeObserver(() => node.clientWidth && node.clientWidth !== made.width && made.setSize({ width: node.clientWidth, height: HEIGHT }));
+    series: [{}, ...lines.map((line) => ({ label: line.label, stroke: colour(line.colour), dash: line.dash, width: 2, points: { size: 6, fill: colour(line.colour), filter: () => isolated(line.values) } }))],
+    hooks: { setCursor: [({ cursor }) => updateLegend(node, cursor.idx, data.times, lines, plot.shown)] },
+  }, [data.times.map((ms) => ms / 1000), ...lines.map((line) => line.values)], node);
+  const observer = new ResizeObserver(() => node.clientWidth && node.clientWidth !== chart.width && chart.setSize({ width: node.clientWidth, height: HEIGHT }));
   observer.observe(node);
-  return { node, made, observer, lines, more };
+  return { node, chart, observer, lines, more };
 }
 
 /** Times for people: hours, and the day where it begins. */
@@ -161,14 +161,14 @@ const times = (_, seconds) => seconds.map((one, at) => {
 });
 
 /** What stands for a plot in a page that is rendered again: what is on the page already is left alone. */
-function kept(node) {
+function placeholder(node) {
   if (!node.isConnected) return node;
   const { key } = node.dataset;
   return lazy("div", { class: "plot", role: "img", "data-key": key, "aria-label": node.getAttribute("aria-label") }, key, () => []);
 }
 
 /** Show in the legend what was at the moment under the cursor. */
-function point(node, at, times, lines, shown) {
+function updateLegend(node, at, times, lines, shown) {
   const items = node.parentElement?.querySelectorAll(".legend .num") ?? [];
   lines.forEach((line, n) => {
     const value = at === null || at === undefined ? line.last : line.values[at];

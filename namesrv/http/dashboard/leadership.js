@@ -10,7 +10,7 @@ const choice = (name, value, title, more, checked) =>
     h("span", null, title, more && h("span", { class: "muted" }, ` ${more}`)));
 
 /** Ask the leader for what a dialog shows; return null if it does not answer. */
-async function asked(work) {
+async function readOrToast(work) {
   try {
     return await work();
   } catch (error) {
@@ -20,13 +20,13 @@ async function asked(work) {
 }
 
 export async function preferLeader(app, group) {
-  const where = `/groups/${seg(group.name)}/preferred-leader`;
-  const found = await asked(async () => [await versioned("GET", where), await get(`/groups/${seg(group.name)}/members`)]);
-  if (!found) return;
-  const [{ value, version }, { items }] = found;
-  const given = await ask({
+  const path = `/groups/${seg(group.name)}/preferred-leader`;
+  const answer = await readOrToast(async () => [await versioned("GET", path), await get(`/groups/${seg(group.name)}/members`)]);
+  if (!answer) return;
+  const [{ value, version }, { items }] = answer;
+  const values = await ask({
     title: `Preferred leader of ${group.name}`,
-    words: [
+    paragraphs: [
       "Another leader transfers leadership to the preferred leader once it has been connected and caught up for some seconds: at most twice a minute, and less often if it does not remain leader. Every replica stores the preference, which survives restarts.",
       value.name ? `Preferred now: ${value.name}. The leader reports: ${value.reason || "nothing yet"}.` : "No preferred leader is set.",
     ],
@@ -35,60 +35,60 @@ export async function preferLeader(app, group) {
       items.filter((one) => one.role === "voter").map((one) => choice("name", one.id, one.id, one.id === value.leader ? "leads now" : "", one.id === value.name)))],
     action: "Save",
   });
-  if (!given || given.name === (value.name ?? "")) return;
+  if (!values || values.name === (value.name ?? "")) return;
   const headers = { "If-Match": version };
-  await attempt(given.name ? `${given.name} as preferred leader` : "No preferred leader", () =>
-    (given.name ? call("PUT", where, { body: { name: given.name }, headers }) : call("DELETE", where, { headers })));
-  app.look();
+  await attempt(values.name ? `${values.name} as preferred leader` : "No preferred leader", () =>
+    (values.name ? call("PUT", path, { body: { name: values.name }, headers }) : call("DELETE", path, { headers })));
+  app.refresh();
 }
 
 export async function changeMembers(app, group) {
-  const where = `/groups/${seg(group.name)}/members`;
-  const found = await asked(() => get(where));
-  if (!found) return;
-  const { items } = found;
+  const path = `/groups/${seg(group.name)}/members`;
+  const answer = await readOrToast(() => get(path));
+  if (!answer) return;
+  const { items } = answer;
   const state = (one) => `${one.role}, ${one.recovered === false ? "recovering" : one.lagFrames ? `${plural(one.lagFrames, "frame")} behind` : "up to date"}`;
-  const given = await ask({
+  const values = await ask({
     title: `Members of ${group.name}`,
-    words: [
+    paragraphs: [
       "Voters elect the leader and count for the majority; a learner receives the log and does not count. The next step shows the effect before it is applied. To add a member, start a broker with raftJoin and POST /members.",
     ],
     fields: [h("fieldset", null, h("legend", null, "Change"),
       items.map((one) => [
-        one.role === "learner" && choice("deed", `promote ${one.id}`, h("strong", null, `Promote ${one.id}`), `to voter (${state(one)})`),
-        choice("deed", `remove ${one.id}`, h("strong", null, `Remove ${one.id}`), `(${state(one)})`),
+        one.role === "learner" && choice("change", `promote ${one.id}`, h("strong", null, `Promote ${one.id}`), `to voter (${state(one)})`),
+        choice("change", `remove ${one.id}`, h("strong", null, `Remove ${one.id}`), `(${state(one)})`),
       ]))],
     action: "Continue…",
   });
-  if (!given?.deed) return;
-  const [deed, id] = given.deed.split(" ");
+  if (!values?.change) return;
+  const [change, id] = values.change.split(" ");
   const member = items.find((one) => one.id === id);
-  await (deed === "promote" ? promote(where, items, member) : remove(group, where, items, member));
-  app.look();
+  await (change === "promote" ? promote(path, items, member) : remove(group, path, items, member));
+  app.refresh();
 }
 
 /** Return how many of `voters` may fail. */
-const spare = (voters) => Math.floor((voters - 1) / 2);
-const voting = (voters) => `${plural(voters, "voter")}, of which ${spare(voters) === 0 ? "none" : number(spare(voters))} may fail`;
+const faultTolerance = (voters) => Math.floor((voters - 1) / 2);
+const voting = (voters) => `${plural(voters, "voter")}, of which ${faultTolerance(voters) === 0 ? "none" : number(faultTolerance(voters))} may fail`;
 const voters = (items) => items.filter((one) => one.role === "voter").length;
 
-async function promote(where, items, member) {
-  const given = await ask({
+async function promote(path, items, member) {
+  const values = await ask({
     title: `Promote ${member.id} to voter?`,
-    words: [
+    paragraphs: [
       `From then on it counts in elections and for acknowledged messages. The group has ${voting(voters(items))} now, and ${voting(voters(items) + 1)} then.`,
       "The promotion is rejected if it has not caught up.",
     ],
     action: "Promote",
   });
-  if (given) await attempt(`Promotion of ${member.id}`, () => call("POST", `${where}/${seg(member.id)}/promote`));
+  if (values) await attempt(`Promotion of ${member.id}`, () => call("POST", `${path}/${seg(member.id)}/promote`));
 }
 
-async function remove(group, where, items, member) {
+async function remove(group, path, items, member) {
   const voter = member.role === "voter";
-  const given = await ask({
+  const values = await ask({
     title: `Remove ${member.id} from ${group.name}?`,
-    words: [
+    paragraphs: [
       voter
         ? `It does not count any more, receives no more of the log and leaves the routes; its files are kept. The group has ${voting(voters(items))} now, and ${voting(voters(items) - 1)} then.`
         : "It receives no more of the log; its files are kept. The group's voters do not change.",
@@ -99,5 +99,5 @@ async function remove(group, where, items, member) {
     action: `Remove ${member.id}`,
     danger: true,
   });
-  if (given) await attempt(`Removal of ${member.id}`, () => call("DELETE", `${where}/${seg(member.id)}`));
+  if (values) await attempt(`Removal of ${member.id}`, () => call("DELETE", `${path}/${seg(member.id)}`));
 }

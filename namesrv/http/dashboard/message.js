@@ -79,8 +79,8 @@ function steps({ message, replicas, consumers, consumersLeftOut, consumersError 
       step("good", clock(message.bornTimestamp), "Sent", `by the producer at ${message.bornHost ?? "an unknown host"}`),
       step("good", clock(message.storeTimestamp), "Stored", `by ${message.storeHost ?? "the leader"}${delay >= 0 ? `, ${number(delay)} ms later` : ""}`),
       replicas.map((one) => {
-        const [kind, words] = ON_REPLICA[one.state];
-        return step(kind, "now", `On ${replicaName(one.name)}`, [words, one.error && `: ${one.error}`, one.behindBytes && `: ${bytes(one.behindBytes)} behind`]);
+        const [kind, text] = ON_REPLICA[one.state];
+        return step(kind, "now", `On ${replicaName(one.name)}`, [text, one.error && `: ${one.error}`, one.behindBytes && `: ${bytes(one.behindBytes)} behind`]);
       }),
       consumers.map((one) => {
         const link = h("a", { href: `#/consumers/${seg(one.name)}` }, one.name);
@@ -97,11 +97,11 @@ function steps({ message, replicas, consumers, consumersLeftOut, consumersError 
 
 async function resend(id, message, app) {
   const consumerGroup = message.topic.slice("%DLQ%".length);
-  const given = await ask({
+  const values = await ask({
     title: "Resend this dead letter?",
-    words: [`A copy is written to the retry topic of ${consumerGroup}, whose consumers receive it as a retry. The dead letter is kept: resending twice writes two copies.`],
+    paragraphs: [`A copy is written to the retry topic of ${consumerGroup}, whose consumers receive it as a retry. The dead letter is kept: resending twice writes two copies.`],
     action: "Resend",
   });
-  if (given) await attempt("Resend", () => call("POST", `/messages/${seg(id)}/resend`));
+  if (values) await attempt("Resend", () => call("POST", `/messages/${seg(id)}/resend`));
   app.update();
 }

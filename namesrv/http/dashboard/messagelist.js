@@ -10,12 +10,12 @@ import { empty, problem } from "/dashboard/parts.js";
 const PAGE = 64;
 const FOLLOW_MS = 1000;
 const FOLLOWED_MAX = 500; // messages on the page while it follows
-const CLOCKS_MS = 10_000; // by which the clock of a group's next leader may be behind
+const CLOCK_SKEW_MS = 10_000; // by which the clock of a group's next leader may be behind
 const NONE = { commitLogOffset: -1, storeTimestamp: 0 }; // stands for the newest message of a group that has none
 const FILTERS = ["tag", "key", "property", "text", "group"];
 
 /** Return the filters in the values of a form. */
-export const filtersOf = (given) => Object.fromEntries(FILTERS.map((name) => [name, (given[name] ?? "").trim()]));
+export const filtersOf = (form) => Object.fromEntries(FILTERS.map((name) => [name, (form[name] ?? "").trim()]));
 
 export const idOf = (message) => message.offsetMsgId;
 const titleOf = (message) => message.keys || message.msgId || idOf(message);
@@ -23,9 +23,9 @@ const titleOf = (message) => message.keys || message.msgId || idOf(message);
 /** Rows of messages. `choice(message)`: an element before each row, or null. */
 export function messageRows(items, choice = () => null) {
   return h("ul", { class: "rows messages", "aria-label": "Messages" }, items.map((message) => {
-    const chosen = choice(message);
-    return h("li", { "data-key": idOf(message) || `${message.queueId}-${message.queueOffset}`, class: chosen && "chosen" },
-      chosen,
+    const selected = choice(message);
+    return h("li", { "data-key": idOf(message) || `${message.queueId}-${message.queueOffset}`, class: selected && "chosen" },
+      selected,
       h("a", { class: "row", href: `#/messages/${seg(idOf(message))}` },
         h("span", { class: "name" }, titleOf(message)),
         h("span", { class: "muted" }, `${message.group ? `${message.group} · ` : ""}queue ${message.queueId} · offset ${number(message.queueOffset)}`),
@@ -35,99 +35,99 @@ export function messageRows(items, choice = () => null) {
   }));
 }
 
-/** The newest messages of a topic. `load(filters)` begins anew, `more()` goes on to older ones,
- *  `follow(true)` adds what comes. `topicOf()` names the topic when it is loaded. */
+/** The newest messages of a topic. `load(filters)` starts again, `more()` adds older ones,
+ *  `follow(true)` adds new ones. `topicOf()` names the topic when it is loaded. */
 export function newest(app, topicOf) {
   const state = { items: [], next: null, scanned: 0, errors: [], error: "", busy: false, loaded: false, following: false, missed: false };
   let topic = "";
   let filters = {};
   let timer = 0;
   let round = 0;
-  let marks = new Map(); // group → its newest message that is known: clocks of groups differ, each has one log
-  let unseen = null; // stands for that of a group that is not in there
-  let looking = 0; // the round of which a look for what came is under way
+  let newestOf = new Map(); // group → its newest message that is known: clocks of groups differ, each has one log
+  let unknownMark = null; // stands for that of a group that is not in there
+  let polling = 0; // the round of the poll that is under way
 
   const ask = (extra) => get(`/topics/${seg(topic)}/messages${query({ limit: PAGE, ...filters, ...extra })}`);
 
-  async function run(mine, extra, take) {
+  async function run(own, extra, apply) {
     try {
       const page = await ask(extra);
-      if (mine !== round) return;
+      if (own !== round) return;
       Object.assign(state, { errors: page.errors, error: "", loaded: true });
-      take(page);
+      apply(page);
     } catch (error) {
-      if (mine === round) state.error = error.message;
+      if (own === round) state.error = error.message;
     }
   }
 
-  function ended(mine) {
-    if (mine === round) state.busy = false;
+  function ended(own) {
+    if (own === round) state.busy = false;
     app.update();
   }
 
-  async function load(given = {}) {
+  async function load(form = {}) {
     topic = topicOf();
-    filters = filtersOf(given);
+    filters = filtersOf(form);
     Object.assign(state, { items: [], next: null, scanned: 0, busy: true, loaded: false, missed: false });
-    const mine = ++round;
+    const own = ++round;
     app.update();
-    await run(mine, {}, (page) => {
+    await run(own, {}, (page) => {
       Object.assign(state, { items: page.items, next: page.next, scanned: page.scanned });
-      marks = new Map();
-      unseen = page.next ? null : NONE;
-      note(page.items);
+      newestOf = new Map();
+      unknownMark = page.next ? null : NONE;
+      noteNewest(page.items);
     });
-    ended(mine);
+    ended(own);
   }
 
-  function note(items) {
+  function noteNewest(items) {
     for (const one of items)
-      if (one.commitLogOffset > (marks.get(one.group) ?? NONE).commitLogOffset) marks.set(one.group, one);
+      if (one.commitLogOffset > (newestOf.get(one.group) ?? NONE).commitLogOffset) newestOf.set(one.group, one);
   }
 
   async function more() {
     if (state.busy || !state.next) return;
     state.busy = true;
     app.update();
-    const mine = round;
-    await run(mine, { before: state.next }, (page) => {
+    const own = round;
+    await run(own, { before: state.next }, (page) => {
       state.items = [...state.items, ...page.items];
       state.next = page.next;
       state.scanned += page.scanned;
     });
-    ended(mine);
+    ended(own);
   }
 
-  /** Ask a group for what came after the newest message of it that is known. One of which none is known only tells
+  /** Read a group's messages after its newest known one. A group without a known message only reports
    *  its newest. */
-  async function cameTo(group) {
-    const mark = marks.get(group) ?? unseen;
-    const since = mark && Math.max(0, mark.storeTimestamp - CLOCKS_MS);
-    const page = await ask({ group, ...(mark ? { sinceMs: since } : { limit: 1 }) }).catch((error) => {
+  async function newerOf(group) {
+    const newestKnown = newestOf.get(group) ?? unknownMark;
+    const since = newestKnown && Math.max(0, newestKnown.storeTimestamp - CLOCK_SKEW_MS);
+    const page = await ask({ group, ...(newestKnown ? { sinceMs: since } : { limit: 1 }) }).catch((error) => {
       if (error.status === 404) return { items: [], errors: [] }; // it has not got the topic
       return { items: [], errors: [{ group, error: error.message }] };
     });
-    const fresh = mark ? page.items.filter((one) => one.commitLogOffset > mark.commitLogOffset) : [];
+    const fresh = newestKnown ? page.items.filter((one) => one.commitLogOffset > newestKnown.commitLogOffset) : [];
     return { ...page, group, fresh, missed: Boolean(page.next && fresh.length && fresh.length === page.items.length) };
   }
 
-  async function look() {
-    if (document.hidden || state.busy || !state.loaded || looking === round) return;
-    const mine = (looking = round);
+  async function poll() {
+    if (document.hidden || state.busy || !state.loaded || polling === round) return;
+    const own = (polling = round);
     const groups = filters.group ? [filters.group] : (app.cluster?.groups ?? []).map(({ name }) => name);
-    const pages = await fewAtOnce(groups, cameTo);
-    if (looking === mine) looking = 0;
-    if (mine !== round) return;
+    const pages = await fewAtOnce(groups, newerOf);
+    if (polling === own) polling = 0;
+    if (own !== round) return;
     for (const { group, items, errors } of pages) {
-      note(items);
-      if (!errors.length && !marks.has(group)) marks.set(group, NONE);
+      noteNewest(items);
+      if (!errors.length && !newestOf.has(group)) newestOf.set(group, NONE);
     }
     const fresh = pages.flatMap((one) => one.fresh).sort((one, other) => other.storeTimestamp - one.storeTimestamp);
     state.items = [...fresh, ...state.items];
     Object.assign(state, { errors: pages.flatMap((one) => one.errors), error: "", missed: state.missed || pages.some((one) => one.missed) });
     if (state.items.length > FOLLOWED_MAX) {
       state.items.length = FOLLOWED_MAX;
-      state.next = null; // what is older is asked for by a new search
+      state.next = null; // a new search shows older ones
     }
     app.update();
   }
@@ -135,7 +135,7 @@ export function newest(app, topicOf) {
   function follow(on) {
     clearInterval(timer);
     state.following = on;
-    if (on) timer = setInterval(look, FOLLOW_MS);
+    if (on) timer = setInterval(poll, FOLLOW_MS);
     app.update();
   }
 

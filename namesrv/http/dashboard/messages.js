@@ -2,7 +2,7 @@
 
 import { get, query, seg } from "/dashboard/api.js";
 import { h } from "/dashboard/dom.js";
-import { field, groupNames, local, suggested, topicNames } from "/dashboard/forms.js";
+import { field, groupNames, localTime, suggested, topicNames } from "/dashboard/forms.js";
 import { plural } from "/dashboard/format.js";
 import { messageRows, newest, saveLines } from "/dashboard/messagelist.js";
 import { empty, head, problem } from "/dashboard/parts.js";
@@ -19,9 +19,9 @@ const WAYS = [
 ];
 
 export function messagesPage(app, _, parameters) {
-  const given = Object.fromEntries(parameters);
-  const first = given.by ?? (given.uniqueKey ? "uniqueKey" : given.offset ? "offset" : given.key ? "key" : "newest");
-  const state = { by: first, topic: given.topic ?? "", found: null, form: null, error: "", busy: false, topics: [] };
+  const fields = Object.fromEntries(parameters);
+  const first = fields.by ?? (fields.uniqueKey ? "uniqueKey" : fields.offset ? "offset" : fields.key ? "key" : "newest");
+  const state = { by: first, topic: fields.topic ?? "", result: null, form: null, error: "", busy: false, topics: [] };
   const list = newest(app, () => state.topic);
   let timer = 0;
   let round = 0; // of searches: only the last one's answer is shown
@@ -40,8 +40,8 @@ export function messagesPage(app, _, parameters) {
   }
 
   async function search(form) {
-    const mine = ++round;
-    Object.assign(given, form);
+    const own = ++round;
+    Object.assign(fields, form);
     if (state.by === "id") {
       app.go(`messages/${seg(form.id.trim())}`);
       return;
@@ -51,39 +51,39 @@ export function messagesPage(app, _, parameters) {
       await list.load(form);
       return;
     }
-    Object.assign(state, { busy: true, error: "", found: null });
+    Object.assign(state, { busy: true, error: "", result: null });
     app.update();
-    const answer = await get(where(state.by, form)).then((found) => ({ found }), (error) => ({ error: error.message }));
-    if (mine !== round) return;
+    const answer = await get(pathOf(state.by, form)).then((result) => ({ result }), (error) => ({ error: error.message }));
+    if (own !== round) return;
     Object.assign(state, answer, { busy: false });
     app.update();
   }
 
   /** Add the next page of what was found. */
-  async function later() {
+  async function nextPage() {
     if (state.busy) return;
-    const mine = ++round;
+    const own = ++round;
     Object.assign(state, { busy: true, error: "" });
     app.update();
     try {
-      const page = await get(where(state.by, state.form, state.found.next));
-      if (mine !== round) return;
-      state.found = { ...page, items: [...state.found.items, ...page.items] };
+      const page = await get(pathOf(state.by, state.form, state.result.next));
+      if (own !== round) return;
+      state.result = { ...page, items: [...state.result.items, ...page.items] };
     } catch (error) {
-      if (mine !== round) return;
+      if (own !== round) return;
       state.error = error.message;
     }
     state.busy = false;
     app.update();
   }
 
-  const shown = () => (state.by === "newest" ? list.state.items : state.found?.items ?? []);
+  const visible = () => (state.by === "newest" ? list.state.items : state.result?.items ?? []);
 
   return {
     start() {
       suggest(state.topic);
-      const complete = { newest: state.topic, key: given.key, uniqueKey: given.uniqueKey, offset: given.queueId, time: null }[state.by];
-      if (complete) search({ ...given, topic: state.topic });
+      const complete = { newest: state.topic, key: fields.key, uniqueKey: fields.uniqueKey, offset: fields.queueId, time: null }[state.by];
+      if (complete) search({ ...fields, topic: state.topic });
     },
     stop: () => list.stop(),
     render() {
@@ -91,18 +91,18 @@ export function messagesPage(app, _, parameters) {
       return [
         head("Messages", h("div", { class: "buttons" },
           byNewest && h("button", { type: "button", "data-do": "follow", "aria-pressed": String(list.state.following), disabled: !list.state.loaded }, list.state.following ? "Stop following" : "Follow live"),
-          h("button", { type: "button", "data-do": "save", disabled: !shown().length }, "Download"))),
+          h("button", { type: "button", "data-do": "save", disabled: !visible().length }, "Download"))),
         h("form", { class: "card form", "data-submit": "search", "data-key": `form-${state.by}` },
           h("fieldset", { class: "ways" }, h("legend", { class: "hidden" }, "Search by"),
             WAYS.map(([name, title]) => h("button", { type: "button", class: "way", "data-do": "by", "data-by": name, "aria-pressed": String(state.by === name) }, title))),
           h("div", { class: "fields" },
             state.by !== "id" && suggested("Topic", { name: "topic", value: state.topic, required: true, "data-input": "topic" }, state.topics),
-            inputs(state.by, given, groupNames(app)),
+            inputs(state.by, fields, groupNames(app)),
             h("button", { type: "submit", class: "primary" }, byNewest ? "Show" : "Search"))),
         byNewest ? (list.state.loaded || list.state.busy || list.state.error) && list.render() : [
           state.error && problem(state.error),
           state.busy && h("p", { class: "loading" }, "Asking the leaders…"),
-          state.found && results(state.found, state.busy),
+          state.result && results(state.result, state.busy),
         ],
       ];
     },
@@ -110,41 +110,41 @@ export function messagesPage(app, _, parameters) {
     actions: {
       by: ({ by }) => {
         round += 1;
-        Object.assign(state, { by, found: null, error: "", busy: false });
+        Object.assign(state, { by, result: null, error: "", busy: false });
         list.stop();
       },
       search,
-      more: () => (state.by === "newest" ? list.more() : later()),
+      more: () => (state.by === "newest" ? list.more() : nextPage()),
       follow: () => list.follow(!list.state.following),
-      save: () => saveLines(shown()),
+      save: () => saveLines(visible()),
     },
   };
 }
 
-function inputs(by, given, groups) {
+function inputs(by, fields, groups) {
   switch (by) {
     case "newest": return [
-      field("Tag", { name: "tag", value: given.tag ?? "" }),
-      field("Key", { name: "key", value: given.key ?? "" }),
-      field("Property", { name: "property", value: given.property ?? "", placeholder: "name or name=value" }),
-      field("Text in the body", { name: "text", value: given.text ?? "" }),
+      field("Tag", { name: "tag", value: fields.tag ?? "" }),
+      field("Key", { name: "key", value: fields.key ?? "" }),
+      field("Property", { name: "property", value: fields.property ?? "", placeholder: "name or name=value" }),
+      field("Text in the body", { name: "text", value: fields.text ?? "" }),
     ];
-    case "key": return field("Key", { name: "key", value: given.key ?? "", required: true });
-    case "uniqueKey": return field("Unique key", { name: "uniqueKey", value: given.uniqueKey ?? "", required: true });
-    case "id": return field("Message id (offsetMsgId)", { name: "id", value: given.id ?? "", required: true, pattern: "[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}" });
+    case "key": return field("Key", { name: "key", value: fields.key ?? "", required: true });
+    case "uniqueKey": return field("Unique key", { name: "uniqueKey", value: fields.uniqueKey ?? "", required: true });
+    case "id": return field("Message id (offsetMsgId)", { name: "id", value: fields.id ?? "", required: true, pattern: "[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}" });
     case "offset": return [
-      field("Queue", { name: "queueId", type: "number", min: "0", value: given.queueId ?? "0", required: true }),
-      field("Offset", { name: "offset", type: "number", min: "0", value: given.offset ?? "0", required: true }),
-      groups.length > 1 && suggested("Broker group", { name: "group", value: given.group ?? "", required: true }, groups),
+      field("Queue", { name: "queueId", type: "number", min: "0", value: fields.queueId ?? "0", required: true }),
+      field("Offset", { name: "offset", type: "number", min: "0", value: fields.offset ?? "0", required: true }),
+      groups.length > 1 && suggested("Broker group", { name: "group", value: fields.group ?? "", required: true }, groups),
     ];
     default: return [
-      field("From", { name: "begin", type: "datetime-local", step: "1", value: given.begin ?? local(Date.now() - HOUR_MS), required: true }),
-      field("Until", { name: "end", type: "datetime-local", step: "1", value: given.end ?? "" }),
+      field("From", { name: "begin", type: "datetime-local", step: "1", value: fields.begin ?? localTime(Date.now() - HOUR_MS), required: true }),
+      field("Until", { name: "end", type: "datetime-local", step: "1", value: fields.end ?? "" }),
     ];
   }
 }
 
-function where(by, { topic, key, uniqueKey, queueId, offset, group, begin, end }, cursor = "") {
+function pathOf(by, { topic, key, uniqueKey, queueId, offset, group, begin, end }, cursor = "") {
   if (by === "key") return `/messages${query({ topic, key, limit: LIMIT })}`;
   if (by === "uniqueKey") return `/messages${query({ topic, uniqueKey, limit: LIMIT })}`;
   if (by === "offset") return `/topics/${seg(topic)}/queues/${seg(queueId ?? "0")}/messages${query({ offset: cursor || offset, group, limit: LIMIT })}`;

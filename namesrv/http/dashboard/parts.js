@@ -33,9 +33,9 @@ export const bar = (share, kind = "") =>
 export function sparkline(values, label) {
   const width = 160;
   const height = 36;
-  const most = Math.max(1, ...values) * 1.15;
+  const max = Math.max(1, ...values) * 1.15;
   const step = width / Math.max(1, values.length - 1);
-  const points = values.map((value, at) => `${(at * step).toFixed(1)},${(height - 3 - (value / most) * (height - 6)).toFixed(1)}`);
+  const points = values.map((value, at) => `${(at * step).toFixed(1)},${(height - 3 - (value / max) * (height - 6)).toFixed(1)}`);
   return svg("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
     points.length > 1 && svg("polygon", { class: "area", points: `0,${height} ${points.join(" ")} ${width},${height}` }),
     points.length > 1 && svg("polyline", { class: "line", points: points.join(" ") }));
@@ -84,9 +84,9 @@ export const both = (one, other) => ({
   stop: () => { one.stop(); other.stop(); },
 });
 
-/** Return `start` and `stop` of a page that loads at once, and every `everyMs` while it is visible and `wanted`
+/** Return `start` and `stop` of a page that loads at once, and every `everyMs` while it is visible and `enabled`
  *  unless it is loading still. */
-export function polled(load, everyMs, wanted = () => true) {
+export function polled(load, everyMs, enabled = () => true) {
   let timer = 0;
   let loading = false;
   async function poll() {
@@ -101,7 +101,7 @@ export function polled(load, everyMs, wanted = () => true) {
   return {
     start() {
       poll();
-      timer = setInterval(() => !document.hidden && wanted() && poll(), everyMs);
+      timer = setInterval(() => !document.hidden && enabled() && poll(), everyMs);
     },
     stop: () => clearInterval(timer),
   };

@@ -13,21 +13,21 @@ const DRAINS_MS = 3000;
 const COUNT_SHARE = 10; // a broker counts all queues, so a tenth of the time is spent on that at most
 const ROWS_SHOWN = 20; // topics of a draining group
 const DIFFERENCES_MAX = 500;
-const LEAVES = ["delayed", "timers", "transactions", "popped"];
-const ENDS = [["deadLetters", "dead letter"], ["writers", "exactly-once writer"], ["idempotent", "window of idempotent sends", "windows of idempotent sends"]];
-const capital = (text) => text[0].toUpperCase() + text.slice(1);
+const WAITING = ["delayed", "timers", "transactions", "popped"];
+const LOST = [["deadLetters", "dead letter"], ["writers", "exactly-once writer"], ["idempotent", "window of idempotent sends", "windows of idempotent sends"]];
+const capitalize = (text) => text[0].toUpperCase() + text.slice(1);
 
 export function scalingPage(app) {
-  const state = { cluster: "", balance: null, drains: [], most: new Map(), definitions: null, comparing: false, moving: false, error: "", errors: [] };
+  const state = { cluster: "", balance: null, drains: [], largest: new Map(), definitions: null, comparing: false, moving: false, error: "", errors: [] };
   let open = true;
 
   const clusters = () => [...new Set((app.cluster?.groups ?? []).map((group) => group.cluster))].sort();
-  const chosen = () => (clusters().length > 1 ? state.cluster || clusters()[0] : "");
+  const selectedCluster = () => (clusters().length > 1 ? state.cluster || clusters()[0] : "");
   const isRegistered = (group) => group.brokers.some((one) => one.registered);
-  const groups = () => (app.cluster?.groups ?? []).filter((group) => isRegistered(group) && (!chosen() || group.cluster === chosen()));
+  const groups = () => (app.cluster?.groups ?? []).filter((group) => isRegistered(group) && (!selectedCluster() || group.cluster === selectedCluster()));
   const groupOf = (name) => groups().find((group) => group.name === name);
 
-  async function loading(work) {
+  async function reportErrors(work) {
     try {
       await work();
       state.error = "";
@@ -37,17 +37,17 @@ export function scalingPage(app) {
     app.update();
   }
 
-  const loadBalance = () => loading(async () => {
-    const balance = await get(`/leader-balance${query({ cluster: chosen() })}`);
+  const loadBalance = () => reportErrors(async () => {
+    const balance = await get(`/leader-balance${query({ cluster: selectedCluster() })}`);
     if (!state.moving) state.balance = balance;
   });
 
   let nextCount = 0;
-  const loadDrains = () => loading(async () => {
+  const loadDrains = () => reportErrors(async () => {
     const start = performance.now();
     const { items, errors } = await get("/drains");
     nextCount = performance.now() + COUNT_SHARE * (performance.now() - start);
-    for (const one of items) state.most.set(one.brokerName, Math.max(one.remaining, state.most.get(one.brokerName) ?? 0));
+    for (const one of items) state.largest.set(one.brokerName, Math.max(one.remaining, state.largest.get(one.brokerName) ?? 0));
     state.drains = items;
     state.errors = errors;
   });
@@ -56,29 +56,29 @@ export function scalingPage(app) {
 
   async function balance() {
     const moves = state.balance.items.filter((one) => one.moves);
-    const given = await ask({
+    const values = await ask({
       title: `Move ${plural(moves.length, "leader")}?`,
-      words: [
+      paragraphs: [
         "The preferred leader of each broker group is set, one group after the other. A leader transfers leadership once the replica has been caught up for five seconds; sends wait for some milliseconds, and none fails.",
         "Leaving this page stops after the current group.",
       ],
       fields: [h("ul", { class: "plain" }, moves.map((one) => h("li", null, `${one.group}: ${one.leader} → ${one.target}`)))],
       action: "Move leaders",
     });
-    if (!given) return;
+    if (!values) return;
     state.moving = true;
     app.update();
     let moved = 0;
     await attempt("Balance of leaders", async () => {
       let answer = null;
       do {
-        answer = await call("POST", `/leader-balance${query({ cluster: chosen() })}`);
+        answer = await call("POST", `/leader-balance${query({ cluster: selectedCluster() })}`);
         state.balance = answer;
         moved += answer.moved ? 1 : 0;
-        app.look();
+        app.refresh();
       } while (answer.moved && open);
-      const left = answer.items.filter((one) => one.moves);
-      if (left.length && open) throw new Error(`${left[0].target} does not lead ${left[0].group} yet; leadership is transferred once it is caught up. Repeat the balance later.`);
+      const remaining = answer.items.filter((one) => one.moves);
+      if (remaining.length && open) throw new Error(`${remaining[0].target} does not lead ${remaining[0].group} yet; leadership is transferred once it is caught up. Repeat the balance later.`);
     });
     toast(`${plural(moved, "leader")} moved.`);
     state.moving = false;
@@ -86,9 +86,9 @@ export function scalingPage(app) {
   }
 
   async function drain(name) {
-    const given = await ask({
+    const values = await ask({
       title: `Drain ${name}?`,
-      words: [
+      paragraphs: [
         "Producers send to other broker groups, and no send fails. Topics, consumer groups, delayed and timer messages are not created in this group any more.",
         "Consumers read the rest as before. The group stays until it is removed, and draining can be cancelled.",
       ],
@@ -96,50 +96,50 @@ export function scalingPage(app) {
       danger: true,
       typed: name,
     });
-    if (given) await change(`Draining of ${name}`, "PUT", `/groups/${seg(name)}/drain`);
+    if (values) await change(`Draining of ${name}`, "PUT", `/groups/${seg(name)}/drain`);
   }
 
   async function cancel(name) {
-    const given = await ask({
+    const values = await ask({
       title: `Cancel the draining of ${name}?`,
-      words: ["Routes give its topics write permission again, and producers send to them."],
+      paragraphs: ["Routes give its topics write permission again, and producers send to them."],
       action: "Cancel draining",
     });
-    if (given) await change(`Cancellation of the draining of ${name}`, "DELETE", `/groups/${seg(name)}/drain`);
+    if (values) await change(`Cancellation of the draining of ${name}`, "DELETE", `/groups/${seg(name)}/drain`);
   }
 
   async function remove(name) {
     const status = state.drains.find((one) => one.brokerName === name);
     if (!status) return;
-    const given = await ask({
+    const values = await ask({
       title: `Remove ${name} from the cluster?`,
-      words: [
+      paragraphs: [
         status.isEmpty ? "The group is empty: no message is lost." : `The group is not empty: ${status.remainder}. Clients cannot read this content after the removal.`,
-        ends(status).length > 0 && `Lost with the group: ${ends(status).join(", ")}.`,
+        lostWith(status).length > 0 && `Lost with the group: ${lostWith(status).join(", ")}.`,
         "Its brokers leave the routes and do not register again, so this cannot be undone. Their stores are kept, and mqaudit can read them.",
       ].filter(Boolean),
       action: status.isEmpty ? `Remove ${name}` : `Remove ${name} and lose its content`,
       danger: true,
       typed: name,
     });
-    if (given) await change(`Removal of ${name}`, "POST", `/groups/${seg(name)}/drain/remove`, { lose: !status.isEmpty });
+    if (values) await change(`Removal of ${name}`, "POST", `/groups/${seg(name)}/drain/remove`, { lose: !status.isEmpty });
   }
 
   async function change(what, method, path, body) {
     await attempt(what, () => call(method, path, { body }));
-    app.look();
+    app.refresh();
     loadDrains();
   }
 
   /** Read all pages of the definitions that differ, or the first DIFFERENCES_MAX rows. */
-  async function compare(given) {
-    const like = given?.like ?? state.definitions?.like ?? "";
+  async function compare(values) {
+    const like = values?.like ?? state.definitions?.like ?? "";
     state.comparing = true;
-    await loading(async () => {
+    await reportErrors(async () => {
       const result = { like, items: [], groups: [], errors: [], complete: true };
       let cursor = "";
       do {
-        const page = await get(`/definitions${query({ cluster: chosen(), like, cursor })}`);
+        const page = await get(`/definitions${query({ cluster: selectedCluster(), like, cursor })}`);
         result.items.push(...page.items);
         result.groups = page.groups;
         result.errors = page.errors;
@@ -156,9 +156,9 @@ export function scalingPage(app) {
 
   async function align() {
     const items = toAlign();
-    const given = await ask({
+    const values = await ask({
       title: `Align ${plural(items.length, "definition")}?`,
-      words: [
+      paragraphs: [
         "Topics and consumer groups that are missing are created, and numbers of queues are raised to the largest of any group. Nothing is deleted or lowered.",
         state.definitions.like && `Consumer groups get their settings in ${state.definitions.like}.`,
         "A definition that changes meanwhile is skipped.",
@@ -166,13 +166,13 @@ export function scalingPage(app) {
       fields: [h("ul", { class: "plain" }, items.slice(0, ROWS_SHOWN).map((one) => h("li", null, `${one.name}: ${one.why || one.outcome}`)), items.length > ROWS_SHOWN && h("li", { class: "muted" }, `and ${number(items.length - ROWS_SHOWN)} more`))],
       action: "Align",
     });
-    if (!given) return;
+    if (!values) return;
     const results = [];
     await attempt(`Alignment of ${plural(items.length, "definition")}`, async () => {
       for (const { kind, name } of items) {
         const path = kind === "topic" ? `/topics/${seg(name)}` : `/subscription-groups/${seg(name)}`;
         const body = kind === "topic" ? undefined : { like: state.definitions.like };
-        const answer = await call("POST", `${path}/align${query({ cluster: chosen() })}`, { body });
+        const answer = await call("POST", `${path}/align${query({ cluster: selectedCluster() })}`, { body });
         results.push(...answer.results.map((one) => ({ ...one, group: `${name} in ${one.group}` })));
       }
       return { results };
@@ -191,13 +191,13 @@ export function scalingPage(app) {
       if (!app.cluster) return app.error ? problem(app.error) : h("p", { class: "loading" }, "Asking the brokers…");
       return [
         head("Scaling", clusters().length > 1 && h("div", { class: "chips", role: "group", "aria-label": "Clusters" }, clusters().map((name) =>
-          h("button", { type: "button", class: "way", "data-do": "cluster", "data-cluster": name, "aria-pressed": String(name === chosen()) }, name)))),
+          h("button", { type: "button", class: "way", "data-do": "cluster", "data-cluster": name, "aria-pressed": String(name === selectedCluster()) }, name)))),
         (app.error || state.error) && problem(app.error || state.error),
         state.errors.map((one) => problem(`${one.group} does not count its content: ${one.error}`)),
         balanceOf(app, state),
         machinesOf(groups(), state.balance),
         groupsOf(app, groups()),
-        groups().length ? state.drains.filter((one) => groupOf(one.brokerName)).map((one) => drainOf(app, one, state.most.get(one.brokerName))) : empty("No broker has registered here yet."),
+        groups().length ? state.drains.filter((one) => groupOf(one.brokerName)).map((one) => drainOf(app, one, state.largest.get(one.brokerName))) : empty("No broker has registered here yet."),
         definitionsOf(app, state, groups(), toAlign),
       ];
     },
@@ -219,8 +219,8 @@ export function scalingPage(app) {
 const leaderOf = (group) => group.brokers.find(({ name, node }) => name === group.leader && leads(node));
 const drainingMs = (group) => leaderOf(group)?.node.drainingMs ?? 0;
 
-/** Return what ends with a group, in words. */
-const ends = (status) => ENDS.filter(([kind]) => status[kind]).map(([kind, ...words]) => plural(status[kind], ...words));
+/** Return what is lost with a group, as texts. */
+const lostWith = (status) => LOST.filter(([kind]) => status[kind]).map(([kind, ...names]) => plural(status[kind], ...names));
 
 /** Return the host at which the group's members know a replica, as the balance does. */
 function machineOf(group, broker) {
@@ -232,8 +232,8 @@ function machineOf(group, broker) {
 function balanceOf(app, { balance, moving }) {
   if (!balance) return h("p", { class: "loading", "data-key": "balance" }, "Asking the brokers…");
   const moves = balance.items.filter((one) => one.moves);
-  const left = balance.items.filter((one) => one.reason && one.reason !== "no Raft group");
-  if (!moves.length && !left.length)
+  const skipped = balance.items.filter((one) => one.reason && one.reason !== "no Raft group");
+  if (!moves.length && !skipped.length)
     return h("section", { class: "note good", "data-key": "balance" }, h("strong", null, "Leaders are balanced."), " Zones and machines lead as many groups as they should.");
   const line = (kind, title, text) => h("li", { class: kind }, h("span", { class: `tag ${kind}` }, title), h("span", null, text));
   return h("section", { class: "findings", "aria-label": "Balance of leaders", "data-key": "balance" },
@@ -241,7 +241,7 @@ function balanceOf(app, { balance, moving }) {
       moves.length > 0 && h("button", { type: "button", class: "primary", "data-do": "balance", disabled: moving || app.me.role === "viewer" }, moving ? "Moving leaders…" : "Balance leaders…")),
     h("ul", null,
       moves.map((one) => line("warn", "Move", `${one.group}: ${one.target} should lead instead of ${one.leader}`)),
-      left.map((one) => line("", "Skipped", `${one.group}: ${one.reason}`))));
+      skipped.map((one) => line("", "Skipped", `${one.group}: ${one.reason}`))));
 }
 
 function machinesOf(groups, balance) {
@@ -296,9 +296,9 @@ function groupsOf(app, groups) {
     })));
 }
 
-function drainOf(app, status, most) {
+function drainOf(app, status, largest) {
   const isAdmin = app.me.role === "admin";
-  const done = most ? 1 - status.remaining / most : Number(status.isEmpty);
+  const done = largest ? 1 - status.remaining / largest : Number(status.isEmpty);
   const rows = status.unconsumed.slice(0, ROWS_SHOWN);
   const more = status.unconsumed.length - rows.length;
   return h("section", { class: "card", "data-key": `drain-${status.brokerName}`, "aria-label": `Draining of ${status.brokerName}` },
@@ -313,9 +313,9 @@ function drainOf(app, status, most) {
       ["Empty", status.isEmpty ? "now" : status.emptyAtMs ? `in about ${span(Math.max(0, status.emptyAtMs - Date.now()))}` : "unknown: nothing is consumed"],
       ["Draining since", moment(status.drainingMs)],
       ["Sends", status.takesSends ? "accepted from clients with an older route" : "rejected"],
-      ...LEAVES.filter((kind) => status[kind]).map((kind) => [capital(kind), number(status[kind])]),
+      ...WAITING.filter((kind) => status[kind]).map((kind) => [capitalize(kind), number(status[kind])]),
       status.latestDueMs && ["Latest due", moment(status.latestDueMs)],
-      ends(status).length > 0 && ["Lost with the group", ends(status).join(", "), "long"],
+      lostWith(status).length > 0 && ["Lost with the group", lostWith(status).join(", "), "long"],
     ]),
     rows.length > 0 && table(`Not consumed in ${status.brokerName}`, [["Topic"], ["Consumer group"], ["Not consumed", "num"]], rows.map((one) => [one.topic, one.group || h("span", { class: "warn-text" }, "no consumer group"), number(one.messages)])),
     more > 0 && h("p", { class: "muted" }, `and ${plural(more, "more row")}; mqadmin drainStatus has all`));

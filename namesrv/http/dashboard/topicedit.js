@@ -3,7 +3,7 @@
 import { call, query, seg, versioned } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
-import { area, beside, field, groupNames, groupsField, local, pairs, select, tick } from "/dashboard/forms.js";
+import { area, field, groupNames, groupsField, localTime, pairs, row, select, tick } from "/dashboard/forms.js";
 import { number, plural } from "/dashboard/format.js";
 
 const TYPES = [
@@ -17,28 +17,28 @@ const TYPES = [
 const PERMISSIONS = [["6", "read and write"], ["4", "read only"], ["2", "write only"], ["0", "neither"]];
 const NAME = "[%\\|a-zA-Z0-9_\\-]+";
 
-const bodyOf = (given) => ({
-  readQueueNums: Number(given.readQueueNums),
-  writeQueueNums: Number(given.writeQueueNums),
-  perm: Number(given.perm),
-  order: Boolean(given.order),
-  messageType: given.messageType,
+const bodyOf = (values) => ({
+  readQueueNums: Number(values.readQueueNums),
+  writeQueueNums: Number(values.writeQueueNums),
+  perm: Number(values.perm),
+  order: Boolean(values.order),
+  messageType: values.messageType,
 });
 
 const fieldsOf = (topic) => [
-  beside(
+  row(
     field("Write queues", { name: "writeQueueNums", type: "number", min: "0", max: "65536", required: true, value: topic.writeQueueNums }),
     field("Read queues", { name: "readQueueNums", type: "number", min: "0", max: "65536", required: true, value: topic.readQueueNums })),
-  beside(
+  row(
     select("Permission", "perm", PERMISSIONS.some(([value]) => value === String(topic.perm)) ? PERMISSIONS : [...PERMISSIONS, [String(topic.perm), `${topic.perm}`]], String(topic.perm)),
     select("Message type", "messageType", TYPES, topic.messageType)),
   tick("Ordered: the queues of an unavailable broker stay in the route", "order", topic.order),
 ];
 
 export async function createTopic(app) {
-  const given = await ask({
+  const values = await ask({
     title: "New topic",
-    words: ["Producers and consumers can use the topic once the name servers have its route, after a moment."],
+    paragraphs: ["Producers and consumers can use the topic once the name servers have its route, after a moment."],
     fields: [
       field("Name", { name: "name", required: true, maxlength: "127", pattern: NAME, title: "letters, digits, _ - % |" }),
       fieldsOf({ readQueueNums: 8, writeQueueNums: 8, perm: 6, order: false, messageType: "NORMAL" }),
@@ -46,10 +46,10 @@ export async function createTopic(app) {
     ],
     action: "Create topic",
   });
-  if (!given) return;
+  if (!values) return;
   const headers = { "If-None-Match": "*" };
-  const path = `/topics/${seg(given.name)}${query({ group: given.group })}`;
-  if (await attempt(`Topic ${given.name}`, () => call("PUT", path, { body: bodyOf(given), headers }))) app.go(`topics/${seg(given.name)}`);
+  const path = `/topics/${seg(values.name)}${query({ group: values.group })}`;
+  if (await attempt(`Topic ${values.name}`, () => call("PUT", path, { body: bodyOf(values), headers }))) app.go(`topics/${seg(values.name)}`);
 }
 
 export async function editTopic(app, topic) {
@@ -57,9 +57,9 @@ export async function editTopic(app, topic) {
   const names = value.groups.map((one) => one.group);
   const before = value.groups[0];
   const differing = value.groups.some((one) => ["readQueueNums", "writeQueueNums", "perm", "order", "messageType"].some((key) => one[key] !== before[key]));
-  const given = await ask({
+  const values = await ask({
     title: `Change ${topic}`,
-    words: [
+    paragraphs: [
       "The change takes effect at once for new sends and pulls. Fewer write queues: the other queues are still read. Fewer read queues: messages in the other queues are not read any more, so lower the write queues first, and the read queues once the others are empty.",
       differing && `The definitions of the groups differ; this is that of ${before.group}.`,
     ].filter(Boolean),
@@ -67,8 +67,8 @@ export async function editTopic(app, topic) {
     preview: (now) => changes(before, bodyOf(now)),
     action: "Change topic",
   });
-  if (!given) return;
-  await attempt(`Change of ${topic}`, () => call("PUT", `/topics/${seg(topic)}${query({ group: given.group })}`, { body: { ...bodyOf(given), filterType: before.filterType, sysFlag: before.sysFlag }, headers: { "If-Match": version } }));
+  if (!values) return;
+  await attempt(`Change of ${topic}`, () => call("PUT", `/topics/${seg(topic)}${query({ group: values.group })}`, { body: { ...bodyOf(values), filterType: before.filterType, sysFlag: before.sysFlag }, headers: { "If-Match": version } }));
 }
 
 function changes(before, after) {
@@ -79,9 +79,9 @@ function changes(before, after) {
 
 export async function deleteTopic(app, topic, queues) {
   const stored = (queues ?? []).reduce((sum, one) => sum + Math.max(0, one.maxOffset - one.minOffset), 0);
-  const given = await ask({
+  const values = await ask({
     title: `Delete ${topic}`,
-    words: [
+    paragraphs: [
       `The topic is deleted in every broker group, with the offsets of its consumer groups. Its ${plural(stored, "message")} cannot be read any more. A new topic of this name starts empty.`,
       "Until retention deletes the messages, mqadmin updateTopic --keepMessages restores them. The offsets are lost.",
     ],
@@ -89,41 +89,41 @@ export async function deleteTopic(app, topic, queues) {
     action: "Delete topic",
     danger: true,
   });
-  if (!given) return;
+  if (!values) return;
   if (await attempt(`Deletion of ${topic}`, () => call("DELETE", `/topics/${seg(topic)}`, { headers: { "If-Match": "*" } }))) app.go("topics");
 }
 
 export async function sendMessage(app, topic, groups) {
-  const given = await ask({
+  const values = await ask({
     title: `Send a message to ${topic}`,
-    words: ["Every consumer group of the topic receives the message."],
+    paragraphs: ["Every consumer group of the topic receives the message."],
     fields: [
       area("Body", { name: "body", required: true }),
-      beside(field("Keys (separated by blanks)", { name: "keys" }), field("Tag", { name: "tags" })),
+      row(field("Keys (separated by blanks)", { name: "keys" }), field("Tag", { name: "tags" })),
       area("Properties, a line each: name=value", { name: "properties", rows: "2" }),
-      beside(
+      row(
         select("Delivered", "when", [["", "at once"], ["level", "after a delay level"], ["time", "at a time"]], ""),
         field("Delay level", { name: "level", type: "number", min: "1", max: "64", value: "3" }),
-        field("Time", { name: "time", type: "datetime-local", step: "1", value: local(Date.now() + 60_000) })),
-      beside(field("Queue (any, if empty)", { name: "queueId", type: "number", min: "0" }), groups.length > 1 && select("Broker group", "group", [["", "any"], ...groups.map((name) => [name, name])], "")),
+        field("Time", { name: "time", type: "datetime-local", step: "1", value: localTime(Date.now() + 60_000) })),
+      row(field("Queue (any, if empty)", { name: "queueId", type: "number", min: "0" }), groups.length > 1 && select("Broker group", "group", [["", "any"], ...groups.map((name) => [name, name])], "")),
     ],
     action: "Send",
     wide: true,
   });
-  if (!given) return;
+  if (!values) return;
   await attempt("The message", async () => {
     const body = {
       topic,
-      body: given.body,
-      properties: pairs(given.properties),
-      ...(given.keys && { keys: given.keys }),
-      ...(given.tags && { tags: given.tags }),
-      ...(given.queueId && { queueId: Number(given.queueId) }),
-      ...(given.when === "level" && { delayLevel: Number(given.level) }),
-      ...(given.when === "time" && { deliverAtMs: new Date(given.time).getTime() }),
+      body: values.body,
+      properties: pairs(values.properties),
+      ...(values.keys && { keys: values.keys }),
+      ...(values.tags && { tags: values.tags }),
+      ...(values.queueId && { queueId: Number(values.queueId) }),
+      ...(values.when === "level" && { delayLevel: Number(values.level) }),
+      ...(values.when === "time" && { deliverAtMs: new Date(values.time).getTime() }),
     };
-    const sent = await call("POST", `/messages${query({ group: given.group })}`, { body });
-    if (!given.when) app.go(`messages/${seg(sent.offsetMsgId)}`);
+    const sent = await call("POST", `/messages${query({ group: values.group })}`, { body });
+    if (!values.when) app.go(`messages/${seg(sent.offsetMsgId)}`);
     return sent;
   });
 }

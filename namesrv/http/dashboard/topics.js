@@ -16,16 +16,16 @@ const READERS_MAX = 200; // that are asked how far they are
 export const permissions = (perm) => [perm & 4 && "read", perm & 2 && "write"].filter(Boolean).join(", ") || "none";
 
 /** A long list by name: the server searches it, and pages are loaded as they are scrolled to. */
-export function longList(app, { path, nameOf, more: asked = () => ({}) }) {
+export function longList(app, { path, nameOf, more: extra = () => ({}) }) {
   const list = { items: [], next: null, q: "", error: "", errors: [], loaded: false, version: 0 };
   let timer = 0;
-  let asking = null;
+  let request = null;
 
   list.load = async (more = false) => {
-    asking?.abort();
-    const mine = (asking = new AbortController());
+    request?.abort();
+    const own = (request = new AbortController());
     try {
-      const page = await get(path + query({ q: list.q, limit: PAGE, cursor: more ? list.next : "", ...asked() }), { signal: mine.signal });
+      const page = await get(path + query({ q: list.q, limit: PAGE, cursor: more ? list.next : "", ...extra() }), { signal: own.signal });
       list.items = more ? [...list.items, ...page.items] : page.items;
       list.next = page.next;
       list.errors = page.errors ?? [];
@@ -33,14 +33,14 @@ export function longList(app, { path, nameOf, more: asked = () => ({}) }) {
       list.loaded = true;
       list.version += 1;
     } catch (error) {
-      if (asking !== mine) return; // it was ended by the next one
+      if (request !== own) return; // it was ended by the next one
       list.error = error.message;
     }
-    asking = null;
+    request = null;
     app.update();
   };
   list.refresh = async () => {
-    if (!asking) await list.load();
+    if (!request) await list.load();
   };
   list.search = (text) => {
     list.q = text.trim();
@@ -52,7 +52,7 @@ export function longList(app, { path, nameOf, more: asked = () => ({}) }) {
     list.next && (list.items.length < SHOWN_MAX
       ? h("button", { type: "button", class: "quiet wide", "data-do": "more" }, "Show more")
       : empty("The list is longer: search for a part of a name."));
-  list.told = () => [
+  list.problems = () => [
     list.error && problem(list.error),
     list.errors.map((one) => problem(`${one.group} did not answer: ${one.error}`)),
   ];
@@ -87,7 +87,7 @@ export function topicsPage(app, _, parameters) {
           searchBox("Part of a topic's name", list.q),
           h("div", { class: "chips", role: "group", "aria-label": "Kinds of topics" }, KINDS.map(([kind, title]) =>
             h("button", { type: "button", class: "way", "data-do": "kind", "data-kind": kind, "aria-pressed": String(state.kind === kind) }, title)))),
-        list.told(),
+        list.problems(),
         list.loaded ? (list.items.length ? rows : empty(list.q ? "No topic name contains this text." : "No topics of this kind.")) : h("p", { class: "loading" }, "Reading the topics…"),
         list.more(),
       ];
@@ -106,7 +106,7 @@ export function topicsPage(app, _, parameters) {
 
 export function topicPage(app, topic) {
   const state = { config: null, queues: null, readers: null, error: "" };
-  const past = ofTopic(app, topic);
+  const history = ofTopic(app, topic);
 
   async function load() {
     try {
@@ -123,7 +123,7 @@ export function topicPage(app, topic) {
   const isSystem = () => state.config?.groups.some((one) => one.system);
 
   return {
-    ...both(polled(load, 5000), past),
+    ...both(polled(load, 5000), history),
     render() {
       return [
         back("topics", "Topics"),
@@ -147,11 +147,11 @@ export function topicPage(app, topic) {
           queueTable(topic, group.group, state.queues?.items.filter((one) => one.group === group.group) ?? []))),
         state.readers && h("section", { class: "card" }, h("h2", null, "Consumer lag"),
           state.readers.notes.map(problem), readersTable(state.readers)),
-        past.render(),
+        history.render(),
       ];
     },
     actions: {
-      ...past.actions,
+      ...history.actions,
       send: () => sendMessage(app, topic, state.config.groups.map((one) => one.group)),
       edit: () => editTopic(app, topic).catch((error) => { state.error = error.message; }).then(load),
       remove: () => deleteTopic(app, topic, state.queues?.items),
@@ -160,7 +160,7 @@ export function topicPage(app, topic) {
 }
 
 /** Return whether one of all consumer groups reads a topic, or might: it is connected and has read nothing yet. */
-const mayRead = ({ groups }, topic) => {
+const mayConsume = ({ groups }, topic) => {
   const topics = groups.flatMap((one) => one.topics);
   return topics.includes(topic) || (groups.some((one) => one.clientCount) && topics.every((one) => one.startsWith("%")));
 };
@@ -173,13 +173,13 @@ async function readersOf(topic) {
     page = await get(`/consumer-groups${query({ limit: PAGE, cursor: page.next })}`);
     groups.push(...page.items);
   }
-  const readers = groups.filter((one) => mayRead(one, topic));
+  const readers = groups.filter((one) => mayConsume(one, topic));
   const each = await fewAtOnce(readers.slice(0, READERS_MAX), async ({ name }) => {
     try {
       const { queues, clients } = await get(`/consumer-groups/${seg(name)}`);
-      const mine = queues.filter((one) => one.topic === topic);
-      const last = Math.max(0, ...mine.map((one) => one.lastTimeMs ?? 0));
-      return mine.length ? { name, clients: clients.length, lag: mine.reduce((sum, one) => sum + Math.max(0, one.lag ?? 0), 0), last } : null;
+      const own = queues.filter((one) => one.topic === topic);
+      const last = Math.max(0, ...own.map((one) => one.lastTimeMs ?? 0));
+      return own.length ? { name, clients: clients.length, lag: own.reduce((sum, one) => sum + Math.max(0, one.lag ?? 0), 0), last } : null;
     } catch (error) {
       return { name, error: error.message };
     }
@@ -196,11 +196,11 @@ async function readersOf(topic) {
 
 function readersTable({ items, notes }) {
   if (!items.length) return empty(`No consumer group ${notes.length ? "that is known " : ""}has read this topic.`);
-  const most = lagScale(items.map((one) => one.lag ?? 0));
+  const max = lagScale(items.map((one) => one.lag ?? 0));
   return table("Consumer groups of this topic", [["Consumer group", ""], ["Clients", "num"], ["Lag", "num"], ["", "wide"], ["Last consumed", ""]],
     items.map((one) => [
       h("a", { href: `#/consumers/${seg(one.name)}` }, one.name),
-      one.error ? "–" : number(one.clients), one.error ? one.error : number(one.lag), bar((one.lag ?? 0) / most, one.lag ? "warn" : ""), one.last ? ago(one.last) : "–",
+      one.error ? "–" : number(one.clients), one.error ? one.error : number(one.lag), bar((one.lag ?? 0) / max, one.lag ? "warn" : ""), one.last ? ago(one.last) : "–",
     ]));
 }
 

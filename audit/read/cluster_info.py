@@ -5,6 +5,7 @@ node's broker group. Without cluster.json the logs decide the mode, every event 
 about this group, and a store's name is its node's (dLegerSelfId).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,15 +76,23 @@ def subject_of(
 
 def stores_of_run(run: Path, group: str | None = None) -> dict[str, str]:
     """Return the stores that mqchaos left in a run's directory by node name, or those of `group`
-    only. Nodes without a log are left out, and the audit reports them as missing. Raises StoreError
-    if there are none."""
+    only, which may be a group that was removed in the run. Nodes without a log are left out, and
+    the audit reports them as missing. Raises StoreError if there are none."""
     cluster = run / "cluster"
+    nodes = {
+        str(node.get("name")): node.get("group")
+        for node in _read(cluster / "cluster.json").get("nodes", ())
+    }
+    if group is not None and group not in nodes.values():
+        line = re.compile(rf"^brokerName={re.escape(group)}$", re.MULTILINE)
+        settings = cluster.glob("*/broker.conf")
+        nodes = {path.parent.name: group for path in settings if line.search(path.read_text())}
     stores = {}
-    for node in _read(cluster / "cluster.json").get("nodes", ()):
-        store = cluster / str(node.get("name")) / "store"
-        selected = node.get("group") if group is None else node.get("group") == group
+    for name, of in sorted(nodes.items()):
+        store = cluster / name / "store"
+        selected = of if group is None else of == group
         if selected and (store / "commitlog").is_dir():
-            stores[str(node["name"])] = str(store)
+            stores[name] = str(store)
     if not stores:
         raise StoreError(f"no stores{f' of {group}' if group else ''} under {cluster}")
     return stores

@@ -207,6 +207,8 @@ def test_mqchaos_run_directory_is_audited(spark: SparkSession, tmp_path: Path) -
     assert result.exit_code == 0, result.output
     assert all(f" {name} " in result.output for name in run.stores)
     assert "n0" in stores_of_run(tmp_path, "broker-a")
+    (tmp_path / "cluster" / "n0" / "broker.conf").write_text("brokerName=broker-b\nbrokerId=0\n")
+    assert list(stores_of_run(tmp_path, "broker-b")) == ["n0"]  # a group that was removed
     other = CliRunner().invoke(main, ["--run", str(tmp_path), "--group", "broker-z"])
     assert other.exit_code == 2
     assert "no stores of broker-z" in other.output

@@ -20,7 +20,7 @@ from tests.broker.test_access import ADMIN, EXCEPTION, PLAIN_ACL, WRITER, ask, g
 from tests.waiting import until
 
 
-def test_where_credentials_come_from(tmp_path, monkeypatch):
+def test_credentials_come_from_flags_then_files_of_directory_and_home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_credentials(CredentialFlags(), {}) is None
     home = tmp_path / "home"
@@ -56,7 +56,7 @@ async def mqadmin(*arguments, who=ADMIN):
     return result.exit_code, result.stdout + result.stderr
 
 
-async def test_accounts_of_a_group_through_any_replica_and_of_all_at_once(tmp_path):
+async def test_account_is_listed_by_any_replica_and_updated_at_all_groups(tmp_path):
     boss = Credentials("another-boss", "sesame-open-5")
     names = tmp_path / "names_acl.yml"
     names.write_text(f"{PLAIN_ACL}  - {{accessKey: another-boss, secretKey: sesame-open-5}}\n")
@@ -154,7 +154,9 @@ UNMADE = [("deleteAclConfig",), ("updateAclConfig", "-m", "false")]
 
 
 @pytest.mark.parametrize("command", UNMADE)
-async def test_last_administrator_stays_at_brokers_that_do_not_look(tmp_path, monkeypatch, command):
+async def test_account_update_keeps_last_administrator_at_brokers_without_check(
+    tmp_path, monkeypatch, command
+):
     """Older ones, and Apache's: nothing is changed anywhere if one of them shows no other."""
     monkeypatch.setattr(acl, "_check_not_last", lambda accounts, key: None)
     async with two_groups(tmp_path) as (server, (first, second)):
@@ -168,7 +170,7 @@ async def test_last_administrator_stays_at_brokers_that_do_not_look(tmp_path, mo
         assert (await mqadmin(*requested, "-c", "TestCluster", "--force"))[0] == 0
 
 
-async def test_a_change_that_a_later_broker_refuses_says_where_it_was_made(tmp_path):
+async def test_account_change_that_a_later_broker_rejects_lists_changed_brokers(tmp_path):
     async with two_groups(tmp_path) as (server, (first, second)):
         every = ("-c", "TestCluster", "-n", server)
         status, said = await mqadmin("updateAclConfig", "-a", "of-first", "-t", "T=PUB", *every)
@@ -229,7 +231,7 @@ class ApachesAccounts:
 SECRET = ("-s", "rotated-secret")
 
 
-async def test_an_update_keeps_an_administrator_where_brokers_reset_what_is_not_named():
+async def test_account_update_sends_admin_flag_where_brokers_reset_omissions():
     async with ApachesAccounts("administrator", "boss") as broker:
         for key in ("administrator", "orders", "new-one"):
             assert await broker.update(key, *SECRET) == 0
@@ -245,7 +247,7 @@ async def test_an_update_keeps_an_administrator_where_brokers_reset_what_is_not_
 
 
 @pytest.mark.parametrize("kind", [{"lists": False}, {"language": LanguageCode.PYTHON}])
-async def test_an_update_says_nothing_of_admin_if_that_is_not_known_or_kept_by_the_broker(kind):
+async def test_account_update_omits_admin_flag_that_is_unknown_or_kept_by_broker(kind):
     """Ours keeps it; and one that does not lead may list what was so a while ago."""
     async with ApachesAccounts("administrator", **kind) as broker:
         assert await broker.update("administrator", *SECRET) == 0

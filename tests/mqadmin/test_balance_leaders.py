@@ -84,7 +84,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowded]:
     cluster.stop()
 
 
-def test_leaders_move_to_other_machines_and_no_send_fails(crowded: Crowded) -> None:
+def test_balance_leaders_moves_leaders_without_a_failed_send(crowded: Crowded) -> None:
     def by_machine(told: dict) -> dict[str, list[int]]:
         return {row["machine"]: [row["before"], row["after"]] for row in told["machines"]}
 
@@ -124,7 +124,7 @@ def test_leaders_move_to_other_machines_and_no_send_fails(crowded: Crowded) -> N
         assert [row["node"] for row in listed if row["preferred"]] == [target]
 
 
-def test_a_group_with_a_replica_that_is_down_is_left(crowded: Crowded) -> None:
+def test_balance_leaders_skips_group_with_a_replica_down(crowded: Crowded) -> None:
     crowded.stop_replica(NEW, "n1")
     wait_until(lambda: crowded.run("clusterList").stdout.count("group-") == 5)
     status, reported = crowded.ask("balanceLeaders")

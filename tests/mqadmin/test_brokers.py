@@ -40,7 +40,7 @@ class Answering:
         ),
     ],
 )
-async def test_it_says_what_was_deleted_and_what_the_rest_is_kept_for(ext, sentence):
+async def test_delete_log_reports_deleted_files_and_why_the_rest_is_kept(ext, sentence):
     admin: Any = SimpleNamespace(broker=BrokerAdmin(cast(Any, Answering(ext))))
     arguments = Arguments({"brokerAddr": BROKER, "cluster": None})
     (done,) = await delete_log(admin, arguments)
@@ -74,7 +74,7 @@ class Group:
         ({"brokerAddr": "other:1", "updateAllBroker": True}, ["other:1"], "k=v at other:1"),
     ],
 )  # fmt: skip
-async def test_it_says_which_brokers_were_not_changed(given, changed, sentence):
+async def test_update_config_reports_brokers_that_were_not_changed(given, changed, sentence):
     group = Group()
     (done,) = await update_config(cast(Any, group), Arguments({"key": "k", "value": "v"} | given))
     assert isinstance(done, Done)

@@ -91,7 +91,7 @@ def found(way: str = "", **told: Any) -> set[tuple[str, str, object, str]]:
     return lines
 
 
-def test_a_broker_that_can_be_moved() -> None:
+def test_check_move_finds_nothing_for_a_movable_broker() -> None:
     plain = found()
     assert {state for state, *_ in plain} == {"ok"}
     assert ("ok", "version", "V5_3_3", "") in plain
@@ -146,13 +146,13 @@ BOTH = "store, slave"
          [("stop", "accounts", 3, ""), ("stop", "configuration", "authenticationEnabled", BOTH)]),
     ],
 )  # fmt: skip
-def test_what_would_go_wrong(told, lines) -> None:
+def test_check_move_lists_each_obstacle_with_its_figure(told, lines) -> None:
     assert found(**told) >= set(lines)
     assert found("slave", **told) >= {line for line in lines if line[3] != "traffic"}
     assert not any(line[3] == "traffic" for line in found("store", **told))
 
 
-def test_what_a_broker_does_not_tell_is_a_line() -> None:
+def test_check_move_lists_what_a_broker_does_not_report_as_unknown() -> None:
     unknown = [line for line in found(stats=None, config={"aclEnable": "true"}) if line[2] == "?"]
     assert sorted(unknown) == [
         ("look", "accounts", "?", ""),
@@ -160,7 +160,7 @@ def test_what_a_broker_does_not_tell_is_a_line() -> None:
     ]
 
 
-def test_a_running_cluster_is_asked(two: Two) -> None:
+def test_check_move_asks_a_running_cluster(two: Two) -> None:
     made = two.run("updateTopic", "-b", two.at(OLD), "-t", "Asked", "-r", "2", "-w", "2")
     assert made.exit_code == 0
     wait_until(lambda: OLD in two.run("topicRoute", "-t", "Asked").stdout)

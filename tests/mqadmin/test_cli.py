@@ -39,7 +39,7 @@ def run(*arguments, env=None):
     return CliRunner().invoke(main, arguments, env=env, catch_exceptions=False)
 
 
-def test_names_and_flags_are_unambiguous():
+def test_mqadmin_command_names_and_flags_are_unambiguous():
     names = [command.name.lower() for command in COMMANDS]
     assert len(set(names)) == len(names)
     for command in COMMANDS:
@@ -53,7 +53,7 @@ def test_names_and_flags_are_unambiguous():
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.name)
-def test_every_command_explains_itself(command):
+def test_every_mqadmin_command_has_a_help_text(command):
     said = run("help", command.name.upper())
     assert said.exit_code == 0
     for flag in command.flags:
@@ -73,12 +73,12 @@ def test_every_command_explains_itself(command):
         (["members", "-b", "g", "-o", "grow", "-n", "127.0.0.1:1"], "expected list, add, promote"),
     ],
 )
-def test_what_is_asked_for_wrongly(arguments, says):
+def test_wrong_usage_exits_with_2_and_an_error_message(arguments, says):
     result = run(*arguments, env={"NAMESRV_ADDR": ""})
     assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
 
 
-def test_nobody_answers():
+def test_unreachable_name_server_exits_with_3_and_one_line():
     result = run("topicList", "-n", "127.0.0.1:1")
     assert result.exit_code == 3
     assert result.stderr.startswith("mqadmin: no name server answered")
@@ -100,7 +100,7 @@ def test_nobody_answers():
         (BrokerUnreachable("b:1: no answer", True), 3, Manner.STREAMS),
     ],
 )
-def test_exit_status(error, status, manner, monkeypatch, capsys):
+def test_exit_status_follows_from_the_error(error, status, manner, monkeypatch, capsys):
     async def fails(*_):
         raise error
 
@@ -130,7 +130,7 @@ def namesrv():
     loop.close()
 
 
-def test_tables_json_and_the_variable(namesrv):
+def test_output_is_tables_or_json_and_namesrv_addr_is_read(namesrv):
     env = {"NAMESRV_ADDR": namesrv}
     assert run("updateKvConfig", "-s", "S", "-k", "k", "-v", "v", env=env).exit_code == 0
     as_json = run("TOPICLIST", "--json", env=env)
@@ -148,12 +148,12 @@ DATA = {"rows": ROWS, "rest": {"more": [1, 2]}, "part3": {"done": "done", "x": 1
 
 
 @pytest.mark.parametrize("ms", [253_402_387_200_000, 2**60, 2**63 - 1])
-def test_a_time_that_no_calendar_has_is_shown_as_its_number(ms):
+def test_time_outside_the_calendar_is_printed_as_its_number(ms):
     assert show_time(ms) == str(ms)
 
 
 @pytest.mark.parametrize("form", ["table", "json", "yaml"])
-def test_who_has_seen_enough_is_no_failure(namesrv, form):
+def test_closed_output_pipe_is_not_a_failure(namesrv, form):
     reads, writes = os.pipe()
     os.close(reads)
     arguments = ("topicList", "-n", namesrv, "-o", form)
@@ -186,7 +186,7 @@ def answers(monkeypatch):
         (("--output", "yaml"), yaml.safe_load),
     ],
 )
-def test_several_parts_are_one_document(namesrv, answers, flags, read):
+def test_command_with_several_parts_prints_one_document(namesrv, answers, flags, read):
     said = run("topicList", *flags, env={"NAMESRV_ADDR": namesrv})
     assert (said.exit_code, said.stderr) == (0, "")
     assert read(said.stdout) == DATA
@@ -204,7 +204,7 @@ class Enough(Exception):
         ("table", lambda text: [DATA] * text.count("rows\n")),
     ],
 )
-def test_watching_prints_again_and_again(namesrv, monkeypatch, capsysbinary, form, read):
+def test_watch_flag_prints_repeatedly(namesrv, monkeypatch, capsysbinary, form, read):
     looks = 0
 
     async def answer(*_):
@@ -226,7 +226,7 @@ def test_watching_prints_again_and_again(namesrv, monkeypatch, capsysbinary, for
     assert b"gone for a moment" in said.err
 
 
-def test_times():
+def test_parse_time_reads_dates_milliseconds_and_now():
     moment = datetime(2024, 3, 1, 12, 30, 5)
     ms = int(moment.timestamp()) * 1000
     assert parse_time("2024-03-01#12:30:05:250", 0) == ms + 250

@@ -50,7 +50,7 @@ def store(two: Two, topic: str, group: str, messages: list[tuple[str, bytes]]) -
         (SAME, [D, A, C], "key", "1 0 0 1", [("missing", "b"), ("more", "d")]),
     ],
 )  # fmt: skip
-def test_differences_of_two_broker_groups(
+def test_compare_counts_differences_of_two_broker_groups(
     two: Two, monkeypatch: pytest.MonkeyPatch, old, new, by, counts, found
 ) -> None:
     monkeypatch.setattr(compare, "HELD_BYTES_MAX", 48)  # on the disk, but for a row
@@ -68,7 +68,7 @@ def test_differences_of_two_broker_groups(
     assert sorted((d["what"], d["msgId"]) for d in reported.get("differences", ())) == found
 
 
-def test_queues_of_one_name_are_compared_by_offset(two: Two) -> None:
+def test_compare_matches_queues_of_one_broker_name_by_offset(two: Two) -> None:
     """As of a master and its slave, or of a store before and after a move: here it is one."""
     topic = next(NAMES)
     store(two, topic, OLD, SAME)
@@ -118,7 +118,7 @@ def _stored(offset: int, body: bytes) -> MessageExt:
         ({7: b"x", 4_000: None}, [("changed", 7), ("missing", 4_000)]),
     ],
 )
-def test_one_of_many_is_found_by_offset(tmp_path, change, found) -> None:
+def test_compare_by_offset_finds_one_difference_among_many(tmp_path, change, found) -> None:
     master = {offset: b"%d" % offset for offset in range(5_000)}
     slave = {at: body for at, body in (master | change).items() if body is not None}
     sides = [compare.Side(name, [name]) for name in ("master", "slave")]
@@ -144,7 +144,7 @@ def test_one_of_many_is_found_by_offset(tmp_path, change, found) -> None:
         (("--from", OLD, "--to", "127.0.0.1:1"), 3, "127.0.0.1:1"),
     ],
 )
-def test_what_is_asked_for_wrongly(two: Two, arguments, status, says) -> None:
+def test_compare_rejects_wrong_arguments(two: Two, arguments, status, says) -> None:
     two.add_headless("beheaded")
     wait_until(lambda: "beheaded" in two.run("clusterList").stdout)
     done = two.run("compare", *arguments)

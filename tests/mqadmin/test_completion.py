@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_command_is_completed(shell: str) -> None:
+def test_completion_covers_every_command(shell: str) -> None:
     assert set(scripts(shell)) == set(COMMANDS)
     printed = CliRunner().invoke(main, ["completion", shell]).stdout
     for name in COMMANDS:
@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_installing_adds_a_line_once(home: dict[str, str], shell: str) -> None:
+def test_completion_install_adds_its_line_once(home: dict[str, str], shell: str) -> None:
     start = Path(home["HOME"]) / f".{shell}rc"
     start.write_text("alias ll='ls -l'")  # without an end
     install_for(shell, home)
@@ -45,13 +45,15 @@ def test_installing_adds_a_line_once(home: dict[str, str], shell: str) -> None:
     assert (Path(home["HOME"]) / ".local/share/raftmq" / f"completion.{shell}").exists()
 
 
-def test_fish_reads_its_own_directory(home: dict[str, str], tmp_path: Path) -> None:
+def test_completion_install_for_fish_writes_its_own_directory(
+    home: dict[str, str], tmp_path: Path
+) -> None:
     install_for("fish", {**home, "XDG_CONFIG_HOME": str(tmp_path / "conf")})
     result = {path.stem for path in (tmp_path / "conf/fish/completions").iterdir()}
     assert result == set(COMMANDS)
 
 
-def test_where_nothing_can_be_written_is_told(tmp_path: Path) -> None:
+def test_completion_install_reports_an_unwritable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     env = {"XDG_DATA_HOME": str(tmp_path / "file")}
     said = CliRunner().invoke(main, ["completion", "bash", "--install"], env=env)
@@ -79,7 +81,7 @@ print ${_comps[mqadmin]}
         ("zsh", ASK_ZSH, {"_mqadmin_completion"}),
     ],
 )
-def test_the_shell_completes(
+def test_shell_completes_commands_and_flags(
     home: dict[str, str], tmp_path: Path, shell: str, asks: str, answers: set[str]
 ) -> None:
     program = shutil.which(shell)

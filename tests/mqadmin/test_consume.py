@@ -38,9 +38,7 @@ def bodies(said: str) -> list[str]:
     return [json.loads(line)["body"] for line in said.splitlines()]
 
 
-def test_lines_of_files_come_out_in_the_order_in_which_they_were_stored(
-    small: Small, tmp_path: Path
-) -> None:
+def test_produced_lines_of_files_are_consumed_in_stored_order(small: Small, tmp_path: Path) -> None:
     small.make_topic("lines")
     one, two = tmp_path / "one", tmp_path / "two"
     one.write_text("".join(f"line {number}\n" for number in range(300)))
@@ -63,7 +61,7 @@ def test_lines_of_files_come_out_in_the_order_in_which_they_were_stored(
     assert json.loads(progress.stdout) == []  # no group came into being
 
 
-def test_where_it_begins_and_ends(small: Small, tmp_path: Path) -> None:
+def test_consume_starts_and_ends_where_flags_say(small: Small, tmp_path: Path) -> None:
     small.make_topic("begin", queues=1)
     file = tmp_path / "lines"
     file.write_text("".join(f"{number}\n" for number in range(10)))
@@ -86,7 +84,7 @@ def test_where_it_begins_and_ends(small: Small, tmp_path: Path) -> None:
     assert small.run("consume", "begin", "-c", "1", *template).stdout == "0/0\t0\n"
 
 
-def test_what_json_says_of_a_message_is_sent_and_comes_back(small: Small, tmp_path: Path) -> None:
+def test_produced_json_fields_round_trip_through_consume(small: Small, tmp_path: Path) -> None:
     small.make_topic("json")
     given = [
         {"body": "one", "keys": ["k1", "k2"], "tags": "A", "properties": {"colour": "red"}},
@@ -123,7 +121,7 @@ def test_what_json_says_of_a_message_is_sent_and_comes_back(small: Small, tmp_pa
     assert bodies(tagged) == ['{"n":[1]}']
 
 
-def test_a_refusal_stops_the_reading_unless_told_to_go_on(small: Small, tmp_path: Path) -> None:
+def test_produce_stops_at_a_rejected_line_unless_keep_going(small: Small, tmp_path: Path) -> None:
     small.make_topic("bad")
     file = tmp_path / "in"
     file.write_text('{"body":"a"}\n{"boddy":"b"}\n{"body":"c"}\n')
@@ -157,7 +155,7 @@ def test_a_refusal_stops_the_reading_unless_told_to_go_on(small: Small, tmp_path
         (("consume", "T", "-g", "g", "-q", "0"), 2, "without --group"),
     ],
 )
-def test_refusals_come_first_and_in_one_line(
+def test_produce_and_consume_reject_bad_arguments_first_in_one_line(
     small: Small, tmp_path: Path, arguments: tuple[str, ...], status: int, says: str
 ) -> None:
     file = tmp_path / "in"
@@ -168,7 +166,7 @@ def test_refusals_come_first_and_in_one_line(
     assert said.stdout == ""
 
 
-def test_standard_input_is_sent_as_it_comes_and_ctrl_c_waits_for_outcomes(small: Small) -> None:
+def test_produce_sends_standard_input_at_once_and_ctrl_c_awaits_outcomes(small: Small) -> None:
     small.make_topic("piped")
     process = started(small, "produce", "piped", stdin=subprocess.PIPE)
     try:
@@ -184,7 +182,7 @@ def test_standard_input_is_sent_as_it_comes_and_ctrl_c_waits_for_outcomes(small:
     assert out.startswith(b"1 messages acknowledged in topic piped") and err == b""
 
 
-def test_ctrl_c_does_not_wait_for_the_end_of_a_file_that_is_standard_input(small: Small) -> None:
+def test_produce_ends_at_ctrl_c_without_awaiting_end_of_standard_input(small: Small) -> None:
     small.make_topic("whole")
     process = started(small, "produce", "whole", "-F", "file", "-", stdin=subprocess.PIPE)
     try:
@@ -199,7 +197,7 @@ def test_ctrl_c_does_not_wait_for_the_end_of_a_file_that_is_standard_input(small
     assert out.startswith(b"0 messages acknowledged in topic whole") and err == b""
 
 
-def test_following_prints_what_comes_until_ctrl_c(small: Small, tmp_path: Path) -> None:
+def test_consume_follow_prints_new_messages_until_ctrl_c(small: Small, tmp_path: Path) -> None:
     small.make_topic("live")
     file = tmp_path / "in"
     file.write_text("one\n")
@@ -216,7 +214,7 @@ def test_following_prints_what_comes_until_ctrl_c(small: Small, tmp_path: Path) 
     assert (process.returncode, err) == (0, b"")
 
 
-def test_a_group_goes_on_where_it_was(small: Small, tmp_path: Path) -> None:
+def test_consume_with_a_group_resumes_at_its_committed_offset(small: Small, tmp_path: Path) -> None:
     small.make_topic("grouped", queues=1)
     file = tmp_path / "in"
     file.write_text("".join(f"{number}\n" for number in range(10)))
@@ -230,7 +228,9 @@ def test_a_group_goes_on_where_it_was(small: Small, tmp_path: Path) -> None:
     assert json.loads(progress.stdout)["total"]["diffTotal"] == 2
 
 
-def test_a_group_commits_nothing_that_could_not_be_written(small: Small, tmp_path: Path) -> None:
+def test_consume_commits_no_offset_of_messages_it_could_not_write(
+    small: Small, tmp_path: Path
+) -> None:
     small.make_topic("unwritten", queues=1)
     file = tmp_path / "in"
     file.write_text("".join(f"{number}\n" for number in range(6)))
@@ -255,7 +255,7 @@ def test_a_group_commits_nothing_that_could_not_be_written(small: Small, tmp_pat
     assert json.loads(progress.stdout)["total"]["diffTotal"] == 0
 
 
-def test_who_has_seen_enough_ends_it(small: Small, tmp_path: Path) -> None:
+def test_consume_ends_when_its_output_pipe_is_closed(small: Small, tmp_path: Path) -> None:
     small.make_topic("much")
     file = tmp_path / "in"
     file.write_text("".join(f"{number:0900}\n" for number in range(300)))  # more than a pipe holds
@@ -272,7 +272,7 @@ def test_who_has_seen_enough_ends_it(small: Small, tmp_path: Path) -> None:
         process.kill()
 
 
-def test_delayed_messages_come_later(small: Small, tmp_path: Path) -> None:
+def test_produce_with_delay_delivers_later(small: Small, tmp_path: Path) -> None:
     small.make_topic("later")
     file = tmp_path / "in"
     file.write_text("x\n")
@@ -289,17 +289,17 @@ def test_delayed_messages_come_later(small: Small, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "ms"), [("500ms", 500), ("90s", 90_000), ("1h30m", 5_400_000), ("1.5d", 129_600_000)]
 )
-def test_durations(text: str, ms: int) -> None:
+def test_parse_duration_reads_units(text: str, ms: int) -> None:
     assert parse_duration_ms(text) == ms
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "5 s", "-5s", "5x", "5s!"])
-def test_no_durations(text: str) -> None:
+def test_parse_duration_rejects_other_text(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration_ms(text)
 
 
-def test_beginnings() -> None:
+def test_parse_start_reads_first_last_counts_and_times() -> None:
     now = 1_800_000_000_000
     assert parse_start("first", now) == Start()
     assert parse_start("last", now) == Start(back=0)
@@ -309,7 +309,7 @@ def test_beginnings() -> None:
     assert parse_start("1700000000000", now) == Start(1_700_000_000_000)
 
 
-def test_control_characters_do_not_reach_a_terminal() -> None:
+def test_consume_escapes_control_characters_at_a_terminal() -> None:
     one = message(7)
     one.body = b"a\x1b[2Jb\nc"
     assert show_as("text", "", terminal=True)(one) == b"a\\x1b[2Jb\nc\n"
@@ -320,14 +320,14 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
     assert b"00000000  ff" in show_as("hex", "", terminal=True)(one)
 
 
-def test_a_message_whose_times_are_no_times_is_shown_all_the_same() -> None:
+def test_consume_prints_a_message_with_times_outside_the_calendar() -> None:
     one = message(7)
     one.born_timestamp_ms = one.store_timestamp_ms = 2**63 - 1
     for form, template in (("line", ""), ("template", "{born} {stored}")):
         assert str(2**63 - 1).encode() in show_as(form, template, terminal=False)(one)
 
 
-def test_templates() -> None:
+def test_consume_template_fills_fields_and_rejects_unknown_ones() -> None:
     one = message(7)
     for template, said in (
         (r"{topic}\t{offset}\n", b"orders\t7\n"),

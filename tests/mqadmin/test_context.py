@@ -29,7 +29,7 @@ def listed() -> dict[str, bool]:
     return {row["name"]: row["inUse"] for row in rows}
 
 
-def test_adding_using_renaming_removing() -> None:
+def test_context_is_added_used_renamed_and_removed() -> None:
     assert listed() == {}
     add("test")
     assert "use it by: mqadmin context use x" in run("context", "add", "x", "-n", "x:1").stdout
@@ -45,7 +45,7 @@ def test_adding_using_renaming_removing() -> None:
     assert (gone.exit_code, gone.stderr) == (2, "mqadmin: no context is in use\n")
 
 
-def test_a_secret_is_read_and_not_shown() -> None:
+def test_context_secret_is_read_but_not_printed() -> None:
     account = ("--accessKey", "ops", "--secretKey", "-")
     said = run("context", "add", "prod", "-n", "p:1", *account, typed="s3cret\n")
     assert said.exit_code == 0 and "s3cret" not in said.output
@@ -69,7 +69,9 @@ def test_a_secret_is_read_and_not_shown() -> None:
         (("rename", "prod", "prod"), "a context 'prod' already"),
     ],
 )
-def test_refusals(arguments: tuple[str, ...], says: str) -> None:
+def test_context_rejects_wrong_arguments_and_changes_nothing(
+    arguments: tuple[str, ...], says: str
+) -> None:
     add("prod")
     said = run("context", *arguments)
     assert (said.exit_code, len(said.stderr.splitlines())) == (2, 1)
@@ -77,7 +79,9 @@ def test_refusals(arguments: tuple[str, ...], says: str) -> None:
     assert listed() == {"prod": False}
 
 
-def test_what_a_command_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_prefers_flags_to_context_flag_to_variables_to_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Flags, then the context that a flag names, then variables, then the context in use."""
     requested = []
 
@@ -113,7 +117,7 @@ def test_what_a_command_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (wrong.exit_code, "known: prod, test" in wrong.stderr) == (2, True)
 
 
-def test_files_of_a_context_are_found_from_anywhere(
+def test_context_files_are_found_from_any_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

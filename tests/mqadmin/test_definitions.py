@@ -38,7 +38,7 @@ def ok(two: Two, command: str) -> None:
     assert done.exit_code == 0, done.stderr
 
 
-def test_definitions_are_copied_once_and_what_differs_is_left(two: Two) -> None:
+def test_copy_definitions_copies_once_and_leaves_differing_ones(two: Two) -> None:
     old, new = two.at(OLD), two.at(NEW)
     ok(two, f"updateTopic -b {old} -t Orders -r 3 -w 5 -a +message.type=FIFO")
     ok(two, f"updateTopic -b {old} -t Bills -r 2 -w 2")
@@ -66,7 +66,7 @@ def test_definitions_are_copied_once_and_what_differs_is_left(two: Two) -> None:
     assert topic(two, NEW, "Bills")["readQueues"] == 7
 
 
-def test_a_topic_whose_attributes_nobody_acts_by_is_not_made() -> None:
+def test_copy_definitions_rejects_topic_attributes_without_effect_here() -> None:
     attributes = {"cleanup.policy": "COMPACTION", "message.type": "NORMAL"}
     step = copied_topic("T", BEAN | {"attributes": attributes}, NEW, None, 4)
     assert (step.outcome, step.why) == ("refused", "brokers here do not act by cleanup.policy")
@@ -74,7 +74,7 @@ def test_a_topic_whose_attributes_nobody_acts_by_is_not_made() -> None:
     assert step.outcome == "made" and step.puts[NEW]["perm"] == 4
 
 
-async def test_equal_definitions_of_many_groups_are_one_object() -> None:
+async def test_equal_definitions_of_many_groups_share_one_object() -> None:
     async def read(address: str) -> dict[str, dict[str, Any]]:
         own = {"only there": {"perm": 6}} if address == "n9:1" else {}
         odd = {"odd": {"perm": 6 if address == "n7:1" else 4}}
@@ -89,7 +89,7 @@ async def test_equal_definitions_of_many_groups_are_one_object() -> None:
     assert found["only there"] == dict.fromkeys(leaders) | {"g09": {"perm": 6}}
 
 
-def test_a_refusal_says_at_what_and_how_far_it_is(two: Two, monkeypatch) -> None:
+def test_copy_definitions_error_names_the_topic_and_the_progress(two: Two, monkeypatch) -> None:
     async def refused(self, address, header):
         raise BrokerRefused(1, "no room", address)
 
@@ -108,12 +108,12 @@ def test_a_refusal_says_at_what_and_how_far_it_is(two: Two, monkeypatch) -> None
         (("--from", OLD, "--to", NEW, "--perm", "7"), 2, "--perm 7: expected 2, 4 or 6"),
     ],
 )  # fmt: skip
-def test_what_is_asked_for_wrongly(two: Two, arguments, status, says) -> None:
+def test_copy_definitions_rejects_wrong_arguments(two: Two, arguments, status, says) -> None:
     done = two.run("copyDefinitions", *arguments)
     assert (done.exit_code, says in done.stderr) == (status, True), done.stderr
 
 
-def test_a_cluster_is_aligned_once(two: Two) -> None:
+def test_definitions_align_changes_a_cluster_once(two: Two) -> None:
     old, new = two.at(OLD), two.at(NEW)
     ok(two, f"updateTopic -b {old} -t Parcels -r 2 -w 2 -a +message.type=DELAY")
     ok(two, f"updateTopic -b {old} -t Letters -r 2 -w 2")
@@ -160,7 +160,7 @@ def test_a_cluster_is_aligned_once(two: Two) -> None:
     assert topic(two, NEW, "Letters")["perm"] == "R"
 
 
-def test_a_group_without_a_leader_is_shown_and_nothing_is_aligned(two: Two) -> None:
+def test_definitions_shows_a_group_without_leader_and_aligns_nothing(two: Two) -> None:
     two.add_headless("group-x")
     done = two.run("definitions", "--json")
     (row,) = (row for row in json.loads(done.stdout) if row["kind"] == "broker group")

@@ -12,13 +12,13 @@ from raftmq.mqadmin.command import Arguments, Fields, Table
 from raftmq.mqadmin.groups import consumer_status, groups_with_retries
 
 
-def test_a_retry_topic_of_pops_is_no_group():
+def test_consumer_progress_lists_no_pop_retry_topic_as_group():
     topics = ["orders", "bills", "%RETRY%shop", "%RETRY%shop_orders", "%RETRY%shop_other"]
     assert groups_with_retries(topics) == ["shop", "shop_other"]
     assert groups_with_retries(["orders", "%RETRY%billing_orders"]) == ["billing_orders"]
 
 
-def test_an_offset_beyond_the_end_leaves_nothing_to_consume():
+def test_lag_is_zero_for_an_offset_beyond_the_end():
     assert [Progress(5, at, at, 0).behind for at in (3, 5, 9)] == [2, 0, 0]
 
 
@@ -47,7 +47,7 @@ class Consumers:
          [{"clientId": "b", "topic": "T", "expression": "y", "others": "x"}]),
     ],
 )  # fmt: skip
-async def test_consumers_with_other_subscriptions_than_most_are_listed(
+async def test_consumer_status_lists_consumers_with_deviating_subscriptions(
     subscribed: dict[str, str], differing: list[dict[str, str]]
 ) -> None:
     consumers = Consumers(subscribed)

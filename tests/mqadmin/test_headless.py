@@ -55,7 +55,7 @@ def offsets(cluster: Small) -> dict[str, list[int]]:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_change_is_refused_before_anything_is_done(
+def test_change_is_rejected_up_front_while_a_group_has_no_leader(
     partial: Small, arguments: tuple[str, ...]
 ) -> None:
     before = offsets(partial)
@@ -65,7 +65,7 @@ def test_a_change_is_refused_before_anything_is_done(
     assert offsets(partial) == before
 
 
-def test_a_groups_progress_has_no_total(partial: Small) -> None:
+def test_consumer_progress_has_no_total_while_a_group_has_no_leader(partial: Small) -> None:
     result = partial.run("consumerProgress", *OF_GROUP, "--json")
     reported = json.loads(result.stdout)
     assert result.exit_code == 1
@@ -86,7 +86,7 @@ def test_a_groups_progress_has_no_total(partial: Small) -> None:
     ],
     ids=lambda one: one[0] if isinstance(one, tuple) else "",
 )
-def test_an_answer_without_a_group_says_so(
+def test_answer_reports_a_group_without_leader_in_its_row(
     partial: Small, arguments: tuple[str, ...], column: str
 ) -> None:
     result = partial.run(*arguments, "--json")
@@ -95,7 +95,7 @@ def test_an_answer_without_a_group_says_so(
     assert reported.get("topic", "orders") in ("orders", "")
 
 
-def test_top_has_no_lag_without_a_group(partial: Small) -> None:
+def test_top_shows_no_lag_while_a_group_has_no_leader(partial: Small) -> None:
     result = partial.run("top", "--once", "--interval", "0.2", "--json")
     assert result.exit_code == 1
     reported = json.loads(result.stdout)
@@ -105,7 +105,7 @@ def test_top_has_no_lag_without_a_group(partial: Small) -> None:
     assert topic["inTps"] == 0.0
 
 
-def test_one_broker_is_changed_all_the_same(partial: Small) -> None:
+def test_reset_of_one_broker_works_while_another_group_has_no_leader(partial: Small) -> None:
     arguments = ("resetOffsetByTime", *OF_GROUP, "-s", "0", "-b")
     result = partial.run(*arguments, "group-a", "--json")
     assert result.exit_code == 0

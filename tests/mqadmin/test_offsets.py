@@ -28,7 +28,7 @@ def make_topic(two: Two, topic: str) -> None:
         ran(two, f"sendMessage -t {topic} -p x -b {name} -i 0")
 
 
-def test_a_group_is_moved_where_it_is_known_and_the_rest_is_told(two: Two) -> None:
+def test_reset_moves_group_where_known_and_reports_other_brokers(two: Two) -> None:
     make_topic(two, "orders")
     ran(two, f"updateSubGroup -b {two.at(OLD)} -g partly")
     for command in ("resetOffsetByTime -s -1", "skipAccumulatedMessage"):
@@ -40,7 +40,7 @@ def test_a_group_is_moved_where_it_is_known_and_the_rest_is_told(two: Two) -> No
         assert UNKNOWN in refused["offset"]
 
 
-def test_a_groups_progress_is_of_the_brokers_that_know_it(two: Two) -> None:
+def test_consumer_progress_covers_only_brokers_that_know_the_group(two: Two) -> None:
     make_topic(two, "bills")
     ran(two, f"updateSubGroup -b {two.at(OLD)} -g here")
     ran(two, f"resetOffsetByTime -b {OLD} -g here -t bills -s 0")
@@ -49,7 +49,7 @@ def test_a_groups_progress_is_of_the_brokers_that_know_it(two: Two) -> None:
     assert progress["total"]["diffTotal"] == 1
 
 
-def test_a_group_that_nobody_knows_is_an_error(two: Two) -> None:
+def test_unknown_consumer_group_is_an_error(two: Two) -> None:
     make_topic(two, "parcels")
     for command in ("consumerProgress", "resetOffsetByTime -t parcels -s 0"):
         done = two.run(*command.split(), "-g", "nobody")
@@ -57,7 +57,7 @@ def test_a_group_that_nobody_knows_is_an_error(two: Two) -> None:
         assert "group[nobody] does not exist" in done.stderr
 
 
-def test_who_does_not_answer_is_told_beside_what_was_moved(two: Two, monkeypatch) -> None:
+def test_reset_reports_unanswering_broker_beside_moved_offsets(two: Two, monkeypatch) -> None:
     make_topic(two, "letters")
     ran(two, f"updateSubGroup -c {CLUSTER} -g everywhere")
     reset = OffsetAdmin.reset

@@ -24,7 +24,7 @@ SHOWN = "a\\x1b[2J\\x07b\\x9bc\\u202ed\\r"
         Done(EVIL),
     ],
 )
-def test_control_characters_are_shown_and_not_obeyed(part: Section) -> None:
+def test_table_escapes_control_characters(part: Section) -> None:
     out = io.StringIO()
     show([part], Console(file=out, force_terminal=True, width=200, highlight=False))
     printed = out.getvalue()

@@ -58,7 +58,7 @@ class Cluster:
         ("deleteExpiredCommitLog", {"cluster": "c"}),
     ],
 )
-async def test_an_error_says_where_the_change_was_made(
+async def test_rejected_change_lists_brokers_already_changed(
     command: str, values: dict[str, object]
 ) -> None:
     (expected,) = (one for one in COMMANDS if one.name == command)
@@ -69,7 +69,7 @@ async def test_an_error_says_where_the_change_was_made(
     assert caught.value.__notes__ == [f"already changed: {FIRST}"]
 
 
-async def test_nothing_is_said_where_nothing_was_changed() -> None:
+async def test_rejected_change_has_no_note_if_no_broker_was_changed() -> None:
     with pytest.raises(BrokerRefused) as caught:
         await at_each([SECOND, FIRST], Section().put)
     assert not hasattr(caught.value, "__notes__")

@@ -22,7 +22,7 @@ def sized(read: int, write: int) -> dict[str, Any]:
     return {"readQueueNums": read, "writeQueueNums": write, "perm": 6, "order": False}
 
 
-def test_shares_differ_by_one_at_most_and_are_the_whole() -> None:
+def test_queue_shares_differ_by_at_most_one_and_sum_to_all_queues() -> None:
     assert shares(24, ["b", "a", "c"]) == {"a": 8, "b": 8, "c": 8}
     assert shares(25, ["b", "a", "c"]) == {"a": 9, "b": 8, "c": 8}
     rng = random.Random(24)
@@ -35,7 +35,7 @@ def test_shares_differ_by_one_at_most_and_are_the_whole() -> None:
         assert counts == sorted(counts, reverse=True)
 
 
-def test_queues_are_opened_and_none_is_taken_from_readers() -> None:
+def test_spread_topic_opens_queues_and_keeps_all_read_queues() -> None:
     rng = random.Random(25)
     for _ in range(500):
         has: dict[str, Any] = {
@@ -51,7 +51,7 @@ def test_queues_are_opened_and_none_is_taken_from_readers() -> None:
         assert opened(after, share) == after
 
 
-def test_a_queue_is_left_while_a_group_or_everybody_has_not_consumed_it() -> None:
+def test_spread_topic_keeps_a_queue_until_all_groups_have_consumed_it() -> None:
     def queue(number: int) -> MessageQueue:
         return MessageQueue("T", "a", number)
 
@@ -90,7 +90,7 @@ def ok(two: Two, *arguments: str) -> str:
     return done.stdout
 
 
-def test_surplus_queues_are_closed_then_consumed_then_taken_away(two: Two) -> None:
+def test_spread_topic_closes_consumes_then_removes_surplus_queues(two: Two) -> None:
     ok(two, "updateTopic", "-b", two.at(OLD), "-t", "Wide", "-r", "6", "-w", "6")
     wait_until(lambda: two.run("topicRoute", "-t", "Wide").exit_code == 0)
     for queue in ("0", "3", "4"):
@@ -121,7 +121,7 @@ def test_surplus_queues_are_closed_then_consumed_then_taken_away(two: Two) -> No
     assert spread(two, "-t", "Wide", "--queues", "7") == (0, wider, [])
 
 
-def test_a_draining_group_gets_no_queues(two: Two) -> None:
+def test_spread_topic_gives_no_queues_to_a_draining_group(two: Two) -> None:
     ok(two, "updateTopic", "-b", two.at(OLD), "-t", "Kept", "-r", "4", "-w", "4")
     ok(two, "drainGroup", "-b", NEW)
     try:
@@ -133,7 +133,7 @@ def test_a_draining_group_gets_no_queues(two: Two) -> None:
         ok(two, "drainGroup", "-b", NEW, "--cancel")
 
 
-def test_the_queues_of_an_order_topic_follow_for_its_clients(two: Two) -> None:
+def test_spread_topic_updates_order_topic_queues_for_clients(two: Two) -> None:
     ok(two, "updateTopic", "-b", two.at(OLD), "-t", "Rows", "-r", "4", "-w", "4", "-o", "true")
     wait_until(lambda: two.run("topicRoute", "-t", "Rows").exit_code == 0)
     status, after, left = spread(two, "-t", "Rows", "--queues", "4", "--withOrdered")
@@ -142,7 +142,7 @@ def test_the_queues_of_an_order_topic_follow_for_its_clients(two: Two) -> None:
     assert two.order_of("Rows") == f"{OLD}:2;{NEW}:2"
 
 
-def test_an_ordered_topic_is_closed_until_its_queues_are_consumed(
+def test_spread_topic_closes_an_ordered_topic_until_it_is_consumed(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send() -> bool:
@@ -184,7 +184,7 @@ def test_an_ordered_topic_is_closed_until_its_queues_are_consumed(
         (("-t", "Keys", "--queues", "4", "-c", "Other"), 1, "there is no cluster 'Other'"),
     ],
 )
-def test_what_is_refused_changes_nothing(two: Two, arguments, status, says) -> None:
+def test_spread_topic_rejection_changes_nothing(two: Two, arguments, status, says) -> None:
     for name, topic, kind in (
         (OLD, "Keys", "FIFO"),
         (OLD, "Both", "FIFO"),

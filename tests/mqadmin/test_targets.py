@@ -26,7 +26,7 @@ def asked(answers):
     return SimpleNamespace(broker=SimpleNamespace(runtime_info=runtime_info)), replicas
 
 
-async def test_those_that_do_not_answer_have_a_line_beside_those_that_do():
+async def test_runtime_infos_have_an_error_row_for_each_silent_broker():
     result = await runtime_infos(*asked([DEAD, {"x": "1"}, CLOSED]))
     assert result == [
         {"error": "no answer: b:1: refused"},
@@ -36,14 +36,14 @@ async def test_those_that_do_not_answer_have_a_line_beside_those_that_do():
     assert await runtime_infos(*asked([])) == []
 
 
-async def test_where_nobody_answers_the_command_fails():
+async def test_runtime_infos_fail_if_no_broker_answers():
     with pytest.raises(BrokerUnreachable):
         await runtime_infos(*asked([DEAD, CLOSED]))
     result = await runtime_infos(*asked([DEAD]), one_answers=False)
     assert result == [{"error": "no answer: b:1: refused"}]
 
 
-async def test_not_all_are_asked_at_once():
+async def test_runtime_infos_ask_a_limited_number_of_brokers_at_once():
     running = most = 0
 
     async def runtime_info(_):

@@ -44,7 +44,7 @@ def without_second(look: Sample) -> Sample:
     return look
 
 
-def test_rates_are_of_the_time_between_two_looks() -> None:
+def test_top_rates_are_per_time_between_two_samples() -> None:
     before, now = made(10.0, 100, 40, 500), made(12.0, 300, 60, 900)
     (broker,) = broker_rows(now, before)
     assert (broker["role"], broker["term"], broker["inTps"]) == ("leader", 3, 200.0)
@@ -58,7 +58,7 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     assert (level["group"], level["outTps"], level["lag"]) == ("h", 100.0, 0)
 
 
-def test_what_was_not_there_before_or_counts_anew_has_no_rate() -> None:
+def test_top_shows_no_rate_for_new_rows_and_restarted_counters() -> None:
     now = made(12.0, 300, 60, 900)
     assert broker_rows(now, None)[0]["inTps"] is None
     assert broker_rows(now, made(10.0, 1, 1, 901))[0]["inTps"] is None  # started again
@@ -67,7 +67,7 @@ def test_what_was_not_there_before_or_counts_anew_has_no_rate() -> None:
     assert broker_rows(now, None)[0]["role"] == "no answer"
 
 
-def test_a_broker_group_that_was_silent_is_no_traffic_when_it_is_back() -> None:
+def test_top_counts_no_traffic_of_a_broker_group_that_was_silent() -> None:
     before, now = without_second(made(10.0, 100, 40, 500)), made(12.0, 300, 60, 900)
     add_second(now, 10_000, 9_000)
     assert topic_rows(now, before)[0]["inTps"] == 100.0
@@ -75,7 +75,7 @@ def test_a_broker_group_that_was_silent_is_no_traffic_when_it_is_back() -> None:
     assert (group["outTps"], group["lag"], group["inFlight"]) == (10.0, 1_240, 3)
 
 
-def test_where_a_broker_group_is_silent_there_is_no_sum() -> None:
+def test_top_shows_no_sum_while_a_broker_group_is_silent() -> None:
     before, now = add_second(made(10.0, 100, 40, 500), 10_000, 9_000), made(12.0, 300, 60, 900)
     without_second(now)
     busy, quiet = topic_rows(now, before)
@@ -89,7 +89,7 @@ def test_where_a_broker_group_is_silent_there_is_no_sum() -> None:
     assert topic_rows(now, Sample(10.0, 0, stored={"busy": {"a": (4, 1)}}))[0]["inTps"] is None
 
 
-def test_a_broker_group_may_tell_its_queues_and_no_progress() -> None:
+def test_top_shows_queues_of_a_broker_group_that_denies_progress() -> None:
     """To an account that is no administrator, for one."""
     now = add_second(made(12.0, 300, 60, 900), 10_000, 9_000)
     now.silent["b"] = "not for you"
@@ -102,13 +102,13 @@ def test_a_broker_group_may_tell_its_queues_and_no_progress() -> None:
     assert (quiet["stored"], quiet["lag"]) == (None, 0)
 
 
-def test_tables_are_cut_and_say_so() -> None:
+def test_top_limits_tables_and_says_so_in_the_title() -> None:
     parts = sections_of(made(1.0, 1, 1, 1), None, 1)
     titles = [part.title for part in parts if isinstance(part, Table)]
     assert titles == ["brokers", "topics, 1 of 2", "groups, 1 of 2"]
 
 
-def test_a_look_at_a_cluster(small: Small, tmp_path: Path) -> None:
+def test_top_samples_a_running_cluster(small: Small, tmp_path: Path) -> None:
     small.make_topic("orders")
     file = tmp_path / "in"
     file.write_text("".join(f"{n}\n" for n in range(20)))

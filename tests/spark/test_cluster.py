@@ -53,20 +53,20 @@ def answer(
     return RemotingCommand(code, 1, 1, ext=ext, body=body)
 
 
-def test_records_move_it_on() -> None:
+def test_pull_answer_with_records_advances_the_offset() -> None:
     assert block(pulls(range_of(5, 9), answer(ResponseCode.SUCCESS, 9))) == (9, b"records")
     gap = answer(ResponseCode.PULL_RETRY_IMMEDIATELY, 12)
     assert block(pulls(range_of(5, 12), gap, fail=False)) == (12, b"")
 
 
-def test_an_answer_that_does_not_move_on_is_refused() -> None:
+def test_pull_answer_that_does_not_advance_is_rejected() -> None:
     with pytest.raises(BrokerRefused, match="the offset after 5 is said to be 5"):
         block(pulls(range_of(5, 50), answer(ResponseCode.SUCCESS, 5)))
     with pytest.raises(BrokerRefused):
         block(pulls(range_of(5, 50), answer(ResponseCode.NO_PERMISSION, 6)))
 
 
-def test_what_retention_removed_is_lost_data() -> None:
+def test_pull_below_queue_start_is_lost_data() -> None:
     moved, rest = answer(ResponseCode.PULL_OFFSET_MOVED, 20, low=20), answer(0, 50)
     with pytest.raises(DataLost, match="queue 3 of topic T at broker-a has 20 to 100, not 5"):
         block(pulls(range_of(5, 50), moved, rest))
@@ -75,14 +75,14 @@ def test_what_retention_removed_is_lost_data() -> None:
     assert block(pulls(range_of(5, 50), moved, rest, fail=False)) == (50, b"records")
 
 
-def test_an_end_that_went_back_is_lost_data() -> None:
+def test_pull_beyond_a_decreased_queue_end_is_lost_data() -> None:
     moved = answer(ResponseCode.PULL_OFFSET_MOVED, 3, high=3)
     with pytest.raises(DataLost):
         block(pulls(range_of(5, 50), moved))
     assert block(pulls(range_of(5, 50), moved, fail=False)) == (50, b"")  # nothing to read
 
 
-def test_a_queue_that_has_nothing_any_more() -> None:
+def test_pull_from_an_emptied_queue_is_lost_data() -> None:
     nothing = answer(ResponseCode.PULL_NOT_FOUND, 5)
     with pytest.raises(DataLost, match="has nothing at 5 any more"):
         block(pulls(range_of(5, 50), nothing))
@@ -127,14 +127,14 @@ REMOVING = answer(ResponseCode.PULL_RETRY_IMMEDIATELY, 49)
         ([REMOVING, answer(ResponseCode.PULL_OFFSET_MOVED, 49, low=49)], "has 49 to 100, not 5"),
     ],
 )  # fmt: skip
-def test_a_hole_that_retention_has_just_made_is_lost_data(
+def test_pull_of_a_gap_just_made_by_retention_is_lost_data(
     monkeypatch: pytest.MonkeyPatch, answers: list[RemotingCommand], told: str
 ) -> None:
     with pytest.raises(DataLost, match=told):
         read(monkeypatch, range_of(5, 50), *answers)
 
 
-def test_what_is_around_a_hole_is_read_if_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull_reads_around_a_gap_without_fail_on_data_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = found(5, 6, following=7), REMOVING, found(49, following=50)
     for expected, fail in ((range_of(5, 50), False), (range_of(5, 50, strict=False), True)):
         assert read(monkeypatch, expected, *parts, fail=fail) == [5, 6, 49]
@@ -142,7 +142,7 @@ def test_what_is_around_a_hole_is_read_if_that_is_wanted(monkeypatch: pytest.Mon
     assert read(monkeypatch, range_of(5, 50), none, fail=False) == []
 
 
-def test_a_broker_that_did_not_lead_for_a_moment_is_asked_again(
+def test_pull_is_retried_at_a_broker_that_briefly_did_not_lead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = REMOVING, found(*range(5, 50), following=50)

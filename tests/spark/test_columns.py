@@ -67,7 +67,7 @@ def record(**changed: object) -> MessageRecord:
         {"topic": "", "properties": b"", "body": b""},
     ],
 )
-def test_every_field(changed: dict[str, object]) -> None:
+def test_columns_equal_every_field_of_the_record(changed: dict[str, object]) -> None:
     want = record(**changed)
     row = one(want)
     properties = decode_properties(want.properties)
@@ -85,7 +85,7 @@ def test_every_field(changed: dict[str, object]) -> None:
     assert row["tags_code"] == (2598919 if properties else 0)
 
 
-def test_a_wrong_body_is_not_intact() -> None:
+def test_column_intact_is_false_for_a_wrong_body() -> None:
     data = bytearray(encode_record(record(physical_offset=0)) + bytes(8))
     data[88] ^= 1
     (batch,) = record_batches(memoryview(data), 0, 0, len(data), "n0")
@@ -108,7 +108,7 @@ PROPERTIES = [
 ]
 
 
-def test_properties_agree_with_the_stores_decoder() -> None:
+def test_property_columns_equal_the_stores_decoder() -> None:
     """All together, so that no string can leak into its neighbour, and each alone."""
     for strings in (PROPERTIES, PROPERTIES[::-1], *[[p] for p in PROPERTIES], []):
         properties = properties_of(pa.array(strings, pa.binary()), PROPERTY_NAMES)
@@ -117,7 +117,7 @@ def test_properties_agree_with_the_stores_decoder() -> None:
             assert properties[column].to_pylist() == want, column
 
 
-def test_sums_agree_with_the_stores() -> None:
+def test_checksum_columns_equal_the_stores() -> None:
     for strings in (PROPERTIES, PROPERTIES[::-1], [], [b"A\x01b\x02"] * 3):
         once = [s for s in strings if s.count(b"KEYS\x01") < 2 and b"\xff" not in s]
         result = pairs_of(pa.array(once, pa.binary())).sums() & FIELDS_SUM_MAX
@@ -128,7 +128,7 @@ def test_sums_agree_with_the_stores() -> None:
     assert len({fields_sum(0, given | {name: "x"}) for name in (*given, "new")}) == 4
 
 
-def test_tags_codes() -> None:
+def test_tags_codes_equal_javas() -> None:
     assert tags_codes(pa.array(["TagA", None, "标签", "TagA"])).to_pylist() == [
         2598919,
         0,
@@ -137,7 +137,7 @@ def test_tags_codes() -> None:
     ]
 
 
-def test_compressed_bodies_are_known_by_their_content() -> None:
+def test_compressed_body_is_recognized_by_its_content() -> None:
     content = b"row " * 500
     packed = {
         0x001: zlib.compress(content),
@@ -161,7 +161,7 @@ def compressed(content: bytes, codec: str) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def test_topic_body_and_until() -> None:
+def test_columns_topic_body_and_until_can_be_selected() -> None:
     log = Log(8192)
     half = Message("C" * 32, b"half", sys_flag=0x4)
     log.frame(1, [Message("A" * 32, b"a"), Message("B" * 32, b"b", topic="Other"), half])
@@ -181,7 +181,7 @@ def test_topic_body_and_until() -> None:
     assert batch.schema == RECORD_SCHEMA
 
 
-def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_column_batches_are_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch ends at the limit of records, and with bodies at the limit of bytes."""
     monkeypatch.setattr(parse, "BATCH_RECORDS_MAX", 10)
     monkeypatch.setattr(parse, "BATCH_BODY_BYTES_MAX", 4096)
@@ -198,7 +198,7 @@ def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [batch.num_rows for batch in with_bodies] == [10, 3, 1]
 
 
-def test_frames_and_gaps() -> None:
+def test_columns_cover_frames_and_gaps() -> None:
     log = Log(8192)
     log.frame(4, [Message("A" * 32, b"a"), Message("B" * 32, b"b")])
     log.other(5, 2, b"command")
@@ -229,7 +229,7 @@ def test_frames_and_gaps() -> None:
         assert rows[4]["reason"] == "zeros"
 
 
-def test_an_apache_store_reads_without_a_flaw(apache_store: Path) -> None:
+def test_apache_store_reads_without_a_defect(apache_store: Path) -> None:
     """515 records of Apache RocketMQ 5.3.3, and a ConsumeQueue unit for each visible one."""
     rows = []
     for segment in Store("apache", str(apache_store)).segments:

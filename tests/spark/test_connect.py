@@ -174,7 +174,7 @@ def namesrv(servers: tuple[Remote, Remote], cluster: Cluster) -> str:
 
 
 @pytest.mark.long
-def test_what_works_at_a_server_that_has_the_package(
+def test_connect_server_with_the_package_reads_and_writes(
     servers: tuple[Remote, Remote], namesrv: str
 ) -> None:
     reported = servers[0].run(INSTALLED, namesrv)
@@ -188,7 +188,7 @@ def test_what_works_at_a_server_that_has_the_package(
 
 
 @pytest.mark.long
-def test_what_works_at_a_server_to_which_the_package_is_shipped(
+def test_connect_server_with_the_shipped_package_reads_and_writes(
     servers: tuple[Remote, Remote], namesrv: str
 ) -> None:
     reported = servers[1].run(SHIPPED, namesrv)

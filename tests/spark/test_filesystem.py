@@ -9,7 +9,7 @@ OPTIONS = "?endpoint_override=localhost:9000/s3&scheme=http"
 
 
 @pytest.mark.parametrize("options", ["", OPTIONS])
-def test_names_go_into_the_path(options: str) -> None:
+def test_file_names_are_appended_to_the_path_of_a_uri(options: str) -> None:
     store = f"s3://backups/a/n0/store{options}"
     assert below(store, "commitlog") == f"s3://backups/a/n0/store/commitlog{options}"
     assert below(f"s3://backups/a/{options}", "n0") == f"s3://backups/a/n0{options}"
@@ -17,18 +17,18 @@ def test_names_go_into_the_path(options: str) -> None:
     assert name_of(below(store, "0017")) == "0017"
 
 
-def test_spark_has_names_of_its_own() -> None:
+def test_spark_file_system_uses_its_own_scheme_names() -> None:
     assert for_spark(f"s3://backups/a{OPTIONS}") == "s3a://backups/a"
     assert for_spark("hdfs://h/a") == "hdfs://h/a"
     assert for_spark("/data/what?/a") == "/data/what?/a"
 
 
-def test_a_path_may_have_a_question_mark() -> None:
+def test_path_with_a_question_mark_is_kept() -> None:
     assert name_of("/data/what?/0017") == "0017"
     assert below("/data/what?", "0017") == "/data/what?/0017"
 
 
-def test_hadoops_names_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hadoop_scheme_names_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[str] = []
     monkeypatch.setattr(fs, "FileSystem", FakeFileSystem(requested))
     for name in ("s3", "s3a", "s3n"):

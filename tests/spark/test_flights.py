@@ -102,7 +102,7 @@ async def create_topic(namesrv: str) -> None:
 
 
 @pytest.mark.long
-def test_flights_into_parquet_by_month_through_a_leader_kill(
+def test_flights_example_writes_parquet_by_month_despite_leader_kill(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     flights = list(itertools.islice(read_flights(data_file()), 0, None, STEP))

@@ -25,7 +25,7 @@ RECORD = MessageRecord(
 )
 
 
-def test_record_head_and_tail() -> None:
+def test_layout_of_record_head_and_tail_equals_the_stores_codec() -> None:
     data = encode_record(RECORD)
     head = np.frombuffer(data, layout.RECORD_HEAD, 1)[0]
     assert head["size"] == len(data)
@@ -44,7 +44,7 @@ def test_record_head_and_tail() -> None:
     assert data[layout.BODY_AT : layout.BODY_AT + 2] == b"hi"
 
 
-def test_constants_agree_with_the_store() -> None:
+def test_layout_constants_equal_the_stores() -> None:
     assert layout.RECORD_MAGIC_V1 == record.MAGIC_V1
     assert layout.RECORD_MAGIC_V2 == record.MAGIC_V2
     assert layout.BLANK_MAGIC == record.MAGIC_BLANK
@@ -66,6 +66,6 @@ def test_constants_agree_with_the_store() -> None:
         ("polygenelubricants", -2147483648),
     ],
 )
-def test_java_hash(text: str, expected: int) -> None:
+def test_layout_java_hash_equals_the_stores(text: str, expected: int) -> None:
     assert layout.java_hash(text) == expected
     assert properties.java_string_hash(text) == expected

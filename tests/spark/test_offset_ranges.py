@@ -8,7 +8,7 @@ from raftmq.spark.offset_ranges import Queue, QueueRange
 A, B, C = (Queue("T", "broker-a", number) for number in range(3))
 
 
-def test_a_checkpoint_gives_back_what_it_was_given() -> None:
+def test_checkpoint_offsets_round_trip() -> None:
     offsets = {A: 1, B: 0, Queue("other", "broker-b", 11): 1 << 40}
     table = positions.to_json(offsets)
     assert table == {
@@ -27,14 +27,14 @@ def test_a_queue_is_gone_if_its_topic_or_its_number_is() -> None:
     assert positions.gone([A, C, away, deleted], there) == [C, deleted]
 
 
-def test_ranges_lie_between_two_places() -> None:
+def test_offset_ranges_span_start_to_end_of_each_queue() -> None:
     result = positions.ranges_between({A: 3, B: 5}, {A: 7, B: 5, C: 2})
     assert result == [QueueRange(A, 3, 7), QueueRange(C, 0, 2, strict=False)]  # C has come since
 
 
 @pytest.mark.parametrize("rows_max", [1, 7, 1000])
 @pytest.mark.parametrize("partitions_min", [1, 2, 3, 7, 100, 1000])
-def test_a_split_has_every_offset_once(partitions_min: int, rows_max: int) -> None:
+def test_split_offset_ranges_hold_every_offset_once(partitions_min: int, rows_max: int) -> None:
     ranges = [QueueRange(A, 3, 103), QueueRange(B, 0, 1), QueueRange(C, 7, 57, strict=False)]
     partitions = positions.split(ranges, partitions_min, rows_max)
     assert len(partitions) >= min(partitions_min, 151)
@@ -61,7 +61,7 @@ def test_partitions_follow_the_rows_and_not_the_queues(
 
 
 @pytest.mark.parametrize("rows_max", [1, 2, 3, 10, 99, 110, 111, 1_000])
-def test_a_micro_batch_is_limited_and_moves_on(rows_max: int) -> None:
+def test_micro_batch_is_limited_and_advances(rows_max: int) -> None:
     start, end = {A: 0, B: 50, C: 9}, {A: 100, B: 60, C: 10}
     rounds = 0
     while start != end:
@@ -73,7 +73,7 @@ def test_a_micro_batch_is_limited_and_moves_on(rows_max: int) -> None:
     assert rounds == -(-111 // rows_max)
 
 
-def test_of_a_micro_batch_each_queue_has_its_share() -> None:
+def test_micro_batch_gives_each_queue_its_share() -> None:
     start = dict.fromkeys((A, B, C), 0)
     end = {A: 10, B: 1, C: 9}
     assert positions.at_most(start, end, 10) == {A: 5, B: 1, C: 4}
@@ -81,5 +81,5 @@ def test_of_a_micro_batch_each_queue_has_its_share() -> None:
     assert positions.at_most(start, end, 19) == {A: 9, B: 1, C: 9}
 
 
-def test_a_queue_that_went_back_is_seen() -> None:
+def test_queue_end_that_decreased_is_detected() -> None:
     assert list(positions.behind({A: 5, B: 4, C: 0}, {A: 5, B: 5})) == [B]

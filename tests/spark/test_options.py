@@ -8,7 +8,7 @@ from raftmq.spark.options import NAMES, OptionError, columns_of, read_options
 GIVEN = {"namesrv": "h:1", "topic": "T"}
 
 
-def test_what_is_read_when_little_is_said() -> None:
+def test_options_have_defaults() -> None:
     batch = read_options(GIVEN, streaming=False)
     assert (batch.start.default, batch.end.default) == (EARLIEST, LATEST)
     assert (batch.topics, batch.pattern, batch.fail_on_data_loss) == (("T",), "", True)
@@ -17,13 +17,13 @@ def test_what_is_read_when_little_is_said() -> None:
     assert "body" in batch.columns and "properties" not in batch.columns
 
 
-def test_names_have_no_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     given = {"NAMESRV": "h:1", "topicpattern": "a.*", "maxoffsetspertrigger": "7"}
     options = read_options(given, streaming=True)
     assert (options.connection.namesrv, options.pattern, options.rows_max) == ("h:1", "a.*", 7)
 
 
-def test_offsets_by_queue() -> None:
+def test_options_take_offsets_by_queue() -> None:
     given = GIVEN | {"startingOffsets": '{"T": {"b": {"0": 17, "1": -1}}}'}
     start = read_options(given, streaming=False).start
     assert start.named == {Queue("T", "b", 0): 17, Queue("T", "b", 1): LATEST}
@@ -40,13 +40,13 @@ def test_queues_and_times() -> None:
     assert (start.times_ms, start.default) == ({Queue("T", "b", 0): 17}, LATEST)
 
 
-def test_columns_keep_the_order_of_the_schema() -> None:
+def test_option_columns_keep_the_order_of_the_schema() -> None:
     given = {"columns": "body, queue_offset,properties"}
     assert columns_of(given) == ("queue_offset", "body", "properties")
     assert columns_of({"includeProperties": "true"})[-1] == "properties"
 
 
-def test_accounts_and_tls() -> None:
+def test_options_take_accounts_and_tls() -> None:
     given = GIVEN | {"accessKey": "a", "secretKey": "s", "tls": "true", "tlsTrustPath": "ca.pem"}
     connection = read_options(given, streaming=False).connection
     assert connection.credentials is not None and connection.tls is not None
@@ -86,17 +86,17 @@ def test_accounts_and_tls() -> None:
         (GIVEN | {"tlsTrustPath": "ca.pem"}, "need tls=true"),
     ],
 )
-def test_a_mistake_is_told(given: dict[str, str], told: str) -> None:
+def test_option_error_names_the_mistake(given: dict[str, str], told: str) -> None:
     with pytest.raises(OptionError, match=told.replace("(", r"\(").replace(")", r"\)")):
         read_options(given, streaming=False)
 
 
-def test_a_stream_has_no_end() -> None:
+def test_option_ending_offsets_is_rejected_for_a_stream() -> None:
     with pytest.raises(OptionError, match="a stream has no end"):
         read_options(GIVEN | {"endingOffsets": "latest"}, streaming=True)
 
 
-def test_every_option_has_its_line_in_the_document() -> None:
+def test_every_spark_option_is_documented() -> None:
     from pathlib import Path
 
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()

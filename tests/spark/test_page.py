@@ -24,7 +24,7 @@ async def send(namesrv: str, topic: str, count: int = len(LINES)) -> None:
             await producer.send(Message(topic, line, tags="A"))
 
 
-def test_every_block_does_what_the_page_says(
+def test_every_block_of_spark_page_gives_the_documented_result(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namesrv = cluster.state().namesrv

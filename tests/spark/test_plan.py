@@ -28,13 +28,13 @@ def requests_of(batch: pa.RecordBatch, queues: list[MessageQueue] = QUEUES) -> l
 
 
 @pytest.mark.parametrize("hash", [0, 1, 5, -1, -5, -(1 << 31), (1 << 31) - 1])
-def test_a_key_goes_to_the_queue_that_javas_selector_chooses(hash: int) -> None:
+def test_message_with_a_key_goes_to_the_queue_of_javas_selector(hash: int) -> None:
     """Its remainder has the sign of the hash, and only then the amount counts."""
     chosen = abs(hash) % len(QUEUES)
     assert [one[0] for one in requests_of(rows(b"x", hashes=[hash]))] == [chosen]
 
 
-def test_a_request_has_no_more_messages_than_the_plan_says() -> None:
+def test_send_request_is_limited_in_messages() -> None:
     requests = requests_of(rows(*[b"x"] * (REQUEST_MESSAGES * 2 + 1)), QUEUES[:1])
     assert [one[3] for one in requests] == [REQUEST_MESSAGES, REQUEST_MESSAGES, 1]
     assert [one[1] for one in requests] == [
@@ -44,13 +44,13 @@ def test_a_request_has_no_more_messages_than_the_plan_says() -> None:
     ]
 
 
-def test_a_request_has_no_more_bytes_than_the_plan_says_but_one_message() -> None:
+def test_send_request_is_limited_in_bytes_except_a_single_message() -> None:
     third = bytes(REQUEST_BYTES // 3)
     requests = requests_of(rows(third, third, third, bytes(REQUEST_BYTES)), QUEUES[:1])
     assert [one[3] for one in requests] == [2, 1, 1]
 
 
-def test_rows_without_a_key_go_around_the_queues_in_runs() -> None:
+def test_rows_without_a_key_are_spread_over_queues_in_runs() -> None:
     requests = requests_of(rows(*[b"x"] * (REQUEST_MESSAGES * 3 + 1)))
     assert sorted((one[0], one[3]) for one in requests) == [
         (0, 1),

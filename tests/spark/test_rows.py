@@ -39,7 +39,7 @@ def read(data: bytes, start: int = 0, end: int = 100, columns: list[str] = ALL) 
     return rows(memoryview(data), "broker-a", start, end, columns).to_pylist()
 
 
-def test_every_column() -> None:
+def test_rows_have_every_column_of_the_record() -> None:
     (result,) = read(record(5))
     born = dt.datetime.fromtimestamp(BORN_MS / 1000, dt.UTC)
     assert dict(result.pop("properties")) == {
@@ -64,24 +64,24 @@ def test_every_column() -> None:
     }
 
 
-def test_only_what_the_range_holds() -> None:
+def test_rows_hold_only_the_offset_range() -> None:
     data = b"".join(map(record, range(10)))
     assert [row["queue_offset"] for row in read(data, 3, 7)] == [3, 4, 5, 6]
     assert read(data, 20, 30) == []
     assert rows(memoryview(b""), "b", 0, 1, ALL).schema == arrow_schema(ALL)
 
 
-def test_columns_that_are_not_asked_for_are_not_there() -> None:
+def test_rows_omit_columns_that_are_not_selected() -> None:
     assert read(record(1), columns=["queue_offset"]) == [{"queue_offset": 1}]
 
 
-def test_bodies_are_unpacked() -> None:
+def test_rows_have_decompressed_bodies() -> None:
     packed = zlib.compress(b"much " * 100)
     data = record(0) + record(1, packed, sys_flag=1) + record(2, b"")
     assert [row["body"] for row in read(data)] == [b"body", b"much " * 100, b""]
 
 
-def test_properties_as_a_map() -> None:
+def test_rows_have_properties_as_a_map() -> None:
     data = record(0, properties=b"a\x011\x02b\x012\x02a\x013\x02") + record(1, properties=b"")
     data += record(2, properties=b"c\x01\x02d\x014")
     assert [dict(row["properties"]) for row in read(data)] == [{"a": "3", "b": "2"}, {}, {"d": "4"}]
@@ -101,13 +101,13 @@ def test_properties_as_a_map() -> None:
         (-(1 << 63), None),
     ],
 )
-def test_what_is_no_time_is_null(ms: int, found: dt.datetime | None) -> None:
+def test_rows_have_null_for_a_time_outside_the_calendar(ms: int, found: dt.datetime | None) -> None:
     row, after = read(record(0, born_timestamp_ms=ms, store_timestamp_ms=ms) + record(1))
     assert (row["born_time"], row["store_time"]) == (found, found)
     assert after["born_time"] and after["store_time"]
 
 
-def test_an_ipv6_host_changes_nothing() -> None:
+def test_rows_with_an_ipv6_host_are_decoded() -> None:
     host = ("::1", 10911)
     data = record(0, born_host=host, store_host=host, sys_flag=0x30) + record(1)
     assert [row["body"] for row in read(data)] == [b"body", b"body"]
@@ -125,6 +125,6 @@ def test_an_ipv6_host_changes_nothing() -> None:
         (record(4, sys_flag=0x80), "message 4 of queue 3 holds a batch"),
     ],
 )
-def test_damage_is_told(data: bytes, told: str) -> None:
+def test_rows_of_damaged_records_raise_an_error(data: bytes, told: str) -> None:
     with pytest.raises(DamagedMessages, match=told):
         read(data)

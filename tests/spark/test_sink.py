@@ -63,7 +63,7 @@ def frame_of(spark: SparkSession, values: list[bytes], partitions: int = 3) -> D
     return rows.repartition(partitions)
 
 
-def test_a_dataframe_becomes_a_topic(
+def test_sink_writes_a_dataframe_to_a_topic(
     spark: SparkSession, namesrv: str, topic: str, stored: Rows
 ) -> None:
     rows = spark.range(3000).select(
@@ -93,7 +93,7 @@ async def writers(namesrv: str, topic: str) -> list[dict[str, Any]]:
         return await admin.topic.writers(topic)
 
 
-def test_a_named_job_is_written_once_and_a_repeated_one_is_skipped(
+def test_sink_writes_a_named_job_once_and_skips_its_repetition(
     spark: SparkSession, namesrv: str, topic: str, stored: Rows, tmp_path: Path
 ) -> None:
     def job(batch: int, values: list[bytes]) -> None:
@@ -128,7 +128,7 @@ def test_a_named_job_is_written_once_and_a_repeated_one_is_skipped(
         ({"topic": "Nowhere"}, "body", "(?s)no route.*create the topic first"),
     ],
 )
-def test_what_cannot_be_written_is_refused(
+def test_sink_rejects_rows_and_options_it_cannot_write(
     spark: SparkSession, namesrv: str, topic: str, changes: dict[str, str], select: str, told: str
 ) -> None:
     options = {"namesrv": namesrv, "topic": topic, "timeoutMs": "500"} | changes
@@ -165,7 +165,7 @@ class Batches:
         return sorted(path.name for path in (self.location / "raftmq").iterdir() if path.is_file())
 
 
-def test_a_batch_that_comes_again_is_stored_once_though_its_rows_differ(
+def test_sink_stores_a_repeated_batch_once_even_if_its_rows_differ(
     namesrv: str, topic: str, stored: Rows, tmp_path: Path
 ) -> None:
     """As after a driver that died behind its sink's commit and before its own note of it."""
@@ -179,7 +179,7 @@ def test_a_batch_that_comes_again_is_stored_once_though_its_rows_differ(
     assert [name for name in sink.files if not name.startswith("writer")] == ["1.2.json", "1.done"]
 
 
-def test_a_batch_broken_off_goes_on_where_it_was(
+def test_sink_resumes_an_interrupted_batch(
     namesrv: str, topic: str, stored: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = Batches(namesrv, topic, tmp_path)
@@ -216,7 +216,7 @@ def test_a_batch_broken_off_goes_on_where_it_was(
         ("clean", b"old"),  # it wrote its own, and has not sent anything
     ],
 )
-def test_a_driver_that_was_replaced_writes_nothing_any_more(
+def test_sink_ignores_writes_of_a_replaced_driver(
     namesrv: str,
     topic: str,
     stored: Rows,
@@ -247,7 +247,7 @@ def test_a_driver_that_was_replaced_writes_nothing_any_more(
     assert Counter(stored(topic)) == {b"first": 1, b"next": 1, winner: 30}
 
 
-def test_rows_that_the_driver_cannot_see_are_told_before_anything_is_sent(
+def test_sink_rejects_staged_rows_missing_at_the_driver_before_sending(
     namesrv: str, topic: str, stored: Rows, tmp_path: Path
 ) -> None:
     sink = Batches(namesrv, topic, tmp_path)
@@ -304,7 +304,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
         ("Other", {"writer": "first", "delivery": "at-least-once"}, ""),
     ],
 )
-def test_a_number_that_another_sink_has_done_is_not_taken_for_done(
+def test_sink_does_not_skip_a_batch_number_done_by_another_sink(
     sent: list[Any], tmp_path: Path, topic: str, more: dict[str, str], query: str
 ) -> None:
     first = Batches("h:1", "T", tmp_path, writer="first")
@@ -319,13 +319,13 @@ def test_a_number_that_another_sink_has_done_is_not_taken_for_done(
     assert sent == [("first", "T", number) for number in range(4)]
 
 
-def test_a_done_file_that_nobody_has_planned_says_nothing(sent: list[Any], tmp_path: Path) -> None:
+def test_sink_ignores_a_done_file_without_a_plan(sent: list[Any], tmp_path: Path) -> None:
     Staging(str(tmp_path)).done(7)
     Batches("h:1", "T", tmp_path, writer="w").commit(7, [b"x"])
     assert sent == [("w", "T", 7)]
 
 
-def test_two_streams_that_share_a_location_and_name_no_writer(
+def test_sink_rejects_two_streams_of_one_location_without_writer_names(
     sent: list[Any], tmp_path: Path
 ) -> None:
     sink = Batches("h:1", "T", tmp_path)
@@ -334,7 +334,7 @@ def test_two_streams_that_share_a_location_and_name_no_writer(
         sink.commit(0, [b"y"], query="two")
 
 
-def test_a_plan_of_version_1_is_finished(sent: list[Any], tmp_path: Path) -> None:
+def test_sink_finishes_a_plan_of_version_1(sent: list[Any], tmp_path: Path) -> None:
     sink = Batches("h:1", "T", tmp_path, writer="w")
     sink.commit(0, [b"x"])
     (tmp_path / "raftmq" / "0.done").unlink()
@@ -360,7 +360,7 @@ def job(location: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("other", [5, 3])
-def test_a_job_that_was_broken_off_is_finished_before_another(
+def test_sink_finishes_an_interrupted_job_before_the_next(
     sent: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: int
 ) -> None:
     async def breaking(self: Away, *given: Any) -> bool:
@@ -378,7 +378,7 @@ def test_a_job_that_was_broken_off_is_finished_before_another(
     assert sent == [("etl", "T", number) for number in (2, 4, 5)]
 
 
-def test_a_job_whose_cleaning_was_broken_off_is_finished(sent: list[Any], tmp_path: Path) -> None:
+def test_sink_finishes_a_job_interrupted_during_cleanup(sent: list[Any], tmp_path: Path) -> None:
     """The done file of the batch before is gone, and its plan is not."""
     job(tmp_path, 4)
     before = (tmp_path / "raftmq" / "4.1.json").read_bytes()
@@ -390,7 +390,7 @@ def test_a_job_whose_cleaning_was_broken_off_is_finished(sent: list[Any], tmp_pa
     assert [number for _, _, number in sent] == [4, 5, 5, 6]
 
 
-def test_a_checkpoint_that_was_set_back_writes_its_numbers_again(
+def test_sink_writes_batch_numbers_again_after_checkpoint_is_set_back(
     sent: list[Any], tmp_path: Path
 ) -> None:
     sink = Batches("h:1", "T", tmp_path, writer="w", delivery="at-least-once")
@@ -399,14 +399,16 @@ def test_a_checkpoint_that_was_set_back_writes_its_numbers_again(
     assert [batch for _, _, batch in sent] == [0, 1, 2, 3, 1, 2, 3, 4]
 
 
-def test_one_location_is_of_one_sink(namesrv: str, topic: str, tmp_path: Path) -> None:
+def test_sink_location_is_rejected_for_a_second_sink(
+    namesrv: str, topic: str, tmp_path: Path
+) -> None:
     Batches(namesrv, topic, tmp_path, writer="one").commit(0, [b"x"])
     (tmp_path / "raftmq" / "0.done").unlink()
     with pytest.raises(Exception, match="one sink, one location"):
         Batches(namesrv, topic, tmp_path, writer="two").commit(0, [b"x"])
 
 
-def test_a_topic_into_another_topic_while_leaders_and_queries_die(
+def test_sink_copies_a_topic_while_leaders_and_queries_are_killed(
     spark: SparkSession, cluster: Cluster, namesrv: str, topic: str, stored: Rows, tmp_path: Path
 ) -> None:
     """Rows flow through a stream that is stopped and begun again while leaders are killed."""
@@ -457,6 +459,6 @@ async def kill_leader(cluster: Cluster) -> None:
         await here.close()
 
 
-def test_nothing_is_staged_where_a_task_has_no_rows(tmp_path: Path) -> None:
+def test_sink_stages_no_file_for_a_task_without_rows(tmp_path: Path) -> None:
     result = _stage(Staging(str(tmp_path)), iter([]))
     assert result.rows == 0 and Staging(str(tmp_path)).missing([result.file]) == []

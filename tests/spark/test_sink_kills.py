@@ -155,7 +155,7 @@ def executors(work: Path) -> Iterator[int]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_every_message_is_copied_once(
+def test_sink_on_a_cluster_copies_every_message_once_through_kills(
     spark: SparkSession, standalone: Standalone, cluster: Cluster, tmp_path: Path
 ) -> None:
     namesrv = cluster.state().namesrv

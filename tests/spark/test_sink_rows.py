@@ -32,7 +32,7 @@ def rows(size_bytes: int, name: str) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("name", ["KEYS", "n"])
-def test_the_longest_properties_that_a_task_takes_are_stored(name: str) -> None:
+def test_longest_properties_that_a_task_accepts_are_stored(name: str) -> None:
     plan = new_plan("T", "w", 0, [MessageQueue("T", "broker-a", 0)], ["f"], 1, "")
     requests = Requests(plan, lambda queue, batch: "A" * 24)
     assert list(requests.add(staged(rows(PROPERTIES_BYTES_MAX, name)))) == []
@@ -44,6 +44,6 @@ def test_the_longest_properties_that_a_task_takes_are_stored(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["KEYS", "n"])
 @pytest.mark.parametrize("size_bytes", [PROPERTIES_BYTES_MAX + 1, 32_726, 32_767, 32_768])
-def test_longer_ones_fail_the_task(size_bytes: int, name: str) -> None:
+def test_longer_properties_fail_the_task(size_bytes: int, name: str) -> None:
     with pytest.raises(RowError, match="a row's properties"):
         staged(rows(size_bytes, name))

@@ -66,7 +66,7 @@ def found(frame: DataFrame) -> list[bytes]:
     return sorted(bytes(row["body"]) for row in frame.select("body").collect())
 
 
-def test_a_topic_is_a_table(reader: Any, orders: str) -> None:
+def test_source_reads_a_topic_as_a_table(reader: Any, orders: str) -> None:
     frame = reader.option("topic", orders).option("includeProperties", "true").load()
     rows = frame.collect()
     assert sorted(bytes(row["body"]) for row in rows) == sorted([*bodies(0, COUNT), PACKED])
@@ -80,7 +80,9 @@ def test_a_topic_is_a_table(reader: Any, orders: str) -> None:
     assert len(locations) == COUNT + 1 and {queue for queue, _ in locations} == {0, 1, 2}
 
 
-def test_parts_and_columns_change_nothing(reader: Any, orders: str) -> None:
+def test_source_reads_the_same_rows_with_more_partitions_and_fewer_columns(
+    reader: Any, orders: str
+) -> None:
     frame = reader.option("topic", orders).option("columns", "body").option("minPartitions", 10)
     frame = frame.load()
     assert frame.columns == ["body"]
@@ -88,7 +90,7 @@ def test_parts_and_columns_change_nothing(reader: Any, orders: str) -> None:
     assert found(frame) == sorted([*bodies(0, COUNT), PACKED])
 
 
-def test_from_here_to_there(reader: Any, orders: str) -> None:
+def test_source_reads_between_starting_and_ending_offsets(reader: Any, orders: str) -> None:
     start = {orders: {"broker-a": {"0": 10, "1": -1}}}
     end = {orders: {"broker-a": {"0": 25, "2": 5}}}
     frame = reader.option("topic", orders).option("startingOffsets", json.dumps(start))
@@ -97,7 +99,7 @@ def test_from_here_to_there(reader: Any, orders: str) -> None:
     assert locations == [*((0, n) for n in range(10, 25)), *((2, n) for n in range(5))]
 
 
-def test_from_a_time(reader: Any, cluster: Cluster) -> None:
+def test_source_reads_from_a_starting_time(reader: Any, cluster: Cluster) -> None:
     fill(cluster, "Times", bodies(0, 30))
     time.sleep(0.05)
     between_ms = int(time.time() * 1000)
@@ -121,7 +123,7 @@ def test_from_times_of_queues(reader: Any, orders: str) -> None:
         absent.count()
 
 
-def test_until_a_time(reader: Any, cluster: Cluster) -> None:
+def test_source_reads_until_an_ending_time(reader: Any, cluster: Cluster) -> None:
     fill(cluster, "Until", bodies(0, 30))
     time.sleep(0.05)
     between_ms = int(time.time() * 1000)
@@ -135,18 +137,22 @@ def test_until_a_time(reader: Any, cluster: Cluster) -> None:
     assert from_later.load().count() == 0
 
 
-def test_a_pattern_finds_topics_of_users_alone(reader: Any, cluster: Cluster, orders: str) -> None:
+def test_source_pattern_matches_only_user_topics(
+    reader: Any, cluster: Cluster, orders: str
+) -> None:
     fill(cluster, "Others", bodies(0, 1))
     topics = {row["topic"] for row in reader.option("topicPattern", ".*").load().collect()}
     assert {"Orders", "Others"} <= topics
     assert not any(topic.startswith(("%", "RMQ_SYS", "TBW102")) for topic in topics)
 
 
-def test_a_reader_that_has_enough_leaves_nothing_behind(reader: Any, orders: str) -> None:
+def test_source_reads_a_limited_number_of_rows(reader: Any, orders: str) -> None:
     assert len(reader.option("topic", orders).load().limit(3).collect()) == 3
 
 
-def test_predicates_narrow_what_is_read(spark: SparkSession, reader: Any, orders: str) -> None:
+def test_source_pushdown_narrows_partitions_and_rows(
+    spark: SparkSession, reader: Any, orders: str
+) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         frame = reader.option("topic", orders).option("pushdown", "true").load()
@@ -167,7 +173,7 @@ def test_predicates_narrow_what_is_read(spark: SparkSession, reader: Any, orders
         ({"topic": "Orders", "endingOffsets": '{"Orders":{"broker-z":{"0":1}}}'}, "broker-z"),
     ],
 )
-def test_a_read_that_cannot_be_says_why(
+def test_source_error_names_the_cause(
     reader: Any, orders: str, options: dict[str, str], told: str
 ) -> None:
     with pytest.raises(PySparkException) as error:
@@ -208,7 +214,7 @@ def test_a_body_that_nobody_can_unpack_is_passed(reader: Any, cluster: Cluster) 
     assert re.match(told, row["damage"]) and (row["body"], row["keys"]) == (None, "bad")
 
 
-def test_a_name_server_that_is_away_is_told(spark: SparkSession) -> None:
+def test_source_reports_an_unreachable_name_server(spark: SparkSession) -> None:
     away = spark.read.format("raftmq").option("namesrv", "127.0.0.1:1").option("topic", "T")
     with pytest.raises(PySparkException, match=r"127\.0\.0\.1:1"):
         away.load().count()
@@ -255,7 +261,7 @@ def until(reached: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def test_a_stream_goes_on_where_its_checkpoint_ends(cluster: Cluster, stream: Stream) -> None:
+def test_stream_resumes_at_its_checkpoint(cluster: Cluster, stream: Stream) -> None:
     fill(cluster, "Words", bodies(0, 100))
     assert stream.run(topic="Words", maxOffsetsPerTrigger=40) == [40, 40, 20]
     assert stream.run(topic="Words") == []
@@ -272,9 +278,7 @@ async def lag(cluster: Cluster, group: str, topic: str) -> int:
     return sum(each.behind for each in stats.queues.values())
 
 
-def test_a_topic_that_comes_later_is_read_from_its_beginning(
-    cluster: Cluster, stream: Stream
-) -> None:
+def test_stream_reads_a_later_topic_from_its_first_offset(cluster: Cluster, stream: Stream) -> None:
     fill(cluster, "Late-1", bodies(0, 10))
     assert stream.run(topicPattern="Late-.*", startingOffsets="latest") == []
     fill(cluster, "Late-2", bodies(10, 20))
@@ -282,7 +286,7 @@ def test_a_topic_that_comes_later_is_read_from_its_beginning(
     assert stream.found() == sorted(bodies(10, 20))
 
 
-def test_a_stream_lives_through_the_leaders_death(cluster: Cluster, stream: Stream) -> None:
+def test_stream_continues_after_the_leaders_death(cluster: Cluster, stream: Stream) -> None:
     namesrv = cluster.state().namesrv
     fill(cluster, "Long", bodies(0, 10))
     query = stream.started(now=False, topic="Long", maxOffsetsPerTrigger=50)
@@ -352,7 +356,9 @@ def stream_reader(**options: str) -> StreamReader:
 
 
 @pytest.mark.parametrize("now", [False, True])
-def test_a_queue_that_ends_before_what_was_read_is_lost_data(told: type[Told], now: bool) -> None:
+def test_stream_reports_a_queue_end_below_its_checkpoint_as_lost_data(
+    told: type[Told], now: bool
+) -> None:
     told.high, told.since = {A: 50, B: 7}, {A: 40}
     start = positions.to_json({A: 100, B: 7}, 1_700_000_000_000)
     for fail in (True, False):
@@ -418,9 +424,7 @@ def test_a_micro_batch_waits_for_enough_messages(told: type[Told]) -> None:
 
 
 @pytest.mark.parametrize("rows_max", [1, 600, 10_000])
-def test_a_queue_that_comes_late_is_limited_from_where_it_begins(
-    told: type[Told], rows_max: int
-) -> None:
+def test_stream_limits_a_new_queue_from_its_first_offset(told: type[Told], rows_max: int) -> None:
     """A range that is strict begins where the queue holds something."""
     told.low, told.high = {B: 3000}, {A: 1000, B: 5000}
     reader, position, read = stream_reader(), {A: 900}, 0

@@ -119,7 +119,7 @@ def standalone(tmp_path: Path) -> Iterator[Standalone]:
 
 
 @pytest.mark.long
-def test_workers_that_have_nothing_of_ours(
+def test_standalone_workers_without_the_package_get_it_shipped(
     standalone: Standalone, cluster: Cluster, tmp_path: Path
 ) -> None:
     fill(cluster, "Shipped", bodies(0, COUNT))

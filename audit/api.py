@@ -1,14 +1,13 @@
 """The audit as a library, with Spark sessions and topics as tables.
 
+report = run_audit(stores, "history.jsonl", "Flights")
 with session() as spark:
-    report = run_audit(spark, stores, "history.jsonl", "Flights")
     store = stores[report.fullest_store]
     flights = topic_frame(spark, store, "Flights", until=report.agreed_end)
 """
 
 import tempfile
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,24 +15,27 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from .checks.acknowledged import read_acknowledged, refuse_unjudged
+from .engine.choice import EngineOptions, Engines
 from .read.cluster_info import MODES, subject_of
 from .read.identities import identified
 from .read.remote_stores import fetched
 from .read.staging import directory_for_tables
-from .read.store_files import Store, refuse_running
+from .read.store_files import Store, opened_stores, refuse_running
+from .read.tables import size_bytes_of
 from .report.report import AuditReport, CheckResult, StoreReport
 from .run import AuditOptions, run
 from .session import session
 
 
 def run_audit(
-    spark: SparkSession | None,
     stores: Mapping[str, str | Path],
     history: str | Path | None = None,
     topic: str = "",
     *,
     mode: str | None = None,
     group: str | None = None,
+    spark: SparkSession | None = None,
+    engine: str = "",
     **options: Any,
 ) -> AuditReport:
     """Audit the stores of a stopped broker group; `options` are those of AuditOptions.
@@ -41,18 +43,22 @@ def run_audit(
     Give the directory or URI of every replica (audit.read.remote_stores copies URIs). A majority is
     counted among the voters that the logs name (audit.read.voters). A missing voter's store is a
     finding and holds nothing. cluster.json beside the stores supplies `mode` ("raft", "classic")
-    and `group` (brokerName) if they are None. Without `spark`, a session is started and stopped (6
-    to 8 s). Raises ValueError without stores, StoreError, HistoryUnfit, JavaNotFound, OSError.
+    and `group` (brokerName) if they are None. With `spark`, the queries run there; without it in
+    this process, or in a new session of Spark if the logs are large (audit.engine.choice); `engine`
+    ("local", "spark") decides otherwise. Raises ValueError without stores, StoreError,
+    HistoryUnfit, JavaNotFound, EngineFailed, OSError.
     """
     for name in ("history", "acknowledged", "results"):
         value = history if name == "history" else options.get(name)
         if value is not None:
             options[name] = Path(value) if name == "results" else str(value)
-    return audit_stores(spark, stores, AuditOptions(topic=topic, **options), mode, group)
+    engine_options = EngineOptions(engine, scratch=options.get("scratch"))
+    with Engines(engine_options, spark) as engines:
+        return audit_stores(engines, stores, AuditOptions(topic=topic, **options), mode, group)
 
 
 def audit_stores(
-    spark: SparkSession | None,
+    engines: Engines,
     stores: Mapping[str, str | Path],
     options: AuditOptions,
     mode: str | None,
@@ -68,7 +74,6 @@ def audit_stores(
     refuse_running(named)
     acknowledged = options.acknowledged
     with (
-        session() if spark is None else nullcontext(spark) as running,
         directory_for_tables(options.staging, options.scratch) as table_directory,
         tempfile.TemporaryDirectory(prefix="mqaudit-stores-", dir=options.scratch) as copies,
     ):
@@ -76,10 +81,12 @@ def audit_stores(
         subject = subject_of(directories, mode, group)
         nodes = {**subject.nodes, **{name: name for name in known}}
         subject = replace(subject, nodes=nodes)
+        size_bytes = size_bytes_of(opened_stores(directories))
+        engine = engines.of(size_bytes, acknowledged, options.staging)
         if acknowledged is not None and subject.group is not None:
-            rows = read_acknowledged(running, acknowledged)
+            rows = read_acknowledged(engine, acknowledged)
             refuse_unjudged(rows, acknowledged, {subject.group}, every=False)
-        return run(running, directories, subject, options, table_directory)
+        return run(engine, directories, subject, options, table_directory)
 
 
 def topic_frame(
@@ -100,4 +107,13 @@ def topic_frame(
     return reader.load(str(store))
 
 
-__all__ = ["AuditReport", "CheckResult", "StoreReport", "run_audit", "session", "topic_frame"]
+__all__ = [
+    "AuditReport",
+    "CheckResult",
+    "EngineOptions",
+    "Engines",
+    "StoreReport",
+    "run_audit",
+    "session",
+    "topic_frame",
+]

@@ -127,7 +127,13 @@ EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
     "else all of it.",
 )
 @click.option(
-    "--cores", default=2, show_default=True, type=click.IntRange(1, 64), help="Cores for Spark."
+    "--cores", default=2, show_default=True, type=click.IntRange(1, 64), help="Cores to use."
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "spark"]),
+    help="Evaluate the checks in this process, or on Spark, which needs Java 17. By default, "
+    "Spark if the logs have more than 8 GiB, or with --master, --conf or a URI for --staging.",
 )
 @click.option(
     "--master",
@@ -161,10 +167,11 @@ def main(
     results: Path | None,
     incremental: bool,
     cores: int,
+    engine: str | None,
     master: str,
     settings: tuple[str, ...],
 ) -> None:
-    """Read a group's stores with Spark and compare them with the history of a run, if there is one.
+    """Read a group's stores and compare them with the history of a run, if there is one.
 
     \b
       mqaudit --namesrv 127.0.0.1:9876
@@ -199,7 +206,13 @@ def main(
     if incremental and (history or results is None):
         raise click.UsageError("--incremental goes with --results, and without a history.")
     _check_writable(json_path, results)
-    spark = SparkOptions(cores, master, _parse_settings(settings))
+    engine_options: dict[str, Any] = dict(
+        engine=engine or "",
+        cores=cores,
+        master=master,
+        settings=_parse_settings(settings),
+        scratch=scratch,
+    )
     request = AuditRequest(
         *(namesrv, environment, directories, mode, group),
         dict(
@@ -215,7 +228,7 @@ def main(
         mib_per_s << 20,
     )
     audited_at_ms = time.time_ns() // 1_000_000
-    reports, unaudited = _audited(request, spark)
+    reports, unaudited = _audited(request, engine_options)
     if not reports:
         _give_up(unaudited)
     if unaudited:
@@ -254,15 +267,6 @@ def _kept_going(target: object, complaints: list[str]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class SparkOptions:
-    """Where Spark runs, on a cluster (`master`), or on this machine's cores."""
-
-    cores: int
-    master: str
-    settings: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class AuditRequest:
     """The subject of an audit, either running brokers (`namesrv`, with connection settings in
     `environment`), or stores. `options` are those of audit.run.AuditOptions."""
@@ -276,7 +280,9 @@ class AuditRequest:
     bytes_per_s: int
 
 
-def _audited(request: AuditRequest, spark_options: SparkOptions) -> tuple[list[AuditReport], str]:
+def _audited(
+    request: AuditRequest, engine_options: Mapping[str, Any]
+) -> tuple[list[AuditReport], str]:
     """Return the reports, and the reason why other groups could not be audited ("" if all were)."""
     # Imported here so that --help and usage errors do not wait for Spark.
     try:
@@ -287,6 +293,8 @@ def _audited(request: AuditRequest, spark_options: SparkOptions) -> tuple[list[A
         from raftmq.spark.options import connection_of
 
         from .api import audit_stores
+        from .engine.choice import EngineOptions, Engines
+        from .engine.frames import EngineFailed
         from .find_java import JavaNotFound
         from .live import audit_cluster
         from .read.history import HistoryUnfit
@@ -294,7 +302,6 @@ def _audited(request: AuditRequest, spark_options: SparkOptions) -> tuple[list[A
         from .read.store_files import StoreError, refuse_running
         from .report.text_report import progress_shown
         from .run import AuditOptions
-        from .session import SPARK_ERRORS, cause, session
     except ImportError as missing:
         _not_installed(missing)
     unfit = (
@@ -305,20 +312,22 @@ def _audited(request: AuditRequest, spark_options: SparkOptions) -> tuple[list[A
     try:
         with progress_shown() as progress:
             refuse_running(request.stores)
-            progress("starting Spark")
+            progress("starting")
             options = AuditOptions(**request.options, progress=progress)
-            started = session(spark_options.cores, spark_options.master, spark_options.settings)
-            with started as spark:
+            of_engine = EngineOptions(**engine_options)
+            of_engine.check(options.acknowledged, options.staging)
+            with Engines(of_engine) as engines:
                 if request.namesrv is None:
                     stores, mode = request.stores, request.mode
-                    return [audit_stores(spark, stores, options, mode, request.group)], ""
+                    return [audit_stores(engines, stores, options, mode, request.group)], ""
                 connection = replace(
                     connection_of({"namesrv": request.namesrv}),
                     credentials=credentials_of_environment(request.environment),
                     tls=client_tls_of(request.environment),
                 )
                 audit_cluster(
-                    *(spark, connection, options),
+                    *(connection, options),
+                    engines=engines,
                     group=request.group,
                     bytes_per_s=request.bytes_per_s,
                     on_report=reports.append,
@@ -326,8 +335,8 @@ def _audited(request: AuditRequest, spark_options: SparkOptions) -> tuple[list[A
                 return reports, ""
     except unfit as error:
         return reports, str(error)
-    except SPARK_ERRORS as error:
-        return reports, f"Spark failed: {cause(error)}"
+    except EngineFailed as error:
+        return reports, f"a query failed: {error}"
 
 
 def _check_writable(json_path: str | None, results: Path | None) -> None:

@@ -17,20 +17,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 from raftmq.client.errors import ClientError
 from raftmq.client.route import BrokerData
 from raftmq.remoting.errors import RemotingError
 from raftmq.spark.options import Connection
 
 from .checks.acknowledged import read_acknowledged, refuse_unjudged
+from .engine.choice import EngineOptions, Engines
 from .pull_audit import pulled_report
 from .read.history import HistoryUnfit
 from .read.incremental import TAIL_BYTES
 from .read.live_copy import NotAudited, admin_of, copied_stores, is_raft
 from .read.staging import directory_for_tables
-from .read.store_files import StoreError
+from .read.store_files import StoreError, opened_stores
+from .read.tables import size_bytes_of
 from .report.report import AuditReport
 from .run import AuditOptions, run
 
@@ -39,10 +39,10 @@ BYTES_PER_S = 32 << 20  # per replica; a quarter of a slow disk's read rate
 
 
 def audit_cluster(
-    spark: SparkSession,
     connection: Connection,
     options: AuditOptions = DEFAULTS,
     *,
+    engines: Engines | None = None,
     group: str | None = None,
     bytes_per_s: int = BYTES_PER_S,
     on_report: Callable[[AuditReport], None] = lambda report: None,
@@ -52,8 +52,17 @@ def audit_cluster(
     `options.scratch` must have room for the logs of one group's replicas, and is emptied again.
     `options.incremental` only affects Raft groups. `on_report(report)` receives each report at
     once, even if this function raises for a different group later. Raises NotAudited, ClientError,
-    StoreError, HistoryUnfit, ValueError, OSError.
+    StoreError, HistoryUnfit, JavaNotFound, EngineFailed, ValueError, OSError.
     """
+    if engines is None:
+        with Engines(EngineOptions(scratch=options.scratch)) as started:
+            return audit_cluster(
+                *(connection, options),
+                engines=started,
+                group=group,
+                bytes_per_s=bytes_per_s,
+                on_report=on_report,
+            )
     options.check()
     groups = asyncio.run(_groups(connection, group))
     acknowledged = options.acknowledged
@@ -65,14 +74,15 @@ def audit_cluster(
                 "are none: stop the brokers, and name their stores"
             )
     if acknowledged is not None:
-        acknowledgements, every = read_acknowledged(spark, acknowledged), group is None
+        engine, every = engines.of(0, acknowledged), group is None
+        acknowledgements = read_acknowledged(engine, acknowledged)
         refuse_unjudged(acknowledgements, acknowledged, groups, every=every)
         what = "are no Raft groups, whose logs alone are compared"
         refuse_unjudged(acknowledgements, acknowledged, compared, every=every, what=what)
     reports, refused = [], []
     for name, replicas in sorted(groups.items()):
         try:
-            report = _report_of(spark, connection, name, replicas, options, bytes_per_s)
+            report = _report_of(engines, connection, name, replicas, options, bytes_per_s)
         except NotAudited as error:
             refused.append(str(error))
         except (ClientError, RemotingError, StoreError) as error:
@@ -86,7 +96,7 @@ def audit_cluster(
 
 
 def _report_of(
-    spark: SparkSession,
+    engines: Engines,
     connection: Connection,
     name: str,
     replicas: BrokerData,
@@ -104,16 +114,18 @@ def _report_of(
         if copied is None:
             topics = asyncio.run(_topics(connection, replicas))
             options.progress(f"pulling {len(topics)} topics")
-            report = pulled_report(spark, connection, name, topics)
+            report = pulled_report(engines.of(0), connection, name, topics)
             if options.history is not None or options.acknowledged is not None:
                 unasked = "what was sent: only the logs of Raft groups are compared with that"
                 report = replace(report, not_judged=(unasked, *report.not_judged))
             return report
         if options.retention_hours is None:
             options = replace(options, retention_hours=copied.retention_hours)
+        size_bytes = size_bytes_of(opened_stores(copied.stores))
+        engine = engines.of(size_bytes, options.acknowledged, options.staging)
         with directory_for_tables(options.staging, root) as table_directory:
             report = run(
-                spark, copied.stores, copied.subject, options, table_directory, copied.ends
+                engine, copied.stores, copied.subject, options, table_directory, copied.ends
             )
         return replace(report, not_judged=(*copied.unseen, *report.not_judged))
 

@@ -7,21 +7,22 @@ checked.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import orjson
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
-from raftmq.client.errors import BrokerRefused, NoRoute
+from raftmq.client.errors import BrokerRefused, ClientError, NoRoute
 from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.errors import RemotingError
 from raftmq.spark.cluster import Cluster
+from raftmq.spark.errors import FormatError
 from raftmq.spark.offset_ranges import LATEST, Queue, to_json
-from raftmq.spark.options import Connection, options_of
+from raftmq.spark.options import Connection, options_of, read_options
+from raftmq.spark.source import BatchReader, Partition
 
+from .engine.frames import Engine
 from .read.cluster_info import CLASSIC
 from .report.report import AuditReport, CheckResult, Offender
 
@@ -33,7 +34,7 @@ UNSEEN = (
 
 
 def pulled_report(
-    spark: SparkSession, connection: Connection, group: str, topics: Iterable[str]
+    engine: Engine, connection: Connection, group: str, topics: Iterable[str]
 ) -> AuditReport:
     """Pull all messages of a group's topics. Raises ClientError."""
     start_s = time.monotonic()
@@ -64,10 +65,10 @@ def pulled_report(
     for topic in sorted({queue.topic for queue in pending}):
         own = [queue for queue in pending if queue.topic == topic]
         parts = ({q: to[q] for q in everywhere if q.topic == topic} for to in (first, end))
-        try:
-            counts |= _counted(spark, connection, own, *parts)
-        except PySparkException as error:
-            damaged.append({"topic": topic, "what": _reason(str(error))})
+        counted, problem = _counted(engine, connection, own, *parts)
+        counts |= counted
+        if problem:
+            damaged.append({"topic": topic, "what": problem})
     holes: list[Offender] = [
         {
             "topic": queue.topic,
@@ -98,38 +99,53 @@ def pulled_report(
         seconds=time.monotonic() - start_s,
         mode=CLASSIC,
         group=group,
+        engine=engine.name,
         not_judged=tuple(unseen),
     )
 
 
 def _counted(
-    spark: SparkSession,
+    engine: Engine,
     connection: Connection,
     queues: Sequence[Queue],
     first: Mapping[Queue, int],
     end: Mapping[Queue, int],
-) -> dict[Queue, tuple[int, int]]:
-    """Pull a topic's queues; return the number of messages and of distinct offsets of each."""
-    rows = (
-        spark.read.format("raftmq")
-        .options(**options_of(connection))
-        .option("topic", queues[0].topic)
-        .option("startingOffsets", orjson.dumps(to_json(first)).decode())
-        .option("endingOffsets", orjson.dumps(to_json(end)).decode())
-        .option("columns", "topic,broker,queue_id,queue_offset")
-        .load()
-        .groupBy("topic", "broker", "queue_id")
-        .agg(F.count("*").alias("count"), F.count_distinct("queue_offset").alias("distinct"))
-    )
-    got = {
-        Queue(row["topic"], row["broker"], row["queue_id"]): (row["count"], row["distinct"])
-        for row in rows.collect()
+) -> tuple[dict[Queue, tuple[int, int]], str]:
+    """Pull a topic's queues; return the number of messages and of distinct offsets of each, and why
+    the topic cannot be read, or ""."""
+    options = {
+        **options_of(connection),
+        "topic": queues[0].topic,
+        "startingOffsets": orjson.dumps(to_json(first)).decode(),
+        "endingOffsets": orjson.dumps(to_json(end)).decode(),
+        "columns": "queue_id,queue_offset",
     }
-    return {queue: got.get(queue, (0, 0)) for queue in queues}
+    reader = BatchReader(read_options(options, streaming=False))
+    counts = dict.fromkeys(queues, (0, 0))
+    for counted, problem in engine.map(_Count(reader), reader.partitions()):
+        if problem:
+            return {}, problem
+        for queue in queues:
+            count, distinct = counts[queue]
+            more, more_distinct = counted.get(queue.queue_id, (0, 0))
+            counts[queue] = count + more, distinct + more_distinct
+    return counts, ""
 
 
-def _reason(text: str) -> str:
-    """Return the line of a Spark error that names its cause."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    named = re.findall(r"\braftmq\.[\w.]+: .*", text)
-    return (named or lines or ["no reason is told"])[-1][:300]
+@dataclass(frozen=True)
+class _Count:
+    """Pulls ranges of a broker's queues in a task."""
+
+    reader: BatchReader
+
+    def __call__(self, partition: Partition) -> tuple[dict[int, tuple[int, int]], str]:
+        """Return by queue the number of messages and of distinct offsets, and the problem."""
+        offsets: dict[int, list[int]] = {}
+        try:
+            for batch in self.reader.read(partition):
+                numbers = batch["queue_id"].to_pylist()
+                for number, offset in zip(numbers, batch["queue_offset"].to_pylist(), strict=True):
+                    offsets.setdefault(number, []).append(offset)
+        except (FormatError, ClientError, RemotingError) as error:
+            return {}, str(error)
+        return {number: (len(each), len({*each})) for number, each in offsets.items()}, ""

@@ -14,9 +14,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pyspark.sql import DataFrame, Row, SparkSession, Window
-from pyspark.sql import functions as F
-
 from .checks.acknowledged import acknowledged_checks, compared, lost, read_acknowledged
 from .checks.checks import Check, sent_checks, stored_checks
 from .checks.consume_checks import consumption_checks, event_kinds
@@ -43,12 +40,15 @@ from .checks.replicas import (
     retention_check,
     segment_check,
 )
+from .engine import columns as F
+from .engine.columns import Window
+from .engine.frames import Engine, Frame, Row
 from .read.cluster_info import RAFT, Subject
 from .read.history import WEAK, HistoryUnfit, refuse_interrupted
 from .read.incremental import Kept, Range
 from .read.removed import HOURS
 from .read.store_files import Store, opened_stores
-from .read.tables import Tables, enough_partitions, stage
+from .read.tables import Tables, size_bytes_of, stage
 from .report.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
 
 QUERIES_AT_ONCE = 2  # planning overlaps with execution
@@ -86,7 +86,7 @@ class AuditOptions:
 
 
 def run(
-    spark: SparkSession,
+    engine: Engine,
     directories: Mapping[str, str],
     subject: Subject,
     options: AuditOptions,
@@ -102,15 +102,15 @@ def run(
     stores = opened_stores(directories)
     history, topic, acknowledged = options.history, options.topic, options.acknowledged
     kept, progress = options.kept(subject.group or ""), options.progress
-    with enough_partitions(spark, stores):
+    with engine.sized_for(size_bytes_of(stores)):
         start_s, started_ms = time.monotonic(), time.time_ns() // 1_000_000
         since = kept.ended() if kept is not None and options.incremental else None
         progress(f"reading the logs of {', '.join(stores)}")
         if history is not None:
             refuse_interrupted(history)
-        listed = None if acknowledged is None else read_acknowledged(spark, acknowledged)
+        listed = None if acknowledged is None else read_acknowledged(engine, acknowledged)
         tables = stage(
-            *(spark, stores, history, topic, table_directory, subject, since),
+            *(engine, stores, history, topic, table_directory, subject, since),
             retention_hours=options.retention_hours,
             audited_at_ms=started_ms,
         )
@@ -171,6 +171,7 @@ def run(
             checks=tuple(_with_locations(result, stores) for result in results),
             mode=tables.limits.mode,
             group=subject.group or "",
+            engine=engine.name,
             voters=tuple(sorted(tables.limits.members.voters)),
             voters_source=tables.limits.members.source,
             seconds=end - start_s,
@@ -239,7 +240,7 @@ def _sent_results(tables: Tables, history: str, topic: str) -> _Sends:
     return _Sends(figures, results, copies, gaps, not judge.clocks_moved, gone_ms)
 
 
-def _acknowledged_results(tables: Tables, acknowledged: DataFrame) -> _Sends:
+def _acknowledged_results(tables: Tables, acknowledged: Frame) -> _Sends:
     """Run the checks of a table of acknowledged messages."""
     rows = compared(tables, acknowledged)
     figures = _stored(tables) | {"acknowledged": rows.count()}
@@ -254,12 +255,13 @@ def _acknowledged_results(tables: Tables, acknowledged: DataFrame) -> _Sends:
     return _Sends(figures, results, copies, gaps, gone_ms=_gone_ms(tables, rows, "time_ms"))
 
 
-def _gone_ms(tables: Tables, acknowledged: DataFrame, time: str) -> tuple[int, int] | None:
+def _gone_ms(tables: Tables, acknowledged: Frame, time: str) -> tuple[int, int] | None:
     """Return the lowest and the highest time of acknowledged messages that are gone, if known."""
     if not tables.limits.start:
         return None
-    gone = acknowledged.where("gone").agg(F.min(time), F.max(time)).collect()[0]
-    return None if gone[0] is None else (gone[0], gone[1])
+    ends = F.min(time).alias("low"), F.max(time).alias("high")
+    gone = acknowledged.where("gone").agg(*ends).collect()[0]
+    return None if gone["low"] is None else (gone["low"], gone["high"])
 
 
 def _removed(tables: Tables, gone_ms: tuple[int, int] | None) -> dict[str, int]:
@@ -276,7 +278,7 @@ def _removed(tables: Tables, gone_ms: tuple[int, int] | None) -> dict[str, int]:
     return {"youngest_removed_age_s": age_s(youngest_ms), "oldest_removed_age_s": age_s(oldest_ms)}
 
 
-def _add_holders(tables: Tables, results: list[CheckResult], lost: DataFrame) -> LastCopies:
+def _add_holders(tables: Tables, results: list[CheckResult], lost: Frame) -> LastCopies:
     """Add to each missing or altered message the stores that hold it as it was sent."""
     about = [n for n, result in enumerate(results) if result.name in ("missing", "altered")]
     copies = last_copies(tables, [results[n] for n in about], lost)
@@ -322,7 +324,7 @@ def evaluate(checks: list[Check]) -> list[CheckResult]:
         rows = []
         if count:
             rows = _first_of(check)
-        offenders = tuple(row.asDict() for row in rows)
+        offenders = tuple(rows)
         results.append(CheckResult(check.name, check.title, check.fault, count, offenders))
     return results
 
@@ -331,11 +333,11 @@ def _first_of(check: Check) -> list[Row]:
     """Return the first offenders, with an equal share for each store."""
     offenders = check.offenders
     if "store" not in check.columns:
-        return [*offenders.orderBy(*check.sorted_by).limit(OFFENDERS_MAX).collect()]
+        return offenders.orderBy(*check.sorted_by).limit(OFFENDERS_MAX).collect()
     of_store = Window.partitionBy("store").orderBy(*check.sorted_by)
     ranked = offenders.withColumn("rank", F.row_number().over(of_store))
-    first = ranked.orderBy("rank", "store").limit(OFFENDERS_MAX)
-    return [*first.orderBy(*check.sorted_by).drop("rank").collect()]
+    first = ranked.orderBy("rank", "store").limit(OFFENDERS_MAX).drop("rank")
+    return first.orderBy(*check.sorted_by).collect()
 
 
 def _with_locations(result: CheckResult, stores: Mapping[str, Store]) -> CheckResult:
@@ -364,7 +366,7 @@ def _stored(tables: Tables) -> dict[str, int]:
         rows, count = tables.log.where("visible"), F.count("*")
     stored = F.coalesce(count, F.lit(0)).alias("stored")
     row = rows.agg(stored, F.count_distinct("topic").alias("topics")).collect()[0]
-    return {name: int(value) for name, value in row.asDict().items()}
+    return {name: int(value) for name, value in row.items()}
 
 
 def _figures(tables: Tables) -> dict[str, int]:
@@ -381,4 +383,4 @@ def _figures(tables: Tables) -> dict[str, int]:
         F.count(F.when((outcome == "unknown") & (copies > 0), 1)).alias("unknown_stored"),
         F.count(F.when(outcome == WEAK, 1)).alias("weakly_acknowledged"),
     ).collect()[0]
-    return {name: int(value) for name, value in row.asDict().items()}
+    return {name: int(value) for name, value in row.items()}

@@ -27,7 +27,7 @@ from rich.table import Table
 from bench.group import raft_group
 from bench.peers.remoting import QUEUES, TOPIC, pull_all
 from bench.wire import run_load
-from raftmq.audit.api import run_audit
+from raftmq.audit.api import Engines, run_audit
 from raftmq.audit.live import audit_cluster
 from raftmq.audit.read.log_scanner import walk_range
 from raftmq.audit.read.store_files import Store, map_file
@@ -68,7 +68,7 @@ async def measure(spark: SparkSession, count: int) -> list[Row]:
         stores = {node.name: group.cluster.store_of(node) for node in group.cluster.state().brokers}
         await group.cluster.end(group.cluster.state().brokers, 60.0)
         started = time.perf_counter()
-        report = await asyncio.to_thread(run_audit, spark, stores)
+        report = await asyncio.to_thread(run_audit, stores, spark=spark)
         took_s = time.perf_counter() - started
         assert report.ok and report.figures["stored"] >= count, report
         phases = ", ".join(f"{name} {value:.1f}" for name, value in report.phases.items())
@@ -88,11 +88,13 @@ async def audited_s(
 ) -> float:
     """Audit the running group as fast as it can be read; return the seconds."""
     started = time.perf_counter()
-    (report,) = await asyncio.to_thread(
-        audit_cluster,
-        *(spark, connection, AuditOptions(results=kept, incremental=incremental)),
-        bytes_per_s=1 << 40,
-    )
+    with Engines(running=spark) as engines:
+        (report,) = await asyncio.to_thread(
+            audit_cluster,
+            *(connection, AuditOptions(results=kept, incremental=incremental)),
+            engines=engines,
+            bytes_per_s=1 << 40,
+        )
     assert report.ok, report
     return time.perf_counter() - started
 

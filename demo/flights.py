@@ -127,7 +127,7 @@ def judge(
     with session() as spark:
         board.say("Spark is up")
         with board.during("Spark audits three stores against the history"):
-            report = run_audit(spark, load.stores, config.history, TOPIC)
+            report = run_audit(load.stores, config.history, TOPIC, spark=spark)
         with board.during("Spark computes delays by carrier and month from the topic"):
             result = delays_in_topic(spark, first_store, TOPIC)
     spark_s = time.monotonic() - spark_start_s

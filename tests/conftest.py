@@ -15,10 +15,9 @@ from xdist.scheduler import LoadFileScheduling
 
 os.environ.setdefault("RAFTMQ_DISK_SPACE_WARNING_LEVEL_RATIO", "100")
 os.environ.setdefault("RAFTMQ_DISK_SPACE_WARNING_FREE_BYTES", "1")
-# Whose tests use Spark, up to where the second half begins. Each half has a process: a Spark that
-# is there for a file alone has done half of its work when it is warm.
-SPARK = ("tests/audit/", "tests/spark/")
-SECOND_HALF = "tests/audit/test_l"
+# Tests of Spark share a process, because a JVM for a single file has done half of its work when it
+# is warm.
+SPARK = ("tests/spark/", "tests/audit/test_engines", "tests/audit/read/test_spark_sources")
 # A room whose files take minutes each, of which one would be waited for alone at the end.
 BEGUN_FIRST = "simulator"
 
@@ -39,12 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Scheduling(LoadFileScheduling):
-    """A file goes to a process, and each half of what uses Spark does."""
+    """A file goes to a process, and all that use Spark go to the same."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(SPARK):
-            return "Spark, second half" if nodeid >= SECOND_HALF else "Spark, first half"
-        return str(super()._split_scope(nodeid))
+        return "Spark" if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)

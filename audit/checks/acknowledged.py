@@ -18,59 +18,56 @@ a missing message may have been removed, so it is only judged if a log still rea
 
 from collections.abc import Collection, Iterator
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+import pyarrow as pa
 
+from ..engine import columns as F
+from ..engine.frames import CORRUPT, Engine, EngineFailed, Frame, Row
 from ..read.cluster_info import RAFT
-from ..read.history import CORRUPT, CRC_BITS, HistoryUnfit, invalid_line
+from ..read.history import CRC_BITS, HistoryUnfit, invalid_line
 from ..read.removed import with_gone
 from ..read.tables import Tables, records
-from ..session import SPARK_ERRORS, cause
 from .checks import Check
 
-SCHEMA = StructType(
-    [
-        StructField("msg_id", StringType()),
-        StructField("topic", StringType()),
-        StructField("broker", StringType()),
-        StructField("queue_id", IntegerType()),
-        StructField("queue_offset", LongType()),
-        StructField("body_crc", LongType()),
-        StructField("time_ms", LongType()),
-    ]
-)
+_TYPES = {
+    "msg_id": "string",
+    "topic": "string",
+    "broker": "string",
+    "queue_id": "int",
+    "queue_offset": "long",
+    "body_crc": "long",
+    "time_ms": "long",
+}
+_ARROW_TYPES = {"string": pa.string(), "int": pa.int32(), "long": pa.int64()}
+SCHEMA = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in _TYPES.items()])
 NEEDED = ("msg_id", "topic")
 
 
-def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
+def read_acknowledged(engine: Engine, path: str) -> Frame:
     """Read such a table as SCHEMA. Raises HistoryUnfit."""
     try:
         if path.endswith((".json", ".jsonl")):
-            reader = spark.read.schema(StructType([*SCHEMA, StructField(CORRUPT, StringType())]))
-            read = reader.option("columnNameOfCorruptRecord", CORRUPT).json(path)
+            read = engine.lines(path, pa.schema([*SCHEMA, (CORRUPT, pa.string())]))
             invalid = read.where(F.col(CORRUPT).isNotNull()).limit(1).collect()
             if invalid:
                 what = invalid_line(path, invalid[0][CORRUPT])
                 raise HistoryUnfit(f"{what} is no acknowledged message")
             rows = read.drop(CORRUPT)
         else:
-            stored = spark.read.parquet(path)
-            given = {field.name: F.col(field.name) for field in stored.schema}
+            stored = engine.parquet(path)
+            given = {name: F.col(name) for name in stored.columns}
             columns = [
-                given.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name)
-                for field in SCHEMA
+                given.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _TYPES.items()
             ]
             rows = stored.select(*columns)
         crc = F.col("body_crc")
-        count, incomplete, no_crc = rows.agg(
-            F.count("*"),
-            F.count_if(F.col("msg_id").isNull() | F.col("topic").isNull()),
-            F.count_if((crc < -(1 << 31)) | (crc >= 1 << 32)),
+        counts = rows.agg(
+            F.count("*").alias("count"),
+            F.count_if(F.col("msg_id").isNull() | F.col("topic").isNull()).alias("incomplete"),
+            F.count_if((crc < -(1 << 31)) | (crc >= 1 << 32)).alias("no_crc"),
         ).collect()[0]
-    except SPARK_ERRORS as error:
-        reason = cause(error)
-        raise HistoryUnfit(f"{path} cannot be read as acknowledged messages: {reason}") from error
+    except EngineFailed as error:
+        raise HistoryUnfit(f"{path} cannot be read as acknowledged messages: {error}") from error
+    count, incomplete, no_crc = counts["count"], counts["incomplete"], counts["no_crc"]
     if incomplete:
         raise HistoryUnfit(f"{path} has {incomplete} rows without {' or '.join(NEEDED)}")
     if no_crc:
@@ -80,8 +77,12 @@ def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
     return rows.withColumn("body_crc", F.col("body_crc").bitwiseAND(CRC_BITS))
 
 
+def _by_broker(acknowledged: Frame) -> list[Row]:
+    return acknowledged.groupBy("broker").agg(F.count("*").alias("count")).collect()
+
+
 def refuse_unjudged(
-    acknowledged: DataFrame,
+    acknowledged: Frame,
     path: str,
     audited: Collection[str],
     *,
@@ -89,7 +90,7 @@ def refuse_unjudged(
     what: str = "are not audited",
 ) -> None:
     """Refuse a table with rows that this audit would skip."""
-    rows = {row["broker"]: row["count"] for row in acknowledged.groupBy("broker").count().collect()}
+    rows = {row["broker"]: row["count"] for row in _by_broker(acknowledged)}
     nameless = rows.pop(None, 0)
     if nameless and len(audited) > 1:
         raise HistoryUnfit(
@@ -103,7 +104,7 @@ def refuse_unjudged(
         raise HistoryUnfit(f"{path} has {count} rows of broker groups that {what}: {names}")
 
 
-def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:
+def compared(tables: Tables, acknowledged: Frame) -> Frame:
     """Return a row per message that this group acknowledged, as SCHEMA with `id_text` for
     msg_id, and copies (null if none), places, crcs, first_position, gone (retention may have
     removed it)."""
@@ -126,11 +127,11 @@ def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:
         *(records(tables.shared_items), tables.limits, tables.retention),
         *("queue_id", "queue_offset", "time_ms"),
     )
-    rows = rows.join(F.broadcast(tables.queues_ended), ["topic", "queue_id"], "left")
+    rows = rows.join(tables.queues_ended.broadcast(), ["topic", "queue_id"], "left")
     return tables.staged(rows.withColumn("gone", F.col("gone") & before), "acknowledged")
 
 
-def acknowledged_checks(tables: Tables, rows: DataFrame) -> Iterator[Check]:
+def acknowledged_checks(tables: Tables, rows: Frame) -> Iterator[Check]:
     """Yield the checks on the rows of `compared`."""
     enough = "a majority" if tables.limits.mode == RAFT else "any store"
     stored = F.col("copies").isNotNull()
@@ -168,7 +169,7 @@ def acknowledged_checks(tables: Tables, rows: DataFrame) -> Iterator[Check]:
         yield Check(name, title, rows, wrong, shown, fault=fault, order=order)
 
 
-def lost(rows: DataFrame) -> DataFrame:
+def lost(rows: Frame) -> Frame:
     """Return topic, id_text and body_crc of missing or altered messages."""
     altered = F.col("body_crc").isNotNull() & ~F.array_contains("crcs", F.col("body_crc"))
     unlike = (F.col("copies").isNull() & ~F.col("gone")) | F.coalesce(altered, F.lit(False))

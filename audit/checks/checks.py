@@ -1,4 +1,4 @@
-"""Checks of sends and stores, as Spark queries for their offenders.
+"""Checks of sends and stores, as queries for their offenders.
 
 `sent_checks` and `stored_checks` list them; `audit/run.py` runs them. Offenders are sorted by
 position. A check counts a fault, unless at-least-once delivery allows it.
@@ -8,11 +8,13 @@ audit.read.committed_range defines up to which positions records count.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, Window, WindowSpec
-from pyspark.sql import functions as F
+import pyarrow as pa
 
 from raftmq.spark.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
 
+from ..engine import columns as F
+from ..engine.columns import Column, Window, WindowSpec
+from ..engine.frames import Frame
 from ..read.cluster_info import RAFT
 from ..read.committed_range import frame_end
 from ..read.history import WEAK
@@ -35,7 +37,7 @@ class Check:
 
     name: str
     title: str
-    table: DataFrame | None
+    table: Frame | None
     wrong: Column
     columns: tuple[str, ...]
     fault: bool = True
@@ -46,7 +48,7 @@ class Check:
         return self.order or self.columns[:1]
 
     @property
-    def offenders(self) -> DataFrame:
+    def offenders(self) -> Frame:
         assert self.table is not None
         return self.table.where(self.wrong).select(*self.columns)
 
@@ -138,7 +140,7 @@ def failed_but_stored(tables: Tables) -> Check:
         records(tables.items)
         .where(ours)
         .select("topic", F.col("uniq_key").alias("id_text"), "store", "position")
-        .join(F.broadcast(failed.select("topic", "id_text", "op")), ["topic", "id_text"])
+        .join(failed.select("topic", "id_text", "op").broadcast(), ["topic", "id_text"])
         .groupBy("topic", "id_text", "op")
         .agg(F.min("position").alias("position"), F.sort_array(F.collect_set("store")).alias("in"))
     )
@@ -171,18 +173,18 @@ def offset_checks(tables: Tables) -> Iterator[Check]:
     )
 
 
-def _expected(tables: Tables, rows: DataFrame, first: str, last: str) -> DataFrame:
+def _expected(tables: Tables, rows: Frame, first: str, last: str) -> Frame:
     """Add `expected`, the queue offset after the `last` of the queue's previous row. A queue's
     first row may have any offset if the log's start was removed."""
     in_queue = Window.partitionBy("topic", "queue_id").orderBy("position")
     start = F.lit(0).cast("long") if tables.limits.start == 0 else F.col(first)
     if tables.since is not None:
-        rows = rows.join(F.broadcast(tables.queues_ended), ["topic", "queue_id"], "left")
+        rows = rows.join(tables.queues_ended.broadcast(), ["topic", "queue_id"], "left")
         start = F.coalesce("ended", F.col(first) if tables.since.start else F.lit(0))
     return rows.withColumn("expected", F.coalesce(F.lag(last).over(in_queue) + 1, start))
 
 
-def _suspect_queues(tables: Tables) -> DataFrame | None:
+def _suspect_queues(tables: Tables) -> Frame | None:
     """Return the queues (topic, queue_id) with gaps between runs, or with runs that may not be the
     group's; None if
     there are none. Only their records are checked individually."""
@@ -233,11 +235,7 @@ def order_checks(tables: Tables) -> Iterator[Check]:
         & F.col("outcome").isin("ok", "unknown")
         & F.col("seq").isNotNull()
     )
-    before = (
-        Window.partitionBy("topic", "order")
-        .orderBy("first_position")
-        .rowsBetween(Window.unboundedPreceding, -1)
-    )
+    before = Window.partitionBy("topic", "order").orderBy("first_position").all_before()
     ranked = ordered.withColumn("after_seq", F.max(F.when(acknowledged, F.col("seq"))).over(before))
     late = F.col("after_seq") >= F.col("seq")
     columns = ("first_position", "topic", "order", "seq", "after_seq", "outcome", "id_text")
@@ -348,7 +346,7 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
     )
 
 
-def _frames(tables: Tables) -> DataFrame:
+def _frames(tables: Tables) -> Frame:
     """Return the frames below the stores' limits, each with index and term of its predecessor."""
     in_store = Window.partitionBy("store").orderBy("position")
     term = F.col("frame_term")
@@ -378,8 +376,8 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
     suspects = _suspect_ranges(tables)
     judged = None
     if suspects:
-        schema = "store string, range long"
-        judged = _units_judged(tables, F.broadcast(tables.spark.createDataFrame(suspects, schema)))
+        schema = pa.schema([("store", pa.string()), ("range", pa.int64())])
+        judged = _units_judged(tables, tables.engine.table(suspects, schema).broadcast())
     columns = ("store", "position", "what", "topic", "queue_id", "queue_offset")
     without = F.col("what") == "record without unit"
     yield Check(
@@ -418,7 +416,7 @@ def multi_queue_check(tables: Tables) -> Check:
     )
 
 
-def _units_judged(tables: Tables, suspects: DataFrame) -> DataFrame:
+def _units_judged(tables: Tables, suspects: Frame) -> Frame:
     """Return the units and records of suspect ranges (store, range), with the fault in `what`."""
     limits = tables.limits
     judged = (
@@ -475,15 +473,15 @@ def _suspect_ranges(tables: Tables) -> list[tuple[str, int]]:
     ]
 
 
-def _ranged(rows: DataFrame) -> DataFrame:
+def _ranged(rows: Frame) -> Frame:
     return rows.withColumn("range", F.floor(F.col("position") / RANGE_BYTES))
 
 
-def _within(shared: DataFrame, suspects: DataFrame) -> DataFrame:
+def _within(shared: Frame, suspects: Frame) -> Frame:
     """Return the rows in a suspect range of any store, with `range`."""
-    return _ranged(shared).join(suspects.select("range").distinct(), "range", "left_semi")
+    return _ranged(shared).join(suspects.select("range").distinct(), ["range"], "left_semi")
 
 
-def _of_records(units: DataFrame) -> DataFrame:
+def _of_records(units: Frame) -> Frame:
     """Return the units that point at records of their own queue."""
     return units.where(~F.col("topic").startswith(MULTI_QUEUE_PREFIX))

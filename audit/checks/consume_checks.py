@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
+from ..engine import columns as F
+from ..engine.frames import Frame
 from ..read.history import binary_id, of_group
 from ..read.tables import Tables
 from .checks import Check
@@ -43,11 +42,10 @@ def event_kinds(tables: Tables) -> frozenset[str]:
     return frozenset(row["f"] for row in kinds.select("f").distinct().collect())
 
 
-def _consumed_offsets(events: DataFrame) -> DataFrame:
+def _consumed_offsets(events: Frame) -> Frame:
     """Return a row per (topic, queue, offset) consumed, with its count and its recorded ids."""
-    each = events.where(F.col("f") == "consume").select(
-        "topic", "queue", "ids", F.posexplode("offsets").alias("at", "offset")
-    )
+    consumed = events.where(F.col("f") == "consume").select("topic", "queue", "ids", "offsets")
+    each = consumed.numbered("offsets", "at", "offset")
     seen = each.withColumn("seen_id", F.get("ids", "at")).withColumn("seen", binary_id("seen_id"))
     return seen.groupBy("topic", "queue", "offset").agg(
         F.count("*").alias("times"),
@@ -56,7 +54,7 @@ def _consumed_offsets(events: DataFrame) -> DataFrame:
     )
 
 
-def _consumed(events: DataFrame, stored: DataFrame, removed: bool) -> Iterator[Check]:
+def _consumed(events: Frame, stored: Frame, removed: bool) -> Iterator[Check]:
     topics = (
         events.where(F.col("f").isin("consume", "drain"))
         .groupBy("topic")
@@ -68,12 +66,12 @@ def _consumed(events: DataFrame, stored: DataFrame, removed: bool) -> Iterator[C
     both = (
         _consumed_offsets(events)
         .join(stored, ["topic", "queue", "offset"], "full_outer")
-        .join(F.broadcast(topics.where("consumed")), "topic")
+        .join(topics.where("consumed").broadcast(), ["topic"])
     )
     first = F.lit(0)  # offsets from here on were never stored if they are missing
     if removed:
         firsts = stored.groupBy("topic", "queue").agg(F.min("offset").alias("first"))
-        both = both.join(F.broadcast(firsts), ["topic", "queue"], "left")
+        both = both.join(firsts.broadcast(), ["topic", "queue"], "left")
         first = F.col("first")
     times, position = F.col("times"), F.col("position")
     key = ("topic", "queue", "offset")
@@ -116,7 +114,7 @@ def _consumed(events: DataFrame, stored: DataFrame, removed: bool) -> Iterator[C
     )
 
 
-def _committed(events: DataFrame, stored: DataFrame, removed: bool) -> Check:
+def _committed(events: Frame, stored: Frame, removed: bool) -> Check:
     ends = stored.groupBy("topic", "queue").agg((F.max("offset") + 1).alias("end"))
     highest = (
         events.where(F.col("f") == "commit")
@@ -147,7 +145,7 @@ def _worked(tables: Tables) -> Check:
     return Check(
         "work_not_stored",
         "worked on, but nothing is stored there",
-        work.join(F.broadcast(ends), ["topic", "queue"], "left"),
+        work.join(ends.broadcast(), ["topic", "queue"], "left"),
         F.col("last") >= end,
         (*queue, "p", "first", "last", "end"),
         order=(*queue, "first"),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
 from raftmq.spark.layout import ItemKind
 from raftmq.store.frame import FrameKind
 
+from ..engine import columns as F
+from ..engine.frames import Frame
 from ..read.committed_range import frame_end
 from ..read.range_digests import FrameRun
 from ..read.store_files import Segment, Store, map_file
@@ -35,11 +34,11 @@ class GroupFrames:
     term: int
     complete: bool
     terms: Mapping[str, int]
-    frames: DataFrame
+    frames: Frame
     configurations: Sequence[tuple[int, str, int, int]]
 
     @property
-    def commands(self) -> DataFrame:
+    def commands(self) -> Frame:
         """The frames that are or start with a command, by index."""
         first_part_only = F.col("records_at") > F.col("payload_at")
         messages = F.col("frame_kind") == int(FrameKind.MESSAGES)
@@ -101,7 +100,7 @@ def group_frames(tables: Tables) -> GroupFrames:
     )
 
 
-def _of_all(tables: Tables, run: FrameRun | None, frames: DataFrame) -> GroupFrames:
+def _of_all(tables: Tables, run: FrameRun | None, frames: Frame) -> GroupFrames:
     """Return the frames if all stores have the same log; no query is needed."""
     since, names = tables.since, tuple(tables.stores)
     before, term = (since.index, since.term) if since else (0, 0)

@@ -1,6 +1,6 @@
 """Judges a history by mqchaos' checkers, with stored records as additional deliveries.
 
-Spark compares plain sends and consumed messages with the stores (audit.checks.checks). All
+Queries compare plain sends and consumed messages with the stores (audit.checks.checks). All
 remaining events are judged by chaos.checks, by the rules of docs/history.md. A record in a topic of
 deferred messages counts as a delivery, because a consumer would receive it. So a message that is
 stored twice, early or without a commit is detected even if no consumer of the run received it.
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from pyspark.sql import functions as F
 
 from raftmq.chaos.checks import delayed, retries, transactions
 from raftmq.chaos.checks.suite import Suite
@@ -27,11 +26,12 @@ from raftmq.chaos.history.assembly import Assembler
 from raftmq.chaos.history.deferred_events import UNDECIDED, Delivery, Post, Stored
 from raftmq.chaos.history.events import HistoryError, Kind, Outcome
 
+from ..engine import columns as F
 from ..read.system_topics import SCHEDULE_TOPIC, TIMED_TOPICS
 from ..read.tables import Tables
 from ..report.report import CheckResult, Offender
 
-JUDGED_BY_SPARK = re.compile(rb'"f":\s*"(send|consume)"')
+JUDGED_BY_QUERIES = re.compile(rb'"f":\s*"(send|consume)"')
 DEFERRED = {Kind.POSTED, Kind.GIVEN_BACK, Kind.DELIVERED, Kind.SCANNED, Kind.WORKED}
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 # Checks for missing messages, which prove nothing once retention has removed the log's start.
@@ -98,7 +98,7 @@ class HistoryJudge:
 
     def feed(self, line: bytes) -> None:
         """Take a line. Lines that are no JSON object are ignored here; the audit counts them."""
-        if JUDGED_BY_SPARK.search(line):
+        if JUDGED_BY_QUERIES.search(line):
             return
         try:
             record = orjson.loads(line)
@@ -253,12 +253,12 @@ def judged_history(tables: Tables, path: str) -> HistoryJudge:
         rows = (
             tables.log.where(~topic.isin(*tables.topics) | topic.isin(*judge.topics))
             .where(F.col("id_text").isNotNull())
-            .orderBy("position")
             .select(
                 "id_text", "topic", "queue_id", "queue_offset", "position", "store_timestamp",
                 "reconsume_times", "visible",
             )
+            .orderBy("position")
         )  # fmt: skip
-        for row in rows.toLocalIterator():
-            judge.stored(Record(*row))
+        for row in rows.rows():
+            judge.stored(Record(*row.values()))
     return judge

@@ -111,17 +111,16 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
             frozenset(name for name, store in tables.stores.items() if store.closed),
         )
         tasks = _tasks(files, tables.limits.read_from)
-        context = tables.spark.sparkContext
-        verdicts = context.parallelize(tasks, len(tasks)).map(judge).collect() if tasks else []
+        verdicts = tables.engine.map(judge, tasks)
         reached: dict[tuple[str, int], tuple[int, int]] = {}
         for verdict in verdicts:
             count += len(verdict.faults)
-            for store, path, number, position, what in verdict.faults:
-                location = {"store": store, "file": path, "entry": number}
+            for name, path, number, position, what in verdict.faults:
+                location = {"store": name, "file": path, "entry": number}
                 offenders.append({**location, "position": position, "what": what})
-            for (store, number), in_this_range in verdict.reached.items():
-                parts = {number: reached.get((store, number), (0, 0))}, {number: in_this_range}
-                reached[store, number] = total(parts)[number]
+            for (name, number), in_this_range in verdict.reached.items():
+                parts = {number: reached.get((name, number), (0, 0))}, {number: in_this_range}
+                reached[name, number] = total(parts)[number]
         missing = _missing(tables, files, reached)
         count += len(missing)
         offenders += missing
@@ -179,7 +178,7 @@ def _tasks(files: Mapping[str, Sequence[IndexFile]], start: int) -> list[_Entrie
 
 @dataclass(frozen=True)
 class _Judge:
-    """Judges a task's entries in Spark's workers. `log` lists the files of the staged log. By
+    """Judges a task's entries in a task. `log` lists the files of the staged log. By
     store, `bounds` has start and limit of its log, and `firsts` the start of its index. `closed`
     has the stores that were closed in order."""
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
+from ..engine import columns as F
+from ..engine.frames import Frame
 from ..read.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ..read.tables import Tables
 from .checks import Check
@@ -46,7 +45,7 @@ def waiting_checks(
     )
 
 
-def _decided(named: DataFrame) -> DataFrame:
+def _decided(named: Frame) -> Frame:
     """Return the half and committed messages of each id, with the position of the first of each."""
     half = F.col("topic") == HALF_TOPIC
     committed = (F.col("sysflag") == COMMITTED) & ~half
@@ -63,7 +62,7 @@ def _decided(named: DataFrame) -> DataFrame:
 
 
 def _delayed_checks(
-    tables: Tables, visible: DataFrame | None, delivered: Mapping[int, int], clocks_steady: bool
+    tables: Tables, visible: Frame | None, delivered: Mapping[int, int], clocks_steady: bool
 ) -> Iterator[Check]:
     key = ("id_text", "reconsume_times")
     rows = None if visible is None else _came(tables, visible, delivered, key)
@@ -97,8 +96,8 @@ def _delayed_checks(
 
 
 def _came(
-    tables: Tables, visible: DataFrame, delivered: Mapping[int, int], key: Sequence[str]
-) -> DataFrame:
+    tables: Tables, visible: Frame, delivered: Mapping[int, int], key: Sequence[str]
+) -> Frame:
     """Return for each delayed message how many copies waited (`waits`), were due, and were stored
     (`came`), and how many of these were stored after another in the same topic (`again`)."""
     due = (
@@ -112,7 +111,7 @@ def _came(
         passed = passed | (of_level & (F.col("queue_offset") < offset))
     waited = (
         visible.where(F.col("topic") == SCHEDULE_TOPIC)
-        .join(due, "position", "left")
+        .join(due, ["position"], "left")
         .groupBy(*key)
         .agg(
             F.count_if(passed).alias("due"),

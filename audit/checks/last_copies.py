@@ -7,9 +7,8 @@ file and offset of each copy, and its store never counts as deviating.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
+from ..engine import columns as F
+from ..engine.frames import Frame
 from ..read.store_files import Store
 from ..read.tables import Tables, records
 from ..report.report import CheckResult, Offender
@@ -28,7 +27,7 @@ NONE = LastCopies({}, {})
 _AS_SENT = {"content_crc": "crc", "fields_sum": "fields", "born_timestamp": "born"}
 
 
-def last_copies(tables: Tables, checks: Sequence[CheckResult], lost: DataFrame) -> LastCopies:
+def last_copies(tables: Tables, checks: Sequence[CheckResult], lost: Frame) -> LastCopies:
     """Find copies of the messages that these checks counted. `lost` has their topic and id_text,
     and if known `crc` of the body, `fields` and `born` as they were sent."""
     if not any(check.count for check in checks):
@@ -60,7 +59,7 @@ def last_copies(tables: Tables, checks: Sequence[CheckResult], lost: DataFrame) 
 
 
 def _locations(
-    stores: Mapping[str, Store], copies: DataFrame, ids: list[str]
+    stores: Mapping[str, Store], copies: Frame, ids: list[str]
 ) -> dict[tuple[str, str], tuple[str, ...]]:
     locations: dict[tuple[str, str], tuple[str, ...]] = {}
     rows = copies.where(F.col("id_text").isin(*ids)).orderBy("store", "position").collect()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pyspark.sql import functions as F
-
+from ..engine import columns as F
 from ..read.incremental import Digest, Ended, Range, split, tail_of
 from ..read.system_topics import MULTI_QUEUE_PREFIX
 from ..read.tables import Tables
@@ -33,10 +32,8 @@ def ranges_check(
     start = edges[-1] if edges else reference.start
     new = split(start, limits.agreed_end)
     parts = [*((each.start, each.end) for each in there), *new]
-    digests: list[str] = []
-    if parts:
-        digest = Digest(tables.stores[reference.store], garbage(tables).get(reference.store, []))
-        digests = tables.spark.sparkContext.parallelize(parts, len(parts)).map(digest).collect()
+    digest = Digest(tables.stores[reference.store], garbage(tables).get(reference.store, []))
+    digests = tables.engine.map(digest, parts)
     now = [
         Range(*bounds, sha256, audited_at_ms) for bounds, sha256 in zip(parts, digests, strict=True)
     ]

@@ -14,13 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
+from raftmq.spark.filesystem import below
 from raftmq.spark.layout import BLANK_SIZE_BYTES, ItemKind
 
+from ..engine import columns as F
+from ..engine.frames import Frame
 from ..read.committed_range import Limits
 from ..read.incremental import Ended, tail_of
+from ..read.spark_sources import BlockReader
+from ..read.staging import staged_blocks
 from ..read.store_files import Store, first_difference, stores_option
 from ..read.tables import Tables
 from ..report.report import OFFENDERS_MAX, CheckResult, Offender, Verdict
@@ -152,34 +155,31 @@ def behind_check(limits: Limits) -> CheckResult:
 def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:
     """Return by store the positions [from, to) behind blank records, with undefined bytes."""
     skipped: dict[str, list[tuple[int, int]]] = {}
-    blanks = tables.items.where(F.col("kind") == int(ItemKind.BLANK)).orderBy("position")
-    for row in blanks.select("store", "position", "size").limit(BLANKS_MAX).collect():
+    blanks = tables.items.where(F.col("kind") == int(ItemKind.BLANK))
+    first = blanks.select("store", "position", "size").orderBy("position").limit(BLANKS_MAX)
+    for row in first.collect():
         tail = (row["position"] + BLANK_SIZE_BYTES, row["position"] + row["size"])
         skipped.setdefault(row["store"], []).append(tail)
     return skipped
 
 
-def _different_blocks(tables: Tables, ranges: Sequence[tuple[int, int]]) -> DataFrame:
+def _different_blocks(tables: Tables, ranges: Sequence[tuple[int, int]]) -> Frame:
     """Return the different blocks: block_start, copies (array of store, block_end, digest)."""
     reach = {store.store: store.limit for store in tables.limits.stores}
+    options = {
+        "stores": stores_option(tables.stores),
+        "from": str(tables.since.position if tables.since else 0),
+        "ranges": orjson.dumps(ranges).decode(),
+        "limits": orjson.dumps(reach).decode(),
+        "skipped": orjson.dumps(garbage(tables)).decode(),
+        "cuts": orjson.dumps(sorted(set(reach.values()))).decode(),
+    }
+    blocks = staged_blocks(tables.engine, BlockReader(options), below(tables.directory, "blocks"))
     return (
-        tables.spark.read.format("rocketmq_blocks")
-        .option("stores", stores_option(tables.stores))
-        .option("from", str(tables.since.position if tables.since else 0))
-        .option("ranges", orjson.dumps(ranges).decode())
-        .option("limits", orjson.dumps(reach).decode())
-        .option("skipped", orjson.dumps(garbage(tables)).decode())
-        .option("cuts", orjson.dumps(sorted(set(reach.values()))).decode())
-        .load()
-        .groupBy("block_start")
-        .agg(F.collect_list(F.struct("store", "block_end", "digest")).alias("copies"))
-        .withColumn(
-            "kinds",
-            F.size(
-                F.array_distinct(
-                    F.transform("copies", lambda copy: F.struct(copy.block_end, copy.digest))
-                )
-            ),
+        blocks.groupBy("block_start")
+        .agg(
+            F.collect_list(F.struct("store", "block_end", "digest")).alias("copies"),
+            F.count_distinct(F.struct("block_end", "digest")).alias("kinds"),
         )
         .where(F.col("kinds") > 1)
     )

@@ -79,7 +79,7 @@ def replay(tables: Tables, held: GroupFrames) -> Replayed:
         return outcome
     state = BrokerState()
     _start(state, judged, held, outcome, tables.since)
-    rows, located = itertools.tee(held.commands.toLocalIterator(prefetchPartitions=True))
+    rows, located = itertools.tee(held.commands.rows())
     locations = ((row["holder"], row["payload_at"], row["records_at"]) for row in located)
     waiting = sorted(judged, key=lambda file: (file.index, file.store, file.path), reverse=True)
     for row, payload in zip(rows, payloads(tables.stores, locations), strict=True):

@@ -29,12 +29,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
-
 from raftmq.spark.layout import ItemKind
 from raftmq.store.frame import FrameKind
 
+from ..engine import columns as F
+from ..engine.columns import Column, Window
+from ..engine.frames import Frame
 from .cluster_info import CLASSIC, RAFT, Subject
 from .incremental import TAIL_BYTES, Ended, tail_of
 from .range_digests import Alike
@@ -111,7 +111,7 @@ def frame_end() -> Column:
 
 
 def find_limits(
-    items: DataFrame,
+    items: Frame,
     ends: Mapping[str, tuple[int, int, int]],
     alike: Alike | None,
     stores: Mapping[str, Store],
@@ -203,7 +203,7 @@ def _members(
 
 
 def _saved(
-    items: DataFrame, alike: Alike | None, stores: Mapping[str, Store], since: Ended | None
+    items: Frame, alike: Alike | None, stores: Mapping[str, Store], since: Ended | None
 ) -> list[tuple[int, bytes]]:
     """Return the configurations saved by stores and by the audit before that no log and no larger
     number of stores contradicts (audit.read.voters)."""
@@ -251,7 +251,7 @@ def _earlier_end(store: Store, since: Ended | None) -> int:
     return since.position if tail_of(store, since.position) == since.tail else 0
 
 
-def _frames_at(items: DataFrame, indexes: Sequence[int]) -> tuple[int, int, set[int]]:
+def _frames_at(items: Frame, indexes: Sequence[int]) -> tuple[int, int, set[int]]:
     """Return the lowest and the highest index of intact frames in any log, and those of `indexes`
     at which a log has a frame that is no configuration."""
     there = items.where((F.col("kind") == int(ItemKind.FRAME)) & F.col("intact"))
@@ -285,7 +285,7 @@ def _commit(store: Store, mode: str, data_end: int) -> int:
     return data_end if store.closed else min(confirmed, data_end)
 
 
-def _commit_of_dledger(items: DataFrame, store: Store) -> int:
+def _commit_of_dledger(items: Frame, store: Store) -> int:
     """Return the commit position that a replica of Apache's DLedger saved, else 0."""
     index = store.committed_index()
     if index is None:
@@ -302,7 +302,7 @@ def _relied_on(store: Store, data_end: int) -> int:
     return position if store.committed_index() is None and position <= data_end else 0
 
 
-def not_left_over(frames: DataFrame, commits: Mapping[str, int], term: int) -> DataFrame:
+def not_left_over(frames: Frame, commits: Mapping[str, int], term: int) -> Frame:
     """Return the intact frames, with `end`, without those left behind a truncation. `commits` has
     each store's position below which nothing is truncated, `term` is the term of the frame before
     all.
@@ -311,14 +311,14 @@ def not_left_over(frames: DataFrame, commits: Mapping[str, int], term: int) -> D
     counts only up to its neighbour's, because a higher term is damage.
     """
     in_store = Window.partitionBy("store").orderBy("position")
-    before = in_store.rowsBetween(Window.unboundedPreceding, -1)
+    before = in_store.all_before()
     committed, last = F.col("committed"), F.lag("frame_term").over(in_store)
     of_two = F.when(last.isNotNull(), F.least("frame_term", last))
     at_commit = F.when(committed, F.col("frame_term"))
     lowest = F.greatest(
         F.lit(term).cast("long"),
         F.max("told").over(before),
-        F.last(at_commit, ignorenulls=True).over(before),
+        F.last_known(at_commit).over(before),
     )
     return (
         frames.withColumn("end", frame_end())
@@ -330,7 +330,7 @@ def not_left_over(frames: DataFrame, commits: Mapping[str, int], term: int) -> D
 
 
 def _held(
-    items: DataFrame, ends: Mapping[str, int], stores: Mapping[str, Store], term: int
+    items: Frame, ends: Mapping[str, int], stores: Mapping[str, Store], term: int
 ) -> list[_Held]:
     """Return the valid frames by the stores that hold them alike; empty without frames. `term` is
     the term of the frame before the items, `ends` has the end of each store's last item."""
@@ -365,7 +365,7 @@ def _held(
         _Held(
             frozenset(name for i, name in enumerate(names) if row["holders"] >> i & 1),
             row["end"],
-            [tuple(each) for each in row["configurations"]],
+            [tuple(each.values()) for each in row["configurations"]],
         )
         for row in rows
     ]

@@ -1,4 +1,4 @@
-"""The history of a run (JSON Lines, docs/history.md) as Spark tables.
+"""The history of a run (JSON Lines, docs/history.md) as tables.
 
 Each line is an event. A send is an invoke and at most one outcome with the same `op`. A send
 without an outcome counts as unknown, with any number of attempts. A history with an invalid line,
@@ -9,22 +9,27 @@ import mmap
 import re
 from pathlib import Path
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+import pyarrow as pa
 
-CORRUPT = "corrupt"
+from ..engine import columns as F
+from ..engine.columns import Column
+from ..engine.frames import CORRUPT, Engine, Frame
+
 END = re.compile(rb'"f":\s*"end"')
 CRC_BITS = 0x7FFFFFFF  # brokers store 31 bits
 _FIELDS = {
-    "string": f"type f p broker id topic order msg_id group status {CORRUPT}",
-    "bigint": "op t_ns seq crc fields born offset first last",
-    "int": "queue attempts",
-    "boolean": "complete once",
-    "array<bigint>": "offsets",
-    "array<string>": "ids",
+    pa.string(): "type f p broker id topic order msg_id group status",
+    pa.int64(): "op t_ns seq crc fields born offset first last",
+    pa.int32(): "queue attempts",
+    pa.bool_(): "complete once",
+    pa.list_(pa.int64()): "offsets",
+    pa.list_(pa.string()): "ids",
 }
-EVENT_SCHEMA = ", ".join(
-    f"`{name}` {kind}" for kind, names in _FIELDS.items() for name in names.split()
+EVENT_SCHEMA = pa.schema(
+    [
+        *((name, kind) for kind, names in _FIELDS.items() for name in names.split()),
+        (CORRUPT, pa.string()),
+    ]
 )
 OUTCOMES = ("ok", "fail", "unknown")
 SEND_OK = "SEND_OK"
@@ -37,14 +42,13 @@ class HistoryUnfit(Exception):
     """The history cannot support a verdict; the text gives the reason."""
 
 
-def read_events(spark: SparkSession, path: str) -> DataFrame:
+def read_events(engine: Engine, path: str) -> Frame:
     """Read every event of the file as EVENT_SCHEMA; invalid lines have CORRUPT set."""
-    reader = spark.read.schema(EVENT_SCHEMA).option("columnNameOfCorruptRecord", CORRUPT)
-    return reader.option("mode", "PERMISSIVE").json(path)
+    return engine.lines(path, EVENT_SCHEMA)
 
 
-def no_events(spark: SparkSession) -> DataFrame:
-    return spark.createDataFrame([], EVENT_SCHEMA)
+def no_events(engine: Engine) -> Frame:
+    return engine.table([], EVENT_SCHEMA)
 
 
 def refuse_interrupted(path: str) -> None:
@@ -62,7 +66,7 @@ def refuse_interrupted(path: str) -> None:
     )
 
 
-def refuse_invalid(events: DataFrame, path: str) -> None:
+def refuse_invalid(events: Frame, path: str) -> None:
     """Raise HistoryUnfit if a line is no event."""
     rows = events.where(F.col(CORRUPT).isNotNull()).limit(1).collect()
     if rows:
@@ -82,7 +86,7 @@ def of_group(group: str | None) -> Column:
     return F.lit(True) if group is None else broker.isin("", group)
 
 
-def sends(events: DataFrame, group: str | None = None) -> DataFrame:
+def sends(events: Frame, group: str | None = None) -> Frame:
     """Return a row per send of any topic, as seen by `group` (None if there is only one).
 
     Columns: op, id (binary, see `binary_id`), id_text, topic, order, seq, crc, fields, born,

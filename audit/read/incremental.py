@@ -209,7 +209,7 @@ def split(start: int, end: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Digest:
-    """Digests ranges of a store's log in Spark's workers, without the sorted `skipped` ranges
+    """Digests ranges of a store's log in a task, without the sorted `skipped` ranges
     (garbage behind blank records)."""
 
     store: Store

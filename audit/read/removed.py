@@ -17,9 +17,8 @@ messages of unknown time if the group's log begins with a younger message.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
+from ..engine import columns as F
+from ..engine.frames import Frame
 from .committed_range import Limits
 from .range_digests import LogDigest
 from .store_files import STORES_SEPARATOR, Store
@@ -76,14 +75,14 @@ def retention_of(
 
 
 def with_gone(
-    rows: DataFrame,
-    records: DataFrame,
+    rows: Frame,
+    records: Frame,
     limits: Limits,
     retention: Retention,
     queue_id: str,
     queue_offset: str,
     time: str,
-) -> DataFrame:
+) -> Frame:
     """Add `gone`: the message is not stored (`copies`), and retention may have removed it. `rows`
     has topic, id_text, and the acknowledged queue, offset and time (ms; null if unknown) in columns
     of these names. `records` has the stores' records, intact or not, with the names of all stores
@@ -114,7 +113,7 @@ def with_gone(
     may_be = of_age & (F.coalesce("held_before", no) | unseen) & ~F.coalesce("held_behind", no)
     return (
         rows.join(held, ["topic", "id_text"], "left")
-        .join(F.broadcast(starts), ["topic", queue_id], "left")
+        .join(starts.broadcast(), ["topic", queue_id], "left")
         .withColumn("gone", (F.coalesce("copies", F.lit(0)) == 0) & may_be)
         .drop("held_before", "held_behind", "first")
     )

@@ -28,18 +28,9 @@ import orjson
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import StructType
 
+from ..engine.spark_types import spark_schema
 from .log_reader import (
     LOG_SCHEMA,
     RECORD_BODY_SCHEMA,
@@ -84,25 +75,12 @@ BLOCK_SCHEMA = pa.schema(
         ("digest", pa.binary()),
     ]
 )
-_SPARK_TYPES: dict[Any, DataType] = {
-    pa.string(): StringType(),
-    pa.binary(): BinaryType(),
-    pa.int32(): IntegerType(),
-    pa.int64(): LongType(),
-    pa.bool_(): BooleanType(),
-    pa.list_(pa.int64()): ArrayType(LongType()),
-}
 
 
 def register(spark: SparkSession) -> None:
     """Register the four formats with this session; may be repeated."""
     for source in (RecordSource, LogSource, QueueSource, BlockSource):
         spark.dataSource.register(source)
-
-
-def spark_schema(schema: pa.Schema) -> StructType:
-    """Return the Spark schema of an Arrow schema; every field is nullable."""
-    return StructType([StructField(f.name, _SPARK_TYPES[f.type], True) for f in schema])
 
 
 @dataclass

@@ -1,13 +1,14 @@
-"""Decodes stores into Parquet files for Spark.
+"""Decodes stores into Parquet files for the engine of an audit.
 
-The tasks write the files themselves, to a path or URI (raftmq.spark.filesystem) that Spark can
-read, because passing rows from Python to Spark costs more than their decoding. A repeated task
+The tasks write the files themselves, to a path or URI (raftmq.spark.filesystem) that the engine can
+read. To pass rows from Python to Spark would cost more than their decoding. A repeated task
 replaces its file. Nothing is compressed: Snappy and Zstandard are native code in Java, which cannot
 be loaded if /tmp executes nothing, and Spark has once failed to read Arrow's LZ4.
 """
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -17,14 +18,21 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import InputPartition
 
-from raftmq.spark.filesystem import below, for_spark, opened
+from raftmq.spark.filesystem import below, opened
 
+from ..engine.frames import Engine, Frame
 from .log_reader import LOG_SCHEMA
 from .range_digests import RUN_SCHEMA, LogDigest, LogSummary, UnitDigest, UnitSummary
-from .spark_sources import UNIT_SCHEMA, LogReader, QueueReader, SharedRange, spark_schema
+from .spark_sources import (
+    BLOCK_SCHEMA,
+    UNIT_SCHEMA,
+    BlockReader,
+    LogReader,
+    QueueFiles,
+    QueueReader,
+    SharedRange,
+)
 
 # Columns with repeated values. By default Arrow would try a dictionary for all columns.
 _REPEATED = ["store", "topic", "tags", "reason"]
@@ -36,8 +44,8 @@ class StagedLog:
     (audit.read.range_digests.RUN_SCHEMA), and the digests. Equal items of several stores are one
     row."""
 
-    items: DataFrame
-    runs: DataFrame
+    items: Frame
+    runs: Frame
     digests: list[LogDigest]
 
 
@@ -58,40 +66,35 @@ def directory_for_tables(staging: str | None, scratch: Path | None) -> Iterator[
         system.delete_dir(path)
 
 
-def staged_log(spark: SparkSession, reader: LogReader, directory: str) -> StagedLog:
+def staged_log(engine: Engine, reader: LogReader, directory: str) -> StagedLog:
     """Decode the logs into files in the new `directory`. The reader must share."""
     items, runs = below(directory, "items"), below(directory, "runs")
     for each in (items, runs):
         _make(each)
     parts = list(enumerate(reader.partitions()))
-    digests: list[LogDigest] = []
-    if parts:
-        write = _WriteLog(reader, items, runs)
-        digests = spark.sparkContext.parallelize(parts, len(parts)).flatMap(write).collect()
-    return StagedLog(_read(spark, LOG_SCHEMA, items), _read(spark, RUN_SCHEMA, runs), digests)
+    digests = engine.map(_WriteLog(reader, items, runs), parts)
+    return StagedLog(
+        engine.parquet(items, LOG_SCHEMA),
+        engine.parquet(runs, RUN_SCHEMA),
+        [*itertools.chain.from_iterable(digests)],
+    )
 
 
 def staged_units(
-    spark: SparkSession, reader: QueueReader, directory: str
-) -> tuple[DataFrame, list[UnitDigest]]:
+    engine: Engine, reader: QueueReader, directory: str
+) -> tuple[Frame, list[UnitDigest]]:
     """Decode the ConsumeQueues (UNIT_SCHEMA) into files in the new `directory`."""
     _make(directory)
     parts = list(enumerate(reader.partitions()))
-    digests: list[UnitDigest] = []
-    if parts:
-        write = _WriteUnits(reader, directory)
-        digests = spark.sparkContext.parallelize(parts, len(parts)).flatMap(write).collect()
-    return _read(spark, UNIT_SCHEMA, directory), digests
+    digests = engine.map(_WriteUnits(reader, directory), parts)
+    return engine.parquet(directory, UNIT_SCHEMA), [*itertools.chain.from_iterable(digests)]
 
 
-def staged(spark: SparkSession, frame: DataFrame, directory: str) -> DataFrame:
-    """Write rows to a path or URI, and return them from it."""
-    frame.write.parquet(for_spark(directory))
-    return spark.read.schema(frame.schema).parquet(for_spark(directory))
-
-
-def _read(spark: SparkSession, schema: pa.Schema, directory: str) -> DataFrame:
-    return spark.read.schema(spark_schema(schema)).parquet(for_spark(directory))
+def staged_blocks(engine: Engine, reader: BlockReader, directory: str) -> Frame:
+    """Write the different blocks (BLOCK_SCHEMA) into files in the new `directory`."""
+    _make(directory)
+    engine.map(_WriteBlocks(reader, directory), list(enumerate(reader.partitions())))
+    return engine.parquet(directory, BLOCK_SCHEMA)
 
 
 def _make(directory: str) -> None:
@@ -101,15 +104,14 @@ def _make(directory: str) -> None:
 
 @dataclass(frozen=True)
 class _WriteLog:
-    """Writes a range's rows and runs in Spark's workers."""
+    """Writes a range's rows and runs in a task."""
 
     reader: LogReader
     items: str
     runs: str
 
-    def __call__(self, numbered: tuple[int, InputPartition]) -> list[LogDigest]:
+    def __call__(self, numbered: tuple[int, SharedRange]) -> list[LogDigest]:
         number, partition = numbered
-        assert isinstance(partition, SharedRange)
         digests = []
         path = _path(self.items, number)
         with (
@@ -129,13 +131,27 @@ class _WriteLog:
 
 
 @dataclass(frozen=True)
+class _WriteBlocks:
+    """Writes the different blocks of a range in a task."""
+
+    reader: BlockReader
+    directory: str
+
+    def __call__(self, numbered: tuple[int, SharedRange]) -> None:
+        number, partition = numbered
+        with _replacing(_path(self.directory, number), BLOCK_SCHEMA) as rows:
+            for batch in self.reader.read(partition):
+                rows.write_batch(batch)
+
+
+@dataclass(frozen=True)
 class _WriteUnits:
-    """Writes the units of some files in Spark's workers."""
+    """Writes the units of some files in a task."""
 
     reader: QueueReader
     directory: str
 
-    def __call__(self, numbered: tuple[int, InputPartition]) -> list[UnitDigest]:
+    def __call__(self, numbered: tuple[int, QueueFiles]) -> list[UnitDigest]:
         number, partition = numbered
         summary = UnitSummary()
         with _replacing(_path(self.directory, number), UNIT_SCHEMA) as rows:

@@ -4,18 +4,18 @@ The logs are parsed and verified in a single pass over the bytes; every check th
 The driver holds no messages.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+import pyarrow as pa
 
 from raftmq.spark.filesystem import below
 from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
 
+from ..engine import columns as F
+from ..engine.frames import Engine, Frame
 from . import history
 from .cluster_info import Subject
 from .committed_range import Limits, find_limits
@@ -23,10 +23,10 @@ from .incremental import Ended
 from .range_digests import Alike, UnitDigest, all_alike, data_ends
 from .removed import Retention, retention_of, with_gone
 from .spark_sources import LogReader, QueueReader
-from .staging import StagedLog, staged, staged_log, staged_units
+from .staging import StagedLog, staged_log, staged_units
 from .store_files import STORES_SEPARATOR, Store, stores_option
 
-SHUFFLED_BYTES = 512 << 20  # bytes of logs per shuffle partition
+_ENDS = pa.schema([("topic", pa.string()), ("queue_id", pa.int32()), ("ended", pa.int64())])
 # Copies on two stores are the same record if these fields are equal.
 _IDENTITY = (
     "size",
@@ -65,7 +65,7 @@ class Tables:
         have removed it (audit.read.removed)
     """
 
-    spark: SparkSession
+    engine: Engine
     directory: str
     stores: Mapping[str, Store]
     topics: tuple[str, ...]
@@ -73,29 +73,29 @@ class Tables:
     limits: Limits
     staged_log: StagedLog
     alike: Alike | None
-    shared_units: DataFrame
+    shared_units: Frame
     unit_digests: Sequence[UnitDigest]
-    log: DataFrame
+    log: Frame
     retention: Retention
-    events: DataFrame
-    sends: DataFrame
-    ledger: DataFrame
+    events: Frame
+    sends: Frame
+    ledger: Frame
     since: Ended | None = None
 
     @property
-    def shared_items(self) -> DataFrame:
+    def shared_items(self) -> Frame:
         return self.staged_log.items
 
     @property
-    def items(self) -> DataFrame:
+    def items(self) -> Frame:
         return each(self.shared_items)
 
     @property
-    def units(self) -> DataFrame:
+    def units(self) -> Frame:
         return each(self.shared_units)
 
     @property
-    def group_runs(self) -> DataFrame | None:
+    def group_runs(self) -> Frame | None:
         """The runs of queue offsets in the group's log (audit.read.range_digests.RUN_SCHEMA), if
         all stores have the same log and the group holds all of it."""
         enough = len(self.limits.voting) >= self.limits.needed
@@ -108,33 +108,25 @@ class Tables:
         return self.subject.group
 
     @property
-    def queues_ended(self) -> DataFrame:
+    def queues_ended(self) -> Frame:
         """The queue ends of the audit before, if this audit starts there."""
         queues = self.since.queues if self.since else {}
         ends = [(*queue, offset) for queue, offset in queues.items()]
-        return self.spark.createDataFrame(ends, "topic string, queue_id int, ended long")
+        return self.engine.table(ends, _ENDS)
 
-    def staged(self, frame: DataFrame, name: str) -> DataFrame:
+    def staged(self, frame: Frame, name: str) -> Frame:
         """Write the rows to a file and return them from it, for several queries."""
-        return staged(self.spark, frame, below(self.directory, name))
+        return self.engine.staged(frame, below(self.directory, name))
 
 
-@contextmanager
-def enough_partitions(spark: SparkSession, stores: Mapping[str, Store]) -> Iterator[None]:
-    """Give shuffles enough partitions that each fits into a task's memory."""
-    name = "spark.sql.shuffle.partitions"
-    before = int(spark.conf.get(name) or 0)
+def size_bytes_of(stores: Mapping[str, Store]) -> int:
+    """Return the size of all logs on the disk. Raises OSError."""
     files = (Path(segment.path) for store in stores.values() for segment in store.segments)
-    size_bytes = sum(file.stat().st_blocks * 512 for file in files)
-    spark.conf.set(name, max(before, -(-size_bytes // SHUFFLED_BYTES)))
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before)
+    return sum(file.stat().st_blocks * 512 for file in files)
 
 
 def stage(
-    spark: SparkSession,
+    engine: Engine,
     stores: Mapping[str, Store],
     history_path: str | None,
     topic: str,
@@ -149,28 +141,26 @@ def stage(
     and ledger are empty. An empty `topic` means every topic that the history sends to. Without
     `retention_hours`, a broker's default counts. Raises StoreError, HistoryUnfit or OSError."""
 
-    def written(frame: DataFrame, name: str) -> DataFrame:
-        return staged(spark, frame, below(directory, name))
+    def written(frame: Frame, name: str) -> Frame:
+        return engine.staged(frame, below(directory, name))
 
-    def stores_staged() -> tuple[
-        StagedLog, Alike | None, DataFrame, list[UnitDigest], Limits, DataFrame
-    ]:
+    def stores_staged() -> tuple[StagedLog, Alike | None, Frame, list[UnitDigest], Limits, Frame]:
         options = {"stores": stores_option(stores), "shared": "true"}
         options["from"] = str(since.position if since else 0)
-        logs = staged_log(spark, LogReader(options), below(directory, "decoded"))
-        units, unit_digests = staged_units(spark, QueueReader(options), below(directory, "units"))
+        logs = staged_log(engine, LogReader(options), below(directory, "decoded"))
+        units, unit_digests = staged_units(engine, QueueReader(options), below(directory, "units"))
         frames = each(logs.items.where(F.col("kind") == int(ItemKind.FRAME)))
         ended = (since.index, since.term) if since else None
         alike = all_alike(logs.digests, tuple(stores), ended)
         limits = find_limits(frames, data_ends(logs.digests), alike, stores, subject, since)
-        log = _log(spark, logs, limits, below(directory, "log"))
+        log = _log(engine, logs, limits, below(directory, "log"))
         return logs, alike, units, unit_digests, limits, log
 
-    def history_staged() -> tuple[DataFrame, DataFrame]:
+    def history_staged() -> tuple[Frame, Frame]:
         if history_path is None:
-            none = history.no_events(spark)
+            none = history.no_events(engine)
             return none, none
-        events = written(history.read_events(spark, history_path), "events")
+        events = written(history.read_events(engine, history_path), "events")
         history.refuse_invalid(events, history_path)
         return events, written(history.sends(events, subject.group), "sends")
 
@@ -195,7 +185,7 @@ def stage(
         ledger = written(ledger, "ledger")
     return Tables(
         *(
-            spark,
+            engine,
             directory,
             stores,
             topics,
@@ -215,25 +205,25 @@ def stage(
     )
 
 
-def _topics(sends: DataFrame) -> tuple[str, ...]:
+def _topics(sends: Frame) -> tuple[str, ...]:
     """Return the topics with sends, sorted; the expected content of other topics is unknown."""
     rows = sends.where(F.col("topic").isNotNull()).select("topic").distinct().collect()
     return tuple(sorted(row["topic"] for row in rows))
 
 
-def records(items: DataFrame) -> DataFrame:
+def records(items: Frame) -> Frame:
     """Return the staged records, with `visible` for those that consumers can receive."""
     bits = F.col("sysflag").bitwiseAND(SYSFLAG_TRANSACTION)
     rows = items.where(F.col("kind") == int(ItemKind.RECORD))
     return rows.withColumn("visible", bits.isin(0, 8))
 
 
-def each(shared: DataFrame) -> DataFrame:
+def each(shared: Frame) -> Frame:
     """Return a row per store, of rows that may name several."""
-    return shared.withColumn("store", F.explode(F.split("store", STORES_SEPARATOR)))
+    return shared.exploded("store", F.split("store", STORES_SEPARATOR))
 
 
-def _log(spark: SparkSession, logs: StagedLog, limits: Limits, directory: str) -> DataFrame:
+def _log(engine: Engine, logs: StagedLog, limits: Limits, directory: str) -> Frame:
     """Return the records that enough stores hold intact below the agreed end. Records that all
     stores hold stay in their staged file; the rest are compared and written to `directory`."""
     kept = (
@@ -242,7 +232,7 @@ def _log(spark: SparkSession, logs: StagedLog, limits: Limits, directory: str) -
         "sysflag",
     )
 
-    def sound(rows: DataFrame) -> DataFrame:
+    def sound(rows: Frame) -> Frame:
         end = F.col("position") + F.col("size")
         return records(rows).where(F.col("intact") & (end <= limits.agreed_end))
 
@@ -263,13 +253,13 @@ def _log(spark: SparkSession, logs: StagedLog, limits: Limits, directory: str) -
             .where(F.col("holders") >= limits.needed)
             .select(*kept)
         )
-        log = log.unionByName(staged(spark, held, directory))
+        log = log.unionByName(engine.staged(held, directory))
     return log.withColumn("id", history.binary_id("uniq_key")).withColumnRenamed(
         "uniq_key", "id_text"
     )
 
 
-def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFrame:
+def _ledger(log: Frame, sends: Frame, topics: Sequence[str]) -> Frame:
     """Return a row per topic and id, with its send and its stored copies.
 
     topic, id, id_text; sent; op, outcome, attempts, order, seq, born, ack_queue, ack_offset,
@@ -328,7 +318,7 @@ def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFram
     )
 
 
-def _by_id(sends: DataFrame) -> DataFrame:
+def _by_id(sends: Frame) -> Frame:
     """Return a row per topic and id. Sends that share an id (`reused`) cannot be told apart: their
     content and attempts are unknown, and a copy may be at the place of any."""
     names = ("id_text", "op", "outcome", "order", "seq")

@@ -117,6 +117,7 @@ class AuditReport:
     seconds: float
     mode: str = "raft"
     group: str = ""  # the audited broker group, or "" if it is the only one
+    engine: str = ""  # "local" or "spark"
     voters: tuple[str, ...] = ()
     voters_source: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds per phase

@@ -50,7 +50,8 @@ def print_report(report: AuditReport) -> None:
     verdict = "[bold green]nothing is wrong[/]"
     if not report.ok:
         verdict = f"[bold red]something is wrong: {', '.join(sorted(report.verdicts))}[/]"
-    console.print(f"{_subject(report)}: {verdict} ({report.seconds:.1f} s)", highlight=False)
+    how = f"engine {report.engine}, {report.seconds:.1f} s"
+    console.print(f"{_subject(report)}: {verdict} ({how})", highlight=False)
 
 
 def _subject(report: AuditReport) -> str:

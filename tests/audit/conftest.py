@@ -1,4 +1,4 @@
-"""One Spark session for all of tests/audit; what third parties warn about is excused here alone."""
+"""One Spark session for a process; what third parties warn about is excused here alone."""
 
 import os
 import tarfile
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from raftmq.audit.engine.frames import Engine
+from raftmq.audit.engine.local_engine import local_engine
 from raftmq.audit.session import session
 from tests.archives import unpack
 from tests.leftovers import leftovers_collected as leftovers_collected
@@ -42,6 +44,12 @@ def spark() -> Iterator[SparkSession]:
             for name in JVM:
                 del os.environ[name]  # the JVM runs now; nobody else shall inherit it
             yield running
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    with local_engine() as started:
+        yield started
 
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from google_crc32c import value as crc32c
-from pyspark.sql import SparkSession
 
 from raftmq.audit import run as job
 from raftmq.audit.api import AuditReport, run_audit
@@ -38,8 +37,8 @@ CONFIGURATION = encode_configuration(
 )
 
 
-def audit(spark: SparkSession, run: Run) -> AuditReport:
-    return run_audit(spark, run.stores, run.history_path, TOPIC)
+def audit(run: Run) -> AuditReport:
+    return run_audit(run.stores, run.history_path, TOPIC)
 
 
 def wrong(report: AuditReport) -> set[str]:
@@ -51,7 +50,7 @@ def ids(report: AuditReport, check: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def clean(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
+def clean(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
     """A group in which nothing is wrong, though much of what may happen did."""
     run = Run.plan(tmp_path_factory.mktemp("clean"))
     # A retry stored twice; unknown and open sends stored and not; a failure that is not stored.
@@ -89,7 +88,7 @@ def clean(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Audi
     run.history.consume(0, offsets[-1:], [], TOPIC)
     run.history.commit(0, len(offsets), TOPIC)
     run.write()
-    return audit(spark, run)
+    return audit(run)
 
 
 def test_clean_group_passes(clean: AuditReport) -> None:
@@ -127,7 +126,7 @@ OTHER_FIELDS = (
 
 
 @pytest.fixture(scope="module")
-def messages(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
+def messages(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
     """Wrong messages in a log that is flawless as a log."""
     run = Run.plan(tmp_path_factory.mktemp("messages"))
     stored = {m.id: m for m in run.messages}
@@ -161,7 +160,7 @@ def messages(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> A
     run.messages.append(Message("C" * 32, b"", topic="Repeats", queue=3))
     run.messages.append(Message("D" * 32, b"", topic="Repeats", queue=3, queue_offset=0))
     run.store().write()
-    return audit(spark, run)
+    return audit(run)
 
 
 def test_wrong_messages_fail_the_verdict(messages: AuditReport) -> None:
@@ -230,7 +229,7 @@ def test_repeated_queue_offset_is_named(messages: AuditReport) -> None:
 
 
 @pytest.fixture(scope="module")
-def files(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, AuditReport]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, AuditReport]:
     """Bytes of n1 damaged in four ways, and units of n2 in five."""
     run = Run.plan(tmp_path_factory.mktemp("files")).store()
     damaged = run.logs["n1"]
@@ -254,7 +253,7 @@ def files(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tupl
     edit(13, 0, unit_bytes(run.placed(14)))  # points at a record of another queue; 13 has no unit
     edit(17, 0, bytes(20))  # no unit
     run.write()
-    return run, audit(spark, run)
+    return run, audit(run)
 
 
 def test_damaged_files_fail_the_verdict(files: tuple[Run, AuditReport]) -> None:
@@ -325,7 +324,7 @@ def test_records_without_queue_entry_are_named(files: tuple[Run, AuditReport]) -
 
 
 @pytest.fixture(scope="module")
-def raft(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
+def raft(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
     """Frames that are whole, and break Raft's invariants: in all stores, and in n2 alone."""
     run = Run.plan(tmp_path_factory.mktemp("raft")).store()
     log = run.log
@@ -343,7 +342,7 @@ def raft(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Audit
     for name in NAMES:
         resealed(run.logs[name], liar, 8)
     run.write()
-    return audit(spark, run)
+    return audit(run)
 
 
 def resealed(log: Log, position: int, record_count: int) -> None:
@@ -383,7 +382,7 @@ def test_wrong_record_count_is_named(raft: AuditReport) -> None:
 
 
 @pytest.fixture(scope="module")
-def cut(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, AuditReport]:
+def cut(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, AuditReport]:
     """n0 has lost its last segment, n1 one in the middle; with the tail two of three are gone."""
     run = Run.plan(tmp_path_factory.mktemp("cut"), count=150).store()
     run.write()
@@ -394,7 +393,7 @@ def cut(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     tail = run.root / "n1" / "store" / "commitlog" / f"{names[-1]:020d}"
     content = tail.read_bytes()
     tail.write_bytes(content[:200] + bytes(len(content) - 200))
-    return run, audit(spark, run)
+    return run, audit(run)
 
 
 def test_lost_files_fail_the_verdict(cut: tuple[Run, AuditReport]) -> None:
@@ -430,7 +429,7 @@ def test_messages_on_a_minority_are_missing(cut: tuple[Run, AuditReport]) -> Non
 
 
 @pytest.fixture(scope="module")
-def last(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, AuditReport]:
+def last(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, AuditReport]:
     """Message 40 was acknowledged and then cut out of n0 and n1, neatly: what follows moved up."""
     run = Run.plan(tmp_path_factory.mktemp("last")).store()
     without = Run.plan(run.root)
@@ -440,7 +439,7 @@ def last(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple
         run.logs[name], run.units[name] = without.logs[name], without.units[name]
         run.commits[name] = without.log.end
     run.write()
-    return run, audit(spark, run)
+    return run, audit(run)
 
 
 def test_replica_with_the_last_copy_of_a_message_is_named(last: tuple[Run, AuditReport]) -> None:
@@ -458,7 +457,7 @@ def test_replica_with_the_last_copy_is_never_blamed(last: tuple[Run, AuditReport
 
 
 @pytest.fixture(scope="module")
-def absent(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, AuditReport]:
+def absent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AuditReport]:
     """Audits of n2 alone: n0 and n1 are gone. What tells of them differs."""
     root = tmp_path_factory.mktemp("absent")
     nodes = [{"name": name, "group": "broker-a"} for name in NAMES]
@@ -477,7 +476,7 @@ def absent(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dic
             file.save(77, decode_configuration(CONFIGURATION))
             file.close()
         only = {"n2": str(store)}
-        reports[told_by] = run_audit(spark, only, run.history_path, TOPIC)
+        reports[told_by] = run_audit(only, run.history_path, TOPIC)
     return reports
 
 
@@ -492,18 +491,16 @@ def test_absent_stores_are_counted_and_named(absent: dict[str, AuditReport], tol
     assert wrong(absent["nothing"]) == set()  # nobody knows better
 
 
-def test_stores_under_other_names_than_the_voters_are_rejected(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_stores_under_other_names_than_the_voters_are_rejected(tmp_path: Path) -> None:
     run = Run.plan(tmp_path)
     run.log.other(1, FrameKind.CONFIGURATION, CONFIGURATION)
     run.store().write()
     with pytest.raises(StoreError, match="the voters are n0, n1, n2"):
-        run_audit(spark, {"a": run.stores["n0"]}, run.history_path, TOPIC)
+        run_audit({"a": run.stores["n0"]}, run.history_path, TOPIC)
 
 
 @pytest.fixture(scope="module")
-def accounts(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
+def accounts(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
     """A history at odds with itself, and consumers that saw what is not there. Classic logs."""
     run = Run.plan(tmp_path_factory.mktemp("accounts"))
     run.log = Log(framed=False)
@@ -520,7 +517,7 @@ def accounts(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> A
     run.history.commit(2, 10_000, TOPIC)
     run.history.drain(True, TOPIC)
     run.write()
-    return audit(spark, run)
+    return audit(run)
 
 
 def test_unfit_history_fails_the_verdict(accounts: AuditReport) -> None:
@@ -556,18 +553,18 @@ def test_offset_committed_beyond_the_end_is_named(accounts: AuditReport) -> None
     assert (row["group"], row["queue"], row["committed"], row["end"]) == ("G", 2, 10_000, 20)
 
 
-def test_order_of_a_single_store_is_its_own_majority(spark: SparkSession, tmp_path: Path) -> None:
+def test_order_of_a_single_store_is_its_own_majority(tmp_path: Path) -> None:
     """One classic store, as an Apache broker without replicas has it."""
     run = Run.plan(tmp_path, count=12)
     run.log = Log(framed=False)
     run.store().write()
-    report = run_audit(spark, {"n0": run.stores["n0"]}, run.history_path, TOPIC)
+    report = run_audit({"n0": run.stores["n0"]}, run.history_path, TOPIC)
     assert wrong(report) == set()
     assert report.figures["stored"] == 12
 
 
 def test_equal_stores_are_not_checked_row_by_row(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run.plan(tmp_path).store()
     run.write()
@@ -579,7 +576,7 @@ def test_equal_stores_are_not_checked_row_by_row(
         return evaluate(checks)
 
     monkeypatch.setattr(job, "evaluate", evaluated)
-    report = run_audit(spark, run.stores)
+    report = run_audit(run.stores)
     assert report.ok and report.figures["stored"] == len(run.log.placed)
     assert requested == []
     assert {"offset_holes", "damage", "frame_sequence", "queue_index"} <= {

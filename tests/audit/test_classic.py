@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
 
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.cli import main
@@ -18,9 +17,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def master_and_slave(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Run, AuditReport]:
+def master_and_slave(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, AuditReport]:
     """m0 lost its log's end when it was killed, s0 has it; then there is what neither has.
 
     The history is of two groups: broker-b's messages are not in these stores.
@@ -65,7 +62,7 @@ def master_and_slave(
     run.write()
     assert gone.id == message_id(5)
     stores = {name: root / name / "store" for name in ("m0", "s0")}
-    return run, run_audit(spark, stores, run.history_path, TOPIC)
+    return run, run_audit(stores, run.history_path, TOPIC)
 
 
 def test_mode_and_group_are_read_from_the_cluster(
@@ -101,7 +98,7 @@ def test_index_must_be_complete_in_a_closed_store(
 
 
 @pytest.mark.long
-def test_differing_copy_and_a_phantom_are_found(spark: SparkSession, tmp_path: Path) -> None:
+def test_differing_copy_and_a_phantom_are_found(tmp_path: Path) -> None:
     run = Run.plan(tmp_path, count=30)
     run.log = Log(framed=False)
     run.messages.insert(9, Message("F" * 32, b"never sent"))
@@ -109,7 +106,7 @@ def test_differing_copy_and_a_phantom_are_found(spark: SparkSession, tmp_path: P
     run.logs["n1"].flip(run.placed(20).position + 89)
     run.write()
     stores = {name: run.stores[name] for name in ("n0", "n1")}
-    report = run_audit(spark, stores, run.history_path, TOPIC, mode=CLASSIC)
+    report = run_audit(stores, run.history_path, TOPIC, mode=CLASSIC)
     assert {check.name for check in report.checks if not check.ok} == {
         "phantom",
         "damage",

@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from raftmq.audit import api
 from raftmq.audit import find_java as java
 from raftmq.audit.cli import main
+from raftmq.audit.engine import columns as F
+from raftmq.audit.engine.frames import Frame
 from raftmq.audit.find_java import JavaNotFound, find_java_home, java_version
 from raftmq.audit.read import tables
 from raftmq.audit.read.cluster_info import stores_of_run
@@ -38,12 +38,12 @@ def run(tmp_path: Path) -> Run:
     return Run.plan(tmp_path, count=12)
 
 
-def test_clean_run_exits_with_0(spark: SparkSession, run: Run) -> None:
+def test_clean_run_exits_with_0(run: Run) -> None:
     run.store().write()
     report = run.root / "report.json"
     result = mqaudit(run, "--json", str(report))
     assert result.exit_code == 0, result.output
-    assert "nothing is wrong" in result.output
+    assert "nothing is wrong (engine local, " in result.output
     content = json.loads(report.read_bytes())
     assert content["ok"] is True
     assert content["figures"]["acknowledged"] == 12
@@ -51,7 +51,7 @@ def test_clean_run_exits_with_0(spark: SparkSession, run: Run) -> None:
 
 
 def test_closed_output_changes_neither_the_verdict_nor_the_report(
-    spark: SparkSession, run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.store().write()
     report, results = run.root / "report.json", run.root / "results"
@@ -63,9 +63,7 @@ def test_closed_output_changes_neither_the_verdict_nor_the_report(
 
 
 @pytest.mark.parametrize("wrong", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_unwritable_report_is_one_line_and_the_others_are_written(
-    spark: SparkSession, run: Run, wrong: bool
-) -> None:
+def test_unwritable_report_is_one_line_and_the_others_are_written(run: Run, wrong: bool) -> None:
     if wrong:
         run.messages.pop(4)
     run.store().write()
@@ -81,7 +79,7 @@ def test_unwritable_report_is_one_line_and_the_others_are_written(
 
 
 @pytest.mark.long
-def test_results_are_written_as_tables(spark: SparkSession, run: Run) -> None:
+def test_results_are_written_as_tables(run: Run) -> None:
     run.messages.pop(4)
     run.store().write()
     results = run.root / "results"
@@ -108,7 +106,7 @@ def test_stores_of_running_brokers_are_rejected_before_the_start(
         assert "the store n1" in result.output and "mqbroker n1" in result.output
         assert "--namesrv" in result.output and "starting" not in result.output
         with pytest.raises(StoreError, match="in use by mqbroker n1"):
-            api.run_audit(None, run.stores)
+            api.run_audit(run.stores)
     finally:
         lock.release()
 
@@ -118,6 +116,10 @@ def test_spark_settings_are_passed(run: Run) -> None:
     for wrong in ("spark.driver.memory", "driver.memory=1g"):
         result = mqaudit(run, "--conf", wrong)
         assert result.exit_code == 2 and "spark.KEY=VALUE" in result.output
+    for option in (("--master", "local[1]"), ("--conf", "spark.a=b"), ("--staging", "s3://b")):
+        result = mqaudit(run, "--engine", "local", *option)
+        assert result.exit_code == 2
+        assert result.output.endswith("needs Spark: leave --engine local out\n")
 
 
 @pytest.mark.long
@@ -135,7 +137,7 @@ def test_executors_of_a_cluster_do_the_work(run: Run) -> None:
     assert "nothing is wrong" in done.stdout
 
 
-def test_lost_message_exits_with_1(spark: SparkSession, run: Run) -> None:
+def test_lost_message_exits_with_1(run: Run) -> None:
     run.messages.pop(4)
     run.store().write()
     result = mqaudit(run)
@@ -144,7 +146,7 @@ def test_lost_message_exits_with_1(spark: SparkSession, run: Run) -> None:
     assert message_id(4) in result.output
 
 
-def test_damaged_replica_exits_with_3(spark: SparkSession, run: Run) -> None:
+def test_damaged_replica_exits_with_3(run: Run) -> None:
     run.store()
     run.logs["n1"].flip(run.placed(4).position + 90)
     run.write()
@@ -156,33 +158,28 @@ def test_damaged_replica_exits_with_3(spark: SparkSession, run: Run) -> None:
     assert damage in (results / "mqaudit.prom").read_text()
 
 
-def test_topic_without_sends_exits_with_2(spark: SparkSession, run: Run) -> None:
+def test_topic_without_sends_exits_with_2(run: Run) -> None:
     run.store().write()
     result = mqaudit(run, topic="Trains")
     assert result.exit_code == 2
     assert "no sends to topic Trains" in result.output
 
 
-def test_spark_failure_is_one_line(
-    spark: SparkSession, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither Java's stack nor ours, and no verdict."""
+def test_failed_query_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.store().write()
 
-    def fails(items: DataFrame, *_: object) -> None:
-        items.select(F.raise_error(F.lit("the disk is gone"))).collect()
+    def fails(items: Frame, *_: object) -> None:
+        items.select(F.lit("many").cast("long").alias("count")).collect()
 
     monkeypatch.setattr(tables, "find_limits", fails)
     result = mqaudit(run)
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
-    assert line.startswith("mqaudit: Spark failed: [USER_RAISED_EXCEPTION] the disk is gone")
+    assert line.startswith("mqaudit: a query failed: Conversion Error: Could not convert string")
 
 
 @pytest.mark.parametrize(("share", "told"), [(0, "is empty"), (0.6, "no event `end` after line")])
-def test_torn_history_exits_with_2_and_blames_no_store(
-    spark: SparkSession, run: Run, share: float, told: str
-) -> None:
+def test_torn_history_exits_with_2_and_blames_no_store(run: Run, share: float, told: str) -> None:
     run.store().write()
     content = run.history_path.read_bytes()
     run.history_path.write_bytes(content[: int(len(content) * share)])
@@ -192,7 +189,7 @@ def test_torn_history_exits_with_2_and_blames_no_store(
     assert len(result.output.splitlines()) == 1
 
 
-def test_mqchaos_run_directory_is_audited(spark: SparkSession, tmp_path: Path) -> None:
+def test_mqchaos_run_directory_is_audited(tmp_path: Path) -> None:
     run = Run.plan(tmp_path, count=12)
     run.store().write()
     nodes = []
@@ -295,7 +292,8 @@ def test_missing_java_exits_with_2(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
     monkeypatch.setattr(java, "java_version", lambda home: 0)
     monkeypatch.setitem(os.environ, "JAVA_HOME", os.environ.get("JAVA_HOME", ""))
-    result = mqaudit(run)
+    result = mqaudit(run, "--engine", "spark")
     assert result.exit_code == 2
     assert result.output.startswith("mqaudit: Java 17 or newer is needed")
     assert len(result.output.splitlines()) == 1
+    assert mqaudit(run).exit_code == 0

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit
 from raftmq.audit.read.log_scanner import walk_range
@@ -29,36 +28,32 @@ def log_of(stores: dict[str, Path], name: str) -> Path:
     return stores[name] / f"dledger-{name}" / "data" / f"{0:020d}"
 
 
-def audited(spark: SparkSession, stores: dict[str, Path]) -> AuditReport:
-    return run_audit(spark, stores)
+def audited(stores: dict[str, Path]) -> AuditReport:
+    return run_audit(stores)
 
 
-def test_apache_dledger_stores_are_clean(spark: SparkSession, stores: dict[str, Path]) -> None:
-    report = audited(spark, stores)
+def test_apache_dledger_stores_are_clean(stores: dict[str, Path]) -> None:
+    report = audited(stores)
     assert report.ok, [check for check in report.checks if not check.ok]
     assert (report.mode, report.figures["stored"], report.agreed_end) == ("raft", ENTRIES, END)
     assert {store.commit for store in report.stores} == {END}  # from committedIndex
 
 
 @pytest.mark.long
-def test_changed_byte_is_blamed_on_its_dledger_replica(
-    spark: SparkSession, stores: dict[str, Path]
-) -> None:
+def test_changed_byte_is_blamed_on_its_dledger_replica(stores: dict[str, Path]) -> None:
     path = log_of(stores, "n2")
     data = bytearray(path.read_bytes())
     at = walk_range(memoryview(data), 0, 0, len(data)).records[7] + 90  # in its body
     data[at] ^= 1
     path.write_bytes(data)
-    report = audited(spark, stores)
+    report = audited(stores)
     assert report.count("damage") == 1
     (different,) = report.check("replicas").offenders
     assert (different["store"], different["first_difference"]) == ("n2", at)
     assert different["location"] == f"dledger-n2/data/{0:020d}:{at}"
 
 
-def test_lost_entry_and_lost_queue_entry_are_found(
-    spark: SparkSession, stores: dict[str, Path]
-) -> None:
+def test_lost_entry_and_lost_queue_entry_are_found(stores: dict[str, Path]) -> None:
     path = log_of(stores, "n1")
     data = bytearray(path.read_bytes())
     entry = walk_range(memoryview(data), 0, 0, len(data)).frames[20]
@@ -70,15 +65,15 @@ def test_lost_entry_and_lost_queue_entry_are_found(
     content = bytearray(unit.read_bytes())
     content[:20] = bytes(20)
     unit.write_bytes(content)
-    report = audited(spark, stores)
+    report = audited(stores)
     assert {o["store"] for o in report.check("damage").offenders} == {"n1"}
     assert {o["store"] for o in report.check("frame_sequence").offenders} == {"n1"}
     assert "n0" in {o["store"] for o in report.check("not_indexed").offenders}
 
 
-def test_absent_dledger_replica_is_counted(spark: SparkSession, stores: dict[str, Path]) -> None:
+def test_absent_dledger_replica_is_counted(stores: dict[str, Path]) -> None:
     both = {name: path for name, path in stores.items() if name != "n2"}
-    assert audited(spark, both).figures["stored"] == ENTRIES
+    assert audited(both).figures["stored"] == ENTRIES
 
 
 @pytest.mark.parametrize("split", [1, 4, 47, 48, 49, 52, 100, 294, 295, 296, 1_000, 30_001])

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from raftmq.audit.api import AuditReport, run_audit
 from tests.audit.planted import HISTORY_KINDS, STORE_KINDS, Hit, Kind, group_at
@@ -35,17 +34,22 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return group_at(tmp_path_factory.mktemp("group"))
 
 
-def audited(
-    spark: SparkSession, sound: Run, root: Path, kinds: Iterable[Kind], damaged: int
-) -> AuditReport:
+def audited(sound: Run, root: Path, kinds: Iterable[Kind], damaged: int) -> AuditReport:
     """Plant kinds in a copy of the group, on so many of its stores, and audit that."""
+    stores, history = planted(sound, root, kinds, damaged)
+    return run_audit(stores, history)
+
+
+def planted(
+    sound: Run, root: Path, kinds: Iterable[Kind], damaged: int
+) -> tuple[dict[str, Path], Path]:
+    """Plant kinds in a copy of the group; return its stores and its history."""
     shutil.copytree(sound.root, root, dirs_exist_ok=True)
     stores = {name: root / name / "store" for name in NAMES}
     hit = Hit(sound, [stores[name] for name in DAMAGED[damaged]], root / "history.jsonl")
     for kind in kinds:
         kind.plant(hit)
-    there = {name: store for name, store in stores.items() if store.is_dir()}
-    return run_audit(spark, there, hit.history)
+    return {name: store for name, store in stores.items() if store.is_dir()}, hit.history
 
 
 def unnamed(report: AuditReport, run: Run, kind: Kind, damaged: int) -> str:
@@ -65,8 +69,8 @@ def unnamed(report: AuditReport, run: Run, kind: Kind, damaged: int) -> str:
     return ""
 
 
-def test_audit_finds_nothing_in_an_undamaged_run(spark: SparkSession, sound: Run) -> None:
-    report = run_audit(spark, sound.stores, sound.history_path)
+def test_audit_finds_nothing_in_an_undamaged_run(sound: Run) -> None:
+    report = run_audit(sound.stores, sound.history_path)
     assert {check.name for check in report.checks if not check.ok} == set()
     assert report.not_judged == ()
 
@@ -75,11 +79,11 @@ def test_audit_finds_nothing_in_an_undamaged_run(spark: SparkSession, sound: Run
     ("kinds", "damaged"), [each[1:] for each in TOGETHER], ids=[each[0] for each in TOGETHER]
 )
 def test_planted_damage_is_named(
-    spark: SparkSession, sound: Run, tmp_path: Path, kinds: tuple[Kind, ...], damaged: int
+    sound: Run, tmp_path: Path, kinds: tuple[Kind, ...], damaged: int
 ) -> None:
     if damaged == 3 and any(kind.check == "absent_stores" for kind in kinds):
         damaged = 2  # without a store there is no audit
-    report = audited(spark, sound, tmp_path, kinds, damaged)
+    report = audited(sound, tmp_path, kinds, damaged)
     problems = {kind.name: unnamed(report, sound, kind, damaged) for kind in kinds}
     assert not {name: problem for name, problem in problems.items() if problem}
 
@@ -87,7 +91,7 @@ def test_planted_damage_is_named(
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 def test_table_of_planted_damage_is_complete(
-    spark: SparkSession, sound: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: int
+    sound: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: int
 ) -> None:
     """Each kind alone: on one, on two, on all replicas. What the audit says of it is printed."""
     lines, problems = [], []
@@ -97,7 +101,7 @@ def test_table_of_planted_damage_is_complete(
             if damaged == 3 and kind.check == "absent_stores":
                 continue
             root = tmp_path / "copy"
-            report = audited(spark, sound, root, [kind], damaged)
+            report = audited(sound, root, [kind], damaged)
             shutil.rmtree(root)
             problem = unnamed(report, sound, kind, damaged)
             if problem:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
 
 from raftmq.audit.cli import main
 
@@ -25,7 +24,7 @@ SCENARIOS = ("anybody", "freeze", "planned", "restarts", "partitions", "power", 
 @pytest.mark.parametrize("turn", range(3))
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_random_run_of_each_workload_passes_the_audit(
-    spark: SparkSession, tmp_path: Path, workload: str, turn: int
+    tmp_path: Path, workload: str, turn: int
 ) -> None:
     seed = random.SystemRandom().randrange(1 << 31)
     scenario = random.Random(seed).choice(SCENARIOS)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.read.history import HistoryUnfit
@@ -31,7 +30,7 @@ def two_topics(root: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
     run = two_topics(tmp_path_factory.mktemp("topics"))
     by_id = {message.id: message for message in run.messages}
     run.messages.remove(by_id[message_id(5)])
@@ -45,7 +44,7 @@ def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Au
         offsets, ids = [p.queue_offset for p in first], [p.message.id for p in first]
         run.history.consume(0, offsets, ids, topic)
         run.history.drain(done, topic)
-    return run_audit(spark, run.write().stores, run.history_path)
+    return run_audit(run.write().stores, run.history_path)
 
 
 def test_faults_of_every_topic_are_found(damaged: AuditReport) -> None:
@@ -68,31 +67,29 @@ def test_only_topics_with_finished_consumers_must_be_consumed(damaged: AuditRepo
     assert damaged.check("not_consumed_yet").ok
 
 
-def test_single_topic_can_be_audited(spark: SparkSession, tmp_path: Path) -> None:
+def test_single_topic_can_be_audited(tmp_path: Path) -> None:
     run = two_topics(tmp_path)
     run.messages = [m for m in run.messages if m.id != message_id(105)]
     run.store().write()
-    report = run_audit(spark, run.stores, run.history_path, TOPIC)
+    report = run_audit(run.stores, run.history_path, TOPIC)
     assert wrong(report) == set()
     assert f"sends to other topics than {TOPIC}" in " ".join(report.not_judged)
 
 
-def test_history_without_sends_is_judged_by_its_other_events(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_history_without_sends_is_judged_by_its_other_events(tmp_path: Path) -> None:
     run = Run.plan(tmp_path, count=6)
     run.store()
     run.sent = []
     for node in ("n0", "n1"):
         run.history.event("ok", "leader", node=node, group="g", term=7)
-    report = run_audit(spark, run.write().stores, run.history_path)
+    report = run_audit(run.write().stores, run.history_path)
     assert wrong(report) == {"two_leaders_in_one_term"}
     assert any("the history has no sends" in gap for gap in report.not_judged)
 
 
-def test_history_without_events_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
+def test_history_without_events_is_rejected(tmp_path: Path) -> None:
     run = Run.plan(tmp_path, count=6)
     run.store()
     run.sent = []
     with pytest.raises(HistoryUnfit, match="nothing that can be judged"):
-        run_audit(spark, run.write().stores, run.history_path)
+        run_audit(run.write().stores, run.history_path)

@@ -192,7 +192,7 @@ def test_sink_on_a_cluster_copies_every_message_once_through_kills(
     source, target = bodies(SOURCE), bodies(TARGET)
     assert source == Counter(b"%d" % n for n in range(feed.count))
     assert target == source
-    reports = audit_cluster(spark, connection_of({"namesrv": namesrv}))
+    reports = audit_cluster(connection_of({"namesrv": namesrv}))
     assert all(report.ok for report in reports), reports
     print(f"{dict(killed)} killed, {feed.count} messages copied once")
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit
 from raftmq.audit.cli import main
@@ -47,23 +46,23 @@ def write(run: Run, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def audit(spark: SparkSession, run: Run, path: Path) -> AuditReport:
-    return run_audit(spark, run.stores, acknowledged=path)
+def audit(run: Run, path: Path) -> AuditReport:
+    return run_audit(run.stores, acknowledged=path)
 
 
 def ids(report: AuditReport, check: str) -> list[str]:
     return sorted(row["id_text"] for row in report.check(check).offenders)
 
 
-def test_acknowledged_messages_that_are_all_stored_pass(spark: SparkSession, run: Run) -> None:
+def test_acknowledged_messages_that_are_all_stored_pass(run: Run) -> None:
     run.store().write()
-    report = audit(spark, run, write(run, rows_of(run)))
+    report = audit(run, write(run, rows_of(run)))
     assert report.ok, [check for check in report.checks if not check.ok]
     assert report.figures["acknowledged"] == COUNT
     assert any("messages never sent" in each for each in report.not_judged)
 
 
-def test_acknowledged_audit_finds_each_planted_fault(spark: SparkSession, run: Run) -> None:
+def test_acknowledged_audit_finds_each_planted_fault(run: Run) -> None:
     run.messages.insert(14, run.messages[10])  # stored twice
     run.store().write()
     rows = {row["msg_id"]: row for row in rows_of(run)}
@@ -71,7 +70,7 @@ def test_acknowledged_audit_finds_each_planted_fault(spark: SparkSession, run: R
     rows[message_id(21)]["body_crc"] ^= 1
     rows["gone"] = rows[message_id(0)] | {"msg_id": "gone"}
     rows["elsewhere"] = rows[message_id(0)] | {"msg_id": "elsewhere", "topic": "NoSuchTopic"}
-    report = audit(spark, run, write(run, list(rows.values())))
+    report = audit(run, write(run, list(rows.values())))
     assert ids(report, "missing") == ["elsewhere", "gone"]
     assert ids(report, "misplaced") == [message_id(20)]
     assert ids(report, "altered") == [message_id(21)]
@@ -84,9 +83,7 @@ def test_acknowledged_audit_finds_each_planted_fault(spark: SparkSession, run: R
 
 
 @pytest.mark.long
-def test_message_on_a_single_replica_is_missing_and_located_there(
-    spark: SparkSession, run: Run
-) -> None:
+def test_message_on_a_single_replica_is_missing_and_located_there(run: Run) -> None:
     """Two replicas end before the last messages: the third alone has them."""
     run.store()
     last = run.placed(COUNT - 1)
@@ -101,7 +98,7 @@ def test_message_on_a_single_replica_is_missing_and_located_there(
             cut = max(0, kept.position - base)
             data[cut:] = bytes(len(data) - cut)
             path.write_bytes(data)
-    report = audit(spark, run, write(run, rows))
+    report = audit(run, write(run, rows))
     held_by = {row["id_text"]: row["held_by"] for row in report.check("missing").offenders}
     (position,) = held_by[last.message.id]
     assert position.startswith("n2/commitlog/")
@@ -111,7 +108,7 @@ def test_message_on_a_single_replica_is_missing_and_located_there(
     )
 
 
-def test_message_removed_by_retention_is_not_lost(spark: SparkSession, run: Run) -> None:
+def test_message_removed_by_retention_is_not_lost(run: Run) -> None:
     run.store().write()
     rows = rows_of(run)
     for name in NAMES:
@@ -122,16 +119,14 @@ def test_message_removed_by_retention_is_not_lost(spark: SparkSession, run: Run)
         p.message.id for p in run.log.placed if p.position < end and p.message.topic == TOPIC
     }
     assert 0 < len(removed) < COUNT
-    report = audit(spark, run, write(run, rows))
+    report = audit(run, write(run, rows))
     assert report.count("missing") == 0
     assert report.count("removed") == len(removed)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["acks.jsonl", "acks"])
-def test_acknowledged_table_may_have_only_ids_and_topics(
-    spark: SparkSession, run: Run, name: str
-) -> None:
+def test_acknowledged_table_may_have_only_ids_and_topics(run: Run, name: str) -> None:
     run.store().write()
     rows = [{"msg_id": row["msg_id"], "topic": row["topic"]} for row in rows_of(run)]
     rows.append({"msg_id": "gone", "topic": TOPIC})
@@ -139,8 +134,12 @@ def test_acknowledged_table_may_have_only_ids_and_topics(
     if name.endswith("jsonl"):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:  # a directory of files, as Spark writes it
-        spark.createDataFrame(rows).write.parquet(str(path))
-    report = audit(spark, run, path)
+        path.mkdir()
+        (path / "_SUCCESS").touch()
+        for number, part in enumerate((rows[:20], rows[20:])):
+            pq.write_table(pa.Table.from_pylist(part), path / f"part-{number}.parquet")
+            (path / f".part-{number}.parquet.crc").write_bytes(b"crc\0")
+    report = audit(run, path)
     assert ids(report, "missing") == ["gone"]
     assert report.count("misplaced") == report.count("altered") == 0
 
@@ -165,33 +164,31 @@ def test_acknowledged_table_may_have_only_ids_and_topics(
     ],
 )
 def test_malformed_acknowledged_table_is_rejected(
-    spark: SparkSession, run: Run, name: str, content: bytes, told: str
+    run: Run, name: str, content: bytes, told: str
 ) -> None:
     run.store().write()
     path = run.root / name
     path.write_bytes(content)
     with pytest.raises(HistoryUnfit, match=told):
-        audit(spark, run, path)
+        audit(run, path)
 
 
-def test_rows_of_other_broker_groups_are_not_counted_as_judged(
-    spark: SparkSession, run: Run
-) -> None:
+def test_rows_of_other_broker_groups_are_not_counted_as_judged(run: Run) -> None:
     run.store().write()
     rows = rows_of(run)
     others = [
         row | {"msg_id": f"other-{n}", "broker": "broker-b"} for n, row in enumerate(rows[:5])
     ]
-    report = run_audit(spark, run.stores, group="broker-a", acknowledged=write(run, rows + others))
+    report = run_audit(run.stores, group="broker-a", acknowledged=write(run, rows + others))
     assert report.ok and report.figures["acknowledged"] == COUNT
     assert "5 messages that other broker groups acknowledged" in report.not_judged
     with pytest.raises(
         HistoryUnfit, match="5 rows of broker groups that are not audited: broker-b"
     ):
-        run_audit(spark, run.stores, group="broker-a", acknowledged=write(run, others))
+        run_audit(run.stores, group="broker-a", acknowledged=write(run, others))
 
 
-def test_mqaudit_with_an_acknowledged_table(spark: SparkSession, run: Run) -> None:
+def test_mqaudit_with_an_acknowledged_table(run: Run) -> None:
     run.store().write()
     path = write(run, [*rows_of(run), rows_of(run)[0] | {"msg_id": "gone"}])
     stores = [word for name, at in run.stores.items() for word in ("--store", f"{name}={at}")]

@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.checks.history_checks import HistoryJudge, Record
@@ -144,12 +143,12 @@ class Stored:
         for topic in ("Transactions", "Delayed", "Retries"):
             self.event("ok", "drain", topic=topic, group="G", complete=True)
 
-    def audit(self, spark: SparkSession, root: Path) -> AuditReport:
+    def audit(self, root: Path) -> AuditReport:
         log = Log(framed=False, segment_size_bytes=1 << 20)
         log.frame(0, self.messages)
         store = write_store(root / "n0" / "store", log, units=queue_units(log))
         history = self.history.write(root / "history.jsonl")
-        return run_audit(spark, {"n0": store}, history, "Once", mode="classic")
+        return run_audit({"n0": store}, history, "Once", mode="classic")
 
 
 def half(stored: Stored, name: str) -> None:
@@ -220,8 +219,8 @@ def names(report: AuditReport, check: str, key: str = "id") -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def clean(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
-    return end(as_it_may_be()).audit(spark, tmp_path_factory.mktemp("clean"))
+def clean(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
+    return end(as_it_may_be()).audit(tmp_path_factory.mktemp("clean"))
 
 
 def test_permitted_deferred_run_passes(clean: AuditReport) -> None:
@@ -231,7 +230,7 @@ def test_permitted_deferred_run_passes(clean: AuditReport) -> None:
 
 
 @pytest.fixture(scope="module")
-def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
     """Deliveries saw nothing of this."""
     stored = as_it_may_be()
     half(stored, "commit gone")
@@ -267,7 +266,7 @@ def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Au
     stored.send("stored again", 3, once=True)
     stored.store("stored again", "Once")
     stored.store("stored again", "Once")
-    return end(stored).audit(spark, tmp_path_factory.mktemp("damaged"))
+    return end(stored).audit(tmp_path_factory.mktemp("damaged"))
 
 
 NAMED_BY_STORE = [

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit
+from raftmq.audit.engine.frames import Engine
 from raftmq.audit.read.committed_range import _saved, not_left_over
+from raftmq.audit.read.log_reader import LOG_SCHEMA
 from raftmq.audit.read.range_digests import Alike, FrameRun
 from raftmq.audit.read.store_files import Store
 from raftmq.spark.layout import ItemKind
@@ -14,6 +16,12 @@ from raftmq.store.frame import FrameKind
 from tests.audit.run import NAMES, Run
 
 SIZE_BYTES = 100  # of a frame: header and payload
+FRAMES = pa.schema(
+    [
+        LOG_SCHEMA.field(name)
+        for name in ("store", "position", "size", "payload_length", "frame_term", "intact")
+    ]
+)
 
 
 @pytest.mark.parametrize(
@@ -36,35 +44,27 @@ SIZE_BYTES = 100  # of a frame: header and payload
     ],
 )
 def test_frames_remaining_after_a_truncation_do_not_count(
-    spark: SparkSession, terms: list[int], committed: int, term_before: int, kept: list[int]
+    engine: Engine, terms: list[int], committed: int, term_before: int, kept: list[int]
 ) -> None:
-    schema = (
-        "store string, position long, size int, payload_length int, frame_term long, intact boolean"
-    )
     rows = [("n0", i * SIZE_BYTES, 60, 40, each, True) for i, each in enumerate(terms)]
     # Another store, whose commit position is another one.
     rows += [("n1", i * SIZE_BYTES, 60, 40, each, True) for i, each in enumerate((1, 2, 1))]
-    frames = spark.createDataFrame(rows, schema)
+    frames = engine.table(rows, FRAMES)
     result = not_left_over(frames, {"n0": committed * SIZE_BYTES, "n1": 300}, term_before).collect()
     assert sorted(r["position"] // SIZE_BYTES for r in result if r["store"] == "n0") == kept
     assert sorted(r["position"] // SIZE_BYTES for r in result if r["store"] == "n1") == [0, 1, 2]
 
 
-def test_damaged_frame_does_not_count(spark: SparkSession) -> None:
-    schema = (
-        "store string, position long, size int, payload_length int, frame_term long, intact boolean"
-    )
+def test_damaged_frame_does_not_count(engine: Engine) -> None:
     rows = [("n0", 0, 60, 40, 1, True), ("n0", 100, 60, 40, 1, False), ("n0", 200, 60, 40, 1, True)]
-    frames = spark.createDataFrame(rows, schema)
+    frames = engine.table(rows, FRAMES)
     for committed in (0, 300):
         result = not_left_over(frames, {"n0": committed}, 0).collect()
         assert sorted(row["position"] for row in result) == [0, 200]
 
 
 @pytest.mark.parametrize("beyond", [0, pytest.param(1_000, marks=pytest.mark.long)])
-def test_commit_position_beyond_the_log_is_reported(
-    spark: SparkSession, tmp_path: Path, beyond: int
-) -> None:
+def test_commit_position_beyond_the_log_is_reported(tmp_path: Path, beyond: int) -> None:
     """All replicas have the same frame left over, of a lower term than the last ones."""
     run = Run.plan(tmp_path).store()
     end = run.log.end
@@ -73,7 +73,7 @@ def test_commit_position_beyond_the_log_is_reported(
         run.logs[name] = run.log
         run.commits[name] = run.log.end + beyond if beyond else end
     run.write()
-    report = run_audit(spark, run.stores, run.history_path)
+    report = run_audit(run.stores, run.history_path)
     assert report.agreed_end == end
     assert report.check("commit").ok is not bool(beyond)
 
@@ -95,7 +95,7 @@ NEWEST, OLD, FORGED = (40, b"newest"), (30, b"old"), (45, b"forged")
     ],
 )
 def test_single_saved_configuration_does_not_move_the_majority(
-    spark: SparkSession,
+    engine: Engine,
     monkeypatch: pytest.MonkeyPatch,
     alike: bool,
     saved: tuple[tuple[int, bytes] | None, ...],
@@ -110,6 +110,7 @@ def test_single_saved_configuration_does_not_move_the_majority(
         (int(ItemKind.FRAME), index, int(kinds.get(index, FrameKind.NOOP)), True)
         for index in range(50, 81)
     ]
-    schema = "kind int, frame_index long, frame_kind int, intact boolean"
-    frames = spark.createDataFrame(rows, schema)
+    names = "kind", "frame_index", "frame_kind", "intact"
+    schema = pa.schema([LOG_SCHEMA.field(name) for name in names])
+    frames = engine.table(rows, schema)
     assert {*_saved(frames, run if alike else None, stores, None)} == counted

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
+from raftmq.audit.engine.frames import Engine
 from raftmq.audit.read.history import HistoryUnfit, read_events, refuse_interrupted, refuse_invalid
 from tests.audit.run import Run
 
@@ -24,8 +24,8 @@ def test_history_without_its_end_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ['{"type": "ok", "f": "se', '{"type": "ok", "queue": "two"}'])
-def test_malformed_history_line_is_named(spark: SparkSession, tmp_path: Path, line: str) -> None:
+def test_malformed_history_line_is_named(engine: Engine, tmp_path: Path, line: str) -> None:
     path = tmp_path / "h.jsonl"
     path.write_text(f'{{"type": "meta", "version": 1}}\n{line}\n{{"type": "ok", "f": "end"}}\n')
     with pytest.raises(HistoryUnfit, match=r"h.jsonl:2: '{.type.*is no event"):
-        refuse_invalid(read_events(spark, str(path)).cache(), str(path))
+        refuse_invalid(read_events(engine, str(path)), str(path))

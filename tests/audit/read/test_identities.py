@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit
 from raftmq.audit.read.identities import identified
@@ -69,12 +68,12 @@ def test_stores_of_two_groups_are_rejected(tmp_path: Path) -> None:
         identified(stores)
 
 
-def test_right_node_is_blamed_if_stores_are_exchanged(spark: SparkSession, tmp_path: Path) -> None:
+def test_right_node_is_blamed_if_stores_are_exchanged(tmp_path: Path) -> None:
     run = Run.plan(tmp_path, count=12).store()
     run.logs["n1"].flip(run.placed(3).position + 90)
     run.write()
     for name, directory in run.stores.items():
         record_identity(OsDisk(directory), StoreIdentity("raft", "broker-a", name))
     exchanged = dict(zip(NAMES, (run.stores[name] for name in ("n1", "n2", "n0")), strict=True))
-    report = run_audit(spark, exchanged)
+    report = run_audit(exchanged)
     assert {row["store"] for row in report.check("damage").offenders} == {"n1"}

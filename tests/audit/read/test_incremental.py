@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
 
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.cli import main
@@ -61,11 +60,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def begun(run: Run, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def begun(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an audit left of the first two thirds of the log."""
     root = tmp_path_factory.mktemp("begun")
     stores = write(root, until(run.log, middle(run)))
-    report = run_audit(spark, stores, results=root / "results")
+    report = run_audit(stores, results=root / "results")
     assert wrong(report) == set()
     assert Kept(root / "results", "").ended().position == middle(run)  # type: ignore[union-attr]
     return root / "results"
@@ -81,11 +80,9 @@ def results_of(begun: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(begun, tmp_path / "results"))
 
 
-def test_incremental_audit_reads_only_the_added_part(
-    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
-) -> None:
+def test_incremental_audit_reads_only_the_added_part(run: Run, begun: Path, tmp_path: Path) -> None:
     results, stores = results_of(begun, tmp_path), write(tmp_path, run.log)
-    report = run_audit(spark, stores, results=results, incremental=True)
+    report = run_audit(stores, results=results, incremental=True)
     assert wrong(report) == set()
     added = [placed for placed in run.log.placed if placed.position >= middle(run)]
     assert report.figures["stored"] == len(added)
@@ -93,7 +90,7 @@ def test_incremental_audit_reads_only_the_added_part(
     assert report.agreed_end == run.log.end
     assert report.not_judged[0].startswith(f"the log before {middle(run):,}: ")
     # Nothing has been added since.
-    again = run_audit(spark, stores, results=results, incremental=True)
+    again = run_audit(stores, results=results, incremental=True)
     assert wrong(again) == set()
     assert again.figures["stored"] == 0
     assert again.agreed_end == run.log.end
@@ -103,7 +100,7 @@ def test_incremental_audit_reads_only_the_added_part(
 
 
 def test_incremental_audit_finds_damage_in_the_added_part(
-    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+    run: Run, begun: Path, tmp_path: Path
 ) -> None:
     """Offsets and indexes go on where they were; so do tables and IndexFiles."""
     first = next(placed for placed in run.log.placed if placed.position > middle(run))
@@ -113,16 +110,14 @@ def test_incremental_audit_finds_damage_in_the_added_part(
     hit.table("consumerOffset.json", offsetTable={})
     hit.patch("index/20231114221320001", 40 + 512 * 4 + 20 * 2 * (len(run.log.placed) - 2), b"\x01")
     results = results_of(begun, tmp_path)
-    report = run_audit(spark, stores, results=results, incremental=True)
+    report = run_audit(stores, results=results, incremental=True)
     assert wrong(report) == {"damage", "replicas", "tables", "index"}
     assert Kept(results, "").ended().position == middle(run)  # type: ignore[union-attr]
     assert report.count("offset_holes") == 0
 
 
 @pytest.mark.long
-def test_gap_between_two_audits_is_found(
-    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
-) -> None:
+def test_gap_between_two_audits_is_found(run: Run, begun: Path, tmp_path: Path) -> None:
     """The frame behind the first audit's end had been there, and others stand in its place."""
     log = until(run.log, middle(run))
     log.index += 1
@@ -131,7 +126,7 @@ def test_gap_between_two_audits_is_found(
     later = [p.message for p in run.log.placed if p.position >= middle(run)]
     log.frame(5, [message for message in later if (message.topic, message.queue) == queue][:1])
     stores = write(tmp_path, log)
-    report = run_audit(spark, stores, results=results_of(begun, tmp_path), incremental=True)
+    report = run_audit(stores, results=results_of(begun, tmp_path), incremental=True)
     assert {"frame_sequence", "offset_holes"} <= wrong(report)
 
 
@@ -190,27 +185,25 @@ def test_audit_end_without_its_queues_is_not_continued(tmp_path: Path) -> None:
     assert kept.ended() is None
 
 
-def test_incremental_audit_rejects_another_log(
-    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
-) -> None:
+def test_incremental_audit_rejects_another_log(run: Run, begun: Path, tmp_path: Path) -> None:
     stores = write(tmp_path, run.log)
     Hit(run, [Path(stores["n2"])], tmp_path).flip(middle(run) - 40)
     results = results_of(begun, tmp_path)
-    report = run_audit(spark, stores, results=results, incremental=True)
+    report = run_audit(stores, results=results, incremental=True)
     (row,) = report.check("earlier").offenders
     assert (row["store"], row["what"]) == ("n2", "other bytes than there were")
 
 
 def test_incremental_audit_finds_a_log_that_lost_its_agreed_end(
-    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+    run: Run, begun: Path, tmp_path: Path
 ) -> None:
     stores = write(tmp_path, until(run.log, run.log.frames[5][0]))
-    report = run_audit(spark, stores, results=results_of(begun, tmp_path), incremental=True)
+    report = run_audit(stores, results=results_of(begun, tmp_path), incremental=True)
     assert {row["store"] for row in report.check("earlier").offenders} == {*NAMES}
 
 
 def test_full_audit_finds_changes_since_an_earlier_one(
-    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+    run: Run, begun: Path, tmp_path: Path
 ) -> None:
     """All replicas have another store host in one message, with right checksums."""
     stores = write(tmp_path, run.log)
@@ -218,37 +211,35 @@ def test_full_audit_finds_changes_since_an_earlier_one(
     placed = run.placed(3)
     start = hit.frame_of(placed.position)[0]
     hit.reseal(start, {placed.position + 64 - start: b"\x7f\x00\x00\x02"})  # its store host
-    report = run_audit(spark, stores, results=results_of(begun, tmp_path))
+    report = run_audit(stores, results=results_of(begun, tmp_path))
     (row,) = report.check("ranges").offenders
     assert (row["position"], row["end"]) == (0, middle(run))
 
 
 @pytest.mark.long
-def test_full_audit_finds_that_the_log_lost_its_end(
-    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
-) -> None:
+def test_full_audit_finds_that_the_log_lost_its_end(run: Run, begun: Path, tmp_path: Path) -> None:
     end = run.log.frames[5][0]
     stores = write(tmp_path, until(run.log, end))
-    report = run_audit(spark, stores, results=results_of(begun, tmp_path))
+    report = run_audit(stores, results=results_of(begun, tmp_path))
     (row,) = report.check("ranges").offenders
     assert (row["position"], row["end"], row["held_by"]) == (end, middle(run), [])
     assert "store" not in row
     assert [each.end for each in Kept(tmp_path / "results", "").ranges()] == [middle(run)]
     # One replica still has it.
     complete = write(tmp_path / "whole", run.log)
-    report = run_audit(spark, stores | {"n2": complete["n2"]}, results=tmp_path / "results")
+    report = run_audit(stores | {"n2": complete["n2"]}, results=tmp_path / "results")
     (row,) = report.check("ranges").offenders
     assert (row["position"], row["end"], row["held_by"]) == (end, middle(run), ["n2"])
 
 
 @pytest.mark.long
 def test_full_audit_accepts_segments_removed_by_retention(
-    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+    run: Run, begun: Path, tmp_path: Path
 ) -> None:
     stores = write(tmp_path, run.log)
     for store in stores.values():
         (Path(store) / "commitlog" / f"{0:020d}").unlink()
-    report = run_audit(spark, stores, results=results_of(begun, tmp_path))
+    report = run_audit(stores, results=results_of(begun, tmp_path))
     assert report.check("ranges").ok
 
 
@@ -267,7 +258,7 @@ def ids(report: AuditReport, check: str) -> set[str]:
 
 
 def test_message_acknowledged_after_last_audit_is_not_reported_removed(
-    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+    run: Run, begun: Path, tmp_path: Path
 ) -> None:
     """Of these queues nothing stands in the part that is read."""
     stores = write(tmp_path, until(run.log, middle(run)))
@@ -281,13 +272,13 @@ def test_message_acknowledged_after_last_audit_is_not_reported_removed(
         ("in-some-queue", TOPIC, None, end),
     )
     results = results_of(begun, tmp_path)
-    report = run_audit(spark, stores, acknowledged=reported, results=results, incremental=True)
+    report = run_audit(stores, acknowledged=reported, results=results, incremental=True)
     assert ids(report, "missing") == {"lost", "lost-of-a-new-queue"}
     assert ids(report, "removed") == {"before", "somewhere", "in-some-queue"}
 
 
 def test_end_of_an_earlier_queue_may_be_unknown(
-    spark: SparkSession, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retention had removed all of it before the first audit."""
     for module in (limits, since):
@@ -296,14 +287,14 @@ def test_end_of_an_earlier_queue_may_be_unknown(
     for store in stores.values():
         (Path(store) / "commitlog" / f"{0:020d}").unlink()
     results = tmp_path / "results"
-    assert wrong(run_audit(spark, stores, results=results, retention_hours=0)) == set()
+    assert wrong(run_audit(stores, results=results, retention_hours=0)) == set()
     reported = acks(tmp_path, ("removed", "Idle", 0, 9))
-    report = run_audit(spark, stores, acknowledged=reported, results=results, incremental=True)
+    report = run_audit(stores, acknowledged=reported, results=results, incremental=True)
     assert ids(report, "removed") == {"removed"} and report.ok
 
 
 def test_queue_that_was_empty_in_the_last_audit_continues(
-    spark: SparkSession, run: Run, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retention had removed all of its messages before the first audit."""
     for module in (limits, since):
@@ -313,16 +304,16 @@ def test_queue_that_was_empty_in_the_last_audit_continues(
     for store in stores.values():
         (Path(store) / "commitlog" / f"{0:020d}").unlink()
     results = tmp_path / "results"
-    assert wrong(run_audit(spark, stores, results=results, retention_hours=0)) == set()
+    assert wrong(run_audit(stores, results=results, retention_hours=0)) == set()
     log.next_offsets["Idle", 0] = 9
     log.frame(5, [Message("idle", b"the tenth", topic="Idle")])
     for store in stores.values():
         shutil.rmtree(store)
         write_store(Path(store), log, log.end, queue_units(log))
-    assert not wrong_offsets(run_audit(spark, stores, results=results, incremental=True))
+    assert not wrong_offsets(run_audit(stores, results=results, incremental=True))
     # One that had read the whole log knows that there was no such queue.
     known = shutil.copytree(begun, tmp_path / "known")
-    (hole,) = wrong_offsets(run_audit(spark, stores, results=known, incremental=True))
+    (hole,) = wrong_offsets(run_audit(stores, results=known, incremental=True))
     assert (hole["expected"], hole["queue_offset"]) == (0, 9)
 
 
@@ -331,7 +322,7 @@ def wrong_offsets(report: AuditReport) -> tuple[Offender, ...]:
 
 
 def test_log_that_starts_after_the_last_audit_is_rejected(
-    spark: SparkSession, run: Run, begun: Path, tmp_path: Path
+    run: Run, begun: Path, tmp_path: Path
 ) -> None:
     """Retention has removed what is between; here, segments are small."""
     stores = write(tmp_path, run.log)
@@ -340,10 +331,10 @@ def test_log_that_starts_after_the_last_audit_is_rejected(
             (Path(store) / "commitlog" / f"{base:020d}").unlink()
     assert middle(run) < TAIL_BYTES
     with pytest.raises(StoreError, match="audit all of it"):
-        run_audit(spark, stores, results=results_of(begun, tmp_path), incremental=True)
+        run_audit(stores, results=results_of(begun, tmp_path), incremental=True)
 
 
-def test_mqaudit_incremental(spark: SparkSession, run: Run, begun: Path, tmp_path: Path) -> None:
+def test_mqaudit_incremental(run: Run, begun: Path, tmp_path: Path) -> None:
     stores = write(tmp_path, run.log)
     text = [word for name, at in stores.items() for word in ("--store", f"{name}={at}")]
     results = ["--results", str(results_of(begun, tmp_path)), "--incremental"]

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit
 from raftmq.audit.read import removed
@@ -54,8 +53,8 @@ def acknowledged(run: Run) -> dict[str, dict[str, Any]]:
     return {row["msg_id"]: row for row in rows_of(run)} | {"idle": {**idle, "body_crc": None}}
 
 
-def audit(spark: SparkSession, run: Run, rows: dict[str, dict[str, Any]]) -> AuditReport:
-    return run_audit(spark, run.stores, acknowledged=write(run, list(rows.values())))
+def audit(run: Run, rows: dict[str, dict[str, Any]]) -> AuditReport:
+    return run_audit(run.stores, acknowledged=write(run, list(rows.values())))
 
 
 def in_first(run: Run) -> int:
@@ -72,11 +71,11 @@ def wrong(report: AuditReport) -> set[str]:
     "names", [NAMES[:1], NAMES[:2], pytest.param(NAMES, marks=pytest.mark.long)], ids=len
 )
 def test_replicas_remove_the_first_segment_at_different_hours(
-    spark: SparkSession, run: Run, names: tuple[str, ...]
+    run: Run, names: tuple[str, ...]
 ) -> None:
     """A majority still has it, or one replica alone, or none."""
     remove_first(run, *names)
-    report = audit(spark, run, acknowledged(run))
+    report = audit(run, acknowledged(run))
     assert wrong(report) == set()
     assert report.count("removed") == (in_first(run) if len(names) > 1 else 0)
 
@@ -84,7 +83,7 @@ def test_replicas_remove_the_first_segment_at_different_hours(
 HOUR_MS = 3_600_000
 
 
-def test_missing_message_younger_than_retention_is_lost(spark: SparkSession, run: Run) -> None:
+def test_missing_message_younger_than_retention_is_lost(run: Run) -> None:
     """Nothing in the stores is more than two hours old; one message was sent long before."""
     remove_first(run, *NAMES)
     for name in NAMES:
@@ -93,7 +92,7 @@ def test_missing_message_younger_than_retention_is_lost(spark: SparkSession, run
     rows[message_id(0)]["time_ms"] = BORN_MS - 10 * HOUR_MS
     rows[message_id(1)]["time_ms"] = BORN_MS
     path = write(run, list(rows.values()))
-    report = run_audit(spark, run.stores, acknowledged=path, retention_hours=3)
+    report = run_audit(run.stores, acknowledged=path, retention_hours=3)
     assert wrong(report) == {"removed_early", "missing"}
     assert [
         (row["store"], row["position"], row["age_hours"])
@@ -144,49 +143,43 @@ def test_ages_are_as_of_the_close_of_the_stores(
 
 
 @pytest.mark.parametrize("names", [NAMES[:2], pytest.param(NAMES, marks=pytest.mark.long)], ids=len)
-def test_history_may_start_before_the_log(
-    spark: SparkSession, run: Run, names: tuple[str, ...]
-) -> None:
+def test_history_may_start_before_the_log(run: Run, names: tuple[str, ...]) -> None:
     run.log.placed.pop()  # the history has no send of it
     remove_first(run, *names)
-    report = run_audit(spark, run.stores, run.history_path)
+    report = run_audit(run.stores, run.history_path)
     assert wrong(report) == set()
     assert report.count("removed") == in_first(run)
 
 
-def test_replica_with_an_earlier_start_shows_messages_never_stored(
-    spark: SparkSession, run: Run
-) -> None:
+def test_replica_with_an_earlier_start_shows_messages_never_stored(run: Run) -> None:
     """Another message stands where it was acknowledged, or its queue never was."""
     remove_first(run, *NAMES[:2])
     rows = acknowledged(run)
     rows["gone"] = rows[message_id(0)] | {"msg_id": "gone"}
     rows["anywhere"] = rows["gone"] | {"msg_id": "anywhere", "queue_offset": None}
     rows["elsewhere"] = rows["gone"] | {"msg_id": "elsewhere", "topic": "NoSuchTopic"}
-    report = audit(spark, run, rows)
+    report = audit(run, rows)
     assert ids(report, "missing") == ["anywhere", "elsewhere", "gone"]
     assert report.count("removed") == in_first(run)
 
 
 @pytest.mark.parametrize("names", [NAMES[:2], pytest.param(NAMES, marks=pytest.mark.long)], ids=len)
 def test_message_lost_on_a_majority_after_the_log_start_is_missing(
-    spark: SparkSession, run: Run, names: tuple[str, ...]
+    run: Run, names: tuple[str, ...]
 ) -> None:
     """One of a queue that goes on before and behind it, and the only one of another."""
     lost, idle = run.placed(70), run.log.placed[-1]
     remove_first(run, *names)
     for each in (lost, idle):
         clear(run, each.position, each.position + each.size, *NAMES[:2])
-    report = audit(spark, run, acknowledged(run))
+    report = audit(run, acknowledged(run))
     missing = {row["id_text"]: row["held_by"] for row in report.check("missing").offenders}
     assert {message_id(70), "idle"} <= missing.keys()
     assert missing["idle"] and all(position.startswith("n2/") for position in missing["idle"])
     assert report.count("removed") == in_first(run)
 
 
-def test_segment_lost_on_one_replica_excuses_no_missing_message(
-    spark: SparkSession, run: Run
-) -> None:
+def test_segment_lost_on_one_replica_excuses_no_missing_message(run: Run) -> None:
     """The others have it; one of these has lost a message."""
     remove_first(run, "n0")
     path = run.root / "n1" / "store" / "commitlog" / f"{0:020d}"
@@ -194,15 +187,13 @@ def test_segment_lost_on_one_replica_excuses_no_missing_message(
     data = bytearray(path.read_bytes())
     data[lost.position : lost.position + lost.size] = bytes(lost.size)
     path.write_bytes(data)
-    report = audit(spark, run, acknowledged(run))
+    report = audit(run, acknowledged(run))
     assert message_id(3) in ids(report, "missing")
     assert report.count("removed") == 0
 
 
 @pytest.mark.long
-def test_replica_that_was_down_long_neither_excuses_nor_shows_losses(
-    spark: SparkSession, run: Run
-) -> None:
+def test_replica_that_was_down_long_neither_excuses_nor_shows_losses(run: Run) -> None:
     """Its log ends before that of the others begins."""
     remove_first(run, *NAMES[:2])
     for path in sorted((run.root / "n2" / "store" / "commitlog").iterdir())[1:]:
@@ -211,7 +202,7 @@ def test_replica_that_was_down_long_neither_excuses_nor_shows_losses(
     first = run.root / "n2" / "store" / "commitlog" / f"{0:020d}"
     kept = run.placed(20).position
     first.write_bytes(first.read_bytes()[:kept] + bytes(SEGMENT_SIZE_BYTES - kept))
-    report = audit(spark, run, acknowledged(run))
+    report = audit(run, acknowledged(run))
     assert report.count("missing") == 0
     assert report.count("removed") == in_first(run)
 
@@ -270,22 +261,20 @@ def lived_through(run: Run) -> None:
     history.write(run.history_path)
 
 
-def test_consumer_events_before_the_log_start_are_no_fault(spark: SparkSession, run: Run) -> None:
+def test_consumer_events_before_the_log_start_are_no_fault(run: Run) -> None:
     lived_through(run)
     remove_first(run, *NAMES[:2])
-    report = run_audit(spark, run.stores, run.history_path)
+    report = run_audit(run.stores, run.history_path)
     assert wrong(report) == set()
     for check in ("committed_but_lost", "delayed_and_lost", "given_back_and_lost"):
         assert report.count(check) >= 1
         assert report.check(check).title.endswith("(retention has removed messages: not decided)")
 
 
-def test_impossible_consumer_events_before_the_log_start_are_a_fault(
-    spark: SparkSession, run: Run
-) -> None:
+def test_impossible_consumer_events_before_the_log_start_are_a_fault(run: Run) -> None:
     run.history.consume(0, [500], [], TOPIC)
     run.history.commit(0, 9_000, TOPIC)
     run.history.write(run.history_path)
     remove_first(run, *NAMES[:2])
-    report = run_audit(spark, run.stores, run.history_path)
+    report = run_audit(run.stores, run.history_path)
     assert wrong(report) == {"consumed_not_stored", "committed_beyond"}

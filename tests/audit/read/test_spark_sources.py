@@ -37,6 +37,12 @@ def test_topic_ends_at_the_commit_position(spark: SparkSession, run: Run, tmp_pa
     assert topic_frame(spark, store, TOPIC).count() == 90
 
 
+def test_topic_is_read_from_a_store_named_by_uri(spark: SparkSession, run: Run) -> None:
+    rows = topic_frame(spark, Path(run.stores["n1"]).as_uri(), TOPIC)
+    stored = {p.message.body for p in run.log.placed if p.message.topic == TOPIC}
+    assert {bytes(row["body"]) for row in rows.select("body").collect()} == stored
+
+
 def test_partition_size_does_not_change_the_rows(spark: SparkSession, run: Run) -> None:
     """Partitions of 4 KiB cut records and frames anywhere."""
     reader = spark.read.format("rocketmq").option("body", "false").option("splitBytes", "4096")

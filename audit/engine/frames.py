@@ -1,0 +1,116 @@
+"""What an audit asks of an engine: tables that are queried, and work on parts of the stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from .columns import Column
+
+Row = dict[str, Any]
+Part = TypeVar("Part")
+Made = TypeVar("Made")
+CORRUPT = "corrupt"  # the column of a line that is not JSON of the schema
+
+
+class EngineFailed(Exception):
+    """A query failed; the text is the cause, in a line."""
+
+
+class Frame(Protocol):
+    """A table that is evaluated when its rows are asked for. The methods are those of PySpark's
+    DataFrame. Rows are sorted only by an `orderBy` at the end, before `limit`."""
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    def where(self, condition: Column | str) -> Frame: ...
+
+    def select(self, *columns: Column | str) -> Frame: ...
+
+    def withColumn(self, name: str, value: Column) -> Frame: ...
+
+    def withColumns(self, values: Mapping[str, Column]) -> Frame: ...
+
+    def withColumnRenamed(self, name: str, new: str) -> Frame: ...
+
+    def drop(self, *names: str) -> Frame: ...
+
+    def distinct(self) -> Frame: ...
+
+    def exploded(self, name: str, values: Column) -> Frame:
+        """Return a row for each of the `values`, an array, as column `name`."""
+        ...
+
+    def numbered(self, name: str, at: str, value: str) -> Frame:
+        """Return a row for each value of array `name`, with its index `at`, instead of the
+        array."""
+        ...
+
+    def join(self, other: Frame, on: Sequence[str], how: str = "inner") -> Frame: ...
+
+    def broadcast(self) -> Frame:
+        """Return a small table, which is to be sent to all tasks of a join."""
+        ...
+
+    def groupBy(self, *columns: Column | str) -> Groups: ...
+
+    def agg(self, *columns: Column) -> Frame: ...
+
+    def unionByName(self, other: Frame) -> Frame: ...
+
+    def orderBy(self, *names: str) -> Frame: ...
+
+    def limit(self, count: int) -> Frame: ...
+
+    def count(self) -> int:
+        """Raises EngineFailed."""
+        ...
+
+    def collect(self) -> list[Row]:
+        """Raises EngineFailed."""
+        ...
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows without holding all of them. Raises EngineFailed."""
+        ...
+
+
+class Groups(Protocol):
+    def agg(self, *columns: Column) -> Frame: ...
+
+
+class Engine(Protocol):
+    """Evaluates frames; every method raises EngineFailed."""
+
+    @property
+    def name(self) -> str: ...
+
+    def table(self, rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> Frame:
+        """Return a small table of these rows."""
+        ...
+
+    def parquet(self, path: str, schema: pa.Schema | None = None) -> Frame:
+        """Return the rows of a file or of the files in a directory. With a `schema`, a directory
+        may be empty."""
+        ...
+
+    def lines(self, path: str, schema: pa.Schema) -> Frame:
+        """Return a file of JSON lines. CORRUPT, the last field, has the text of a line that is no
+        object, or has a value of another type; it is null elsewhere."""
+        ...
+
+    def staged(self, frame: Frame, directory: str) -> Frame:
+        """Write the rows into a new directory, and return them from it."""
+        ...
+
+    def map(self, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
+        """Apply a function to each part, several at once."""
+        ...
+
+    def sized_for(self, size_bytes: int) -> AbstractContextManager[None]:
+        """Prepare for queries over logs of this size."""
+        ...

@@ -1,0 +1,184 @@
+"""Evaluates the queries of an audit on Spark, in a session that somebody else holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import Window as SparkWindow
+from pyspark.sql import functions as F
+
+from raftmq.spark.filesystem import for_spark
+
+from ..session import SPARK_ERRORS, cause
+from .columns import METHOD, Column, WindowSpec
+from .frames import CORRUPT, EngineFailed, Frame, Made, Part, Row
+from .spark_types import spark_schema
+
+NAME = "spark"
+SHUFFLED_BYTES = 512 << 20  # bytes of logs per shuffle partition
+
+
+@dataclass(frozen=True, slots=True)
+class SparkFrame:
+    """A frame of Spark (audit.engine.frames.Frame)."""
+
+    frame: DataFrame
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.frame.columns)
+
+    def where(self, condition: Column | str) -> SparkFrame:
+        return SparkFrame(self.frame.where(_made(condition)))
+
+    def select(self, *columns: Column | str) -> SparkFrame:
+        return SparkFrame(self.frame.select(*map(_made, columns)))
+
+    def withColumn(self, name: str, value: Column) -> SparkFrame:
+        return SparkFrame(self.frame.withColumn(name, _made(value)))
+
+    def withColumns(self, values: Mapping[str, Column]) -> SparkFrame:
+        made = {name: _made(value) for name, value in values.items()}
+        return SparkFrame(self.frame.withColumns(made))
+
+    def withColumnRenamed(self, name: str, new: str) -> SparkFrame:
+        return SparkFrame(self.frame.withColumnRenamed(name, new))
+
+    def drop(self, *names: str) -> SparkFrame:
+        return SparkFrame(self.frame.drop(*names))
+
+    def distinct(self) -> SparkFrame:
+        return SparkFrame(self.frame.distinct())
+
+    def exploded(self, name: str, values: Column) -> SparkFrame:
+        return SparkFrame(self.frame.withColumn(name, F.explode(_made(values))))
+
+    def numbered(self, name: str, at: str, value: str) -> SparkFrame:
+        others = [other for other in self.frame.columns if other != name]
+        return SparkFrame(self.frame.select(*others, F.posexplode(name).alias(at, value)))
+
+    def join(self, other: Frame, on: Sequence[str], how: str = "inner") -> SparkFrame:
+        return SparkFrame(self.frame.join(_spark(other), list(on), how))
+
+    def broadcast(self) -> SparkFrame:
+        return SparkFrame(F.broadcast(self.frame))
+
+    def groupBy(self, *columns: Column | str) -> SparkGroups:
+        return SparkGroups(self.frame.groupBy(*map(_made, columns)))
+
+    def agg(self, *columns: Column) -> SparkFrame:
+        return SparkFrame(self.frame.agg(*map(_made, columns)))
+
+    def unionByName(self, other: Frame) -> SparkFrame:
+        return SparkFrame(self.frame.unionByName(_spark(other)))
+
+    def orderBy(self, *names: str) -> SparkFrame:
+        return SparkFrame(self.frame.orderBy(*names))
+
+    def limit(self, count: int) -> SparkFrame:
+        return SparkFrame(self.frame.limit(count))
+
+    def count(self) -> int:
+        with _causes():
+            return int(self.frame.count())
+
+    def collect(self) -> list[Row]:
+        with _causes():
+            return [row.asDict(recursive=True) for row in self.frame.collect()]
+
+    def rows(self) -> Iterator[Row]:
+        with _causes():
+            for row in self.frame.toLocalIterator(prefetchPartitions=True):
+                yield row.asDict(recursive=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkGroups:
+    groups: GroupedData
+
+    def agg(self, *columns: Column) -> SparkFrame:
+        return SparkFrame(self.groups.agg(*map(_made, columns)))
+
+
+@dataclass(frozen=True, slots=True)
+class SparkEngine:
+    """An engine (audit.engine.frames.Engine) on a running session."""
+
+    session: SparkSession
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    def table(self, rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> SparkFrame:
+        return SparkFrame(self.session.createDataFrame(list(rows), spark_schema(schema)))
+
+    def parquet(self, path: str, schema: pa.Schema | None = None) -> SparkFrame:
+        reader = self.session.read
+        if schema is not None:
+            reader = reader.schema(spark_schema(schema))
+        with _causes():
+            return SparkFrame(reader.parquet(for_spark(path)))
+
+    def lines(self, path: str, schema: pa.Schema) -> SparkFrame:
+        reader = self.session.read.schema(spark_schema(schema))
+        reader = reader.option("columnNameOfCorruptRecord", CORRUPT).option("mode", "PERMISSIVE")
+        with _causes():
+            return SparkFrame(reader.json(path))
+
+    def staged(self, frame: Frame, directory: str) -> SparkFrame:
+        rows, path = _spark(frame), for_spark(directory)
+        with _causes():
+            rows.write.parquet(path)
+            return SparkFrame(self.session.read.schema(rows.schema).parquet(path))
+
+    def map(self, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
+        if not parts:
+            return []
+        with _causes():
+            tasks = self.session.sparkContext.parallelize(parts, len(parts))
+            return list(tasks.map(function).collect())
+
+    @contextmanager
+    def sized_for(self, size_bytes: int) -> Iterator[None]:
+        """Give shuffles enough partitions that each fits into a task's memory."""
+        name = "spark.sql.shuffle.partitions"
+        before = int(self.session.conf.get(name) or 0)
+        self.session.conf.set(name, max(before, -(-size_bytes // SHUFFLED_BYTES)))
+        try:
+            yield
+        finally:
+            self.session.conf.set(name, before)
+
+
+@contextmanager
+def _causes() -> Iterator[None]:
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        raise EngineFailed(cause(error)) from error
+
+
+def _spark(frame: Frame) -> DataFrame:
+    assert isinstance(frame, SparkFrame), frame
+    return frame.frame
+
+
+def _made(value: Any) -> Any:
+    """Return an expression as PySpark's."""
+    if isinstance(value, WindowSpec):
+        made = SparkWindow.partitionBy(*value.partition).orderBy(*value.order)
+        return made.rowsBetween(SparkWindow.unboundedPreceding, -1) if value.before else made
+    if not isinstance(value, Column):
+        return value
+    args = [_made(arg) for arg in value.args]
+    if value.name.startswith(METHOD):
+        return getattr(args[0], value.name.removeprefix(METHOD))(*args[1:])
+    if value.name == "count" and value.args[0].args == ("*",):
+        return F.count("*")
+    return getattr(F, value.name)(*args)

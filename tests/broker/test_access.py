@@ -106,13 +106,13 @@ async def test_each_account_may_do_only_what_it_is_permitted(tmp_path):
             assert (answer.code, answer.remark) == (1, EXCEPTION + why)
         client = RemotingClient(credentials=WRITER)
         try:  # whose account was accepted keeps its connection in a full server
-            for who, has_account in ((client, True), (RemotingClient(), False)):
+            for sender, has_account in ((client, True), (RemotingClient(), False)):
                 before = set(broker.server.connections)
-                request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, send_ext(), b"hello")
-                await who.invoke(broker.address, request, 60_000)
+                sent = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, send_ext(), b"hello")
+                await sender.invoke(broker.address, sent, 60_000)
                 [new] = set(broker.server.connections) - before
                 assert new.has_account is has_account
-                await who.close()
+                await sender.close()
         finally:
             await client.close()
         refused = await ask(broker, WRITER, RequestCode.UPDATE_AND_CREATE_TOPIC, {"topic": "U"})

@@ -57,10 +57,14 @@ async def test_create_topic_send_and_pull(group):
     assert (await group.ask(broker, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext)).ext[
         "offset"
     ] == "5"
-    for boundary, code, offset in (("upper", 0, "4"), ("LOWER", 0, "5"), ("MIDDLE", 1, None)):
+    for boundary, result_code, offset in (
+        ("upper", 0, "4"),
+        ("LOWER", 0, "5"),
+        ("MIDDLE", 1, None),
+    ):
         ext["boundaryType"] = boundary
         answer = await group.ask(broker, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext)
-        assert (answer.code, answer.ext.get("offset")) == (code, offset)
+        assert (answer.code, answer.ext.get("offset")) == (result_code, offset)
     earliest = await group.ask(
         broker, RequestCode.GET_EARLIEST_MSG_STORETIME, {"topic": "T", "queueId": "1"}
     )

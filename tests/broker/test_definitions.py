@@ -36,7 +36,8 @@ NAMES = ["orders", "payments", "audit", "refunds"]
 
 def read_of(source, table, *, since=None):
     """Return a table's definitions as another group reads them, page by page."""
-    entries, after = Entries(), ""
+    entries = Entries()
+    after: str | None = ""
     while after is not None:
         changed = None if since is None else table.changed_since(*since)
         page = orjson.loads(orjson.dumps(page_of(table, changed, after)))

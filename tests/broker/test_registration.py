@@ -106,8 +106,8 @@ async def test_registrar_changes_its_name_servers_at_run_time(tmp_path):
                 await until(lambda names=names: are_told(names))
                 assert broker.context.config.name_servers == names
             assert (await told("no address")).code == 1
-            for names in (first.address, second.address) * 5:  # faster than it unregisters
-                assert (await told(names)).code == 0
+            for name in (first.address, second.address) * 5:  # faster than it unregisters
+                assert (await told(name)).code == 0
             await until(lambda: are_told([second.address]))
 
 

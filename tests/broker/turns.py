@@ -376,11 +376,11 @@ class Longest:
             if took_s > self.seconds:
                 self.seconds, self.what = took_s, repr(handle)
 
-        Handle._run = timed
+        Handle._run = timed  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
-            Handle._run = run
+            Handle._run = run  # type: ignore[method-assign]
 
 
 async def measure(root: Path, codes=None, limit_s=0.02):

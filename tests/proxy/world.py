@@ -64,7 +64,7 @@ class World:
             **self._settings,
         )
         credentials = self._credentials
-        self.group.asking = lambda: RemotingClient(
+        self.group.asking = lambda: RemotingClient(  # type: ignore[method-assign]
             connect_timeout_ms=60_000, credentials=credentials
         )
         await self.group.__aenter__()

@@ -106,8 +106,8 @@ async def test_topic_list_is_created_completely_or_not_at_all(group):
     refused = await ask({"topicName": "C"}, {"topicName": "D", "attributes": {"+color": "red"}})
     assert refused.code == ResponseCode.SYSTEM_ERROR
     assert "C" not in topics
-    for beans in ([{"topicName": "TBW102"}], [{"topicName": "no good"}], [7]):
-        assert (await ask(*beans)).code == ResponseCode.SYSTEM_ERROR
+    for wrong in ([{"topicName": "TBW102"}], [{"topicName": "no good"}], [7]):
+        assert (await ask(*wrong)).code == ResponseCode.SYSTEM_ERROR
     many = [{"topicName": f"M{number}"} for number in range(catalog.TOGETHER_MAX + 1)]
     assert "[TOO_LARGE]" in (await ask(*many)).remark
 

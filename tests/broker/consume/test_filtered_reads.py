@@ -79,8 +79,13 @@ async def beat(group, broker, *subscriptions, client="c1", model="CLUSTERING"):
 
 
 async def check(group, broker, kind, text):
-    body = {"clientId": "c", "group": "cg", "namespace": ""}
-    body["subscriptionData"] = {"topic": "T", "expressionType": kind, "subString": text}
+    subscription = {"topic": "T", "expressionType": kind, "subString": text}
+    body = {
+        "clientId": "c",
+        "group": "cg",
+        "namespace": "",
+        "subscriptionData": subscription,
+    }
     return await group.ask(broker, RequestCode.CHECK_CLIENT_CONFIG, None, orjson.dumps(body))
 
 

@@ -158,7 +158,7 @@ async def test_lock_holder_that_dies_with_leaders_expires_as_without_failover(
 async def test_lock_expiry_without_logged_ages_restarts_at_each_leader():
     world = World(0, rates=(1, 1), present=False)
     for replica in world.replicas:
-        replica.service._unlogged_ages = lambda now_ms: {}
+        replica.service._unlogged_ages = lambda now_ms: {}  # type: ignore[method-assign]
     assert await first_grant_after(world, 6_000, 2_500) >= 400_000
 
 

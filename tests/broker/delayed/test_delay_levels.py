@@ -108,6 +108,7 @@ class Stage:
             records.append(record)
         if len(frame.command):
             self.bench.state.apply(frame.index, 0, frame.command)
+        assert pending is not None
         self.bench.sends.answer([pending])
         return records
 

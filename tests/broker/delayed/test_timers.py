@@ -66,7 +66,7 @@ class Stage(test_delay.Stage):
     def admit(self, key, delay_ms, body=b"x"):
         self.bench.send(body, i=f"UNIQ_KEY\x01{key}\x02TIMER_DELAY_MS\x01{delay_ms}\x02")
 
-    def send(self, key, delay_ms, **changes):
+    def send_timer(self, key, delay_ms, **changes):
         self.admit(key, delay_ms, **changes)
         return self.commit()
 
@@ -142,8 +142,8 @@ def test_timer_messages_are_delivered_once_in_order_over_leader_changes(seed):
 @pytest.mark.parametrize("lasts", [False, True])
 def test_clock_jump_ahead_is_used_after_a_time_for_peers_to_contradict(lasts):
     stage = Stage()
-    stage.send("soon", 1_000)
-    stage.send("late", 60_000)
+    stage.send_timer("soon", 1_000)
+    stage.send_timer("late", 60_000)
     stage.bench.now_ms += 3_600_000
     stage.passes(1_000)
     assert stage.commit() is None
@@ -157,7 +157,7 @@ def test_clock_jump_ahead_is_used_after_a_time_for_peers_to_contradict(lasts):
 def test_slewed_clock_delays_no_timer_message():
     stage = Stage()
     for number in range(10):
-        stage.send(f"K{number}", 1_000)
+        stage.send_timer(f"K{number}", 1_000)
         stage.bench.now_ms += STEP_MS
         stage.passes(1_000)
         assert stage.commit() == [f"K{number}"]
@@ -165,7 +165,7 @@ def test_slewed_clock_delays_no_timer_message():
 
 def test_timer_message_committed_after_a_later_delivery_is_late_not_lost():
     stage = Stage()
-    stage.send("first", 10)
+    stage.send_timer("first", 10)
     stage.admit("second", 5)  # on its way into the log
     stage.passes(20)
     assert stage.timer == NOTHING
@@ -190,7 +190,7 @@ def test_timer_deliveries_per_turn_are_limited_and_continue_at_once():
 
 def test_follower_tracks_timer_messages_and_delivers_none():
     stage = Stage()
-    stage.send("K", 1_000)
+    stage.send_timer("K", 1_000)
     stage.leading = False
     stage.passes(5_000)
     assert stage.commit() is None
@@ -199,7 +199,7 @@ def test_follower_tracks_timer_messages_and_delivers_none():
 
 def test_timer_delivery_waits_for_an_unknown_outcome():
     stage = Stage()
-    stage.send("K", 10)
+    stage.send_timer("K", 10)
     stage.passes(10)
     frame = stage.bench.log.cut(stage.bench.sends)
     stage.bench.clock_ms += DURATIONS.outcome
@@ -215,7 +215,7 @@ def test_timer_delivery_waits_for_an_unknown_outcome():
 
 def test_timer_delivery_retries_after_a_rejection_or_read_error():
     stage = Stage()
-    stage.send("K", 10)
+    stage.send_timer("K", 10)
     stage.bench.sends.disk_full = "no room"
     stage.passes(10)
     stage.bench.sends.disk_full = ""
@@ -237,9 +237,9 @@ def test_timer_delivery_retries_after_a_rejection_or_read_error():
 
 def test_timer_message_above_the_size_limit_does_not_block_later_ones(caplog):
     stage = Stage(max_message_size=2 << 20)
-    stage.send("A", 10)
-    stage.send("large", 10, body=b"x" * (1 << 20))
-    stage.send("B", 10)
+    stage.send_timer("A", 10)
+    stage.send_timer("large", 10, body=b"x" * (1 << 20))
+    stage.send_timer("B", 10)
     delivered = []
     for _ in range(8):
         stage.passes(RETRY_MS)
@@ -251,7 +251,7 @@ def test_timer_message_above_the_size_limit_does_not_block_later_ones(caplog):
 def test_timer_message_without_a_target_or_lost_by_the_log_is_skipped(caplog):
     stage = Stage()
     for key in "ABC":
-        stage.send(key, 10)
+        stage.send_timer(key, 10)
     record = stage.waiting().records[1].replace(b"REAL_QID\x010", b"REAL_QID\x01x")
     stage.at[decode_record(record).physical_offset] = record
     stage.passes(0)
@@ -301,8 +301,8 @@ def test_recall_still_on_its_way_into_the_log_stops_the_delivery():
 
 def test_timer_message_that_blocks_retention_is_stored_again():
     stage = Stage()
-    stage.send("far", 3 * KEPT_MS)
-    stage.send("near", 1_000)
+    stage.send_timer("far", 3 * KEPT_MS)
+    stage.send_timer("near", 1_000)
     first = QUEUE_ENTRY.unpack(stage.waiting().entries(0, 1))[0]
     second = QUEUE_ENTRY.unpack(stage.waiting().entries(1, 1))[0]
     stage.passes(0)
@@ -336,7 +336,7 @@ def test_timer_message_that_blocks_retention_is_stored_again():
 
 def test_timer_queue_entries_of_an_apache_broker_are_read_from_the_log():
     stage = Stage()
-    stage.send("K", 1_000)
+    stage.send_timer("K", 1_000)
     queue = stage.waiting()
     at, size, _ = QUEUE_ENTRY.unpack(queue.packed)
     queue.packed = QUEUE_ENTRY.pack(at, size, 65)
@@ -348,8 +348,8 @@ def test_timer_queue_entries_of_an_apache_broker_are_read_from_the_log():
 
 def test_timer_queue_that_lost_its_end_is_read_again():
     stage = Stage()
-    stage.send("A", 1_000)
-    stage.send("B", 1_000)
+    stage.send_timer("A", 1_000)
+    stage.send_timer("B", 1_000)
     stage.passes(1)
     queue = stage.waiting()
     queue.records.pop()
@@ -367,7 +367,7 @@ def rest_ms(stage):
 def test_timer_service_is_due_at_its_first_message():
     stage = Stage()
     assert rest_ms(stage) == IDLE_MS
-    stage.send("K", 1_000)
+    stage.send_timer("K", 1_000)
     assert rest_ms(stage) <= 0, "it is to be taken in"
     stage.passes(0)
     left = rest_ms(stage)
@@ -380,7 +380,7 @@ def test_timer_service_is_due_at_its_first_message():
     assert stage.commit() == ["K"]
     stage.passes(0)
     assert rest_ms(stage) == IDLE_MS
-    stage.send("L", 10)
+    stage.send_timer("L", 10)
     stage.passes(0)
     stage.leading = False
     assert rest_ms(stage) == IDLE_MS
@@ -403,18 +403,18 @@ def test_timer_messages_are_on_time_after_a_clock_that_was_ahead(another, caplog
     """One message delivered hours ahead made all that came later be delivered at once."""
     stage = Stage()
     for number in range(3 * COUNT_MAX):
-        stage.send(f"far{number}", 10 * HOUR_MS)
+        stage.send_timer(f"far{number}", 10 * HOUR_MS)
     stage.starts_ahead(5 * HOUR_MS)
-    stage.send("ahead", 2_000)
+    stage.send_timer("ahead", 2_000)
     stage.passes(3_000)
     assert comes(stage) == ["ahead"]
     stage.bench.now_ms -= 5 * HOUR_MS
     if another:
         stage.loses_leadership()
         stage.service = stage.leader()
-    stage.send("hours", 4 * HOUR_MS)
-    stage.send("minutes", 600_000)
-    stage.send("seconds", 2_000)
+    stage.send_timer("hours", 4 * HOUR_MS)
+    stage.send_timer("minutes", 600_000)
+    stage.send_timer("seconds", 2_000)
     assert comes(stage, 30) == []
     assert caplog.text.count("timers_ahead") == 1
     assert stage.service.rolled_count > 3 * COUNT_MAX
@@ -430,11 +430,11 @@ def test_timer_messages_are_on_time_after_a_clock_that_was_ahead(another, caplog
 def test_new_leader_restarts_timer_storage_after_a_clock_that_was_ahead():
     stage = Stage()
     stage.starts_ahead(5 * HOUR_MS)
-    stage.send("ahead", 2_000)
+    stage.send_timer("ahead", 2_000)
     stage.passes(3_000)
     assert comes(stage) == ["ahead"]
     stage.bench.now_ms -= 5 * HOUR_MS
-    stage.send("hours", 4 * HOUR_MS)
+    stage.send_timer("hours", 4 * HOUR_MS)
     stage.service._follow(stage.waiting())  # as a follower
     assert stage.service._rest_ms() <= 0
     assert comes(stage) == []
@@ -444,11 +444,11 @@ def test_new_leader_restarts_timer_storage_after_a_clock_that_was_ahead():
 def test_timer_service_waits_for_a_clock_slightly_ahead():
     stage = Stage()
     stage.starts_ahead(5_000)
-    stage.send("ahead", 2_000)
+    stage.send_timer("ahead", 2_000)
     stage.passes(3_000)
     assert comes(stage) == ["ahead"]
     stage.bench.now_ms -= 8_000
-    stage.send("late", 6_000)
+    stage.send_timer("late", 6_000)
     assert comes(stage) == []
     stage.passes(6_001)
     assert comes(stage) == ["late"]
@@ -458,9 +458,9 @@ def test_timer_service_waits_for_a_clock_slightly_ahead():
 def far(stage, count, ahead_ms):
     """Many wait for long; a clock that was ahead by so much has delivered one."""
     for number in range(count):
-        stage.send(f"far{number}", 10 * HOUR_MS)
+        stage.send_timer(f"far{number}", 10 * HOUR_MS)
     stage.starts_ahead(ahead_ms)
-    stage.send("ahead", 2_000)
+    stage.send_timer("ahead", 2_000)
     stage.passes(3_000)
     assert comes(stage) == ["ahead"]
     stage.bench.now_ms -= ahead_ms + 3_000
@@ -469,10 +469,10 @@ def far(stage, count, ahead_ms):
 def test_recalled_timer_message_is_not_delivered_during_a_second_storage():
     stage = Stage()
     far(stage, 6 * COUNT_MAX, 5 * HOUR_MS)
-    stage.send("hours", 4 * HOUR_MS)
+    stage.send_timer("hours", 4 * HOUR_MS)
     for number in range(COUNT_MAX + 20):  # more than one delivery
-        stage.send(f"soon{number}", 5_000)
-    stage.send("recalled", 5_000)
+        stage.send_timer(f"soon{number}", 5_000)
+    stage.send_timer("recalled", 5_000)
     stage.recall("recalled", 5_000)
     stage.commit()
     result = []
@@ -485,10 +485,10 @@ def test_recalled_timer_message_is_not_delivered_during_a_second_storage():
 def test_recalled_timer_message_stays_recalled_if_storage_is_slow():
     stage = Stage()
     far(stage, 3 * COUNT_MAX, 40_000)
-    stage.send("recalled", 60_000)
+    stage.send_timer("recalled", 60_000)
     stage.recall("recalled", 60_000)
     stage.commit()
-    stage.send("late", 38_000)
+    stage.send_timer("late", 38_000)
     result = []
     for _ in range(10):  # a delivery takes 20 s
         stage.passes(20_000)
@@ -499,8 +499,8 @@ def test_recalled_timer_message_stays_recalled_if_storage_is_slow():
 def test_recalled_timer_message_stays_recalled_after_a_lost_delivery():
     stage = Stage()
     far(stage, 6 * COUNT_MAX, 5 * HOUR_MS)
-    stage.send("hours", 4 * HOUR_MS)
-    stage.send("recalled", 5_000)
+    stage.send_timer("hours", 4 * HOUR_MS)
+    stage.send_timer("recalled", 5_000)
     stage.recall("recalled", 5_000)
     stage.commit()
     while not stage.service._popped:
@@ -517,7 +517,7 @@ def test_recalled_timer_message_stays_recalled_after_a_lost_delivery():
 def test_timer_messages_are_stored_again_once_despite_a_rejected_move():
     stage = Stage()
     far(stage, COUNT_MAX, HOUR_MS // 4)
-    stage.send("late", 20_000)
+    stage.send_timer("late", 20_000)
     stage.passes(0)
     assert stage.commit() == []  # as many as one delivery takes
     stage.bench.sends.disk_full = "no room"
@@ -534,12 +534,12 @@ def test_timer_messages_are_stored_again_once_despite_a_rejected_move():
 
 def test_unreadable_timer_message_does_not_block_others_after_a_bad_clock():
     stage = Stage()
-    stage.send("rotten", 10 * HOUR_MS)
+    stage.send_timer("rotten", 10 * HOUR_MS)
     (position,) = stage.at
     good, stage.at[position] = stage.at[position], None
     far(stage, 3, HOUR_MS // 2)
-    stage.send("late", 20 * 60_000)
-    stage.send("soon", 5_000)
+    stage.send_timer("late", 20 * 60_000)
+    stage.send_timer("soon", 5_000)
     result = []
     for _ in range(120):
         stage.passes(15_000)
@@ -559,7 +559,7 @@ def test_timer_messages_are_delivered_once_and_not_early_with_any_clocks(seed):
         step = rng.randrange(12)
         if step < 5:
             delay_ms = rng.choice((1, 40, 900, 20_000, HOUR_MS))
-            if stage.send(f"K{number}", delay_ms):
+            if stage.send_timer(f"K{number}", delay_ms):
                 break
             due[f"K{number}"] = stage.bench.now_ms + delay_ms
             slot_ms = due[f"K{number}"] - 1
@@ -589,7 +589,7 @@ async def test_timer_window_has_the_first_waiting_messages_without_recalled_ones
     monkeypatch.setattr(timers, "COUNT_MAX", 3)
     stage = Stage()
     for key, delay_ms in (("due", 1), ("a", KEPT_MS), ("b", 2 * KEPT_MS), ("c", KEPT_MS)):
-        stage.send(key, delay_ms)
+        stage.send_timer(key, delay_ms)
     stage.recall("a", KEPT_MS)
     position = QUEUE_ENTRY.unpack(stage.waiting().entries(1, 1))[0]
     assert stage.service.open_window("broker-a") is None  # the queue is not read

@@ -77,9 +77,9 @@ class Popper:
             else:
                 handle = Handle.decode(reported)
             topic = f"%RETRY%{self.name}_{self.topic}" if handle.retry else self.topic
-            times = record.reconsume_times
-            times = counts.get(f"qo{record.queue_id}%{record.queue_offset}", times)
-            result.append(Popped(record.body, topic, handle, times, properties))
+            reconsumed = record.reconsume_times
+            reconsumed = counts.get(f"qo{record.queue_id}%{record.queue_offset}", reconsumed)
+            result.append(Popped(record.body, topic, handle, reconsumed, properties))
         return result
 
     async def ack(self, broker, one):

@@ -39,6 +39,7 @@ class Writing(Bench):
         if frame is None:
             return 0
         pending = self.sends.applied(frame)
+        assert pending is not None
         if len(frame.command):
             at = frame.position + frame.records_at
             self.state.apply(frame.index, frame.timestamp_ms, frame.command, at)
@@ -147,7 +148,7 @@ def test_writer_batch_of_unknown_outcome_blocks_further_batches():
     with pytest.raises(Refused, match="BUSY"):
         bench.sends.writers.start_change(KEY)
     assert [each[1] for each in bench.told()] == ["[OUTCOME_UNKNOWN]", "[BUSY]", "[BUSY]"]
-    bench.sends.answer([bench.sends.applied(frame)])
+    bench.answer(frame)
     bench.sends.writers.start_change(KEY)
 
 

@@ -3,6 +3,7 @@ the same."""
 
 import random
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -35,7 +36,7 @@ class Peer(FakeConnection):
 
     def __init__(self, address="10.0.0.9:4000"):
         super().__init__(address)
-        self.handlers = {}
+        self.handlers: Mapping[int, Any] = {}
         self.dispatched = []
 
     def dispatch(self, frame):
@@ -76,7 +77,7 @@ class Side:
             self.quick += taken
             return taken
 
-        self.bench.sends.admit_plain = counting
+        self.bench.sends.admit_plain = counting  # type: ignore[method-assign]
         self.processor = Processor(self.bench.sends, {})
         self.connection = Peer()
         self.connection.handlers = self.processor.handlers

@@ -41,7 +41,7 @@ def test_new_leader_stores_held_sends_when_it_is_ready():
     assert bench.log.cuts_requested == 1
     frame = bench.log.cut(bench.sends)
     assert frame.record_count == 2 and frame.term == 3
-    bench.sends.answer([bench.sends.applied(frame)])
+    bench.answer(frame)
     assert [answer.code for answer in bench.connection.answers()] == [0]
     assert bench.sends.held_bytes == 0
 

@@ -49,7 +49,7 @@ def test_own_messages_and_their_command_share_a_frame_with_sends():
     assert not ends.told  # nothing before commit
     bench.state.apply(frame.index, 0, frame.command)
     assert bench.state.offsets.get("T", "mover", 0) == 8
-    bench.sends.answer([bench.sends.applied(frame)])
+    bench.answer(frame)
     assert ends.told == [(0, ""), (0, "")]
     first, second = bench.connection.answers()
     assert (first.ext["queueOffset"], second.ext["queueOffset"]) == ("0", "3")
@@ -153,7 +153,7 @@ def test_internal_topic_needs_no_table_entry():
     bench.sends.store([outgoing(topic="SCHEDULE_TOPIC_XXXX", queue=17)], b"", ends)
     frame = bench.log.cut(bench.sends)
     assert len(frame.command) == 0
-    bench.sends.answer([bench.sends.applied(frame)])
+    bench.answer(frame)
     assert ends.told == [(0, "")]
 
 

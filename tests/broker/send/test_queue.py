@@ -41,7 +41,7 @@ def test_send_in_a_frame_is_not_rejected_by_the_wait_limit():
     frame = bench.log.cut(bench.sends)
     bench.send()
     pass_time(bench, WAIT_MS)
-    bench.sends.answer([bench.sends.applied(frame)])
+    bench.answer(frame)
     assert [answer.code for answer in bench.connection.answers()] == [0]
 
 
@@ -75,7 +75,7 @@ def test_waiting_send_is_rejected_at_once_when_the_disk_is_full():
     assert (refused.opaque, refused.code) == (2, ResponseCode.SERVICE_NOT_AVAILABLE)
     assert refused.remark == "[DISK_FULL] no room"
     assert bench.log.cut(bench.sends) is None
-    bench.sends.answer([bench.sends.applied(cut)])
+    bench.answer(cut)
     assert [answer.code for answer in bench.connection.answers()] == [0]
     assert bench.sends.held_bytes == 0
 
@@ -165,7 +165,7 @@ def test_overload_is_rejected_at_once_and_accepted_sends_are_stored():
         pass_time(bench, TICK_MS)
         late = len(bench.connection.answers())
         if step % 4 == 0 and (frame := bench.log.cut(bench.sends)) is not None:
-            bench.sends.answer([bench.sends.applied(frame)])
+            bench.answer(frame)
             stored = len(bench.connection.answers())
             taken += stored if step > 100 else 0
         refused_late += late if step > 100 else 0
@@ -198,7 +198,7 @@ def test_send_service_is_due_while_sends_wait_or_are_in_flight():
     assert (outcomes.rest_ms(), held.rest_ms()) == (IDLE_MS, 0)
     frame = bench.log.cut(bench.sends)
     assert (outcomes.rest_ms(), held.rest_ms()) == (0, IDLE_MS)
-    bench.sends.answer([bench.sends.applied(frame)])
+    bench.answer(frame)
     assert (outcomes.rest_ms(), held.rest_ms()) == (IDLE_MS, IDLE_MS)
 
 

@@ -200,12 +200,12 @@ async def test_message_is_retried_until_it_is_a_dead_letter(tmp_path):
         assert leader.state.topics.get("%DLQ%g").perm == 6
         assert leader.state.groups.get("g") is not None
         # A consumer's own way, should giving back fail: a send to the retry topic.
-        for times in ("2", "3"):
+        for reconsumed in ("2", "3"):
             header = SendHeader(
                 "CLIENT_INNER_PRODUCER", "%RETRY%g", "TBW102", 4, -1, 0, 1, 0,
                 "RETRY_TOPIC\x01T\x02UNIQ_KEY\x01A\x02DELAY\x014\x02MAX_RECONSUME_TIMES\x012\x02",
             )  # fmt: skip
-            ext = header.to_ext(310) | {"j": times, "l": "2"}
+            ext = header.to_ext(310) | {"j": reconsumed, "l": "2"}
             answer = await group.ask(leader, RequestCode.SEND_MESSAGE_V2, ext, b"again")
             assert answer.code == 0
         await until(lambda: leader.store.queues.end_of("%RETRY%g", 0) == 3)

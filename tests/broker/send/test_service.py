@@ -72,8 +72,14 @@ class Bench:
 
     def commit(self):
         frame = self.log.cut(self.sends)
-        self.sends.answer([self.sends.applied(frame)])
+        self.answer(frame)
         return frame
+
+    def answer(self, frame):
+        """Answer the senders of a committed frame, which this replica proposed."""
+        pending = self.sends.applied(frame)
+        assert pending is not None
+        self.sends.answer([pending])
 
 
 def test_sends_share_a_frame_and_are_answered_after_commit():
@@ -88,7 +94,7 @@ def test_sends_share_a_frame_and_are_answered_after_commit():
     frame = bench.log.cut(bench.sends)
     assert frame.record_count == 4
     assert not bench.connection.writes  # nothing before commit
-    bench.sends.answer([bench.sends.applied(frame)])
+    bench.answer(frame)
     assert len(bench.connection.writes) == 1  # one write per connection
     answers = bench.connection.answers()
     assert [answer.opaque for answer in answers] == [1, 2, 3]
@@ -316,7 +322,7 @@ def test_lost_leadership_rejects_waiting_sends_and_keeps_proposed_ones():
     bench.sends.leadership(1, False)
     (answer,) = bench.connection.answers()
     assert (answer.opaque, answer.code) == (waiting, ResponseCode.SERVICE_NOT_AVAILABLE)
-    bench.sends.answer([bench.sends.applied(frame)])  # committed by the next leader after all
+    bench.answer(frame)  # committed by the next leader after all
     (answer,) = bench.connection.answers()
     assert (answer.opaque, answer.code) == (cut, 0)
     assert bench.sends.held_bytes == 0
@@ -364,7 +370,7 @@ def test_unknown_send_outcome_is_answered_once_after_the_time_out():
     assert answer.remark.startswith("[OUTCOME_UNKNOWN]")
     assert bench.sends.held_bytes == 0
     pending = bench.sends.applied(frame)
-    assert pending.entries  # still good for the consume queues
+    assert pending is not None and pending.entries  # still good for the consume queues
     bench.sends.answer([pending])
     assert not bench.connection.writes
 

@@ -35,7 +35,7 @@ def commit(bench):
     if len(frame.command):
         at = frame.position + frame.records_at
         bench.state.apply(frame.index, frame.timestamp_ms, frame.command, at)
-    bench.sends.answer([bench.sends.applied(frame)])
+    bench.answer(frame)
     return [decode_record(frame.data, at) for at, _ in walk_records(frame.data)]
 
 
@@ -76,7 +76,7 @@ def test_repeated_idempotent_send_waits_for_the_first_outcome():
     bench.send(i=once())
     assert frame.record_count == 1
     assert bench.log.cut(bench.sends) is None
-    bench.sends.answer([bench.sends.applied(frame)])
+    bench.answer(frame)
     first, second, third = answered(bench)
     assert first == second == third
     assert bench.sends.held_bytes == 0
@@ -115,7 +115,7 @@ def test_idempotent_send_of_unknown_outcome_blocks_its_repetitions():
     bench.sends.sweep()
     assert answered(bench) == [ResponseCode.SYSTEM_ERROR]
     bench.send(i=once())
-    bench.sends.answer([bench.sends.applied(frame)])
+    bench.answer(frame)
     (result,) = answered(bench)
     assert result.queue_offset == 0
 

@@ -57,7 +57,6 @@ class Replica:
         self.apply()
 
     def apply(self):
-        frames = []
         while self.applied < self.log.last_index:
             frames = self.log.frames(self.applied + 1, self.log.last_index)
             self.application.apply(frames)

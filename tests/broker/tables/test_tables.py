@@ -416,9 +416,9 @@ def test_tag_expressions_are_parsed_and_limited():
         fields = {"topic": "T", "subString": "A || B", "codeSet": reported, "subVersion": 3}
         assert subscription_from_json(fields).codes == codes
     assert subscription_from_json({"topic": "T", "subString": "*", "codeSet": []}).codes is None
-    for reported in (["one"], [1.5], [None], [[]]):
+    for wrong in (["one"], [1.5], [None], [[]]):
         with pytest.raises(BodyError):
-            subscription_from_json({"topic": "T", "subString": "A", "codeSet": reported})
+            subscription_from_json({"topic": "T", "subString": "A", "codeSet": wrong})
 
 
 def units(*codes):

@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from typing import Any
 
 from rocketmq import (
     ClientConfiguration,
@@ -58,7 +59,7 @@ class Driver:
         self.push = None
         self.listener = Listener()
         self.held = {}
-        self.load = ()  # of `begin_load`
+        self.load: Any = ()  # of `begin_load`
 
     def produce(self, topics):
         self.producer = Producer(self.config, topics, checker=self.checker)

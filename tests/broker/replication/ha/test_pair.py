@@ -459,7 +459,7 @@ async def test_slaves_find_their_master_through_the_name_server(tmp_path):
             for name in ("broker-a", "broker-b")
         ]
         for pair in pairs:
-            pair.introduce = lambda: None
+            pair.introduce = lambda: None  # type: ignore[method-assign]
             await pair.start("slave1")
             await pair.start("master")
         try:

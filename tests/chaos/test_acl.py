@@ -44,7 +44,7 @@ async def health(module, address):
     return process.returncode, said.decode()
 
 
-async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch, caplog):
+async def test_cluster_with_access_control_fails_over(tmp_path, monkeypatch, caplog):
     (tmp_path / "plain_acl.yml").write_text(PLAIN_ACL)
     # Brokers and name servers alike, which also read the variables.
     for name, value in (

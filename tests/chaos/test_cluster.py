@@ -39,7 +39,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         await made.down()
 
 
-async def test_up_status_kill_start_down_and_up_again(cluster: Cluster) -> None:
+async def test_cluster_up_status_kill_start_down_and_up_again(cluster: Cluster) -> None:
     made = await cluster.up(settings={"flushDiskType": "SYNC_FLUSH"})
     assert [node.name for node in made.nodes] == ["namesrv", "n0", "n1", "n2"]
     status = await cluster.status()
@@ -64,7 +64,7 @@ async def test_up_status_kill_start_down_and_up_again(cluster: Cluster) -> None:
     assert [n.address for n in again.nodes] == [n.address for n in made.nodes]
 
 
-async def test_nothing_is_put_into_a_directory_that_is_no_clusters(tmp_path: Path) -> None:
+async def test_cluster_is_not_created_in_a_directory_with_other_files(tmp_path: Path) -> None:
     for name in ("home", "node"):
         (tmp_path / name).mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("mine")
@@ -89,7 +89,7 @@ async def test_nothing_is_put_into_a_directory_that_is_no_clusters(tmp_path: Pat
     await made.close()
 
 
-async def test_broker_conf_says_what_the_cluster_is(cluster: Cluster) -> None:
+async def test_broker_conf_describes_the_cluster(cluster: Cluster) -> None:
     made = await cluster.up(Shape(replicas=2), settings={"mappedFileSizeCommitLog": "8388608"})
     text = (cluster.directory / "n1" / "broker.conf").read_text()
     conf = dict(line.split("=", 1) for line in text.splitlines())
@@ -104,7 +104,7 @@ async def test_broker_conf_says_what_the_cluster_is(cluster: Cluster) -> None:
     assert len(load_registration_keys(conf["registrationKeyFile"])) == 1
 
 
-async def test_a_classic_cluster_has_masters_and_slaves_in_each_group(cluster: Cluster) -> None:
+async def test_classic_cluster_has_masters_and_slaves_in_each_group(cluster: Cluster) -> None:
     made = await cluster.up(Shape("2m-2s-sync"))
     assert [node.name for node in made.nodes] == ["namesrv", "m0", "s0", "m1", "s1"]
     assert made.groups == ("broker-a", "broker-b")
@@ -123,7 +123,7 @@ async def test_a_classic_cluster_has_masters_and_slaves_in_each_group(cluster: C
     assert again.nodes == cluster.state().nodes
 
 
-async def test_several_name_servers_are_all_told_to_the_brokers(cluster: Cluster) -> None:
+async def test_all_name_servers_are_in_the_broker_conf(cluster: Cluster) -> None:
     made = await cluster.up(Shape("pysyncobj", name_servers=2))
     assert [node.name for node in made.nodes] == ["namesrv", "namesrv-1", "n0", "n1", "n2"]
     conf = (cluster.directory / "n0" / "broker.conf").read_text()
@@ -146,7 +146,7 @@ def test_every_mode_plans_distinct_nodes(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_standard_ports_are_where_everybody_looks_and_distinct(mode: str) -> None:
+def test_standard_ports_are_the_usual_and_distinct(mode: str) -> None:
     shape = Shape(mode, groups=3, name_servers=4, standard_ports=True)
     ports = standard_ports(shape)
     assert len(ports) == len(set(ports)) == ports_needed(shape)
@@ -162,12 +162,12 @@ def test_standard_ports_are_where_everybody_looks_and_distinct(mode: str) -> Non
 @pytest.mark.parametrize(
     "shape", [Shape(links=True), Shape(netns=True), Shape(name_servers=5), Shape(replicas=10)]
 )
-def test_what_cannot_have_standard_ports(shape: Shape) -> None:
+def test_shape_without_standard_ports_is_rejected(shape: Shape) -> None:
     with pytest.raises(ClusterError):
         standard_ports(shape)
 
 
-async def test_standard_ports_in_use_are_named_and_nothing_is_made(
+async def test_standard_ports_in_use_are_reported_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raftmq.chaos.cluster.cluster.is_free", lambda host, port: port != 10_921)
@@ -177,7 +177,7 @@ async def test_standard_ports_in_use_are_named_and_nothing_is_made(
     assert not (tmp_path / "cluster.json").exists()
 
 
-async def test_a_cluster_keeps_the_ports_that_it_has(cluster: Cluster) -> None:
+async def test_existing_cluster_keeps_its_ports(cluster: Cluster) -> None:
     await cluster.up(Shape(replicas=1))
     with pytest.raises(ClusterError, match="ports of its own already"):
         await cluster.up(Shape(standard_ports=True))
@@ -189,7 +189,7 @@ async def test_foreign_name_server_is_used_and_not_started(cluster: Cluster) -> 
     assert made.namesrv == "127.0.0.1:9876"
 
 
-async def test_name_servers_change_only_while_nothing_runs(cluster: Cluster) -> None:
+async def test_name_servers_change_only_while_no_process_runs(cluster: Cluster) -> None:
     made = await cluster.up(Shape(replicas=1, name_servers=2))
     with pytest.raises(ClusterError, match=r"namesrv, namesrv-1, n0 of .* still run"):
         await cluster.up(Shape(namesrv="127.0.0.1:9876"))
@@ -206,7 +206,7 @@ async def test_number_of_name_servers_cannot_change(cluster: Cluster) -> None:
         await cluster.up(Shape(name_servers=3))
 
 
-async def test_what_runs_with_former_settings_is_known_until_it_is_restarted(
+async def test_processes_with_former_settings_are_listed_until_restarted(
     cluster: Cluster,
 ) -> None:
     await cluster.up(Shape(replicas=2), {"flushDiskType": "SYNC_FLUSH"})
@@ -219,7 +219,7 @@ async def test_what_runs_with_former_settings_is_known_until_it_is_restarted(
     assert cluster.outdated() == ["n1"]
 
 
-async def test_the_size_of_segments_is_the_stores(cluster: Cluster) -> None:
+async def test_segment_size_is_the_stores(cluster: Cluster) -> None:
     key = "mappedFileSizeCommitLog"
     made = await cluster.up(Shape(replicas=2), {key: "64MiB"})
     store = cluster.store_of(made.node("n1"))
@@ -238,12 +238,12 @@ async def test_number_of_replicas_cannot_change(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 10])
-async def test_replicas_out_of_range(tmp_path: Path, count: int) -> None:
+async def test_replicas_out_of_range_are_rejected(tmp_path: Path, count: int) -> None:
     with pytest.raises(ClusterError, match="1 to 9"):
         await Cluster(tmp_path, AgreeingProbe(), Programs()).up(Shape(replicas=count))
 
 
-async def test_node_that_ends_by_itself_fails_up_with_its_log(tmp_path: Path) -> None:
+async def test_node_that_ends_during_up_is_reported_with_its_log(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, StandInProbe(), Programs(n1=ENDS))
     with pytest.raises(ClusterError, match=r"ended by itself: n1(.|\n)*cannot open the store"):
         await cluster.up(timeout_s=120)
@@ -259,7 +259,7 @@ async def test_node_that_ends_by_itself_fails_up_with_its_log(tmp_path: Path) ->
         ("n0", True, "127.0.0.1:1", "names 127.0.0.1:1"),
     ],
 )
-async def test_up_waits_for_what_a_send_needs(
+async def test_up_waits_until_a_send_can_succeed(
     tmp_path: Path, leader: str | None, ready: bool, registered: str | None, why: str
 ) -> None:
     probe = StandInProbe()
@@ -281,7 +281,7 @@ async def test_up_waits_for_every_replica_but_serving_does_not_need_all(cluster:
     assert all(status.alive for status in await cluster.status())
 
 
-async def test_a_leader_is_found_through_an_election(tmp_path: Path) -> None:
+async def test_leader_is_found_through_an_election(tmp_path: Path) -> None:
     probe = StandInProbe()
     cluster = Cluster(tmp_path / "c", AgreeingProbe(), Programs())
     await cluster.up()
@@ -301,7 +301,7 @@ async def test_a_leader_is_found_through_an_election(tmp_path: Path) -> None:
             await looking.find("leader")
 
 
-async def test_somebody_to_lead_is_not_waited_for_for_ever(
+async def test_find_leader_waits_a_bounded_time(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cluster.up(Shape(replicas=1))
@@ -324,7 +324,7 @@ async def test_cancelled_up_leaves_no_orphan(tmp_path: Path) -> None:
     await assert_no_orphans(cluster)
 
 
-async def test_failed_up_leaves_what_ran_before_alone(cluster: Cluster) -> None:
+async def test_failed_up_leaves_earlier_processes_running(cluster: Cluster) -> None:
     await cluster.up()
     killed = cluster.signal("n1", signal.SIGKILL)
     await cluster.wait_dead(killed)
@@ -335,7 +335,7 @@ async def test_failed_up_leaves_what_ran_before_alone(cluster: Cluster) -> None:
     assert [s.alive for s in await cluster.status()] == [True, True, False, True]
 
 
-async def test_down_kills_what_does_not_obey_and_says_so(tmp_path: Path) -> None:
+async def test_down_kills_stubborn_processes_and_reports_it(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, AgreeingProbe(), Programs(n0=STUBBORN))
     await cluster.up(Shape(replicas=1))
     log = tmp_path / "n0" / "log.txt"
@@ -345,20 +345,20 @@ async def test_down_kills_what_does_not_obey_and_says_so(tmp_path: Path) -> None
     await assert_no_orphans(cluster)
 
 
-async def test_down_lets_frozen_processes_go_on_to_obey(cluster: Cluster) -> None:
+async def test_down_continues_stopped_processes_so_that_they_end(cluster: Cluster) -> None:
     await cluster.up(Shape(replicas=2))
     await cluster.wait_stopped(cluster.signal("n1", signal.SIGSTOP))
     assert set((await cluster.down(timeout_s=120)).values()) == {"stopped"}
     await assert_no_orphans(cluster)
 
 
-async def test_two_commands_do_not_change_one_cluster_at_once(cluster: Cluster) -> None:
+async def test_concurrent_commands_on_one_cluster_are_rejected(cluster: Cluster) -> None:
     await cluster.up(Shape(replicas=1))
     with locked(cluster.directory), pytest.raises(ClusterError, match="another command"):
         await cluster.down()
 
 
-async def test_words_for_what_is_not_there(cluster: Cluster, tmp_path: Path) -> None:
+async def test_missing_and_damaged_clusters_are_reported(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no cluster in"):
         await cluster.status()
     await cluster.up(Shape(replicas=1))
@@ -374,7 +374,7 @@ async def test_words_for_what_is_not_there(cluster: Cluster, tmp_path: Path) -> 
     (tmp_path / "kept.json").rename(cluster.directory / "cluster.json")
 
 
-def test_ports_are_free_apart_and_below_the_ephemeral_range() -> None:
+def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
     ports = choose_ports(7, QUIET_HOST, random.Random(5))
     assert len(set(ports)) == 7
     assert all(10_000 <= port < ephemeral_low() for port in ports)
@@ -384,7 +384,7 @@ def test_ports_are_free_apart_and_below_the_ephemeral_range() -> None:
         assert ports[0] not in choose_ports(7, QUIET_HOST, random.Random(5))
 
 
-def test_a_held_port_is_its_owners_before_it_listens_and_while_it_is_down() -> None:
+def test_held_port_is_exclusive_before_it_listens_and_while_it_is_down() -> None:
     """A second cluster that starts then gets different ports, even in the same directory."""
     first, second = HeldPorts(QUIET_HOST), HeldPorts(QUIET_HOST)
     try:

@@ -40,7 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     call("down", "--timeout", "5")
 
 
-def test_a_session(run) -> None:
+def test_mqcluster_session_from_up_to_down(run) -> None:
     up = run("up", "--set", "flushDiskType=SYNC_FLUSH")
     assert up.exit_code == 0, up.output
     assert "up: group broker-a, name server 127.0.0.1:" in up.output
@@ -67,7 +67,7 @@ def test_a_session(run) -> None:
     ]
 
 
-def test_a_rolling_restart_gives_every_process_another_pid_the_leader_last(run) -> None:
+def test_rolling_restart_gives_every_process_a_new_pid_leader_last(run) -> None:
     assert run("up").exit_code == 0
     before = orjson.loads(run("status", "--json").output)["nodes"]
     result = run("restart", "--rolling")
@@ -79,14 +79,14 @@ def test_a_rolling_restart_gives_every_process_another_pid_the_leader_last(run) 
     assert all(node["alive"] and node["pid"] != pids[node["name"]] for node in after)
 
 
-def test_a_restart_of_all_at_once(run) -> None:
+def test_restart_of_all_processes_at_once(run) -> None:
     assert run("up").exit_code == 0
     before = {n["pid"] for n in orjson.loads(run("status", "--json").output)["nodes"]}
     assert run("restart").exit_code == 0
     assert not before & {n["pid"] for n in orjson.loads(run("status", "--json").output)["nodes"]}
 
 
-def test_a_group_is_added_and_treated_like_the_rest(run) -> None:
+def test_added_group_is_handled_like_the_others(run) -> None:
     assert run("up", "--replicas", "1").exit_code == 0
     added = run("add-group", "--replicas", "2")
     assert added.exit_code == 0, added.output
@@ -100,7 +100,7 @@ def test_a_group_is_added_and_treated_like_the_rest(run) -> None:
     assert "n2: stopped" in run("down").output
 
 
-def test_a_cluster_with_grpc_proxies(run) -> None:
+def test_cluster_with_grpc_proxies(run) -> None:
     up = run("up", "--proxies", "2")
     assert up.exit_code == 0, up.output
     nodes = orjson.loads(run("status", "--json").output)["nodes"]
@@ -119,7 +119,7 @@ def test_a_cluster_with_grpc_proxies(run) -> None:
     assert "mqproxy-1: stopped" in run("down").output
 
 
-def test_up_that_fails_prints_the_log_and_exits_with_1(run) -> None:
+def test_failed_up_prints_the_log_and_exits_with_1(run) -> None:
     PROGRAMS.programs["n2"] = ENDS
     failed = run("up")
     assert failed.exit_code == 1
@@ -180,7 +180,7 @@ def test_the_options_of_a_drain_are_those_of_mqadmin(run, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["RAFTMQ_ACCESS_KEY", "RAFTMQ_SECRET_KEY"])
-def test_half_an_account_is_told(
+def test_mqcluster_with_half_an_account_exits_with_status_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for other in ("RAFTMQ_ACCESS_KEY", "RAFTMQ_SECRET_KEY"):
@@ -192,7 +192,7 @@ def test_half_an_account_is_told(
     assert "alone" not in result.output
 
 
-def test_a_broker_that_does_not_come_up_is_no_member_and_leaves_nothing(run) -> None:
+def test_broker_that_fails_to_start_is_not_added(run) -> None:
     assert run("up").exit_code == 0
     before = orjson.loads(run("status", "--json").output)["nodes"]
     PROGRAMS.programs["n3"] = ENDS
@@ -204,7 +204,9 @@ def test_a_broker_that_does_not_come_up_is_no_member_and_leaves_nothing(run) -> 
     assert refused.exit_code == 1 and "namesrv is no broker" in refused.output
 
 
-def test_nobody_has_to_read_what_is_done(run, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mqcluster_succeeds_with_closed_output(
+    run, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with unread(monkeypatch), pytest.raises(SystemExit) as ended:
         cluster_cli.main(["up", "--dir", str(tmp_path / "c")])
     assert ended.value.code == 0
@@ -214,14 +216,14 @@ def test_nobody_has_to_read_what_is_done(run, tmp_path, monkeypatch: pytest.Monk
         assert ended.value.code == 0
 
 
-def test_up_names_what_still_runs_with_former_settings(run) -> None:
+def test_up_names_processes_with_former_settings(run) -> None:
     assert "former settings" not in run("up", "--replicas", "1").output
     again = run("up", "--set", "flushDiskType=ASYNC_FLUSH")
     assert again.output.endswith("with former settings until a restart (mqcluster restart): n0\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_command_says_so(
+def test_interrupted_mqcluster_reports_it(
     run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     async def interrupted(*_: object) -> None:
@@ -243,7 +245,7 @@ def test_help_names_every_command() -> None:
         assert f"mqcluster {name}" in text
 
 
-def test_a_person_sees_how_far_it_is(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mqcluster_prints_its_progress(run, monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[str] = []
     monkeypatch.setattr(work, "progress", reported.append)
     assert run("up").exit_code == 0

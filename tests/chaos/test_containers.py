@@ -103,7 +103,9 @@ async def cluster(engine: Engine, tmp_path: Path):
     await cluster.close()
 
 
-async def test_the_labels_say_what_the_cluster_is(cluster: ComposeCluster, engine: Engine) -> None:
+async def test_container_labels_describe_the_cluster(
+    cluster: ComposeCluster, engine: Engine
+) -> None:
     state = cluster.state()
     assert [node.name for node in state.nodes] == ["namesrv", "n0", "n1", "n2"]
     assert (state.mode, state.on, state.groups) == ("raft", COMPOSE, ("broker-a",))
@@ -122,7 +124,9 @@ async def test_the_labels_say_what_the_cluster_is(cluster: ComposeCluster, engin
         cluster.state()
 
 
-async def test_signals_and_starts_reach_the_engine(cluster: ComposeCluster, engine: Engine) -> None:
+async def test_container_signals_and_starts_reach_the_engine(
+    cluster: ComposeCluster, engine: Engine
+) -> None:
     run = cluster.signal("n0", signal.SIGSTOP)
     await cluster.wait_stopped(run)
     assert [s.state for s in await cluster.status()][1] == "stopped" and cluster.is_alive("n0")
@@ -149,14 +153,14 @@ async def test_signals_and_starts_reach_the_engine(cluster: ComposeCluster, engi
         await cluster.down()
 
 
-async def test_what_a_run_leaves_behind(cluster: ComposeCluster) -> None:
+async def test_container_stores_and_logs_are_collected(cluster: ComposeCluster) -> None:
     assert cluster.store_of(cluster.state().node("n1")) == Path("/volumes/n1/store")
     logs = cluster.collect_logs()
     assert logs["n2"].read_text() == "n2 says\n" and set(logs) == {"namesrv", "n0", "n1", "n2"}
     assert "n0 says" in cluster.log_tails(cluster.state().brokers)
 
 
-async def test_a_cut_takes_a_container_off_its_networks_and_back(
+async def test_container_cut_leaves_and_rejoins_its_networks(
     cluster: ComposeCluster, engine: Engine, tmp_path: Path
 ) -> None:
     with HistoryWriter(tmp_path / "history.jsonl") as history:
@@ -168,7 +172,9 @@ async def test_a_cut_takes_a_container_off_its_networks_and_back(
     assert engine.calls == [("disconnect", "net", "n1"), ("connect", "net", "n1", "service-n1")]
 
 
-async def test_every_kind_is_possible_or_says_why_not(cluster: ComposeCluster) -> None:
+async def test_every_fault_kind_is_possible_in_containers_or_reports_why_not(
+    cluster: ComposeCluster,
+) -> None:
     state = cluster.state()
     can = {name for name, (kind, _) in REGISTRY.items() if unavailable(kind, state) is None}
     assert can == {
@@ -217,7 +223,7 @@ def answers(tmp_path: Path) -> Iterator[tuple[type[Answers], Docker]]:
         thread.join()
 
 
-def test_what_is_said_to_an_engine(answers: tuple[type[Answers], Docker]) -> None:
+def test_engine_requests_and_errors(answers: tuple[type[Answers], Docker]) -> None:
     own, docker = answers
     assert docker.containers("raftmq.kind") == []
     own.answer = (204, b"")
@@ -234,7 +240,7 @@ def test_what_is_said_to_an_engine(answers: tuple[type[Answers], Docker]) -> Non
         docker.start("abc")
 
 
-def test_no_engine_and_no_address(tmp_path: Path) -> None:
+def test_missing_engine_and_address_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no container engine answers"):
         Docker(f"unix://{tmp_path}/nobody").start("x")
     with pytest.raises(ClusterError, match=r"must be unix://PATH"):
@@ -250,5 +256,5 @@ def test_no_engine_and_no_address(tmp_path: Path) -> None:
         (b"\1\0\0", b""),
     ],
 )
-def test_a_logs_pieces(data: bytes, text: bytes) -> None:
+def test_container_log_pieces_are_joined(data: bytes, text: bytes) -> None:
     assert unframed(data) == text

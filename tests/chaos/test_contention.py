@@ -70,7 +70,7 @@ def recorded(path: Path) -> list[LockRequested]:
         (True, BrokerUnreachable("no answer", outcome_unknown=True), Outcome.UNKNOWN, False, True),
     ],
 )
-async def test_how_a_request_for_a_lock_ends(
+async def test_lock_request_outcomes(
     tmp_path: Path,
     unlock: bool,
     answer: bytes | Exception,
@@ -95,7 +95,7 @@ async def test_how_a_request_for_a_lock_ends(
 
 
 @pytest.mark.usefixtures("leader")
-async def test_who_got_no_answer_gives_up_and_is_another_client(tmp_path: Path) -> None:
+async def test_contender_without_an_answer_retires_and_gets_a_new_name(tmp_path: Path) -> None:
     admin = StandInAdmin(BrokerUnreachable("no answer", outcome_unknown=True))
     with HistoryWriter(tmp_path / "h.jsonl") as history:
         client = Contender(cast(Admin, admin), history, "c", "G")
@@ -110,7 +110,7 @@ async def test_who_got_no_answer_gives_up_and_is_another_client(tmp_path: Path) 
     assert {one.process for one in requested} == {"c"}
 
 
-async def test_without_a_leader_nothing_is_sent(
+async def test_contender_without_a_leader_sends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nobody(admin: Admin, broker: str) -> str:
@@ -126,7 +126,7 @@ async def test_without_a_leader_nothing_is_sent(
 
 
 @pytest.mark.usefixtures("leader")
-async def test_they_ask_for_few_queues_until_they_are_stopped(
+async def test_contenders_lock_few_queues_until_they_are_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contention, "Admin", lambda *_, **__: StandInAdmin(GRANTED))

@@ -71,7 +71,7 @@ class Traffic:
         await until(lambda: list(self.sent.values()).count(group) >= expected)
 
 
-async def test_a_cluster_moves_to_a_second_group_while_clients_send_and_consume(
+async def test_cluster_moves_to_a_second_group_under_load(
     tmp_path: Path,
 ) -> None:
     cluster = Cluster(tmp_path / "c")
@@ -111,7 +111,7 @@ async def test_a_cluster_moves_to_a_second_group_while_clients_send_and_consume(
         await cluster.close()
 
 
-async def test_a_group_that_does_not_come_up_is_stopped_and_can_be_forgotten(
+async def test_added_group_that_fails_to_start_is_stopped_and_can_be_removed(
     tmp_path: Path,
 ) -> None:
     probe = AgreeingProbe()
@@ -147,7 +147,9 @@ async def test_a_group_that_does_not_come_up_is_stopped_and_can_be_forgotten(
         (Shape(), "a\nb", "is no name of a group"),
     ],
 )
-def test_a_group_that_cannot_be_added(tmp_path: Path, shape: Shape, name: str, words: str) -> None:
+def test_group_that_cannot_be_added_is_rejected(
+    tmp_path: Path, shape: Shape, name: str, words: str
+) -> None:
     with pytest.raises(ClusterError, match=words):
         groups._checked_name(tmp_path, planned(shape), name)
 
@@ -157,13 +159,13 @@ def planned(shape: Shape) -> ClusterState:
     return plan(shape, {}, "127.0.0.1", ports)
 
 
-def test_names_are_not_used_twice(tmp_path: Path) -> None:
+def test_group_names_are_not_reused(tmp_path: Path) -> None:
     (tmp_path / "n3").mkdir()
     (tmp_path / "n3" / "broker.conf").write_text("brokerName=broker-b\n")
     assert groups._checked_name(tmp_path, planned(Shape()), None) == "broker-c"
 
 
-def test_standard_ports_go_on() -> None:
+def test_standard_ports_of_further_groups() -> None:
     shape = Shape(groups=2, standard_ports=True)
     state = plan(shape, {}, "127.0.0.1", standard_ports(shape))
     assert standard_ports_of_group(state, 2) == [11111, 11117, 11115, 11121, 11127, 11125]
@@ -171,7 +173,7 @@ def test_standard_ports_go_on() -> None:
     assert standard_ports_of_group(planned(Shape()), 1) == []
 
 
-def test_a_group_has_links_while_it_is_there() -> None:
+def test_added_group_has_links_until_it_is_removed() -> None:
     one, two = planned(Shape(links=True)), planned(Shape(links=True, groups=2))
     nodes = two.members("broker-b")
     names = new_links(one, nodes)

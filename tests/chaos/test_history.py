@@ -94,7 +94,7 @@ def test_killed_writer_leaves_a_readable_history(tmp_path: Path) -> None:
     assert len(read_history(path).leaders) >= 1
 
 
-def test_round_trip_of_offsets_metadata_faults_and_what_the_observer_finds(tmp_path: Path) -> None:
+def test_round_trip_of_offsets_metadata_faults_and_observations(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     with HistoryWriter(path) as writer:
         position = {"topic": "T", "group": "G", "broker": "broker-a", "queue": 2}
@@ -156,7 +156,7 @@ def test_round_trip_of_offsets_metadata_faults_and_what_the_observer_finds(tmp_p
     )
 
 
-def test_what_comes_later_is_read_in_the_order_in_which_it_was_written(tmp_path: Path) -> None:
+def test_history_of_deferred_messages_is_read_in_write_order(tmp_path: Path) -> None:
     plant = HistoryBuilder()
     plant.posted("a", "unknown", 2, delay_ms=1000)
     plant.decided("t", "commit", "unknown")
@@ -182,7 +182,7 @@ def test_what_comes_later_is_read_in_the_order_in_which_it_was_written(tmp_path:
     assert (load_of(history).sent, load_of(history).ok) == (2, 1)
 
 
-def test_an_old_kill_is_healed_by_the_start_of_its_node(tmp_path: Path) -> None:
+def test_old_kill_is_healed_by_the_start_of_its_node(tmp_path: Path) -> None:
     builder = HistoryBuilder()
     builder.kill("n0")
     builder.kill("n1")
@@ -201,7 +201,7 @@ def test_old_commits_and_sends_without_the_newer_fields_are_read() -> None:
     assert [c.invoked_ns == c.t_ns for c in history.commits] == [True, True]
 
 
-def test_following_a_history_while_it_is_written(tmp_path: Path) -> None:
+def test_follower_reads_a_history_while_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     with HistoryWriter(path) as writer, Follower(path) as follower:
         writer.flush()
@@ -213,7 +213,7 @@ def test_following_a_history_while_it_is_written(tmp_path: Path) -> None:
         assert [r["term"] for r in follower.poll()] == [0, 1, 2]
 
 
-def test_following_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
+def test_follower_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     line = b'{"type":"ok","f":"leader"}\n'
     with path.open("wb", buffering=0) as file:
@@ -226,7 +226,7 @@ def test_following_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
                 follower.poll()
 
 
-def test_following_reads_a_part_of_the_file_at_a_time(
+def test_follower_reads_a_part_of_the_file_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "READ_BYTES_MAX", 20)
@@ -239,7 +239,7 @@ def test_following_reads_a_part_of_the_file_at_a_time(
     assert [record.get("term") for record in result] == [None, *range(50)]
 
 
-def test_torn_last_line_is_left_out_and_a_torn_middle_is_an_error(tmp_path: Path) -> None:
+def test_torn_last_line_is_ignored_and_a_torn_middle_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     meta = b'{"type":"meta","version":1,"t_ns":0}\n'
     line = b'{"type":"ok","f":"leader","op":1,"t_ns":1,"p":"o","node":"n0","term":1}\n'
@@ -254,14 +254,14 @@ def test_torn_last_line_is_left_out_and_a_torn_middle_is_an_error(tmp_path: Path
         list(Records(path))
 
 
-def test_a_history_is_never_mixed_with_another(tmp_path: Path) -> None:
+def test_existing_history_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     HistoryWriter(path).close()
     with pytest.raises(FileExistsError):
         HistoryWriter(path)
 
 
-def test_failed_write_surfaces_at_every_later_call(tmp_path: Path) -> None:
+def test_failed_write_is_raised_at_every_later_call(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path / "h.jsonl")
     writer.flush()
     with open("/dev/full", "wb", buffering=0) as full:
@@ -297,6 +297,6 @@ SEND_OK = {"type": "ok", "f": "send", "op": 1, "t_ns": 2, "queue": 0, "offset": 
         ([{"type": "meta", "version": 1}, META_READ, SEND_OK], "ends as another kind"),
     ],
 )
-def test_histories_that_prove_nothing(records: list[dict[str, object]], words: str) -> None:
+def test_contradictory_history_is_rejected(records: list[dict[str, object]], words: str) -> None:
     with pytest.raises(HistoryError, match=words):
         assemble(records)

@@ -63,7 +63,7 @@ CHECKS = {
 }
 
 
-async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
+async def test_deferred_workloads_survive_a_leader_crash(tmp_path: Path) -> None:
     halves = Posting(replace(TRANSACTIONS, rate_per_s=80, window=32))
     transactions = Transacted(halves)
     workloads = (
@@ -121,17 +121,17 @@ async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
 # ---- alone
 
 
-def test_plans_and_failures_are_hundreds() -> None:
+def test_deferred_plans_have_hundreds_of_messages_and_failures() -> None:
     assert sum(weight for weight, _ in PLANS) == sum(weight for weight, _ in FAILURES) == 100
 
 
-def test_delay_levels() -> None:
+def test_delay_levels_are_parsed() -> None:
     assert delay_levels("500ms 1s 2m") == {1: 500, 2: 1000, 3: 120_000}
     with pytest.raises(ClusterError, match="has '1y'"):
         delay_levels("1s 1y")
 
 
-async def test_an_open_loop_keeps_its_window_and_ends() -> None:
+async def test_open_loop_keeps_its_window_and_ends() -> None:
     at_work = most = 0
     numbers = []
     loop = None
@@ -154,7 +154,7 @@ async def test_an_open_loop_keeps_its_window_and_ends() -> None:
     assert sorted(numbers) == list(range(len(numbers)))
 
 
-async def test_what_could_not_begin_in_time_is_shed() -> None:
+async def test_work_overdue_after_a_stall_is_shed() -> None:
     tally = Tally()
     loop = None
 
@@ -178,7 +178,7 @@ def message(topic: str, times: int, offset: int = 5, **properties: str) -> Messa
     )  # fmt: skip
 
 
-def test_a_delivery_is_where_the_message_lies(tmp_path: Path) -> None:
+def test_delivery_records_the_position_of_its_message(tmp_path: Path) -> None:
     news: list[str] = []
     with HistoryWriter(tmp_path / "h.jsonl") as history:
         refused = Deliveries(history, "retries", "G", news.append, lambda name, times: times < 2)
@@ -201,7 +201,7 @@ def test_a_delivery_is_where_the_message_lies(tmp_path: Path) -> None:
     assert {e.store_ms for e in result} == {77}
 
 
-async def test_nothing_new_for_long_ends_the_waiting(tmp_path: Path) -> None:
+async def test_wait_ends_without_new_deliveries_for_the_quiet_time(tmp_path: Path) -> None:
     posting = Posting(replace(DELAYED, quiet_s=0.05))
     posting.awaited.add("lost")
     async with asyncio.timeout(60):
@@ -211,7 +211,7 @@ async def test_nothing_new_for_long_ends_the_waiting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("missing", "lag"), [((), 0), (("broker-b",), None)])
-async def test_a_group_without_a_leader_says_nothing_of_what_was_popped(
+async def test_lag_is_unknown_while_a_broker_group_is_missing(
     missing: tuple[str, ...], lag: int | None
 ) -> None:
     """Its queues are missing from the answer, with their waiting messages."""

@@ -24,7 +24,7 @@ def conf_of(state: ClusterState, name: str, tmp_path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines())
 
 
-def test_a_raft_group_dials_every_direction_through_a_port_of_its_own(tmp_path) -> None:
+def test_raft_group_has_a_port_for_every_link_direction(tmp_path) -> None:
     state = cluster(Shape(links=True))
     links = {link.name: link for link in links_of(state)}
     assert set(links) == {
@@ -69,7 +69,7 @@ def test_several_groups_and_name_servers(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["raft", "2m-2s-async"])
-def test_without_links_everything_is_direct(mode: str, tmp_path) -> None:
+def test_cluster_without_links_connects_directly(mode: str, tmp_path) -> None:
     state = cluster(Shape(mode))
     assert links_of(state) == () and not state.link_ports
     assert all(node.kind != "proxy" for node in state.nodes)
@@ -80,7 +80,7 @@ def test_without_links_everything_is_direct(mode: str, tmp_path) -> None:
     assert conf["namesrvAddr"] == state.namesrv == state.direct_namesrv
 
 
-def test_a_foreign_name_server_is_reached_directly(tmp_path) -> None:
+def test_foreign_name_server_is_reached_directly(tmp_path) -> None:
     state = cluster(Shape(namesrv="10.0.0.1:9876", links=True))
     assert state.namesrv == state.direct_namesrv == "10.0.0.1:9876"
     assert conf_of(state, "n0", tmp_path)["namesrvAddr"] == "10.0.0.1:9876"
@@ -93,7 +93,7 @@ def test_link_ports_are_kept_in_the_file(tmp_path) -> None:
     assert links_of(load_state(tmp_path)) == links_of(state)
 
 
-def test_names_do_not_depend_on_ports() -> None:
+def test_link_names_do_not_depend_on_ports() -> None:
     shape = Shape(links=True)
     first, second = (plan(shape, {}, "127.0.0.1", [*range(b, b + 99)]) for b in (1_000, 5_000))
     assert list(first.link_ports) == list(second.link_ports)

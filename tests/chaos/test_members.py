@@ -63,7 +63,7 @@ async def has_all(admin: Admin, node: Node, sent: dict[bytes, SendResult]) -> No
                 await asyncio.sleep(0.05)
 
 
-async def test_a_dead_broker_is_replaced_under_load(tmp_path: Path) -> None:
+async def test_dead_broker_is_replaced_under_load(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "c")
     said: list[str] = []
     sent: dict[bytes, SendResult] = {}
@@ -121,7 +121,7 @@ async def test_a_dead_broker_is_replaced_under_load(tmp_path: Path) -> None:
         ("remove", "n1 is no member of this group"),
     ],
 )
-async def test_a_change_whose_answer_was_lost_is_asked_for_until_the_leader_says_it_is_done(
+async def test_member_change_with_a_lost_answer_is_repeated_until_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str, said: str
 ) -> None:
     answers = ["", "the change before this one is not committed yet", said]
@@ -154,7 +154,7 @@ async def test_a_change_whose_answer_was_lost_is_asked_for_until_the_leader_says
         ("promote", "n3 stays a learner, or is a voter: look, then promote or remove it"),
     ],
 )
-async def test_an_interrupted_addition_is_undone_or_says_what_is_left(
+async def test_interrupted_addition_is_undone_or_reports_what_remains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_in: str, left: str
 ) -> None:
     reached = asyncio.Event()
@@ -188,7 +188,7 @@ async def test_an_interrupted_addition_is_undone_or_says_what_is_left(
         await cluster.close()
 
 
-def test_a_planned_node_and_the_limit() -> None:
+def test_planned_node_and_the_member_limit() -> None:
     state = plan(Shape(), {}, "127.0.0.1", range(10_000, 10_100))
     node = members.planned(state, "broker-a", "n3", (1, 2, 3))
     assert (node.broker_id, node.port, node.peer_port, node.http_port) == (3, 1, 2, 3)
@@ -201,7 +201,7 @@ def test_a_planned_node_and_the_limit() -> None:
     ("shape", "words"),
     [(Shape("sync"), "this cluster is sync"), (Shape(links=True), "with links")],
 )
-def test_a_cluster_whose_members_do_not_change(shape: Shape, words: str) -> None:
+def test_cluster_whose_members_cannot_change_is_rejected(shape: Shape, words: str) -> None:
     state = plan(shape, {}, "127.0.0.1", range(10_000, 10_000 + ports_needed(shape)))
     with pytest.raises(ClusterError, match=words):
         members.changeable(state)

@@ -16,14 +16,14 @@ from tests.chaos.doubles import AgreeingProbe, Programs
 ROOT, NOBODY = "CapEff:\t000001ffffffffff\n", "Name:\tx\nCapEff:\t0000000000000000\n"
 
 
-def test_capabilities() -> None:
+def test_missing_capabilities_are_listed() -> None:
     assert namespaces.missing_capabilities(ROOT) == []
     assert namespaces.missing_capabilities(NOBODY) == ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]
     assert namespaces.missing_capabilities("CapEff:\t1000\n") == ["CAP_SYS_ADMIN"]
     assert len(namespaces.missing_capabilities("")) == 2
 
 
-def test_names_and_addresses() -> None:
+def test_namespace_names_and_addresses() -> None:
     one, other = namespaces.name_for(Path("/a/b")), namespaces.name_for(Path("/a/c"))
     assert one == namespaces.name_for(Path("/a/b")) != other
     assert len(one) + len("-namesrv-7") < 64
@@ -33,7 +33,7 @@ def test_names_and_addresses() -> None:
         namespaces.address_of(namespaces.NODES_MAX)
 
 
-def test_every_node_on_a_host_of_its_own(tmp_path: Path) -> None:
+def test_every_node_has_a_host_of_its_own(tmp_path: Path) -> None:
     shape = Shape(name_servers=2, netns=True)
     ports = range(10_000, 10_000 + ports_needed(shape))
     state = on_hosts(plan(shape, {}, "127.0.0.1", ports), "rmq-1", namespaces.address_of)
@@ -50,7 +50,7 @@ def test_every_node_on_a_host_of_its_own(tmp_path: Path) -> None:
         on_hosts(linked, "rmq-1", namespaces.address_of)
 
 
-async def test_what_the_machine_lacks_is_said_before_anything_is_done(
+async def test_missing_machine_features_are_reported_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status = tmp_path / "status"
@@ -71,7 +71,7 @@ async def test_what_the_machine_lacks_is_said_before_anything_is_done(
     assert not (tmp_path / "c" / "cluster.json").exists()
 
 
-def test_too_many_hosts() -> None:
+def test_too_many_hosts_are_rejected() -> None:
     reason = namespaces.why_not()
     addresses = {f"n{i}": "10.77.0.9" for i in range(namespaces.NODES_MAX + 1)}
     text = "at most 200 nodes, not 201" if reason is None else reason
@@ -79,7 +79,7 @@ def test_too_many_hosts() -> None:
         namespaces.create("rmq-test", addresses)
 
 
-def test_a_network_that_is_not_there() -> None:
+def test_missing_network_is_rejected() -> None:
     with pytest.raises(ClusterError, match="the cluster's network rmq-none is not there"):
         namespaces.enter("rmq-none")
     namespaces.delete("rmq-none")  # nothing to remove

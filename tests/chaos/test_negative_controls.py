@@ -77,7 +77,7 @@ def lost_check(result: RunResult) -> Verdict:
 
 
 @pytest.mark.parametrize("scenario", [MASTER_LOST, pytest.param(POWER_CUT, marks=pytest.mark.long)])
-async def test_raft_loses_nothing(tmp_path: Path, scenario: str) -> None:
+async def test_raft_control_loses_nothing(tmp_path: Path, scenario: str) -> None:
     async def run(rate_per_s: int, name: str) -> RunResult:
         return await inflict(tmp_path / name, "raft", scenario, {}, rate_per_s=rate_per_s)
 
@@ -98,7 +98,7 @@ async def test_raft_loses_nothing(tmp_path: Path, scenario: str) -> None:
         ),
     ],
 )
-async def test_what_must_lose_is_caught(
+async def test_negative_control_that_must_lose_messages_is_detected(
     tmp_path: Path, mode: str, scenario: str, settings: dict[str, str]
 ) -> None:
     """One of a few power cuts loses messages, but on a starved machine all acknowledged messages

@@ -29,7 +29,7 @@ def sleeper(tmp_path: Path):
         wait_for(child, "dead")
 
 
-def test_life_of_a_process(sleeper: ProcessId) -> None:
+def test_process_starts_runs_and_ends(sleeper: ProcessId) -> None:
     assert state(sleeper) == "running"
     assert os.getsid(sleeper.pid) == sleeper.pid  # a session of its own
     send_signal(sleeper, signal.SIGSTOP)
@@ -42,7 +42,7 @@ def test_life_of_a_process(sleeper: ProcessId) -> None:
         send_signal(sleeper, signal.SIGKILL)
 
 
-def test_another_process_of_the_same_pid_is_never_signalled(sleeper: ProcessId) -> None:
+def test_process_with_a_reused_pid_is_never_signalled(sleeper: ProcessId) -> None:
     earlier = replace(sleeper, start_ticks=sleeper.start_ticks - 1)
     assert state(earlier) == "dead"
     with pytest.raises(ProcessLookupError):
@@ -50,12 +50,12 @@ def test_another_process_of_the_same_pid_is_never_signalled(sleeper: ProcessId) 
     assert state(sleeper) == "running"
 
 
-def test_program_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_program_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         spawn([str(tmp_path / "nothing")], tmp_path / "log.txt", {})
 
 
-def test_log_is_appended_to_and_its_tail_bounded(
+def test_process_log_is_appended_to_and_its_tail_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "n0" / "log.txt"

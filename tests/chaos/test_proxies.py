@@ -31,7 +31,7 @@ def conf(cluster: Cluster, name: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines())
 
 
-async def test_proxies_get_the_brokers_accounts_tls_and_limits_and_their_own_settings(
+async def test_proxies_get_broker_settings_and_their_own_overrides(
     cluster: Cluster,
 ) -> None:
     settings = {"maxMessageSize": "1048576", "traceOn": "false", "tlsEnable": "false"}
@@ -51,7 +51,7 @@ async def test_proxies_get_the_brokers_accounts_tls_and_limits_and_their_own_set
     assert again.proxy_settings == own and len(again.grpc_proxies) == 2
 
 
-async def test_a_cluster_is_given_further_proxies_and_keeps_those_it_has(cluster: Cluster) -> None:
+async def test_cluster_gets_further_proxies_and_keeps_existing_ones(cluster: Cluster) -> None:
     before = await cluster.up(Shape(replicas=1))
     assert not before.grpc_proxies
     after = await cluster.up(Shape(proxies=2))
@@ -62,7 +62,7 @@ async def test_a_cluster_is_given_further_proxies_and_keeps_those_it_has(cluster
         await cluster.up(Shape(proxies=1))
 
 
-async def test_it_is_not_up_before_its_proxies_take_connections(cluster: Cluster) -> None:
+async def test_up_waits_until_its_proxies_accept_connections(cluster: Cluster) -> None:
     probe = AgreeingProbe()
     probe.silent = {"mqproxy-0"}
     late = Cluster(cluster.directory, probe, Programs())
@@ -72,7 +72,7 @@ async def test_it_is_not_up_before_its_proxies_take_connections(cluster: Cluster
 
 
 @pytest.mark.parametrize("missing", PROXY_PACKAGES)
-async def test_a_missing_extra_is_told_before_anything_is_made(
+async def test_missing_proxy_extra_is_reported_before_anything_is_made(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     find = importlib.util.find_spec
@@ -84,7 +84,7 @@ async def test_a_missing_extra_is_told_before_anything_is_made(
     assert not cluster.directory.exists()
 
 
-def test_standard_ports_are_8081_and_the_next() -> None:
+def test_standard_proxy_ports_are_8081_and_the_next() -> None:
     shape = Shape(groups=2, proxies=3, standard_ports=True)
     ports = standard_ports(shape)
     assert len(ports) == len(set(ports)) == ports_needed(shape)
@@ -94,7 +94,7 @@ def test_standard_ports_are_8081_and_the_next() -> None:
         standard_ports(Shape(proxies=5))
 
 
-def test_with_network_namespaces_a_proxy_has_no_http_api() -> None:
+def test_proxy_in_network_namespaces_has_no_http_api() -> None:
     shape = Shape(replicas=1, proxies=1)
     made = plan(shape, {}, "127.0.0.1", range(20_000, 20_000 + 4 * ports_needed(shape), 4))
     assert "httpEnable" not in proxy_conf(made, made.grpc_proxies[0])

@@ -99,7 +99,7 @@ def writer(tmp_path: Path) -> Iterator[HistoryWriter]:
         yield history
 
 
-async def test_what_is_sent_is_written_down_before(writer: HistoryWriter, tmp_path: Path) -> None:
+async def test_send_is_recorded_before_it_is_sent(writer: HistoryWriter, tmp_path: Path) -> None:
     sent: dict[str | None, Message] = {}
 
     def fate(message: Message) -> str:
@@ -142,7 +142,7 @@ async def test_order_per_key_within_the_window(
         assert sequences == list(range(len(sequences)))
 
 
-async def test_a_sender_that_follows_the_route_keeps_the_order_in_each_queue(
+async def test_sender_that_follows_the_route_keeps_the_order_in_each_queue(
     writer: HistoryWriter,
 ) -> None:
     sender = sender_of(StandInProducer(), writer, window=8, follows=True)
@@ -158,7 +158,7 @@ async def test_a_sender_that_follows_the_route_keeps_the_order_in_each_queue(
     assert len({send.order for send in history.sends}) > 1 + 5  # of several queues
 
 
-async def test_every_outcome_is_counted_written_and_told(writer: HistoryWriter) -> None:
+async def test_every_send_outcome_is_counted_recorded_and_reported(writer: HistoryWriter) -> None:
     def fate(message: Message) -> str:
         return {0: "ok", 1: "fail", 2: "unknown"}[int(message.body) % 3]
 
@@ -175,7 +175,7 @@ async def test_every_outcome_is_counted_written_and_told(writer: HistoryWriter) 
     assert by_outcome[Outcome.OK].msg_id.startswith("M")
 
 
-async def test_reading_ahead_of_a_busy_key_is_bounded(writer: HistoryWriter) -> None:
+async def test_read_ahead_of_a_busy_key_is_limited(writer: HistoryWriter) -> None:
     taken = 0
 
     def endless() -> Iterator[Item]:
@@ -207,9 +207,7 @@ async def test_stop_ends_an_endless_load(writer: HistoryWriter, rate: float | No
 
 
 @pytest.mark.parametrize("rate", [None, 2_000.0])
-async def test_a_held_load_waits_and_sheds_nothing(
-    writer: HistoryWriter, rate: float | None
-) -> None:
+async def test_held_load_waits_and_sheds_nothing(writer: HistoryWriter, rate: float | None) -> None:
     window = 1 + 300 // BACKLOG_PER_WINDOW  # a busy machine does not make it shed either
     sender = sender_of(StandInProducer(), writer, window=window, rate_per_s=rate)
     run = asyncio.create_task(sender.run(items(300, 500, random.Random(3))))
@@ -225,7 +223,7 @@ async def test_a_held_load_waits_and_sheds_nothing(
     assert (tally.ok, tally.shed) == (300, 0)
 
 
-async def test_a_held_load_can_be_stopped(writer: HistoryWriter) -> None:
+async def test_held_load_can_be_stopped(writer: HistoryWriter) -> None:
     sender = sender_of(StandInProducer(), writer, window=4)
     sender.hold()
     run = asyncio.create_task(sender.run(items(300, 500, random.Random(3))))
@@ -258,7 +256,7 @@ async def test_open_loop_latency_counts_from_when_a_send_was_due(writer: History
     assert waited > max(send.done_ns - send.invoked_ns for send in sends[:1])
 
 
-async def test_what_is_due_beyond_the_backlog_is_shed_and_said(writer: HistoryWriter) -> None:
+async def test_sends_due_beyond_the_backlog_are_shed_and_reported(writer: HistoryWriter) -> None:
     reported: list[Outcome] = []
     all_due = asyncio.Event()
 
@@ -290,7 +288,7 @@ async def test_what_is_due_beyond_the_backlog_is_shed_and_said(writer: HistoryWr
     assert all(send.due_ns for send in shed)
 
 
-async def test_less_than_promised_is_written_with_its_status(writer: HistoryWriter) -> None:
+async def test_warning_status_of_a_send_is_recorded(writer: HistoryWriter) -> None:
     producer = StandInProducer()
     producer.status = SendStatus.FLUSH_SLAVE_TIMEOUT
     sender = sender_of(producer, writer, window=4)
@@ -302,7 +300,7 @@ async def test_less_than_promised_is_written_with_its_status(writer: HistoryWrit
     assert not any(send.promised for send in read_history(writer.path).sends)
 
 
-async def test_message_the_client_refuses_ends_the_run(writer: HistoryWriter) -> None:
+async def test_message_rejected_by_the_client_ends_the_run(writer: HistoryWriter) -> None:
     producer = StandInProducer(fate=lambda m: "refuse" if m.body == b"20" else "ok")
     sender = sender_of(producer, writer, window=4)
     with pytest.raises(InvalidMessage):
@@ -315,7 +313,7 @@ async def test_message_the_client_refuses_ends_the_run(writer: HistoryWriter) ->
 
 
 @pytest.mark.parametrize("window", [0, 16_385])
-async def test_window_out_of_range(writer: HistoryWriter, window: int) -> None:
+async def test_window_out_of_range_is_rejected(writer: HistoryWriter, window: int) -> None:
     with pytest.raises(ValueError, match="1 to 16384"):
         sender_of(StandInProducer(), writer, window=window)
 
@@ -340,7 +338,7 @@ def message(queue_id: int, queue_offset: int) -> MessageExt:
     return cast(MessageExt, StandInMessage(queue_id, queue_offset))
 
 
-def test_consumption_is_written_and_counted_by_position(writer: HistoryWriter) -> None:
+def test_consumption_is_recorded_and_counted_by_position(writer: HistoryWriter) -> None:
     consumption = Consumption(writer, "G", orderly=True)
     listen = consumption.listener("consumer-0")
     listen([message(1, 5), message(1, 6)])
@@ -361,7 +359,7 @@ def test_consumption_is_written_and_counted_by_position(writer: HistoryWriter) -
     assert (unanswered.queue, unanswered.offset, unanswered.t_ns) == (2, 3, 0)
 
 
-def test_unanswered_commits_are_bounded(
+def test_unanswered_commits_are_limited(
     writer: HistoryWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "COMMITS_OPEN_MAX", 3)

@@ -32,7 +32,7 @@ from tests.waiting import until
 SETTINGS = {"mappedFileSizeCommitLog": str(8 * 1024 * 1024)}
 
 
-async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> None:
+async def test_all_workloads_survive_a_leader_crash(tmp_path: Path) -> None:
     churn = Churn(restart_every_s=0.7)
     workloads: list[Workload] = [
         MessagesWorkload(replace(LOG, rate_per_s=300, keys=50, window=64, queues=4)),
@@ -109,12 +109,12 @@ def queue(number: int, broker: str = "b") -> MessageQueue:
         ([], False),
     ],
 )
-def test_when_a_groups_queues_are_shared_out(held: list[list[int]], shared: bool) -> None:
+def test_group_queues_are_shared_out(held: list[list[int]], shared: bool) -> None:
     queues = [queue(number) for number in range(4)]
     assert fairly_shared([[queue(n) for n in numbers] for numbers in held], queues) is shared
 
 
-async def test_waiting_ends_with_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workload_wait_ends_with_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumers, "POLL_S", 0.001)
     with pytest.raises(ClusterError, match=r"not yet after 0\.01 s"):
         await wait_until(lambda: False, 0.01, lambda: "not yet")
@@ -156,7 +156,7 @@ async def test_lag_of_a_group(
     assert await consumers.group_lag(admin, "G", [queue(0), queue(1)]) == lag
 
 
-async def test_tasks_show_and_raise_what_ended_one_and_end_the_others() -> None:
+async def test_failed_task_is_raised_and_ends_the_others() -> None:
     async def fail() -> None:
         raise ClusterError("no leader")
 
@@ -190,13 +190,13 @@ def test_workloads_by_name() -> None:
             make_workloads(names)
 
 
-def test_what_clusters_are_set_to_for_a_workload() -> None:
+def test_workloads_set_the_settings_they_need() -> None:
     assert settings_for(["log", "locks", "metadata"]) == {}
     assert settings_for(["log", "delayed"]) == {"messageDelayLevel": "1s 2s 3s"}
     assert settings_for(["transactions"])["transactionCheckInterval"] == "2000"
 
 
-def test_a_version_is_written_where_it_can_be_read() -> None:
+def test_metadata_version_is_written_into_queue_or_retry_numbers() -> None:
     code, ext, _ = write_request(MetaObject("b", "topic", "X", 8), 7)
     assert code == RequestCode.UPDATE_AND_CREATE_TOPIC
     assert (ext["readQueueNums"], ext["writeQueueNums"]) == ("7", "7")
@@ -215,7 +215,7 @@ def test_a_version_is_written_where_it_can_be_read() -> None:
         (BrokerUnreachable("no connection"), "fail"),
     ],
 )
-async def test_how_a_metadata_write_ends(
+async def test_metadata_write_outcomes(
     tmp_path: Path, error: Exception | None, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload = MetadataWorkload()

@@ -19,7 +19,7 @@ from raftmq.remoting.codes import RequestCode
 from tests.client.fakes import FakeCluster, queue
 
 
-async def test_cluster_topics_and_route() -> None:
+async def test_admin_lists_clusters_topics_and_routes() -> None:
     async with FakeCluster({"g0": 3}) as cluster, Admin(cluster.namesrv) as admin:
         info = await admin.cluster.info()
         assert info.clusters == {"c": ("g0",)}
@@ -31,7 +31,7 @@ async def test_cluster_topics_and_route() -> None:
             await admin.cluster.route("missing")
 
 
-async def test_offsets() -> None:
+async def test_admin_reads_and_commits_offsets() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Admin(cluster.namesrv) as admin:
         cluster.logs["g0"].append("T", 0, b"x")
         assert await admin.offset.max(queue(0)) == 1
@@ -41,7 +41,7 @@ async def test_offsets() -> None:
         assert await admin.offset.committed("g", queue(0)) == 1
 
 
-async def test_topic_is_created_at_the_leader_wherever_it_is() -> None:
+async def test_topic_is_created_at_the_current_leader() -> None:
     async with FakeCluster({"g0": 3}) as cluster, Admin(cluster.namesrv) as admin:
         cluster.lead("g0", 2, tell_route=False)
         await admin.topic.create("new", 6)
@@ -50,7 +50,7 @@ async def test_topic_is_created_at_the_leader_wherever_it_is() -> None:
         assert (request.ext or {})["readQueueNums"] == "6"
 
 
-async def test_message_by_id_and_runtime_info() -> None:
+async def test_admin_reads_a_message_by_id_and_runtime_info() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Admin(cluster.namesrv) as admin:
         address = cluster.brokers["g0"][0].address
         _, position = cluster.logs["g0"].append("T", 0, b"look", "TAGS\x01A\x02")
@@ -64,7 +64,7 @@ async def test_message_by_id_and_runtime_info() -> None:
         assert await admin.group.consumers("nobody", address) == ()
 
 
-async def test_unreachable_servers_are_said_so() -> None:
+async def test_unreachable_servers_raise_their_errors() -> None:
     async with Admin("127.0.0.1:1") as admin:
         with pytest.raises(NameServerUnreachable):
             await admin.cluster.info()
@@ -83,7 +83,7 @@ class TrueOnce:
         return first
 
 
-async def test_a_name_server_that_is_only_slow_is_asked_again(
+async def test_slow_name_server_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(directory, "NAME_SERVER_TIMEOUTS_MS", (50, 60_000))
@@ -95,7 +95,7 @@ async def test_a_name_server_that_is_only_slow_is_asked_again(
             assert server.count(RequestCode.GET_BROKER_CLUSTER_INFO) == 2
 
 
-async def test_name_servers_are_all_asked() -> None:
+async def test_all_name_servers_are_asked() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Admin(cluster.namesrv) as admin:
         assert admin.name_servers == admin.name_server.addresses == (cluster.namesrv,)
         with pytest.raises(BrokerRefused):

@@ -52,7 +52,7 @@ ANSWER = (
 )
 
 
-async def test_a_producers_calls_for_a_send() -> None:
+async def test_producers_function_calls_per_send() -> None:
     results: list[SendResult] = []
     async with Producer("p", "127.0.0.1:1") as producer:
         engine, wire = producer._running(), Wire()

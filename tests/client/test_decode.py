@@ -117,7 +117,7 @@ def told(message: MessageExt) -> dict[str, object]:
     }
 
 
-def test_a_message_has_all_that_its_record_has() -> None:
+def test_decoded_message_has_all_fields_of_its_record() -> None:
     for pair in itertools.product(RECORDS, repeat=2):  # whatever record is read before it
         data = [encode_record(record) for record in pair]
         messages = decode_messages(b"".join(data), "g0")
@@ -125,14 +125,14 @@ def test_a_message_has_all_that_its_record_has() -> None:
         assert [told(message) for message in messages] == [told(message) for message in expected]
 
 
-def test_a_compressed_message_differs_by_its_body_and_a_bit() -> None:
+def test_decoded_compressed_message_differs_by_its_body_and_a_bit() -> None:
     packed = replace(USUAL, body=zlib.compress(b"plain"), sys_flag=0x301)
     data = encode_record(packed)
     (message,) = decode_messages(data, "g0")
     assert told(message) == told(read(replace(packed, body=b"plain", sys_flag=0x300), len(data)))
 
 
-def test_a_damaged_record_is_refused_whatever_byte_is_damaged() -> None:
+def test_damaged_record_is_rejected_for_any_damaged_byte() -> None:
     good = [encode_record(record) for record in (USUAL, USUAL, BORN_V6)]
     before = len(good[0])
     for position in range(before, sum(map(len, good))):
@@ -149,14 +149,14 @@ def test_a_damaged_record_is_refused_whatever_byte_is_damaged() -> None:
             assert [fields_of(message) for message in messages] == [fields_of(m) for m in expected]
 
 
-def test_a_body_that_ends_early_is_refused_wherever_it_ends() -> None:
+def test_truncated_pull_body_is_rejected_at_any_length() -> None:
     data = encode_record(USUAL)
     for cut in range(1, len(data)):
         with pytest.raises(RecordError):
             decode_messages(data + data[:cut], "g0")
 
 
-def test_a_decoded_message_can_be_changed_copied_and_pickled() -> None:
+def test_decoded_message_can_be_changed_copied_and_pickled() -> None:
     (message,) = decode_messages(encode_record(USUAL), "g0")
     for other in (
         copy.copy(message),
@@ -172,7 +172,7 @@ def test_a_decoded_message_can_be_changed_copied_and_pickled() -> None:
     assert told(message) == told(changed)
 
 
-def test_a_kept_message_does_not_keep_its_neighbours() -> None:
+def test_kept_message_does_not_keep_its_batch_in_memory() -> None:
     neighbour = replace(USUAL, body=b"x" * 200_000)
     body = encode_record(neighbour) + encode_record(USUAL) + encode_record(neighbour)
     references = sys.getrefcount(body)

@@ -54,7 +54,7 @@ async def wait(answers: list[Any], timeout_s: float) -> tuple[dict[str, Any], li
     return await until_empty(admin, leader, timeout_s, said.append), said
 
 
-async def test_each_change_is_said_and_errors_are_repeated() -> None:
+async def test_drain_wait_prints_each_change_and_repeats_after_errors() -> None:
     status, said = await wait([LEFT, LEFT, None, REFUSED, LEFT, EMPTY], 60.0)
     assert status is EMPTY
     assert said == [
@@ -65,18 +65,18 @@ async def test_each_change_is_said_and_errors_are_repeated() -> None:
     ]
 
 
-async def test_an_estimate_is_said_with_the_remainder() -> None:
+async def test_drain_wait_prints_the_estimate() -> None:
     estimated = LEFT | {"emptyAtMs": (time.time() + 600) * 1000}
     assert (await wait([estimated, EMPTY], 60.0))[1] == ["2 of T; empty in about 10 min"]
 
 
-async def test_the_last_attempt_decides_at_the_timeout() -> None:
+async def test_last_attempt_decides_at_the_drain_time_out() -> None:
     assert await wait([LEFT], 0.0) == (LEFT, [])
     with pytest.raises(BrokerRefused):
         await wait([REFUSED], 0.0)
 
 
-async def test_mqadmin_fails_unless_the_group_is_empty_in_time() -> None:
+async def test_mqadmin_drain_fails_unless_the_group_is_empty_in_time() -> None:
     given = {"brokerName": "b", "cancel": False}
     (done,) = await drain_group(admin_of([LEFT, EMPTY]), Arguments(given | {"wait": 60.0}))
     assert isinstance(done, Done) and done.sentence == "b is empty"

@@ -57,7 +57,7 @@ class BlockingCounter:
     plain = on_loop(Counter.plain)
 
 
-def test_methods_run_in_the_loops_thread() -> None:
+def test_methods_of_a_hosted_client_run_in_the_loops_thread() -> None:
     with BlockingCounter() as counter:
         assert counter.add(1) == 3
         assert counter.add(1, other=1) == 2
@@ -67,12 +67,12 @@ def test_methods_run_in_the_loops_thread() -> None:
     assert "counter" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_method_keeps_its_name_and_text() -> None:
+def test_blocking_method_keeps_its_name_and_docstring() -> None:
     assert BlockingCounter.add.__name__ == "add"
     assert BlockingCounter.add.__doc__ == "Add."
 
 
-def test_nothing_runs_before_the_start_or_after_the_stop() -> None:
+def test_hosted_client_rejects_calls_before_start_and_after_stop() -> None:
     counter = BlockingCounter()
     with pytest.raises(ClientClosed):
         counter.add(1)
@@ -84,13 +84,13 @@ def test_nothing_runs_before_the_start_or_after_the_stop() -> None:
         counter.pool.submit(print)
 
 
-async def test_what_blocks_runs_in_the_pool() -> None:
+async def test_blocking_calls_run_in_the_pool() -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
         name = await in_pool(pool, lambda: threading.current_thread().name)()
     assert name.startswith("pool")
 
 
-def test_a_start_that_fails_leaves_no_thread_and_may_be_tried_again() -> None:
+def test_failed_start_leaves_no_thread_and_can_be_retried() -> None:
     counter = BlockingCounter()
 
     async def fails() -> None:
@@ -105,7 +105,7 @@ def test_a_start_that_fails_leaves_no_thread_and_may_be_tried_again() -> None:
         assert counter.add(1) == 3
 
 
-def test_a_stop_that_fails_leaves_no_thread_and_no_pool() -> None:
+def test_failed_stop_leaves_no_thread_and_no_pool() -> None:
     counter = BlockingCounter()
 
     async def fails() -> None:
@@ -121,7 +121,7 @@ def test_a_stop_that_fails_leaves_no_thread_and_no_pool() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_what_is_to_end_a_program_ends_no_loop(error: type[BaseException]) -> None:
+def test_exit_exception_reaches_the_caller_and_keeps_the_loop(error: type[BaseException]) -> None:
     """The caller gets it; a task for which nobody waits, nobody."""
 
     async def fails() -> None:
@@ -139,7 +139,7 @@ def test_what_is_to_end_a_program_ends_no_loop(error: type[BaseException]) -> No
     assert counter.counter.life == ["start", "stop"]
 
 
-def test_a_second_stop_waits_for_the_first_and_does_nothing() -> None:
+def test_second_stop_waits_for_the_first() -> None:
     counter = BlockingCounter()
     gate, began = threading.Event(), threading.Event()
 
@@ -164,7 +164,7 @@ def test_a_second_stop_waits_for_the_first_and_does_nothing() -> None:
     assert counter.counter.life == ["start", "stop"]
 
 
-def test_a_stop_waits_for_no_call_that_the_client_gave_up() -> None:
+def test_stop_does_not_wait_for_an_abandoned_call() -> None:
     counter = BlockingCounter()
     counter.start()
     gate = threading.Event()
@@ -177,7 +177,7 @@ def test_a_stop_waits_for_no_call_that_the_client_gave_up() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_in_a_forked_process_every_call_is_refused_at_once() -> None:
+def test_hosted_client_in_a_forked_process_rejects_calls_at_once() -> None:
     """The loop's thread is not in it: whoever waited for that would wait for ever."""
     with BlockingCounter() as counter:
         child = os.fork()
@@ -194,7 +194,7 @@ def test_in_a_forked_process_every_call_is_refused_at_once() -> None:
         assert counter.add(1) == 3
 
 
-def test_a_stop_before_the_start_changes_nothing() -> None:
+def test_stop_before_the_start_changes_nothing() -> None:
     counter = BlockingCounter()
     with pytest.raises(ClientClosed):
         counter.stop()
@@ -219,7 +219,7 @@ def interruptible() -> Iterator[Callable[[], None]]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_what_an_interrupted_caller_waited_for_has_ended(
+def test_interrupted_call_waits_until_its_task_has_ended(
     interruptible: Callable[[], None],
 ) -> None:
     """Else it would go on, and take messages for nobody."""
@@ -241,7 +241,7 @@ def test_what_an_interrupted_caller_waited_for_has_ended(
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_caller_interrupted_as_it_asks_leaves_nothing_running(
+def test_call_interrupted_at_its_start_leaves_no_task(
     asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Just after it asked the loop, or just before."""
@@ -272,7 +272,7 @@ def test_a_caller_interrupted_as_it_asks_leaves_nothing_running(
         assert counter.add(1) == 3
 
 
-def test_a_call_under_way_at_the_stop_is_told_that_its_outcome_is_unknown() -> None:
+def test_call_in_progress_at_the_stop_has_an_unknown_outcome() -> None:
     counter = BlockingCounter()
     began, reported = threading.Event(), Future[ClientClosed]()
 
@@ -314,7 +314,7 @@ def until_closed(counter: BlockingCounter) -> None:
             counter.add(1)
 
 
-def test_a_result_that_an_interrupted_caller_does_not_get_is_given_back(
+def test_result_of_an_interrupted_call_is_returned_to_the_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     back: list[tuple[str, int]] = []

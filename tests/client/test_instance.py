@@ -14,7 +14,7 @@ from tests.client.fakes import FakeCluster
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_clients_built_before_a_fork_are_others_in_each_process() -> None:
+def test_clients_created_before_a_fork_have_distinct_ids_per_process() -> None:
     """With one id, two members of a group would hold all queues; with one key, a broker would take
     the second of two idempotent messages for the first one again."""
     producer = Producer("p", "127.0.0.1:1")
@@ -44,7 +44,7 @@ def test_clients_built_before_a_fork_are_others_in_each_process() -> None:
         assert key_start.startswith(f"{child & 0xFFFF:04X}")
 
 
-async def test_a_client_is_refused_on_another_event_loop_than_its_own() -> None:
+async def test_client_on_another_event_loop_is_rejected() -> None:
     """A client on a second event loop would wait for ever, or fail with words about futures."""
     async with (
         FakeCluster({"g0": 1}) as cluster,

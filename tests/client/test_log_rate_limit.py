@@ -48,7 +48,7 @@ def missing_key() -> Exception:
     raise AssertionError
 
 
-def test_a_line_names_group_topic_and_message_with_the_traceback(
+def test_listener_log_names_group_topic_and_message_with_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ListenerLog("billing").raised(failing("nonsense"), [message(7), message(8)])
@@ -61,7 +61,7 @@ def test_a_line_names_group_topic_and_message_with_the_traceback(
     assert "JSONDecodeError" in caplog.text and "in failing" in caplog.text
 
 
-def test_a_kind_is_logged_once_a_minute_and_says_what_was_left_out(
+def test_listener_log_limits_each_kind_to_one_line_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
@@ -83,7 +83,7 @@ def test_a_kind_is_logged_once_a_minute_and_says_what_was_left_out(
     ]
 
 
-def test_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+def test_listener_log_kinds_are_limited(caplog: pytest.LogCaptureFixture) -> None:
     log = ListenerLog("billing", Clock())
     kinds = [type(f"Answer{number}", (), {}) for number in range(KINDS_MAX + 1)]
     for kind in (*kinds, kinds[0], kinds[-1]):  # the first was forgotten, the last was not
@@ -91,7 +91,7 @@ def test_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == KINDS_MAX + 2
 
 
-async def test_redelivery_is_as_before_and_one_line_tells_of_many_failures(
+async def test_many_listener_failures_log_one_line_and_redeliver(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen: list[bytes] = []

@@ -47,7 +47,7 @@ def made(names: Names) -> Directory:
     return Directory(names)  # type: ignore[arg-type]
 
 
-async def test_a_deleted_topic_has_no_route_until_it_is_made_again(
+async def test_deleted_topic_has_no_route_until_it_is_recreated(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = Names("T", "U")
@@ -76,7 +76,7 @@ async def test_a_deleted_topic_has_no_route_until_it_is_made_again(
 
 
 @pytest.mark.parametrize("ids, cluster_code", [((), 0), ((1,), 0), ((0, 1), 1)])
-async def test_a_route_outlives_a_name_server_that_does_not_know_its_leader(
+async def test_route_survives_a_name_server_without_its_leader(
     ids: tuple[int, ...], cluster_code: int
 ) -> None:
     """It has just started, the broker is down, nobody leads; or it does not say who does."""
@@ -95,7 +95,7 @@ async def test_a_route_outlives_a_name_server_that_does_not_know_its_leader(
     assert await kept.route("T") is route
 
 
-async def test_of_many_routes_those_that_nobody_uses_are_forgotten(
+async def test_unused_routes_are_removed_beyond_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(directory, "UNUSED_MAX", 2)

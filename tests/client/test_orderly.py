@@ -55,7 +55,7 @@ def locks_of_another(consumer: PushConsumer) -> QueueLocks:
     return QueueLocks("other", consumer.membership.instance, LockConfig(), lambda _queue: None)
 
 
-async def test_queues_are_locked_worked_on_and_unlocked() -> None:
+async def test_orderly_queues_are_locked_consumed_and_unlocked() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 8)
         broker = cluster.brokers["g0"][0]
@@ -70,7 +70,7 @@ async def test_queues_are_locked_worked_on_and_unlocked() -> None:
         assert RequestCode.UPDATE_CONSUMER_OFFSET not in codes[unlock:], "committed, then unlocked"
 
 
-async def test_a_queue_that_another_client_has_locked_is_waited_for() -> None:
+async def test_queue_locked_by_another_client_is_waited_for() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 2, queues=1)
         broker = cluster.brokers["g0"][0]
@@ -83,7 +83,7 @@ async def test_a_queue_that_another_client_has_locked_is_waited_for() -> None:
             await until(lambda: len(seen.messages) == 2)
 
 
-async def test_a_lock_that_is_lost_begins_anew_where_the_other_one_stopped() -> None:
+async def test_queue_with_a_lost_lock_restarts_at_the_committed_offset() -> None:
     config = replace(ORDERLY, lock=replace(ORDERLY.lock, renew_interval_ms=10))
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         broker, log = cluster.brokers["g0"][0], cluster.logs["g0"]
@@ -111,7 +111,7 @@ async def test_a_lock_that_is_lost_begins_anew_where_the_other_one_stopped() -> 
             await until(lambda: seen == [3])
 
 
-async def test_an_old_lock_is_not_believed() -> None:
+async def test_expired_lock_is_renewed_before_consumption() -> None:
     config = replace(ORDERLY, lock=LockConfig(60_000, 40, 5))
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         seen = Seen()
@@ -124,7 +124,7 @@ async def test_an_old_lock_is_not_believed() -> None:
             assert cluster.brokers["g0"][0].count(LOCK) > before
 
 
-async def test_locks_are_asked_of_a_new_leader_at_once() -> None:
+async def test_locks_are_requested_from_a_new_leader_at_once() -> None:
     async with FakeCluster({"g0": 3}, queues=1) as cluster:
         fill(cluster, 2, queues=1)
         seen = Seen()
@@ -139,7 +139,7 @@ async def test_locks_are_asked_of_a_new_leader_at_once() -> None:
         assert [m.queue_offset for m in seen.messages] == [0, 1, 2, 3]
 
 
-async def test_an_orderly_message_that_fails_too_often_goes_to_the_dead_letters() -> None:
+async def test_orderly_message_beyond_the_retry_limit_is_a_dead_letter() -> None:
     config = replace(ORDERLY, failure=FailurePolicy(1, 1, max_reconsume_times=2))
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         broker = cluster.brokers["g0"][0]
@@ -159,7 +159,7 @@ async def test_an_orderly_message_that_fails_too_often_goes_to_the_dead_letters(
         assert SendBackHeader.parse(back.ext).delay_level == -1
 
 
-async def test_an_orderly_queue_stops_as_long_as_the_listener_says() -> None:
+async def test_orderly_queue_is_suspended_for_the_listeners_time() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 1, queues=1)
         times: list[float] = []
@@ -173,7 +173,7 @@ async def test_an_orderly_queue_stops_as_long_as_the_listener_says() -> None:
         assert times[1] - times[0] >= 0.119
 
 
-async def test_locks_by_themselves_count_from_the_asking() -> None:
+async def test_lock_validity_counts_from_the_request() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         async with orderly(cluster, Seen()) as consumer:
             await until(lambda: len(consumer.queues) == 4)
@@ -186,7 +186,7 @@ async def test_locks_by_themselves_count_from_the_asking() -> None:
             assert not locks.valid(queue(0))
 
 
-async def test_a_lock_that_is_not_believed_any_more_is_given_back_all_the_same() -> None:
+async def test_expired_lock_is_still_released_at_the_broker() -> None:
     """A new leader has it from its log. Found by mqchaos: a consumer that left in a failover kept
     its queues from everybody for a minute."""
     async with FakeCluster({"g0": 1}) as cluster:
@@ -208,7 +208,7 @@ async def test_a_lock_that_is_not_believed_any_more_is_given_back_all_the_same()
             assert {key for key in broker.locks if key[0] == "other"} == {("other", "T", 1)}
 
 
-async def test_a_queue_is_not_acquired_while_a_thread_works_on_it() -> None:
+async def test_queue_is_not_locked_again_while_a_thread_consumes_it() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         async with orderly(cluster, Seen()) as consumer:
             await until(lambda: len(consumer.queues) == 4)
@@ -223,7 +223,7 @@ async def test_a_queue_is_not_acquired_while_a_thread_works_on_it() -> None:
             assert not locks._working, "what has ended is not kept"
 
 
-async def test_a_queue_given_up_before_the_stop_stays_locked_while_a_thread_works_on_it() -> None:
+async def test_released_queue_stays_locked_while_a_thread_consumes_it() -> None:
     gate = threading.Event()
     seen: list[int] = []
 
@@ -246,7 +246,7 @@ async def test_a_queue_given_up_before_the_stop_stays_locked_while_a_thread_work
         assert set(cluster.brokers["g0"][0].locks) == {("g", "T", 0)}
 
 
-async def test_a_batch_under_way_as_its_queue_is_given_up_is_committed_at_the_stop() -> None:
+async def test_batch_in_progress_at_a_queue_release_is_committed_at_the_stop() -> None:
     gate = asyncio.Event()
     seen: list[int] = []
 
@@ -288,7 +288,7 @@ class Delayed:
 
 
 @pytest.mark.parametrize("notify", [True, False])
-async def test_a_queue_given_up_while_its_lock_is_asked_for_is_not_asked_for_again(
+async def test_queue_released_during_its_lock_request_is_not_requested_again(
     notify: bool,
 ) -> None:
     """It belonged to nobody for a minute: this client did not know that it had the lock."""
@@ -317,7 +317,7 @@ async def test_a_queue_given_up_while_its_lock_is_asked_for_is_not_asked_for_aga
             assert lost == [] and locks.held(queue(1))
 
 
-async def test_a_queue_given_up_and_taken_again_has_one_listener_at_a_time(
+async def test_queue_released_and_taken_again_has_one_listener_at_a_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The broker grants its lock at once to who has it already."""
@@ -349,7 +349,7 @@ async def test_a_queue_given_up_and_taken_again_has_one_listener_at_a_time(
     assert most == 1
 
 
-async def test_a_lock_whose_grant_was_not_heard_is_given_back_at_the_end() -> None:
+async def test_lock_with_a_lost_grant_is_released_at_the_end() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         broker = cluster.brokers["g0"][0]
         async with orderly(cluster, Seen()) as consumer:
@@ -373,7 +373,7 @@ async def test_a_lock_whose_grant_was_not_heard_is_given_back_at_the_end() -> No
         (Later(done=3), 0, []),
     ],
 )
-async def test_what_failed_goes_back_with_its_delay(
+async def test_failed_message_is_sent_back_with_its_delay_level(
     later: ConsumeResult | Later, level: int, sent_back: list[int]
 ) -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
@@ -395,7 +395,7 @@ async def test_what_failed_goes_back_with_its_delay(
     ("answer", "times", "delay"),
     [(Later(), "1", "3"), (Later(delay_level=7), "1", "7"), (Later(delay_level=-1), "17", None)],
 )
-async def test_what_cannot_be_sent_back_is_sent_whole(
+async def test_message_that_cannot_be_sent_back_is_resent_completely(
     answer: Later, times: str, delay: str | None
 ) -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
@@ -425,7 +425,7 @@ async def test_what_cannot_be_sent_back_is_sent_whole(
         } | ({"DELAY": delay} if delay else {})
 
 
-async def test_the_retry_topic_is_found_soon_after_the_first_failure() -> None:
+async def test_retry_topic_is_found_soon_after_the_first_failure() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         broker = cluster.brokers["g0"][0]
         broker.send_back_code = int(ResponseCode.SUCCESS)

@@ -98,7 +98,7 @@ async def cluster(directory: Path) -> AsyncIterator[Processes]:
 
 
 @pytest.mark.timeout(1200)
-async def test_nothing_acknowledged_is_lost_when_the_leader_is_killed(tmp_path: Path) -> None:
+async def test_killed_leader_loses_no_acknowledged_message(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path) as running,
         Admin(running.namesrv) as admin,

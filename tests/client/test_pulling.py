@@ -85,7 +85,7 @@ async def test_pull_by_queue_and_offset() -> None:
                 await consumer.pull(queue(1), 0)
 
 
-async def test_fetch_goes_on_and_commits_say_where() -> None:
+async def test_fetch_continues_and_commits_its_position() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 40)
         async with PullConsumer("g", cluster.namesrv) as consumer:
@@ -110,7 +110,7 @@ async def test_fetch_goes_on_and_commits_say_where() -> None:
             assert await consumer.fetch(queue(0)) == [] and consumer.position(queue(0)) == 50
 
 
-async def test_a_waiting_pull_gets_past_a_leader_that_dies() -> None:
+async def test_waiting_pull_survives_a_leader_crash() -> None:
     async with FakeCluster({"g0": 3}) as cluster, PullConsumer("g", cluster.namesrv) as consumer:
         waiting = asyncio.create_task(consumer.pull(queue(0), 0, wait_ms=20_000))
         await until(lambda: cluster.brokers["g0"][0].count(RequestCode.PULL_MESSAGE))
@@ -120,7 +120,7 @@ async def test_a_waiting_pull_gets_past_a_leader_that_dies() -> None:
         assert [m.body for m in (await waiting).messages] == [b"0"]
 
 
-async def test_a_waiting_pull_follows_the_leader_that_takes_over_from_a_silent_one() -> None:
+async def test_waiting_pull_follows_the_successor_of_a_frozen_leader() -> None:
     """A frozen leader keeps its connections: only the route tells that another one leads."""
     async with FakeCluster({"g0": 3}) as cluster, PullConsumer("g", cluster.namesrv) as consumer:
         frozen, leader, _ = cluster.brokers["g0"]
@@ -136,7 +136,7 @@ async def test_a_waiting_pull_follows_the_leader_that_takes_over_from_a_silent_o
         assert [m.body for m in (await waiting).messages] == [b"0"]
 
 
-async def test_a_pull_keeps_its_time_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pull_times_out_without_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pullconsumer, "ANSWER_GRACE_MS", 300)
     async with FakeCluster({"g0": 1}) as cluster, PullConsumer("g", cluster.namesrv) as consumer:
         cluster.brokers["g0"][0].scripts[RequestCode.PULL_MESSAGE].extend(["silent"] * 9)
@@ -156,7 +156,7 @@ def cold(cluster: FakeCluster) -> tuple[FakeBroker, FakeBroker]:
     return leader, follower
 
 
-async def test_cold_data_are_pulled_from_the_follower_that_is_suggested() -> None:
+async def test_cold_data_are_pulled_from_the_suggested_follower() -> None:
     async with FakeCluster({"g0": 2}, queues=1) as cluster:
         leader, follower = cold(cluster)
         fill(cluster, 9, queues=1)
@@ -178,7 +178,7 @@ async def test_cold_data_are_pulled_from_the_follower_that_is_suggested() -> Non
             assert leader.count(pull) == 3
 
 
-async def test_a_lite_consumer_pulls_from_the_follower_that_is_suggested() -> None:
+async def test_lite_consumer_pulls_from_the_suggested_follower() -> None:
     async with FakeCluster({"g0": 2}, queues=1) as cluster:
         leader, follower = cold(cluster)
         fill(cluster, 9, queues=1)
@@ -195,7 +195,7 @@ async def test_a_lite_consumer_pulls_from_the_follower_that_is_suggested() -> No
             assert [m.queue_offset for m in await poll_all(consumer, 1)] == [9]
 
 
-async def test_a_consumer_that_does_not_run_says_so() -> None:
+async def test_lite_consumer_that_is_not_running_raises_client_closed() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         consumer = lite_of(cluster, LITE)
         with pytest.raises(ClientClosed):
@@ -206,7 +206,7 @@ async def test_a_consumer_that_does_not_run_says_so() -> None:
             await consumer.poll(10)
 
 
-async def test_expressions_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_expressions_are_limited_in_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pullconsumer, "SUBSCRIPTIONS_MAX", 2)
     async with FakeCluster({"g0": 1}) as cluster, PullConsumer("g", cluster.namesrv) as consumer:
         for tag in ("a", "b", "a"):
@@ -218,7 +218,7 @@ async def test_expressions_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- lite pull
 
 
-async def test_polls_share_the_queues_and_commit_what_was_processed() -> None:
+async def test_polls_share_queues_and_commit_processed_messages() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 40)
         consumer = lite_of(cluster, replace(LITE, poll_size=10))
@@ -239,7 +239,7 @@ async def test_polls_share_the_queues_and_commit_what_was_processed() -> None:
             )
 
 
-async def test_a_poll_waits_for_no_commit() -> None:
+async def test_poll_does_not_wait_for_a_commit() -> None:
     """A broker that is silent keeps nobody from the messages that are here, and is asked once."""
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 12, queues=1)
@@ -259,7 +259,7 @@ async def test_a_poll_waits_for_no_commit() -> None:
         assert cluster.logs["g0"].offsets[("g", "T", 0)] == 12, "after those under way"
 
 
-async def test_what_was_in_hand_when_it_stopped_comes_again() -> None:
+async def test_messages_unprocessed_at_a_stop_are_redelivered() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 10, queues=1)
         consumer = lite_of(cluster, replace(LITE, poll_size=4))
@@ -308,7 +308,7 @@ async def test_assigned_queues_seek_pause_and_resume() -> None:
         assert committed(cluster) == [10, 0, 10, -1], "queue 1 is in hand"
 
 
-async def test_lite_pulls_follow_the_leader_and_queue_changes_are_told() -> None:
+async def test_lite_pulls_follow_the_leader_and_queue_changes_are_reported() -> None:
     reported: list[tuple[str, int]] = []
     async with FakeCluster({"g0": 3}) as cluster:
         fill(cluster, 8)
@@ -328,7 +328,7 @@ async def test_lite_pulls_follow_the_leader_and_queue_changes_are_told() -> None
         assert reported == [("T", 4)]
 
 
-async def test_a_lite_consumer_answers_what_it_is_asked() -> None:
+async def test_lite_consumer_answers_broker_requests() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 40)
         consumer = lite_of(cluster, replace(LITE, poll_size=40))
@@ -384,7 +384,7 @@ class Kept:
         self.offsets = dict(offsets)
 
 
-async def test_broadcasting_gives_everything_to_everybody_and_keeps_offsets_here(
+async def test_broadcasting_consumers_get_all_messages_and_keep_local_offsets(
     tmp_path: Path,
 ) -> None:
     file = OffsetFile(tmp_path / "a" / "offsets.json")
@@ -425,7 +425,7 @@ async def test_broadcasting_gives_everything_to_everybody_and_keeps_offsets_here
         assert {m.queue_offset for m in again.messages} == {3}
 
 
-async def test_a_consumer_that_stops_waits_for_the_save_under_way() -> None:
+async def test_stopping_consumer_waits_for_the_save_in_progress() -> None:
     """Or two of them would write one file, or write it after the consumer is gone."""
     started, go_on = threading.Event(), threading.Event()
 
@@ -455,7 +455,7 @@ async def test_a_consumer_that_stops_waits_for_the_save_under_way() -> None:
     assert await last == {queue(0): 1} == kept.offsets
 
 
-def test_the_offset_file_is_javas_and_survives_damage(tmp_path: Path) -> None:
+def test_offset_file_is_javas_and_survives_damage(tmp_path: Path) -> None:
     file = OffsetFile(tmp_path / "offsets.json")
     assert file.load() == {}
     file.save({queue(0): 1})
@@ -472,7 +472,7 @@ def test_the_offset_file_is_javas_and_survives_damage(tmp_path: Path) -> None:
 # ---- bounds
 
 
-def test_all_queues_together_are_bounded() -> None:
+def test_cached_messages_are_limited_over_all_queues() -> None:
     limits = CacheLimits(all_messages_max=5, all_size_bytes_max=10_000)
     budget = CacheBudget(limits)
     woken: list[str] = []
@@ -501,7 +501,7 @@ def test_all_queues_together_are_bounded() -> None:
     assert heavy.full, "by bytes"
 
 
-def test_a_stuck_message_stops_pulling_when_too_much_would_come_again() -> None:
+def test_stuck_message_stops_pulling_at_the_span_limit() -> None:
     cached = ProcessQueue(0, CacheLimits(span_max=10))
     cached.add(messages_at(*range(10)), 10)
     first = cached.take(1)
@@ -518,7 +518,7 @@ def test_a_stuck_message_stops_pulling_when_too_much_would_come_again() -> None:
 # ---- what is asked of a consumer
 
 
-async def test_status_of_the_offsets_is_told() -> None:
+async def test_consumer_offset_status_is_answered() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 8)
         consumer = PushConsumer("g", cluster.namesrv, Seen(), config=QUICK)
@@ -536,7 +536,9 @@ async def test_status_of_the_offsets_is_told() -> None:
 
 
 @pytest.mark.parametrize("answer", [(1, "filtering is off"), (23, "no grammar")])
-async def test_an_expression_that_the_broker_refuses_is_no_start(answer: tuple[int, str]) -> None:
+async def test_expression_rejected_by_the_broker_prevents_the_start(
+    answer: tuple[int, str],
+) -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         broker = cluster.brokers["g0"][0]
         broker.scripts[RequestCode.CHECK_CLIENT_CONFIG].append(answer)

@@ -45,12 +45,12 @@ from tests.client.fakes import SharedLog, queue
 
 
 @pytest.mark.parametrize("given", ["a:1;b:2", "a:1, b:2;", ["a:1", " b:2 "]])
-def test_name_servers_are_given_as_brokers_and_commands_take_them(given: str | list[str]) -> None:
+def test_name_servers_are_parsed_as_in_brokers_and_commands(given: str | list[str]) -> None:
     assert parse_addresses(given) == ("a:1", "b:2")
 
 
 @pytest.mark.parametrize("given", ["", " ;", []])
-def test_no_name_server_is_refused(given: str | list[str]) -> None:
+def test_empty_name_server_list_is_rejected(given: str | list[str]) -> None:
     with pytest.raises(ValueError, match="no name server"):
         parse_addresses(given)
 
@@ -58,7 +58,7 @@ def test_no_name_server_is_refused(given: str | list[str]) -> None:
 # ---- unique keys
 
 
-def test_unique_keys_never_repeat_even_if_the_clock_stands_still_or_goes_back() -> None:
+def test_unique_keys_never_repeat_with_a_stopped_or_backward_clock() -> None:
     times = iter([5, 5, 5, 3])
     last = 5
 
@@ -97,7 +97,9 @@ JUDGED = [
 
 
 @pytest.mark.parametrize(("code", "remark", "verdict"), JUDGED)
-def test_judge(code: int, remark: str, verdict: Verdict) -> None:
+def test_judge_returns_a_verdict_for_each_response(
+    code: int, remark: str, verdict: Verdict
+) -> None:
     assert judge(code, remark) is verdict
 
 
@@ -132,14 +134,16 @@ ALLOCATED = [
 
 
 @pytest.mark.parametrize(("count", "clients", "me", "expected"), ALLOCATED)
-def test_allocate_averagely(count: int, clients: list[str], me: str, expected: list[int]) -> None:
+def test_allocate_averagely_equals_javas(
+    count: int, clients: list[str], me: str, expected: list[int]
+) -> None:
     got = allocate_averagely(list(reversed(QUEUES[:count])), clients, me)
     assert [q.queue_id for q in got] == expected
 
 
 @pytest.mark.parametrize("count", range(0, 9))
 @pytest.mark.parametrize("clients", range(1, 12))
-def test_every_queue_has_exactly_one_owner(count: int, clients: int) -> None:
+def test_allocate_averagely_gives_every_queue_one_owner(count: int, clients: int) -> None:
     names = [f"c{n:02}" for n in range(clients)]
     owned = [q for name in names for q in allocate_averagely(QUEUES[:count], names, name)]
     assert sorted(owned) == sorted(QUEUES[:count])
@@ -148,7 +152,7 @@ def test_every_queue_has_exactly_one_owner(count: int, clients: int) -> None:
 # ---- route
 
 
-def test_route_is_read_and_a_group_without_leader_keeps_its_queues() -> None:
+def test_route_without_a_leader_keeps_its_queues() -> None:
     body = {
         "queueDatas": [
             {"brokerName": "b", "readQueueNums": 3, "writeQueueNums": 2, "perm": 6},
@@ -166,7 +170,7 @@ def test_route_is_read_and_a_group_without_leader_keeps_its_queues() -> None:
 
 
 @pytest.mark.parametrize("body", [{"queueDatas": [{}]}, {"brokerDatas": [{"brokerName": 1}]}])
-def test_broken_route(body: dict[str, object]) -> None:
+def test_malformed_route_is_rejected(body: dict[str, object]) -> None:
     with pytest.raises(RouteError):
         parse_route(body)
 
@@ -193,7 +197,7 @@ def test_replica_group_script() -> None:
     assert group.candidates()[0] == "new:1"
 
 
-def test_sends_of_a_classic_group_have_its_master_as_their_only_target() -> None:
+def test_classic_group_sends_only_to_its_master() -> None:
     group = ReplicaGroup("g")
     group.learn({0: "master", 1: "slave"})
     assert group.send_targets() == ("master",)
@@ -208,7 +212,7 @@ def test_sends_of_a_classic_group_have_its_master_as_their_only_target() -> None
     assert group.send_targets() == group.candidates()
 
 
-def test_a_leader_that_was_away_and_is_named_again_is_believed() -> None:
+def test_replica_group_returns_to_a_leader_that_is_named_again() -> None:
     group = ReplicaGroup("g")
     group.learn({0: "a", 1: "b"})
     group.doubt("a")
@@ -221,7 +225,7 @@ def test_a_leader_that_was_away_and_is_named_again_is_believed() -> None:
     assert group.leader == "a"
 
 
-def test_a_leader_that_answers_again_is_presumed_to_lead() -> None:
+def test_replica_group_returns_to_a_leader_that_answers_again() -> None:
     group = ReplicaGroup("g")
     group.learn({0: "a", 1: "b"})
     group.doubt("a")
@@ -236,7 +240,7 @@ def test_a_leader_that_answers_again_is_presumed_to_lead() -> None:
     assert (group.replica(0), group.replica(1), group.replica(2)) == ("a", "b", None)
 
 
-def test_replica_group_forgets_the_oldest_address_at_the_limit() -> None:
+def test_replica_group_drops_the_oldest_address_at_the_limit() -> None:
     group = ReplicaGroup("g")
     for number in range(REPLICAS_MAX + 5):
         group.learn({1: f"h:{number}"})
@@ -246,7 +250,7 @@ def test_replica_group_forgets_the_oldest_address_at_the_limit() -> None:
 # ---- fault avoidance
 
 
-def test_fault_avoidance() -> None:
+def test_fault_avoidance_periods() -> None:
     fault = FaultAvoidance()
     assert fault.quiet and fault.available("g", 0)
     fault.failed("g", 0)
@@ -263,7 +267,7 @@ def test_fault_avoidance() -> None:
 
 
 @pytest.mark.parametrize("topic", ["T", "%RETRY%g%d", 'q"uote', "標題"])
-def test_frame_is_what_the_codec_reads(topic: str) -> None:
+def test_send_frame_is_read_by_the_codec(topic: str) -> None:
     item = outgoing(Message(topic, b"body", tags="a%d", properties={"ключ": '"v\\'}), "K" * 32, 7)
     frame = SendTemplate("grp%s", topic, "b-0", item.code).frame(item, 3, 99, 2)
     reader = FrameReader()
@@ -298,12 +302,12 @@ def test_batch_body_by_bytes() -> None:
         [Message("T", b"x", delay_level=1)],
     ],
 )
-def test_broken_batch(messages: list[Message]) -> None:
+def test_malformed_batch_is_rejected(messages: list[Message]) -> None:
     with pytest.raises(ClientError):
         outgoing_batch(messages, ["K"] * len(messages), 1)
 
 
-def test_incompressible_body_stays_as_it_is() -> None:
+def test_incompressible_body_is_sent_unchanged() -> None:
     body = random.Random(1).randbytes(5000)
     item = outgoing(Message("T", body), "K", 1)
     assert item.body == body and item.sys_flag == 0
@@ -316,7 +320,7 @@ def body_of(log: SharedLog) -> bytes:
     return b"".join(data for items in log.records.values() for data in items)
 
 
-def test_decode_messages() -> None:
+def test_decode_messages_returns_all_fields() -> None:
     log = SharedLog()
     log.append("T", 3, b"one", "TAGS\x01A\x02UNIQ_KEY\x01U1\x02KEYS\x01k\x02")
     log.append("T", 3, b"two", "")
@@ -344,7 +348,7 @@ def test_tags_are_compared_as_strings() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 87, 90, -1, -2])
-def test_damaged_body_is_an_error(cut: int) -> None:
+def test_damaged_body_is_rejected(cut: int) -> None:
     log = SharedLog()
     log.append("T", 0, b"hello", "TAGS\x01A\x02")
     with pytest.raises(RecordError):
@@ -352,7 +356,7 @@ def test_damaged_body_is_an_error(cut: int) -> None:
 
 
 @pytest.mark.parametrize("position", [8, 90, 87, 93, 95, 96])
-def test_flipped_byte_is_an_error(position: int) -> None:
+def test_flipped_byte_is_rejected(position: int) -> None:
     log = SharedLog()
     log.append("T", 0, b"hello", "TAGS\x01A\x02")
     data = bytearray(body_of(log))
@@ -371,7 +375,7 @@ def test_long_topic_and_compressed_bodies() -> None:
 
 @pytest.mark.parametrize("kind", list(CompressionType))
 @pytest.mark.parametrize("size", [4096, 4097, 3_000_000])
-def test_every_algorithm_gives_the_body_back(kind: CompressionType, size: int) -> None:
+def test_every_compression_algorithm_round_trip(kind: CompressionType, size: int) -> None:
     body = (b"the same again " * (size // 15 + 1))[:size]
     packed, sys_flag = Compression(kind).apply(body)
     assert len(packed) < size // 4 and sys_flag == 0x1 | kind.value
@@ -381,7 +385,7 @@ def test_every_algorithm_gives_the_body_back(kind: CompressionType, size: int) -
     assert message.body == body and not message.sys_flag & 0x1
 
 
-def test_what_would_not_get_smaller_is_left_alone() -> None:
+def test_body_that_compression_would_not_shrink_is_unchanged() -> None:
     noise = random.Random(1).randbytes(5000)
     assert Compression().apply(noise) == (noise, 0)
     assert Compression().apply(b"a" * 4095) == (b"a" * 4095, 0)
@@ -398,7 +402,7 @@ JAVA_PACKED = [
 
 
 @pytest.mark.parametrize(("sys_flag", "packed"), JAVA_PACKED)
-def test_what_java_compressed_is_read(sys_flag: int, packed: str) -> None:
+def test_body_compressed_by_java_is_read(sys_flag: int, packed: str) -> None:
     assert decompress(bytes.fromhex(packed), sys_flag) == b"ab" * 100
 
 
@@ -415,7 +419,7 @@ def test_what_java_compressed_is_read(sys_flag: int, packed: str) -> None:
         (zlib.compress(bytes(BODY_SIZE_BYTES_MAX + 1)), 0x301, RecordError),
     ],
 )
-def test_bodies_that_cannot_be_decompressed_are_handed_on_as_they_are(
+def test_body_that_cannot_be_decompressed_is_delivered_unchanged(
     body: bytes, sys_flag: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -434,7 +438,7 @@ def test_tag_of_does_not_find_a_name_inside_a_value() -> None:
 
 
 @pytest.mark.parametrize("expression", ["A||", "||", "A|| ||B"])
-def test_empty_tag_is_refused(expression: str) -> None:
+def test_empty_tag_is_rejected(expression: str) -> None:
     with pytest.raises(ClientError):
         subscribe("T", expression, 1)
 
@@ -448,7 +452,7 @@ def messages_at(*offsets: int) -> list[MessageExt]:
     ]
 
 
-def test_process_queue_commits_only_behind_the_first_unfinished() -> None:
+def test_process_queue_commits_only_before_the_first_unfinished() -> None:
     pq = ProcessQueue(10, CacheLimits())
     assert pq.committable == 10
     pq.add(messages_at(10, 11, 12, 13), 20)
@@ -483,7 +487,7 @@ def test_process_queue_limits(limits: CacheLimits, full_after: int) -> None:
     assert not pq.full
 
 
-def test_process_queue_counts_bytes_as_they_came_whatever_the_user_changes() -> None:
+def test_process_queue_counts_bytes_as_received_despite_user_changes() -> None:
     budget = CacheBudget(CacheLimits())
     pq = ProcessQueue(0, CacheLimits(), budget)
     pq.add(messages_at(0, 1, 2), 3)
@@ -510,7 +514,7 @@ def test_process_queue_counts_bytes_as_they_came_whatever_the_user_changes() -> 
         ([("%RETRY%g", ""), ("%RETRY%g", "V")], ["%RETRY%g", "V"]),
     ],
 )
-def test_retried_messages_are_shown_under_the_topic_they_were_sent_to(
+def test_retried_messages_have_their_original_topic(
     topics: list[tuple[str, str]], shown: list[str]
 ) -> None:
     messages = messages_at(*range(len(topics)))
@@ -525,7 +529,7 @@ def test_retried_messages_are_shown_under_the_topic_they_were_sent_to(
 # ---- offsets
 
 
-def test_offset_table() -> None:
+def test_offset_table_dirty_and_finished_offsets() -> None:
     table = OffsetTable()
     table.start(queue(0), 5)
     table.sent(queue(0), 5)
@@ -560,7 +564,7 @@ MOVED = [
 
 
 @pytest.mark.parametrize(("requested", "answers", "actions"), MOVED)
-def test_offset_moved(
+def test_offset_moved_needs_repeated_backward_answers(
     requested: int, answers: list[tuple[int, int, int]], actions: list[str]
 ) -> None:
     moved = OffsetMoved(backward_confirmations=3)
@@ -568,7 +572,7 @@ def test_offset_moved(
     assert got == [action == "move" for action in actions]
 
 
-def test_a_good_answer_in_between_ends_the_row() -> None:
+def test_offset_moved_restarts_after_a_normal_answer() -> None:
     moved = OffsetMoved(backward_confirmations=2)
     answer = PullResponseHeader(0, next_offset=0, offset_min=0, offset_max=10)
     assert not moved.believes(50, answer)
@@ -590,13 +594,15 @@ def test_a_good_answer_in_between_ends_the_row() -> None:
         (Message("T", b"x", wait_store=False), "K", ""),
     ],
 )
-def test_a_plain_message_is_encoded_as_every_other(message: Message, key: str, suffix: str) -> None:
+def test_plain_message_is_encoded_as_by_the_general_path(
+    message: Message, key: str, suffix: str
+) -> None:
     item = outgoing(message, key, 1, suffix=suffix)
     assert item.properties_json == orjson.dumps(encoded_properties(message, key) + suffix)
 
 
 @pytest.mark.parametrize("odd", [(0, 0, 0), (1, 0, 0), (0, -3, 0), (0, 0, 2), (8, 7, 2)])
-def test_a_frame_says_the_same_whether_its_flags_are_usual_or_not(
+def test_send_frame_has_equal_fields_with_unusual_flags(
     odd: tuple[int, int, int],
 ) -> None:
     sys_flag, flag, rpc_flag = odd
@@ -657,7 +663,7 @@ def _lost(channel: Channel, pendings: list[Pending]) -> None: ...
 PLACE = b'"msgId":"00","queueId":"2","queueOffset":"5"'
 
 
-def test_an_answer_that_says_ok_takes_the_quick_way_and_all_else_the_general_one() -> None:
+def test_plain_ok_answer_uses_the_fast_path_and_others_the_general_one() -> None:
     seen = Answered()
     waiting = cast("Pending", object())
     ok = b'{"code":0,"extFields":{%b},"flag":1,"opaque":%d}'
@@ -692,7 +698,7 @@ def test_an_answer_that_says_ok_takes_the_quick_way_and_all_else_the_general_one
     assert len(seen.general) == 6
 
 
-def test_unique_keys_do_not_repeat_where_their_digits_are_made_anew() -> None:
+def test_unique_keys_do_not_repeat_when_their_counter_wraps() -> None:
     ticks = iter(range(5, 100_000))
     keys = UniqueKeys(b"\x7f\x00\x00\x01", 1, 2, lambda: next(ticks) // 200)
     made = [keys.next() for _ in range(0x10100)]

@@ -24,16 +24,16 @@ async def pauses_ms(policy: RetryPolicy, attempts: int) -> list[float]:
     return result
 
 
-async def test_pauses_grow_up_to_the_most() -> None:
+async def test_retry_pauses_grow_to_the_maximum() -> None:
     assert await pauses_ms(RetryPolicy(10, 100, 2, 0), 5) == pytest.approx([10, 20, 40, 80, 100])
 
 
-async def test_jitter_is_added_below_the_most() -> None:
+async def test_retry_jitter_is_added_below_the_maximum() -> None:
     result = await pauses_ms(RetryPolicy(10, 12, 1, 5), 50)
     assert len(result) == 50
     assert 10 <= min(result) and max(result) <= 12.000001
 
 
-async def test_a_loop_of_many_attempts_does_not_overflow() -> None:
+async def test_retry_of_many_attempts_does_not_overflow() -> None:
     result = await pauses_ms(RetryPolicy(10, 60, 1.5, 0), 3000)
     assert result[-1] == pytest.approx(60)

@@ -60,7 +60,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("client", "blocks"), PAIRS, ids=lambda one: one.__name__)
-def test_every_coroutine_of_a_client_can_be_called_without_a_loop(client, blocks) -> None:
+def test_every_client_coroutine_has_a_blocking_method(client, blocks) -> None:
     result = {
         name: method
         for name, method in inspect.getmembers(client, inspect.iscoroutinefunction)
@@ -111,7 +111,7 @@ async def test_blocking_producer_and_consumer() -> None:
         assert sum(cluster.logs["g0"].offsets.values()) == 5
 
 
-async def test_a_blocking_listener_may_stop_its_consumer() -> None:
+async def test_blocking_listener_may_stop_its_consumer() -> None:
     """A script that ends after so many messages; the last ones count."""
     pull = PullConfig(suspend_ms=200, consume_batch_size=1, consume_tasks=1)
     config = ConsumerConfig(consume_from=ConsumeFrom.FIRST_OFFSET, stop_grace_ms=60_000, pull=pull)
@@ -139,7 +139,7 @@ async def test_a_blocking_listener_may_stop_its_consumer() -> None:
         await until(lambda: not {"consumer g", "stop"} & {t.name for t in threading.enumerate()})
 
 
-async def test_a_blocking_listener_that_exits_has_failed(
+async def test_blocking_listener_that_exits_has_failed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pull = PullConfig(suspend_ms=200, consume_batch_size=1, consume_tasks=1)
@@ -216,7 +216,7 @@ def interrupted(after: Callable[[Future[object]], object]) -> Iterator[None]:
         yield
 
 
-async def test_what_an_interrupted_poll_or_fetch_took_comes_again() -> None:
+async def test_messages_of_an_interrupted_poll_or_fetch_are_redelivered() -> None:
     config = LitePullConfig(pull=PullConfig(suspend_ms=200), auto_commit_interval_ms=0)
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         broker, log = cluster.brokers["g0"][0], cluster.logs["g0"]
@@ -295,7 +295,7 @@ class Commits:
 
 
 @pytest.mark.parametrize("kind", ["consumer", "lite pull", "transactions"])
-async def test_a_blocking_client_whose_threads_have_ended_says_that_it_starts_only_once(
+async def test_blocking_client_with_a_pool_rejects_a_second_start(
     kind: str,
 ) -> None:
     """Its pool was gone, and every message failed and went to the dead letters."""
@@ -317,7 +317,7 @@ async def test_a_blocking_client_whose_threads_have_ended_says_that_it_starts_on
         await asyncio.to_thread(twice)
 
 
-async def test_a_blocking_producer_starts_again() -> None:
+async def test_blocking_producer_can_start_again() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
 
         def twice() -> None:

@@ -27,8 +27,12 @@ OF_TIMES = {"times_fall"}  # these stores are written by subject, not in order o
 # ---- the histories of the checkers' own tests ------------------------------------------------
 
 
-def marked(module: ModuleType, function: str) -> list[Any]:
-    (mark,) = getattr(module, function).pytestmark
+def planted_faults(module: ModuleType) -> list[Any]:
+    """Return the parameters of a module's test of each planted fault."""
+    (test,) = (
+        value for name, value in vars(module).items() if name.endswith("_finds_each_planted_fault")
+    )
+    (mark,) = test.pytestmark
     return list(mark.args[1])
 
 
@@ -36,12 +40,12 @@ def planted() -> list[Any]:
     result: list[Any] = []
     for module in (test_transactions, test_delayed, test_retries):
         result.append(pytest.param(module.end(module.clean()), id=f"{module.__name__}: clean"))
-        for damage, _ in marked(module, "test_damage_is_found"):
+        for damage, _ in planted_faults(module):
             plant = module.clean()
             damage(plant)
             result.append(pytest.param(module.end(plant), id=damage.__name__))
     result.append(pytest.param(test_locks.handed_over(), id="locks: clean"))
-    for damage, _ in marked(test_locks, "test_damage_is_found"):
+    for damage, _ in planted_faults(test_locks):
         plant = test_locks.handed_over()
         damage(plant)
         result.append(pytest.param(plant, id=damage.__name__))

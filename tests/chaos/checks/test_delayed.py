@@ -41,7 +41,7 @@ def end(plant: HistoryBuilder) -> HistoryBuilder:
     return plant
 
 
-def test_a_clean_run_passes_and_says_how_late_messages_were() -> None:
+def test_clean_delayed_history_passes_and_reports_lateness() -> None:
     plant = end(clean())
     results = {check.name: check.verdict for check in suite_of(plant.records).results()}
     assert results == dict.fromkeys((LOST, EARLY, COPIES, LATE), Verdict.PASS)
@@ -49,7 +49,7 @@ def test_a_clean_run_passes_and_says_how_late_messages_were() -> None:
     assert check(clean(), LATE).detail == "no waiting time is known"
 
 
-def test_a_copy_in_a_second_broker_group_has_its_own_waiting_time() -> None:
+def test_delayed_copy_in_a_second_broker_group_has_its_own_delay() -> None:
     """A client's retry stored "b" in a group that has left since, and 900 ms later here."""
     plant = clean()
     plant.posted("twice", attempts=2, delay_ms=1000)
@@ -62,7 +62,7 @@ def test_a_copy_in_a_second_broker_group_has_its_own_waiting_time() -> None:
     assert failed(plant) == {EARLY, COPIES}
 
 
-def test_lateness_over_time_and_as_percentiles() -> None:
+def test_delayed_lateness_over_time_and_as_percentiles() -> None:
     plant = clean()
     plant.wait(10)
     plant.posted("x", delay_ms=1000)
@@ -123,13 +123,15 @@ def unknown_three_times(plant: HistoryBuilder) -> None:
         (unknown_three_times, COPIES),
     ],
 )
-def test_damage_is_found(damage: Callable[[HistoryBuilder], None], name: str) -> None:
+def test_delayed_check_finds_each_planted_fault(
+    damage: Callable[[HistoryBuilder], None], name: str
+) -> None:
     plant = clean()
     damage(plant)
     assert failed(end(plant)) == {name}
 
 
-def test_what_may_be_is_no_fault() -> None:
+def test_delayed_check_accepts_permitted_histories() -> None:
     plant = clean()
     plant.delivered("unknown", 7, store_ms=9000)  # its client tried twice
     plant.delivered("unknown", 8, store_ms=9000)
@@ -140,7 +142,7 @@ def test_what_may_be_is_no_fault() -> None:
     assert failed(end(plant)) == set()
 
 
-def test_early_is_not_decided_where_clocks_were_moved() -> None:
+def test_early_delivery_is_undecided_where_clocks_were_moved() -> None:
     plant = clean()
     plant.fault("clock-forward", "n0")
     early_by_the_brokers_clocks(plant)
@@ -151,14 +153,14 @@ def test_early_is_not_decided_where_clocks_were_moved() -> None:
     assert check(end(plant), EARLY).verdict is Verdict.PASS
 
 
-def test_without_a_complete_drain_nothing_is_called_lost() -> None:
+def test_delayed_loss_is_undecided_without_a_complete_drain() -> None:
     plant = clean()
     lost(plant)
     plant.drained(complete=False)
     assert check(plant, LOST).verdict is Verdict.UNKNOWN
 
 
-def test_an_id_is_used_once() -> None:
+def test_delayed_message_id_is_used_once() -> None:
     plant = clean()
     plant.posted("a", delay_ms=1000)
     with pytest.raises(HistoryError, match="two delayed messages"):

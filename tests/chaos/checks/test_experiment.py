@@ -59,7 +59,7 @@ DURING = [(105, True)] * 40  # while the first fault is in effect
         (CALM, 0, 0, ""),
     ],
 )
-def test_what_did_not_take_place(
+def test_experiment_without_its_faults_or_load_is_invalid(
     sends: list[tuple[int, bool]], faults: int, planned: int | None, says: str
 ) -> None:
     check = was_run(history(sends, faults, planned))
@@ -67,7 +67,7 @@ def test_what_did_not_take_place(
     assert says in " ".join(check.examples)
 
 
-def test_nothing_acknowledged_is_no_experiment() -> None:
+def test_experiment_without_acknowledged_sends_is_invalid() -> None:
     result = history(CALM, 1, 1)
     for send in result.sends:
         send.outcome = Outcome.UNKNOWN
@@ -75,7 +75,7 @@ def test_nothing_acknowledged_is_no_experiment() -> None:
 
 
 @pytest.mark.parametrize("planned", [2, None], ids=["planned", "of an older history"])
-def test_a_fault_that_was_not_healed_is_no_experiment(planned: int | None) -> None:
+def test_experiment_with_an_unhealed_fault_is_invalid(planned: int | None) -> None:
     """A failed replacement of a member is reported at the heal."""
     result = history(CALM, 2, planned)
     result.faults[1].healed_ns = 0
@@ -85,7 +85,7 @@ def test_a_fault_that_was_not_healed_is_no_experiment(planned: int | None) -> No
 
 
 @pytest.mark.parametrize(("ends", "says_end"), [(True, True), (True, False), (False, False)])
-def test_an_interrupted_run_is_no_experiment(tmp_path: Path, ends: bool, says_end: bool) -> None:
+def test_interrupted_run_is_invalid(tmp_path: Path, ends: bool, says_end: bool) -> None:
     builder = clean()
     if ends:
         builder.records[0] |= {ENDS: True}
@@ -100,7 +100,7 @@ def test_an_interrupted_run_is_no_experiment(tmp_path: Path, ends: bool, says_en
     ("scenario", "says"),
     [("kil:leader", "no scenario 'kil:leader'"), ("kill:n7", "there is no node n7; there are")],
 )
-def test_a_scenario_with_a_slip_is_refused_before_anything_is_made(
+def test_scenario_with_a_typing_error_is_rejected_before_anything_is_made(
     tmp_path: Path, scenario: str, says: str
 ) -> None:
     directory = tmp_path / "run"
@@ -109,7 +109,7 @@ def test_a_scenario_with_a_slip_is_refused_before_anything_is_made(
     assert not [*directory.glob("*")]  # it can be used for the run that was meant
 
 
-def test_a_broken_promise_is_told_before_all_and_doubt_after() -> None:
+def test_merged_verdict_is_fail_then_invalid_then_unknown() -> None:
     of = {verdict: Check("x", verdict, 0, "") for verdict in Verdict}
     assert merge(of.values()) is Verdict.FAIL
     del of[Verdict.FAIL]
@@ -118,7 +118,7 @@ def test_a_broken_promise_is_told_before_all_and_doubt_after() -> None:
     assert merge(of.values()) is Verdict.UNKNOWN
 
 
-def test_an_invalid_run_says_so_everywhere(tmp_path: Path) -> None:
+def test_invalid_run_is_reported_in_report_verdict_and_watch(tmp_path: Path) -> None:
     builder = clean()
     builder.records[0] |= {"planned": 2}
     path = tmp_path / "history.jsonl"

@@ -14,7 +14,7 @@ from tests.chaos.checks.orders import by_trying_all, follow, random_history
 HISTORIES = 400
 
 
-def test_it_agrees_with_trying_all_orders() -> None:
+def test_linearizability_search_agrees_with_trying_all_orders() -> None:
     verdicts = []
     for seed in range(HISTORIES):
         rng = random.Random(seed)
@@ -50,11 +50,11 @@ def read(called: int, returned: int | None, value: int | None) -> Operation:
         ([read(0, None, 5), write(0, 1, 1)], True),  # its answer is unknown
     ],
 )
-def test_registers(operations: list[Operation], verdict: bool) -> None:
+def test_register_histories_have_their_verdict(operations: list[Operation], verdict: bool) -> None:
     assert linearizable(operations, step) is (Verdict.PASS if verdict else Verdict.FAIL)
 
 
-def test_a_long_history_is_no_deep_one() -> None:
+def test_long_history_does_not_exceed_the_recursion_limit() -> None:
     history = []
     for number in range(3_000):
         history += [write(4 * number, 4 * number + 5, number)]  # overlaps with the next
@@ -62,7 +62,7 @@ def test_a_long_history_is_no_deep_one() -> None:
     assert linearizable(history, step) is Verdict.PASS
 
 
-def test_many_without_an_answer_cost_little_while_an_order_exists() -> None:
+def test_many_open_operations_cost_little_while_an_order_exists() -> None:
     history = [write(0, None, value) for value in range(500)]
     for number in range(500):
         history += [write(3 * number + 1, 3 * number + 2, 1_000 + number)]
@@ -70,13 +70,13 @@ def test_many_without_an_answer_cost_little_while_an_order_exists() -> None:
     assert linearizable(history, step, steps_max=1_500) is Verdict.PASS
 
 
-def test_beyond_its_steps_the_answer_is_unknown() -> None:
+def test_search_beyond_its_step_limit_is_unknown() -> None:
     history = [write(0, 100, value) for value in range(20)]
     history += [read(101, 102, 3), read(103, 104, 4)]
     assert linearizable(history, step, steps_max=10_000) is Verdict.UNKNOWN
 
 
-def test_the_window_is_what_is_needed() -> None:
+def test_unexplained_window_has_only_the_contradicting_operations() -> None:
     before = [write(10 * n, 10 * n + 5, n) for n in range(50)]
     before += [read(10 * n + 6, 10 * n + 7, n) for n in range(50)]
     wrong = [write(600, 601, 77), read(602, 603, 76)]
@@ -84,7 +84,7 @@ def test_the_window_is_what_is_needed() -> None:
     assert unexplained([*before, *wrong, *after], step) == wrong
 
 
-def test_a_window_reaches_back_as_far_as_it_must() -> None:
+def test_unexplained_window_includes_the_earlier_operations_it_needs() -> None:
     history = [read(0, 1, 5), write(2, None, 9), read(3, 4, 5), read(6, 7, 5), read(8, 9, 6)]
     assert unexplained(history, step) == [history[1], history[3], history[4]]
     alone = [read(0, 1, 5)]

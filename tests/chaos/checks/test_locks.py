@@ -31,7 +31,7 @@ def handed_over() -> HistoryBuilder:
     return plant
 
 
-def test_a_queue_that_is_handed_over_passes() -> None:
+def test_queue_handed_over_between_consumers_passes() -> None:
     plant = handed_over()
     assert failed(plant) == set()
     assert check(plant, TOGETHER).verdict is Verdict.PASS
@@ -78,20 +78,22 @@ def behind_what_was_interrupted(plant: HistoryBuilder) -> None:
         (behind_what_was_interrupted, SKIPPED),
     ],
 )
-def test_damage_is_found(damage: Callable[[HistoryBuilder], None], name: str) -> None:
+def test_lock_check_finds_each_planted_fault(
+    damage: Callable[[HistoryBuilder], None], name: str
+) -> None:
     plant = handed_over()
     damage(plant)
     assert failed(plant) == {name}
 
 
-def test_queues_and_groups_are_apart() -> None:
+def test_lock_check_separates_queues_and_groups() -> None:
     plant = handed_over()
     plant.worked(0, 0, 2, "consumer-0", queue=2)
     plant.worked(0, 0, 2, "consumer-1", queue=3)
     assert failed(plant) == set()
 
 
-def test_how_long_a_queue_stood_still_is_measured() -> None:
+def test_lock_check_measures_how_long_a_queue_was_idle() -> None:
     plant = handed_over()
     plant.wait(40)
     plant.worked(4, 4, 1, "consumer-2")

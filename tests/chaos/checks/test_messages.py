@@ -40,7 +40,7 @@ def undrained(plant: HistoryBuilder) -> HistoryBuilder:
     return plant
 
 
-def test_clean_history_passes_everything() -> None:
+def test_clean_message_history_passes_every_check() -> None:
     results = suite_of(clean().records).results()
     assert {result.verdict for result in results} == {Verdict.PASS}
     assert {result.count for result in results} == {0}
@@ -48,7 +48,7 @@ def test_clean_history_passes_everything() -> None:
     assert results == check_all(clean().build())
 
 
-def test_empty_history_proves_nothing() -> None:
+def test_empty_history_is_undecided() -> None:
     suite = suite_of(HistoryBuilder().records)
     assert suite.verdict() is Verdict.UNKNOWN
     assert check(HistoryBuilder(), LOST).verdict is Verdict.UNKNOWN
@@ -244,7 +244,7 @@ PLANTED = [
 @pytest.mark.parametrize(
     ("plant", "names", "words"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED]
 )
-def test_planted_fault_is_found(
+def test_message_checks_find_each_planted_fault(
     plant: Callable[[HistoryBuilder], None], names: set[str], words: str
 ) -> None:
     builder = clean()
@@ -255,7 +255,7 @@ def test_planted_fault_is_found(
     assert merge(check_all(builder.build())) is Verdict.FAIL
 
 
-def test_what_retries_and_unknown_sends_may_do_is_counted_not_blamed() -> None:
+def test_effects_of_retries_and_unknown_sends_are_counted_not_failed() -> None:
     allowed = clean()
     allowed.sent("e", 0, 3, order="k", seq=2, attempts=2)  # its first attempt lies at 2
     allowed.ended("u", "unknown", attempts=2)
@@ -270,7 +270,7 @@ def test_what_retries_and_unknown_sends_may_do_is_counted_not_blamed() -> None:
     assert check(allowed, REDELIVERED).count == 1
 
 
-def test_unknown_send_stays_concurrent_with_later_ones() -> None:
+def test_unknown_send_stays_concurrent_with_later_sends() -> None:
     builder = clean()
     op = builder.invoke("late", order="k", seq=2)
     builder.add("unknown", "send", "producer-0", op, error="", attempts=1)
@@ -280,7 +280,7 @@ def test_unknown_send_stays_concurrent_with_later_ones() -> None:
     assert check(builder, CONSUMED_ORDER).verdict is Verdict.PASS
 
 
-def test_without_a_drain_the_tail_is_not_judged() -> None:
+def test_last_messages_are_not_judged_without_a_drain() -> None:
     builder = undrained(clean())
     builder.drained(complete=False)
     builder.sent("e", 0, 2)
@@ -288,7 +288,7 @@ def test_without_a_drain_the_tail_is_not_judged() -> None:
     assert (result.verdict, result.count) == (Verdict.UNKNOWN, 1)
 
 
-def test_what_may_still_be_in_a_consumers_hands_is_not_lost() -> None:
+def test_message_in_a_consumers_buffer_is_not_lost() -> None:
     builder = undrained(clean())
     builder.sent("e", 0, 2)
     builder.sent("f", 0, 3)
@@ -302,13 +302,13 @@ def test_what_may_still_be_in_a_consumers_hands_is_not_lost() -> None:
     assert check(builder, LOST, settle_ns=0).verdict is Verdict.PASS
 
 
-def test_a_drain_judges_only_what_was_acknowledged_before_it() -> None:
+def test_drain_judges_only_messages_acknowledged_before_it() -> None:
     builder = clean()
     builder.sent("e", 0, 2)
     assert check(builder, LOST).verdict is Verdict.UNKNOWN
 
 
-def test_the_lost_are_listed_in_full() -> None:
+def test_lost_messages_are_listed_completely() -> None:
     builder = clean()
     for number in range(EXAMPLES_MAX + 5):
         builder.sent(f"lost-{number}", 0, 2 + number, broker="broker-a")
@@ -325,7 +325,7 @@ def test_the_lost_are_listed_in_full() -> None:
     )
 
 
-def test_losing_what_was_stored_with_less_than_promised_breaks_no_promise() -> None:
+def test_loss_of_messages_stored_with_a_warning_status_is_permitted() -> None:
     builder = clean()
     for number, status in enumerate(
         ("FLUSH_DISK_TIMEOUT", "FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE")
@@ -341,7 +341,7 @@ def test_losing_what_was_stored_with_less_than_promised_breaks_no_promise() -> N
     assert "2 of them lost" in result.detail
 
 
-def test_positions_without_ids_are_those_of_the_acknowledged() -> None:
+def test_consumed_positions_without_ids_are_matched_to_sends() -> None:
     builder = clean()
     op = builder.invoke("f")
     builder.sent("e", 0, 2)
@@ -352,7 +352,7 @@ def test_positions_without_ids_are_those_of_the_acknowledged() -> None:
     assert check(builder, LOST).verdict is Verdict.PASS
 
 
-def test_a_copy_found_later_changes_the_order() -> None:
+def test_copy_found_later_changes_the_order() -> None:
     """The first attempt is stored before an earlier message of its key, which its consumption
     shows."""
     builder = clean()
@@ -363,7 +363,7 @@ def test_a_copy_found_later_changes_the_order() -> None:
     assert failed(builder) == {KEY_ORDER}
 
 
-def test_examples_are_bounded_but_the_count_is_not() -> None:
+def test_examples_are_limited_and_the_count_is_not() -> None:
     plant = clean()
     for number in range(EXAMPLES_MAX + 5):
         plant.consumed(0, (10 + number, f"ghost-{number}"))
@@ -372,7 +372,7 @@ def test_examples_are_bounded_but_the_count_is_not() -> None:
     assert len(result.examples) == EXAMPLES_MAX
 
 
-def test_an_id_sent_twice_proves_nothing() -> None:
+def test_history_with_an_id_sent_twice_is_rejected() -> None:
     plant = clean()
     plant.sent("a", 0, 2)
     with pytest.raises(HistoryError, match="two sends have the id a"):
@@ -388,7 +388,7 @@ def test_an_id_sent_twice_proves_nothing() -> None:
     ],
     ids=lambda checker: checker.name,
 )
-def test_a_checker_works_alone(alone: Checker[Any]) -> None:
+def test_message_checker_works_alone(alone: Checker[Any]) -> None:
     assembler, handlers = Assembler(), alone.book.handlers()
     for record in clean().records:
         if (event := assembler.take(record)) and event[0] in handlers:
@@ -397,7 +397,7 @@ def test_a_checker_works_alone(alone: Checker[Any]) -> None:
     assert alone.applies
 
 
-def test_offsets_are_counted_near_and_far() -> None:
+def test_offset_counts_of_dense_and_sparse_offsets() -> None:
     counts = OffsetCounts()
     far = 2 * DENSE_GAP_MAX
     for offset in (0, 5_000, far):
@@ -412,7 +412,7 @@ def test_offsets_are_counted_near_and_far() -> None:
     assert (counts.add(far), counts.add(far - 1), counts.distinct) == (TIMES_MAX, 0, 5)
 
 
-def test_an_idempotent_send_that_was_retried_lies_in_one_place() -> None:
+def test_retried_idempotent_send_must_be_stored_once() -> None:
     plant = clean()
     plant.sent("e", 0, 2, attempts=3, once=True)
     plant.sent("f", 0, 3, attempts=2)

@@ -25,7 +25,7 @@ def contended() -> HistoryBuilder:
     return plant
 
 
-def test_a_lock_that_is_handed_over_passes() -> None:
+def test_lock_handed_over_between_clients_passes() -> None:
     plant = contended()
     assert failed(plant) == set()
     result = check(plant, LOCKS)
@@ -79,7 +79,9 @@ def refused_by_one_that_certainly_asked_for_nothing(plant: HistoryBuilder) -> No
         (refused_by_one_that_certainly_asked_for_nothing, "b gave it up"),
     ],
 )
-def test_planted_fault_is_found(plant: Callable[[HistoryBuilder], None], words: str) -> None:
+def test_mutex_check_finds_each_planted_fault(
+    plant: Callable[[HistoryBuilder], None], words: str
+) -> None:
     builder = contended()
     plant(builder)
     assert failed(builder) == {LOCKS}
@@ -139,14 +141,14 @@ def asked_at_the_same_time(plant: HistoryBuilder) -> None:
         asked_at_the_same_time,
     ],
 )
-def test_what_an_order_explains_is_allowed(allow: Callable[[HistoryBuilder], None]) -> None:
+def test_mutex_check_accepts_explainable_histories(allow: Callable[[HistoryBuilder], None]) -> None:
     builder = contended()
     allow(builder)
     assert failed(builder) == set()
     assert check(builder, LOCKS).verdict is Verdict.PASS
 
 
-def test_a_lock_that_is_renewed_is_not_over() -> None:
+def test_renewed_lock_has_not_expired() -> None:
     builder = contended()
     builder.wait(BELIEVED_S * 0.9)
     builder.locked("b")
@@ -155,7 +157,7 @@ def test_a_lock_that_is_renewed_is_not_over() -> None:
     assert failed(builder) == {LOCKS}
 
 
-def test_locks_that_nobody_contends_for_prove_nothing() -> None:
+def test_uncontended_locks_are_undecided() -> None:
     builder = clean()
     builder.locked("a")
     assert check(builder, LOCKS).verdict is Verdict.UNKNOWN

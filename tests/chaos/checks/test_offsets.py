@@ -83,7 +83,9 @@ def read_before_its_commit_began(plant: HistoryBuilder) -> None:
         ),
     ],
 )
-def test_planted_fault_is_found(plant: Callable[[HistoryBuilder], None], words: str) -> None:
+def test_offset_check_finds_each_planted_fault(
+    plant: Callable[[HistoryBuilder], None], words: str
+) -> None:
     builder = clean()
     builder.fetched(0, 2)
     plant(builder)
@@ -125,7 +127,7 @@ def commits_less_after_its_own_had_no_answer(plant: HistoryBuilder) -> None:
         commits_less_after_its_own_had_no_answer,
     ],
 )
-def test_a_consumer_that_commits_less_than_before_is_found(
+def test_consumer_that_commits_less_than_before_is_found(
     plant: Callable[[HistoryBuilder], None],
 ) -> None:
     builder = clean()
@@ -259,7 +261,9 @@ def a_group_without_an_offset_in_a_queue_that_is_empty_at_first(builder: History
         a_group_without_an_offset_in_a_queue_that_is_empty_at_first,
     ],
 )
-def test_what_clients_do_themselves_is_not_blamed(allow: Callable[[HistoryBuilder], None]) -> None:
+def test_offset_check_accepts_permitted_client_behaviour(
+    allow: Callable[[HistoryBuilder], None],
+) -> None:
     builder = clean()
     builder.fetched(0, 2)
     allow(builder)
@@ -268,7 +272,7 @@ def test_what_clients_do_themselves_is_not_blamed(allow: Callable[[HistoryBuilde
     assert check(builder, OFFSETS_BACK).verdict is Verdict.PASS
 
 
-def test_a_request_takes_effect_once() -> None:
+def test_offset_request_takes_effect_once() -> None:
     builder = clean()
     one = builder.committing(0, 5)
     builder.answered(one, 0, 5)
@@ -334,7 +338,7 @@ def a_version_of_another_writer_that_was_replaced(plant: HistoryBuilder) -> None
         (a_version_of_another_writer_that_was_replaced, "writer wrote version 6"),
     ],
 )
-def test_metadata_that_went_back_is_found(
+def test_metadata_that_went_back_are_found(
     plant: Callable[[HistoryBuilder], None], words: str
 ) -> None:
     builder = written()
@@ -344,7 +348,7 @@ def test_metadata_that_went_back_is_found(
     assert words in example
 
 
-def test_metadata_that_may_or_may_not_count() -> None:
+def test_metadata_writes_of_unknown_outcome_may_or_may_not_count() -> None:
     builder = written()
     early = builder.reading()
     builder.wrote(3, "unknown")
@@ -361,7 +365,7 @@ def test_metadata_that_may_or_may_not_count() -> None:
     assert check(builder, METADATA).verdict is Verdict.PASS
 
 
-def test_metadata_never_read_is_undecided() -> None:
+def test_metadata_never_read_are_undecided() -> None:
     builder = clean()
     builder.wrote(1)
     assert check(builder, METADATA).verdict is Verdict.UNKNOWN
@@ -381,7 +385,7 @@ def test_prefix_max_answers_for_moments() -> None:
     assert rising.before(99) is None
 
 
-def test_prefix_max_is_bounded() -> None:
+def test_prefix_max_is_limited_in_memory() -> None:
     rising = PrefixMax()
     for number in range(2 * KEPT_MAX + 1):
         rising.note(number, number)

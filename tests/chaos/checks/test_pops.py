@@ -43,7 +43,7 @@ def end(plant: HistoryBuilder) -> HistoryBuilder:
     return plant
 
 
-def test_a_clean_run_passes() -> None:
+def test_clean_pop_history_passes() -> None:
     results = {c.name: c.verdict for c in suite_of(end(clean()).records).results()}
     assert results == dict.fromkeys((LOST, AGAIN, EARLY), Verdict.PASS)
 
@@ -104,13 +104,15 @@ def nobody_sent_it(plant: HistoryBuilder) -> None:
         (nobody_sent_it, EARLY),
     ],
 )
-def test_damage_is_found(damage: Callable[[HistoryBuilder], None], name: str) -> None:
+def test_pop_check_finds_each_planted_fault(
+    damage: Callable[[HistoryBuilder], None], name: str
+) -> None:
     plant = clean()
     damage(plant)
     assert failed(end(plant)) == {name}
 
 
-def test_what_may_be_is_no_fault() -> None:
+def test_pop_check_accepts_permitted_histories() -> None:
     plant = clean()
     plant.posted("x", **W)
     plant.popped("x")
@@ -138,7 +140,9 @@ def test_what_may_be_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("fail", "unknown"), ("unknown", "fail")])
-def test_a_void_handle_says_nothing_of_another_acknowledgement(first: str, second: str) -> None:
+def test_void_receipt_handle_does_not_affect_another_acknowledgement(
+    first: str, second: str
+) -> None:
     plant = clean()
     plant.posted("x", **W)
     plant.popped("x")
@@ -150,7 +154,7 @@ def test_a_void_handle_says_nothing_of_another_acknowledgement(first: str, secon
     assert failed(end(plant)) == set()
 
 
-def test_offsets_that_pops_move_are_no_registers() -> None:
+def test_offsets_moved_by_pops_are_not_checked_as_registers() -> None:
     plant = clean()
     plant.committed(0, 3)
     for offset in (5, 4, 7):
@@ -162,14 +166,14 @@ def test_offsets_that_pops_move_are_no_registers() -> None:
     assert failed(other) == {OFFSETS}
 
 
-def test_without_a_complete_drain_nothing_is_called_lost() -> None:
+def test_pop_loss_is_undecided_without_a_complete_drain() -> None:
     plant = clean()
     never_popped(plant)
     plant.drained(complete=False)
     assert check(plant, LOST).verdict is Verdict.UNKNOWN
 
 
-def test_a_history_that_contradicts_itself_is_refused() -> None:
+def test_contradictory_pop_history_is_rejected() -> None:
     plant = HistoryBuilder()
     plant.pop_ended("x")
     with pytest.raises(HistoryError, match="never sent"):

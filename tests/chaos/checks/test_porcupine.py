@@ -51,7 +51,7 @@ def as_json(history: Sequence[Operation]) -> str:
     return json.dumps(reported)
 
 
-def test_the_same_is_linearizable_for_both(judge: Path) -> None:
+def test_linearizability_agrees_with_porcupine(judge: Path) -> None:
     histories = []
     for seed in range(HISTORIES):
         rng = random.Random(seed)

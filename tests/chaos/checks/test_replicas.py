@@ -16,7 +16,7 @@ def test_second_leader_in_a_term_is_found() -> None:
     assert check(builder, LEADERS).examples == ("term 1: n0, n1",)
 
 
-def test_terms_are_those_of_a_group_and_masters_have_none() -> None:
+def test_leader_terms_are_per_group_and_masters_have_none() -> None:
     builder = clean()
     builder.leader("n0", 3, "broker-a")
     builder.leader("n3", 3, "broker-b")
@@ -33,7 +33,7 @@ def test_equal_replicas_pass() -> None:
     assert check(builder, REPLICAS).verdict is Verdict.PASS
 
 
-def test_a_replica_that_differs_is_named_with_the_part() -> None:
+def test_differing_replica_is_named_with_the_part() -> None:
     builder = clean()
     builder.replicas(n0="ab", n1="ax", n2="ab")
     assert failed(builder) == {REPLICAS}
@@ -43,7 +43,7 @@ def test_a_replica_that_differs_is_named_with_the_part() -> None:
     assert failed(builder) == set()
 
 
-def test_without_a_majority_the_others_are_named() -> None:
+def test_differing_replicas_without_a_majority_are_all_named() -> None:
     builder = clean()
     builder.replicas(n0="ab", n1="xb", n2="ay")
     result = check(builder, REPLICAS)
@@ -61,13 +61,13 @@ def test_replicas_that_cannot_be_compared_are_undecided(
     assert check(builder, REPLICAS).verdict is Verdict.UNKNOWN
 
 
-def test_replicas_that_differ_fail_although_one_cannot_be_read() -> None:
+def test_differing_replicas_fail_although_another_is_unreadable() -> None:
     builder = clean()
     builder.replicas(errors={"n2": "no store"}, n0="ab", n1="ac")
     assert check(builder, REPLICAS).verdict is Verdict.FAIL
 
 
-def test_clean_logs_pass_and_a_bad_line_is_named() -> None:
+def test_clean_logs_pass_and_a_log_failure_is_reported() -> None:
     builder = clean()
     builder.logs(100)
     assert check(builder, LOGS).verdict is Verdict.PASS
@@ -88,7 +88,9 @@ def test_clean_logs_pass_and_a_bad_line_is_named() -> None:
         ("answers-lost", "n1", "StoreDamaged: frame 7", False),
     ],
 )
-def test_what_an_injected_fault_explains(kind: str, node: str, line: str, excused: bool) -> None:
+def test_log_line_explained_by_an_injected_fault_is_excused(
+    kind: str, node: str, line: str, excused: bool
+) -> None:
     builder = clean()
     builder.fault(kind, "n1")
     builder.logs(100, (node, line))
@@ -97,7 +99,7 @@ def test_what_an_injected_fault_explains(kind: str, node: str, line: str, excuse
 
 
 @pytest.mark.parametrize(("seconds", "excused"), [(-9.0, False), (0.0, True), (9.0, True)])
-def test_a_line_from_before_a_fault_is_not_explained_by_it(seconds: float, excused: bool) -> None:
+def test_log_line_before_a_fault_is_not_excused_by_it(seconds: float, excused: bool) -> None:
     builder = clean()
     builder.wait(10)
     builder.fault("flip-header", "n1")
@@ -108,7 +110,7 @@ def test_a_line_from_before_a_fault_is_not_explained_by_it(seconds: float, excus
     assert failed(builder) == (set() if excused else {LOGS})
 
 
-def test_own_list_of_expected_lines() -> None:
+def test_custom_list_of_expected_log_lines() -> None:
     builder = clean()
     builder.fault("pause", "n1")
     builder.logs(100, ("n1", "heartbeat late"))

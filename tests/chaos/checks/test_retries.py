@@ -44,12 +44,12 @@ def end(plant: HistoryBuilder) -> HistoryBuilder:
     return plant
 
 
-def test_a_clean_run_passes() -> None:
+def test_clean_retry_history_passes() -> None:
     results = {c.name: c.verdict for c in suite_of(end(clean()).records).results()}
     assert results == dict.fromkeys((LOST, TURN, COPIES), Verdict.PASS)
 
 
-def test_a_dead_letter_moves_from_a_group_that_leaves() -> None:
+def test_dead_letter_moves_from_a_group_that_leaves() -> None:
     plant = clean()
     plant.delivered("dead", 0, times=3, broker="another", **DEAD)
     results = {c.name: c.verdict for c in suite_of(end(plant).records).results()}
@@ -123,13 +123,15 @@ def sent_once_and_stored_twice(plant: HistoryBuilder) -> None:
         (sent_once_and_stored_twice, COPIES),
     ],
 )
-def test_damage_is_found(damage: Callable[[HistoryBuilder], None], name: str) -> None:
+def test_retry_check_finds_each_planted_fault(
+    damage: Callable[[HistoryBuilder], None], name: str
+) -> None:
     plant = clean()
     damage(plant)
     assert failed(end(plant)) == {name}
 
 
-def test_what_may_be_is_no_fault() -> None:
+def test_retry_check_accepts_permitted_histories() -> None:
     plant = clean()
     plant.posted("x", attempts=2, **W)
     plant.delivered("x", 7, accepted=False, **W)  # a client's own retry makes two copies
@@ -148,14 +150,14 @@ def test_what_may_be_is_no_fault() -> None:
     assert failed(end(plant)) == set()
 
 
-def test_without_a_complete_drain_nothing_is_called_lost() -> None:
+def test_retry_loss_is_undecided_without_a_complete_drain() -> None:
     plant = clean()
     never_delivered(plant)
     plant.drained(complete=False)
     assert check(plant, LOST).verdict is Verdict.UNKNOWN
 
 
-def test_a_history_that_contradicts_itself_is_refused() -> None:
+def test_contradictory_retry_history_is_rejected() -> None:
     plant = HistoryBuilder()
     plant.given_back("x", 0)
     with pytest.raises(HistoryError, match="never sent"):

@@ -49,7 +49,7 @@ def verdict(root: Path, stores: dict, commit_index: int | None = None) -> tuple[
 
 
 @pytest.mark.parametrize("framed", [True, False])
-def test_equal_stores_pass_whatever_stands_behind_blanks(tmp_path: Path, framed: bool) -> None:
+def test_equal_stores_pass_with_any_bytes_after_blank_records(tmp_path: Path, framed: bool) -> None:
     log = some_log(framed)
     other = log.copy()
     first = min(log.segments)
@@ -65,7 +65,7 @@ def test_equal_stores_pass_whatever_stands_behind_blanks(tmp_path: Path, framed:
 
 
 @pytest.mark.parametrize("framed", [True, False])
-def test_one_changed_byte_is_found_in_its_segment(tmp_path: Path, framed: bool) -> None:
+def test_changed_byte_of_a_store_is_found_in_its_segment(tmp_path: Path, framed: bool) -> None:
     log = some_log(framed)
     damaged = log.copy()
     placed = log.placed[40]
@@ -77,7 +77,7 @@ def test_one_changed_byte_is_found_in_its_segment(tmp_path: Path, framed: bool) 
     assert f"n1 is unlike n0, n2 from the part at {base} on" in text
 
 
-def test_only_what_all_have_committed_is_compared(tmp_path: Path) -> None:
+def test_stores_are_compared_up_to_the_common_commit(tmp_path: Path) -> None:
     log = some_log()
     position, _ = log.frames[40]
     behind = log.copy()
@@ -94,7 +94,7 @@ def test_only_what_all_have_committed_is_compared(tmp_path: Path) -> None:
     assert "frame 41, which was committed, is not in the log" in text
 
 
-def test_frames_left_over_behind_a_truncation_do_not_count(tmp_path: Path) -> None:
+def test_frames_remaining_after_a_truncation_do_not_count(tmp_path: Path) -> None:
     log = some_log()
     end = log.end
     log.other(9, FrameKind.NOOP)
@@ -103,7 +103,7 @@ def test_frames_left_over_behind_a_truncation_do_not_count(tmp_path: Path) -> No
     assert shape.end == end + 60
 
 
-def test_a_log_that_starts_later_is_compared_from_there(tmp_path: Path) -> None:
+def test_log_that_starts_later_is_compared_from_its_start(tmp_path: Path) -> None:
     stores = written(tmp_path, dict.fromkeys(NODES, some_log()))
     first = min((stores["n1"] / "commitlog").iterdir())
     size = first.stat().st_size
@@ -112,7 +112,7 @@ def test_a_log_that_starts_later_is_compared_from_there(tmp_path: Path) -> None:
     assert verdict(tmp_path, stores)[0] is Verdict.PASS
 
 
-def test_a_slave_that_lags_is_compared_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_lagging_slave_is_compared_up_to_its_end(tmp_path: Path) -> None:
     log = some_log(framed=False)
     slave = log.copy()
     last = log.placed[-3]
@@ -122,7 +122,7 @@ def test_a_slave_that_lags_is_compared_as_far_as_it_goes(tmp_path: Path) -> None
     assert verdict(tmp_path, stores)[0] is Verdict.PASS
 
 
-def test_stores_that_cannot_be_read_leave_it_undecided(tmp_path: Path) -> None:
+def test_unreadable_stores_are_undecided(tmp_path: Path) -> None:
     stores = written(tmp_path, {"n0": some_log(), "n1": some_log()})
     stores["n2"] = tmp_path / "nowhere"
     answer, text = verdict(tmp_path, stores)
@@ -135,7 +135,7 @@ def test_stores_that_cannot_be_read_leave_it_undecided(tmp_path: Path) -> None:
     assert compare_replicas({"n2": empty}).parts == {}
 
 
-def test_a_log_shorter_than_its_own_commit_differs(tmp_path: Path) -> None:
+def test_log_shorter_than_its_own_commit_differs(tmp_path: Path) -> None:
     log = some_log()
     position, _ = log.frames[30]
     short = log.copy()
@@ -182,11 +182,11 @@ ValueError: no such thing
         ("Traceback (most recent call last):\n  torn", ["a traceback without an end"]),
     ],
 )
-def test_what_is_found_in_a_log(text: str, found: list[str]) -> None:
+def test_log_search_finds_failures(text: str, found: list[str]) -> None:
     assert [finding.line for finding in search(text.splitlines(keepends=True))] == found
 
 
-def test_findings_have_line_number_and_level() -> None:
+def test_log_findings_have_line_number_and_level() -> None:
     (finding,) = search(TRACEBACK.splitlines(keepends=True))
     assert (finding.number, finding.level) == (2, "ERROR")
 
@@ -201,12 +201,12 @@ def test_findings_have_line_number_and_level() -> None:
         ("AssertionError: at 2026-01-01 00:00:00,123\n", ""),
     ],
 )
-def test_a_finding_has_the_time_of_its_own_line(text: str, time: str) -> None:
+def test_log_finding_has_the_time_of_its_own_line(text: str, time: str) -> None:
     (finding,) = search(text.splitlines(keepends=True))
     assert finding.time == time
 
 
-def test_a_damage_that_was_found_before_a_fault_is_no_work_of_it(tmp_path: Path) -> None:
+def test_damage_logged_before_a_fault_is_not_excused_by_it(tmp_path: Path) -> None:
     """From the log to the verdict, with the same line before and after the injection."""
     for late_s, verdict in ((-60.0, Verdict.FAIL), (60.0, Verdict.PASS)):
         path = tmp_path / f"{verdict.value}.jsonl"
@@ -224,14 +224,14 @@ def test_a_damage_that_was_found_before_a_fault_is_no_work_of_it(tmp_path: Path)
         assert result["failures in server logs"].verdict is verdict
 
 
-def test_a_time_that_is_none_is_not_known(tmp_path: Path) -> None:
+def test_invalid_log_time_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "n0.log").write_text("2026-99-99 00:00:00,000 CRITICAL member_failed\n")
     with HistoryWriter(tmp_path / "h.jsonl") as writer:
         write_findings(writer, {"n0": tmp_path / "n0.log"})
     assert [line.logged_ns for line in read_history(tmp_path / "h.jsonl").log_lines] == [0]
 
 
-def test_what_was_logged_before_the_run_is_not_its_failure(tmp_path: Path) -> None:
+def test_lines_logged_before_the_run_are_no_failure(tmp_path: Path) -> None:
     """In any amount; but a line without a known time counts."""
     log = tmp_path / "n1.log"
     at = datetime.now(UTC)
@@ -245,7 +245,7 @@ def test_what_was_logged_before_the_run_is_not_its_failure(tmp_path: Path) -> No
     assert [line.logged_ns > 0 for line in history.log_lines] == [True, False]
 
 
-def test_a_line_without_a_time_is_before_the_next_that_has_one(tmp_path: Path) -> None:
+def test_log_line_without_a_time_precedes_the_next_with_one(tmp_path: Path) -> None:
     """For example an uncaught exception's, of a process that ended before the run started."""
     log = tmp_path / "n1.log"
     at = datetime.now(UTC)
@@ -262,7 +262,7 @@ def test_a_line_without_a_time_is_before_the_next_that_has_one(tmp_path: Path) -
     assert [line.line for line in result] == ["AssertionError: 2", "invariant 3"]
 
 
-def test_findings_and_lines_are_bounded(tmp_path: Path) -> None:
+def test_log_findings_and_lines_are_limited(tmp_path: Path) -> None:
     log = tmp_path / "n0.log"
     log.write_text(("AssertionError " + "x" * 2_000 + "\n") * (FINDINGS_MAX + 5))
     with HistoryWriter(tmp_path / "h.jsonl") as writer:
@@ -271,7 +271,7 @@ def test_findings_and_lines_are_bounded(tmp_path: Path) -> None:
     assert {len(finding.line) for finding in result} == {logs_module.LINE_LENGTH_MAX}
 
 
-def test_findings_are_written_and_judged(tmp_path: Path) -> None:
+def test_log_findings_are_written_and_judged(tmp_path: Path) -> None:
     (tmp_path / "n0.txt").write_text(TRACEBACK)
     (tmp_path / "n1.txt").write_text("all is well\n")
     logs = {node: tmp_path / f"{node}.txt" for node in NODES}

@@ -74,7 +74,7 @@ def random_run(rng: random.Random, count: int = 120) -> HistoryBuilder:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_runs_pass(seed: int) -> None:
+def test_random_runs_pass_the_suite(seed: int) -> None:
     builder = random_run(random.Random(seed))
     suite = suite_of(builder.records)
     assert [c for c in suite.results() if c.verdict is not Verdict.PASS] == []
@@ -154,7 +154,7 @@ def answer_from_a_forgotten_end(records: list[dict[str, Any]], rng: random.Rando
         answer_from_a_forgotten_end,
     ],
 )
-def test_a_random_mutation_is_found(mutate: Any, seed: int) -> None:
+def test_random_mutation_is_found_by_the_suite(mutate: Any, seed: int) -> None:
     rng = random.Random(seed)
     builder = random_run(rng)
     name = mutate(builder.records, rng)
@@ -162,7 +162,7 @@ def test_a_random_mutation_is_found(mutate: Any, seed: int) -> None:
     assert by_name[name].verdict is Verdict.FAIL, (seed, by_name[name])
 
 
-def test_answers_may_be_asked_for_at_any_time() -> None:
+def test_suite_results_may_be_read_at_any_time() -> None:
     builder = random_run(random.Random(5))
     suite = Suite()
     seen: set[Verdict] = set()
@@ -180,7 +180,7 @@ def test_checks_keep_their_names_and_order() -> None:
     assert result == [name for name in names if name in result]
 
 
-def test_a_run_that_only_wrote_metadata_is_asked_about_no_messages() -> None:
+def test_metadata_only_run_has_no_message_checks() -> None:
     builder = HistoryBuilder()
     builder.wrote(1)
     builder.read(1)
@@ -191,7 +191,7 @@ def test_a_run_that_only_wrote_metadata_is_asked_about_no_messages() -> None:
     assert suite_of(builder.records).verdict() is Verdict.UNKNOWN
 
 
-def test_what_was_expected_is_not_left_out() -> None:
+def test_expected_checks_are_always_in_the_results() -> None:
     assert METADATA not in {c.name for c in suite_of(clean().records).results()}
     suite = suite_of(clean().records, expected=[METADATA])
     assert {c.name: c.verdict for c in suite.results()}[METADATA] is Verdict.UNKNOWN
@@ -200,7 +200,7 @@ def test_what_was_expected_is_not_left_out() -> None:
         Suite(expected=["nonsense"])
 
 
-def test_verdicts_merge_false_over_unknown_over_true() -> None:
+def test_verdicts_merge_fail_over_unknown_over_pass() -> None:
     def of(*verdicts: Verdict) -> Verdict:
         return merge(Check("", verdict, 0, "") for verdict in verdicts)
 
@@ -210,7 +210,7 @@ def test_verdicts_merge_false_over_unknown_over_true() -> None:
     assert of(Verdict.UNKNOWN, Verdict.FAIL, Verdict.PASS) is Verdict.FAIL
 
 
-def test_a_suite_has_its_meta_line() -> None:
+def test_suite_has_its_meta_line() -> None:
     assert suite_of(clean().records).meta["version"] == 1
     with pytest.raises(HistoryError, match="meta line"):
         _ = Suite().meta

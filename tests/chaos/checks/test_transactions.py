@@ -49,7 +49,7 @@ def end(plant: HistoryBuilder, *left_open: str) -> HistoryBuilder:
     return plant
 
 
-def test_a_clean_run_passes() -> None:
+def test_clean_transaction_history_passes() -> None:
     suite = suite_of(end(clean()).records)
     results = {check.name: check.verdict for check in suite.results()}
     assert results == dict.fromkeys((LOST, UNCOMMITTED, COPIES, HALVES), Verdict.PASS)
@@ -120,7 +120,9 @@ def committed_at_the_same_offset_of_another_queue(plant: HistoryBuilder) -> None
         (committed_at_the_same_offset_of_another_queue, COPIES),
     ],
 )
-def test_damage_is_found(damage: Callable[[HistoryBuilder], None], name: str) -> None:
+def test_transaction_check_finds_each_planted_fault(
+    damage: Callable[[HistoryBuilder], None], name: str
+) -> None:
     plant = clean()
     damage(plant)
     assert failed(end(plant)) == {name}
@@ -135,14 +137,14 @@ def test_damage_is_found(damage: Callable[[HistoryBuilder], None], name: str) ->
         (("unknown",), "never was acknowledged, not decided, and its half message is gone"),
     ],
 )
-def test_what_is_left_open_is_what_was_left_open(left_open: tuple[str, ...], words: str) -> None:
+def test_open_half_messages_at_the_end_fail(left_open: tuple[str, ...], words: str) -> None:
     plant = end(clean(), *left_open)
     result = check(plant, HALVES)
     assert (result.verdict, result.examples) == (Verdict.FAIL, (words,))
     assert failed(plant) == {HALVES}
 
 
-def test_what_may_be_is_no_fault() -> None:
+def test_transaction_check_accepts_permitted_histories() -> None:
     plant = clean()
     plant.posted("retried", attempts=2, **W)  # its half message lies there twice
     plant.decided("retried", "commit")
@@ -154,7 +156,7 @@ def test_what_may_be_is_no_fault() -> None:
     assert failed(end(plant)) == set()
 
 
-def test_without_a_complete_drain_nothing_is_called_lost() -> None:
+def test_transaction_loss_is_undecided_without_a_complete_drain() -> None:
     plant = clean()
     commit_lost(plant)
     plant.drained(complete=False)
@@ -164,7 +166,7 @@ def test_without_a_complete_drain_nothing_is_called_lost() -> None:
     assert check(plant, LOST).verdict is Verdict.UNKNOWN
 
 
-def test_a_history_that_contradicts_itself_is_refused() -> None:
+def test_contradictory_transaction_history_is_rejected() -> None:
     plant = clean()
     plant.posted("commit", **W)
     with pytest.raises(HistoryError, match="two transactions"):

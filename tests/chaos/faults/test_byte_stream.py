@@ -26,7 +26,7 @@ def joined(items: list[Item]) -> bytes:
     return b"".join(item for item in items if not isinstance(item, Mark))
 
 
-def test_without_rules_all_passes() -> None:
+def test_flow_without_rules_passes_all_bytes() -> None:
     one = flow()
     assert one.passes
     one.push(b"a", 1.0)
@@ -35,7 +35,7 @@ def test_without_rules_all_passes() -> None:
     assert one.passes and one.held_bytes == 0 and one.next_due_s() is None
 
 
-def test_cut_holds_and_the_heal_delivers_in_order() -> None:
+def test_flow_cut_holds_bytes_and_the_heal_delivers_them_in_order() -> None:
     one = flow(Way(cut=True))
     one.push(b"a", 1.0)
     one.push(b"b", 2.0)
@@ -45,7 +45,7 @@ def test_cut_holds_and_the_heal_delivers_in_order() -> None:
     assert one.take(100.0) == [b"a", b"b", Mark.END]
 
 
-def test_delay_keeps_order_under_jitter() -> None:
+def test_flow_delay_keeps_the_order_under_jitter() -> None:
     one = flow(Way(delay_s=0.1, jitter_s=0.5))
     for number in range(100):
         one.push(bytes([number]), number * 0.001)
@@ -60,7 +60,7 @@ def test_delay_keeps_order_under_jitter() -> None:
     assert dues[-1] - dues[0] > 0.2  # it was drawn, not fixed
 
 
-def test_delay_that_is_lifted_lets_everything_go_at_once() -> None:
+def test_lifted_flow_delay_delivers_everything_at_once() -> None:
     one = flow(Way(delay_s=10))
     one.push(b"late", 1.0)
     assert one.take(10.9) == []
@@ -68,7 +68,7 @@ def test_delay_that_is_lifted_lets_everything_go_at_once() -> None:
     assert one.take(2.0) == [b"late"]
 
 
-def test_cut_over_a_delay_and_back() -> None:
+def test_flow_delay_continues_after_a_cut() -> None:
     one = flow(Way(delay_s=1))
     one.push(b"x", 0.0)
     one.change(Way(cut=True, delay_s=1), 0.5)
@@ -78,7 +78,7 @@ def test_cut_over_a_delay_and_back() -> None:
     assert one.take(1.0) == [b"x"]
 
 
-def test_rate_spreads_bytes_over_time_in_pieces() -> None:
+def test_flow_rate_spreads_bytes_over_time_in_pieces() -> None:
     one = flow(Way(rate=100_000))
     one.push(b"x" * 50_000, 0.0)
     halfway = joined(one.take(0.25))
@@ -88,7 +88,7 @@ def test_rate_spreads_bytes_over_time_in_pieces() -> None:
     assert len(halfway) + len(rest) == 50_000
 
 
-def test_rate_is_shared_by_the_connections_of_a_link() -> None:
+def test_flow_rate_is_shared_by_the_connections_of_a_link() -> None:
     pace = Pace()
     one, other = flow(Way(rate=1_000), pace), flow(Way(rate=1_000), pace)
     one.push(b"x" * PIECE_BYTES_MIN, 0.0)
@@ -99,7 +99,7 @@ def test_rate_is_shared_by_the_connections_of_a_link() -> None:
     assert one.take(10.0 + PIECE_BYTES_MIN / 1_000) == [b"x" * PIECE_BYTES_MIN, b"z" * 512]
 
 
-def test_it_says_when_it_is_full() -> None:
+def test_flow_reports_when_it_is_full() -> None:
     delayed, slow = flow(Way(delay_s=60)), flow(Way(rate=10))
     delayed.push(b"x" * (HELD_BYTES_MAX - 1), 0.0)
     assert not delayed.full
@@ -117,7 +117,7 @@ def test_it_says_when_it_is_full() -> None:
     assert not fast.full
 
 
-def test_a_reset_comes_behind_what_was_sent_before_it() -> None:
+def test_flow_reset_arrives_after_earlier_bytes() -> None:
     one = flow(Way(delay_s=1))
     one.push(b"last words", 0.0)
     one.push(Mark.RESET, 0.1)
@@ -129,7 +129,7 @@ def test_a_reset_comes_behind_what_was_sent_before_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_changes_bytes_arrive_whole_once_and_in_order(seed: int) -> None:
+def test_flow_bytes_arrive_completely_once_and_in_order(seed: int) -> None:
     rng = random.Random(seed)
     ways = [Way(), Way(cut=True), Way(delay_s=0.2, jitter_s=0.3), Way(rate=5_000)]
     one = Flow(Way(), Pace(), rng.random)

@@ -22,7 +22,7 @@ def state(shape: Shape) -> ClusterState:
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_a_kind_is_whole(name: str) -> None:
+def test_fault_kind_has_every_field(name: str) -> None:
     kind, _ = REGISTRY[name]
     assert kind.name == name and re.fullmatch(r"[a-z][a-z-]+", name)
     assert kind.family in FAMILIES
@@ -47,18 +47,18 @@ def test_a_kind_is_whole(name: str) -> None:
         ("namesrv-cut", Shape(), "takes no proxies"),
     ],
 )
-def test_what_stands_in_the_way_is_said(kind: str, shape: Shape, words: str | None) -> None:
+def test_unavailable_fault_reports_the_obstacle(kind: str, shape: Shape, words: str | None) -> None:
     result = unavailable(find(kind), state(shape))
     assert result is None if words is None else words in (result or "")
 
 
-def test_a_kind_may_fit_some_modes_only() -> None:
+def test_fault_kind_may_fit_some_modes_only() -> None:
     only = Kind("x", "process", "x", ("all",), modes=frozenset({"raft", "single"}))
     assert unavailable(only) is None and unavailable(only, state(Shape())) is None
     assert "for raft, single" in (unavailable(only, state(Shape("async"))) or "")
 
 
-def test_rows_name_everything_family_by_family() -> None:
+def test_catalogue_rows_list_every_kind_by_family() -> None:
     result = rows(state(Shape()))
     assert {row.kind.name for row in result} == set(REGISTRY)
     families = [FAMILIES.index(row.kind.family) for row in result]
@@ -68,7 +68,7 @@ def test_rows_name_everything_family_by_family() -> None:
     assert {row.kind.name: row.cannot for row in rows()}["delay"] == ""  # no cluster, no reason
 
 
-def test_wishes() -> None:
+def test_fault_wishes_are_parsed() -> None:
     kill, delay, cut = find("kill"), find("delay"), find("one-way-in")
     assert parse_wish("kill") == (Want(kill),)
     assert parse_wish("kill:n2,for=3") == (Want(kill, "n2", 3.0),)
@@ -94,12 +94,12 @@ def test_wishes() -> None:
         ("delay,rate=3", "delay has no rate; it has for, delay_ms, jitter_ms"),
     ],
 )
-def test_wrong_wishes(text: str, words: str) -> None:
+def test_malformed_fault_wishes_are_rejected(text: str, words: str) -> None:
     with pytest.raises(ClusterError, match=words):
         parse_wish(text)
 
 
-def test_what_cannot_be_done_here_is_not_made(tmp_path: Path) -> None:
+def test_unavailable_fault_is_not_made(tmp_path: Path) -> None:
     save_state(tmp_path, state(Shape()))
     with HistoryWriter(tmp_path / "h.jsonl") as history:
         context = Context(Cluster(tmp_path), history)

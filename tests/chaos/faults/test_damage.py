@@ -100,9 +100,7 @@ def differing_bits(before: bytes, after: bytes) -> list[tuple[int, int]]:
         (damage.flip_config, "config/topics.json"),
     ],
 )
-def test_one_bit_is_flipped_where_it_is_said(
-    store: Path, harm: Harm, place: str, seed: int
-) -> None:
+def test_flipped_bit_is_the_reported_one(store: Path, harm: Harm, place: str, seed: int) -> None:
     before = contents(store)
     said = harm(store, random.Random(seed), True)
     after = contents(store)
@@ -124,7 +122,7 @@ def test_one_bit_is_flipped_where_it_is_said(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_rot_flips_bits_of_durable_frames(store: Path, seed: int) -> None:
+def test_corruption_flips_bits_of_durable_frames(store: Path, seed: int) -> None:
     before = contents(store)
     said = damage.bit_rot(store, random.Random(seed), True)
     match = [FLIPPED.match(text) for text in said.split("; ")]
@@ -152,7 +150,7 @@ def test_every_snapshot_is_damaged_with_its_older_copy(store: Path, seed: int) -
         assert kept.startswith(path.read_bytes())
 
 
-def test_the_same_seed_does_the_same_damage(store: Path) -> None:
+def test_same_seed_does_the_same_damage(store: Path) -> None:
     before = contents(store)
     for harm in (damage.flip_header, damage.flip_payload, damage.flip_queue, damage.torn_tail):
         done = set()
@@ -163,7 +161,7 @@ def test_the_same_seed_does_the_same_damage(store: Path) -> None:
         assert len(done) == 1
 
 
-def test_flipping_every_slot_of_the_vote_is_damage_that_is_seen(store: Path) -> None:
+def test_flip_in_every_slot_of_the_vote_is_detected(store: Path) -> None:
     said = damage.flip_vote(store, random.Random(3), True)
     assert said.count("flipped") == 2
     with pytest.raises(Exception, match="term and vote are lost"):
@@ -172,7 +170,7 @@ def test_flipping_every_slot_of_the_vote_is_damage_that_is_seen(store: Path) -> 
 
 @pytest.mark.parametrize("may_cut", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_torn_tail_costs_nothing_durable(store: Path, seed: int, may_cut: bool) -> None:
+def test_torn_tail_loses_nothing_durable(store: Path, seed: int, may_cut: bool) -> None:
     before = contents(store)
     mark = durable_offset(before["checkpoint"])
     said = damage.torn_tail(store, random.Random(seed), may_cut)
@@ -194,7 +192,7 @@ def test_a_torn_tail_costs_nothing_durable(store: Path, seed: int, may_cut: bool
     checkpoint.close()
 
 
-def test_every_way_to_tear_a_tail_is_drawn(store: Path) -> None:
+def test_every_kind_of_torn_tail_is_drawn(store: Path) -> None:
     kept = contents(store)
     ways = set()
     for seed in range(60):
@@ -217,7 +215,7 @@ def test_every_way_to_tear_a_tail_is_drawn(store: Path) -> None:
         (damage.lost_vote, "raft/hardstate"),
     ],
 )
-def test_one_file_is_lost(store: Path, harm: Harm, place: str) -> None:
+def test_lost_file_is_the_reported_one(store: Path, harm: Harm, place: str) -> None:
     before = contents(store)
     said = harm(store, random.Random(1), True)
     (gone,) = set(before) - set(contents(store))
@@ -245,12 +243,12 @@ def test_one_file_is_lost(store: Path, harm: Harm, place: str) -> None:
         damage.torn_snapshot,
     ],
 )
-def test_what_is_not_there_cannot_be_damaged(tmp_path: Path, harm: Harm) -> None:
+def test_damage_of_a_missing_file_is_rejected(tmp_path: Path, harm: Harm) -> None:
     with pytest.raises(ClusterError):
         harm(tmp_path, random.Random(1), True)
 
 
-def test_items_are_walked_to_the_first_thing_that_is_none(store: Path) -> None:
+def test_log_items_end_at_the_first_malformed_item(store: Path) -> None:
     first, *_ = sorted((store / "commitlog").iterdir())
     data = first.read_bytes()
     items = log_items(data)
@@ -263,11 +261,11 @@ def test_items_are_walked_to_the_first_thing_that_is_none(store: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 8])
-def test_used_units_end_at_the_first_empty_one(count: int) -> None:
+def test_used_queue_entries_end_at_the_first_empty_one(count: int) -> None:
     assert used_units((b"\0" * 19 + b"\1") * count + bytes(20 * (8 - count))) == count
 
 
-def test_slots_are_found_where_they_are(store: Path) -> None:
+def test_hard_state_slots_are_found(store: Path) -> None:
     data = (store / "raft" / "hardstate").read_bytes()
     assert [position.start for position in slots(data)] == [0, 4096]
     assert slots(data[:4096]) == slots(data)[:1]

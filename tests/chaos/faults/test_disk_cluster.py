@@ -164,7 +164,7 @@ async def led_by_another(town: Town, old: str) -> None:
             await asyncio.sleep(POLL_S)
 
 
-async def test_power_cuts_under_sync_flush_lose_nothing_acknowledged(tmp_path: Path) -> None:
+async def test_power_cuts_under_sync_flush_lose_no_acknowledged_message(tmp_path: Path) -> None:
     async with Town(tmp_path, SYNC) as town:
         for whom, lose_all in (("all", 1), ("leader", 0), ("minority", 1), ("all", 0)):
             await town.send_some()
@@ -181,7 +181,7 @@ async def test_power_cuts_under_sync_flush_lose_nothing_acknowledged(tmp_path: P
 
 
 @pytest.mark.long
-async def test_bad_disks_of_leaders(tmp_path: Path) -> None:
+async def test_leaders_with_full_failing_and_stalled_disks_lose_nothing(tmp_path: Path) -> None:
     """Full, failing, stalled; a new leader takes over or the send is rejected; nothing is lost."""
     async with Town(tmp_path, SYNC) as town:
         await town.send_some()
@@ -209,7 +209,7 @@ async def test_bad_disks_of_leaders(tmp_path: Path) -> None:
         await town.whole_again()
 
 
-async def test_a_leader_whose_disk_is_set_back_is_told_and_recovers(
+async def test_leader_with_a_rolled_back_disk_reports_it_and_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Town(tmp_path, SYNC) as town:
@@ -237,7 +237,7 @@ async def test_a_leader_whose_disk_is_set_back_is_told_and_recovers(
         assert not list(directory.glob("image-*"))
 
 
-async def test_a_lying_fsync_and_a_power_cut_lose_what_was_acknowledged(tmp_path: Path) -> None:
+async def test_lying_fsync_with_a_power_cut_loses_acknowledged_messages(tmp_path: Path) -> None:
     """The negative control, Raft without fsync. The replicas return without the messages."""
     async with Town(tmp_path, SYNC, once=True) as town:
         await town.send_some()
@@ -261,7 +261,7 @@ async def test_a_lying_fsync_and_a_power_cut_lose_what_was_acknowledged(tmp_path
         assert sum(counts) == len(honest) < len(town.acknowledged)
 
 
-async def test_async_flush_loses_to_a_power_cut_what_was_not_synced_yet(tmp_path: Path) -> None:
+async def test_power_cut_under_async_flush_loses_unsynced_messages(tmp_path: Path) -> None:
     settings = SYNC | {"flushDiskType": "ASYNC_FLUSH", "flushIntervalCommitLog": "600000"}
     async with Town(tmp_path, settings) as town:
         await town.send_some()
@@ -272,7 +272,7 @@ async def test_async_flush_loses_to_a_power_cut_what_was_not_synced_yet(tmp_path
         town.acknowledged.clear()
 
 
-async def test_damaged_replicas_come_back_or_are_replaced(tmp_path: Path) -> None:
+async def test_damaged_replicas_recover_or_are_replaced(tmp_path: Path) -> None:
     async with Town(tmp_path, SYNC) as town:
         await town.send_some()
         tidy = town.fault("stop-all", "all")  # in order, so queues and tables are on disk
@@ -295,7 +295,7 @@ async def test_damaged_replicas_come_back_or_are_replaced(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-async def test_slow_disks_of_followers_and_clocks_that_jump_change_no_leader(
+async def test_slow_follower_disks_and_clock_jumps_change_no_leader(
     tmp_path: Path,
 ) -> None:
     async with Town(tmp_path, SYNC | PATIENT) as town:
@@ -318,7 +318,7 @@ async def test_slow_disks_of_followers_and_clocks_that_jump_change_no_leader(
         await town.whole_again()
 
 
-async def test_what_a_cluster_without_the_layer_cannot_do_is_said(tmp_path: Path) -> None:
+async def test_disk_faults_without_the_fault_layer_are_rejected(tmp_path: Path) -> None:
     async with Town(tmp_path, SYNC, faultable=False) as town:
         for kind in ("power-cut", "disk-full", "clock-back"):
             with pytest.raises(ClusterError, match="without the fault layer"):
@@ -330,7 +330,7 @@ async def test_what_a_cluster_without_the_layer_cannot_do_is_said(tmp_path: Path
         await town.send_some()  # nothing is wrong
 
 
-async def test_a_power_cut_by_the_kernel(tmp_path: Path) -> None:
+async def test_kernel_power_cut_loses_no_acknowledged_message(tmp_path: Path) -> None:
     """Where a loop device can be had; where not, the reason is said instead."""
     reason = power.unavailable()
     town = Town(tmp_path, SYNC, faultable=False)

@@ -91,7 +91,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made.kill()
 
 
-def test_only_what_was_synced_survives(node: Node) -> None:
+def test_fault_layer_keeps_only_synced_bytes_over_a_power_cut(node: Node) -> None:
     disk = node.disk
     first = disk.boot_id()
     disk.makedirs("commitlog")
@@ -115,7 +115,7 @@ def test_only_what_was_synced_survives(node: Node) -> None:
     assert node.read("commitlog/0").startswith(b"a" * 5000)
 
 
-def test_a_kill_loses_nothing_and_what_was_unsynced_stays_unsynced(node: Node) -> None:
+def test_kill_loses_nothing_and_keeps_bytes_unsynced(node: Node) -> None:
     file = node.disk.open("f")
     file.pwrite(0, b"old")
     file.sync()
@@ -130,7 +130,7 @@ def test_a_kill_loses_nothing_and_what_was_unsynced_stays_unsynced(node: Node) -
     assert node.read("f") == b"old"
 
 
-def test_a_name_survives_a_rename_over_it_until_the_directory_is_synced(node: Node) -> None:
+def test_replaced_name_survives_until_the_directory_is_synced(node: Node) -> None:
     disk = node.disk
     for name in ("table.json", "table.json.tmp"):
         file = disk.open(name)
@@ -155,7 +155,7 @@ def test_a_name_survives_a_rename_over_it_until_the_directory_is_synced(node: No
     assert refused.value.errno == errno.EXDEV
 
 
-def test_a_lying_sync_makes_nothing_durable(node: Node) -> None:
+def test_lying_sync_makes_nothing_durable(node: Node) -> None:
     node.steering.put("1", [Rule(LIE, (SYNC,))])
     file = node.disk.open("f")
     file.pwrite(0, b"acknowledged")
@@ -172,7 +172,7 @@ def test_a_lying_sync_makes_nothing_durable(node: Node) -> None:
     assert node.read("f") == b"honest"
 
 
-def test_a_failed_sync_is_not_made_up_for_by_the_next(node: Node) -> None:
+def test_failed_sync_is_not_compensated_by_the_next(node: Node) -> None:
     file = node.disk.open("f")
     file.pwrite(0, b"-" * 8192)
     file.sync()
@@ -188,7 +188,7 @@ def test_a_failed_sync_is_not_made_up_for_by_the_next(node: Node) -> None:
     assert node.read("f") == b"-" * 4096 + b"b" * 4096
 
 
-def test_a_write_during_a_sync_is_not_covered_by_it(
+def test_write_during_a_sync_is_not_covered_by_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = node.disk.open("f")
@@ -208,7 +208,7 @@ def test_a_write_during_a_sync_is_not_covered_by_it(
     assert node.read("f") == b"before"
 
 
-def test_truncations_come_back_with_their_bytes(node: Node) -> None:
+def test_unsynced_truncations_are_undone_with_their_bytes(node: Node) -> None:
     size = 5 << 20
     file = node.disk.open("big", allocate_bytes=size)
     file.pwrite(100, b"x" * 5000)
@@ -326,7 +326,7 @@ def check_contents(found: bytes, versions: list[bytes], seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_cut_leaves_what_the_model_allows(
+def test_power_cut_leaves_a_state_that_the_model_permits(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several lives of a disk."""
@@ -364,7 +364,7 @@ def test_a_cut_leaves_what_the_model_allows(
 # ---- the journal -----------------------------------------------------------------------------
 
 
-def test_a_journal_that_holds_too_much_fails_loudly(tmp_path: Path) -> None:
+def test_full_undo_journal_fails_with_an_error(tmp_path: Path) -> None:
     journal = Journal(tmp_path, pending_bytes_max=1000)
     record = Record(RecordKind.BYTES, 1, 1, 0, 500, bytes(500))
     journal.add(record)
@@ -374,7 +374,7 @@ def test_a_journal_that_holds_too_much_fails_loudly(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_journal_is_written_anew_when_most_of_it_is_struck_out(
+def test_undo_journal_is_rewritten_when_mostly_obsolete(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faultdisk, "REWRITE_BYTES", 10_000)
@@ -388,7 +388,7 @@ def test_a_journal_is_written_anew_when_most_of_it_is_struck_out(
     assert node.read("f").rstrip(b"\0") == b"x" * 100_000
 
 
-def test_a_store_that_was_taken_away_leaves_nothing_to_undo(node: Node) -> None:
+def test_removed_store_leaves_nothing_to_undo(node: Node) -> None:
     node.disk.open("f").pwrite(0, b"x")
     node.kill()
     (node.store / "f").unlink()
@@ -403,7 +403,7 @@ def test_a_store_that_was_taken_away_leaves_nothing_to_undo(node: Node) -> None:
 # ---- steering --------------------------------------------------------------------------------
 
 
-def test_the_nth_call_fails_once_and_only_on_the_files_meant(node: Node) -> None:
+def test_nth_call_fails_once_and_only_on_matching_files(node: Node) -> None:
     node.steering.put("7", [Rule(ERROR, (WRITE,), "raft/*", skip=2, times=1)])
     node.disk.makedirs("raft")
     vote, other = node.disk.open("raft/hardstate"), node.disk.open("checkpoint")
@@ -422,7 +422,7 @@ def test_the_nth_call_fails_once_and_only_on_the_files_meant(node: Node) -> None
     assert "7" not in node.steering.rules()
 
 
-def test_reads_and_creations_fail_while_they_are_told_to(node: Node) -> None:
+def test_reads_and_creations_fail_under_their_rule(node: Node) -> None:
     file = node.disk.open("f")
     file.pwrite(0, b"abc")
     node.steering.put("1", [Rule(ERROR, (READ, ALLOCATE))])
@@ -436,7 +436,7 @@ def test_reads_and_creations_fail_while_they_are_told_to(node: Node) -> None:
     assert file.pread(0, 3) == b"abc"
 
 
-def test_a_short_write_leaves_its_first_half(node: Node) -> None:
+def test_short_write_leaves_its_first_half(node: Node) -> None:
     file = node.disk.open("f")
     node.steering.put("1", [Rule(SHORT, (WRITE,), times=1)])
     with pytest.raises(OSError, match="half of it"):
@@ -444,9 +444,7 @@ def test_a_short_write_leaves_its_first_half(node: Node) -> None:
     assert node.read("f") == b"abcd"
 
 
-def test_a_full_disk_takes_no_new_block_but_all_else(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_rejects_only_new_blocks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     half_full = DiskUsage(50, 50)  # however full the machine's is
     monkeypatch.setattr(OsDisk, "usage", lambda _: half_full)
     allocated = node.disk.open("log", allocate_bytes=1 << 16)
@@ -474,7 +472,7 @@ def test_a_full_disk_takes_no_new_block_but_all_else(
     assert node.disk.usage() == half_full
 
 
-def test_a_stalled_sync_returns_when_it_is_healed_and_not_before(node: Node) -> None:
+def test_stalled_sync_returns_when_it_is_healed(node: Node) -> None:
     file = node.disk.open("f")
     file.pwrite(0, b"x")
     node.steering.put("1", [Rule(STALL, (SYNC,))])
@@ -488,7 +486,7 @@ def test_a_stalled_sync_returns_when_it_is_healed_and_not_before(node: Node) -> 
     assert not syncing.is_alive()
 
 
-def test_slow_calls_take_longer_and_still_do_their_work(node: Node) -> None:
+def test_slow_calls_take_longer_and_do_their_work(node: Node) -> None:
     slept: list[float] = []
     node.kill()
     node.boot(slept.append)
@@ -502,7 +500,7 @@ def test_slow_calls_take_longer_and_still_do_their_work(node: Node) -> None:
     assert node.read("f") == b"x"
 
 
-def test_rules_under_several_keys_hold_side_by_side(node: Node) -> None:
+def test_rules_under_several_keys_are_all_in_force(node: Node) -> None:
     node.steering.put("1", [Rule(ERROR, (WRITE,), "a")])
     node.steering.put("2", [Rule(ERROR, (WRITE,), "b")])
     node.steering.put("1", [Rule(ERROR, (WRITE,), "c")])  # in place of the first
@@ -525,7 +523,7 @@ def test_rules_under_several_keys_hold_side_by_side(node: Node) -> None:
     assert failing() == set()
 
 
-def test_so_many_rules_and_no_more(node: Node) -> None:
+def test_rules_are_limited_in_number(node: Node) -> None:
     rule = Rule(ERROR, (WRITE,), "nothing")
     node.steering.put("1", [rule] * (SLOTS_MAX - 1))
     node.steering.put("2", [rule])
@@ -535,7 +533,7 @@ def test_so_many_rules_and_no_more(node: Node) -> None:
     node.steering.put("3", [rule] * (SLOTS_MAX - 2))
 
 
-async def test_a_fault_for_which_there_are_no_more_rules_cannot_be_done(tmp_path: Path) -> None:
+async def test_fault_beyond_the_rule_limit_is_rejected(tmp_path: Path) -> None:
     """It fails like every fault, and the run continues without it."""
     faults = tmp_path / "n1" / FAULTS
     faults.mkdir(parents=True)
@@ -547,7 +545,7 @@ async def test_a_fault_for_which_there_are_no_more_rules_cannot_be_done(tmp_path
         await fault.do(Hit((ClusterNode("n1", "broker", "127.0.0.1", 1, 0),)))
 
 
-def test_the_wall_clock_is_put_off_and_strobed(tmp_path: Path) -> None:
+def test_wall_clock_is_shifted_and_strobed(tmp_path: Path) -> None:
     monotonic_ms = [0]
     control = Control(tmp_path, lambda: 5_000_000_000, lambda: monotonic_ms[0] * 1_000_000)
     steering = Steering(tmp_path)
@@ -568,7 +566,7 @@ def test_the_wall_clock_is_put_off_and_strobed(tmp_path: Path) -> None:
 # ---- ownership of stores -------------------------------------------------------------------
 
 
-def test_a_store_in_use_is_neither_cut_nor_emptied_nor_copied(node: Node, tmp_path: Path) -> None:
+def test_store_in_use_is_neither_cut_nor_emptied_nor_copied(node: Node, tmp_path: Path) -> None:
     """A harness that took a live node for dead would report losses that no disk caused."""
     node.disk.open("f").pwrite(0, b"not synced")
     other = tmp_path / "other"

@@ -35,7 +35,7 @@ def seen_from_elsewhere() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_synced_survives_and_the_rest_does_not(tmp_path: Path, kind: str) -> None:
+def test_loop_disk_keeps_only_synced_bytes_over_a_power_cut(tmp_path: Path, kind: str) -> None:
     """The kernel does what the fault layer imitates, or the test names the obstacle."""
     loop = LoopDisk(tmp_path / "store", kind)
     reason = unavailable(kind)
@@ -67,7 +67,7 @@ def test_what_was_synced_survives_and_the_rest_does_not(tmp_path: Path, kind: st
     loop.remove()
 
 
-def test_reasons_why_there_is_no_loop_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_disk_obstacles_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert unavailable() == "a loop device and mounting need root"
     monkeypatch.setattr("os.geteuid", lambda: 0)
@@ -82,6 +82,6 @@ def test_reasons_why_there_is_no_loop_disk(monkeypatch: pytest.MonkeyPatch) -> N
     assert unavailable("xfs") == "the kernel has no xfs (/proc/filesystems)"
 
 
-def test_a_store_without_a_file_system_of_its_own(tmp_path: Path) -> None:
+def test_store_without_its_own_file_system_has_no_kernel_power_cut(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no file system of its own"):
         LoopDisk.of_store(tmp_path)

@@ -34,7 +34,7 @@ RECORDS = (
 )
 
 
-def test_a_journal_cut_anywhere_is_its_whole_records() -> None:
+def test_truncated_undo_journal_has_its_complete_records() -> None:
     data = b"".join(record.encode() for record in RECORDS)
     ends = [sum(r.size_bytes for r in RECORDS[: n + 1]) for n in range(len(RECORDS))]
     for length in range(len(data) + 1):
@@ -42,7 +42,7 @@ def test_a_journal_cut_anywhere_is_its_whole_records() -> None:
         assert tuple(decode(data[:length])) == RECORDS[:complete]
 
 
-def test_what_records_say_of_names() -> None:
+def test_undo_records_name_directories_and_paths() -> None:
     create, rename, remove = RECORDS[0], RECORDS[4], RECORDS[5]
     assert create.directory == rename.directory == "raft"
     assert rename.paths == ("raft/hardstate.new", "raft/hardstate")
@@ -51,7 +51,7 @@ def test_what_records_say_of_names() -> None:
     assert Record(RecordKind.CREATE, 1, 7, 0, 0, b"checkpoint").directory == ""
 
 
-def test_a_sync_strikes_out_what_came_before_it_in_that_file_only() -> None:
+def test_sync_removes_earlier_undo_records_of_its_file_only() -> None:
     pending = Pending(RECORDS)
     pending.add(Record(RecordKind.BYTES, 7, 8, 0, 1, b"y"))
     pending.add(Record(RecordKind.SYNCED, 8, 7, 3))
@@ -69,7 +69,7 @@ def test_a_sync_strikes_out_what_came_before_it_in_that_file_only() -> None:
     assert pending.size_bytes == 0
 
 
-def test_after_a_failed_sync_only_rewritten_pages_become_durable() -> None:
+def test_only_rewritten_pages_become_durable_after_a_failed_sync() -> None:
     pages = [Record(RecordKind.BYTES, n + 1, 5, n * PAGE_BYTES, PAGE_BYTES) for n in range(3)]
     pending = Pending([*pages, Record(RecordKind.FAILED, 4, 5, 3)])
     pending.add(Record(RecordKind.SYNCED, 5, 5, 4))
@@ -92,7 +92,7 @@ WRITTEN = [kind for kind in RecordKind if kind is not RecordKind.HEALED]  # as t
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_shorter_journal_means_the_same(seed: int) -> None:
+def test_compacted_undo_journal_is_equivalent(seed: int) -> None:
     rng = random.Random(seed)
     records = []
     for number in range(1, 60):
@@ -138,7 +138,7 @@ def page_of(*versions: bytes) -> tuple[bytes, list[Record]]:
         (2, 1, 3584, b"c" * 3584 + b"b" * 512),
     ],
 )
-def test_a_page_is_rebuilt_as_it_was_after_so_many_changes(
+def test_page_is_rebuilt_as_after_each_number_of_changes(
     below: int, above: int, split: int, expected: bytes
 ) -> None:
     content, changes = page_of(b"a", b"b", b"c", b"d")
@@ -182,7 +182,7 @@ def test_pages_are_lost_kept_and_torn_within_their_changes() -> None:
     assert again[0] == again[1]
 
 
-def test_a_lost_truncation_takes_what_came_after_it_on_its_pages_along() -> None:
+def test_lost_truncation_undoes_later_changes_of_its_pages() -> None:
     records = [
         Record(RecordKind.BYTES, 1, 1, 0, 3 * PAGE_BYTES),
         Record(RecordKind.SIZE, 2, 1, 3 * PAGE_BYTES, PAGE_BYTES),  # drops pages 1 and 2 …

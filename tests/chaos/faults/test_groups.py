@@ -35,7 +35,7 @@ async def context(tmp_path: Path, programs: Programs) -> AsyncIterator[Context]:
     await cluster.close()
 
 
-async def test_a_group_joins_and_leaves_although_commands_fail_meanwhile(
+async def test_group_joins_and_leaves_despite_failing_commands(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, failures = context.cluster, ["no leader", "no leader", "[NOT_EMPTY]"]
@@ -81,7 +81,7 @@ async def test_a_group_joins_and_leaves_although_commands_fail_meanwhile(
 
 
 @pytest.mark.parametrize("programs", [{"n4": ENDS}], indirect=True)
-async def test_a_joining_group_that_is_hit_stays_to_be_started_again(context: Context) -> None:
+async def test_killed_replica_of_a_joining_group_stays_in_the_cluster(context: Context) -> None:
     joining = make(Planned(1, 0.0, 1.0, "add-group", "group", 0.5), context)
     await joining.inject()
     await joining.heal()

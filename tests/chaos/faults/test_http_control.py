@@ -16,7 +16,7 @@ FAULT = {
 }  # fmt: skip
 
 
-def test_what_comes_through_the_door_goes_through_it(tmp_path: Path) -> None:
+def test_http_faults_and_harness_faults_are_kept_apart(tmp_path: Path) -> None:
     door, control, harness = HttpDoor(tmp_path), Control(tmp_path), Steering(tmp_path)
     harness.put("theirs", [Rule("error", ("read",))])
     assert (door.add(FAULT), door.add(FAULT)) == ("http-0", "http-1")
@@ -30,7 +30,7 @@ def test_what_comes_through_the_door_goes_through_it(tmp_path: Path) -> None:
     control.close()
 
 
-def test_there_is_no_room_for_more_than_the_slots(tmp_path: Path) -> None:
+def test_http_faults_are_limited_to_their_slots(tmp_path: Path) -> None:
     door = HttpDoor(tmp_path)
     for _ in range(SLOTS_MAX):
         door.add(FAULT)
@@ -38,7 +38,7 @@ def test_there_is_no_room_for_more_than_the_slots(tmp_path: Path) -> None:
         door.add(FAULT)
 
 
-async def test_a_broker_is_made_to_fail_and_healed(tmp_path: Path) -> None:
+async def test_broker_fails_under_an_http_fault_and_is_healed(tmp_path: Path) -> None:
     machine = steerable_machine(str(tmp_path / "n0" / "store"))
     group = Group(tmp_path)
     group.disk, group.faults = lambda _: machine.disk, machine.faults

@@ -119,7 +119,7 @@ async def scene(home: Path, tmp_path: Path) -> AsyncIterator[Scene]:
         assert not [name for name, link in (await links.state()).items() if "rules" in link]
 
 
-async def test_an_isolated_leader_is_replaced_and_follows_after_the_heal(scene: Scene) -> None:
+async def test_isolated_leader_is_replaced_and_follows_after_the_heal(scene: Scene) -> None:
     before = await scene.leader()
     async with AsyncExitStack() as stack:
         namesrv = scene.cluster.state().namesrv
@@ -141,14 +141,14 @@ async def test_an_isolated_leader_is_replaced_and_follows_after_the_heal(scene: 
         await producer.send(Message("T", b"after"), timeout_ms=SEND_MS)
 
 
-async def test_a_leader_without_peers_steps_down_though_clients_reach_it(scene: Scene) -> None:
+async def test_leader_without_peers_steps_down_although_clients_reach_it(scene: Scene) -> None:
     fault, old = await scene.inject("cut-peers", "leader")
     await scene.leader(but=old)
     assert await scene.ask(old, ANSWER_MS)
     await fault.heal()
 
 
-async def test_a_leader_that_is_not_heard_is_replaced(scene: Scene) -> None:
+async def test_leader_that_cannot_send_to_its_peers_is_replaced(scene: Scene) -> None:
     before = await scene.leader()
     fault, old = await scene.inject("one-way-out", "leader")
     cut = {name for name, link in (await scene.links.state()).items() if "rules" in link}
@@ -159,7 +159,7 @@ async def test_a_leader_that_is_not_heard_is_replaced(scene: Scene) -> None:
     await fault.heal()
 
 
-async def test_clients_only(scene: Scene) -> None:
+async def test_clients_only_cut_leaves_the_leader_in_its_group(scene: Scene) -> None:
     fault, old = await scene.inject("clients-only", "leader")
     assert not await scene.ask(old, 500)
     assert await scene.ask(old, ANSWER_MS, as_client=False)
@@ -168,7 +168,7 @@ async def test_clients_only(scene: Scene) -> None:
     assert await scene.ask(old, ANSWER_MS)
 
 
-async def test_answers_lost_are_unknown_outcomes_of_what_was_done(scene: Scene) -> None:
+async def test_lost_answers_are_unknown_outcomes_of_executed_sends(scene: Scene) -> None:
     async with AsyncExitStack() as stack:
         namesrv = scene.cluster.state().namesrv
         admin = await stack.enter_async_context(Admin(namesrv))
@@ -214,7 +214,7 @@ async def max_offset(scene: Scene, topic: str) -> int:
         ("namesrv-cut", "namesrvs", {}),
     ],
 )
-async def test_after_every_fault_the_cluster_is_whole_again(
+async def test_cluster_recovers_after_every_link_fault(
     scene: Scene, kind: str, whom: str, params: dict[str, float]
 ) -> None:
     fault = scene.fault(kind, whom, **params)
@@ -228,7 +228,7 @@ async def test_after_every_fault_the_cluster_is_whole_again(
     await wait_recovered(scene.cluster, PATIENCE_S)
 
 
-async def test_leadership_is_handed_over_on_request(scene: Scene) -> None:
+async def test_leadership_is_transferred_on_request(scene: Scene) -> None:
     fault, old = await scene.inject("transfer", "leader")
     new = await scene.leader()
     assert new.node != old
@@ -239,6 +239,6 @@ async def test_leadership_is_handed_over_on_request(scene: Scene) -> None:
     await back.heal()
 
 
-async def test_faults_that_have_nothing_to_break_are_refused(scene: Scene) -> None:
+async def test_fault_without_a_link_to_break_is_rejected(scene: Scene) -> None:
     with pytest.raises(ClusterError, match="clients-only: proxy has no such link"):
         await scene.fault("clients-only", "proxy").inject()

@@ -52,7 +52,7 @@ def injection(context: Context, change: Change) -> Injection:
     return Injection(planned, context, Replacement(planned, context, change.add, change.remove))
 
 
-async def test_another_fault_falls_into_the_change_and_healing_waits_for_it(
+async def test_fault_during_a_member_change_is_healed_after_the_change(
     context: Context,
 ) -> None:
     change = Change()
@@ -76,7 +76,7 @@ async def test_another_fault_falls_into_the_change_and_healing_waits_for_it(
     assert second.healed_ns > second.done_ns
 
 
-async def test_a_change_that_fails_is_said_when_it_is_to_be_over(context: Context) -> None:
+async def test_failed_member_change_is_reported_at_the_heal(context: Context) -> None:
     change = Change()
     change.error = ClusterError("no leader")
     change.may_remove.set()
@@ -87,7 +87,7 @@ async def test_a_change_that_fails_is_said_when_it_is_to_be_over(context: Contex
             await fault.heal()
 
 
-async def test_a_cluster_with_links_keeps_its_members(context: Context) -> None:
+async def test_cluster_with_links_keeps_its_members(context: Context) -> None:
     save_state(context.cluster.directory, replace(context.cluster.state(), links=True))
     with pytest.raises(ClusterError, match="members do not change in a cluster with links"):
         make(Planned(1, 0.0, 1.0, "replace-member", "n1", 0.0), context)

@@ -41,7 +41,7 @@ def hosts() -> ClusterState:
         ("wire-one-way-out", "n0>n1 n0>n2"),
     ],
 )
-def test_who_does_not_hear_whom(kind: str, pairs: str, tmp_path: Path) -> None:
+def test_wire_cut_pairs_for_each_kind(kind: str, pairs: str, tmp_path: Path) -> None:
     state = hosts()
     planned = Planned(1, 0, 1, kind, "leader", 0.0)
     with HistoryWriter(tmp_path / "h.jsonl") as history:
@@ -51,7 +51,7 @@ def test_who_does_not_hear_whom(kind: str, pairs: str, tmp_path: Path) -> None:
     assert sorted(f"{a}>{b}" for a, b in result) == sorted(pairs.split())
 
 
-def test_what_stands_in_the_way() -> None:
+def test_wire_cut_reports_missing_network_namespaces() -> None:
     direct = plan(Shape(), {}, "127.0.0.1", range(10_000, 10_020))
     reason = namespaces.why_not()
     for name in KIND_NAMES:
@@ -60,7 +60,7 @@ def test_what_stands_in_the_way() -> None:
         assert (reason or "have no network namespaces") in here
 
 
-async def test_a_cluster_of_hosts(tmp_path: Path) -> None:
+async def test_cluster_of_hosts_survives_a_wire_cut(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "c")
     reason = namespaces.why_not()
     if reason is not None:  # then it is the reported reason

@@ -37,7 +37,7 @@ def names(found: list) -> set[str]:
     return {item.link if isinstance(item, Rule) else item.name for item in found}
 
 
-def test_around_a_node_is_everything_it_says_and_hears() -> None:
+def test_links_around_a_node_are_all_its_incoming_and_outgoing_ones() -> None:
     assert names(around(LINKS, ["n1"])) == {
         *("n0>n1", "n2>n1", "n1>n0", "n1>n2"),
         *("clients>n1", "n1>namesrv"),
@@ -50,12 +50,12 @@ def test_around_a_node_is_everything_it_says_and_hears() -> None:
     assert all(rule == Rule(rule.link, cut=True) for rule in cut(around(LINKS, ["n1"])))
 
 
-def test_one_way() -> None:
+def test_one_way_cut_affects_links_of_one_direction() -> None:
     assert names(one_way(LINKS, ["n1"], inward=True)) == {"n0>n1", "n2>n1"}
     assert names(one_way(LINKS, ["n1"], inward=False)) == {"n1>n0", "n1>n2"}
 
 
-def test_one_way_of_a_connection_that_serves_both() -> None:
+def test_one_way_cut_of_a_shared_connection_names_its_direction() -> None:
     for node, inward, way in (
         ("m0", True, "forward"),
         ("m0", False, "back"),
@@ -66,7 +66,7 @@ def test_one_way_of_a_connection_that_serves_both() -> None:
 
 
 @pytest.mark.parametrize("choice", [0.0, 0.3, 0.6, 0.99])
-def test_halves(choice: float) -> None:
+def test_halves_cut_every_link_between_two_sides(choice: float) -> None:
     first = FIVE.node("n1")
     result = names(two_sides(LINKS_5, first, FIVE.brokers, choice, bridge=False))
     side = {"n1"} | {n.name for n in FIVE.brokers if f"n1>{n.name}" not in result}
@@ -80,7 +80,7 @@ def test_halves(choice: float) -> None:
 
 
 @pytest.mark.parametrize("choice", [0.0, 0.3, 0.6, 0.99])
-def test_bridge(choice: float) -> None:
+def test_bridge_leaves_one_node_connected_to_both_sides(choice: float) -> None:
     result = names(two_sides(LINKS, THREE.node("n1"), THREE.brokers, choice, bridge=True))
     assert result in ({"n0>n1", "n1>n0"}, {"n2>n1", "n1>n2"})
     five = names(two_sides(LINKS_5, FIVE.node("n0"), FIVE.brokers, choice, bridge=True))

@@ -13,12 +13,12 @@ ONCE = Kind("once", "process", "…", ("all",), oneoff=True)
 WANTED = [(Want(KILL),), (Want(SLOW, "n1"), Want(KILL, "follower")), (Want(ONCE), Want(SLOW))]
 
 
-def test_same_seed_same_plan() -> None:
+def test_same_seed_gives_the_same_plan() -> None:
     assert plan(7, WANTED, 300, 4) == plan(7, WANTED, 300, 4)
     assert plan(7, WANTED, 300, 4) != plan(8, WANTED, 300, 4)
 
 
-def test_every_wish_comes_once_in_each_round_in_an_order_of_its_own() -> None:
+def test_plan_has_every_wish_once_per_round_in_a_random_order() -> None:
     result = plan(1, WANTED, 900, 10)
     assert len(result) == 10 * 5
     assert sorted(p.number for p in result) == list(range(1, 51))
@@ -33,7 +33,7 @@ def test_every_wish_comes_once_in_each_round_in_an_order_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_slot_holds_its_faults_and_some_calm(seed: int) -> None:
+def test_plan_slot_holds_its_faults_and_some_calm(seed: int) -> None:
     for seconds in (3, 300):
         slot_s = seconds / 6
         result = plan(seed, WANTED, seconds, 2)
@@ -52,7 +52,7 @@ def test_parts_of_a_composition_overlap() -> None:
         assert first.at_s < second.at_s < first.at_s + first.for_s
 
 
-def test_figures_are_drawn_or_given() -> None:
+def test_plan_figures_are_drawn_or_given() -> None:
     (drawn,) = plan(1, [(Want(SLOW),)], 60, 1)
     rate = drawn.params["rate"]
     assert isinstance(rate, float) and 10 <= rate <= 20 and 3 <= drawn.for_s <= 9
@@ -76,11 +76,13 @@ def test_figures_are_drawn_or_given() -> None:
         ([(Want(KILL, for_s=5),)], 10, 1, "kill for 5 s does not fit"),
     ],
 )
-def test_limits(wanted: list[tuple[Want, ...]], seconds: int, repeats: int, words: str) -> None:
+def test_plan_limits_are_enforced(
+    wanted: list[tuple[Want, ...]], seconds: int, repeats: int, words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         plan(1, wanted, seconds, repeats)
 
 
-def test_a_plan_may_be_full_or_empty() -> None:
+def test_plan_may_be_full_or_empty() -> None:
     assert len(plan(1, [(Want(KILL),)], 10, FAULTS_MAX)) == FAULTS_MAX
     assert plan(1, [(Want(KILL),)], 10, 0) == plan(1, [], 10, 5) == ()

@@ -76,7 +76,7 @@ async def scene(tmp_path: Path, probe: AgreeingProbe) -> AsyncIterator[Scene]:
         ("namesrv-down", "namesrv", 0.0, ["namesrv"], ""),
     ],
 )
-async def test_down_and_up_again(
+async def test_killed_node_is_started_again_by_the_heal(
     scene: Scene, kind: str, whom: str, choice: float, hit: list[str], role: str
 ) -> None:
     before = scene.pids()
@@ -101,7 +101,7 @@ async def test_down_and_up_again(
         assert len(hit) == 1 or started["pid"] == 0
 
 
-async def test_frozen_and_let_go_on(scene: Scene) -> None:
+async def test_paused_node_continues_after_the_heal(scene: Scene) -> None:
     before = scene.pids()
     fault = scene.fault("pause", "minority", 0.99)
     await fault.inject()
@@ -111,7 +111,7 @@ async def test_frozen_and_let_go_on(scene: Scene) -> None:
     assert scene.pids() == before
 
 
-async def test_a_dead_node_is_not_frozen_and_a_frozen_one_may_die(scene: Scene) -> None:
+async def test_dead_node_is_not_paused_and_a_paused_one_may_die(scene: Scene) -> None:
     kill, pause = scene.fault("kill", "n1"), scene.fault("pause", "n1")
     await pause.inject()
     await kill.inject()
@@ -123,7 +123,7 @@ async def test_a_dead_node_is_not_frozen_and_a_frozen_one_may_die(scene: Scene) 
     assert await scene.down() == []
 
 
-async def test_what_another_fault_took_is_left_to_it(scene: Scene) -> None:
+async def test_heal_leaves_nodes_of_another_fault_down(scene: Scene) -> None:
     first, everybody = scene.fault("kill", "n1"), scene.fault("restart-all", "all")
     await first.inject()
     await everybody.inject()
@@ -134,7 +134,7 @@ async def test_what_another_fault_took_is_left_to_it(scene: Scene) -> None:
     assert await scene.down() == []
 
 
-async def test_a_fault_that_cannot_be_done_leaves_nothing_to_heal(scene: Scene) -> None:
+async def test_failed_injection_leaves_nothing_to_heal(scene: Scene) -> None:
     first, second = scene.fault("kill", "n1"), scene.fault("kill", "n1")
     await first.inject()
     with pytest.raises(ClusterError, match="kill: n1 is not running"):
@@ -147,7 +147,7 @@ async def test_a_fault_that_cannot_be_done_leaves_nothing_to_heal(scene: Scene) 
     await first.heal()
 
 
-async def test_a_leader_is_waited_for_but_not_for_ever(
+async def test_injection_waits_for_a_leader_for_a_bounded_time(
     scene: Scene, probe: AgreeingProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe.silent = {"n0"}
@@ -167,7 +167,7 @@ async def test_a_leader_is_waited_for_but_not_for_ever(
         await scene.fault("kill", "n7").inject()
 
 
-async def test_who_was_started_by_somebody_else_is_left_alone(scene: Scene) -> None:
+async def test_heal_leaves_a_node_that_was_started_meanwhile(scene: Scene) -> None:
     fault = scene.fault("kill", "n1")
     await fault.inject()
     started = scene.cluster.start("n1")
@@ -175,7 +175,7 @@ async def test_who_was_started_by_somebody_else_is_left_alone(scene: Scene) -> N
     assert scene.pids()["n1"] == started.pid
 
 
-async def test_a_node_that_does_not_obey_is_said_and_nothing_is_left(
+async def test_node_that_ignores_sigterm_is_reported_and_left_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "ORDERLY_S", 0.2)
@@ -192,7 +192,7 @@ async def test_a_node_that_does_not_obey_is_said_and_nothing_is_left(
     await cluster.down(timeout_s=0.5)
 
 
-async def test_a_node_that_still_ends_is_waited_for_and_started(tmp_path: Path) -> None:
+async def test_node_that_ends_late_is_waited_for_and_started(tmp_path: Path) -> None:
     """The injection is cancelled while the node shuts down in order."""
     cluster = Cluster(tmp_path / "c", AgreeingProbe(), Programs(n1=SLOW_TO_END))
     await cluster.up()
@@ -213,7 +213,7 @@ async def test_a_node_that_still_ends_is_waited_for_and_started(tmp_path: Path) 
     await cluster.down()
 
 
-async def test_rolling_restart_takes_one_after_the_other_the_leader_last(scene: Scene) -> None:
+async def test_rolling_restart_takes_the_leader_last(scene: Scene) -> None:
     before = scene.pids()
     fault = scene.fault("rolling-restart", "all")
     await fault.inject()
@@ -224,9 +224,7 @@ async def test_rolling_restart_takes_one_after_the_other_the_leader_last(scene: 
     assert scene.records()[0]["nodes"] == ["n1", "n2", "n0"]
 
 
-async def test_heal_that_fails_can_be_tried_again(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_heal_can_be_repeated(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = scene.fault("kill", "n1")
     await fault.inject()
 
@@ -242,7 +240,7 @@ async def test_heal_that_fails_can_be_tried_again(
     assert await scene.down() == []
 
 
-async def test_a_cancelled_injection_can_be_healed(
+async def test_cancelled_injection_can_be_healed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = scene.fault("kill", "majority")
@@ -264,5 +262,5 @@ async def test_a_cancelled_injection_can_be_healed(
 
 
 @pytest.mark.parametrize(("kind", "number"), [("kill", signal.SIGKILL), ("term", signal.SIGTERM)])
-def test_signals_are_what_they_say(scene: Scene, kind: str, number: int) -> None:
+def test_signal_faults_describe_their_signal(scene: Scene, kind: str, number: int) -> None:
     assert scene.fault(kind, "leader").describe().startswith(f"kill -{number} of leader")

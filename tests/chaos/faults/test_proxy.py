@@ -148,7 +148,7 @@ async def silent(reader: asyncio.StreamReader) -> None:
             pytest.fail(f"there came {await reader.read(1)!r}")
 
 
-async def test_bytes_pass_whole_and_in_order_both_ways(world: World) -> None:
+async def test_proxy_passes_bytes_in_order_in_both_directions(world: World) -> None:
     rng = random.Random(1)
     data = rng.randbytes(3 << 20)
     reader, writer = await world.dial()
@@ -159,7 +159,7 @@ async def test_bytes_pass_whole_and_in_order_both_ways(world: World) -> None:
     assert (state["connections"], state["held_bytes"]) == (1, 0)
 
 
-async def test_the_end_of_a_stream_is_handed_on_each_way_for_itself(world: World) -> None:
+async def test_proxy_forwards_the_end_of_each_direction_separately(world: World) -> None:
     reader, writer = await world.dial()
     writer.write(b"all of it")
     writer.write_eof()
@@ -168,7 +168,7 @@ async def test_the_end_of_a_stream_is_handed_on_each_way_for_itself(world: World
     await until(lambda: not world.proxy.links["a>b"].pairs)
 
 
-async def test_a_cut_holds_what_is_sent_and_the_heal_delivers_it(world: World) -> None:
+async def test_proxy_cut_holds_bytes_and_the_heal_delivers_them(world: World) -> None:
     reader, writer = await world.dial()
     writer.write(b"1")
     assert await soon(reader.readexactly(1)) == b"1"
@@ -181,7 +181,7 @@ async def test_a_cut_holds_what_is_sent_and_the_heal_delivers_it(world: World) -
     assert await soon(reader.readexactly(1)) == b"2"
 
 
-async def test_a_cut_keeps_deaths_secret_until_the_heal(world: World) -> None:
+async def test_proxy_cut_hides_closed_connections_until_the_heal(world: World) -> None:
     reader, writer = await world.dial()
     writer.write(b"1")
     await soon(reader.readexactly(1))
@@ -193,7 +193,7 @@ async def test_a_cut_keeps_deaths_secret_until_the_heal(world: World) -> None:
     await until(lambda: len(world.server.lost) == 1)
 
 
-async def test_connections_made_under_a_cut_complete_after_it(world: World) -> None:
+async def test_connections_opened_under_a_proxy_cut_complete_after_it(world: World) -> None:
     await world.impose(Rule("a>b", cut=True))
     reader, writer = await world.dial()
     writer.write(b"hello")
@@ -209,7 +209,7 @@ async def test_connections_made_under_a_cut_complete_after_it(world: World) -> N
     assert gone_reader.at_eof() or gone_reader.exception() is None
 
 
-async def test_what_waits_for_a_connection_to_complete_is_bounded(world: World) -> None:
+async def test_bytes_of_an_opening_connection_are_limited(world: World) -> None:
     await world.impose(Rule("a>b", "back", cut=True))  # a handshake needs both ways
     reader, writer = await world.dial()
     data = random.Random(2).randbytes(8 * OPENING_BYTES_MAX + (4 << 20))
@@ -224,7 +224,7 @@ async def test_what_waits_for_a_connection_to_complete_is_bounded(world: World) 
 
 
 @pytest.mark.parametrize("way", ["forward", "back"])
-async def test_one_way_is_cut_and_the_other_is_not(world: World, way: str) -> None:
+async def test_proxy_cut_of_one_direction_keeps_the_other(world: World, way: str) -> None:
     reader, writer = await world.dial()
     writer.write(b"1")
     await soon(reader.readexactly(1))
@@ -238,7 +238,7 @@ async def test_one_way_is_cut_and_the_other_is_not(world: World, way: str) -> No
     assert await soon(reader.readexactly(1)) == b"2"
 
 
-async def test_delay_and_jitter_keep_the_order(world: World) -> None:
+async def test_proxy_delay_and_jitter_keep_the_order(world: World) -> None:
     reader, writer = await world.dial()
     await world.impose(Rule("a>b", delay_ms=60, jitter_ms=80))
     sent_s = time.monotonic()
@@ -251,7 +251,7 @@ async def test_delay_and_jitter_keep_the_order(world: World) -> None:
     assert await soon(reader.readexactly(len(data) - 1)) == data[1:]
 
 
-async def test_delayed_bytes_are_bounded_and_all_arrive(world: World) -> None:
+async def test_delayed_proxy_bytes_are_limited_and_all_arrive(world: World) -> None:
     world.server.echo = False
     _, writer = await world.dial()
     await world.impose(Rule("a>b", delay_ms=60_000))
@@ -266,7 +266,7 @@ async def test_delayed_bytes_are_bounded_and_all_arrive(world: World) -> None:
     assert world.server.got == data
 
 
-async def test_a_receiver_that_does_not_read_stops_the_sender(world: World) -> None:
+async def test_receiver_that_does_not_read_stops_the_sender(world: World) -> None:
     world.server.echo = False
     world.server.reading.clear()
     _, writer = await world.dial()
@@ -284,7 +284,7 @@ async def test_a_receiver_that_does_not_read_stops_the_sender(world: World) -> N
     assert world.server.got == data
 
 
-async def test_rate(world: World) -> None:
+async def test_proxy_rate_limits_bytes_per_second(world: World) -> None:
     reader, writer = await world.dial()
     await world.impose(Rule("a>b", "forward", rate=400_000))
     begin_s = time.monotonic()
@@ -294,7 +294,7 @@ async def test_rate(world: World) -> None:
     assert time.monotonic() - begin_s >= 0.24  # 100 kB at 400 kB/s
 
 
-async def test_reset_ends_connections_and_new_ones_are_welcome(world: World) -> None:
+async def test_proxy_reset_ends_connections_and_accepts_new_ones(world: World) -> None:
     reader, writer = await world.dial()
     writer.write(b"1")
     await soon(reader.readexactly(1))
@@ -307,7 +307,7 @@ async def test_reset_ends_connections_and_new_ones_are_welcome(world: World) -> 
     assert await soon(again.readexactly(1)) == b"2"
 
 
-async def test_refuse_is_a_refused_connection_and_the_port_stays_ours(world: World) -> None:
+async def test_proxy_refuse_rejects_connections_and_keeps_its_port(world: World) -> None:
     reader, writer = await world.dial()
     writer.write(b"1")
     await soon(reader.readexactly(1))
@@ -324,7 +324,7 @@ async def test_refuse_is_a_refused_connection_and_the_port_stays_ours(world: Wor
     assert await soon(again.readexactly(1)) == b"3"
 
 
-async def test_where_nobody_listens_nobody_is_let_in(world: World) -> None:
+async def test_proxy_without_a_listening_target_rejects_connections(world: World) -> None:
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(HOST, world.links.all[1].port)
     reader, writer = await world.dial()
@@ -342,7 +342,7 @@ async def test_where_nobody_listens_nobody_is_let_in(world: World) -> None:
     assert await soon(again.readexactly(1)) == b"2"
 
 
-async def test_connections_die_young_and_live_on_after_the_heal(world: World) -> None:
+async def test_short_lived_connections_survive_after_the_heal(world: World) -> None:
     reader, writer = await world.dial()
     await world.impose(Rule("a>b", lives_s=0.05))
     with pytest.raises(ConnectionResetError):
@@ -356,7 +356,7 @@ async def test_connections_die_young_and_live_on_after_the_heal(world: World) ->
     assert await soon(reader.readexactly(1)) == b"2"
 
 
-async def test_rules_of_owners_lie_over_each_other(world: World) -> None:
+async def test_proxy_rules_of_several_owners_combine(world: World) -> None:
     reader, writer = await world.dial()
     await world.impose(Rule("a>b", cut=True), owner="1")
     await world.impose(Rule("a>b", cut=True), Rule("a>c", refuse=True), owner="2")
@@ -369,7 +369,7 @@ async def test_rules_of_owners_lie_over_each_other(world: World) -> None:
     assert "rules" not in await world.state()
 
 
-async def test_rules_go_with_the_harness_that_made_them(world: World) -> None:
+async def test_proxy_rules_end_with_their_harness(world: World) -> None:
     reader, writer = await world.dial()
     async with Links(world.links.all, world.control) as other:
         await other.impose("test", [Rule("a>b", cut=True)])
@@ -381,7 +381,7 @@ async def test_rules_go_with_the_harness_that_made_them(world: World) -> None:
     assert await soon(reader.readexactly(1)) == b"1"
 
 
-async def test_limits_of_rules_connections_and_requests(
+async def test_proxy_limits_of_rules_connections_and_requests(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proxy_module, "RULES_MAX", 2)
@@ -415,7 +415,7 @@ async def test_limits_of_rules_connections_and_requests(
         (b'{"do":"set","owner":"1","rules":7}', "not a request"),
     ],
 )
-async def test_wrong_requests_are_answered(world: World, line: bytes, words: str) -> None:
+async def test_wrong_proxy_requests_are_answered(world: World, line: bytes, words: str) -> None:
     reader, writer = await asyncio.open_unix_connection(world.control)
     writer.write(line + b"\n")
     answer = json.loads(await soon(reader.readline()))
@@ -425,7 +425,7 @@ async def test_wrong_requests_are_answered(world: World, line: bytes, words: str
     writer.close()
 
 
-async def test_a_line_without_an_end_closes_the_control(world: World) -> None:
+async def test_control_line_without_an_end_closes_the_control(world: World) -> None:
     reader, writer = await asyncio.open_unix_connection(world.control)
     writer.write(b"x" * (1 << 18))
     with pytest.raises(ConnectionResetError):
@@ -434,13 +434,13 @@ async def test_a_line_without_an_end_closes_the_control(world: World) -> None:
     assert (await world.state())["connections"] == 0
 
 
-async def test_nobody_at_the_control(tmp_path: Path) -> None:
+async def test_missing_proxy_control_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="does not answer"):
         async with Links([], tmp_path / "control"):
             pytest.fail("there is nobody")
 
 
-async def test_the_process_carries_and_ends_on_sigterm(tmp_path: Path) -> None:
+async def test_proxy_process_serves_and_ends_on_sigterm(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100)  # a Unix address may have 107 bytes only
     deep.mkdir()
     server = Server()
@@ -480,7 +480,7 @@ async def test_the_process_carries_and_ends_on_sigterm(tmp_path: Path) -> None:
         held.close()
 
 
-async def test_sighup_opens_and_closes_links_and_keeps_the_others(tmp_path: Path) -> None:
+async def test_proxy_sighup_opens_and_closes_links_and_keeps_the_others(tmp_path: Path) -> None:
     server = Server()
     await server.start()
     held = HeldPorts(HOST)
@@ -528,7 +528,7 @@ async def test_sighup_opens_and_closes_links_and_keeps_the_others(tmp_path: Path
         held.close()
 
 
-async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+async def test_proxy_reports_a_port_in_use(tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         links = [{"name": "a>b", "host": HOST, "port": port, "target_port": 1}]

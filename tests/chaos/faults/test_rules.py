@@ -36,11 +36,11 @@ from raftmq.chaos.faults.rules import (
         ([Rule("a", lives_s=4), Rule("a", lives_s=2)], Effect(lives_s=2)),
     ],
 )
-def test_combine(rules: list[Rule], effect: Effect) -> None:
+def test_link_rules_combine_in_any_order(rules: list[Rule], effect: Effect) -> None:
     assert combine(rules) == combine(reversed(rules)) == effect
 
 
-def test_what_passes_and_what_connects() -> None:
+def test_way_passes_without_hindrance_and_connects_without_a_cut() -> None:
     assert Way().passes
     hindered = (Way(cut=True), Way(delay_s=1), Way(jitter_s=1), Way(rate=1))
     assert not any(way.passes for way in hindered)
@@ -48,7 +48,7 @@ def test_what_passes_and_what_connects() -> None:
     assert not combine([Rule("a", "back", cut=True)]).connects  # a handshake needs both ways
 
 
-def test_a_rule_survives_json() -> None:
+def test_link_rule_round_trip_through_json() -> None:
     rule = Rule("n0>n1", "back", True, False, 1.5, 2.0, 1000, 3)
     assert from_json(to_json(rule)) == rule
     assert from_json({"link": "n0>n1"}) == Rule("n0>n1")
@@ -70,6 +70,6 @@ def test_a_rule_survives_json() -> None:
         ({"link": "a", "way": "up"}, "way must be"),
     ],
 )
-def test_refused(wrong: dict[str, object], words: str) -> None:
+def test_malformed_link_rule_is_rejected(wrong: dict[str, object], words: str) -> None:
     with pytest.raises(RuleError, match=words):
         from_json(wrong)

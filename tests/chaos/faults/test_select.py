@@ -59,11 +59,11 @@ THREE = [
         ("proxy", 0.0, "proxy"),
     ],
 )
-def test_select(whom: str, choice: float, names: str) -> None:
+def test_selector_returns_its_nodes(whom: str, choice: float, names: str) -> None:
     assert [node.name for node in select(whom, THREE, choice)] == names.split()
 
 
-def test_a_deposed_leader_that_has_not_noticed_is_a_follower() -> None:
+def test_deposed_leader_that_has_not_noticed_is_a_follower() -> None:
     result = [broker("n0", "leader", term=3), broker("n1", "leader", term=4), broker("n2", "")]
     assert [node.name for node in leaders(result)] == ["n1"]
     assert [node.name for node in select("follower", result, 0.0)] == ["n0"]
@@ -71,7 +71,7 @@ def test_a_deposed_leader_that_has_not_noticed_is_a_follower() -> None:
     assert role_of(other("namesrv", "namesrv").node, result) == ""
 
 
-def test_the_dead_do_not_lead_and_are_no_followers() -> None:
+def test_dead_nodes_are_neither_leader_nor_followers() -> None:
     result = [broker("n0", "leader", state="dead"), broker("n1", "follower"), broker("n2", "")]
     with pytest.raises(ClusterError, match="no leader now"):
         select("leader", result, 0.0)
@@ -80,7 +80,7 @@ def test_the_dead_do_not_lead_and_are_no_followers() -> None:
     assert [node.name for node in select("n0", result, 0.0)] == ["n0"]
 
 
-def test_groups_are_chosen_between_and_never_mixed() -> None:
+def test_selector_picks_one_group_and_never_mixes_groups() -> None:
     result = [broker(f"a{i}", "master" if i == 0 else "slave", group="a") for i in range(3)]
     result += [broker(f"b{i}", "master" if i == 0 else "slave", group="b") for i in range(3)]
     assert [node.name for node in select("leader", result, 0.6)] == ["b0"]
@@ -100,12 +100,14 @@ def test_groups_are_chosen_between_and_never_mixed() -> None:
         ("namesrv", THREE[3:], "foreign name server"),
     ],
 )
-def test_nobody_is_there(whom: str, statuses: list[NodeStatus], words: str) -> None:
+def test_selector_without_a_matching_node_is_rejected(
+    whom: str, statuses: list[NodeStatus], words: str
+) -> None:
     with pytest.raises(ClusterError, match=words):
         select(whom, statuses, 0.0)
 
 
-def test_sets_are_equally_likely() -> None:
+def test_selected_sets_are_equally_likely() -> None:
     nodes = [broker(f"n{i}").node for i in range(5)]
     seen = [tuple(n.name for n in pick_some(nodes, 2, i / 1000)) for i in range(1000)]
     assert {seen.count(pair) for pair in set(seen)} == {100}

@@ -127,7 +127,7 @@ async def test_frames_are_the_leaders_bytes_on_every_replica(group):
     assert (await group.committed(broker, TOPIC, 0)).ext["offset"] == "17"
 
 
-async def test_runtime_info_and_status_say_who_leads(group):
+async def test_runtime_info_and_status_name_the_leader(group):
     name, broker = await leader_with_topic(group)
     await group.send(broker, TOPIC)
     await all_applied(group)
@@ -156,7 +156,7 @@ async def test_runtime_info_and_status_say_who_leads(group):
     assert all(p["connected"] for p in peers.values())
 
 
-async def test_leader_killed_and_back(group):
+async def test_killed_pysyncobj_leader_is_replaced_and_returns(group):
     name, broker = await leader_with_topic(group)
     for n in range(50):
         assert (await group.send(broker, TOPIC, b"a%d" % n, queue=n % QUEUES)).code == 0
@@ -175,7 +175,7 @@ async def test_leader_killed_and_back(group):
 
 
 @pytest.mark.parametrize("clean", [True, False])
-async def test_all_restart_from_their_journals(group, clean):
+async def test_pysyncobj_group_restarts_from_its_journals(group, clean):
     _, broker = await leader_with_topic(group)
     for n in range(50):
         assert (await group.send(broker, TOPIC, b"m%d" % n, queue=n % QUEUES)).code == 0
@@ -191,7 +191,7 @@ async def test_all_restart_from_their_journals(group, clean):
     assert len({bytes_of(b) for b in group.brokers.values()}) == 1
 
 
-async def test_leadership_is_handed_over(group):
+async def test_pysyncobj_leadership_is_transferred(group):
     name, broker = await leader_with_topic(group)
     target = next(n for n in group.names if n != name)
     await all_applied(group)
@@ -257,7 +257,7 @@ def cut_off_followers(group: Any, name: str, end: int) -> None:
             follower.engine._transport.on_messages(old_heartbeat(group.brokers[name], end))
 
 
-async def test_cut_off_frames_are_taken_back_and_come_again(group, caplog):
+async def test_truncated_frames_leave_log_and_queues_and_are_dispatched_again(group, caplog):
     """SyncObj truncates a follower's matching tail. Log and ConsumeQueues are truncated with it,
     that is logged, and later frames are dispatched again."""
     name, broker = await leader_with_topic(group)
@@ -286,7 +286,7 @@ async def test_cut_off_frames_are_taken_back_and_come_again(group, caplog):
     assert bytes_of(follower) == bytes_of(broker)
 
 
-async def test_what_was_cut_off_both_followers_is_lost_with_the_leader(group):
+async def test_frames_truncated_on_both_followers_are_lost_with_the_leader(group):
     """The same on both followers, and the leader dies before it notices, the negative control in
     its smallest form. The chaos run's checks find these messages missing."""
     name, broker = await leader_with_topic(group)
@@ -307,7 +307,7 @@ async def test_what_was_cut_off_both_followers_is_lost_with_the_leader(group):
     assert (await group.send(leader, TOPIC, b"more")).code == 0
 
 
-async def test_tables_take_what_comes_in_the_place_of_what_was_cut_off(group):
+async def test_tables_apply_the_commands_that_replace_truncated_ones(group):
     """The commands of the lost frames stay in the tables, the commands at their indexes are applied
     normally, and a clean stop leaves snapshots that fit the log."""
     name, broker = await leader_with_topic(group)
@@ -338,7 +338,7 @@ async def test_tables_take_what_comes_in_the_place_of_what_was_cut_off(group):
 
 
 @pytest.mark.parametrize("more", [0, 30])
-async def test_a_start_believes_the_log_and_no_snapshot_from_before_a_cut(group, more):
+async def test_start_uses_the_log_and_no_snapshot_from_before_a_truncation(group, more):
     """The snapshots of a clean stop reflect frames that the log loses after it. After a kill the
     log is shorter than the snapshots, or longer with different frames."""
     name, broker = await leader_with_topic(group)
@@ -371,7 +371,7 @@ async def test_a_start_believes_the_log_and_no_snapshot_from_before_a_cut(group,
         assert replica.state.topics.get("NEW") is not None
 
 
-async def test_a_cut_waits_for_a_flush_under_way(group):
+async def test_truncation_waits_for_a_flush_in_progress(group):
     name, broker = await leader_with_topic(group)
     end = engine_of(broker).log.index.last_index
     for n in range(5):
@@ -391,7 +391,7 @@ async def test_a_cut_waits_for_a_flush_under_way(group):
     assert await bodies(group, follower) == {b"m%d" % n for n in range(5)}
 
 
-async def test_frames_cut_off_between_two_batches_are_not_applied(group):
+async def test_frames_truncated_between_two_batches_are_not_applied(group):
     """The cut is right behind the last applied frame, and the next batch was due."""
     name, broker = await leader_with_topic(group)
     end = engine_of(broker).log.index.last_index
@@ -412,7 +412,7 @@ async def test_frames_cut_off_between_two_batches_are_not_applied(group):
     assert engine.failure is None
 
 
-async def test_what_syncobj_raises_is_logged_and_it_goes_on(group, caplog):
+async def test_exception_of_syncobj_is_logged_and_the_broker_continues(group, caplog):
     name, broker = await leader_with_topic(group)
     other = next(n for n in group.names if n != name)
     sync_member(broker)._transport.on_messages([(other, {"type": "append_entries"})])
@@ -421,7 +421,7 @@ async def test_what_syncobj_raises_is_logged_and_it_goes_on(group, caplog):
     assert (await group.send(broker, TOPIC, b"x")).code == 0
 
 
-async def test_ticks_that_always_fail_end_the_node(group, monkeypatch):
+async def test_constantly_failing_ticks_end_the_node(group, monkeypatch):
     name, broker = await leader_with_topic(group)
 
     def tick(_: float) -> None:
@@ -434,7 +434,7 @@ async def test_ticks_that_always_fail_end_the_node(group, monkeypatch):
     assert await agreed_leader(group) != name
 
 
-async def test_a_replica_outside_the_peers_is_refused_and_told_why(tmp_path):
+async def test_replica_outside_the_peers_is_rejected_with_the_reason(tmp_path):
     async with SyncObjGroup(tmp_path, count=1, **SETTINGS) as one:
         broker = one.brokers["n0"]
         ports = {"n0": one.ports["n0"], "n7": 0}
@@ -451,7 +451,7 @@ async def test_a_replica_outside_the_peers_is_refused_and_told_why(tmp_path):
             await stranger.links.stop()
 
 
-async def test_an_entry_that_does_not_fit_ends_the_node(group):
+async def test_entry_that_does_not_fit_ends_the_node(group):
     """As when two logs differ, the position in the frame is not the log's end."""
     name, broker = await leader_with_topic(group)
     follower = next(b for n, b in group.brokers.items() if n != name)
@@ -466,7 +466,7 @@ async def test_an_entry_that_does_not_fit_ends_the_node(group):
     assert (await group.send(broker, TOPIC, b"x")).code == 0
 
 
-async def test_a_store_of_the_other_engine_is_refused(tmp_path):
+async def test_store_of_another_engine_is_rejected(tmp_path):
     async with Group(tmp_path, count=1) as one:
         await one.leader()
         await one.stop("n0")
@@ -477,7 +477,7 @@ async def test_a_store_of_the_other_engine_is_refused(tmp_path):
         await broker.stop()
 
 
-async def test_reads_need_the_role_and_nothing_else(group):
+async def test_read_barrier_needs_only_the_leader_role(group):
     """The closest thing to a read barrier. Rejected without the role, otherwise answered at once
     from the applied frames, even by an isolated leader."""
     name, broker = await leader_with_topic(group)
@@ -491,7 +491,7 @@ async def test_reads_need_the_role_and_nothing_else(group):
     assert at <= engine_of(broker).applied_index
 
 
-async def test_reads_wait_for_no_frames_that_a_power_cut_took(tmp_path):
+async def test_read_barrier_waits_for_no_frames_lost_in_a_power_cut(tmp_path):
     """The commit index survived in its file, the log's tail did not (issue 197)."""
     async with SyncObjGroup(tmp_path, count=1, **SETTINGS) as one:
         _, broker = await leader_with_topic(one)
@@ -619,7 +619,7 @@ async def has_less_than_was_acknowledged(
     return False
 
 
-async def test_it_can_be_scraped_and_offers_nothing_that_syncobj_lacks(tmp_path):
+async def test_pysyncobj_broker_can_be_scraped_and_rejects_member_changes(tmp_path):
     async with SyncObjGroup(tmp_path, count=1, **SETTINGS) as one:
         _, broker = await leader_with_topic(one)
         assert scraped(broker).sum("raft_role", role="leader") == 1

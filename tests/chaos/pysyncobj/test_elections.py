@@ -29,7 +29,7 @@ def without_a_and_c(w: World) -> None:
             w.deliver(source, target)
 
 
-def test_a_node_that_was_cut_off_deposes_the_leader(make: MakeWorld) -> None:
+def test_a_partitioned_node_deposes_the_leader(make: MakeWorld) -> None:
     """Fault 5, no PreVote. A node that was isolated for three seconds returns with a higher term,
     and the healthy leader steps down for it."""
     w = start(make)

@@ -16,7 +16,7 @@ BIG = 7_000  # bytes, so ten entries fill a batch of 64 KiB
 ORDERS = ["order-0", "order-1", "order-2"]
 
 
-def test_a_matching_tail_is_cut_in_order_on_fifo_links(make: MakeWorld) -> None:
+def test_a_matching_tail_is_truncated_in_order_on_fifo_links(make: MakeWorld) -> None:
     """Fault 1. An append with a matching prev truncates everything behind it, matching or not. Two
     refusals of one gap make the leader send the range twice; the first sending is acknowledged and
     committed, the first message of the second truncates it again, and then the leader dies."""
@@ -56,7 +56,7 @@ def test_a_matching_tail_is_cut_in_order_on_fifo_links(make: MakeWorld) -> None:
     assert w.goes_on("b")
 
 
-def test_an_old_heartbeat_cuts_off_what_is_committed(make: MakeWorld) -> None:
+def test_an_old_heartbeat_truncates_committed_entries(make: MakeWorld) -> None:
     """Fault 1 again, with a late empty append from before the writes."""
     w = start(make)
     w.step("a")
@@ -80,7 +80,7 @@ def test_an_old_heartbeat_cuts_off_what_is_committed(make: MakeWorld) -> None:
     assert w.goes_on(leader)
 
 
-def test_fifo_links_with_a_delay_cut_applied_entries(make: MakeWorld) -> None:
+def test_fifo_links_with_a_delay_truncate_applied_entries(make: MakeWorld) -> None:
     """Fault 1 under ordinary load. A connection breaks once; after that nothing is lost, repeated
     or reordered, messages only take longer than the period. The follower is truncated below its
     applied index."""

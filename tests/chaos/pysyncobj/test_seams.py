@@ -87,7 +87,7 @@ def copy_of(store: Store) -> list[tuple[bytes, int, int]]:
     return list(store.journal[:])
 
 
-def test_a_followers_journal_gets_the_same_bytes(store, other):
+def test_followers_journal_gets_the_same_bytes(store, other):
     for one in (store, other):
         one.journal.add(NO_OP, 1, 0)  # SyncObj's first entry
     store.journal.add(NO_OP, 2, 1)
@@ -105,7 +105,7 @@ def test_a_followers_journal_gets_the_same_bytes(store, other):
     assert copy_of(other) == copy_of(store)
 
 
-def test_slices_are_a_lists(store):
+def test_journal_slices_equal_a_lists(store):
     store.journal.add(NO_OP, 1, 0)
     for n in range(9):
         store.send(b"%d" % n, term=1 + n // 4)
@@ -129,7 +129,7 @@ def test_slices_are_a_lists(store):
         journal[10]
 
 
-def test_a_long_walk_reads_the_file_in_runs(store):
+def test_long_journal_walk_reads_the_file_in_runs(store):
     store.journal.add(NO_OP, 1, 0)
     for n in range(40):
         store.send(b"%02d" % n * 10_000)
@@ -140,7 +140,7 @@ def test_a_long_walk_reads_the_file_in_runs(store):
     assert runs <= 40 * 20_000 // READ_BYTES_MAX + 3
 
 
-def test_cutting_tells_and_is_seen_after_a_restart(store):
+def test_journal_truncation_is_reported_and_survives_a_restart(store):
     store.journal.add(NO_OP, 1, 0)
     frames = [store.send(b"%d" % n) for n in range(5)]
     store.journal.deleteEntriesFrom(3)  # keeps three entries
@@ -155,7 +155,7 @@ def test_cutting_tells_and_is_seen_after_a_restart(store):
     assert len(store.journal) == 0
 
 
-def test_a_command_whose_frame_was_cut_for_another_place_stands_for_nothing(store):
+def test_command_with_a_frame_for_another_index_becomes_a_no_op(store):
     store.journal.add(NO_OP, 1, 0)
     store.journal.held = seal_frame(2, 1, HEADER_SIZE_BYTES, 5, FrameKind.COMMAND, 0, b"x")
     store.journal.add(SEND, 2, 3)  # leadership changed in between
@@ -168,7 +168,7 @@ def test_a_command_whose_frame_was_cut_for_another_place_stands_for_nothing(stor
     ]
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing(store, other):
+def test_frame_that_does_not_fit_is_rejected_and_changes_nothing(store, other):
     store.journal.add(NO_OP, 1, 0)
     store.send(b"x", term=2)
     store.send(b"y", term=2)
@@ -215,7 +215,7 @@ def test_term_vote_and_commit_index_survive_and_are_never_synced(store, monkeypa
     assert journal.getRaftCommitIndex() == 2
 
 
-def test_a_commit_index_that_cannot_be_saved_is_saved_later_and_a_vote_must_be(store, monkeypatch):
+def test_unsaved_commit_index_is_saved_later_and_an_unsaved_vote_raises(store, monkeypatch):
     journal, save = store.journal, MetaFile.save
 
     def full(*_: object) -> None:
@@ -236,7 +236,7 @@ def test_a_commit_index_that_cannot_be_saved_is_saved_later_and_a_vote_must_be(s
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"currentTerm":"x"}', b"\xff"])
-def test_an_unreadable_meta_file_counts_as_none(tmp_path, text):
+def test_unreadable_meta_file_is_read_as_empty(tmp_path, text):
     (tmp_path / "meta").write_bytes(text)
     assert MetaFile(OsDisk(str(tmp_path)), "meta").load() == Meta()
 
@@ -253,7 +253,7 @@ def queue_ends(store: MessageStore) -> list[int]:
     return [queue.max_offset for queue in queues if queue is not None]
 
 
-def test_a_store_forgets_what_its_log_lost(tmp_path):
+def test_store_truncates_its_queues_with_the_log(tmp_path):
     """A kill immediately afterwards leaves no hole, because the checkpoint has the queues' ends."""
     store = open_store(tmp_path)
     writer = FrameWriter(store.commitlog)
@@ -291,7 +291,7 @@ def framed(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-def test_messages_are_cut_from_any_pieces():
+def test_pickled_messages_are_read_from_any_pieces():
     messages = [{"type": "t", "n": n, "data": bytes(n)} for n in range(5)]
     stream = b"".join(framed(dumps(message)) for message in messages)
     for size in (1, 7, 64, len(stream)):
@@ -311,7 +311,7 @@ def test_messages_are_cut_from_any_pieces():
         framed(dumps({"no": "type"})),
     ],
 )
-def test_what_is_no_message_closes_the_connection(data):
+def test_malformed_message_closes_the_connection(data):
     with pytest.raises(WireError):
         PickleReader("n1", "n0").receive_data(data)
 

@@ -27,7 +27,7 @@ def candidate(directory: Path, name: str, builder: HistoryBuilder) -> Candidate:
     return Candidate(name, 1234.5, result.data, result.recoveries, directory.name)
 
 
-def test_rows_and_page_say_what_each_lost(tmp_path: Path) -> None:
+def test_comparison_rows_and_page_show_what_each_engine_lost(tmp_path: Path) -> None:
     keeps, loses = clean(), clean()
     for builder in (keeps, loses):
         builder.fault("kill", "n0")
@@ -64,6 +64,6 @@ def test_rows_and_page_say_what_each_lost(tmp_path: Path) -> None:
     assert "http" not in page.split("<script", 1)[0]
 
 
-def test_the_engines_are_those_that_matter() -> None:
+def test_comparison_has_the_four_engines() -> None:
     modes = {engine.shape.mode for engine in ENGINES.values()}
     assert modes == {"raft", "pysyncobj", "sync", "async"}

@@ -68,7 +68,7 @@ def test_series_of_a_small_history() -> None:
     assert [(node, term) for _, node, term in series.leaders] == [("n0", 1), ("n1", 2)]
 
 
-def test_node_that_never_came_back_is_down_to_the_end() -> None:
+def test_node_that_never_returned_is_down_to_the_end() -> None:
     builder = clean()
     builder.kill("n0")
     builder.sent("z", 0, 2)
@@ -77,11 +77,11 @@ def test_node_that_never_came_back_is_down_to_the_end() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0, 20.1, 3600.0, 10.0**7])
-def test_intervals_are_bounded(seconds: float) -> None:
+def test_series_intervals_are_limited(seconds: float) -> None:
     assert seconds / bucket_size(seconds) <= BUCKETS_MAX
 
 
-def test_page_is_self_contained_and_says_everything(tmp_path: Path) -> None:
+def test_report_page_is_self_contained_and_complete(tmp_path: Path) -> None:
     builder = with_kill()
     builder.records[0] |= {"seed": 7, "scenario": "failover", "command": "mqchaos run & more"}
     history = builder.build()
@@ -159,7 +159,7 @@ def test_list_names_scenarios_faults_and_workloads() -> None:
     assert "no scenario 'nonsense'" in refused.output
 
 
-def test_operating_errors_are_told_apart_from_bugs() -> None:
+def test_operating_errors_are_distinguished_from_bugs() -> None:
     group = ExceptionGroup("", [ClusterError("a"), ExceptionGroup("", [OSError("b")])])
     assert operating_text(group) == "a; b"
     assert operating_text(ExceptionGroup("", [ClusterError("a"), KeyError("b")])) is None
@@ -175,7 +175,7 @@ def test_operating_errors_are_told_apart_from_bugs() -> None:
     ],
     ids=repr,
 )
-def test_a_run_that_cannot_go_on_breaks_no_promise(
+def test_run_that_cannot_continue_exits_with_status_2(
     error: BaseException, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def fails() -> None:
@@ -205,7 +205,7 @@ def largest() -> Series:
     )
 
 
-def test_the_largest_page_is_small_and_asks_for_nothing() -> None:
+def test_largest_page_is_limited_in_bytes_and_loads_nothing() -> None:
     result = [
         Recovery("kill", "leader", "n0", "", 0, 5.0 + n, {"p": 7.0 + n}, 1.0, None)
         for n in range(200)
@@ -218,6 +218,6 @@ def test_the_largest_page_is_small_and_asks_for_nothing() -> None:
     assert_readable(render(chaos_page(history, check_all(history)), history))
 
 
-def test_pages_follow_the_readers_scheme() -> None:
+def test_pages_follow_the_readers_color_scheme() -> None:
     drawn = figure(largest())
     assert not re.search(r'(fill|stroke)="#', drawn)  # colours are the page's

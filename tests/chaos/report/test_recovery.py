@@ -8,7 +8,7 @@ from raftmq.chaos.report.recovery import carried, ms_text, percentile, recoverie
 from tests.chaos.builder import HistoryBuilder
 
 
-def test_answer_on_its_way_when_the_leader_died_does_not_count() -> None:
+def test_answer_in_flight_when_the_leader_died_does_not_end_an_outage() -> None:
     builder = HistoryBuilder()
     early = builder.invoke("a")  # 1 ms
     builder.kill()  # 2 and 3 ms
@@ -32,7 +32,7 @@ def test_retried_send_counts_and_each_client_has_its_own_time() -> None:
     assert result.worst_client_ms == 3.0
 
 
-def test_kill_without_recovery_before_the_next_says_so() -> None:
+def test_kill_without_recovery_before_the_next_has_no_time() -> None:
     builder = HistoryBuilder()
     builder.kill("n0")
     builder.kill("n1")
@@ -46,7 +46,7 @@ def test_kill_without_recovery_before_the_next_says_so() -> None:
     assert figures["everybody"] == {"count": 1, "p50_ms": 3.0, "p99_ms": None, "max_ms": 3.0}
 
 
-def test_a_send_from_before_the_fault_holds_does_not_end_it() -> None:
+def test_send_before_the_fault_is_in_force_does_not_end_the_outage() -> None:
     """Proxies are informed in turn, so the link is cut some time after the nemesis started."""
     builder = HistoryBuilder()
     fields = {"fault": 1, "kind": "cut-node", "whom": "leader", "nodes": ["n0"]}
@@ -60,7 +60,7 @@ def test_a_send_from_before_the_fault_holds_does_not_end_it() -> None:
     assert result.longest_gap_ms == 2003.0
 
 
-def test_a_fault_that_takes_long_to_inject_costs_its_longest_outage() -> None:
+def test_fault_with_a_long_injection_has_its_longest_outage() -> None:
     builder = HistoryBuilder()
     fields = {"fault": 1, "kind": "rolling-restart", "whom": "all", "nodes": ["n0", "n1"]}
     op = builder.add("invoke", "inject", "nemesis", **fields)  # 1 ms
@@ -88,7 +88,7 @@ def test_silence_until_the_next_fault_or_the_end_is_a_gap() -> None:
     assert second.longest_gap_ms == 2004.0  # until the last was given up
 
 
-def test_the_usual_rate_is_back_when_as_many_are_acknowledged_as_before() -> None:
+def test_usual_rate_returns_when_as_many_are_acknowledged_as_before() -> None:
     builder = HistoryBuilder()
     names = iter(range(10_000))
     for _ in range(1000):  # 500 a second for two seconds
@@ -106,7 +106,7 @@ def test_the_usual_rate_is_back_when_as_many_are_acknowledged_as_before() -> Non
     assert (result.kind, result.node) == ("cut-node", "n0")
 
 
-def test_an_open_fault_without_load_before_has_no_usual_rate() -> None:
+def test_unhealed_fault_without_earlier_load_has_no_usual_rate() -> None:
     builder = HistoryBuilder()
     builder.fault("pause", "n1")
     builder.sent("a", 0, 0)
@@ -129,14 +129,14 @@ def test_percentile_is_nearest_rank(values: list[float], fraction: float, expect
     assert percentile(values, fraction) == expected
 
 
-def test_spread_of_nothing_is_nothing() -> None:
+def test_spread_of_no_values_is_none() -> None:
     assert spread([]) is None
 
 
 @pytest.mark.parametrize(
     ("fraction", "fewest"), [(0.5, 1), (0.9, 10), (0.99, 100), (0.999, 1000), (1.0, 1)]
 )
-def test_a_percentile_takes_as_many_values_as_carry_it(fraction: float, fewest: int) -> None:
+def test_percentile_needs_enough_values(fraction: float, fewest: int) -> None:
     ordered = [float(n) for n in range(fewest)]
     assert carried(ordered, fraction) is not None
     assert fewest == 1 or carried(ordered[1:], fraction) is None

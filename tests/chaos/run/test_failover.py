@@ -44,7 +44,7 @@ def small_load(rate_per_s: int = 400) -> list[Workload]:
     return make_workloads(["log"], replace(LOG, rate_per_s=rate_per_s, keys=50, **PATIENT))
 
 
-async def test_leader_killed_under_load(tmp_path: Path) -> None:
+async def test_leader_killed_under_load_loses_nothing(tmp_path: Path) -> None:
     said: list[str] = []
 
     async def run(rate_per_s: int, name: str) -> RunResult:
@@ -82,14 +82,14 @@ async def test_leader_killed_under_load(tmp_path: Path) -> None:
     assert_stopped(result.history.with_name("cluster"))
 
 
-async def test_a_scenario_that_cannot_be_had_is_refused_with_its_reason(tmp_path: Path) -> None:
+async def test_unavailable_scenario_is_rejected_with_its_reason(tmp_path: Path) -> None:
     config = RunConfig("transfer", tmp_path, small_load, shape=Shape("single"), settings=SMALL)
     with pytest.raises(ClusterError, match="nothing of this scenario can be done here: transfer"):
         await run_scenario(config, "", lambda words: None)
     assert_stopped(tmp_path / "cluster")
 
 
-def test_commands_against_a_cluster_that_runs_already(tmp_path: Path) -> None:
+def test_commands_against_a_running_cluster(tmp_path: Path) -> None:
     home, out = tmp_path / "c", tmp_path / "run"
 
     def cluster(*words: str) -> str:
@@ -133,7 +133,7 @@ def test_commands_against_a_cluster_that_runs_already(tmp_path: Path) -> None:
         ("flushDiskType=SOMETIMES", "expected one of SYNC_FLUSH, ASYNC_FLUSH"),
     ],
 )
-def test_a_wrong_setting_is_told_in_the_brokers_words_before_anything_is_made(
+def test_wrong_setting_is_reported_before_anything_is_made(
     tmp_path: Path, setting: str, words: str
 ) -> None:
     home = tmp_path / "deep" / "c"
@@ -148,7 +148,7 @@ def test_a_wrong_setting_is_told_in_the_brokers_words_before_anything_is_made(
 
 
 @pytest.mark.long
-def test_settings_are_kept_through_a_start_that_fails(tmp_path: Path) -> None:
+def test_settings_are_kept_through_a_failed_start(tmp_path: Path) -> None:
     """A cluster with accounts must never start without them."""
     home = tmp_path / "c"
     up = ["up", "--dir", str(home), "--replicas", "1"]

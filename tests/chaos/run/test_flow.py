@@ -15,7 +15,7 @@ def workload(failure: Exception | None = None) -> SimpleNamespace:
     return SimpleNamespace(tally=Tally(), failure=lambda: failure)
 
 
-async def test_the_first_acknowledged_operation_is_waited_for() -> None:
+async def test_faults_wait_for_the_first_acknowledged_operation() -> None:
     idle, busy = workload(), workload()
     flowing = asyncio.create_task(runner._flows([idle, busy]))
     await asyncio.sleep(0.1)
@@ -25,7 +25,7 @@ async def test_the_first_acknowledged_operation_is_waited_for() -> None:
         await flowing
 
 
-async def test_a_load_that_never_flows_is_not_waited_for_for_ever(
+async def test_faults_wait_a_bounded_time_for_the_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runner, "FLOW_TIMEOUT_S", 0.05)
@@ -33,6 +33,6 @@ async def test_a_load_that_never_flows_is_not_waited_for_for_ever(
         await runner._flows([workload()])
 
 
-async def test_a_load_that_broke_ends_the_waiting() -> None:
+async def test_broken_load_ends_the_wait() -> None:
     with pytest.raises(ZeroDivisionError):
         await runner._flows([workload(ZeroDivisionError("the load broke"))])

@@ -22,7 +22,7 @@ SLOTS, SLOT_S = 4, 30.0
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("schedule", JEPSEN)
-async def test_every_promise_is_kept(tmp_path: Path, schedule: str) -> None:
+async def test_jepsen_schedules_keep_every_guarantee(tmp_path: Path, schedule: str) -> None:
     if schedule == JEPSEN_POWER and (reason := power.unavailable()) is not None:
         pytest.skip(reason)
     faults = len(SCENARIOS[schedule].wishes)

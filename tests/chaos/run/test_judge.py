@@ -22,7 +22,7 @@ def written(directory: Path, builder: HistoryBuilder) -> Path:
 
 
 @pytest.mark.parametrize("says", [True, False], ids=["as written now", "of an older run"])
-def test_a_report_is_as_bad_as_the_run(tmp_path: Path, says: bool) -> None:
+def test_report_has_the_verdict_of_its_run(tmp_path: Path, says: bool) -> None:
     builder = clean()
     builder.fault("kill", "n0")
     builder.inflicted(["kill:n7: no such node"], STUCK)
@@ -39,7 +39,7 @@ def test_a_report_is_as_bad_as_the_run(tmp_path: Path, says: bool) -> None:
     assert (tmp_path / "verdict.json").read_bytes() == verdict
 
 
-def test_an_older_history_without_a_verdict_is_not_asked(tmp_path: Path) -> None:
+def test_history_without_a_stored_verdict_is_judged_alone(tmp_path: Path) -> None:
     builder = clean()
     builder.fault("kill", "n0")
     path = written(tmp_path, builder)

@@ -41,7 +41,7 @@ def planned(
     return Planned(number, at_s, for_s, kind, whom, 0.0, slot=slot)
 
 
-async def test_what_cannot_be_done_is_noted_and_the_rest_goes_on(context: Context) -> None:
+async def test_nemesis_records_a_failed_fault_and_continues(context: Context) -> None:
     inflicter = Nemesis(context, 0.0)
     plan = [
         planned(1, "kill", "n7"),  # there is no such node
@@ -65,7 +65,7 @@ def full(*_: object, **__: object) -> int:
 
 
 @pytest.mark.parametrize("kind", ["pause", "kill"])
-async def test_what_cannot_be_written_down_is_healed_all_the_same(
+async def test_fault_that_cannot_be_recorded_is_still_healed(
     context: Context, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     async def states() -> set[str]:
@@ -82,7 +82,7 @@ async def test_what_cannot_be_written_down_is_healed_all_the_same(
     assert await states() == {"running"}
 
 
-async def test_a_disk_is_not_emptied_under_a_node_that_was_started_again(
+async def test_disk_is_not_emptied_under_a_restarted_node(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while a thread empties it, because threads are not cancelled."""
@@ -120,7 +120,7 @@ class HalfDone:
         return targets
 
 
-async def test_what_failed_half_way_is_undone_though_nobody_can_write_it_down(
+async def test_half_done_fault_is_undone_although_it_cannot_be_recorded(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deed, write = HalfDone(), context.history.event
@@ -153,7 +153,7 @@ class Slow(Fault):
         return self._name
 
 
-async def test_a_later_part_comes_after_the_first_however_long_that_takes(
+async def test_later_part_starts_after_the_first_is_done(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began: list[str] = []
@@ -175,7 +175,7 @@ async def test_a_later_part_comes_after_the_first_however_long_that_takes(
     await asyncio.wait([inflicting])
 
 
-async def test_a_fault_that_is_being_healed_is_healed_to_its_end(
+async def test_heal_in_progress_is_completed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -198,7 +198,7 @@ async def test_a_fault_that_is_being_healed_is_healed_to_its_end(
     assert said == ["heals", "is healed"]
 
 
-async def test_where_the_first_part_cannot_be_done_the_others_are(context: Context) -> None:
+async def test_remaining_parts_are_injected_if_the_first_fails(context: Context) -> None:
     plan = [planned(1, "power-cut", "n0", 0.0, 5.0), planned(2, "pause", "n1", 0.1)]
     result = await Nemesis(context, time.monotonic()).inflict(plan, lambda: None)
     assert result.done == 1
@@ -206,7 +206,7 @@ async def test_where_the_first_part_cannot_be_done_the_others_are(context: Conte
     assert failed.startswith("power-cut:n0: ")
 
 
-async def test_a_load_that_breaks_ends_the_run_and_everything_is_healed(context: Context) -> None:
+async def test_broken_load_ends_the_run_and_heals_everything(context: Context) -> None:
     asked = 0
 
     def check_load() -> None:
@@ -222,7 +222,7 @@ async def test_a_load_that_breaks_ends_the_run_and_everything_is_healed(context:
     assert all(status.state == "running" for status in await context.cluster.status())
 
 
-async def test_a_cluster_that_does_not_become_whole_is_said(context: Context) -> None:
+async def test_cluster_that_does_not_recover_is_reported(context: Context) -> None:
     probe = AgreeingProbe()
     probe.silent = {"n1"}
     cluster = Cluster(context.cluster.directory, probe, Programs())
@@ -234,7 +234,7 @@ async def test_a_cluster_that_does_not_become_whole_is_said(context: Context) ->
 
 
 @pytest.mark.long
-async def test_a_slave_whose_log_is_no_longer_the_masters_is_made_anew(tmp_path: Path) -> None:
+async def test_slave_with_a_divergent_log_is_recreated(tmp_path: Path) -> None:
     """The master loses power and its unsynced data; its slave still has that, and refuses to
     follow."""
     said: list[str] = []

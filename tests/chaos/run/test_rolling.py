@@ -26,7 +26,7 @@ SETTINGS = {
 LOAD = replace(LOG, keys=50, window=512, send_timeout_ms=120_000)
 
 
-async def test_a_rolling_restart_and_a_transfer_cost_no_send(tmp_path: Path) -> None:
+async def test_rolling_restart_and_transfer_fail_no_send(tmp_path: Path) -> None:
     async def run(rate_per_s: int, name: str) -> RunResult:
         def small_load() -> list[Workload]:
             return make_workloads(["log"], replace(LOAD, rate_per_s=rate_per_s))

@@ -20,7 +20,9 @@ ASKED = Shape("raft", 2, 3, 1, netns=True, standard_ports=True, proxies=2)
         (("faultable",), {"links": False, "faultable": True}),
     ],
 )
-def test_a_shape_keeps_what_was_asked_for(needs: tuple[str, ...], gets: dict[str, bool]) -> None:
+def test_shape_keeps_its_options_and_gets_what_faults_need(
+    needs: tuple[str, ...], gets: dict[str, bool]
+) -> None:
     assert with_needs(ASKED, needs) == replace(ASKED, **gets)  # type: ignore[arg-type]
     both = replace(ASKED, links=True, faultable=True)
     assert with_needs(both, needs) == both

@@ -19,7 +19,7 @@ def state_of(shape: Shape) -> ClusterState:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_raft_cluster_can_have_every_scenario(name: str) -> None:
+def test_raft_cluster_can_run_every_scenario(name: str) -> None:
     scenario = find_scenario(name)
     links = "links" in scenario.needs()
     can, cannot = split_available(scenario, state_of(Shape("raft", links=links, faultable=True)))
@@ -34,7 +34,7 @@ def test_a_raft_cluster_can_have_every_scenario(name: str) -> None:
     assert result != make_plan(8, can, 5.0, 2)
 
 
-def test_what_a_mode_cannot_have_is_said() -> None:
+def test_faults_unavailable_in_a_mode_are_reported() -> None:
     state = state_of(Shape("pysyncobj", links=True, faultable=True))
     can, cannot = split_available(find_scenario("planned"), state)
     assert len(can) == 2
@@ -42,19 +42,19 @@ def test_what_a_mode_cannot_have_is_said() -> None:
     assert cannot[0].startswith("transfer: ")
 
 
-def test_faults_by_name_are_a_scenario() -> None:
+def test_fault_names_are_a_scenario() -> None:
     result = find_scenario("kill:leader delay:follower+pause:leader")
     assert [len(parts) for parts in result.wants()] == [1, 2]
     assert result.needs() == {"links"}
 
 
 @pytest.mark.parametrize("text", ["nonsense", "kill:leader nonsense", "kill,for=soon", " "])
-def test_what_is_no_scenario_is_refused_with_words(text: str) -> None:
+def test_malformed_scenario_is_rejected(text: str) -> None:
     with pytest.raises(ClusterError):
         find_scenario(text)
 
 
-def test_as_many_rounds_as_the_time_holds_but_at_least_one() -> None:
+def test_plan_has_the_rounds_that_fit_and_at_least_one() -> None:
     wants = find_scenario("failover").wants()
     assert len(make_plan(1, wants, 1.0, None)) == 7
     assert len(make_plan(1, wants, 0.05, None)) == 1
@@ -63,7 +63,7 @@ def test_as_many_rounds_as_the_time_holds_but_at_least_one() -> None:
 
 
 @pytest.mark.parametrize("name", JEPSEN)
-def test_one_of_jepsens_schedules_fits_into_a_minute(name: str) -> None:
+def test_each_jepsen_schedule_fits_into_a_minute(name: str) -> None:
     """As in `mqchaos run` without options, fully determined by a seed."""
     wants = find_scenario(name).wants()
     result = make_plan(3, wants, 1.0, None)
@@ -73,7 +73,7 @@ def test_one_of_jepsens_schedules_fits_into_a_minute(name: str) -> None:
     }
 
 
-def test_faults_that_overlap_are_inflicted_together() -> None:
+def test_overlapping_faults_are_injected_together() -> None:
     wants = find_scenario("kill:leader delay:follower,for=3+pause:leader").wants()
     groups = simultaneous(make_plan(3, wants, 1.0, 2))
     assert sorted(len(group) for group in groups) == [1, 1, 2, 2]
@@ -82,7 +82,7 @@ def test_faults_that_overlap_are_inflicted_together() -> None:
 
 
 @pytest.mark.parametrize("wish", ["transfer:follower+kill:leader", "rolling-restart+delay:leader"])
-def test_parts_of_a_wish_are_together_though_the_first_is_over_at_once(wish: str) -> None:
+def test_parts_of_a_wish_are_together_although_the_first_ends_at_once(wish: str) -> None:
     groups = simultaneous(make_plan(1, find_scenario(f"{wish} pause:leader").wants(), 1.0, 2))
     written = ["+".join(f"{p.kind}:{p.whom}" for p in group) for group in groups]
     assert sorted(written) == sorted([wish.replace("restart+", "restart:all+"), "pause:leader"] * 2)

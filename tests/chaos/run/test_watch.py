@@ -22,7 +22,7 @@ def seen(builder: HistoryBuilder) -> str:
     return capture.get()
 
 
-def test_rates_leader_faults_and_checks_are_shown() -> None:
+def test_watch_shows_rates_leader_faults_and_checks() -> None:
     builder = clean()
     builder.leader("n2", 9, "broker-a")
     builder.fault("cut-node", "n0", heal=False)
@@ -35,7 +35,7 @@ def test_rates_leader_faults_and_checks_are_shown() -> None:
     assert "acknowledged but lost" in text
 
 
-def test_a_healed_fault_is_over() -> None:
+def test_watch_shows_a_healed_fault_as_over() -> None:
     builder = clean()
     builder.fault("pause", "n1")
     text = seen(builder)
@@ -43,7 +43,7 @@ def test_a_healed_fault_is_over() -> None:
     assert "pause n1" not in text
 
 
-def test_what_is_long_past_does_not_count_for_the_rates() -> None:
+def test_watch_rates_ignore_old_sends() -> None:
     builder = clean()
     builder.wait(60)
     builder.sent("late", 2, 0)
@@ -55,7 +55,7 @@ def test_what_is_long_past_does_not_count_for_the_rates() -> None:
     assert took == [1.0]
 
 
-def test_watching_ends_with_the_verdict_beside_the_history(tmp_path: Path) -> None:
+def test_watch_ends_with_the_verdict_beside_the_history(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     history.write_bytes(b"".join(orjson.dumps(r) + b"\n" for r in clean().records))
     (tmp_path / "verdict.json").write_bytes(b"{}")
@@ -63,6 +63,6 @@ def test_watching_ends_with_the_verdict_beside_the_history(tmp_path: Path) -> No
     assert watch(history, console).counts["ok"] == 4
 
 
-def test_a_history_that_never_comes_is_said(tmp_path: Path) -> None:
+def test_watch_without_a_history_reports_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no history"):
         watch(tmp_path / "history.jsonl", Console(quiet=True), wait_s=0.0)

@@ -15,7 +15,7 @@ from raftmq.chaos.run.judge import RunResult
 from tests.brokenpipe import unread
 
 
-def test_a_run_goes_on_to_its_verdict_that_nobody_reads(
+def test_run_continues_to_its_verdict_with_closed_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came_to: list[str] = []

@@ -28,7 +28,7 @@ class Broken:
         self.saved = dict(offsets)
 
 
-async def test_any_error_of_a_storage_is_logged_and_saving_tried_again(
+async def test_storage_error_is_logged_and_the_save_is_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     storage = Broken(OSError(28, "disk full"), RuntimeError("no such table"))

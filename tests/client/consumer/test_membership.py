@@ -68,7 +68,7 @@ def member_of(
     return Membership("g", "CONSUME_PASSIVELY", instance, notes, offsets, config, PULL, lock)
 
 
-async def test_a_member_takes_its_queues_and_gives_them_up_when_it_leaves() -> None:
+async def test_member_takes_its_queues_and_releases_them_when_it_leaves() -> None:
     notes = Notes()
     async with FakeCluster({"g0": 1}) as cluster:
         cluster.logs["g0"].append("T", 0, b"x")
@@ -87,7 +87,7 @@ async def test_a_member_takes_its_queues_and_gives_them_up_when_it_leaves() -> N
         assert not member.instance.running
 
 
-async def test_a_queue_that_appears_later_starts_at_its_first_message() -> None:
+async def test_queue_that_appears_later_starts_at_its_first_message() -> None:
     """A further broker group gets messages before its consumers rebalance."""
     notes = Notes()
     async with FakeCluster({"g0": 1}) as cluster:
@@ -105,7 +105,7 @@ async def test_a_queue_that_appears_later_starts_at_its_first_message() -> None:
         await member.stop()
 
 
-async def test_a_member_whose_last_commit_fails_leaves_its_group_all_the_same() -> None:
+async def test_member_with_a_failed_last_commit_still_leaves_its_group() -> None:
     """Else it would stay a member, with queues that nobody reads."""
 
     class Failing(Notes):
@@ -124,7 +124,7 @@ async def test_a_member_whose_last_commit_fails_leaves_its_group_all_the_same() 
         assert not member.instance.running
 
 
-async def test_a_member_that_leaves_waits_for_queues_that_it_is_giving_up() -> None:
+async def test_leaving_member_waits_for_queues_under_release() -> None:
     notes = Notes()
     async with FakeCluster({"g0": 1}) as cluster:
         broker = cluster.brokers["g0"][0]
@@ -147,7 +147,7 @@ async def test_a_member_that_leaves_waits_for_queues_that_it_is_giving_up() -> N
         assert broker.locks == {} and not broker.members["g"]
 
 
-async def test_a_queue_is_taken_again_only_after_it_was_given_up() -> None:
+async def test_queue_is_taken_again_only_after_its_release() -> None:
     """Also if who gave it up waits no longer: its last commit says where to begin."""
     notes = Notes()
     async with FakeCluster({"g0": 1}) as cluster:
@@ -172,7 +172,7 @@ async def test_a_queue_is_taken_again_only_after_it_was_given_up() -> None:
         await member.stop()
 
 
-async def test_a_topic_unsubscribed_from_is_given_up() -> None:
+async def test_unsubscribed_topic_is_released() -> None:
     notes = Notes()
     async with FakeCluster({"g0": 1}) as cluster:
         config = ConsumerConfig(message_model=MessageModel.BROADCASTING)
@@ -188,7 +188,7 @@ async def test_a_topic_unsubscribed_from_is_given_up() -> None:
         await member.stop()
 
 
-async def test_only_what_changed_is_given_up_and_taken() -> None:
+async def test_rebalance_releases_and_takes_only_changed_queues() -> None:
     notes = Notes()
     mine = {"T": slice(0, 2), "U": slice(0, 4)}
 
@@ -219,7 +219,7 @@ async def test_only_what_changed_is_given_up_and_taken() -> None:
         await member.stop()
 
 
-async def test_a_lock_lost_while_other_queues_are_given_up_does_not_end_the_rebalancing() -> None:
+async def test_lost_lock_during_a_release_does_not_end_rebalancing() -> None:
     notes = Notes()
     async with FakeCluster({"g0": 1}) as cluster:
         cluster.name_server.topics["U"] = {"g0": (4, 6)}
@@ -246,7 +246,7 @@ async def test_a_lock_lost_while_other_queues_are_given_up_does_not_end_the_reba
         await member.stop()
 
 
-async def test_a_queue_whose_lock_is_lost_before_it_begins_is_not_begun() -> None:
+async def test_queue_whose_lock_is_lost_before_its_start_is_not_started() -> None:
     """The offset that was read belongs to another one's past."""
     notes = Notes()
     async with FakeCluster({"g0": 1}) as cluster:
@@ -277,7 +277,7 @@ async def test_a_queue_whose_lock_is_lost_before_it_begins_is_not_begun() -> Non
 
 
 @pytest.mark.parametrize("answer", [ZeroDivisionError(), None], ids=["raises", "nothing"])
-async def test_a_strategy_that_fails_is_asked_again(
+async def test_failing_allocation_strategy_is_retried(
     answer: Exception | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     notes = Notes()

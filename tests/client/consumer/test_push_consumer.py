@@ -86,7 +86,7 @@ def committed(cluster: FakeCluster) -> list[int]:
     return [cluster.logs["g0"].offsets.get(("g", "T", n), -1) for n in range(4)]
 
 
-async def test_old_and_new_messages_arrive_and_are_committed() -> None:
+async def test_old_and_new_messages_are_consumed_and_committed() -> None:
     async with FakeCluster({"g0": 3}) as cluster:
         fill(cluster, 100)
         seen = Seen()
@@ -102,7 +102,7 @@ async def test_old_and_new_messages_arrive_and_are_committed() -> None:
         assert per_queue == {n: list(range(27)) for n in range(4)}
 
 
-async def test_async_listener_and_none_mean_success() -> None:
+async def test_async_listener_that_returns_none_means_success() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 10)
         seen: list[bytes] = []
@@ -115,7 +115,7 @@ async def test_async_listener_and_none_mean_success() -> None:
             await until(lambda: len(seen) == 10)
 
 
-async def test_shutdown_commits_confirmed_and_says_goodbye() -> None:
+async def test_shutdown_commits_confirmed_and_unregisters() -> None:
     config = replace(QUICK, commit_interval_ms=60_000)
     async with FakeCluster({"g0": 3}) as cluster:
         fill(cluster, 40)
@@ -137,7 +137,7 @@ async def stop_in_a_task(consumer: PushConsumer) -> None:
     await asyncio.create_task(consumer.stop())
 
 
-async def test_a_listener_that_stops_its_consumer_gets_no_more_however_long_that_takes() -> None:
+async def test_listener_that_stops_its_consumer_gets_no_further_messages() -> None:
     seen: list[int] = []
 
     async def listen(messages: list[MessageExt]) -> None:
@@ -165,7 +165,7 @@ async def test_a_listener_that_stops_its_consumer_gets_no_more_however_long_that
 
 @pytest.mark.parametrize("stop", [PushConsumer.stop, stop_in_a_task])
 @pytest.mark.parametrize("orderly", [False, True])
-async def test_a_listener_may_stop_its_consumer(
+async def test_listener_may_stop_its_consumer(
     stop: Callable[[PushConsumer], Awaitable[None]], orderly: bool
 ) -> None:
     """What it has then is finished when it returns."""
@@ -190,9 +190,7 @@ async def test_a_listener_may_stop_its_consumer(
         assert not cluster.brokers["g0"][0].members["g"] and consumer.queues == ()
 
 
-async def test_a_task_that_a_listener_began_waits_for_the_stop_if_the_listener_has_returned() -> (
-    None
-):
+async def test_task_of_a_finished_listener_may_await_the_stop() -> None:
     later: list[asyncio.Task[None]] = []
     ask = asyncio.Event()
 
@@ -213,7 +211,7 @@ async def test_a_task_that_a_listener_began_waits_for_the_stop_if_the_listener_h
         assert not cluster.brokers["g0"][0].members["g"]
 
 
-async def test_stops_at_the_same_time_are_one_and_leave_the_listener_its_time() -> None:
+async def test_concurrent_stops_share_one_stop_and_wait_for_the_listener() -> None:
     config = replace(QUICK, stop_grace_ms=60_000)
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 1, queues=1)
@@ -228,7 +226,7 @@ async def test_stops_at_the_same_time_are_one_and_leave_the_listener_its_time() 
         assert stuck.returned == 1 and committed(cluster)[0] == 1
 
 
-async def test_a_stop_that_is_cancelled_leaves_the_group_at_once() -> None:
+async def test_cancelled_stop_leaves_the_group_at_once() -> None:
     config = replace(QUICK, stop_grace_ms=60_000)
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 1, queues=1)
@@ -244,7 +242,7 @@ async def test_a_stop_that_is_cancelled_leaves_the_group_at_once() -> None:
         assert not cluster.brokers["g0"][0].members["g"] and not stuck.returned
 
 
-async def test_a_heartbeat_on_its_way_does_not_outlive_the_goodbye() -> None:
+async def test_heartbeat_in_flight_does_not_rejoin_the_group_after_the_stop() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         broker = cluster.brokers["g0"][0]
         async with consumer_of(cluster, Seen()):
@@ -260,7 +258,7 @@ async def test_a_heartbeat_on_its_way_does_not_outlive_the_goodbye() -> None:
         assert not broker.members["g"], "no ghost came after it left"
 
 
-async def test_a_consumer_that_brokers_refuse_says_so_once_a_minute(
+async def test_consumer_with_rejected_heartbeats_logs_it_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = "heartbeat_refused address="
@@ -284,7 +282,7 @@ async def test_a_consumer_that_brokers_refuse_says_so_once_a_minute(
             await until(lambda: bool(consumer.queues))
 
 
-async def test_next_consumer_goes_on_where_the_last_one_stopped() -> None:
+async def test_next_consumer_continues_at_the_committed_offset() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 20)
         first, second = Seen(), Seen()
@@ -296,7 +294,7 @@ async def test_next_consumer_goes_on_where_the_last_one_stopped() -> None:
         assert sorted(second.bodies) == [b"0", b"1", b"2", b"3"]
 
 
-async def test_on_commit_reports_what_was_confirmed() -> None:
+async def test_on_commit_reports_confirmed_offsets() -> None:
     config = replace(QUICK, confirm_commits=True)
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 20)
@@ -324,7 +322,7 @@ async def test_on_commit_reports_what_was_confirmed() -> None:
 @pytest.mark.parametrize(
     ("start", "expected"), [(ConsumeFrom.FIRST_OFFSET, 24), (ConsumeFrom.LAST_OFFSET, 4)]
 )
-async def test_where_a_new_group_begins(start: ConsumeFrom, expected: int) -> None:
+async def test_new_group_starts_at_the_configured_offset(start: ConsumeFrom, expected: int) -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 20)
         seen = Seen()
@@ -334,7 +332,7 @@ async def test_where_a_new_group_begins(start: ConsumeFrom, expected: int) -> No
             await until(lambda: len(seen.messages) == expected)
 
 
-async def test_a_new_group_that_stops_before_a_message_comes_goes_on_at_it() -> None:
+async def test_new_group_stopped_before_a_message_continues_at_it() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 8)
         config = replace(QUICK, consume_from=ConsumeFrom.LAST_OFFSET)
@@ -385,7 +383,7 @@ async def test_queues_are_shared_and_taken_over() -> None:
         await second.stop()
 
 
-async def test_failed_messages_come_again_here_when_the_broker_cannot_take_them() -> None:
+async def test_failed_messages_are_redelivered_locally_if_send_back_fails() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 3, queues=1)
         cluster.brokers["g0"][0].mode = (13, "no sends today")  # nor takes them whole
@@ -399,7 +397,7 @@ async def test_failed_messages_come_again_here_when_the_broker_cannot_take_them(
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-async def test_a_listener_that_awaits_what_was_cancelled_fails_and_its_queue_goes_on(
+async def test_listener_that_awaits_a_cancelled_future_fails_its_batch_only(
     threaded: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = replace(QUICK, pull=replace(QUICK.pull, consume_batch_size=1))
@@ -421,7 +419,7 @@ async def test_a_listener_that_awaits_what_was_cancelled_fails_and_its_queue_goe
     assert "listener_raised group=g topic=T" in caplog.text
 
 
-async def test_a_listener_that_cancels_its_own_task_fails_and_its_queue_goes_on(
+async def test_listener_that_cancels_its_own_task_fails_its_batch_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = replace(QUICK, pull=replace(QUICK.pull, consume_batch_size=1, consume_tasks=1))
@@ -444,7 +442,7 @@ async def test_a_listener_that_cancels_its_own_task_fails_and_its_queue_goes_on(
     assert "listener_raised group=g topic=T" in caplog.text
 
 
-async def test_a_listener_has_failed_whatever_it_raises() -> None:
+async def test_listener_that_raises_a_base_exception_fails_its_batch_only() -> None:
     class Odd(BaseException):
         """As test tools and some libraries have them."""
 
@@ -473,7 +471,7 @@ async def test_offset_stays_while_messages_fail() -> None:
         assert cluster.logs["g0"].offsets.get(("g", "T", 0), 0) == 0
 
 
-async def test_failed_messages_go_back_to_a_broker_that_takes_them() -> None:
+async def test_failed_messages_are_sent_back_to_the_broker() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         cluster.brokers["g0"][0].send_back_code = int(ResponseCode.SUCCESS)
         fill(cluster, 3, queues=1)
@@ -510,7 +508,7 @@ TIMED = replace(
 )
 
 
-async def test_what_takes_too_long_goes_back_and_the_late_answer_is_ignored() -> None:
+async def test_timed_out_message_is_sent_back_and_its_late_result_ignored() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         broker, offsets = cluster.brokers["g0"][0], cluster.logs["g0"].offsets
         broker.send_back_code = int(ResponseCode.SUCCESS)
@@ -531,7 +529,7 @@ async def test_what_takes_too_long_goes_back_and_the_late_answer_is_ignored() ->
             assert consumer.timed_out == 2
 
 
-async def test_what_takes_too_long_and_no_broker_takes_is_the_listeners() -> None:
+async def test_timed_out_message_that_no_broker_takes_stays_with_the_listener() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         broker, offsets = cluster.brokers["g0"][0], cluster.logs["g0"].offsets
         broker.mode = (13, "no sends today")
@@ -558,7 +556,7 @@ class SlowBack(SendBack):
         return True
 
 
-async def test_what_fails_while_it_goes_back_goes_back_once() -> None:
+async def test_message_that_fails_during_its_send_back_is_sent_back_once() -> None:
     stuck, back = Stuck(ConsumeResult.RECONSUME_LATER), SlowBack()
     listener = GuardedListener(stuck, ListenerLog("g"))
     deliverer = ConcurrentDeliverer(listener, back, FailurePolicy(), lambda name: None)
@@ -575,7 +573,7 @@ async def test_what_fails_while_it_goes_back_goes_back_once() -> None:
     assert back.levels == [3] and deliverer.timed_out == 1
 
 
-async def test_what_waits_for_a_place_has_not_begun_and_does_not_time_out() -> None:
+async def test_message_waiting_for_a_listener_does_not_time_out() -> None:
     async with FakeCluster({"g0": 1}, queues=2) as cluster:
         broker, offsets = cluster.brokers["g0"][0], cluster.logs["g0"].offsets
         broker.send_back_code = int(ResponseCode.SUCCESS)
@@ -590,7 +588,7 @@ async def test_what_waits_for_a_place_has_not_begun_and_does_not_time_out() -> N
             assert sorted(stuck.bodies) == [b"0", b"1"] and consumer.timed_out == 1
 
 
-async def test_an_orderly_listener_takes_as_long_as_it_likes() -> None:
+async def test_orderly_listener_has_no_time_out() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         broker, offsets = cluster.brokers["g0"][0], cluster.logs["g0"].offsets
         fill(cluster, 2, queues=1)
@@ -615,7 +613,7 @@ async def test_retry_topic_is_consumed_with_the_topic_restored() -> None:
         assert seen.messages[0].topic == "T"
 
 
-async def test_orderly_delivers_a_queue_in_order_one_batch_at_a_time() -> None:
+async def test_orderly_consumer_delivers_a_queue_in_order_one_batch_at_a_time() -> None:
     config = replace(QUICK, orderly=True, pull=replace(QUICK.pull, consume_batch_size=3))
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 30, queues=1)
@@ -662,7 +660,7 @@ async def test_pulling_stops_at_the_cache_limit() -> None:
             await until(lambda: sorted(got) == list(range(100)))
 
 
-async def test_pulls_that_find_something_keep_their_interval() -> None:
+async def test_pulls_with_messages_keep_their_interval() -> None:
     config = replace(QUICK, pull=replace(QUICK.pull, batch_size=2, interval_ms=100))
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 6, queues=1)
@@ -688,7 +686,7 @@ async def test_pulls_follow_the_leader(hint: bool) -> None:
             await until(lambda: committed(cluster) == [4] * 4)
 
 
-async def test_frozen_leader_is_left_when_the_route_changes() -> None:
+async def test_consumer_leaves_a_frozen_leader_when_the_route_changes() -> None:
     config = replace(QUICK, pull=replace(QUICK.pull, suspend_ms=60_000))
     async with FakeCluster({"g0": 3}) as cluster:
         seen = Seen()
@@ -710,7 +708,7 @@ async def test_frozen_leader_is_left_when_the_route_changes() -> None:
             assert new.count(RequestCode.PULL_MESSAGE) >= 4
 
 
-async def test_connection_breaks_and_comes_back() -> None:
+async def test_consumer_continues_after_a_broken_connection() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 4)
         seen = Seen()
@@ -724,7 +722,7 @@ async def test_connection_breaks_and_comes_back() -> None:
         assert sorted(m.queue_offset for m in seen.messages) == [0] * 4 + [1] * 4
 
 
-async def test_stale_replica_cannot_make_the_consumer_go_back() -> None:
+async def test_stale_replica_does_not_set_the_consumer_back() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 10, queues=1)
         seen = Seen()
@@ -756,7 +754,7 @@ async def test_retention_moves_the_consumer_forward() -> None:
         assert seen.messages[1].queue_offset == 50
 
 
-async def test_reset_by_an_administrator() -> None:
+async def test_offset_reset_by_an_administrator() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 10, queues=1)
         seen = Seen()
@@ -771,7 +769,7 @@ async def test_reset_by_an_administrator() -> None:
             assert [m.queue_offset for m in seen.messages[10:]] == [7, 8, 9]
 
 
-async def test_running_info_is_told() -> None:
+async def test_consumer_running_info_is_answered() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 4)
         async with consumer_of(cluster, Seen()) as consumer:

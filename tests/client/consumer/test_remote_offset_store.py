@@ -54,7 +54,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_commit_waits_for_an_older_one_of_its_queue_that_is_under_way() -> None:
+async def test_commit_waits_for_an_older_one_of_its_queue() -> None:
     """Else the older one, repeated until a leader answers, could set the offset back."""
     leader = Leader()
     store = store_of(leader)
@@ -92,7 +92,7 @@ async def test_commits_of_consumers_have_their_client_id(
     assert leader.clients == [client]
 
 
-def test_offsets_that_have_not_moved_are_told_again_now_and_then() -> None:
+def test_unchanged_offsets_are_committed_again_periodically() -> None:
     """Somebody else's late request may have set them back."""
     loop = SimLoop()
 
@@ -156,7 +156,7 @@ class Frozen:
         return RemotingCommand(code=0)
 
 
-def test_a_group_without_a_leader_is_waited_for_once_however_many_queues_it_has() -> None:
+def test_commit_waits_once_for_a_broker_group_without_a_leader() -> None:
     """Consumers stop with such a commit. Nor do the queues of the others wait behind."""
     loop = SimLoop()
     instance = Frozen()
@@ -177,7 +177,7 @@ def test_a_group_without_a_leader_is_waited_for_once_however_many_queues_it_has(
     assert instance.asked.count("g0") == CONFIRMED_AT_ONCE_MAX
 
 
-async def test_callbacks_that_raise_stop_no_commit(caplog: pytest.LogCaptureFixture) -> None:
+async def test_raising_commit_callback_stops_no_commit(caplog: pytest.LogCaptureFixture) -> None:
     def bad(_queue: MessageQueue, _offset: int) -> None:
         raise ValueError("user bug")
 
@@ -218,7 +218,7 @@ class Growing:
 @pytest.mark.parametrize("decides", [True, False])
 @pytest.mark.parametrize("there", [0, 3])
 @pytest.mark.parametrize("moment", range(3))
-async def test_a_group_gets_what_is_stored_while_it_asks_where_to_begin(
+async def test_starting_offset_includes_messages_stored_during_the_query(
     there: int, decides: bool, moment: int, committed: int | None
 ) -> None:
     committed = committed if there else None

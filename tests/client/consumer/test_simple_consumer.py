@@ -35,7 +35,7 @@ def popped_message(topic: str, offset: int, *, retry: bool = False) -> MessageEx
     return message
 
 
-async def test_messages_of_several_topics_are_acknowledged_each_in_its_own() -> None:
+async def test_messages_of_several_topics_are_acknowledged_separately() -> None:
     """A broker takes what it does not know for acknowledged before, and says all is well."""
     async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
         await consumer.subscribe("T")
@@ -50,7 +50,7 @@ async def test_messages_of_several_topics_are_acknowledged_each_in_its_own() -> 
         ]
 
 
-async def test_a_waiting_pop_follows_the_leader_that_takes_over_from_a_silent_one() -> None:
+async def test_waiting_pop_follows_the_successor_of_a_frozen_leader() -> None:
     """A frozen leader keeps its connections: only the route tells that another one leads."""
     async with FakeCluster({"g0": 3}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
         frozen, leader, _ = cluster.brokers["g0"]
@@ -66,7 +66,7 @@ async def test_a_waiting_pop_follows_the_leader_that_takes_over_from_a_silent_on
         assert [m.body for m in await waiting] == [b"0"]
 
 
-async def test_a_receive_keeps_its_time_where_nobody_answers(
+async def test_receive_times_out_without_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(simple, "ANSWER_GRACE_MS", 300)
@@ -81,7 +81,7 @@ async def test_a_receive_keeps_its_time_where_nobody_answers(
         assert caught.value.outcome_unknown
 
 
-async def test_a_silent_group_keeps_nobody_from_the_messages_of_the_others(
+async def test_silent_broker_group_does_not_block_messages_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(simple, "SLICE_MS", 100)
@@ -155,7 +155,7 @@ async def late_message(
 
 @pytest.mark.parametrize("in_one_turn", [False, True])
 @pytest.mark.parametrize(("count_max", "invisible_ms"), [(32, 60_000), (1, 60_000), (32, 30_000)])
-async def test_what_a_pop_got_for_a_caller_who_is_gone_the_next_one_gets(
+async def test_pop_of_a_cancelled_receive_is_returned_by_the_next(
     count_max: int, invisible_ms: int, in_one_turn: bool
 ) -> None:
     """Nobody else could have it before its invisible time is over. The answer may come in the very
@@ -168,7 +168,7 @@ async def test_what_a_pop_got_for_a_caller_who_is_gone_the_next_one_gets(
             assert [message.body for message in got] == [body]
 
 
-async def test_several_callers_who_are_gone_leave_a_pop_each() -> None:
+async def test_several_cancelled_receives_leave_a_pop_each() -> None:
     async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
         await consumer.subscribe("T")
         broker = cluster.brokers["g0"][0]
@@ -185,7 +185,7 @@ async def test_several_callers_who_are_gone_leave_a_pop_each() -> None:
 
 
 @pytest.mark.parametrize(("expression", "pops"), [("*", 1), ("A", 2)])
-async def test_a_pop_of_another_expression_is_not_handed_out(expression: str, pops: int) -> None:
+async def test_late_pop_of_another_expression_is_not_returned(expression: str, pops: int) -> None:
     async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
         await consumer.subscribe("T")
         await late_message(cluster, consumer, count=1)
@@ -195,7 +195,7 @@ async def test_a_pop_of_another_expression_is_not_handed_out(expression: str, po
         assert cluster.brokers["g0"][0].count(POP) == pops
 
 
-async def test_a_receive_that_a_stop_ends_says_so() -> None:
+async def test_receive_ended_by_a_stop_raises_client_closed() -> None:
     async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
         await consumer.subscribe("T")
         waiting = asyncio.create_task(consumer.receive())
@@ -205,7 +205,7 @@ async def test_a_receive_that_a_stop_ends_says_so() -> None:
             await waiting
 
 
-async def test_a_deleted_topic_keeps_nobody_from_the_messages_of_others(
+async def test_deleted_topic_does_not_block_messages_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(directory, "UNUSED_TOPIC_S", 0)
@@ -261,7 +261,7 @@ async def a_pop(
         (None, 31, 60_000, 19.0, False),  # it may get more
     ],
 )
-async def test_a_call_takes_a_pop_that_serves_it_and_others_stay(
+async def test_late_pop_is_taken_by_a_matching_call(
     found: int | None, count_max: int, invisible_ms: int, now_s: float, taken: bool
 ) -> None:
     pops, pop = LatePops(), await a_pop(found)
@@ -284,20 +284,20 @@ async def test_messages_are_invisible_since_the_wait_of_a_late_answer(
 
 
 @pytest.mark.parametrize("found", [0, SILENT])
-async def test_a_pop_without_messages_is_not_kept(found: int | ClientError) -> None:
+async def test_late_pop_without_messages_is_not_kept(found: int | ClientError) -> None:
     pops = LatePops()
     pops.keep(await a_pop(found), 11.0)
     assert pops.take(TARGET, ALL, 32, 1_000, 11.0) is None
 
 
-async def test_a_pop_whose_invisible_time_is_over_is_forgotten() -> None:
+async def test_late_pop_after_its_invisible_time_is_dropped() -> None:
     pops = LatePops()
     pops.keep(await a_pop(1), 11.0)
     assert pops.take(TARGET, ALL, 32, 1, 70.0) is None
     assert pops.take(TARGET, ALL, 32, 1, 11.0) is None
 
 
-async def test_what_is_beyond_the_bound_is_not_kept() -> None:
+async def test_late_pops_are_limited_in_number() -> None:
     made = [await a_pop(1) for _ in range(LATE_MAX + 1)]
     pops = LatePops()
     for pop in made:
@@ -306,7 +306,7 @@ async def test_what_is_beyond_the_bound_is_not_kept() -> None:
     assert taken == [*made[:LATE_MAX], None], "the oldest first"
 
 
-async def test_a_pop_of_another_expression_or_topic_is_forgotten() -> None:
+async def test_late_pop_of_another_expression_or_topic_is_dropped() -> None:
     pops = LatePops()
     pops.keep(await a_pop(1), 11.0)
     assert pops.take(TARGET, subscribe("T", "A", 2), 32, 60_000, 11.0) is None
@@ -318,7 +318,7 @@ async def test_a_pop_of_another_expression_or_topic_is_forgotten() -> None:
     assert pops.take(TARGET, ALL, 32, 60_000, 11.0) is None
 
 
-async def test_a_target_owes_while_one_of_its_pops_does() -> None:
+async def test_target_is_owed_while_a_late_pop_is_unanswered() -> None:
     pops, pop = LatePops(), await a_pop(None)
     assert not pops.owed(TARGET)
     pops.keep(await a_pop(1), 11.0)

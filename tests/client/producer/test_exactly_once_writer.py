@@ -42,7 +42,7 @@ async def bodies(group, queue):
     return [bytes(record.body).decode() for record in records if record.queue_id == queue]
 
 
-async def test_a_batch_begun_anew_is_stored_once(tmp_path):
+async def test_restarted_writer_batch_is_stored_once(tmp_path):
     async with serving(tmp_path) as (group, where):
         async with ExactlyOnceWriter("w", "T", where) as writer:
             first, second = writer.queues[:2]
@@ -65,7 +65,7 @@ async def test_a_batch_begun_anew_is_stored_once(tmp_path):
         assert len({record.properties for record in records}) == 5  # each with its own UNIQ_KEY
 
 
-async def test_who_opens_it_fences_who_had_it(tmp_path):
+async def test_second_writer_fences_the_first(tmp_path):
     async with serving(tmp_path) as (group, where):
         async with ExactlyOnceWriter("w", "T", where) as old:
             queue = old.queues[0]
@@ -82,7 +82,7 @@ async def test_who_opens_it_fences_who_had_it(tmp_path):
         assert await bodies(group, 0) == ["a", "b", "c"]
 
 
-async def test_many_that_open_it_at_once_leave_one(tmp_path):
+async def test_concurrent_openings_leave_one_unfenced_writer(tmp_path):
     async with serving(tmp_path) as (group, where):
         writers = [ExactlyOnceWriter("w", "T", where) for _ in range(4)]
         reported = await asyncio.gather(*(w.start() for w in writers), return_exceptions=True)
@@ -101,7 +101,7 @@ async def test_many_that_open_it_at_once_leave_one(tmp_path):
         assert await bodies(group, 0) == ["a"]
 
 
-async def test_it_goes_on_over_a_failover(tmp_path):
+async def test_writer_continues_over_a_failover(tmp_path):
     async with serving(tmp_path, 3, **PATIENT) as (group, where):
         async with ExactlyOnceWriter("w", "T", where) as writer:
             queue = writer.queues[0]
@@ -118,7 +118,7 @@ async def test_it_goes_on_over_a_failover(tmp_path):
         assert await bodies(group, 0) == [str(n) for n in range(60)]
 
 
-async def test_a_topic_that_nobody_may_write_to_is_told(tmp_path):
+async def test_writer_for_a_read_only_topic_raises_no_route(tmp_path):
     async with serving(tmp_path) as (group, where):
         header = TopicHeader("T", 4, 4, 4)
         leader = await group.leading()
@@ -127,7 +127,7 @@ async def test_a_topic_that_nobody_may_write_to_is_told(tmp_path):
             await ExactlyOnceWriter("w", "T", where, patience_ms=500).start()
 
 
-async def test_brokers_without_it_say_so_and_can_be_written_to_all_the_same(tmp_path):
+async def test_writer_on_classic_brokers_needs_exactly_once_disabled(tmp_path):
     async with serving(tmp_path, enableDLegerCommitLog="false") as (group, where):
         with pytest.raises(BrokerRefused, match="Raft mode"):
             await ExactlyOnceWriter("w", "T", where).start()

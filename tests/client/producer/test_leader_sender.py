@@ -39,7 +39,7 @@ class Owner:
         self.searches += 1
 
 
-async def test_a_search_ends_when_nobody_waits_any_more():
+async def test_leader_search_ends_without_waiting_sends():
     group = ReplicaGroup("broker-a")
     group.learn({0: "a:1", 1: "b:1"})
     owner = Owner(group)
@@ -54,7 +54,7 @@ async def test_a_search_ends_when_nobody_waits_any_more():
     assert owner.searches == 2
 
 
-async def test_an_error_of_one_send_ends_no_others(monkeypatch):
+async def test_error_of_one_send_does_not_end_the_leader_search(monkeypatch):
     """The search goes on for those that wait."""
     monkeypatch.setattr(lanes, "PAUSE_S", 0)
     group = ReplicaGroup("broker-a")

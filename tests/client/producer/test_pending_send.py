@@ -13,7 +13,7 @@ def a_send(deadline: float, topic: str = "T") -> Pending:
     return Pending(item, MessageQueue(topic, "", -1), False, deadline, lambda result, error: None)
 
 
-def test_what_is_overdue_is_taken_out_with_the_reason() -> None:
+def test_overdue_unrouted_sends_are_returned_with_the_reason() -> None:
     unrouted = UnroutedSends()
     early, late, other = a_send(1.0), a_send(3.0), a_send(2.0, "U")
     for pending in (late, early, other):
@@ -30,7 +30,7 @@ def test_what_is_overdue_is_taken_out_with_the_reason() -> None:
     assert unrouted.take("T") == unrouted.take_all() == []
 
 
-def test_a_topics_sends_are_taken_up_to_a_deadline_in_their_order() -> None:
+def test_unrouted_sends_are_taken_in_order_up_to_a_deadline() -> None:
     unrouted = UnroutedSends()
     sends = [a_send(deadline) for deadline in (2.0, 5.0, 1.0)]
     for pending in sends:
@@ -39,7 +39,7 @@ def test_a_topics_sends_are_taken_up_to_a_deadline_in_their_order() -> None:
     assert unrouted.take_all() == [sends[1]]
 
 
-def test_the_reason_goes_with_the_last_send() -> None:
+def test_reason_of_unrouted_sends_is_dropped_with_the_last_send() -> None:
     unrouted = UnroutedSends()
     unrouted.note("T", "nobody waits")
     unrouted.add("T", a_send(1.0))

@@ -37,7 +37,7 @@ QUICK = SendConfig(attempt_timeout_ms=150, scout_timeout_ms=100, silence_ms=100)
 PATIENT = SendConfig(attempt_timeout_ms=600, scout_timeout_ms=600, silence_ms=300)
 
 
-async def test_a_send_is_acknowledged_with_where_it_is() -> None:
+async def test_send_result_has_queue_offset_and_ids() -> None:
     async with FakeCluster({"g0": 3}) as cluster, Producer("p", cluster.namesrv) as producer:
         result = await producer.send(Message("T", b"hello", tags="A", keys="k1 k2"))
         assert result.status is SendStatus.OK
@@ -52,7 +52,7 @@ async def test_a_send_is_acknowledged_with_where_it_is() -> None:
         assert cluster.logs["g0"].unique_keys("T") == [result.msg_id]
 
 
-async def test_sends_go_round_the_queues() -> None:
+async def test_sends_are_distributed_round_robin_over_queues() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         results = [await producer.send(Message("T", b"x")) for _ in range(8)]
         assert sorted(r.queue.queue_id for r in results) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -69,14 +69,14 @@ async def test_queue_and_selector_are_obeyed() -> None:
 
 
 @pytest.mark.parametrize("status", [s for s in SendStatus if s is not SendStatus.OK])
-async def test_stored_with_a_reservation_is_not_an_error(status: SendStatus) -> None:
+async def test_stored_send_with_a_replication_status_is_no_error(status: SendStatus) -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         cluster.brokers["g0"][0].script.append((int(status), "slow disk"))
         result = await producer.send(Message("T", b"x"), queue=queue(0))
         assert result.status is status and result.attempts == 1
 
 
-async def test_success_that_says_not_where_is_unknown() -> None:
+async def test_send_success_without_a_position_has_an_unknown_outcome() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         cluster.brokers["g0"][0].script.append((0, "no fields"))
         with pytest.raises(SendOutcomeUnknown):
@@ -99,7 +99,7 @@ OUTCOMES = [
 
 
 @pytest.mark.parametrize(("mode", "error", "retriable", "least", "most"), OUTCOMES)
-async def test_outcome_at_the_end_of_the_time(
+async def test_send_outcome_at_the_time_out(
     mode: object, error: type[Exception], retriable: bool, least: int, most: int
 ) -> None:
     async with FakeCluster({"g0": 1}) as cluster:
@@ -120,7 +120,7 @@ async def test_outcome_at_the_end_of_the_time(
             assert producer.in_flight == 0
 
 
-async def test_every_retry_carries_the_same_unique_key() -> None:
+async def test_every_retry_has_the_same_unique_key() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         broker = cluster.brokers["g0"][0]
         broker.script.extend(["close", (1, "[OUTCOME_UNKNOWN]"), (2, "[BUSY]")])
@@ -134,7 +134,7 @@ async def test_every_retry_carries_the_same_unique_key() -> None:
         assert cluster.logs["g0"].unique_keys("T") == [result.msg_id] * 2
 
 
-async def test_a_final_refusal_does_not_make_an_earlier_attempt_known() -> None:
+async def test_final_rejection_leaves_an_earlier_unknown_attempt_unknown() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         cluster.brokers["g0"][0].script.extend([(1, "[OUTCOME_UNKNOWN]"), (13, "too big")])
         async with Producer("p", cluster.namesrv, config=QUICK) as producer:
@@ -143,7 +143,7 @@ async def test_a_final_refusal_does_not_make_an_earlier_attempt_known() -> None:
             assert raised.value.attempts == 2
 
 
-async def test_unknown_is_final_when_retrying_it_is_forbidden() -> None:
+async def test_unknown_outcome_is_final_without_retry_unknown() -> None:
     config = SendConfig(retry_unknown=False)
     async with FakeCluster({"g0": 1}) as cluster:
         broker = cluster.brokers["g0"][0]
@@ -156,7 +156,7 @@ async def test_unknown_is_final_when_retrying_it_is_forbidden() -> None:
 
 
 @pytest.mark.parametrize("hint", [False, True])
-async def test_refusal_moves_to_the_new_leader_at_once(hint: bool) -> None:
+async def test_rejection_moves_the_send_to_the_new_leader_at_once(hint: bool) -> None:
     async with FakeCluster({"g0": 3}) as cluster, Producer("p", cluster.namesrv) as producer:
         await producer.send(Message("T", b"before"))
         cluster.lead("g0", 2, tell_route=False, hint=hint)
@@ -166,7 +166,7 @@ async def test_refusal_moves_to_the_new_leader_at_once(hint: bool) -> None:
         assert cluster.logs["g0"].bodies("T").count(b"after") == 1
 
 
-async def test_leader_dies_and_a_new_one_appears_later() -> None:
+async def test_send_waits_for_a_new_leader_after_a_crash() -> None:
     async with FakeCluster({"g0": 3}) as cluster, Producer("p", cluster.namesrv) as producer:
         await producer.send(Message("T", b"before"))
         cluster.no_leader("g0")
@@ -188,7 +188,7 @@ async def test_leader_dies_and_a_new_one_appears_later() -> None:
         )
 
 
-async def test_a_classic_slave_is_never_sent_to() -> None:
+async def test_classic_slave_gets_no_sends() -> None:
     """Not while its master is away, nor by any kind of send; consumers may still ask it."""
     async with FakeCluster({"g0": 2}) as cluster:
         cluster.name_server.raft = False
@@ -205,7 +205,7 @@ async def test_a_classic_slave_is_never_sent_to() -> None:
         assert slave.count(RequestCode.SEND_MESSAGE_V2) == 0
 
 
-async def test_connection_broken_with_sends_in_flight() -> None:
+async def test_sends_in_flight_survive_a_broken_connection() -> None:
     async with FakeCluster({"g0": 3}) as cluster, Producer("p", cluster.namesrv) as producer:
         await producer.send(Message("T", b"before"))
         leader = cluster.brokers["g0"][0]
@@ -237,7 +237,7 @@ async def test_silent_leader_is_left_when_the_route_names_another() -> None:
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["scout", "known leader"])
-async def test_slow_leader_that_lives_is_not_sent_to_twice(known: bool) -> None:
+async def test_slow_live_leader_gets_a_send_only_once(known: bool) -> None:
     async with FakeCluster({"g0": 3}) as cluster:
         broker = cluster.brokers["g0"][0]
         async with Producer("p", cluster.namesrv, config=PATIENT) as producer:
@@ -255,7 +255,7 @@ async def test_slow_leader_that_lives_is_not_sent_to_twice(known: bool) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["scout", "known leader"])
-async def test_slow_leader_that_lives_is_left_when_another_leads(known: bool) -> None:
+async def test_slow_live_leader_is_left_when_another_leads(known: bool) -> None:
     async with FakeCluster({"g0": 3}) as cluster:
         old, new = cluster.brokers["g0"][:2]
         async with Producer("p", cluster.namesrv, config=PATIENT) as producer:
@@ -270,7 +270,7 @@ async def test_slow_leader_that_lives_is_left_when_another_leads(known: bool) ->
             assert result.attempts == 2 and new.count(RequestCode.SEND_MESSAGE_V2) == 1
 
 
-async def test_frozen_replica_is_passed_over_in_the_search() -> None:
+async def test_frozen_replica_is_skipped_in_the_leader_search() -> None:
     async with FakeCluster({"g0": 3}) as cluster:
         cluster.lead("g0", 1, tell_route=False)  # the route still names the first
         frozen = cluster.brokers["g0"][0]
@@ -281,7 +281,7 @@ async def test_frozen_replica_is_passed_over_in_the_search() -> None:
             frozen.mode = "ok"  # it thaws: its heartbeats are answered, nobody waits to leave
 
 
-async def test_late_answer_of_an_attempt_that_was_given_up_counts() -> None:
+async def test_late_answer_of_an_abandoned_attempt_counts() -> None:
     async with FakeCluster({"g0": 2}) as cluster:
         broker, other = cluster.brokers["g0"]
         async with Producer("p", cluster.namesrv, config=QUICK) as producer:
@@ -299,7 +299,7 @@ async def test_late_answer_of_an_attempt_that_was_given_up_counts() -> None:
             broker.mode = other.mode = "ok"
 
 
-async def test_nothing_is_written_twice_over_one_connection() -> None:
+async def test_send_is_written_only_once_per_connection() -> None:
     async with FakeCluster({"g0": 2}) as cluster:
         frozen, follower = cluster.brokers["g0"]
         async with Producer("p", cluster.namesrv, config=QUICK) as producer:
@@ -317,7 +317,7 @@ async def test_nothing_is_written_twice_over_one_connection() -> None:
             assert frozen.count(RequestCode.SEND_MESSAGE_V2) == 2
 
 
-async def test_other_group_takes_over_and_the_bad_one_is_avoided() -> None:
+async def test_failing_broker_group_is_avoided_except_for_a_chosen_queue() -> None:
     async with FakeCluster({"g0": 1, "g1": 1}) as cluster:
         async with Producer("p", cluster.namesrv) as producer:
             for _ in range(8):
@@ -335,7 +335,7 @@ async def test_other_group_takes_over_and_the_bad_one_is_avoided() -> None:
             assert (await fixed).queue == queue(1), "a chosen queue is never changed"
 
 
-async def test_busy_group_is_avoided() -> None:
+async def test_busy_broker_group_is_avoided() -> None:
     async with FakeCluster({"g0": 1, "g1": 1}) as cluster:
         async with Producer("p", cluster.namesrv) as producer:
             for _ in range(8):
@@ -345,7 +345,7 @@ async def test_busy_group_is_avoided() -> None:
             assert {r.queue.broker_name for r in results} == {"g1"}
 
 
-async def test_send_nowait_calls_back_once_each_in_order_of_the_queue() -> None:
+async def test_send_nowait_calls_back_once_each_in_queue_order() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         outcomes: list[tuple[SendResult | None, object]] = []
         keys = [
@@ -361,7 +361,7 @@ async def test_send_nowait_calls_back_once_each_in_order_of_the_queue() -> None:
         assert producer.in_flight == 0
 
 
-async def test_in_flight_limit() -> None:
+async def test_sends_in_flight_are_limited() -> None:
     config = SendConfig(in_flight_max=10)
     async with FakeCluster({"g0": 1}) as cluster:
         broker = cluster.brokers["g0"][0]
@@ -388,7 +388,7 @@ async def test_in_flight_limit() -> None:
             await until(lambda: len(outcomes) == 10)
 
 
-async def test_in_flight_bytes_limit() -> None:
+async def test_send_bytes_in_flight_are_limited() -> None:
     config = SendConfig(in_flight_bytes_max=100)
     async with FakeCluster({"g0": 1}) as cluster:
         cluster.brokers["g0"][0].mode = "silent"
@@ -399,7 +399,7 @@ async def test_in_flight_bytes_limit() -> None:
             producer.send_nowait(Message("T", b"x" * 10), lambda r, e: None)
 
 
-async def test_unknown_topic_is_certainly_not_stored() -> None:
+async def test_send_to_an_unknown_topic_is_not_stored() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         with pytest.raises(SendFailed) as raised:
             await producer.send(Message("missing", b"x"), timeout_ms=150)
@@ -430,7 +430,7 @@ async def test_unknown_topic_is_certainly_not_stored() -> None:
         (Message("T", b"x"), MessageQueue("T", ["g0"], 2), "group is a text"),  # type: ignore[arg-type]
     ],
 )
-async def test_what_no_broker_would_store_is_refused_at_once(
+async def test_send_that_no_broker_would_store_is_rejected_at_once(
     message: Message, target: MessageQueue | None, problem: str
 ) -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
@@ -456,7 +456,7 @@ async def test_topic_that_appears_while_waiting_is_used() -> None:
 
 
 @pytest.mark.parametrize("first", ["short", "long"])
-async def test_a_send_without_a_route_keeps_its_own_time_out(first: str) -> None:
+async def test_send_without_a_route_keeps_its_own_time_out(first: str) -> None:
     times_ms = {"short": 100, "long": 20_000}
     ended: list[str] = []
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
@@ -478,7 +478,7 @@ async def test_a_send_without_a_route_keeps_its_own_time_out(first: str) -> None
         await until(lambda: ended[1:] == ["long: stored"])
 
 
-async def test_a_send_is_routed_though_those_before_it_ran_out_of_time() -> None:
+async def test_send_is_routed_although_earlier_ones_timed_out() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         outcomes: list[object] = []
         for _ in range(3):
@@ -491,7 +491,7 @@ async def test_a_send_is_routed_though_those_before_it_ran_out_of_time() -> None
         assert kinds == [SendFailed, SendFailed, SendFailed, SendResult]
 
 
-async def test_topic_is_created_by_the_first_send_where_brokers_do_that() -> None:
+async def test_topic_is_created_by_the_first_send_where_enabled() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         cluster.name_server.topics["TBW102"] = {"g0": (8, 7)}
         result = await producer.send(Message("auto", b"x"))
@@ -501,7 +501,7 @@ async def test_topic_is_created_by_the_first_send_where_brokers_do_that() -> Non
         assert later.queue.queue_id == 0
 
 
-async def test_second_name_server_answers_when_the_first_is_gone() -> None:
+async def test_second_name_server_is_used_when_the_first_is_down() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         async with Producer("p", f"127.0.0.1:1;{cluster.namesrv}") as producer:
             assert (await producer.send(Message("T", b"x"))).status is SendStatus.OK
@@ -521,14 +521,14 @@ async def test_batch_is_one_request_with_a_key_per_message() -> None:
             assert key.encode() in request.body
 
 
-async def test_oneway_is_written_without_an_answer() -> None:
+async def test_one_way_send_is_written_without_an_answer() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         await producer.send_oneway(Message("T", b"fire"))
         await until(lambda: cluster.logs["g0"].bodies("T") == [b"fire"])
         assert cluster.brokers["g0"][0].requests[-1].is_oneway
 
 
-async def test_large_body_travels_compressed() -> None:
+async def test_large_body_is_sent_compressed() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         body = b"abc" * 2000
         await producer.send(Message("T", body))
@@ -551,7 +551,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("message", BAD, ids=range(len(BAD)))
-async def test_broken_message_is_refused_before_it_is_sent(message: Message) -> None:
+async def test_invalid_message_is_rejected_before_it_is_sent(message: Message) -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         with pytest.raises(InvalidMessage):
             await producer.send(message)
@@ -560,7 +560,7 @@ async def test_broken_message_is_refused_before_it_is_sent(message: Message) -> 
         assert producer.in_flight == 0
 
 
-async def test_stop_ends_what_is_undecided_truthfully() -> None:
+async def test_producer_stop_ends_sends_with_their_known_outcome() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         cluster.brokers["g0"][0].mode = "silent"
         outcomes: list[object] = []
@@ -578,7 +578,7 @@ async def test_stop_ends_what_is_undecided_truthfully() -> None:
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["asking", "between two attempts"])
-async def test_a_send_that_waits_for_its_route_ends_when_the_producer_stops(silent: bool) -> None:
+async def test_producer_stop_ends_a_send_that_waits_for_its_route(silent: bool) -> None:
     """In an error: nobody cancelled it, and a task group would be silent about a cancellation."""
     async with FakeCluster({"g0": 1}) as cluster:
         cluster.name_server.silent = silent
@@ -594,7 +594,7 @@ async def test_a_send_that_waits_for_its_route_ends_when_the_producer_stops(sile
         assert {type(task.exception()) for task in sends if task in done} == {ClientClosed}
 
 
-async def test_a_send_cancelled_while_it_waits_for_its_route_ends_no_other() -> None:
+async def test_cancelled_send_without_a_route_does_not_affect_another() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         cluster.name_server.silent = True
         sends = [asyncio.create_task(producer.send(Message("T", b"x"), 30_000)) for _ in range(2)]
@@ -606,7 +606,7 @@ async def test_a_send_cancelled_while_it_waits_for_its_route_ends_no_other() -> 
         assert (await sends[1]).status is SendStatus.OK
 
 
-async def test_heartbeat_goes_to_every_replica() -> None:
+async def test_producer_heartbeat_is_sent_to_every_replica() -> None:
     async with FakeCluster({"g0": 3}) as cluster, Producer("p", cluster.namesrv) as producer:
         await producer.send(Message("T", b"x"))
         brokers = cluster.brokers["g0"]
@@ -614,7 +614,7 @@ async def test_heartbeat_goes_to_every_replica() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 2], ids=["probe", "behind it"])
-async def test_a_send_that_cannot_be_encoded_ends_alone(
+async def test_send_that_cannot_be_encoded_fails_alone(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that wait for the leader with it are written, and nothing stays in flight."""
@@ -646,7 +646,7 @@ async def test_a_send_that_cannot_be_encoded_ends_alone(
             await until(lambda: written and producer.in_flight == 0)
 
 
-async def test_callback_that_raises_does_not_stop_the_others() -> None:
+async def test_raising_send_callback_does_not_stop_later_ones() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         seen: list[object] = []
 
@@ -658,7 +658,7 @@ async def test_callback_that_raises_does_not_stop_the_others() -> None:
         await until(lambda: len(seen) == 1 and producer.in_flight == 0)
 
 
-async def test_callback_may_send_again_when_a_waiting_send_runs_out_of_time() -> None:
+async def test_callback_may_send_again_when_a_waiting_send_times_out() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         async with Producer("p", cluster.namesrv, config=QUICK) as producer:
             await producer.send(Message("T", b"first"))
@@ -698,7 +698,7 @@ async def test_many_messages_are_split_by_size() -> None:
             list(split_batch(messages, 5 * 1024 * 1024))
 
 
-async def test_what_a_failing_batch_leaves_unsent_is_told() -> None:
+async def test_split_send_failure_reports_unsent_and_doubtful_messages() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         async with Producer("p", cluster.namesrv, config=QUICK) as producer:
             broker = cluster.brokers["g0"][0]
@@ -725,13 +725,13 @@ async def test_what_a_failing_batch_leaves_unsent_is_told() -> None:
         [],
     ],
 )
-async def test_what_cannot_be_a_batch(messages: list[Message]) -> None:
+async def test_invalid_batch_is_rejected(messages: list[Message]) -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         with pytest.raises(InvalidMessage):
             await producer.send_batch(messages)
 
 
-async def test_a_message_is_born_when_it_says_so_or_when_it_is_sent() -> None:
+async def test_birth_time_is_the_given_one_or_the_time_of_the_send() -> None:
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         begin_ms = int(time.time() * 1000)
         await producer.send(Message("T", b"x"))
@@ -745,7 +745,7 @@ async def test_a_message_is_born_when_it_says_so_or_when_it_is_sent() -> None:
                 await producer.send(Message("T", b"x", born_timestamp_ms=wrong))
 
 
-async def test_idempotent_sends_say_so_and_stay_in_their_group() -> None:
+async def test_idempotent_sends_are_marked_and_stay_in_their_broker_group() -> None:
     config = replace(QUICK, idempotent=True)
     async with FakeCluster({"g0": 1, "g1": 1}) as cluster:
         async with Producer("p", cluster.namesrv, config=config) as producer:
@@ -766,7 +766,7 @@ async def test_idempotent_sends_say_so_and_stay_in_their_group() -> None:
 
 
 @pytest.mark.parametrize("later", ["silent", "refuse"])
-async def test_a_recall_keeps_its_time_and_says_that_it_may_have_been_done(later: str) -> None:
+async def test_recall_times_out_with_an_unknown_outcome(later: str) -> None:
     """Also if the last of its requests was refused for certain."""
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         await producer.queues("T")
@@ -781,7 +781,7 @@ async def test_a_recall_keeps_its_time_and_says_that_it_may_have_been_done(later
         assert caught.value.outcome_unknown
 
 
-async def test_a_producer_that_starts_again_follows_the_routes() -> None:
+async def test_restarted_producer_follows_the_routes() -> None:
     """And tells the brokers of itself, or they could push it no reply."""
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         producer = Producer("p", cluster.namesrv)
@@ -796,7 +796,7 @@ async def test_a_producer_that_starts_again_follows_the_routes() -> None:
             assert not producer._announced
 
 
-async def test_a_deleted_topic_is_sent_to_as_one_that_never_was(
+async def test_deleted_topic_is_looked_up_again_by_a_send(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(directory, "UNUSED_TOPIC_S", 0)
@@ -812,7 +812,7 @@ async def test_a_deleted_topic_is_sent_to_as_one_that_never_was(
         assert len(await producer.queues("T")) == 3
 
 
-async def test_of_many_topics_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_producer_caches_few_of_many_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftmq.client.producer.producer.PUBLICATIONS_MAX", 2)
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         for topic in ("T", "U", "V", "T"):

@@ -31,7 +31,7 @@ async def stored_request(cluster: FakeCluster) -> MessageExt:
 
 
 @pytest.mark.parametrize("body", [b"pong", b"a long answer " * 1000])
-async def test_a_request_ends_in_its_reply(body: bytes) -> None:
+async def test_request_gets_its_reply(body: bytes) -> None:
     async with (
         FakeCluster({"g0": 3}) as cluster,
         Producer("asks", cluster.namesrv, config=QUICK) as asking,
@@ -49,7 +49,7 @@ async def test_a_request_ends_in_its_reply(body: bytes) -> None:
         await answering.reply(request, b"again")  # nobody waits any more: no harm
 
 
-async def test_the_reply_comes_through_a_new_leader() -> None:
+async def test_reply_arrives_through_a_new_leader() -> None:
     async with (
         FakeCluster({"g0": 3}) as cluster,
         Producer("asks", cluster.namesrv, config=QUICK) as asking,
@@ -63,7 +63,7 @@ async def test_the_reply_comes_through_a_new_leader() -> None:
         assert (await waiting).body == b"pong"
 
 
-async def test_requests_without_an_answer_time_out() -> None:
+async def test_requests_without_a_reply_time_out() -> None:
     async with (
         FakeCluster({"g0": 1}) as cluster,
         Producer("asks", cluster.namesrv, config=QUICK) as asking,
@@ -79,7 +79,7 @@ async def test_requests_without_an_answer_time_out() -> None:
 
 
 @pytest.mark.parametrize("frozen", [0, 2], ids=["leader", "follower"])
-async def test_a_request_keeps_its_deadline_whichever_replica_is_frozen(frozen: int) -> None:
+async def test_request_keeps_its_deadline_with_any_frozen_replica(frozen: int) -> None:
     """Only the leader's heartbeat is waited for, and nothing is sent when the time is over."""
     async with FakeCluster({"g0": 3}) as cluster:
         cluster.name_server.topics["U"] = {"g0": (4, 6)}
@@ -96,7 +96,7 @@ async def test_a_request_keeps_its_deadline_whichever_replica_is_frozen(frozen: 
                 await asking.request(Message("T", b"again"), 500)
 
 
-async def test_requests_are_limited() -> None:
+async def test_requests_are_limited_in_number() -> None:
     waiting = WaitingRequests(lambda: "me", 2)
     first, _ = waiting.start(Message("T", b"x"), 1)
     waiting.start(Message("T", b"x"), 1)
@@ -106,7 +106,7 @@ async def test_requests_are_limited() -> None:
     waiting.start(Message("T", b"x"), 1)
 
 
-def test_only_requests_are_replied_to() -> None:
+def test_only_requests_can_be_replied_to() -> None:
     log = SharedLog()
     log.append("T", 0, b"no request", "CLUSTER\x01c\x02")
     log.append("T", 0, b"no cluster", "CORRELATION_ID\x01a\x02REPLY_TO_CLIENT\x01b\x02")

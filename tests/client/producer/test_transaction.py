@@ -57,7 +57,7 @@ def ends(broker: FakeBroker) -> list[EndTransactionHeader]:
 
 
 @pytest.mark.parametrize("state", [TransactionState.COMMIT, TransactionState.ROLLBACK])
-async def test_half_message_then_the_decision(state: TransactionState) -> None:
+async def test_half_message_is_sent_before_the_decision(state: TransactionState) -> None:
     async with FakeCluster({"g0": 3}) as cluster:
         listener = Listener(state)
         async with producer_of(cluster, listener) as producer:
@@ -84,7 +84,7 @@ async def test_half_message_then_the_decision(state: TransactionState) -> None:
         )
 
 
-async def test_unknown_is_left_to_the_check() -> None:
+async def test_unknown_decision_is_left_to_the_check() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         listener = Listener(TransactionState.UNKNOWN)
         async with producer_of(cluster, listener) as producer:
@@ -96,7 +96,7 @@ async def test_unknown_is_left_to_the_check() -> None:
         assert ends(cluster.brokers["g0"][0]) == []
 
 
-async def test_without_a_half_message_nothing_is_executed() -> None:
+async def test_failed_half_message_executes_no_local_transaction() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         listener = Listener()
         cluster.brokers["g0"][0].mode = (13, "no")
@@ -108,7 +108,7 @@ async def test_without_a_half_message_nothing_is_executed() -> None:
         assert listener.executed == []
 
 
-async def test_a_half_message_with_a_reservation_is_rolled_back_unexecuted() -> None:
+async def test_half_message_with_a_replication_status_is_rolled_back_unexecuted() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         listener = Listener()
         cluster.brokers["g0"][0].script.append((int(SendStatus.FLUSH_DISK_TIMEOUT), "slow"))
@@ -119,7 +119,7 @@ async def test_a_half_message_with_a_reservation_is_rolled_back_unexecuted() -> 
         assert [end.decision for end in ends(cluster.brokers["g0"][0])] == [12]
 
 
-async def test_the_decision_follows_the_leader() -> None:
+async def test_transaction_decision_follows_the_leader() -> None:
     """The leader dies between the half message and the decision."""
     async with FakeCluster({"g0": 3}) as cluster:
         listener = Listener()
@@ -136,7 +136,7 @@ async def test_the_decision_follows_the_leader() -> None:
 
 
 @pytest.mark.parametrize("mode", ["close", (1, "[OUTCOME_UNKNOWN] quorum"), (4, "no such half")])
-async def test_a_decision_that_may_have_arrived_is_not_repeated(mode: Any) -> None:
+async def test_decision_that_may_have_arrived_is_not_repeated(mode: Any) -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         broker = cluster.brokers["g0"][0]
         broker.scripts[END].append(mode)
@@ -156,7 +156,7 @@ def check_back(cluster: FakeCluster, group: str = "tp") -> RemotingCommand:
 
 
 @pytest.mark.parametrize("state", list(TransactionState))
-async def test_brokers_that_ask_are_answered(state: TransactionState) -> None:
+async def test_transaction_checks_are_answered(state: TransactionState) -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         listener = Listener(state)
         broker = cluster.brokers["g0"][0]
@@ -176,7 +176,7 @@ async def stop_in_a_task(producer: TransactionProducer) -> None:
 
 
 @pytest.mark.parametrize("stop", [TransactionProducer.stop, stop_in_a_task])
-async def test_a_check_may_stop_its_producer(
+async def test_transaction_check_may_stop_its_producer(
     stop: Callable[[TransactionProducer], Awaitable[None]],
 ) -> None:
     """It is answered all the same; a stop by somebody else does not wait for it."""
@@ -208,7 +208,7 @@ async def test_a_check_may_stop_its_producer(
         assert [end.decision for end in ends(broker)] == [8]
 
 
-async def test_a_check_that_raises_is_answered_unknown_and_strangers_not_at_all() -> None:
+async def test_raising_check_is_answered_unknown_and_foreign_groups_not_at_all() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         listener = Listener()
         listener.failure = RuntimeError("data base is away")

@@ -51,7 +51,7 @@ def name_of(scenario: Scenario) -> str:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=name_of)
-async def test_raft(raft: RaftCluster, scenario: Scenario) -> None:
+async def test_scenario_on_a_raft_cluster(raft: RaftCluster, scenario: Scenario) -> None:
     killed = raft.killed
     await scenario(raft)
     assert raft.killed > killed, "a scenario kills a leader"
@@ -61,7 +61,7 @@ async def test_raft(raft: RaftCluster, scenario: Scenario) -> None:
 @pytest.mark.parametrize(
     "scenario", [s for s in SCENARIOS if s not in NOT_SERVED_BY_APACHE], ids=name_of
 )
-async def test_apache(apache: ApacheCluster, scenario: Scenario) -> None:
+async def test_scenario_on_an_apache_cluster(apache: ApacheCluster, scenario: Scenario) -> None:
     killed, apache.kills = apache.killed, scenario in KILLED_WITH_APACHE
     await scenario(apache)
     assert (apache.killed > killed) is apache.kills

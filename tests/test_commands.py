@@ -29,7 +29,9 @@ REFUSED = [  # before anything is made or started
 
 
 @pytest.mark.parametrize(("line", "says"), REFUSED, ids=lambda value: str(value)[:40])
-def test_refusals_come_first_and_in_words(line: str, says: str, tmp_path: Path) -> None:
+def test_commands_reject_bad_arguments_first_with_a_message(
+    line: str, says: str, tmp_path: Path
+) -> None:
     docs, new = tmp_path / "docs", tmp_path / "new"
     docs.mkdir()
     (docs / "mine.md").write_text("mine")
@@ -61,7 +63,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_bug_is_a_line_and_its_traceback_a_file(
+def test_command_with_a_bug_prints_a_line_and_writes_its_traceback(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = Broken(KeyError("nobody thought of this"))
@@ -80,7 +82,7 @@ def test_a_bug_is_a_line_and_its_traceback_a_file(
     path.unlink()
 
 
-def test_an_early_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_interrupted_early_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(name: str) -> None:
         raise KeyboardInterrupt
 

@@ -88,7 +88,7 @@ def imported(command: str, *arguments: str, **environment: str) -> tuple[str, se
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("asked", ["--help", "--version", "completion"])
-def test_little_is_imported_to_say_what_a_command_can(command: str, asked: str) -> None:
+def test_help_version_and_completion_import_few_modules(command: str, asked: str) -> None:
     if asked == "completion":
         variables = {
             f"_{command.upper()}_COMPLETE": "bash_complete",
@@ -113,7 +113,7 @@ def test_little_is_imported_to_say_what_a_command_can(command: str, asked: str) 
         ("proxy", {"aiohttp", "jwt", "numpy", "prometheus_client", "rich", "yaml"}),
     ],
 )
-def test_a_start_imports_nothing_heavy_that_it_does_not_need(server: str, heavy: set[str]) -> None:
+def test_server_start_imports_no_unneeded_heavy_module(server: str, heavy: set[str]) -> None:
     code = f"import sys, raftmq.{server}.process; print(*sys.modules)"
     assert not heavy & printed_by(code)
 
@@ -131,7 +131,7 @@ def test_a_start_imports_nothing_heavy_that_it_does_not_need(server: str, heavy:
         ),
     ],
 )
-def test_a_command_imports_nothing_heavy_that_it_does_not_need(
+def test_command_imports_no_unneeded_heavy_module(
     command: str, arguments: list[str], heavy: set[str]
 ) -> None:
     _, modules = imported(command, *arguments)
@@ -139,7 +139,7 @@ def test_a_command_imports_nothing_heavy_that_it_does_not_need(
     assert not modules & heavy
 
 
-def test_a_broker_imports_nothing_heavy_before_it_serves(tmp_path: Path) -> None:
+def test_broker_imports_no_heavy_module_before_serving(tmp_path: Path) -> None:
     """aiohttp comes with the first HTTP connection, prometheus_client with the first scrape, and
     numpy with the first message to index."""
     heavy = {"aiohttp", "grpc", "jwt", "numpy", "prometheus_client", "rich", "tenacity", "yaml"}
@@ -159,7 +159,7 @@ def printed_by(code: str, *arguments: str) -> set[str]:
     return set(ran.stdout.split())
 
 
-def test_every_mqadmin_command_names_what_carries_it_out() -> None:
+def test_every_mqadmin_command_names_its_coroutine_function() -> None:
     result = [command.load() for command in ADMIN_COMMANDS]
     assert all(inspect.iscoroutinefunction(function) for function in result)
     assert len(set(result)) == len(ADMIN_COMMANDS)

@@ -142,7 +142,7 @@ def everything(wheel, tmp_path_factory):
     return bin_
 
 
-def test_nothing_but_raftmq_and_what_spark_looks_for_is_installed(wheel, everything):
+def test_wheel_installs_only_raftmq_and_the_spark_module(wheel, everything):
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     about = [f"raftmq-{raftmq.__version__}.{name}" for name in ("dist-info", "data")]
     assert tops == {"raftmq", "pyspark_raftmq", *about}
@@ -152,7 +152,7 @@ def test_nothing_but_raftmq_and_what_spark_looks_for_is_installed(wheel, everyth
     assert run(everything / "python", "-c", find).strip() == "raftmq"
 
 
-def test_the_source_distribution_builds_the_same_wheel(project, wheel, tmp_path):
+def test_source_distribution_builds_the_same_wheel(project, wheel, tmp_path):
     tool = tomllib.loads((project / "pyproject.toml").read_text())["build-system"]
     bin_ = environment(tmp_path / "env")
     install(bin_, *tool["requires"])
@@ -167,7 +167,7 @@ def test_the_source_distribution_builds_the_same_wheel(project, wheel, tmp_path)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_says_what_it_is(everything, command):
+def test_every_command_prints_version_and_usage(everything, command):
     shown = run(everything / command, "--version").splitlines()
     assert shown[0].split()[-1] == raftmq.__version__ and "CPython" in shown[1]
     assert run(everything / command, "-h").startswith(f"Usage: {command}")
@@ -176,12 +176,14 @@ def test_every_command_says_what_it_is(everything, command):
 @pytest.mark.parametrize(
     "room", ["broker", "namesrv", "chaos", "chaos.cluster", "audit", "mqadmin", "proxy"]
 )
-def test_a_room_with_a_command_runs_as_a_module(everything, room):
+def test_package_with_a_command_runs_as_a_module(everything, room):
     assert "Usage: mq" in run(everything / "python", "-m", f"raftmq.{room}", "--help")
 
 
 @pytest.mark.parametrize("python", PYTHONS, ids=str)
-def test_a_client_beside_an_application_with_such_modules(everything, wheel, tmp_path, python):
+def test_client_installs_beside_an_application_with_equal_module_names(
+    everything, wheel, tmp_path, python
+):
     """`pip install raftmq` in an empty environment: the client sends to a broker that runs in
     another, mqadmin works, and the other commands say what they lack."""
     bin_ = environment(tmp_path / "env", python)
@@ -217,7 +219,7 @@ def lowest(project: Path) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lowest versions are of its time")
-def test_the_lowest_versions_that_are_allowed_serve_and_send(project, wheel, tmp_path):
+def test_lowest_allowed_versions_serve_and_send(project, wheel, tmp_path):
     bin_ = environment(tmp_path / "env")
     named = lowest(project)
     install(bin_, *named, wheel)
@@ -232,14 +234,14 @@ def test_the_lowest_versions_that_are_allowed_serve_and_send(project, wheel, tmp
         run(bin_ / "mqcluster", "down", "--dir", cluster)
 
 
-def test_all_public_names_come_with_a_star() -> None:
+def test_star_import_gives_all_public_names() -> None:
     result: dict[str, object] = {}
     exec("from raftmq import *", result)
     assert result["Producer"] is raftmq.Producer
     assert set(result) - {"__builtins__"} == set(raftmq.client.__all__)
 
 
-def test_every_pinned_package_takes_the_oldest_python():
+def test_pinned_packages_support_the_oldest_python():
     """Debian 12's Python is 3.11.2; pyproject.toml promises 3.11."""
     pins = [
         line.partition("==")[0]

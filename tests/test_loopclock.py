@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.loopclock import STEP_MS_MAX, LoopClock
 
 
-def test_a_stretch_without_a_look_counts_so_much_at_most() -> None:
+def test_loop_clock_counts_a_limited_step_between_readings() -> None:
     real_s = [100.0]
     clock = LoopClock(lambda: real_s[0])
     assert (clock.now_ms(), clock.whole_ms()) == (100_000, 100_000)

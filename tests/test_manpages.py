@@ -22,7 +22,7 @@ sys.stdout.buffer.write(orjson.dumps(pages()))
 """
 
 
-def test_pages_are_up_to_date() -> None:
+def test_man_pages_are_up_to_date() -> None:
     """Made in a process of its own: a command that a test has run by itself keeps the help option
     that it had there."""
     there = {path.name: path.read_text() for path in PAGES.iterdir()}
@@ -43,5 +43,5 @@ def test_man_shows_a_page(command: str) -> None:
     assert f"{command.upper()}(1)" in text and "--version" in text and "SYNOPSIS" in text
 
 
-def test_what_man_would_take_for_its_own_is_escaped() -> None:
+def test_man_markup_characters_are_escaped() -> None:
     assert escaped(r".a -b \n") == r"\&.a \-b \en"

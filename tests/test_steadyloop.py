@@ -8,7 +8,7 @@ import time
 from tests.steadyloop import STEP_S, SteadyClock, SteadyLoop
 
 
-def test_what_a_wait_takes_longer_than_it_was_to_be_does_not_count() -> None:
+def test_steady_clock_ignores_the_excess_of_a_wait() -> None:
     real_s = [100.0]
     clock = SteadyClock(lambda: real_s[0])
     real_s[0] += 3_600
@@ -24,7 +24,7 @@ def test_what_a_wait_takes_longer_than_it_was_to_be_does_not_count() -> None:
     assert clock.now_s() == 162.5 + STEP_S
 
 
-def test_who_is_kept_from_its_work_has_not_run_out_of_time() -> None:
+def test_steady_loop_does_not_time_out_while_the_process_is_paused() -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
         began_s, real_s = loop.time(), time.monotonic()

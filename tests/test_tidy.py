@@ -174,7 +174,7 @@ def test_imports_point_down(path: Path) -> None:
         assert top != "pickle", "nothing is pickled"
 
 
-def test_a_room_is_imported_by_one_name_only() -> None:
+def test_package_is_imported_by_one_name_only() -> None:
     """Rooms stand at the top level of the repository, and are parts of `raftmq`: by both names a
     module would be there twice."""
     bare = re.compile(rf"^\s*(?:from|import) ({'|'.join(ROOMS)})\b", re.M)
@@ -184,19 +184,19 @@ def test_a_room_is_imported_by_one_name_only() -> None:
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_inside_a_room_are_relative(path: Path) -> None:
+def test_imports_inside_a_package_are_relative(path: Path) -> None:
     """So those who draw a room from its files see its arrows: raftmq/ has only links to rooms."""
     room = path.relative_to(ROOT).parts[0]
     absolute = re.compile(rf"^\s*(?:from|import) raftmq\.{room}\b.*", re.M)
     assert not absolute.findall(path.read_text())
 
 
-def test_every_room_goes_into_the_containers_images() -> None:
+def test_every_package_goes_into_container_images() -> None:
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()}
     assert let_in >= {*ROOMS, *FRONT_DOOR}
 
 
-def test_every_room_is_a_part_of_the_package() -> None:
+def test_every_package_is_part_of_raftmq() -> None:
     links = {
         path.name: path.readlink() for path in (ROOT / "raftmq").iterdir() if path.is_symlink()
     }
@@ -210,7 +210,7 @@ def says_pure(path: Path) -> bool:
     return re.search(r"\bPure\b", ast.get_docstring(parsed(path)) or "") is not None
 
 
-def test_who_says_that_it_is_pure_is_so() -> None:
+def test_modules_described_as_pure_import_nothing_impure() -> None:
     """Bytes, messages and ticks in, what to do out: such a module does nothing by itself."""
     pure = [path for path in product() if says_pure(path)]
     assert len(pure) >= PURE_MIN
@@ -224,11 +224,11 @@ def test_who_says_that_it_is_pure_is_so() -> None:
 
 
 @pytest.mark.parametrize("path", product(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_module_says_what_it_is(path: Path) -> None:
+def test_every_module_has_a_docstring(path: Path) -> None:
     assert ast.get_docstring(parsed(path))
 
 
-def test_files_that_comments_name_are_there() -> None:
+def test_files_named_in_comments_exist() -> None:
     others = [path for room in OTHERS for path in (ROOT / room).rglob("*.py")]
     result = {str(path.relative_to(ROOT)): missing(path) for path in (*product(), *others)}
     assert not {path: names for path, names in result.items() if names}
@@ -272,7 +272,7 @@ def own_late_attributes() -> list[str]:
     ],
     ids=["circles", "folders", "bases", "stubs", "attributes", "callbacks"],
 )
-def test_objects_have_parts(
+def test_classes_are_limited_in_size(
     found: Callable[[], list[str]], known_ones: set[str], rule: str
 ) -> None:
     """Take an offender that is mended off the list in tests/tidy/known.py, which only shrinks."""

@@ -8,7 +8,7 @@ import pytest
 from tests.waiting import until, wait_until
 
 
-async def test_the_first_true_answer_is_returned():
+async def test_until_returns_the_first_true_value():
     answers = [0, "", 7]
     assert await until(lambda: answers.pop(0)) == 7
     answers = [0, "", 8]
@@ -22,19 +22,19 @@ async def test_the_first_true_answer_is_returned():
     assert await until(slow) == [9]
 
 
-async def test_the_error_says_what_was_waited_for():
+async def test_until_error_names_the_condition():
     with pytest.raises(AssertionError, match=r"not within 0.01 s: .*1 > 2.*there was 5"):
         await until(lambda: 1 > 2, lambda: 5, patience_s=0.01)
     with pytest.raises(AssertionError, match=r"not within 0.01 s: .*1 > 3"):
         wait_until(lambda: 1 > 3, patience_s=0.01)
 
 
-async def test_a_condition_that_hangs_is_given_up():
+async def test_until_gives_up_a_condition_that_hangs():
     with pytest.raises(AssertionError, match="sleep"):
         await until(lambda: asyncio.sleep(60), patience_s=0.01)
 
 
-async def test_a_time_out_of_the_condition_itself_is_passed_on():
+async def test_until_passes_on_a_time_out_of_the_condition():
     async def out_of_time():
         raise TimeoutError("its own")
 

@@ -11,7 +11,7 @@ DIALOG = "document.querySelector('dialog[open]')"
 TOAST = "document.querySelector('.toast.good')"
 
 
-async def test_an_operators_console(tmp_path: Path) -> None:
+async def test_console_changes_topics_groups_and_messages(tmp_path: Path) -> None:
     """Topics, messages, offsets and dead letters are changed by somebody who only clicks."""
     async with running(tmp_path / "cluster", Shape(replicas=1)) as cluster, Browser(tmp_path) as it:
         page = await it.open(f"{cluster.url}/#/topics")
@@ -182,7 +182,7 @@ DEEP = (
 TRY = f"{DEEP}.find(e => e.localName == 'button' && e.textContent.trim() == 'TRY')"
 
 
-async def test_the_reference_is_rendered_and_tries_an_operation(tmp_path: Path) -> None:
+async def test_api_reference_is_rendered_and_tries_an_operation(tmp_path: Path) -> None:
     async with FakeCluster(*replicas()) as cluster, Browser(tmp_path) as browser:
         page = await browser.open(f"{cluster.url}/docs#get-/api/v1/topics")
         await page.until(f"!!{TRY}", 60)

@@ -15,7 +15,7 @@ NASTY = "<img src=x onerror=\"document.title='owned'\"><script>document.title='o
 LEADER = "document.querySelector('.replica.leader strong')?.textContent"
 
 
-async def test_the_dashboard(tmp_path: Path) -> None:
+async def test_dashboard_shows_a_cluster_through_a_leader_kill(tmp_path: Path) -> None:
     shape = Shape(faultable=True)
     async with running(tmp_path / "cluster", shape) as cluster, Browser(tmp_path) as browser:
         await cluster.topic("Orders")
@@ -193,7 +193,7 @@ async def fits_a_phone(browser: Browser, url: str, message_id: str) -> None:
     assert phone.errors == []
 
 
-async def test_a_thousand_topics_and_a_token(tmp_path: Path) -> None:
+async def test_dashboard_shows_a_thousand_topics_and_asks_for_a_token(tmp_path: Path) -> None:
     token = "viewer-0123456789abcdef"
     file = tmp_path / "tokens.json"
     file.write_bytes(orjson.dumps({"tokens": [{"token": token, "role": "viewer", "name": "eve"}]}))

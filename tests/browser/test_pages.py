@@ -42,7 +42,7 @@ window.answers = ANSWERS;
 """
 
 
-async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
+async def test_console_pages_handle_slow_and_late_answers(tmp_path: Path) -> None:
     async with FakeCluster(*replicas()) as cluster, Browser(tmp_path) as browser:
 
         async def opened(place: str, answers: str) -> Page:
@@ -717,7 +717,7 @@ async def resends_what_was_asked_for(page: Page) -> None:
     assert page.errors == []
 
 
-async def test_a_login_with_an_account_of_a_provider(tmp_path: Path) -> None:
+async def test_console_login_with_an_account_of_a_provider(tmp_path: Path) -> None:
     settings = {
         "http_tokens_file": tokens_file(tmp_path / "tokens", TOKEN),
         "oidc_client_id": CLIENT,

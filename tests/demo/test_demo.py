@@ -51,7 +51,7 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
-def test_rows_ids_tails_and_delays(small: Path) -> None:
+def test_flight_rows_have_ids_tails_and_delays(small: Path) -> None:
     flights = list(read_flights(small))
     assert flights[0]["dep_delay"] == 2 and flights[2]["dep_delay"] is None
     assert [flight_id(f) for f in flights[:2]] == ["UA1545-EWR-20130101", "UA1545-EWR-20130102"]
@@ -62,7 +62,7 @@ def test_rows_ids_tails_and_delays(small: Path) -> None:
     assert delays["AA", 9].mean_min is None
 
 
-def test_the_installed_data_set_is_the_one_we_mean() -> None:
+def test_flight_data_set_is_the_expected_one() -> None:
     count = 0
     ids: set[str] = set()
     for flight in itertools.islice(read_flights(data_file()), 20_000):
@@ -71,7 +71,7 @@ def test_the_installed_data_set_is_the_one_we_mean() -> None:
     assert count == len(ids) == 20_000 < ROW_COUNT
 
 
-def test_messages_carry_order_tag_key_and_sharding_key(small: Path) -> None:
+def test_flight_messages_carry_order_tag_key_and_sharding_key(small: Path) -> None:
     first, _, without_tail, _ = messages(read_flights(small))
     assert (first.topic, first.order, first.tag) == ("Flights", "N14228", "UA")
     assert first.key == "UA1545-EWR-20130101"
@@ -80,7 +80,7 @@ def test_messages_carry_order_tag_key_and_sharding_key(small: Path) -> None:
     assert (without_tail.order, without_tail.properties) == ("", {})
 
 
-def test_differences_are_exact() -> None:
+def test_demo_differences_are_exact() -> None:
     table = {("UA", 1): Delays(3, 2, -2), ("AA", 9): Delays(1, 0, 0)}
     assert differences(table, dict(table)) == []
     assert len(differences(table, table | {("UA", 1): Delays(3, 2, -1)})) == 1
@@ -89,7 +89,7 @@ def test_differences_are_exact() -> None:
     assert len(differences(table, table | nobodys)) == 1
 
 
-async def test_milestones_wake_at_their_count() -> None:
+async def test_milestone_wakes_at_its_count() -> None:
     milestones = Milestones()
     late = asyncio.create_task(milestones.reached(3))
     early = asyncio.create_task(milestones.reached(2))
@@ -117,7 +117,7 @@ class Held:
         self.told.append("go on")
 
 
-async def test_the_load_waits_for_the_next_kill_where_that_comes_late() -> None:
+async def test_demo_load_waits_for_a_late_kill() -> None:
     milestones, sender = Milestones(), Held()
     async with held_at(2, milestones, sender):  # type: ignore[arg-type]
         await asyncio.sleep(0)
@@ -164,7 +164,7 @@ def evidence(builder: HistoryBuilder | None = None, **wrong: int) -> Evidence:
     )
 
 
-def test_clean_evidence_holds() -> None:
+def test_demo_verdict_holds_for_clean_evidence() -> None:
     lines = lines_of(evidence(duplicate_retry=2))
     assert all_hold(lines), lines
     values = {line.name: line.value for line in lines}
@@ -187,14 +187,14 @@ def test_clean_evidence_holds() -> None:
         ("queue_index", "all 10 checks of the audit"),
     ],
 )
-def test_each_fault_of_the_audit_shows_and_fails(name: str, line: str) -> None:
+def test_demo_verdict_fails_on_each_audit_fault(name: str, line: str) -> None:
     lines = lines_of(evidence(None, **{name: 3}))
     wrong = [entry.name for entry in lines if entry.holds is False]
     assert line in wrong
     assert not all_hold(lines)
 
 
-def test_what_else_must_hold() -> None:
+def test_demo_verdict_fails_on_each_other_fault() -> None:
     good = evidence()
     first, second = good.recoveries
     never = replace(second, everybody_ms=None)
@@ -218,7 +218,7 @@ def test_what_else_must_hold() -> None:
     assert not all_hold(lines_of(evidence(builder)))
 
 
-def test_rates_by_phase_and_the_files(tmp_path: Path) -> None:
+def test_demo_report_has_rates_by_phase_and_the_files(tmp_path: Path) -> None:
     result = evidence()
     lines = lines_of(result)
     names = [line.name for line in lines if line.name.startswith("acknowledged a second")]
@@ -234,7 +234,7 @@ def test_rates_by_phase_and_the_files(tmp_path: Path) -> None:
     assert "replicas identical" in console.export_text()
 
 
-def test_only_a_demos_own_directory_is_removed(tmp_path: Path) -> None:
+def test_demo_removes_only_its_own_directory(tmp_path: Path) -> None:
     mine = tmp_path / "work"
     make_room(mine, keep=False)
     (mine / "old").touch()
@@ -250,7 +250,7 @@ def test_only_a_demos_own_directory_is_removed(tmp_path: Path) -> None:
     assert (tmp_path / "letters" / "to-mother").exists()
 
 
-def test_board_writes_plain_lines_where_there_is_no_terminal() -> None:
+def test_demo_board_writes_plain_lines_without_a_terminal() -> None:
     console = Console(width=100, record=True, force_terminal=False)
     board = Board(console)
     with board:

@@ -45,7 +45,7 @@ def test_demo_end_to_end(tmp_path: Path) -> None:
     assert [state(node.process) for node in nodes if node.process] == ["dead"] * 4
 
 
-def test_load_too_short_to_kill_under_is_no_demo(tmp_path: Path) -> None:
+def test_demo_rejects_a_load_too_short_to_kill_under(tmp_path: Path) -> None:
     done = demo(tmp_path, "--limit", "40")
     assert done.returncode == 2
     assert "larger --limit or a lower --rate" in done.stderr

@@ -42,7 +42,7 @@ def paragraphs() -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
 
-def test_what_could_be_the_only_copy_is_kept() -> None:
+def test_pages_advise_to_keep_what_could_be_the_only_copy() -> None:
     result = [
         f"{where}: {match[0]}: {text.strip()[:300]}"
         for where, text in paragraphs()
@@ -62,7 +62,7 @@ def test_what_could_be_the_only_copy_is_kept() -> None:
         "or start with an empty directory",
     ],
 )
-def test_such_advice_is_found(text: str) -> None:
+def test_advice_to_remove_a_store_is_detected(text: str) -> None:
     assert ADVICE.search(text)
     assert not KEPT.search(text)
     assert KEPT.search(f"{text}. Keep a copy of the store")

@@ -50,7 +50,7 @@ def numbers(text: str) -> list[float]:
     return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,.]*\d|\d", text)]
 
 
-def test_sizes_are_those_of_the_formats() -> None:
+def test_capacity_page_sizes_equal_the_formats() -> None:
     own = len(PLAIN.topic) + len(PLAIN.properties) + len(PLAIN.body)
     fixed = len(encode_record(PLAIN)) - own
     index = ENTRY_SIZE_BYTES + SLOT_SIZE_BYTES * HASH_SLOTS // INDEX_ENTRIES
@@ -60,7 +60,7 @@ def test_sizes_are_those_of_the_formats() -> None:
     assert f"{formula} + {QUEUE_ENTRY_BYTES} + {index} * keys" in disk
 
 
-def test_limits_are_the_defaults() -> None:
+def test_capacity_page_limits_equal_the_defaults() -> None:
     limits = [row for row in rows("Limits") if KEY.search(row[-1])]
     assert len(limits) >= 5
     for _, reported, keys in limits:
@@ -73,7 +73,7 @@ def test_limits_are_the_defaults() -> None:
     assert REPLICAS_MAX == 9 and "up to nine members" in TEXT
 
 
-def test_fixed_limits_are_the_constants() -> None:
+def test_capacity_page_fixed_limits_equal_the_constants() -> None:
     fixed = {
         "memberships (client and group) of a broker": CLIENTS_MAX,
         "offsets (groups × queues)": OFFSETS_MAX,  # noqa: RUF001
@@ -87,7 +87,7 @@ def test_fixed_limits_are_the_constants() -> None:
     assert FRAMES_IN_FLIGHT_MAX == 8 and "| a frame; eight may be uncommitted |" in TEXT
 
 
-def test_keys_and_metrics_that_the_page_names_are_there() -> None:
+def test_capacity_page_keys_and_metrics_exist() -> None:
     known = (ROOT / "docs" / "metrics.md").read_text()
     assert not [name for name in METRIC.findall(TEXT) if f"`{name}" not in known]
     assert set(KEY.findall(TEXT)) - {SHOWN} <= set(OPTIONS)
@@ -96,7 +96,7 @@ def test_keys_and_metrics_that_the_page_names_are_there() -> None:
     assert {named[1], *re.findall(r"`(\w+)`", named[2])} <= set(SCENARIOS)
 
 
-def test_the_example_follows_from_the_formulas() -> None:
+def test_capacity_page_example_follows_from_its_formulas() -> None:
     reported = {row[0]: row[1] for row in rows("A worked example") if len(row) == 2}
     peak, average, hours, body, readers, replicas = 40_000, 10_000, 72, 1_024, 2, 3
     send_us, read_us, frame = 7 + 4.6 * body / 1_024, 1.7, 100
@@ -117,7 +117,7 @@ def test_the_example_follows_from_the_formulas() -> None:
 
 
 @pytest.mark.parametrize("name", ["performance", "pop", "proxy", "security"])
-def test_figures_that_it_takes_from_other_pages_stand_there(name: str) -> None:
+def test_capacity_page_figures_equal_those_of_the_cited_pages(name: str) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text()
     taken = {
         "performance": ["| 161 | 60 | 17 | 8.5 | 7.3 |", "| 6.6 | 7.1 | 11 | 44 | 294 | 4,779 |",

@@ -95,7 +95,7 @@ def unknown_profile(arguments: list[str]) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_line_is_one_that_there_is(page: Path) -> None:
+def test_documented_command_lines_are_valid(page: Path) -> None:
     wrong = [
         f"{block.where}: {line.strip()}: {why}"
         for block in [*blocks(page), *indented(page)]
@@ -107,7 +107,7 @@ def test_every_command_line_is_one_that_there_is(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_within_sentences_have_the_names_and_flags_that_there_are(page: Path) -> None:
+def test_documented_commands_within_sentences_have_valid_names_and_flags(page: Path) -> None:
     """There they are often shortened, so nothing is asked for that is required."""
     text = re.sub(r"^\s*```.*?^\s*```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     wrong = [
@@ -145,7 +145,7 @@ def indented(page: Path) -> list[Block]:
     return [Block(page, 0, "", line) for line in matches if line.split()[0] in SCRIPTS]
 
 
-def test_something_is_looked_at() -> None:
+def test_documents_contain_commands_to_check() -> None:
     lines = [line for page in PAGES for block in blocks(page) for line in command_lines(block)]
     names = {text[0] for line in lines for text in commands(line)}
     assert names >= {*PRODUCT, "make", "python", "docker"}
@@ -171,7 +171,7 @@ def test_something_is_looked_at() -> None:
         ("tools/no-such.sh up", "no file"),
     ],
 )
-def test_what_is_wrong_is_found(line: str, why: str) -> None:
+def test_wrong_command_line_is_detected(line: str, why: str) -> None:
     block = Block(ROOT / "README.md", 1, "bash", line)
     result = [complaint(texts) for one in command_lines(block) for texts in commands(one)]
     assert any(why in text for text in result), result
@@ -180,7 +180,7 @@ def test_what_is_wrong_is_found(line: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("code", "why"), [("mqcluster upp", "no upp"), ("mqcluster add --grp x", "no --grp")]
 )
-def test_what_is_wrong_within_a_sentence_is_found(code: str, why: str) -> None:
+def test_wrong_command_within_a_sentence_is_detected(code: str, why: str) -> None:
     (text,) = commands(code)
     assert why in unknown_word(text)
 
@@ -195,11 +195,11 @@ def test_what_is_wrong_within_a_sentence_is_found(code: str, why: str) -> None:
         ("curl https://example.org", []),
     ],
 )
-def test_what_a_curl_calls(line: str, found: list[tuple[str, str]]) -> None:
+def test_curl_calls_are_extracted(line: str, found: list[tuple[str, str]]) -> None:
     assert [call for text in commands(line) for call in calls(text)] == found
 
 
-def test_workloads_and_scenarios_that_the_pages_name_are_there() -> None:
+def test_documented_workloads_and_scenarios_exist() -> None:
     chaos = (ROOT / "docs" / "chaos.md").read_text()
     workloads = set(re.findall(r"^\| `([a-z]+)` \|", chaos, re.MULTILINE))
     assert {"log", "ordered"} <= workloads <= set(WORKLOADS)
@@ -212,7 +212,7 @@ def test_workloads_and_scenarios_that_the_pages_name_are_there() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_modules_that_a_page_names_are_there(page: Path) -> None:
+def test_documented_modules_exist(page: Path) -> None:
     """From the root, or from a room. What is below conf/ is
     Apache's, and an operator's."""
     named = [name for name in MODULE.findall(page.read_text()) if not name.startswith("conf/")]

@@ -11,7 +11,7 @@ TAKEN = re.compile(r"\$\{(RAFTMQ_\w+)")
 ONE_OF_SOME = re.compile(r"_[ABC]?[0-9]?$")  # the page says: `RAFTMQ_PORT_PROXY_0`, `…_1`
 
 
-def test_every_variable_of_the_compose_files_is_explained() -> None:
+def test_every_compose_variable_is_documented() -> None:
     page = (ROOT / "docs" / "deployment.md").read_text()
     taken = {name for file in FILES for name in TAKEN.findall((ROOT / file).read_text())}
     assert len(taken) > 20

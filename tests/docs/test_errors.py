@@ -225,13 +225,13 @@ HEADING_OF_ENDS = "## A command that ends at once"
 HEADING_OF_LOGS = "## Log lines"
 
 
-def test_every_word_in_brackets_is_explained_with_its_code() -> None:
+def test_every_error_tag_is_documented_with_its_code() -> None:
     assert {name.strip("[]") for name in named(HEADING_OF_TAGS)} == tags()
     for row in rows(HEADING_OF_TAGS):
         assert int(row.cells[1]) in set(ResponseCode), row
 
 
-def test_every_response_code_is_there_with_its_number() -> None:
+def test_every_response_code_is_documented_with_its_number() -> None:
     result = {}
     for row in rows(HEADING_OF_CODES):
         for number, name in NUMBERED.findall(row.cells[0]):
@@ -239,18 +239,18 @@ def test_every_response_code_is_there_with_its_number() -> None:
     assert result == {code.name: code.value for code in ResponseCode}
 
 
-def test_codes_that_only_apaches_servers_give_are_named_by_none_of_ours() -> None:
+def test_response_codes_of_apaches_alone_are_not_used_here() -> None:
     explained = [row for row in rows(HEADING_OF_CODES) if len(row.cells) > 2]
     ours = {name for row in explained for _, name in NUMBERED.findall(row.cells[0])}
     assert ours == given_codes()
 
 
-def test_every_kind_of_http_problem_is_there() -> None:
+def test_every_http_problem_is_documented() -> None:
     assert set(named("## The HTTP APIs")) == problems()
     assert len(problems()) > 20
 
 
-def test_http_problems_stand_there_with_their_statuses() -> None:
+def test_http_problems_are_documented_with_their_statuses() -> None:
     made = [
         *(make("") for make in (problem.malformed, problem.unauthorized, problem.forbidden)),
         *(make("") for make in (problem.not_found, problem.conflict, problem.stale)),
@@ -263,11 +263,11 @@ def test_http_problems_stand_there_with_their_statuses() -> None:
     assert not [one for one in made if str(one.status) not in statuses[one.code]]
 
 
-def test_every_code_of_the_proxy_is_there() -> None:
+def test_every_proxy_code_is_documented() -> None:
     assert set(named("## Clients of RocketMQ 5: the gRPC proxy")) == grpc_codes()
 
 
-def test_every_exception_of_the_client_is_there_with_its_own_code() -> None:
+def test_every_client_exception_is_documented_with_its_code() -> None:
     heading = "## Exceptions of the Python client"
     every = {
         name
@@ -280,7 +280,7 @@ def test_every_exception_of_the_client_is_there_with_its_own_code() -> None:
     assert reported == own | {-1}
 
 
-def test_every_log_event_from_warning_on_is_there() -> None:
+def test_every_log_event_from_warning_on_is_documented() -> None:
     """An event may stand in two tables: the client logs some that servers log, too."""
     result = named(HEADING_OF_LOGS)
     assert set(result) == events(*SERVERS, "client")
@@ -290,7 +290,7 @@ def test_every_log_event_from_warning_on_is_there() -> None:
     assert len(servers) == len(set(servers))
 
 
-def test_exit_statuses_are_those_of_the_commands() -> None:
+def test_documented_exit_statuses_equal_the_commands() -> None:
     reported: dict[str, set[int]] = {}
     for row in rows(HEADING_OF_ENDS):
         if len(row.cells) > 2:
@@ -314,7 +314,7 @@ def test_exit_statuses_are_those_of_the_commands() -> None:
     assert set(reported) - {"any", "any but servers"} == set(commands.COMMANDS)
 
 
-def test_texts_that_the_page_quotes_are_written_in_the_code() -> None:
+def test_quoted_error_texts_occur_in_the_code() -> None:
     """Where nothing is between two gaps (`…`) but some characters, anything has them."""
     texts = []
     for heading, column in ((HEADING_OF_CODES, 1), ("## Exceptions of the Python client", 2)):

@@ -119,7 +119,7 @@ def started(cluster: Cluster, name: str, *arguments: str) -> Iterator[subprocess
 
 
 @pytest.mark.parametrize("name", PRINTS)
-def test_an_example_does_what_its_page_says(cluster: Cluster, name: str) -> None:
+def test_example_prints_what_its_page_shows(cluster: Cluster, name: str) -> None:
     with started(cluster, name) as process:
         out, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, errors
@@ -127,7 +127,7 @@ def test_an_example_does_what_its_page_says(cluster: Cluster, name: str) -> None
     assert re.fullmatch(PRINTS[name], out), out
 
 
-def test_every_path_that_a_page_calls_is_served(cluster: Cluster) -> None:
+def test_documented_http_paths_are_served(cluster: Cluster) -> None:
     nodes = cluster.state()
     served = {("GET", f"^/{page}$") for page in ("", "metrics", "docs")}
     for node in (nodes.brokers[0], nodes.name_servers[0]):
@@ -151,7 +151,7 @@ def test_every_path_that_a_page_calls_is_served(cluster: Cluster) -> None:
     assert len({path for _, path, _ in called}) > 20
 
 
-def test_the_frames_of_a_log_follow_each_other(cluster: Cluster) -> None:
+def test_frames_example_prints_consecutive_entries(cluster: Cluster) -> None:
     asyncio.run(stop(cluster.directory))
     logs = []
     for node in cluster.state().brokers:
@@ -173,7 +173,7 @@ async def stop(directory: Path) -> None:
         await cluster.close()
 
 
-def test_every_example_is_run_and_shown() -> None:
+def test_every_example_is_run_and_documented() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
     assert names == PRINTS.keys() | OF_THE_TOUR | OF_SPARK | {FRAMES}
     shown = {block.title for block in PYTHON}
@@ -181,7 +181,7 @@ def test_every_example_is_run_and_shown() -> None:
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
-def test_what_a_page_shows_is_what_is_run(block: Block) -> None:
+def test_documented_python_equals_the_example_file(block: Block) -> None:
     if block.title:
         assert block.text == (ROOT / block.title).read_text()
         return

@@ -13,7 +13,7 @@ ACKNOWLEDGED_MIN = 150  # "184", which a change of the programs may move
 WAIT_S = 300.0  # a bound against hanging, not an expectation
 
 
-def test_the_simulated_life_has_what_the_page_promises() -> None:
+def test_exercise_seed_shows_what_the_page_promises() -> None:
     page = (ROOT / "docs" / "concepts.md").read_text()
     matches = re.findall(r"python -m tests\.simulator --verbose (\d+)", page)
     assert len(matches) == 1

@@ -125,7 +125,7 @@ def free_port() -> str:
     return str(port)
 
 
-def test_a_store_of_apaches_is_taken_over_as_the_page_says(tmp_path: Path) -> None:
+def test_moving_page_takes_over_apaches_store_as_documented(tmp_path: Path) -> None:
     lines = rehearsal(TAKEN)
     where = {"/tmp/taken": str(tmp_path), ":9876": ":{ns}", "-p 9876": "-p {ns}"}
     port = free_port()
@@ -146,7 +146,7 @@ def test_a_store_of_apaches_is_taken_over_as_the_page_says(tmp_path: Path) -> No
     assert len(consumed.splitlines()) == 20
 
 
-def test_the_page_names_keys_by_their_kind() -> None:
+def test_moving_page_names_keys_by_their_kind() -> None:
     text = PAGE.read_text()
     section = text[text.index(KEYS) :].split("\n## ")[0]
     gone, kept = section.split("These keys must be as")
@@ -164,7 +164,7 @@ def test_the_page_names_keys_by_their_kind() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_move_to_a_raft_group_loses_nothing(tmp_path: Path) -> None:
+def test_moving_page_moves_to_a_raft_group_without_loss(tmp_path: Path) -> None:
     """Apache's broker 5.3 beside a group of ours, line by line; then the way back."""
     from tests.interop.apache import ApacheBroker
     from tests.interop.targets import name_server
@@ -241,7 +241,7 @@ class Till:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_what_waits_is_delivered_by_the_broker_that_takes_over(tmp_path: Path) -> None:
+def test_moving_page_delivers_delayed_and_half_messages_after_take_over(tmp_path: Path) -> None:
     """Delay level, timer and half messages of an Apache broker that was stopped; and back there."""
     from tests.interop.apache import ApacheBroker
     from tests.interop.targets import name_server

@@ -50,18 +50,18 @@ class Loads(HTMLParser):
             self.found.append(target)
 
 
-def test_the_makefile_builds_it_as_this_test_does() -> None:
+def test_makefile_builds_the_site_as_this_test_does() -> None:
     assert "mkdocs build --strict\n" in (ROOT / "Makefile").read_text()
 
 
-def test_every_page_is_there(site: Path) -> None:
+def test_site_has_every_page(site: Path) -> None:
     pages = {p.relative_to(ROOT / "docs") for p in (ROOT / "docs").rglob("*.md")}
     built = {p.with_name("index.html" if p.stem == "README" else f"{p.stem}.html") for p in pages}
     assert all((site / page).is_file() for page in built)
     assert len(pages) > 30
 
 
-def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+def test_site_pages_load_nothing_from_other_hosts(site: Path) -> None:
     pages, sheets = [*site.rglob("*.html")], [*site.rglob("*.css")]
     assert pages and sheets
     for page in pages:
@@ -73,7 +73,7 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
         assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text()), sheet
 
 
-def test_pages_with_diagrams_load_what_draws_them_from_the_site(site: Path) -> None:
+def test_site_pages_with_diagrams_load_mermaid_from_the_site(site: Path) -> None:
     script = "javascripts/mermaid.tiny.js"
     assert (
         (site / script)
@@ -84,7 +84,7 @@ def test_pages_with_diagrams_load_what_draws_them_from_the_site(site: Path) -> N
     assert script not in (site / "index.html").read_text()
 
 
-def test_a_search_finds_the_pages(site: Path) -> None:
+def test_site_search_finds_the_pages(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text()
     assert "Divergence from Raft and Apache" in index
     assert "runbooks/replace-node.html" in index
@@ -99,7 +99,7 @@ def built_elsewhere(directory: Path, nav: str = "") -> subprocess.CompletedProce
     return build(directory)
 
 
-def test_a_page_that_the_navigation_does_not_name_is_found_all_the_same(tmp_path: Path) -> None:
+def test_site_search_finds_a_page_outside_the_navigation(tmp_path: Path) -> None:
     (tmp_path / "docs" / "deep").mkdir(parents=True)
     for page in ("index", "named", "deep/new"):
         (tmp_path / "docs" / f"{page}.md").write_text(f"# The page {page}\n")
@@ -110,7 +110,7 @@ def test_a_page_that_the_navigation_does_not_name_is_found_all_the_same(tmp_path
     assert 'href="deep/new.html"' in front
 
 
-def test_what_is_broken_fails_the_build(tmp_path: Path) -> None:
+def test_site_build_fails_on_broken_links(tmp_path: Path) -> None:
     broken = ("[page](nowhere.md)", "[place](index.md#nothing-like-that)", "![picture](no.png)")
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# A page\n\n" + "\n\n".join(broken))

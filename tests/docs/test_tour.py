@@ -56,7 +56,7 @@ def terminal(tmp_path: Path) -> Iterator[dict[str, str]]:
     type_in(f"mqcluster down --dir {tmp_path / 'c'}", ROOT, environment)
 
 
-def test_the_page_can_be_followed(tmp_path: Path, terminal: dict[str, str]) -> None:
+def test_start_page_can_be_followed(tmp_path: Path, terminal: dict[str, str]) -> None:
     looked_at = set()
     for step in steps():
         if ELSEWHERE.match(step.command):
@@ -86,7 +86,7 @@ def here(command: str, directory: Path) -> str:
     return command
 
 
-def test_steps_stand_under_their_headings() -> None:
+def test_start_page_steps_are_listed_by_heading() -> None:
     result = list(steps(START))
     assert result[0] == Step("Install", "git clone REPOSITORY raftmq")
     assert len(result) > 15

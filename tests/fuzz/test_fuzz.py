@@ -15,25 +15,25 @@ from tests.fuzz.values import field_names
 MINUTES = 0.25  # with the world's start
 
 
-def test_the_fields_that_are_tried_are_those_that_are_read():
+def test_fuzzed_fields_are_those_that_servers_read():
     assert {"b", "topic", "queueId", "consumerGroup", "commitOrRollback"} <= set(field_names())
 
 
-def test_a_seed_is_the_same_bytes_each_time():
+def test_fuzz_seed_gives_the_same_bytes_each_time():
     for port in PORTS:
         first = [(step, step.frames) for step in steps(3, port)]
         assert first == [(step, step.frames) for step in steps(3, port)]
         assert first != [(step, step.frames) for step in steps(4, port)]
 
 
-def test_every_situation_comes_round():
+def test_fuzz_seeds_reach_every_situation():
     for port in PORTS:
         assert set(SITUATIONS[port]) <= set(DEEDS)
         count = len(SITUATIONS[port])
         assert {steps(seed, port)[-1].what for seed in range(count)} == set(SITUATIONS[port])
 
 
-def test_most_frames_get_past_the_decoder():
+def test_most_fuzzed_frames_pass_the_decoder():
     for port in ("broker", "names"):
         frames = [frame for step in steps(5, port) for frame in step.frames]
         decoded = 0
@@ -48,7 +48,7 @@ def test_most_frames_get_past_the_decoder():
     assert len(messages) * 0.2 < sum(map(is_readable, messages)) < len(messages)
 
 
-def test_everything_that_goes_over_a_port_is_recorded():
+def test_fuzz_samples_record_all_kinds_of_each_port():
     kinds = {port: {sample.kind for sample in samples} for port, samples in load().items()}
     assert {f"message {kind}" for kind in (1, 2, 3, 4, 5, 6, 7)} <= kinds["raft"]
     sends, pulls = {"request 310 0", "request 320 0"}, {"request 11 0", "request 361 0"}
@@ -58,7 +58,7 @@ def test_everything_that_goes_over_a_port_is_recorded():
     assert {"ha", "http", "nameshttp", "tls"} <= kinds.keys()
 
 
-def test_some_seconds_of_it():
+def test_fuzz_run_of_seconds_finds_nothing():
     """All ports; first what once was found."""
     kept = findings.load()
     outcome = run(Scope(1, PORTS), first=Scope(0, tuple(kept), given=kept), minutes=MINUTES)

@@ -27,18 +27,18 @@ FIRST_SEEDS = {"term": 14}  # 1 for all others: earlier seeds have been seen to 
 IN_EVERY_SUITE = ("opaque", "refusal", "term")
 
 
-def test_every_fault_has_its_row():
+def test_every_planted_fault_has_its_row():
     assert PLANTED.keys() == FAULTS.keys()
 
 
 @pytest.mark.parametrize("name", IN_EVERY_SUITE)
-def test_a_planted_fault_is_found(name):
+def test_planted_fault_is_found(name):
     _found(name)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(PLANTED.keys() - set(IN_EVERY_SUITE)))
-def test_another_planted_fault_is_found(name):
+def test_further_planted_fault_is_found(name):
     _found(name)
 
 

@@ -168,7 +168,9 @@ def consumer(jvm: Jvm, secured: Secured, group: str, topic: str, listener: Any) 
         made.shutdown()
 
 
-def test_java_sends_and_consumes_what_it_may(java: Jvm, secured: Secured) -> None:
+def test_java_client_sends_and_consumes_what_its_account_permits(
+    java: Jvm, secured: Secured
+) -> None:
     before = secured.refused()
     with producer(java, secured, retries=10) as sending:
         for number in range(MESSAGES):
@@ -187,7 +189,9 @@ def test_java_sends_and_consumes_what_it_may(java: Jvm, secured: Secured) -> Non
     assert secured.refused() == before
 
 
-def test_java_is_refused_what_it_may_not(java: Jvm, secured: Secured) -> None:
+def test_java_client_gets_errors_for_what_its_account_does_not_permit(
+    java: Jvm, secured: Secured
+) -> None:
     queue_end = secured.broker.store.queues.end_of
     for topic, secret, why in (
         ("Orders", "sesame-closed", "Check signature failed for accessKey=application"),
@@ -208,7 +212,7 @@ def test_java_is_refused_what_it_may_not(java: Jvm, secured: Secured) -> None:
     assert "strangers" not in secured.broker.clients.consumers
 
 
-def test_javas_admin_client_changes_accounts(secured: Secured) -> None:
+def test_java_admin_client_changes_accounts(secured: Secured) -> None:
     jvm = Jvm(jars=fetch(HERE / "ivy-tools49.xml", "rocketmq-tools-4.9.8"))
     try:
         admin = jvm.rocketmq.tools.admin.DefaultMQAdminExt(
@@ -242,7 +246,7 @@ def test_javas_admin_client_changes_accounts(secured: Secured) -> None:
         jvm.close()
 
 
-def test_go(tmp_path: Path, secured: Secured) -> None:
+def test_go_client_is_limited_to_what_its_account_permits(tmp_path: Path, secured: Secured) -> None:
     before, end = secured.refused(), secured.committed("billing-go")
     keys: dict[str, Any] = {"access_key": "application", "namesrv": secured.namesrv}
     keys |= {"group": "shop", "retries": 0}

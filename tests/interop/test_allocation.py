@@ -113,11 +113,11 @@ def compare(jvm: Jvm) -> int:
     return given
 
 
-def test_java_53_says_what_we_say(jvm: Jvm) -> None:
+def test_allocation_equals_java_53(jvm: Jvm) -> None:
     assert compare(jvm) > 0
 
 
-def test_java_49_says_what_we_say(jvm49: Jvm) -> None:
+def test_allocation_equals_java_49(jvm49: Jvm) -> None:
     assert compare(jvm49) > 0
 
 
@@ -131,7 +131,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[st
 
 
 @pytest.mark.parametrize("pair", SELECTION, ids=lambda pair: f"{pair[0].name}-{pair[1]}")
-def test_every_queue_has_the_owner_that_the_rule_says(
+def test_queues_are_owned_as_the_allocation_strategy_says(
     outcomes: dict[tuple[str, str], Outcome], pair: Pair
 ) -> None:
     row, client = pair

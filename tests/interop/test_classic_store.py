@@ -352,7 +352,9 @@ def has_closed(store: Path) -> bool:
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
-def test_ours_then_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop, clean: bool) -> None:
+def test_classic_store_is_served_by_ours_then_apaches_then_ours(
+    tmp_path: Path, jvm: Jvm, loop: Loop, clean: bool
+) -> None:
     root = tmp_path / f"ours-{clean}"
     apache = apache_broker(root, loop)
     write_topics(root / "store")
@@ -431,7 +433,7 @@ def open_copy(root: Path, to: Path) -> MessageStore:
     return store
 
 
-def test_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop) -> None:
+def test_classic_store_of_apaches_is_served_by_ours(tmp_path: Path, jvm: Jvm, loop: Loop) -> None:
     """Nothing but Apache's: topics made on the way, Java's messages, its own config files."""
     root = tmp_path / "apaches"
     apache = apache_broker(root, loop)
@@ -552,7 +554,7 @@ def refused_by_itself(apache: ApacheBroker) -> int:
 
 
 @pytest.mark.parametrize("version", ["5.3", pytest.param("4.9", marks=pytest.mark.long)])
-def test_neither_opens_a_store_that_the_other_uses(
+def test_classic_store_in_use_is_opened_by_neither_broker(
     tmp_path: Path, loop: Loop, version: str
 ) -> None:
     apache = ApacheBroker(

@@ -50,7 +50,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[st
 
 
 @pytest.mark.parametrize("pair", SELECTION, ids=lambda pair: f"{pair[0].name}-{pair[1]}")
-def test_scenario(outcomes: dict[tuple[str, str], Outcome], pair: Pair) -> None:
+def test_foreign_client_scenario_survives_leader_kill_without_loss(
+    outcomes: dict[tuple[str, str], Outcome], pair: Pair
+) -> None:
     row, client = pair
     outcome = outcomes[row.name, client]
     assert outcome.before, outcome
@@ -59,18 +61,18 @@ def test_scenario(outcomes: dict[tuple[str, str], Outcome], pair: Pair) -> None:
     assert outcome.offsets_lost == 0, outcome
 
 
-def test_every_scenario_and_client_is_selected() -> None:
+def test_selection_has_every_scenario_and_client() -> None:
     assert {row.name for row, _ in SELECTION} == set(IN_ONE_ROOM)
     assert {client for _, client in SELECTION} == set(CLIENTS)
 
 
-def test_the_page_has_the_table() -> None:
+def test_compatibility_page_has_the_table_of_scenarios() -> None:
     text = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text()
     assert "\n".join(page_table()) in text
     assert set(NAMES) == set(CLIENTS)
 
 
-def test_summary(outcomes: dict[tuple[str, str], Outcome]) -> None:
+def test_scenario_summary_adds_up(outcomes: dict[tuple[str, str], Outcome]) -> None:
     """The figures add up; what Java and Node were given twice is shown, not judged."""
     figures = summary(list(outcomes.values()), kills=1)
     print(figures)

@@ -34,7 +34,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 @pytest.mark.long
-def test_apaches_answer_what_the_page_says(seen: Seen) -> None:
+def test_apaches_answers_are_as_documented(seen: Seen) -> None:
     """`python -m tests.interop.codes` writes the columns anew."""
     changed = set(rewritten(seen).splitlines()) - set(PAGE.read_text().splitlines())
     assert not changed
@@ -42,7 +42,7 @@ def test_apaches_answer_what_the_page_says(seen: Seen) -> None:
 
 
 @pytest.mark.long
-def test_names_are_those_that_apache_declares(seen: Seen) -> None:
+def test_request_names_are_those_that_apache_declares(seen: Seen) -> None:
     names = seen.declared["4.9"] | seen.declared["5.3"]
     for of_part in page().values():
         for code, row in of_part.items():
@@ -55,7 +55,7 @@ def said(*headings: str) -> set[int]:
     return {code for h in headings for code, row in rows(h).items() if row[3] == "yes"}
 
 
-def test_every_no_has_a_reason_and_every_row_its_name() -> None:
+def test_documented_no_has_a_reason_and_every_row_its_name() -> None:
     names = {int(code): code.name for code in RequestCode}
     seen = 0
     for of_part in page().values():
@@ -67,7 +67,7 @@ def test_every_no_has_a_reason_and_every_row_its_name() -> None:
     assert seen > 110
 
 
-async def test_a_broker_handles_what_the_page_says(tmp_path: Path) -> None:
+async def test_broker_handles_the_documented_request_codes(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         broker = await group.leading()
         handled = {int(code) for code in broker.processor.handlers}
@@ -76,7 +76,7 @@ async def test_a_broker_handles_what_the_page_says(tmp_path: Path) -> None:
     assert handled == requested | own
 
 
-async def test_a_name_server_handles_what_the_page_says() -> None:
+async def test_name_server_handles_the_documented_request_codes() -> None:
     async with NameServer(NameServerConfig("127.0.0.1", 0)) as server:
         known = int(RequestCode.GET_BROKER_CLUSTER_INFO)
         handled = await answered(server.address, [int(code) for code in RequestCode], known)
@@ -84,7 +84,7 @@ async def test_a_name_server_handles_what_the_page_says() -> None:
     assert handled == said(NAMESRV_PART) | own
 
 
-def test_clients_are_asked_what_the_page_says() -> None:
+def test_documented_requests_to_clients_are_those_the_broker_sends() -> None:
     text = part("A broker asks clients")
     assert {int(code) for code in re.findall(r"^\| (\d+) ", text, re.M)} == TO_CLIENTS
     assert "no" not in re.findall(r"\| (yes|no) \|", text)

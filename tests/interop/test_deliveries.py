@@ -70,12 +70,14 @@ def stories(machine: Jvm, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.mark.parametrize("mode", ["raft", "classic"])
-def test_java_is_handed_what_apaches_broker_hands_it(stories: dict[str, Told], mode: str) -> None:
+def test_java_client_gets_the_same_deliveries_as_from_apaches_broker(
+    stories: dict[str, Told], mode: str
+) -> None:
     assert differences(json.loads(RECORDED.read_text()), stories[mode]) == DIFFERENT
 
 
 @pytest.mark.long
-def test_apaches_broker_hands_out_what_was_recorded(machine: Jvm, tmp_path: Path) -> None:
+def test_apaches_broker_gives_the_recorded_deliveries(machine: Jvm, tmp_path: Path) -> None:
     with apache(tmp_path) as namesrv:
         theirs = told(machine, namesrv)
     assert differences(json.loads(RECORDED.read_text()), theirs) == {}

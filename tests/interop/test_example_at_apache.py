@@ -19,7 +19,7 @@ IMPATIENT = {"transactionTimeOut": "1000", "transactionCheckInterval": "1000"}  
 pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
-def test_each_order_is_heard_of_once(tmp_path: Path) -> None:
+def test_transaction_example_at_apaches_broker_consumes_each_order_once(tmp_path: Path) -> None:
     with name_server() as namesrv:
         broker = ApacheBroker(tmp_path, namesrv, brokerName="broker-a", **IMPATIENT)
         broker.start()

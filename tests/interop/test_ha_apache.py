@@ -172,7 +172,7 @@ def logs_agree(mixed):
 
 
 @pytest.mark.long
-async def test_our_slave_of_apaches_master(mixed):
+async def test_our_slave_copies_apaches_master(mixed):
     await mixed.start_apache(brokerRole="SYNC_MASTER", brokerId="0", inSyncReplicas="2")
     master = mixed.apache.address
     await mixed.start_ours(brokerRole="SLAVE", brokerId="1")
@@ -260,7 +260,7 @@ async def test_our_slave_of_apaches_master(mixed):
 
 
 @pytest.mark.long
-async def test_our_slave_of_apaches_master_knows_which_timer_messages_were_delivered(mixed):
+async def test_our_slave_knows_timer_messages_delivered_by_apaches_master(mixed):
     wheel = {"timerWheelEnable": "true", "timerPrecisionMs": "100"}
     await mixed.start_apache(brokerRole="ASYNC_MASTER", brokerId="0", **wheel)
     master = mixed.apache.address
@@ -299,7 +299,7 @@ async def commit_of(mixed, address, queue):
     return int(answer.ext["offset"])
 
 
-async def test_apaches_slave_of_our_master(mixed):
+async def test_apaches_slave_copies_our_master(mixed):
     await mixed.start_ours(brokerRole="SYNC_MASTER", brokerId="0", slaveTimeout=str(ANSWER_MS))
     master = mixed.ours.address
     # It comes late and still gets everything: our master begins where its log does.

@@ -109,7 +109,7 @@ async def java(world, tmp_path):
     await asyncio.to_thread(java.close)
 
 
-async def test_normal_messages_through_a_leader_kill(world, java):
+async def test_java5_client_sends_and_consumes_through_a_leader_kill(world, java):
     await world.topic("T")
     listener = Listener(java)
     producer = await asyncio.to_thread(java.producer, "T")
@@ -126,7 +126,7 @@ async def test_normal_messages_through_a_leader_kill(world, java):
     await until(lambda: listener.found.count("fail once") == 2, patience_s=60)
 
 
-async def test_a_simple_consumer_receives_hides_and_acknowledges(world, java):
+async def test_java5_simple_consumer_receives_hides_and_acknowledges(world, java):
     await world.topic("T")
     producer = await asyncio.to_thread(java.producer, "T")
     consumer = await asyncio.to_thread(java.simple, "cg", "T")
@@ -144,7 +144,7 @@ async def test_a_simple_consumer_receives_hides_and_acknowledges(world, java):
         await asyncio.to_thread(consumer.ack, view)
 
 
-async def test_messages_in_order_and_later(world, java):
+async def test_java5_client_gets_fifo_and_delayed_messages(world, java):
     await world.topic("F", kind="FIFO")
     await world.topic("D", kind="DELAY")
     await world.consumer_group("orderly", consumeMessageOrderly=True)
@@ -160,7 +160,7 @@ async def test_messages_in_order_and_later(world, java):
     await until(lambda: later.found == ["later"], patience_s=60)
 
 
-async def test_transactions_are_ended_or_asked_about(world, java):
+async def test_java5_transactions_are_ended_or_checked(world, java):
     await world.topic("X", kind="TRANSACTION")
     checker, listener = Checker(java), Listener(java)
     producer = await asyncio.to_thread(java.producer, "X", checker)
@@ -179,7 +179,7 @@ async def test_transactions_are_ended_or_asked_about(world, java):
     assert "dropped" not in listener.found and "orphan" in checker.asked
 
 
-async def test_one_of_two_proxies_may_be_killed_under_load(tmp_path):
+async def test_java5_load_survives_the_kill_of_one_of_two_proxies(tmp_path):
     once = "idempotentSends=true"  # the client sends again what got no answer
     async with (
         World(tmp_path / "brokers") as world,

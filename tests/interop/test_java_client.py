@@ -152,7 +152,7 @@ def push_consumer(
     return consumer, listener
 
 
-def test_java_sends_and_java_consumes(jvm: Jvm, cluster: Cluster) -> None:
+def test_java_client_sends_to_a_java_consumer(jvm: Jvm, cluster: Cluster) -> None:
     producer = jvm.producer("pg-java", cluster.namesrv)
     try:
         offsets: dict[int, list[int]] = {}
@@ -193,7 +193,7 @@ def test_java_sends_and_java_consumes(jvm: Jvm, cluster: Cluster) -> None:
         producer.shutdown()
 
 
-def test_java_consumer_resumes_where_it_committed(jvm: Jvm, cluster: Cluster) -> None:
+def test_java_consumer_resumes_at_its_committed_offset(jvm: Jvm, cluster: Cluster) -> None:
     producer = jvm.producer("pg-resume", cluster.namesrv)
     try:
         for n in range(20):
@@ -226,7 +226,7 @@ def wait_committed(namesrv: str, group: str, topic: str) -> None:
     wait_until(reached, offsets, patience_s=WAIT_S, pause_s=POLL_S)
 
 
-def test_we_send_and_java_consumes(jvm: Jvm, cluster: Cluster) -> None:
+def test_our_producer_sends_to_a_java_consumer(jvm: Jvm, cluster: Cluster) -> None:
     big = b"0123456789abcdef" * 1024  # above 4096 bytes: our producer compresses it
     with BlockingProducer("pg-python", cluster.namesrv) as producer:
         for n in range(10):
@@ -243,7 +243,7 @@ def test_we_send_and_java_consumes(jvm: Jvm, cluster: Cluster) -> None:
     assert bodies["k3"] == b"python-3"
 
 
-def test_java_with_binary_headers(cluster: Cluster) -> None:
+def test_java_client_with_binary_headers_sends_and_consumes(cluster: Cluster) -> None:
     binary = Jvm({"rocketmq.serialize.type": "ROCKETMQ"})
     try:
         producer = binary.producer("pg-binary", cluster.namesrv)
@@ -257,7 +257,7 @@ def test_java_with_binary_headers(cluster: Cluster) -> None:
         binary.close()
 
 
-def test_java_survives_the_death_of_the_leader(jvm: Jvm, cluster: Cluster) -> None:
+def test_java_client_survives_the_leaders_death(jvm: Jvm, cluster: Cluster) -> None:
     """Every send that Java was told is SEND_OK is consumed, over a kill -9 of the leader."""
     made = jvm.rocketmq.client.producer.DefaultMQProducer("pg-failover")
     producer = patient_producer(made, cluster.namesrv)

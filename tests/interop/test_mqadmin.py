@@ -115,7 +115,7 @@ def ours(cluster: Cluster, line: str) -> Any:
     return json.loads(out)
 
 
-def test_the_page_shows_what_is_printed(cluster: Cluster) -> None:
+def test_mqadmin_page_shows_the_printed_output(cluster: Cluster) -> None:
     new = render(cluster.namesrv)
     assert skeleton(new) == skeleton(PAGE.read_text()), "python -m tests.mqadmin.page"
 
@@ -127,12 +127,14 @@ def test_the_page_shows_what_is_printed(cluster: Cluster) -> None:
         (f"deleteSubGroup -c {WHERE} -g misspelt", "there is no group misspelt at"),
     ],
 )
-def test_what_is_not_there_is_not_called_done(cluster: Cluster, line: str, says: str) -> None:
+def test_mqadmin_rejects_absent_subjects_with_an_error(
+    cluster: Cluster, line: str, says: str
+) -> None:
     status, _, err = mqadmin(cluster.namesrv, *line.split())
     assert (status, says in err) == (1, True), err
 
 
-def test_flags_are_apaches(admin: ApacheAdmin) -> None:
+def test_mqadmin_flags_equal_apaches(admin: ApacheAdmin) -> None:
     for command in COMMANDS:
         if command.name in OF_4X:
             assert command.name not in admin.commands
@@ -145,7 +147,7 @@ def test_flags_are_apaches(admin: ApacheAdmin) -> None:
             assert flags == admin.options(command.name), command.name
 
 
-def test_apaches_tools_against_our_cluster(admin: ApacheAdmin, cluster: Cluster) -> None:
+def test_apaches_mqadmin_works_at_our_cluster(admin: ApacheAdmin, cluster: Cluster) -> None:
     """Every sub-command of the list, in rounds: what each must have printed is in its round's."""
     leader = cluster.leader()["address"]
     with Traffic(cluster.namesrv, "tools", "readers") as traffic:
@@ -305,7 +307,9 @@ class Asked:
         assert configs["clusterScale"]["slaveBrokerSize"] == self.slaves
 
 
-def test_apaches_exports_and_lists(admin: ApacheAdmin, cluster: Cluster, tmp_path: Path) -> None:
+def test_apaches_mqadmin_exports_and_lists_our_cluster(
+    admin: ApacheAdmin, cluster: Cluster, tmp_path: Path
+) -> None:
     """In a Raft group and in classic mode: what else Apache's tools ask a broker."""
     raft = Asked(WHERE, cluster.leader()["address"], 2, tmp_path / "of-raft")
     settings = {"namesrvAddr": cluster.namesrv, "brokerIP1": "127.0.0.1"}
@@ -338,7 +342,9 @@ CHANGES = {
 }  # fmt: skip
 
 
-def test_attributes_change_as_at_apaches(broker: apache.ApacheBroker, cluster: Cluster) -> None:
+def test_topic_attributes_change_as_at_apaches(
+    broker: apache.ApacheBroker, cluster: Cluster
+) -> None:
     """The same changes are taken and refused, and leave the same attributes."""
 
     async def attempted(address: str) -> list[tuple[str, str, bool, Any]]:
@@ -383,7 +389,7 @@ def check_resets_of_apache(admin: ApacheAdmin, cluster: Cluster, leader: str) ->
     assert offsets("cloned") == offsets("readers")
 
 
-def test_a_running_java_consumer_follows_a_reset(
+def test_running_java_consumer_follows_an_offset_reset(
     broker: apache.ApacheBroker, cluster: Cluster
 ) -> None:
     assert broker.jvm is not None
@@ -408,7 +414,7 @@ def test_a_running_java_consumer_follows_a_reset(
         consumer.shutdown()
 
 
-def test_ours_against_apaches_broker(broker: apache.ApacheBroker, cluster: Cluster) -> None:
+def test_our_mqadmin_works_at_apaches_broker(broker: apache.ApacheBroker, cluster: Cluster) -> None:
     place, there = f"-b {broker.address}", "-c InteropCluster"
     ours(cluster, f"updateTopic {place} -t theirs -r 4 -w 4")
     wait_until(lambda: mqadmin(cluster.namesrv, *"topicRoute -t theirs".split())[0] == 0)

@@ -148,7 +148,7 @@ async def used_in_go(document: dict[str, Any], directory: Path, url: str) -> str
         pytest.param(used_in_go, id="go", marks=pytest.mark.long),  # its generator: half a minute
     ],
 )
-async def test_a_generated_client_works_at_a_cluster(
+async def test_generated_openapi_client_works_at_a_cluster(
     tmp_path: Path, used: Callable[[dict[str, Any], Path, str], Awaitable[str]]
 ) -> None:
     async with over(tmp_path / "brokers", 1) as (call, group):
@@ -165,7 +165,7 @@ async def test_a_generated_client_works_at_a_cluster(
 
 
 @pytest.mark.asyncio
-async def test_a_brokers_document_generates_a_client_without_a_gap(tmp_path: Path) -> None:
+async def test_brokers_openapi_document_generates_a_complete_client(tmp_path: Path) -> None:
     with running(tmp_path) as address:
         document = await document_at(f"http://{address}")
     assert lacking(document) == []

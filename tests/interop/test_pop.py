@@ -105,7 +105,7 @@ async def set_mode(namesrv: str, topic: str, group: str, mode: str) -> None:
             await admin.group.set_mode(address, group, topic, mode)
 
 
-async def test_javas_consumers_get_all_of_it_once_or_again(jvm: Jvm, tmp_path: Path) -> None:
+async def test_java_pop_and_pull_consumers_get_every_message(jvm: Jvm, tmp_path: Path) -> None:
     modes = ("PULL", "POP")
     async with RaftCluster(tmp_path) as cluster:
         clients: list[Client] = []

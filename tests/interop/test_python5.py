@@ -25,7 +25,7 @@ async def sdk(world, tmp_path):
         yield sdk
 
 
-async def test_normal_messages_reach_a_simple_consumer(world, sdk):
+async def test_python5_simple_consumer_gets_normal_messages(world, sdk):
     await world.topic("T")
     await sdk.produce(topics=["T"])
     sent = [await sdk.send(topic="T", body=f"m{n}", tag="a", key="k") for n in range(10)]
@@ -47,7 +47,7 @@ async def test_normal_messages_reach_a_simple_consumer(world, sdk):
         await sdk.send(topic="T", body="x", group="g")
 
 
-async def test_messages_of_a_group_and_delayed_ones_reach_push_consumers(world, sdk, tmp_path):
+async def test_python5_push_consumer_gets_fifo_and_delayed_messages(world, sdk, tmp_path):
     await world.topic("F", kind="FIFO")
     await world.topic("D", kind="DELAY")
     await world.consumer_group("orderly", consumeMessageOrderly=True)
@@ -66,7 +66,7 @@ async def test_messages_of_a_group_and_delayed_ones_reach_push_consumers(world, 
         assert [one[0] for one in await second.heard_of(1)] == ["later"]
 
 
-async def test_a_push_consumer_gets_a_failed_message_again(world, sdk):
+async def test_python5_push_consumer_gets_a_failed_message_again(world, sdk):
     await world.topic("T")
     await sdk.produce(topics=["T"])
     await sdk.listen(group="cg", topic="T")
@@ -79,13 +79,13 @@ async def test_a_push_consumer_gets_a_failed_message_again(world, sdk):
     assert broker.clients.client_ids("cg")
 
 
-async def test_an_unknown_topic_is_an_error(world, sdk):
+async def test_python5_unknown_topic_is_an_error(world, sdk):
     await sdk.produce(topics=[])
     with pytest.raises(SdkError, match="route"):
         await sdk.send(topic="Nowhere", body="x")
 
 
-async def test_transactions_are_ended_or_asked_about(tmp_path):
+async def test_python5_transactions_are_ended_or_checked(tmp_path):
     settings = {"transactionTimeOut": 300, "transactionCheckInterval": 300}
     async with World(tmp_path / "brokers", **settings) as world:
         await world.topic("X", kind="TRANSACTION")
@@ -101,7 +101,7 @@ async def test_transactions_are_ended_or_asked_about(tmp_path):
             assert "rolled back" not in await sdk.checked()
 
 
-async def test_a_leader_that_is_killed_under_load_loses_nothing(tmp_path):
+async def test_python5_load_loses_nothing_when_the_leader_is_killed(tmp_path):
     async with World(tmp_path / "brokers", 3) as world:
         await world.topic("T")
         async with Sdk(tmp_path / "sdk", world.proxies[0]) as sdk:
@@ -115,7 +115,7 @@ async def test_a_leader_that_is_killed_under_load_loses_nothing(tmp_path):
             await all_are_heard(sdk)
 
 
-async def test_one_of_two_proxies_may_be_killed_under_load(tmp_path):
+async def test_python5_load_survives_the_kill_of_one_of_two_proxies(tmp_path):
     async with (
         World(tmp_path / "brokers") as world,
         ProxyProcess(world.namesrv) as first,
@@ -133,7 +133,7 @@ async def test_one_of_two_proxies_may_be_killed_under_load(tmp_path):
             await all_are_heard(sdk)
 
 
-async def test_accounts_are_checked_by_the_proxy_and_known_to_brokers(tmp_path):
+async def test_python5_accounts_are_checked_by_the_proxy_and_known_to_brokers(tmp_path):
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACCOUNTS)
     acl = {"aclFile": str(path), "innerClientAuthenticationCredentials": INNER}

@@ -26,7 +26,7 @@ async def sdk(world, tmp_path):
         yield sdk
 
 
-async def test_a_simple_consumer_receives_and_acknowledges(world, sdk):
+async def test_rust5_simple_consumer_receives_and_acknowledges(world, sdk):
     await world.topic("T")
     await sdk.produce(topics=["T"])
     await sdk.subscribe(group="cg", topic="T", tag="a")
@@ -47,7 +47,7 @@ async def test_a_simple_consumer_receives_and_acknowledges(world, sdk):
         await sdk.send(topic="Nowhere", body="x")
 
 
-async def test_every_kind_of_message_is_heard(world, sdk):
+async def test_rust5_consumer_gets_every_kind_of_message(world, sdk):
     kinds = ["NORMAL", "FIFO", "DELAY", "TRANSACTION"]
     for kind in kinds:
         await world.topic(kind, kind=kind)
@@ -73,7 +73,7 @@ async def test_every_kind_of_message_is_heard(world, sdk):
     assert "orphan" in requested and "gone" not in requested
 
 
-async def test_a_leader_that_is_killed_under_load_loses_nothing(tmp_path):
+async def test_rust5_load_loses_nothing_when_the_leader_is_killed(tmp_path):
     # What is sent twice would be heard twice, for the proxy repeats a send whose leader has died.
     async with World(tmp_path / "brokers", 3, proxy={"idempotent_sends": True}) as world:
         await world.topic("T")
@@ -84,7 +84,7 @@ async def test_a_leader_that_is_killed_under_load_loses_nothing(tmp_path):
             assert await sdk.again() == []
 
 
-async def test_one_of_two_proxies_may_be_killed_under_load(tmp_path):
+async def test_rust5_load_survives_the_kill_of_one_of_two_proxies(tmp_path):
     async with (
         World(tmp_path / "brokers") as world,
         ProxyProcess(world.namesrv) as first,
@@ -98,7 +98,7 @@ async def test_one_of_two_proxies_may_be_killed_under_load(tmp_path):
             assert await sdk.again() == []
 
 
-async def test_a_proxy_may_be_killed_and_started_again_under_load(tmp_path):
+async def test_rust5_load_survives_kill_and_restart_of_the_proxy(tmp_path):
     async with World(tmp_path / "brokers") as world, ProxyProcess(world.namesrv) as first:
         await world.topic("T")
         async with Sdk(tmp_path / "sdk", first, launch=rust5) as sdk:

@@ -41,7 +41,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster.down()
 
 
-def test_no_send_of_java_fails_while_a_group_leaves(jvm: Jvm, cluster: Cluster) -> None:
+def test_java_sends_do_not_fail_while_a_broker_group_leaves(jvm: Jvm, cluster: Cluster) -> None:
     """Java asks for routes every 30 s only: its sends to the leaving group are rejected, and it
     sends them to the other group. A Java consumer gets every message, then the group is removed."""
     assert admin(cluster, "updateTopic -c DefaultCluster -t Scaled -r 2 -w 2")[0] == 0
@@ -360,7 +360,9 @@ async def without_leader(cluster: Processes, group: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*REMOTING, *GRPC])
-def test_from_one_group_to_three_and_back(outcome: Outcome, name: str) -> None:
+def test_foreign_loads_lose_nothing_from_one_group_to_three_and_back(
+    outcome: Outcome, name: str
+) -> None:
     """No send fails, and every acknowledged message is consumed."""
     load = outcome.loads[name]
     print(load.name, load.figures())

@@ -23,7 +23,7 @@ async def world(tmp_path):
 
 
 @pytest.mark.parametrize("launch", CLIENTS)
-async def test_a_simple_consumer_receives_hides_and_acknowledges(world, tmp_path, launch):
+async def test_sdk5_simple_consumer_receives_hides_and_acknowledges(world, tmp_path, launch):
     async with Sdk(tmp_path / "sdk", world.proxies[0], launch=launch) as sdk:
         await simple_consumer(world, sdk)
         broker = await world.group.leading()
@@ -31,14 +31,14 @@ async def test_a_simple_consumer_receives_hides_and_acknowledges(world, tmp_path
 
 
 @pytest.mark.parametrize("launch", CLIENTS)
-async def test_push_consumers_get_every_kind_of_message(world, tmp_path, launch):
+async def test_sdk5_push_consumers_get_every_kind_of_message(world, tmp_path, launch):
     async with Sdk(tmp_path / "sdk", world.proxies[0], launch=launch) as sdk:
         await push_consumers(world, sdk, recalls=launch is node5)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("launch", CLIENTS)
-async def test_a_leader_that_is_killed_under_load_loses_nothing(tmp_path, launch):
+async def test_sdk5_load_loses_nothing_when_the_leader_is_killed(tmp_path, launch):
     async with World(tmp_path / "brokers", 3) as world:
         await world.topic("T")
         async with Sdk(tmp_path / "sdk", world.proxies[0], launch=launch) as sdk:
@@ -48,7 +48,7 @@ async def test_a_leader_that_is_killed_under_load_loses_nothing(tmp_path, launch
 
 
 @pytest.mark.long
-async def test_one_of_two_proxies_may_be_killed_under_load_of_go(tmp_path):
+async def test_go5_load_survives_the_kill_of_one_of_two_proxies(tmp_path):
     async with (
         World(tmp_path / "brokers") as world,
         ProxyProcess(world.namesrv) as first,
@@ -62,7 +62,7 @@ async def test_one_of_two_proxies_may_be_killed_under_load_of_go(tmp_path):
 
 
 @pytest.mark.long
-async def test_a_proxy_may_be_killed_and_started_again_under_load_of_node(tmp_path):
+async def test_node5_load_survives_kill_and_restart_of_the_proxy(tmp_path):
     """This client takes one address only: with two it asks for the name of both together."""
     async with World(tmp_path / "brokers") as world, ProxyProcess(world.namesrv) as first:
         await world.topic("T")

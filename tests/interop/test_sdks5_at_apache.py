@@ -18,12 +18,12 @@ async def world(tmp_path):
 
 
 @pytest.mark.parametrize("launch", CLIENTS)
-async def test_a_simple_consumer_receives_hides_and_acknowledges(world, tmp_path, launch):
+async def test_sdk5_simple_consumer_works_the_same_at_apaches_proxy(world, tmp_path, launch):
     async with Sdk(tmp_path / "sdk", world.proxies[0], launch=launch) as sdk:
         await simple_consumer(world, sdk)
 
 
 @pytest.mark.parametrize("launch", CLIENTS)
-async def test_push_consumers_get_every_kind_of_message(world, tmp_path, launch):
+async def test_sdk5_push_consumers_work_the_same_at_apaches_proxy(world, tmp_path, launch):
     async with Sdk(tmp_path / "sdk", world.proxies[0], launch=launch) as sdk:
         await push_consumers(world, sdk, recalls=launch is node5, asked_once=False)

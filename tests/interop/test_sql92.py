@@ -53,7 +53,7 @@ def theirs(apache: Jvm, contexts: list[Any], text: str) -> list[str]:
     return results
 
 
-def test_our_evaluator_says_what_apaches_says(apache: Jvm) -> None:
+def test_sql92_evaluation_equals_apaches(apache: Jvm) -> None:
     context = apache.rocketmq.broker.filter.MessageEvaluationContext
     contexts = []
     for properties in MAPS:

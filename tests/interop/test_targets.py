@@ -41,7 +41,7 @@ class Busy:
         self.answers[what] += 1
 
 
-def test_an_answered_request_is_not_asked_again() -> None:
+def test_answered_admin_request_is_not_repeated() -> None:
     busy = Busy()
     result = asyncio.run(_committed(cast(Admin, busy), "G", "T"))
     assert result == {queue: queue.queue_id for queue in QUEUES[1:]}

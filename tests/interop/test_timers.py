@@ -123,7 +123,7 @@ class Client:
 
 
 @pytest.mark.long
-async def test_javas_timer_messages_outlive_the_leader(jvm: Jvm, tmp_path: Path) -> None:
+async def test_java_timer_messages_survive_the_leader(jvm: Jvm, tmp_path: Path) -> None:
     async with RaftCluster(tmp_path) as cluster:
         topic = await topic_of(cluster)
         client = await asyncio.to_thread(Client, jvm, cluster.namesrv, topic)

@@ -96,7 +96,7 @@ def send_and_consume(jars: Callable[[], list[str]], world: World, namesrv: str) 
 
 
 @pytest.mark.parametrize("version", CLIENTS)
-async def test_java_sends_and_consumes(version: str, tmp_path: Path) -> None:
+async def test_java_client_sends_and_consumes_with_tls(version: str, tmp_path: Path) -> None:
     world = World(tmp_path)
     own = world.ca.issue("node")
     world.more = {

@@ -15,18 +15,18 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tools"
 
 
-def test_a_tool_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_tool_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(ToolMissing, match=r"no-such-tool --version: .*No such file"):
         run(["no-such-tool", "--version"], {}, tmp_path)
 
 
-def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
+def test_failed_command_gives_its_output_in_the_error(tmp_path: Path) -> None:
     script = "import os, sys; sys.exit(f'no route to {os.environ[\"REGISTRY\"]}')"
     with pytest.raises(ToolMissing, match="ended with 1:\nno route to nowhere"):
         run([sys.executable, "-c", script], {"REGISTRY": "nowhere"}, tmp_path)
 
 
-def test_parts_are_made_once_for_their_inputs(root: Path, tmp_path: Path) -> None:
+def test_toolchain_parts_are_made_once_per_inputs(root: Path, tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     times = []
 
@@ -45,7 +45,7 @@ def test_parts_are_made_once_for_their_inputs(root: Path, tmp_path: Path) -> Non
     assert not first.exists()
 
 
-def test_half_of_a_part_is_none(root: Path, tmp_path: Path) -> None:
+def test_toolchain_discards_a_part_left_incomplete(root: Path, tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.write_text("one")
 
@@ -59,13 +59,13 @@ def test_half_of_a_part_is_none(root: Path, tmp_path: Path) -> None:
     assert list(again.iterdir()) == []
 
 
-def test_an_old_client_is_compiled_without_what_it_has_not_got() -> None:
+def test_old_client_is_compiled_without_newer_features() -> None:
     source = "one\n  x(); // since 4.6\ntwo\n  // since 4.6 {\n  y {\n  }\n  // }\nthree\n"
     assert toolchain.without_newer(source) == "one\ntwo\nthree\n"
     assert toolchain.without_newer("four\n") == "four\n"
 
 
-def test_versions_are_pinned_and_locked() -> None:
+def test_toolchain_versions_are_pinned_and_locked() -> None:
     pins = toolchain.TOOLCHAINS.read_text().splitlines()[1:]
     assert all("==" in pin for pin in pins)
     assert (
@@ -77,7 +77,9 @@ def test_versions_are_pinned_and_locked() -> None:
     assert 'name = "rocketmq"\nversion = "5.0.0"' in toolchain.RUST5_FILES[1].read_text()
 
 
-def test_a_machine_without_cargo_is_told_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cargo_is_reported_with_the_script_that_finds_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CARGO", "no-such-cargo")
     with pytest.raises(ToolMissing, match=r"tools/find-cargo\.sh"):
         toolchain.rust5()

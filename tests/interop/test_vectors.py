@@ -33,7 +33,7 @@ RECORD_HEX = (
         ("long 😀 text of several hundred units " * 20, None),
     ],
 )
-def test_hash_code_is_javas(jvm: Jvm, text: str, code: int | None) -> None:
+def test_hash_code_equals_javas(jvm: Jvm, text: str, code: int | None) -> None:
     java = jvm.gateway.jvm.java.util.Objects.hashCode(text)
     assert java_string_hash(text) == java
     assert tags_code(text.encode()) == java
@@ -41,7 +41,7 @@ def test_hash_code_is_javas(jvm: Jvm, text: str, code: int | None) -> None:
         assert java == code
 
 
-def test_java_decodes_our_record(jvm: Jvm) -> None:
+def test_java_client_decodes_our_record(jvm: Jvm) -> None:
     data = encode_record(PLAIN)
     assert data.hex() == RECORD_HEX
     assert decode_record(data, 0) == PLAIN
@@ -54,19 +54,19 @@ def test_java_decodes_our_record(jvm: Jvm) -> None:
     assert decoded.getStoreSize() == 104
 
 
-def test_offset_message_id(jvm: Jvm) -> None:
+def test_offset_message_id_equals_javas(jvm: Jvm) -> None:
     ours = offset_message_id(("127.0.0.1", 10911), 1024)
     assert ours == "7F00000100002A9F0000000000000400"
     decoded = jvm.rocketmq.common.message.MessageDecoder.decodeMessageId(ours)
     assert decoded.getOffset() == 1024
 
 
-def test_body_crc(jvm: Jvm) -> None:
+def test_body_crc_equals_javas(jvm: Jvm) -> None:
     assert jvm.rocketmq.common.UtilAll.crc32(b"hello") == 907060870
 
 
 @pytest.mark.parametrize("serialize_type", [0, 1])
-def test_java_and_we_read_each_others_frames(jvm: Jvm, serialize_type: int) -> None:
+def test_command_frames_round_trip_between_java_and_ours(jvm: Jvm, serialize_type: int) -> None:
     ours = RemotingCommand.request(105, {"topic": "T"}, b"body")
     ours.opaque = 7
     encoded = encode_command(ours, serialize_type)

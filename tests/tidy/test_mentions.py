@@ -13,7 +13,7 @@ def f():
 '''
 
 
-def test_a_file_is_named_from_the_top_or_from_beside(tmp_path: Path) -> None:
+def test_mentioned_file_is_resolved_from_root_or_beside(tmp_path: Path) -> None:
     for name in ("store/there.py", "ops/here.py", "ops/sub/here.py", "tests/ops/test_a.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

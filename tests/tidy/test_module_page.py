@@ -8,7 +8,7 @@ import pytest
 from tools import module_page
 
 
-def test_the_page_is_generated_from_the_code_as_it_is() -> None:
+def test_module_page_equals_the_generated_one() -> None:
     if module_page.PAGE.read_text() != module_page.page():
         pytest.fail("docs/modules.md is out of date; run: .venv/bin/python -m tools.module_page")
 
@@ -22,12 +22,12 @@ def test_the_page_is_generated_from_the_code_as_it_is() -> None:
         ("import os", ""),
     ],
 )
-def test_a_summary_is_the_first_sentence(tmp_path: Path, text: str, summary: str) -> None:
+def test_module_summary_is_the_first_sentence(tmp_path: Path, text: str, summary: str) -> None:
     (tmp_path / "a.py").write_text(text)
     assert module_page.summary_of(tmp_path / "a.py") == summary
 
 
-def test_sub_packages_have_sections_of_their_own(tmp_path: Path) -> None:
+def test_module_page_has_sections_for_sub_packages(tmp_path: Path) -> None:
     for name in ("store/__init__.py", "store/disk.py", "store/index/files.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def test_sub_packages_have_sections_of_their_own(tmp_path: Path) -> None:
     assert "### store/index\n\n| module | subject |" in page
 
 
-def test_files_that_contributing_names_are_there() -> None:
+def test_files_that_contributing_names_exist() -> None:
     text = (module_page.ROOT / "CONTRIBUTING.md").read_text()
     named = set(re.findall(r"`((?:[a-z]\w*/)+[\w.]*)`", text)) - {"tests/ROOM/test_MODULE.py"}
     gone = sorted(name for name in named if not (module_page.ROOT / name).exists())

@@ -17,7 +17,7 @@ def room(root: Path, **files: str) -> Path:
     return root
 
 
-def test_circles_are_found_inside_functions_and_type_checking(tmp_path):
+def test_import_cycles_inside_functions_and_type_checking_are_found(tmp_path):
     room(
         tmp_path,
         a="def f():\n    from raftmq.ops import b",
@@ -29,7 +29,7 @@ def test_circles_are_found_inside_functions_and_type_checking(tmp_path):
     assert circles(graph(tmp_path)) == [["ops/a.py", "ops/b.py", "ops/c.py"]]
 
 
-def test_a_base_from_another_file_is_found_and_what_only_declares_is_none(tmp_path):
+def test_base_class_from_another_file_is_found_unless_a_protocol(tmp_path):
     room(
         tmp_path,
         a="""
@@ -53,7 +53,7 @@ def test_a_base_from_another_file_is_found_and_what_only_declares_is_none(tmp_pa
     assert parts.inheritors(tmp_path) == ["ops/b.py::One(Does)", "ops/b.py::Two(Does)"]
 
 
-def test_attributes_that_init_does_not_set_are_found(tmp_path):
+def test_attributes_not_set_in_init_are_found(tmp_path):
     room(
         tmp_path,
         a="""
@@ -80,7 +80,7 @@ def test_attributes_that_init_does_not_set_are_found(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["lambda: 1", "helper", "self.method", "self.part.method"])
-def test_a_function_set_on_another_object_is_found(tmp_path, value):
+def test_function_assigned_to_another_object_is_found(tmp_path, value):
     room(
         tmp_path,
         a=f"""
@@ -97,12 +97,12 @@ def test_a_function_set_on_another_object_is_found(tmp_path, value):
     assert parts.planted(tmp_path) == ["ops/a.py::self.part.on_change"]
 
 
-def test_stubs_are_found(tmp_path):
+def test_stub_functions_are_found(tmp_path):
     room(tmp_path, a="class A:\n    def f(self):\n        raise NotImplementedError")
     assert parts.stubs(tmp_path) == ["ops/a.py::f"]
 
 
-def test_comments_docstrings_and_blank_lines_are_no_code():
+def test_code_lines_exclude_comments_docstrings_and_blank_lines():
     says = '"""Says\nsomething."""\n\n# why\n'
     does = 'def f():  # how\n    """Return\n    x."""\n    return """\ny"""\n'
     assert lines_of_code(says + does) == {5, 8, 9}

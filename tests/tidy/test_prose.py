@@ -13,7 +13,7 @@ SHOW = "`python -m tests.tidy.prose --worst 30` shows the sentences"
 
 
 @pytest.mark.parametrize("kind", ["code", "documents"])
-def test_habits_are_below_their_ceilings(kind: str) -> None:
+def test_prose_habits_are_below_their_ceilings(kind: str) -> None:
     found = prose.code_texts(prose.code()) if kind == "code" else documents()
     figures = prose.rates(found)
     if os.environ.get("RAFTMQ_REWRITE"):
@@ -31,7 +31,7 @@ def documents() -> list[prose.Text]:
     return list(prose.document_texts(prose.documents()))
 
 
-def test_no_identifier_is_made_of_private_words() -> None:
+def test_new_identifiers_have_no_private_words() -> None:
     found = prose.private_identifiers(product())
     known = prose.read_known()["identifiers"]
     if os.environ.get("RAFTMQ_REWRITE"):
@@ -40,7 +40,7 @@ def test_no_identifier_is_made_of_private_words() -> None:
     assert not strange, f"docs/glossary.md has the field's words: {', '.join(strange)}"
 
 
-def test_a_known_figure_is_above_its_ceiling() -> None:
+def test_prose_figure_above_its_ceiling_fails() -> None:
     known = prose.read_known()
     for habit in prose.HABITS:
         for kind in ("code", "documents"):
@@ -52,7 +52,7 @@ def save(key: str, value: dict[str, float]) -> None:
     prose.KNOWN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
-def test_docstrings_comments_and_paragraphs_are_counted(tmp_path: Path) -> None:
+def test_prose_count_covers_docstrings_comments_and_paragraphs(tmp_path: Path) -> None:
     module = tmp_path / "a.py"
     module.write_text('"""Docs\nof it."""\nx = 1  # why\n\ndef f():\n    """More."""\n    # own\n')
     texts = [each.text for each in prose.code_texts([module])]
@@ -74,5 +74,5 @@ def test_docstrings_comments_and_paragraphs_are_counted(tmp_path: Path) -> None:
         ("NOT_FOUND", False),
     ],
 )
-def test_words_of_identifiers_are_found(name: str, private: bool) -> None:
+def test_private_words_of_identifiers_are_detected(name: str, private: bool) -> None:
     assert prose.is_private(name) is private

@@ -16,18 +16,18 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_every_answer_is_the_recorded_one(client: str, tmp_path: Path) -> None:
+def test_replayed_session_gets_the_recorded_answers(client: str, tmp_path: Path) -> None:
     difference = difference_of(Session.load(path_of(client)), tmp_path, SteadyLoop)
     if difference:
         pytest.fail(difference, pytrace=False)
 
 
-def test_another_loop_changes_no_answer(tmp_path: Path) -> None:
+def test_replay_on_uvloop_gets_the_same_answers(tmp_path: Path) -> None:
     session = Session.load(path_of("node"))
     assert not difference_of(session, tmp_path, uvloop.new_event_loop)
 
 
-def test_a_byte_that_is_not_the_recorded_one_is_found(tmp_path: Path) -> None:
+def test_replay_detects_one_changed_byte(tmp_path: Path) -> None:
     session = Session.load(path_of("node"))
     number, step = next((n, step) for n, step in enumerate(session.steps) if step.answers)
     (of, frame), *others = step.answers

@@ -7,7 +7,7 @@ from tests.interop.recorded.session import Session, Step
 EVERY_BYTE = bytes(range(256))
 
 
-def test_a_saved_session_is_loaded_as_it_was(tmp_path: Path) -> None:
+def test_recorded_session_round_trips_through_its_file(tmp_path: Path) -> None:
     steps = [
         Step("open", of=1),
         Step("frame", of=1, frame=EVERY_BYTE, answers=((1, EVERY_BYTE), (2, b"x"))),

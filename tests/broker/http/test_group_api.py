@@ -17,6 +17,7 @@ from raftmq.broker.http.api import translator
 from raftmq.dledger.raft.errors import Busy, ChangeRefused, NotLeader
 from raftmq.dledger.raft.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import ResponseCode
+from raftmq.web import operation
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
 from tests.broker.http.process import command, tokens_file
@@ -98,7 +99,8 @@ async def test_http_follower_names_the_leader_and_transfers_leadership(tmp_path)
         assert seen[-1]["term"] > led[-1]["term"]
 
 
-async def test_http_change_without_a_majority_is_unknown_or_rejected(tmp_path):
+async def test_http_change_without_a_majority_is_unknown_or_rejected(tmp_path, monkeypatch):
+    monkeypatch.setattr(operation, "WRITE_LIMIT_MS", 1_000)
     async with Group(tmp_path, 3) as group:
         first = await group.leader()
         leader = group.brokers[first]

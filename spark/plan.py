@@ -13,7 +13,7 @@ split into requests by number and size. So the plan determines all requests. Pur
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -121,9 +121,16 @@ Request = tuple[MessageQueue, WritePosition, bytes]
 class Requests:
     """Makes the requests of a plan from its rows, in order."""
 
-    def __init__(self, plan: Plan, key_start: Callable[[MessageQueue, int], str]) -> None:
-        """`key_start(queue, batch)` returns the prefix of the UNIQ_KEYs of a queue's messages."""
+    def __init__(
+        self,
+        plan: Plan,
+        key_start: Callable[[MessageQueue, int], str],
+        only: Collection[int] | None = None,
+    ) -> None:
+        """`key_start(queue, batch)` returns the prefix of the UNIQ_KEYs of a queue's messages.
+        `only` are the indexes of the queues whose requests are made."""
         self._plan = plan
+        self._only = range(len(plan.queues)) if only is None else only
         self._fillings = [
             _Filling(q, WritePosition(plan.batch, 0), []) for q in plan.message_queues
         ]
@@ -136,6 +143,8 @@ class Requests:
         properties = _values(rows.column("properties"), b"")
         flags = _values(rows.column("flag"), 0)
         for start, end, at in self._runs(rows.column("hash"), len(rows)):
+            if at not in self._only:
+                continue
             yield from self._fill(
                 at, zip(bodies[start:end], properties[start:end], flags[start:end], strict=True)
             )

@@ -20,7 +20,7 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from pyspark.sql.datasource import (
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import InstanceConfig
 from raftmq.client.message import MessageQueue
-from raftmq.client.producer.exactly_once_writer import ExactlyOnceWriter, WritePosition
+from raftmq.client.producer.exactly_once_writer import ExactlyOnceWriter, Opening, WritePosition
 
 from .errors import FormatError, plain_errors
 from .options import WriteOptions
@@ -72,32 +72,17 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
 
     @plain_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        return _stage(self._staging, iterator)
+        return stage(self._staging, iterator)
 
     @plain_errors()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        staging, batch = self._staging, self.options.batch
-        writer, once = self.options.writer, False
-        if not writer and self.options.is_numbered:
-            writer = staging.writer()
-        elif not writer:
-            writer, once = self.generated, True
-        _check_location(staging, self.options.topic, writer, _query(messages))
-        if self.options.is_numbered and staging.is_done(batch):
-            log.info("batch_skipped topic=%s writer=%s batch=%d", self.options.topic, writer, batch)
-            _abort(staging, batch, messages)
+        staging = self._staging
+        once = not (self.options.writer or self.options.is_numbered)
+        writer = self.generated if once else writer_of(self.options, staging)
+        if not is_due(self.options, staging, writer, _query(messages)):
+            _abort(staging, self.options.batch, messages)
             return
-        last = staging.last_done()
-        if batch <= last:
-            raise NotWritten(_written(writer, batch, last, _query(messages)))
-        planned = staging.planned()
-        started = [each for each in planned if each > last]
-        if started and batch not in planned:
-            raise NotWritten(
-                f"batch {started[0]} of writer {writer} is begun and not done: repeat it"
-                f" before batch {batch}"
-            )
-        _commit(staging, self.options, writer, batch, messages, once=once)
+        _commit(staging, self.options, writer, self.options.batch, messages, once=once)
         self._forget()
 
     @plain_errors()
@@ -123,12 +108,12 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as abo
 
     @plain_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        return _stage(Staging(self.options.staging), iterator)
+        return stage(Staging(self.options.staging), iterator)
 
     @plain_errors()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         staging = Staging(self.options.staging)
-        writer = self.options.writer or staging.writer()
+        writer = writer_of(self.options, staging)
         _check_location(staging, self.options.topic, writer, _query(messages))
         if staging.is_done(batchId):  # Spark ended before it recorded this
             _abort(staging, batchId, messages)
@@ -141,6 +126,30 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as abo
     @plain_errors()
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         _abort(Staging(self.options.staging), batchId, messages)
+
+
+def writer_of(options: WriteOptions, staging: Staging) -> str:
+    return options.writer or staging.writer()
+
+
+def is_due(options: WriteOptions, staging: Staging, writer: str, query: str) -> bool:
+    """Return False if a job's batch is stored already. Raises NotWritten, PlanError."""
+    batch = options.batch
+    _check_location(staging, options.topic, writer, query)
+    if options.is_numbered and staging.is_done(batch):
+        log.info("batch_skipped topic=%s writer=%s batch=%d", options.topic, writer, batch)
+        return False
+    last = staging.last_done()
+    if batch <= last:
+        raise NotWritten(_written(writer, batch, last, query))
+    planned = staging.planned()
+    started = [each for each in planned if each > last]
+    if started and batch not in planned:
+        raise NotWritten(
+            f"batch {started[0]} of writer {writer} is begun and not done: repeat it"
+            f" before batch {batch}"
+        )
+    return True
 
 
 def _check_location(staging: Staging, topic: str, writer: str, query: str) -> None:
@@ -170,7 +179,7 @@ def _written(writer: str, batch: int, last: int, query: str) -> str:
     )
 
 
-def _stage(staging: Staging, batches: Iterator[pa.RecordBatch]) -> Staged:
+def stage(staging: Staging, batches: Iterator[pa.RecordBatch]) -> Staged:
     """Stage a task's rows. Raises RowError, OSError."""
     task, count = TaskContext.get(), 0
     query = (task and task.getLocalProperty(QUERY_ID)) or ""
@@ -202,11 +211,20 @@ def _commit(
     files = [message for message in messages if isinstance(message, Staged)]
     if len(files) < len(messages):
         raise NotWritten(f"batch {batch}: a task did not say what it staged")
-    asyncio.run(_Commit(staging, options, writer, batch).run(files, once=once))
+    asyncio.run(Commit(staging, options, writer, batch).run(files, once=once))
 
 
-class _Commit:
-    def __init__(self, staging: Staging, options: WriteOptions, writer: str, batch: int) -> None:
+class Commit:
+    """Writes a batch of staged rows."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        options: WriteOptions,
+        writer: str,
+        batch: int,
+        opening: Opening | None = None,
+    ) -> None:
         self._staging = staging
         self._batch = batch
         connection = options.connection
@@ -217,18 +235,32 @@ class _Commit:
             exactly_once=options.exactly_once,
             patience_ms=connection.timeout_ms,
             instance_config=InstanceConfig(credentials=connection.credentials, tls=connection.tls),
+            opening=opening,
         )
 
     async def run(self, files: Sequence[Staged], *, once: bool) -> None:
         """Write the batch, with `once` the only one. Raises NotWritten, PlanError, ClientError."""
         async with self._writer:
-            plan = self._plan(files)
-            await self._writer.open_at(plan.message_queues)
-            self._staging.clean(self._batch, set(plan.files))
-            await self._send(plan)
+            await self._send(await self._ready(files))
             self._staging.done(self._batch)
             if once:
                 await self._writer.delete()
+
+    async def ready(self, files: Sequence[Staged]) -> tuple[Plan, Opening]:
+        """Return the batch's plan, and the writer for `send_part` in further processes."""
+        async with self._writer:
+            return await self._ready(files), self._writer.opening
+
+    async def send_part(self, plan: Plan, queues: Collection[int]) -> None:
+        """Send the requests of some of the plan's queues, by index, with the writer's opening."""
+        async with self._writer:
+            await self._send(plan, queues)
+
+    async def _ready(self, files: Sequence[Staged]) -> Plan:
+        plan = self._plan(files)
+        await self._writer.open_at(plan.message_queues)
+        self._staging.clean(self._batch, set(plan.files))
+        return plan
 
     def _plan(self, files: Sequence[Staged]) -> Plan:
         writer, batch = self._writer, self._batch
@@ -256,9 +288,9 @@ class _Commit:
         self._staging.save_plan(batch, writer.epoch, plan.to_json())
         return plan
 
-    async def _send(self, plan: Plan) -> None:
+    async def _send(self, plan: Plan, only: Collection[int] | None = None) -> None:
         """Send the requests that the brokers do not have, one at a time for each queue."""
-        requests = Requests(plan, self._writer.unique_key_start)
+        requests = Requests(plan, self._writer.unique_key_start, only)
         send_queues = {queue: asyncio.Queue[_Made](WAITING_MAX) for queue in plan.message_queues}
         try:
             async with asyncio.TaskGroup() as tasks:

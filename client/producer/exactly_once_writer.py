@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -53,6 +53,15 @@ class WritePosition(NamedTuple):
 NOWHERE = WritePosition(-1, -1)  # before the first request
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """An open writer, for further processes that write to queues of their own: its epoch by broker
+    group, and the last stored requests."""
+
+    epochs: Mapping[str, int]
+    last: Mapping[MessageQueue, WritePosition]
+
+
 class ExactlyOnceWriter:
     """A writer, for a single event loop. After `start` it writes to `queues`. With `exactly_once`
     False, for brokers without writers (Apache's and classic brokers), a repeated request is stored
@@ -67,16 +76,19 @@ class ExactlyOnceWriter:
         exactly_once: bool = True,
         patience_ms: int = PATIENCE_MS,
         instance_config: InstanceConfig | None = None,
+        opening: Opening | None = None,
     ) -> None:
-        """A request is repeated for `patience_ms` before an error is raised."""
+        """A request is repeated for `patience_ms` before an error is raised. With `opening` the
+        writer is already open, and `start` connects only."""
         self.name = name
         self.topic = topic
         self.queues: tuple[MessageQueue, ...] = ()
         self.exactly_once = exactly_once
         self._instance = ClientInstance(namesrv, instance_config)
         self._policy = replace(CONTROL, time_ms_max=patience_ms)
-        self._epochs: dict[str, int] = {}  # by broker group where it is open
-        self._last: dict[MessageQueue, WritePosition] = {}
+        self._is_open = opening is not None
+        self._epochs = dict(opening.epochs if opening else {})  # by broker group where it is open
+        self._last = dict(opening.last if opening else {})
         self._key_start = hashlib.blake2b(f"{topic}/{name}".encode(), digest_size=6).hexdigest()
 
     __aenter__, __aexit__ = entered, left
@@ -91,7 +103,8 @@ class ExactlyOnceWriter:
             self.queues = route.write_queues(self.topic)
             if not self.queues:
                 raise NoRoute(self.topic, "no queue of it may be written to")
-            await self.open_at(self.queues)
+            if not self._is_open:
+                await self.open_at(self.queues)
         except BaseException:
             await self._instance.stop()
             raise
@@ -101,6 +114,10 @@ class ExactlyOnceWriter:
         requested = {queue.broker_name for queue in queues} - self._epochs.keys()
         if self.exactly_once and requested:
             await self._open(sorted(requested))
+
+    @property
+    def opening(self) -> Opening:
+        return Opening(dict(self._epochs), dict(self._last))
 
     async def delete(self) -> None:
         """Delete the writer and its watermarks in the broker groups where it was opened, because

@@ -38,7 +38,7 @@ def test_every_block_of_spark_page_gives_the_documented_result(
         code = code.replace("127.0.0.1:9876", namesrv)
         exec(code.replace("/data/", f"{tmp_path}/"), scope)
         printed.append(capsys.readouterr().out)
-    assert len(BLOCKS) == 7 and scope["spark"] is spark
+    assert len(BLOCKS) == 8 and scope["spark"] is spark
     assert re.search(r"\|\s*A\|\s+3\|", printed[0])
     for query in (scope["query"], scope["copy"]):
         try:

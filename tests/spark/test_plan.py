@@ -5,7 +5,7 @@ import pytest
 
 from raftmq.client.message import MessageQueue
 from raftmq.client.producer.exactly_once_writer import WritePosition
-from raftmq.spark.plan import REQUEST_BYTES, REQUEST_MESSAGES, STAGED, Requests, new_plan
+from raftmq.spark.plan import REQUEST_BYTES, REQUEST_MESSAGES, STAGED, Request, Requests, new_plan
 
 QUEUES = [MessageQueue("T", "broker-a", number) for number in range(3)]
 
@@ -25,6 +25,17 @@ def requests_of(batch: pa.RecordBatch, queues: list[MessageQueue] = QUEUES) -> l
         [queue.queue_id, position, len(body), body.count(b"UNIQ_KEY")]
         for queue, position, body in made
     ]
+
+
+def test_parts_of_the_queues_have_the_requests_of_all() -> None:
+    batch = rows(*(b"%d" % n for n in range(5000)), hashes=[n % 7 or None for n in range(5000)])
+    plan = new_plan("T", "w", 7, QUEUES, ["f"], len(batch), "")
+
+    def made(*only: int) -> list[Request]:
+        requests = Requests(plan, lambda queue, batch: "A" * 24, only or None)
+        return sorted([*requests.add(batch), *requests.rest()])
+
+    assert sorted([*made(0, 2), *made(1)]) == made()
 
 
 @pytest.mark.parametrize("hash", [0, 1, 5, -1, -5, -(1 << 31), (1 << 31) - 1])

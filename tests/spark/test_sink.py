@@ -27,7 +27,7 @@ from raftmq.client.producer.exactly_once_writer import NOWHERE, ExactlyOnceWrite
 from raftmq.spark import sink
 from raftmq.spark.options import write_options
 from raftmq.spark.plan import PlanError
-from raftmq.spark.sink import BatchWriter, NotWritten, StreamWriter, _stage
+from raftmq.spark.sink import BatchWriter, NotWritten, StreamWriter, stage
 from raftmq.spark.staging import Staging
 from tests.spark.test_source import bodies, fill
 
@@ -460,5 +460,5 @@ async def kill_leader(cluster: Cluster) -> None:
 
 
 def test_sink_stages_no_file_for_a_task_without_rows(tmp_path: Path) -> None:
-    result = _stage(Staging(str(tmp_path)), iter([]))
+    result = stage(Staging(str(tmp_path)), iter([]))
     assert result.rows == 0 and Staging(str(tmp_path)).missing([result.file]) == []

@@ -78,6 +78,7 @@ while True:
 """
 
 
+@pytest.mark.long  # 13 CPU seconds
 def test_two_sinks_have_each_row_once_wherever_the_driver_is_killed(
     cluster: Cluster, namesrv: str, topic: str, stored: Rows, tmp_path: Path
 ) -> None:

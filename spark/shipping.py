@@ -19,7 +19,7 @@ from .source import RaftMqSource
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOMS = ("client", "remoting", "spark", "store")  # imported by tasks
+ROOMS = ("client", "ops", "remoting", "spark", "store")  # imported by tasks
 
 
 def register(spark: SparkSession) -> SparkSession:

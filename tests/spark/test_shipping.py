@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from raftmq.audit.find_java import find_java_home
+from raftmq.spark.shipping import write_archive
 from tests.smallspark import PROGRAM
 
 ROOT = Path(__file__).parents[2]
@@ -40,3 +41,14 @@ def test_a_script_runs_by_the_path_of_its_environments_python(tmp_path: Path) ->
         timeout=300,
     )
     assert "127.0.0.1:1" in run.stderr and "DATA_SOURCE_NOT_FOUND" not in run.stderr
+
+
+def test_archive_imports_without_the_installed_package(tmp_path: Path) -> None:
+    archive = tmp_path / "raftmq.zip"
+    write_archive(archive)
+    program = f"import sys; sys.path.insert(0, {str(archive)!r}); import raftmq.spark.parallel_sink"
+    program += f", raftmq.spark.source; assert raftmq.__path__ == [{str(archive / 'raftmq')!r}]"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr

@@ -178,9 +178,7 @@ async def test_creations_spread_and_a_deleted_topic_does_not_return(tmp_path):
             assert returned.get("orders").write_queue_count == 4
 
 
-async def test_topic_and_group_deleted_during_a_join_do_not_stay_in_the_new_group(
-    tmp_path, monkeypatch
-):
+async def test_definitions_deleted_during_a_join_are_absent_in_the_new_group(tmp_path, monkeypatch):
     async with name_server() as server, group(tmp_path, "a", server) as old:
         for name in ("orders", "again", "kept"):
             await make_topic(old, name)

@@ -251,7 +251,7 @@ async def test_full_disk_during_the_identity_record_does_not_end_a_start(tmp_pat
     assert read_identity(SteadyDisk(str(tmp_path))) is not None
 
 
-async def test_a_store_of_apaches_3_2_is_served_and_kept_as_its_broker_reads_it(tmp_path):
+async def test_store_of_apaches_3_2_is_served_and_stays_readable_for_its_broker(tmp_path):
     """A long test of tests.interop gives such a store back to Apache's broker."""
     with tarfile.open(FIXTURES / "apache-3.2.6-master.tar.xz") as archive:
         unpack(archive, tmp_path)

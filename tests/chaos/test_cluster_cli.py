@@ -163,7 +163,7 @@ def test_wrong_use_is_explained(run, words: tuple[str, ...], status: int, output
     assert output in result.output
 
 
-def test_the_options_of_a_drain_are_those_of_mqadmin(run, monkeypatch) -> None:
+def test_drain_options_equal_those_of_mqadmin(run, monkeypatch) -> None:
     seen: list[Mapping[str, str]] = []
 
     async def drain(_: Cluster, name: str, options: Mapping[str, str], *, cancel: bool) -> object:

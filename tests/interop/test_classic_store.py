@@ -479,7 +479,9 @@ def test_classic_store_of_apaches_is_served_by_ours(tmp_path: Path, jvm: Jvm, lo
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_way_back_to_each_version(tmp_path: Path, jvm: Jvm, loop: Loop, version: str) -> None:
+def test_classic_store_returns_to_each_apache_version(
+    tmp_path: Path, jvm: Jvm, loop: Loop, version: str
+) -> None:
     """Apache's broker, ours, and Apache's again on the same directory: all messages, the lookups,
     the topics and the progress of a group."""
     root = tmp_path / f"way-{version}"

@@ -331,7 +331,7 @@ def test_removed_group_cannot_register_again() -> None:
     assert why_refused(table, again).startswith("[REMOVED]")
 
 
-def test_the_brokers_of_a_removed_group_leave_its_routes() -> None:
+def test_brokers_of_a_removed_group_leave_the_routes() -> None:
     """A name server that was away lists them until a leader reports the removal."""
     table = RouteTable()
     for number, address in enumerate((Q0, Q1)):

@@ -518,7 +518,7 @@ async def test_mqnamesrv_starts_serves_and_stops() -> None:
     await caller.remoting.close()
 
 
-async def test_the_configuration_is_printed_as_by_apache_s_script() -> None:
+async def test_configuration_is_printed_as_by_apaches_script() -> None:
     process = await start_command("-p", "--set", "listenPort=9")
     output, _ = await process.communicate()
     assert process.returncode == 0

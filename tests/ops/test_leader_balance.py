@@ -77,7 +77,7 @@ def test_groups_without_a_leader_or_with_a_problem_are_omitted() -> None:
     assert counts(groups, after) == [(A, 2, 2, 1), (B, 2, 0, 1), (C, 1, 0, 0)]
 
 
-def test_a_group_is_left_for_its_first_voter_with_a_problem() -> None:
+def test_balance_skips_a_group_for_its_first_voter_with_a_problem() -> None:
     def left(*voters: tuple[bool, bool, int | None]) -> str:
         listed = [Voter(f"n{number}", A, *voter) for number, voter in enumerate(voters)]
         return Group.of("g", "n0", listed, "").problem

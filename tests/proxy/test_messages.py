@@ -152,7 +152,7 @@ async def test_message_of_a_message_group_waits_for_its_own_broker_group():
             await proxy.stop()
 
 
-async def test_a_repeated_attempt_in_order_gets_its_messages_and_new_ones(world, caller):
+async def test_repeated_fifo_attempt_gets_its_messages_and_new_ones(world, caller):
     await world.topic("F", queues=1, kind="FIFO")
     await world.consumer_group("cg", consumeMessageOrderly=True)
     await caller.send("F", b"1", message_group="g")

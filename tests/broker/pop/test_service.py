@@ -566,9 +566,7 @@ async def test_in_order_a_queue_opens_as_soon_as_its_last_message_is_visible(one
     assert [(one.body, one.times) for one in result] == [(b"1", 1), (b"2", 1), (b"3", 0)]
 
 
-async def test_in_order_nothing_is_redelivered_while_its_acknowledgement_is_under_way(
-    one, monkeypatch
-):
+async def test_orderly_pop_redelivers_nothing_while_its_ack_is_in_flight(one, monkeypatch):
     group, broker, popper = one
     await filled(group, broker, 4, 1)
     messages = await popper.pop(broker, count=2, order=True, invisible_ms=0)

@@ -90,7 +90,7 @@ def test_each_message_is_in_flight_acknowledged_or_after_the_pop_cursor(seed):
         assert not flying & (done | revived)
 
 
-def test_an_orderly_take_replaces_the_batch_and_counts_its_deliveries():
+def test_orderly_pop_replaces_the_batch_and_counts_its_deliveries():
     table, batches = PopTable(), []
     takes = [(0, 3, "a"), (1, 4, "a"), (1, 3, "b"), (1, 2, "")]  # from, next, attempt
     apply(table, take(0, 0, 1, offsets=[]))

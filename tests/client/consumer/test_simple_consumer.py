@@ -103,7 +103,7 @@ async def test_silent_broker_group_does_not_block_messages_of_another(
         assert caught.value.outcome_unknown
 
 
-async def test_a_late_answer_is_returned_while_a_different_group_is_waited_for(
+async def test_late_pop_is_returned_while_another_group_is_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(simple, "SLICE_MS", 50)

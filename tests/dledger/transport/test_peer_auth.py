@@ -85,7 +85,9 @@ async def test_replicas_with_the_same_secret_connect(net: Net) -> None:
 
 
 @pytest.mark.parametrize("theirs", [OTHER, None], ids=["another", "none"])
-async def test_a_replica_without_the_secret_gets_no_link(net: Net, theirs: Secret | None) -> None:
+async def test_replica_without_the_peer_secret_gets_no_connection(
+    net: Net, theirs: Secret | None
+) -> None:
     await net.start("n0", config=config("n0"))
     await net.start("n1", config=config("n1", theirs))
     links, gate = net.links, gate_of(net, "n0")

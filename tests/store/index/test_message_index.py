@@ -278,7 +278,7 @@ def test_index_continues_after_a_stop_at_any_point(
     assert contents(tmp_path) == made_anew(disk, tmp_path, mode)
 
 
-def test_an_index_without_unique_keys_goes_on_behind_its_last_message(
+def test_index_without_unique_keys_continues_after_its_last_message(
     disk: OsDisk, tmp_path: Path
 ) -> None:
     """A broker of 3.x indexes a message by its KEYS alone."""

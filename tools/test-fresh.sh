@@ -8,6 +8,7 @@ releases=("$@")
 [ ${#releases[@]} -gt 0 ] || releases=(bookworm trixie)
 # In namespaces of its own: at the end, or at a failure, no mount and no process is left.
 [ "${FRESH_NAMESPACE:-}" ] || exec env FRESH_NAMESPACE=1 unshare --mount --propagation private --pid --fork --kill-child -- "$0" "${releases[@]}"
+trap 'exit 130' INT TERM # or the first process of a namespace ignores them
 dir=${FRESH_DIR:-$PWD/build/fresh}
 keep=$(env | grep -E '^(PIP_|SSL_CERT|REQUESTS_CA|http_proxy|https_proxy|no_proxy)' || true)
 

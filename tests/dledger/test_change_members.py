@@ -11,6 +11,7 @@ import pytest
 
 from raftmq.dledger.raft.configuration import Change, ChangeKind
 from raftmq.dledger.raft.errors import ChangeRefused, NotLeader, OutcomeUnknown
+from raftmq.dledger.storage.configuration_file import ConfigurationFile
 from raftmq.dledger.storage.log_flusher import FlushMode
 from raftmq.dledger.transport.transport import PeerAddress
 from tests.dledger.members import Group, Node
@@ -230,6 +231,8 @@ async def test_blank_replacement_of_an_added_member_starts_at_a_new_address(
         leader.app.send(b"a")
         await group.until(lambda: leader.app.fates == {b"a": "stored"})
         await group.all_applied()
+        # Replicas that lost their promises campaign by the saved configuration only.
+        await group.until(lambda: all(saved_index(node) for node in group.nodes))
         for node in group.nodes:
             await node.kill()
             node.disk.power_cuts += 1
@@ -246,6 +249,14 @@ async def test_blank_replacement_of_an_added_member_starts_at_a_new_address(
         await change(group, ChangeKind.MOVE, "n2", address(blank))
         await group.all_applied()
         assert all({b"a", b"b"} <= set(node.app.payloads) for node in group.nodes)
+
+
+def saved_index(node: Node) -> int:
+    """Return the index of the configuration that a running node has saved; 0 if none."""
+    file = ConfigurationFile(node.disk, node.group.config.directory)
+    saved = file.load()
+    file.close()
+    return saved[0] if saved else 0
 
 
 async def test_moved_member_is_dialled_only_at_its_new_address(

@@ -283,7 +283,7 @@ def test_every_client_exception_is_documented_with_its_code() -> None:
 def test_every_log_event_from_warning_on_is_documented() -> None:
     """An event may stand in two tables: the client logs some that servers log, too."""
     result = named(HEADING_OF_LOGS)
-    assert set(result) == events(*SERVERS, "client")
+    assert set(result) == events(*SERVERS, "client", "spark")
     client = named("### The Python client's")
     assert set(client) == events("client")
     servers = result[: len(result) - len(client)]

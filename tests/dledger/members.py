@@ -233,7 +233,7 @@ class Node:
 
     @property
     def leads(self) -> bool:
-        return self.member.core.role is Role.LEADER
+        return self.member.has_core and self.member.core.role is Role.LEADER
 
     async def lose_disk(self) -> None:
         """Killed, and what it had stored is gone."""

@@ -127,7 +127,11 @@ def free_port() -> str:
 
 def test_moving_page_takes_over_apaches_store_as_documented(tmp_path: Path) -> None:
     lines = rehearsal(TAKEN)
-    where = {"/tmp/taken": str(tmp_path), ":9876": ":{ns}", "-p 9876": "-p {ns}"}
+    where = {
+        "/tmp/taken": str(tmp_path),
+        ":9876": ":{ns}",
+        "mqnamesrv &": "mqnamesrv --listen-port {ns} &",
+    }
     port = free_port()
     positions = {text: here.replace("{ns}", port) for text, here in where.items()}
     with shell(tmp_path, positions | {"listenPort=10911": f"listenPort={free_port()}"}) as typed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ async def test_group_joins_and_leaves_despite_failing_commands(
         if failures:
             raise ClusterError(failures.pop())
 
-    async def drain(cluster: Cluster, group: str, *, move: bool) -> dict[str, Any]:
-        assert move
+    async def drain(cluster: Cluster, group: str, options: Mapping[str, str]) -> dict[str, Any]:
+        assert options == {"moveTimers": "true", "moveDeadLetters": "true"}
         attempt()
         return {}
 

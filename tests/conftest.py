@@ -6,6 +6,7 @@ tests.steadydisk.)
 """
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ os.environ.setdefault("RAFTMQ_DISK_SPACE_WARNING_FREE_BYTES", "1")
 # Tests of Spark share a process, because a JVM for a single file has done half of its work when it
 # is warm.
 SPARK = ("tests/spark/", "tests/audit/test_engines", "tests/audit/read/test_spark_sources")
+PYSPARK_LOGGERS = {"DataFrameQueryContextLogger", "SQLQueryContextLogger"}
 # A room whose files take minutes each, of which one would be waited for alone at the end.
 BEGUN_FIRST = "simulator"
 
@@ -35,6 +37,17 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with it; all else stays in its order."""
     items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(BEGUN_FIRST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Let PySpark's loggers propagate again. While they do not, pytest adds its handler to them,
+    and they give it a JSON formatter, which the logs of all later tests would have."""
+    try:
+        return (yield)
+    finally:
+        for name in PYSPARK_LOGGERS & logging.root.manager.loggerDict.keys():
+            logging.getLogger(name).propagate = True
 
 
 class Scheduling(LoadFileScheduling):

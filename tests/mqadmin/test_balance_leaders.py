@@ -80,6 +80,9 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowded]:
     cluster = Crowded(tmp_path_factory.mktemp("crowded"))
     cluster.start()
     wait_until(lambda: cluster.run("clusterList").stdout.count("group-") == 6)
+    wait_until(
+        lambda: all(row["leader"] for row in cluster.ask("balanceLeaders", "--plan")[1]["groups"])
+    )
     yield cluster
     cluster.stop()
 

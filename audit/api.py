@@ -81,12 +81,12 @@ def audit_stores(
         subject = subject_of(directories, mode, group)
         nodes = {**subject.nodes, **{name: name for name in known}}
         subject = replace(subject, nodes=nodes)
-        size_bytes = size_bytes_of(opened_stores(directories))
-        engine = engines.of(size_bytes, acknowledged, options.staging)
+        opened = opened_stores(directories)
+        engine = engines.of(size_bytes_of(opened), acknowledged, options.staging)
         if acknowledged is not None and subject.group is not None:
             rows = read_acknowledged(engine, acknowledged)
             refuse_unjudged(rows, acknowledged, {subject.group}, every=False)
-        return run(engine, directories, subject, options, table_directory)
+        return run(engine, opened, subject, options, table_directory)
 
 
 def topic_frame(

@@ -121,12 +121,10 @@ def _report_of(
             return report
         if options.retention_hours is None:
             options = replace(options, retention_hours=copied.retention_hours)
-        size_bytes = size_bytes_of(opened_stores(copied.stores))
-        engine = engines.of(size_bytes, options.acknowledged, options.staging)
+        stores = opened_stores(copied.stores)
+        engine = engines.of(size_bytes_of(stores), options.acknowledged, options.staging)
         with directory_for_tables(options.staging, root) as table_directory:
-            report = run(
-                engine, copied.stores, copied.subject, options, table_directory, copied.ends
-            )
+            report = run(engine, stores, copied.subject, options, table_directory, copied.ends)
         return replace(report, not_judged=(*copied.unseen, *report.not_judged))
 
 

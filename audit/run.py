@@ -47,7 +47,7 @@ from .read.cluster_info import RAFT, Subject
 from .read.history import WEAK, HistoryUnfit, refuse_interrupted
 from .read.incremental import Kept, Range
 from .read.removed import HOURS
-from .read.store_files import Store, opened_stores
+from .read.store_files import Store
 from .read.tables import Tables, size_bytes_of, stage
 from .report.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
 
@@ -87,19 +87,18 @@ class AuditOptions:
 
 def run(
     engine: Engine,
-    directories: Mapping[str, str],
+    stores: Mapping[str, Store],
     subject: Subject,
     options: AuditOptions,
     table_directory: str,
     queue_ends_seen: Mapping[tuple[str, int], int] | None = None,
 ) -> AuditReport:
-    """Audit the stores in `directories`, by name.
+    """Audit opened stores, by name.
 
-    `directory` is an empty directory for the staged tables, a path or URI. `queue_ends_seen` has
-    the queue ends that consumers of a running group see, by topic and number. The end of an audit
-    without faults is saved in `options.results`. Raises StoreError, HistoryUnfit, OSError.
+    `table_directory` is an empty directory for the staged tables, a path or URI. `queue_ends_seen`
+    has the queue ends that consumers of a running group see, by topic and number. The end of an
+    audit without faults is saved in `options.results`. Raises StoreError, HistoryUnfit, OSError.
     """
-    stores = opened_stores(directories)
     history, topic, acknowledged = options.history, options.topic, options.acknowledged
     kept, progress = options.kept(subject.group or ""), options.progress
     with engine.sized_for(size_bytes_of(stores)):

@@ -1,9 +1,9 @@
 """Made-up brokers and clients for bench.scale, on loopback.
 
 A made-up broker registers as a real broker does (broker.registration), with the topics of a real
-leader. It answers as that leader: requests for tables with the leader's recorded answers, since
-they are large and all brokers give the same, and all other requests by forwarding them. A made-up
-client behaves to name servers as ours does, which watches its topics' routes.
+leader. Tables are large and equal in all brokers, so it returns the leader's recorded responses to
+requests for them. It forwards all other requests to the leader. A made-up client watches the routes
+of its topics at the name servers, as our client does.
 """
 
 from __future__ import annotations

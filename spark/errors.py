@@ -1,8 +1,7 @@
 """The errors of format `raftmq`, and how Spark prints them.
 
-Spark prints an error of a Python source behind its traceback. The text of these errors says what
-to do, so they hide it, and Spark's line has the text itself. Errors of ours that we did not expect
-keep their traceback.
+Spark prints an error of a Python source behind its traceback. These errors name the remedy, so they
+hide the traceback, and Spark's line has their text. Unexpected errors keep their traceback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an audit asks of an engine: tables that are queried, and work on parts of the stores."""
+"""The interface of an audit's engines, with queries of tables and work on parts of the stores."""
 
 from __future__ import annotations
 

@@ -221,8 +221,8 @@ class DefinitionSharing:
             await self._context.log.propose(joined(read.versions))
 
     async def _delete_deleted(self, read: Merged) -> None:
-        """Delete what other groups deleted while this group adopted it. It has no messages yet,
-        because clients do not know this group."""
+        """Delete the definitions that other groups deleted during their adoption. They have no
+        messages yet, because clients do not use this group."""
         later, state = Merged(), self._state
         await self._read(await self._others.leaders() or {}, read.versions, later.add)
         for table, deleted, command in (

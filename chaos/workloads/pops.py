@@ -65,9 +65,9 @@ def pop_workload(config: PostedConfig = POP) -> PostedWorkload:
 
 
 def earlier_ns_of(invisible_ms: int) -> int:
-    """Return how long before a call its messages may have been popped, with several groups: a call
-    may get the messages of a pop that an earlier call began, whose client only knows that they were
-    popped within its wait."""
+    """Return the longest time between a pop and the call that returns its messages. With several
+    groups a call may return the messages of an earlier call's pop. Its client has only the limits
+    of the wait in which they were popped."""
     return round(((1 - LEFT_SHARE) * invisible_ms + SLICE_MS) * 1_000_000)
 
 

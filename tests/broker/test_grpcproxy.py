@@ -101,7 +101,7 @@ async def test_grpc_proxy_serves_restarts_and_ends_with_its_broker(tmp_path):
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter: it ended since the opening
         return False
 
 

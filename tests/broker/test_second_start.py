@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -159,7 +160,7 @@ def on_free_ports(script, held):
     assert len(ports) == 6
     for port, own in zip(ports, held.choose(6, random.Random()), strict=True):
         script = script.replace(port, str(own))
-    return script.replace("mqbroker ", f"exec_broker {sys.executable} ")
+    return script.replace("mqbroker ", f"exec_broker {shlex.quote(sys.executable)} ")
 
 
 async def ready(address):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -90,7 +91,8 @@ def test_shell_completes_commands_and_flags(
     install_for(shell, home)
     command = tmp_path / "bin" / "mqadmin"
     command.parent.mkdir()
-    command.write_text(f"#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m raftmq.mqadmin\n")
+    root, python = shlex.quote(str(ROOT)), shlex.quote(sys.executable)
+    command.write_text(f"#!/bin/sh\ncd {root} && exec {python} -m raftmq.mqadmin\n")
     command.chmod(0o755)
     environment = {**os.environ, **home, "PATH": f"{command.parent}:{os.environ['PATH']}"}
     said = subprocess.run(

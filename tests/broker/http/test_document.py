@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 from tests.broker.http.process import TOKENS, running, tokens_file
+from tests.curl import CURL
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "http-api.md"
 
@@ -15,7 +16,7 @@ def test_http_api_page_examples_work(tmp_path):
     with running(tmp_path, f"httpTokensFile={tokens_file(tmp_path / 'tokens')}") as address:
         lines = "\n".join(f"echo '== {n}'\n{block}" for n, block in enumerate(blocks))
         assert "http://127.0.0.1:10915" in lines
-        script = lines.replace("127.0.0.1:10915", address)
+        script = CURL + lines.replace("127.0.0.1:10915", address)
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
             env={"TOKEN": TOKENS["admin"], "PATH": "/usr/bin:/bin", "no_proxy": "*"},

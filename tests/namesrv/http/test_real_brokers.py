@@ -20,6 +20,7 @@ from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from tests.broker.cluster import Group
 from tests.broker.http.process import TOKENS, tokens_file
+from tests.curl import CURL
 from tests.waiting import until
 
 SEED = 20_261_121
@@ -219,7 +220,7 @@ async def test_cluster_api_page_examples_work(api: tuple[Api, Group]) -> None:
     text = await asyncio.to_thread(DOCUMENT.read_text)
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 3
-    script = "\n".join(blocks).replace("http://127.0.0.1:9880", call.url)
+    script = CURL + "\n".join(blocks).replace("http://127.0.0.1:9880", call.url)
     process = await asyncio.create_subprocess_exec(
         "bash", "-euo", "pipefail", "-c", script, env={"PATH": "/usr/bin:/bin", "no_proxy": "*"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

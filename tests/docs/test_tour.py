@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from raftmq.chaos.cluster.cluster import Cluster
+from tests import curl
 from tests.docs.pages import ROOT
 from tests.docs.tour import START, Step, steps, type_in
 
@@ -38,18 +40,16 @@ PRINTS = {  # what a command prints, where that is worth a look
 def terminal(tmp_path: Path) -> Iterator[dict[str, str]]:
     """An environment in which our commands are those of this checkout; the cluster's end."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    programs = {"python": "", "curl": f"-I {shlex.quote(curl.__file__)}"}
     for name, target in scripts.items():
         module, _, function = target.partition(":")
-        shim = tmp_path / "bin" / name
-        shim.parent.mkdir(exist_ok=True)
-        shim.write_text(
-            f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-            f"from {module} import {function}\n{function}()\n"
-        )
-        shim.chmod(0o755)
-    python = tmp_path / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+        code = f"import sys; sys.argv[0] = {name!r}; from {module} import {function}; {function}()"
+        programs[name] = f"-c {shlex.quote(code)}"
+    (tmp_path / "bin").mkdir()
+    for name, options in programs.items():
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {options} "$@"\n')
+        program.chmod(0o755)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
     yield environment

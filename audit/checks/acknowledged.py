@@ -14,6 +14,10 @@ Parquet (a file or a directory), or JSON lines:
 Messages that retention has removed are counted apart (audit.read.removed). Without a `queue_offset`
 a missing message may have been removed, so it is only judged if a log still reaches back to offset
 0. An incremental audit also counts messages of the earlier range as removed.
+
+A delayed message is acknowledged at its offset in the topic where it waits, and a half message at
+its offset in RMQ_SYS_TRANS_HALF_TOPIC, but under the queue that the producer chose. So their offset
+alone is compared. A delayed message that still waits is counted apart.
 """
 
 from collections.abc import Collection, Iterator
@@ -25,6 +29,7 @@ from ..engine.frames import CORRUPT, Engine, EngineFailed, Frame, Row
 from ..read.cluster_info import RAFT
 from ..read.history import CRC_BITS, HistoryUnfit, invalid_line
 from ..read.removed import with_gone
+from ..read.system_topics import HALF_TOPIC, TIMED_TOPICS
 from ..read.tables import Tables, records
 from .checks import Check
 
@@ -106,14 +111,25 @@ def refuse_unjudged(
 
 def compared(tables: Tables, acknowledged: Frame) -> Frame:
     """Return a row per message that this group acknowledged, as SCHEMA with `id_text` for
-    msg_id, and copies (null if none), places, crcs, first_position, gone (retention may have
-    removed it)."""
+    msg_id, and copies (null if none), positions, crcs, first_position, waited_at (queue offsets in
+    the topics where it waited), waits (it is delayed still), gone (retention may have removed
+    it)."""
     log = tables.log.where("visible")
     stored = log.groupBy("topic", "id_text").agg(
         F.count("*").alias("copies"),
         F.collect_set(F.struct("queue_id", "queue_offset")).alias("positions"),
         F.collect_set("content_crc").alias("crcs"),
         F.min("position").alias("first_position"),
+    )
+    # A retry, which also waits, has the id of its message.
+    internal = F.col("topic").isin(HALF_TOPIC, *TIMED_TOPICS)
+    waited = (
+        log.where(internal & (F.col("reconsume_times") == 0))
+        .groupBy("id_text")
+        .agg(
+            F.collect_set("queue_offset").alias("waited_at"),
+            F.count_if(F.col("topic") != HALF_TOPIC).alias("delays"),
+        )
     )
     # Messages behind the end of the audit before are in the range that this audit has read.
     first = 0 if tables.since is not None and tables.since.start == 0 else None
@@ -123,29 +139,32 @@ def compared(tables: Tables, acknowledged: Frame) -> Frame:
     if tables.group is not None:
         ours = ours.where(F.coalesce("broker", F.lit(tables.group)) == tables.group)
     rows = with_gone(
-        ours.join(stored, ["topic", "id_text"], "left"),
+        ours.join(stored, ["topic", "id_text"], "left").join(waited, ["id_text"], "left"),
         *(records(tables.shared_items), tables.limits, tables.retention),
         *("queue_id", "queue_offset", "time_ms"),
     )
     rows = rows.join(tables.queues_ended.broadcast(), ["topic", "queue_id"], "left")
-    return tables.staged(rows.withColumn("gone", F.col("gone") & before), "acknowledged")
+    waits = F.col("copies").isNull() & (F.coalesce("delays", F.lit(0)) > 0)
+    columns = {"waits": waits, "gone": F.col("gone") & before & ~waits}
+    return tables.staged(rows.withColumns(columns), "acknowledged")
 
 
 def acknowledged_checks(tables: Tables, rows: Frame) -> Iterator[Check]:
     """Yield the checks on the rows of `compared`."""
     enough = "a majority" if tables.limits.mode == RAFT else "any store"
     stored = F.col("copies").isNotNull()
+    waited = F.coalesce(F.array_contains("waited_at", F.col("queue_offset")), F.lit(False))
     position = F.struct("queue_id", "queue_offset")
     known = F.col("queue_id").isNotNull() & F.col("queue_offset").isNotNull()
     shown = ("id_text", "topic", "queue_id", "queue_offset", "first_position")
     order = ("topic", "queue_id", "queue_offset", "id_text")
     for name, title, fault, wrong in (
-        ("missing", f"acknowledged, but not stored by {enough}", True, ~stored & ~F.col("gone")),
+        ("missing", f"acknowledged, but not stored by {enough}", True, _missing()),
         (
             "misplaced",
             "acknowledged at a queue offset where it does not stand",
             True,
-            stored & known & ~F.array_contains("positions", position),
+            stored & known & ~waited & ~F.array_contains("positions", position),
         ),
         (
             "altered",
@@ -159,6 +178,7 @@ def acknowledged_checks(tables: Tables, rows: Frame) -> Iterator[Check]:
             False,
             F.col("copies") > 1,
         ),
+        ("waiting", "acknowledged delayed messages that still wait", False, F.col("waits")),
         (
             "removed",
             "acknowledged, and perhaps removed by retention since: not judged",
@@ -172,5 +192,10 @@ def acknowledged_checks(tables: Tables, rows: Frame) -> Iterator[Check]:
 def lost(rows: Frame) -> Frame:
     """Return topic, id_text and body_crc of missing or altered messages."""
     altered = F.col("body_crc").isNotNull() & ~F.array_contains("crcs", F.col("body_crc"))
-    unlike = (F.col("copies").isNull() & ~F.col("gone")) | F.coalesce(altered, F.lit(False))
-    return rows.where(unlike).select("topic", "id_text", "body_crc")
+    return rows.where(_missing() | F.coalesce(altered, F.lit(False))).select(
+        "topic", "id_text", "body_crc"
+    )
+
+
+def _missing() -> F.Column:
+    return F.col("copies").isNull() & ~F.col("waits") & ~F.col("gone")

@@ -13,8 +13,10 @@ from click.testing import CliRunner
 from raftmq.audit.api import run_audit
 from raftmq.audit.cli import main
 from raftmq.audit.read.history import HistoryUnfit
+from raftmq.audit.read.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 from raftmq.audit.report.report import AuditReport
 from tests.audit.run import NAMES, TOPIC, Run, message_id
+from tests.audit.stores import Message
 
 COUNT = 60
 
@@ -80,6 +82,25 @@ def test_acknowledged_audit_finds_each_planted_fault(run: Run) -> None:
         "misplaced",
         "altered",
     }
+
+
+def test_acknowledged_delayed_and_half_messages_are_where_they_waited(run: Run) -> None:
+    waiting, came, committed = message_id(900), message_id(901), message_id(902)
+    run.messages += [
+        Message(waiting, b"later", SCHEDULE_TOPIC, queue=2),
+        Message(came, b"soon", SCHEDULE_TOPIC, queue=2),
+        Message(came, b"soon", TOPIC, queue=1),
+        Message(committed, b"perhaps", HALF_TOPIC),
+        Message(committed, b"perhaps", TOPIC, sys_flag=8),
+    ]
+    run.store().write()
+    rows = rows_of(run)
+    for id, offset in ((waiting, 0), (came, 1), (committed, 0)):
+        rows.append(rows[0] | {"msg_id": id, "queue_offset": offset, "body_crc": None})
+    report = audit(run, write(run, rows))
+    assert report.count("missing") == report.count("misplaced") == 0
+    assert ids(report, "waiting") == [waiting]
+    assert report.check("waiting").ok
 
 
 @pytest.mark.long

@@ -50,8 +50,11 @@ class BlockingProducer:
         *,
         config: SendConfig | None = None,
         instance_config: InstanceConfig | None = None,
+        audit_topic: str = "",
     ) -> None:
-        producer = Producer(group, namesrv, config=config, instance_config=instance_config)
+        producer = Producer(
+            group, namesrv, config=config, instance_config=instance_config, audit_topic=audit_topic
+        )
         self._hosted = Hosted(producer, f"producer {group}")
 
     __enter__, __exit__, start, stop = entered_blocking, left_blocking, started, stopped
@@ -99,12 +102,12 @@ class BlockingTransactionProducer(BlockingProducer):
         config: SendConfig | None = None,
         instance_config: InstanceConfig | None = None,
         threads: int = 8,
+        audit_topic: str = "",
     ) -> None:
         pool = ThreadPoolExecutor(threads, thread_name_prefix=f"transactions {group}")
         pooled = PooledListener(listener, pool)
-        producer = TransactionProducer(
-            group, namesrv, pooled, config=config, instance_config=instance_config
-        )
+        common: dict[str, Any] = dict(config=config, instance_config=instance_config)
+        producer = TransactionProducer(group, namesrv, pooled, audit_topic=audit_topic, **common)
         self._hosted: Hosted[TransactionProducer] = Hosted(
             producer, f"producer {group}", pool, once=True
         )

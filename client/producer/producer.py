@@ -47,6 +47,7 @@ from ..message import (
 )
 from ..retry import ROUTE_SEARCH
 from ..route import TopicRouteData
+from .audit_topic import AuditTopic
 from .pending_send import Pending, SendCallback, UnroutedSends
 from .request_reply import WaitingRequests, reply_message
 from .send_frame import (
@@ -111,7 +112,8 @@ def remember(
 
 
 class Producer:
-    """A producer, for a single event loop and not thread-safe (client.sync is)."""
+    """A producer, for a single event loop and not thread-safe (client.sync is). With `audit_topic`
+    it writes its acknowledgements there, for `mqaudit watch`."""
 
     def __init__(
         self,
@@ -120,6 +122,7 @@ class Producer:
         *,
         config: SendConfig | None = None,
         instance_config: InstanceConfig | None = None,
+        audit_topic: str = "",
     ) -> None:
         self.group = group
         self.config = config or SendConfig()
@@ -133,6 +136,7 @@ class Producer:
         self._requests = WaitingRequests(lambda: self._instance.client_id)
         self._announced: set[str] = set()  # broker groups with our heartbeat on the leader
         self._suffix = IDEMPOTENT_SUFFIX if self.config.idempotent else ""
+        self._audit = AuditTopic(audit_topic, self._send_unaudited) if audit_topic else None
 
     __aenter__, __aexit__ = entered, left
 
@@ -142,11 +146,15 @@ class Producer:
         self._keys = process_unique_keys(local_address())
         self._engine = SendEngine(self._instance, self.group, self.config, self._alternative)
         self._engine.start()
+        if self._audit is not None:
+            self._instance.spawn(self._audit.flush_regularly(), "audit topic")
 
     async def stop(self) -> None:
         """End undecided sends in their current state, unregister at the brokers, and close."""
         if self._engine is None:
             return
+        if self._audit is not None:
+            await self._audit.finish()
         self._running().stop()
         self._searched.clear()
         await self._instance.leave(self.group, None)
@@ -158,6 +166,11 @@ class Producer:
     def in_flight(self) -> int:
         """Return the number of undecided sends."""
         return self._engine.in_flight if self._engine else 0
+
+    @property
+    def unaudited(self) -> int:
+        """Return the number of acknowledgements that could not be written to the audit topic."""
+        return self._audit.lost if self._audit else 0
 
     async def send(
         self,
@@ -177,7 +190,10 @@ class Producer:
             publication = await self._publication_by(message.topic, deadline)
             queue = selector(publication.queues, message, arg)
         item = self._outgoing(message)
-        return await self._send_item(item, message.topic, queue, deadline)
+        result = await self._send_item(item, message.topic, queue, deadline)
+        if self._audit is not None:
+            self._audit.note(result, (message,))
+        return result
 
     async def send_batch(
         self,
@@ -193,7 +209,10 @@ class Producer:
             raise InvalidMessage("brokers take no idempotent batches")
         keys = [self._key_of(message) for message in messages]
         item = outgoing_batch(messages, keys, int(time.time() * 1000))
-        return await self._send_item(item, messages[0].topic, queue, deadline)
+        result = await self._send_item(item, messages[0].topic, queue, deadline)
+        if self._audit is not None:
+            self._audit.note(result, messages)
+        return result
 
     async def send_split(
         self,
@@ -225,6 +244,17 @@ class Producer:
         the loop, never from within this call unless the producer is being stopped. Returns the
         UNIQ_KEY. Raises TooManyInFlight (nothing was sent), InvalidMessage, ClientClosed. Retries
         as `send` does, without a task or future per message."""
+        if self._audit is not None:
+            callback = self._audit.noting(message, callback)
+        return self._send_unaudited(message, callback, timeout_ms, queue)
+
+    def _send_unaudited(
+        self,
+        message: Message,
+        callback: SendCallback,
+        timeout_ms: int,
+        queue: MessageQueue | None = None,
+    ) -> str:
         engine = self._engine
         if engine is None:
             raise ClientClosed

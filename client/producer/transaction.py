@@ -99,8 +99,11 @@ class TransactionProducer(Producer):
         *,
         config: SendConfig | None = None,
         instance_config: InstanceConfig | None = None,
+        audit_topic: str = "",
     ) -> None:
-        super().__init__(group, namesrv, config=config, instance_config=instance_config)
+        super().__init__(
+            group, namesrv, config=config, instance_config=instance_config, audit_topic=audit_topic
+        )
         self._listener = listener
         self._checks: set[asyncio.Task[None]] = set()
         self._stop: asyncio.Task[None] | None = None  # requested in a check

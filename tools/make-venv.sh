@@ -2,6 +2,10 @@
 # Make the virtual environment $VENV with $PYTHON from the pinned requirements file $1.
 set -euo pipefail
 requirements=$1
+if [ -L "$VENV" ]; then # to make it anew would empty the environment of another checkout
+    echo "$VENV is a link to $(readlink "$VENV"): run make in the checkout that it belongs to" >&2
+    exit 1
+fi
 if [ -z "${PYTHON:-}" ]; then
     echo "python 3.11 or newer is needed and was not found on the PATH" >&2
     exit 1

@@ -8,7 +8,6 @@ not change it.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,9 @@ import click
 from raftmq import __version__
 from raftmq.ops.interpreter import version_option
 
+from .connection import connection_to, environment_of
+from .watch.command import watch
+
 if TYPE_CHECKING:
     from .report.report import AuditReport
 
@@ -29,7 +31,7 @@ EXIT_UNUSABLE = 2
 EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @version_option("mqaudit", __version__)
 @click.option(
     "--run",
@@ -149,7 +151,9 @@ EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
     metavar="KEY=VALUE",
     help="A setting for Spark; repeatable.",
 )
+@click.pass_context
 def main(
+    click_context: click.Context,
     run_directory: Path | None,
     history: str | None,
     acknowledged: str | None,
@@ -187,10 +191,11 @@ def main(
     Exit status: 0 nothing wrong, 1 messages lost or promises broken, 2 it could not be audited, 3
     replicas damaged, 4 brokers down.
     """
+    if click_context.invoked_subcommand is not None:
+        return
     directories = _parse_stores(stores)
-    environment: Mapping[str, str] = os.environ
+    environment = environment_of(context)
     if context is not None:
-        environment = _with_context(context)
         namesrv = namesrv or environment.get("NAMESRV_ADDR")
     if run_directory is not None:
         history = history or str(run_directory / "history.jsonl")
@@ -257,6 +262,9 @@ def main(
     sys.exit(statuses[0])
 
 
+main.add_command(watch)
+
+
 @contextmanager
 def _kept_going(target: object, complaints: list[str]) -> Iterator[None]:
     """Collect write errors of `directory`, so that the report is still written elsewhere."""
@@ -287,10 +295,7 @@ def _audited(
     # Imported here so that --help and usage errors do not wait for Spark.
     try:
         from raftmq.client.errors import ClientError
-        from raftmq.remoting.acl.signature import credentials_of_environment
         from raftmq.remoting.errors import RemotingError
-        from raftmq.remoting.tls_file import client_tls_of
-        from raftmq.spark.options import connection_of
 
         from .api import audit_stores
         from .engine.choice import EngineOptions, Engines
@@ -320,13 +325,8 @@ def _audited(
                 if request.namesrv is None:
                     stores, mode = request.stores, request.mode
                     return [audit_stores(engines, stores, options, mode, request.group)], ""
-                connection = replace(
-                    connection_of({"namesrv": request.namesrv}),
-                    credentials=credentials_of_environment(request.environment),
-                    tls=client_tls_of(request.environment),
-                )
                 audit_cluster(
-                    *(connection, options),
+                    *(connection_to(request.namesrv, request.environment), options),
                     engines=engines,
                     group=request.group,
                     bytes_per_s=request.bytes_per_s,
@@ -348,16 +348,6 @@ def _check_writable(json_path: str | None, results: Path | None) -> None:
             results.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         _give_up(f"{error.filename}: {error.strerror}")
-
-
-def _with_context(name: str) -> dict[str, str]:
-    """Return the environment with a saved context's variables."""
-    from raftmq.remoting.contexts import ContextError, resolve
-
-    try:
-        return resolve(os.environ, name)
-    except ContextError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def _stores_of(run_directory: Path, group: str | None) -> dict[str, str]:

@@ -125,6 +125,8 @@ def unknown_word(words: list[str]) -> str:
     for word in words[1:]:
         if isinstance(command, click.Group) and re.fullmatch(r"[a-z]\w*", word):
             below = command.commands.get(word)
+            if below is None and command.invoke_without_command:
+                continue  # a flag's value
             if below is None:
                 return f"{path} has no {word}"
             command, path = below, f"{path} {word}"

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from raftmq.audit.report.report import AuditReport, CheckResult
 from raftmq.audit.report.results import prometheus_lines
+from raftmq.audit.watch.state import State
 from raftmq.broker import config as broker_config
 from raftmq.chaos.cluster.cli import main as mqcluster
 from raftmq.mqadmin.commands import COMMANDS
@@ -137,13 +138,15 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def known(scraped: list[str]) -> Known:
+def known(scraped: list[str], tmp_path_factory: pytest.TempPathFactory) -> Known:
     """Every series name with its labels."""
     result: Known = {"up": set()}
     for text in scraped:
         well_named(text)
         known_in(text, result)
     known_in("".join(prometheus_lines([AUDIT], 0)), result)
+    with State(tmp_path_factory.mktemp("watch"), "") as watched:
+        known_in("".join(watched.metrics(0, 0)), result)
     return result
 
 

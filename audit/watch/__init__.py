@@ -1,0 +1,1 @@
+"""The continuous audit of running brokers, `mqaudit watch`."""

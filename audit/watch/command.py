@@ -1,0 +1,172 @@
+"""`mqaudit watch`, the command of the continuous audit."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..connection import connected, connection_options
+
+if TYPE_CHECKING:
+    from .state import State
+    from .watch import Watch
+
+EXIT_LOST, EXIT_UNUSABLE, EXIT_LATE = 1, 2, 4  # as mqaudit's
+
+
+@click.command("watch")
+@connection_options
+@click.option("--audit-topic", metavar="TOPIC", help="The producers' audit topic.")
+@click.option(
+    "--list",
+    "tables",
+    metavar="PATH",
+    type=click.Path(exists=True, path_type=Path),
+    help="Acknowledged messages as Parquet: a file, or a directory in which files appear.",
+)
+@click.option(
+    "--results",
+    required=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the watch's state, findings.jsonl and mqaudit_watch.prom.",
+)
+@click.option(
+    "--minutes",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="An acknowledged message that is not found for so long is missing or late.",
+)
+@click.option(
+    "--every",
+    "every_s",
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    type=click.FloatRange(0.1),
+    help="Pause between two rounds.",
+)
+@click.option("--once", is_flag=True, help="Judge what is there, and exit.")
+@click.option("--cores", default=2, show_default=True, type=click.IntRange(1, 64))
+@click.option("--master", default="", metavar="URL", help="A Spark cluster for the tasks.")
+def watch(
+    namesrv: str | None,
+    context: str | None,
+    audit_topic: str | None,
+    tables: Path | None,
+    results: Path,
+    minutes: float,
+    every_s: float,
+    once: bool,
+    cores: int,
+    master: str,
+) -> None:
+    """Judge continuously whether acknowledged messages are stored as they were sent.
+
+    \b
+      mqaudit watch --namesrv 127.0.0.1:9876 --audit-topic Told --results /var/lib/mqwatch
+
+    Producers with an audit topic write there what they were told. Each of these messages is read
+    at its place. A message that is missing, altered or late is a line of the output and of
+    findings.jsonl, and counts in mqaudit_watch.prom. A restart continues in --results.
+
+    Exit status, after a signal or with --once: 0 nothing found, 1 messages missing or altered, 2
+    it could not run or acknowledgements could not be read, 4 messages late.
+    """
+    if not (audit_topic or tables):
+        raise click.UsageError("Give --audit-topic, --list, or both.")
+    # Imported here, because a usage error needs none of this.
+    try:
+        from raftmq.spark.errors import FormatError
+
+        from ..engine.choice import EngineOptions, Engines
+        from ..engine.frames import EngineFailed
+        from ..find_java import JavaNotFound
+        from .state import State, StateError
+        from .watch import Subject, Watch
+    except ImportError as missing:
+        give_up(f"{missing.name} is not installed: pip install 'raftmq[audit]'")
+    try:
+        subject = Subject(connected(namesrv, context), audit_topic or "", tables)
+        with (
+            State(results, str(subject)) as state,
+            Engines(EngineOptions(cores=cores, master=master)) as engines,
+        ):
+            runner = Watch(subject, engines.of(0), state, minutes * 60)
+            counts = _run(runner, state, once=once, every_s=every_s)
+    except (
+        *(StateError, sqlite3.Error, EngineFailed, JavaNotFound, FormatError),
+        *(OSError, ValueError),
+    ) as error:
+        give_up(str(error))
+    statuses = {
+        EXIT_LOST: counts["missing"] + counts["altered"],
+        EXIT_UNUSABLE: counts["unread"],
+        EXIT_LATE: counts["late"],
+    }
+    sys.exit(next((status for status, count in statuses.items() if count), 0))
+
+
+def _run(runner: Watch, state: State, *, once: bool, every_s: float) -> Counter[str]:
+    """Judge until a signal, or with `once` all that is there; return the findings by kind."""
+    import orjson
+
+    from raftmq.client.errors import ClientError
+    from raftmq.remoting.errors import RemotingError
+
+    stopped = threading.Event()
+    for number in () if once else (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    counts: Counter[str] = Counter()
+    level_ms = 0
+    while not stopped.is_set():
+        all_read, now_ms = True, int(time.time() * 1000)
+        try:
+            all_read = runner.round()
+            level_ms = now_ms if all_read else level_ms
+        except (ClientError, RemotingError) as error:
+            if once:
+                raise OSError(str(error)) from error
+            _say(f"waiting for the audit topic: {error}", err=True)
+        for line in state.publish(now_ms, level_ms):
+            row: dict[str, Any] = orjson.loads(line)
+            counts[row["kind"]] += 1
+            _say(text_of(row))
+        if once and all_read:
+            break
+        if all_read:
+            stopped.wait(every_s)
+    return counts
+
+
+def text_of(row: dict[str, Any]) -> str:
+    """Return a finding as a line."""
+    if "msg_id" not in row:
+        return f"{row['kind']}: {row['what']}"
+    return (
+        f"{row['kind']}: {row['msg_id']} of {row['topic']} at {row['broker']}, queue "
+        f"{row['queue_id']}, offset {row['queue_offset']}: {row['what']}"
+    )
+
+
+def _say(text: str, *, err: bool = False) -> None:
+    from raftmq.ops.console import complain
+
+    if err:
+        complain(f"mqaudit: {text}")
+    else:
+        click.echo(text)
+
+
+def give_up(reason: str) -> Any:
+    _say(reason, err=True)
+    sys.exit(EXIT_UNUSABLE)

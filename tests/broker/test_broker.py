@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from raftmq.broker.errors import StateError
-from raftmq.broker.tables.snapshot import FILES, _checksum
+from raftmq.broker.tables.snapshot import FILES
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -21,6 +21,7 @@ from raftmq.store.errors import StoreError
 from raftmq.store.record import decode_record, walk_records
 from raftmq.store.retention import Expired
 from tests.broker.cluster import Group
+from tests.broker.tables.test_tables import checksum_of
 from tests.waiting import until
 
 
@@ -415,7 +416,7 @@ async def test_tables_ahead_of_the_log_are_rejected(tmp_path):
             saved = orjson.loads(path.read_bytes())
             del saved["raftChecksum"]
             saved["raftAppliedIndex"] = 1_000
-            path.write_bytes(orjson.dumps({**saved, "raftChecksum": _checksum(saved)}))
+            path.write_bytes(orjson.dumps({**saved, "raftChecksum": checksum_of(saved)}))
         with pytest.raises(StateError, match="the log ends at"):
             await group.start("n0")
         await group.stop("n0")

@@ -25,10 +25,10 @@ from tests.waiting import until
 CHANGED = int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
 
 
-def table(quiet=(), expiry_ms=100, clients_max=10, **more):
+def table(quiet=(), expiry_ms=100, clients_max=10, kept=None, **more):
     return ClientTable(
         clients_max=clients_max,
-        kept=Allowance(1 << 20),
+        kept=Allowance(1 << 20) if kept is None else kept,
         expiry_ms=expiry_ms,
         notify_enabled=lambda group: group not in quiet,
         on_consumer_group=lambda _: None,
@@ -200,7 +200,8 @@ def differing(clients):
 
 
 def test_consumers_with_differing_subscriptions_are_reported(caplog):
-    clients = table()
+    kept = Allowance(1 << 20)
+    clients = table(kept=kept)
     connections = [FakeConnection() for _ in range(3)]
 
     def beats(*texts, now_ms=0):
@@ -225,7 +226,7 @@ def test_consumers_with_differing_subscriptions_are_reported(caplog):
     assert differing(clients) == {}
     clients.closed(connections[0])
     clients.closed(connections[2])
-    assert clients.consumers == {} and clients._kept.used_bytes == 0
+    assert clients.consumers == {} and kept.used_bytes == 0
 
 
 @pytest.mark.parametrize("changed", ["joins", "changes"])

@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from raftmq.broker.cluster import definitions, sharing
+from raftmq.broker.cluster.other_groups import OtherGroups
 from raftmq.client.decode import decode_messages
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.admin_headers import TopicHeader
@@ -186,20 +187,21 @@ async def test_definitions_deleted_during_a_join_are_absent_in_the_new_group(tmp
             await make_consumer_group(old, name)
         broker = await old.leading()
         await until(lambda: has_master(server, "broker-a"))
-        adopt = sharing.DefinitionSharing._adopt
+        definitions = OtherGroups.definitions
 
-        async def adopted_late(self, read, *, joins=False):
+        async def adopted_late(self, name, *args, **options):
             """Everything is read, and some of it is deleted before it is adopted."""
-            if joins and "orders" in broker.state.topics.entries:
+            read = await definitions(self, name, *args, **options)
+            if name == "broker-a" and "orders" in broker.state.topics.entries:
                 for topic in ("orders", "again"):
                     ext = {"topic": topic}
                     await old.ask(broker, RequestCode.DELETE_TOPIC_IN_BROKER, ext)
                 ext = {"groupName": "billing"}
                 await old.ask(broker, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
                 await make_topic(old, "again")
-            await adopt(self, read, joins=joins)
+            return read
 
-        monkeypatch.setattr(sharing.DefinitionSharing, "_adopt", adopted_late)
+        monkeypatch.setattr(OtherGroups, "definitions", adopted_late)
         async with group(tmp_path, "b", server) as new:
             state = (await new.leading()).state
             await until(lambda: has_master(server, "broker-b"))

@@ -214,17 +214,17 @@ async def test_move_without_the_watermark_repeats_messages(tmp_path, monkeypatch
 
 async def test_cancelled_move_returns_a_window_that_was_not_stored(tmp_path, monkeypatch):
     reached, free = asyncio.Event(), asyncio.Event()
-    finish = Moves._finish
+    take = OtherGroups.take
 
     async def held(*arguments):
         reached.set()
         await free.wait()
-        return await finish(*arguments)
+        return await take(*arguments)
 
     async with two_groups(tmp_path) as (staying, leaving):
         source, target = await leaving.leading(), await staying.leading()
         await send_timers(leaving, 3)
-        monkeypatch.setattr(Moves, "_finish", held)
+        monkeypatch.setattr(OtherGroups, "take", held)
         await move_timers(leaving)
         await reached.wait()
         await drain(staying)  # it rejects the messages
@@ -262,7 +262,7 @@ async def test_moved_timer_message_is_recalled_and_one_in_an_open_window_is_not(
             raise busy("not now")
 
         with monkeypatch.context() as patched:
-            patched.setattr(source.moves._others, "take", rejected)
+            patched.setattr(OtherGroups, "take", rejected)
             await move_timers(leaving)
             await until(lambda: source.moves.problem)
             assert "being moved" in (await recall(1)).remark

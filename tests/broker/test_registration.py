@@ -18,6 +18,7 @@ from raftmq.namesrv.registrations import SMALL_BYTES
 from raftmq.namesrv.server import NameServer as RealNameServer
 from raftmq.namesrv.server import NameServerConfig
 from raftmq.ops.settings import parse_properties
+from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import SendTimeout
@@ -158,7 +159,9 @@ async def test_replica_started_from_a_snapshot_looks_up_its_leaders_address(tmp_
             # Even if all that it was to register was registered before it knew who leads.
             roles = again.roles
             for known in (None, roles.leader):
-                again._role_changed(RoleEvent(Role.FOLLOWER, roles.term, known, False, ""))
+                again.application.role_changed(
+                    RoleEvent(Role.FOLLOWER, roles.term, known, False, "")
+                )
             assert again.roles.leader_address == ""
             began = time.monotonic()
             await until(lambda: again.roles.leader_address == leader.address)
@@ -296,16 +299,19 @@ async def test_missing_answers_double_time_out_and_pause_within_limits(monkeypat
     """A name server that cannot be reached is dialled as often as before."""
     monkeypatch.setattr(registration, "RETRY_MS", 1)
     timeouts, answers = [], iter([False] * 7 + [True, False])
-    registrar = registrar_of(["namesrv:1"], timeout_ms=10)
-    registrar._client.connection = lambda _: object() if len(timeouts) > 2 else None
 
-    async def tell(_, command, timeout_ms):
+    def connection(client, server):
+        return object() if len(timeouts) > 2 else None
+
+    async def invoke(client, server, command, timeout_ms):
         timeouts.append(timeout_ms)
         if next(answers, True):
             return RemotingCommand.response_to(command)
         raise SendTimeout("no answer")
 
-    registrar._tell = tell
+    monkeypatch.setattr(RemotingClient, "connection", connection)
+    monkeypatch.setattr(RemotingClient, "invoke", invoke)
+    registrar = registrar_of(["namesrv:1"], timeout_ms=10)
     registrar.start()
     await until(lambda: registrar.registered)
     registrar.trigger()
@@ -385,9 +391,9 @@ async def test_broker_rejected_by_every_name_server_is_not_healthy(tmp_path, mon
                 return why_not(loads_object(answer.body)["table"])
 
             reported = f"127.0.0.1:{names.server.port} answers 1: a wrong secret"
-            registrar._refusals.clear()
             monkeypatch.setattr(registration, "REFUSALS_REPORTED", 10**9)
-            await until(lambda: registrar._refusals)
+            before = names.heard
+            await until(lambda: names.heard > before + 1)
             assert registrar.refused == ""
             monkeypatch.setattr(registration, "REFUSALS_REPORTED", 5)
             await until(lambda: registrar.refused == reported)

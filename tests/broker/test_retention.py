@@ -248,7 +248,7 @@ def aged(store, disk, clocks, space, **settings):
     return [segment.start for segment in store.commitlog.segments()], retention
 
 
-def keeper_of(store, disk, retention, engine, needed_from=None):
+def keeper_of(store, disk, retention, engine, needed_from=None, unexpired=None):
     context = SimpleNamespace(
         config=BrokerConfig(),
         durations=DURATIONS,
@@ -261,7 +261,7 @@ def keeper_of(store, disk, retention, engine, needed_from=None):
         context,
         None,
         retention,
-        Unexpired(store.queues, OffsetTable(), Events()),
+        unexpired or Unexpired(store.queues, OffsetTable(), Events()),
         covered_index=0,
         spare=lambda position: position,
         needed_from=lambda: needed_from,
@@ -416,8 +416,8 @@ async def test_early_deletion_is_counted(store, disk, clocks, caplog, mode, forc
     (queue,) = store.queues.queues()
     table.commit([(queue.topic, "fast", 0, 30), (queue.topic, "slow", 0, 5)])
     unexpired, engine = Unexpired(store.queues, table, events), Engine(store, [])
-    keeper = keeper_of(store, disk, retention, engine)
-    keeper._unexpired, keeper.fallback_index = unexpired, 1
+    keeper = keeper_of(store, disk, retention, engine, unexpired=unexpired)
+    keeper.fallback_index = 1
     if mode == "classic":
         keeper = ClassicKeeper(
             SimpleNamespace(config=BrokerConfig(), store=store, log=SimpleNamespace(engine=engine)),
@@ -450,7 +450,8 @@ async def test_early_deletion_is_counted(store, disk, clocks, caplog, mode, forc
 
 async def test_expired_segments_are_no_early_deletion(store, disk, clocks):
     _, retention = aged(store, disk, clocks, FULL, clean_file_forcibly_enable=True)
-    keeper = keeper_of(store, disk, retention, Engine(store, []))
+    unexpired = Unexpired(store.queues, OffsetTable(), Events())
+    keeper = keeper_of(store, disk, retention, Engine(store, []), unexpired=unexpired)
     keeper.fallback_index = 1
     assert (await keeper.retain()).deleted
-    assert keeper._unexpired.messages == 0
+    assert unexpired.messages == 0

@@ -56,9 +56,8 @@ class World:
             state.groups.put(SubscriptionGroup(group_name), 0)
         for n in range(TOPICS):
             for queue in range(4):
-                state.offsets._set(f"topic-{n:05}", "big", queue, 1)
-        for queue in range(WIDE):
-            state.offsets._set("Wide", "big", queue, 1)
+                state.offsets.commit([(f"topic-{n:05}", "big", queue, 1)])
+        state.offsets.commit([("Wide", "big", queue, 1) for queue in range(WIDE)])
         for _ in range(STORED // BATCH_COUNT_MAX):
             answer = await self.ask(320, send_ext("T", "WAIT\x01true\x02", 320), BATCH)
             assert answer.code == 0, answer

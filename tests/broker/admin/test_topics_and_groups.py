@@ -263,7 +263,8 @@ async def test_trace_topic_is_created_without_automatic_topic_creation(tmp_path,
 
 
 async def test_trace_topic_is_not_created_without_the_setting(group, broker):
-    broker.catalog._create_trace_topic()
+    (chore,) = broker.catalog.service().chores
+    chore.run()
     await group.create_topic(broker, "T")
     assert broker.state.topics.get(TRACE_TOPIC) is None
 

@@ -522,9 +522,7 @@ async def test_replica_rejects_malformed_and_outdated_backup_requests(tmp_path, 
         assert len(parcel.body) == int(started[1].ext["size"])
         # Whoever is silent for long is forgotten, and what it needed is not kept any more.
         assert broker.backups.needed_from() is not None
-        now_ms = broker.context.clock_ms()
-        later = replace(broker.context, clock_ms=lambda: now_ms + service.SILENT_MS + 1)
-        monkeypatch.setattr(broker.backups, "_context", later)
+        group.clock.skip(service.SILENT_MS + 1)
         assert broker.backups.needed_from() is None
         assert "[GONE]" in (await backup(group, broker, "end", session=session)).remark
 

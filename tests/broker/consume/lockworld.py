@@ -4,22 +4,50 @@ believe in their locks as Java's do. Time is imagined, too; a seed decides."""
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import orjson
 
-from raftmq.broker.consume.queue_locks import LockService, _Request
+from raftmq.broker.consume.queue_locks import LockService
 from raftmq.broker.errors import Refused
 from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.queue_locks import LockTable
 from raftmq.broker.tables.state import decode_command_payload
 from raftmq.dledger.raft.errors import NotLeader, OutcomeUnknown
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
 
 TIMEOUT_MS = 1_000  # of a consumer's request
 HELD_MS = 30_000  # a consumer's lock is its own for so long after an answer
 QUEUES = [("T", 0), ("T", 1), ("U", 0)]
 CLIENTS = ["A", "B", "C"]
 TURNS = 6  # of the loop: more than any chain of wake-ups here is long
+
+
+@dataclass
+class LockRequest:
+    """A consumer's request, and the queues that it was granted."""
+
+    group: str
+    client: str
+    queues: list[tuple[str, int]]
+    unlock: bool = False
+    granted: list[tuple[str, int]] = field(default_factory=list)
+
+
+async def settle(service, request):
+    """Have the service answer the request. Raises its errors."""
+    queues = [{"brokerName": "b", "topic": t, "queueId": n} for t, n in request.queues]
+    fields = {"clientId": request.client, "consumerGroup": request.group, "mqSet": queues}
+    code = RequestCode.UNLOCK_BATCH_MQ if request.unlock else RequestCode.LOCK_BATCH_MQ
+    command = RemotingCommand.request(code, None, orjson.dumps(fields))
+    if request.unlock:
+        await service.unlock(None, command)
+        return
+    answer = await service.lock(None, command)
+    granted = orjson.loads(answer.body)["lockOKMQSet"]
+    request.granted = [(queue["topic"], queue["queueId"]) for queue in granted]
 
 
 class OldLockService(LockService):
@@ -46,6 +74,7 @@ class Replica:
     applied: int = 0
     leading: bool = False
     term: int = 0
+    spoil: Callable[[bytes], bytes] | None = None  # planted: what becomes of its commands
     proposals: list = field(default_factory=list)  # (payload, future or None), not committed
     barriers: list = field(default_factory=list)
 
@@ -87,6 +116,8 @@ class Replica:
         if self.old:
             changes = {k: v for k, v in orjson.loads(payload).items() if k != "renewals"}
             payload = orjson.dumps(changes)
+        elif self.spoil is not None:
+            payload = self.spoil(payload)
         future = asyncio.get_running_loop().create_future()
         self.proposals.append([payload, future])
         return await future
@@ -206,7 +237,7 @@ class World:
         client = self.rng.choice(CLIENTS)
         replica = self.rng.choice([self.leader] * 6 + self.replicas)
         queues = self.rng.sample(QUEUES, self.rng.randint(1, len(QUEUES)))
-        request = _Request("g", client, queues, unlock=self.rng.random() < 0.06)
+        request = LockRequest("g", client, queues, unlock=self.rng.random() < 0.06)
         if request.unlock:
             for queue in queues:
                 self.believes.get(queue, {}).pop(client, None)
@@ -218,7 +249,7 @@ class World:
 
     async def settled(self, replica, request):
         try:
-            await replica.service.settle(request)
+            await settle(replica.service, request)
         except (Refused, NotLeader, OutcomeUnknown):
             return None
         return request.granted

@@ -1,5 +1,7 @@
 """Bounds of tables that consumers fill: offsets of existing queues, groups up to groupsMax."""
 
+import asyncio
+
 import orjson
 import pytest
 
@@ -29,14 +31,22 @@ def heartbeat(*groups):
     return orjson.dumps({"clientID": "c", "consumerDataSet": consumers, "producerDataSet": []})
 
 
-async def test_consumer_groups_are_limited_apart_from_topics(tmp_path):
+async def test_consumer_groups_are_limited_apart_from_topics(tmp_path, monkeypatch):
     async with Group(tmp_path, groupsMax="3", topicsMax="2") as group:
         broker = await group.leading()
         code, groups = RequestCode.HEART_BEAT, broker.state.groups.entries
-        for name in ("g1", "g2"):
-            assert (await group.ask(broker, code, None, heartbeat(name))).code == 0
+        assert (await group.ask(broker, code, None, heartbeat("g1"))).code == 0
+        propose = broker.engine.propose_command
+
+        def unanswered(payload):
+            """It is applied, and its proposer does not know that yet."""
+            propose(payload)
+            return asyncio.get_running_loop().create_future()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(broker.engine, "propose_command", unanswered)
+            assert (await group.ask(broker, code, None, heartbeat("g2"))).code == 0
         await until(lambda: len(groups) == 2)
-        broker.groups._being_created.add("g2")  # applied, and its proposer not told yet
         assert (await group.ask(broker, code, None, heartbeat("g3"))).code == 0
         await until(lambda: len(groups) == 3)
         busy = await group.ask(broker, code, None, heartbeat("g4"))

@@ -7,19 +7,20 @@ import pytest
 
 from raftmq.broker.consume.queue_locks import (
     GONE,
+    LOGGED,
     QUEUES_PER_REQUEST_MAX,
     LockService,
-    _Request,
     local_propose,
 )
 from raftmq.broker.errors import Refused
 from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.queue_locks import LockTable, OwnerChange, Renewals
 from raftmq.broker.tables.state import lock_queues
+from raftmq.dledger.raft.errors import OutcomeUnknown
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from tests.broker.cluster import Group
-from tests.broker.consume.lockworld import TURNS, World
+from tests.broker.consume.lockworld import TURNS, LockRequest, World, settle
 from tests.waiting import until
 
 STEPS = 1_500
@@ -38,13 +39,16 @@ async def test_queue_lock_never_has_two_holders(old, seeds):
     assert grants > seeds * 15
 
 
-def renewals_that_nobody_logs(service):
-    service._logged_ms = 1 << 60
+def with_ages(payload, change):
+    """Return the command with the ages of its renewals changed by `change(ages)`."""
+    command = orjson.loads(payload)
+    if "renewals" in command:
+        command["renewals"]["ages"] = change(command["renewals"]["ages"])
+    return orjson.dumps(command)
 
 
-def ages_that_are_too_great(service):
-    real = service._unlogged_ages
-    service._unlogged_ages = lambda now_ms: {key: ms + 30_000 for key, ms in real(now_ms).items()}
+def ages_that_are_too_great(payload):
+    return with_ages(payload, lambda ages: [(ms + 30_000, *rest) for ms, *rest in ages])
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,7 @@ def ages_that_are_too_great(service):
         (0, {"lifetime_ms": 20_000}, None),
         (37, {"barrier_proves": False}, None),
         (50, {"old": (0, 1), "trusts": True}, None),
-        (32, {}, renewals_that_nobody_logs),
+        (32, {"logged": 1e9}, None),
         (0, {}, ages_that_are_too_great),
         (0, {"gone": 1 / 3}, None),
     ],
@@ -62,26 +66,21 @@ def ages_that_are_too_great(service):
 async def test_simulated_lock_world_finds_planted_double_locks(monkeypatch, seed, settings, broken):
     """`seed` finds it today; when the world changes, another one does."""
     monkeypatch.setattr("raftmq.broker.consume.queue_locks.GONE", settings.get("gone", GONE))
-    settings = {name: value for name, value in settings.items() if name != "gone"}
+    monkeypatch.setattr("raftmq.broker.consume.queue_locks.LOGGED", settings.get("logged", LOGGED))
+    settings = {name: settings[name] for name in settings.keys() - {"gone", "logged"}}
     for number in range(seed, seed + 200):
         world = World(number, **settings)
         for replica in world.replicas:
-            if broken is not None and not replica.old:
-                broken(replica.service)
+            replica.spoil = broken
         await world.run(STEPS)
         if world.overlaps:
             return
     raise AssertionError("not found")
 
 
-def no_word_of_a_fresh_start(service):
+def without_a_fresh_start(payload):
     """Break it so that a new leader trusts the table's times of renewals."""
-    real = service._propose
-
-    async def propose(payload):
-        return await real(payload.replace(b'"fresh":true', b'"fresh":false'))
-
-    service._propose = propose
+    return payload.replace(b'"fresh":true', b'"fresh":false')
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -89,10 +88,10 @@ async def test_lock_renewals_after_an_older_leader_start_at_the_next_one(broken)
     """It renewed A's lock all the time, and none of that is in the log."""
     world = World(0, rates=(1, 1), present=False, old=(1,))
     if broken:
-        no_word_of_a_fresh_start(world.replicas[2].service)
+        world.replicas[2].spoil = without_a_fresh_start
 
     async def asks(client):
-        request = _Request("g", client, [("T", 0)])
+        request = LockRequest("g", client, [("T", 0)])
         task = asyncio.ensure_future(world.settled(world.leader, request))
         await world.settle_all(world.replicas)
         return await task
@@ -115,7 +114,7 @@ async def first_grant_after(world, leads_ms, restarts_ms, give_up_ms=400_000):
     """A is granted a queue and dies; B asks twice a second. Leaders last `leads_ms`, and the former
     one restarts `restarts_ms` later. When B is granted the queue."""
     world.leader.lead()
-    task = asyncio.ensure_future(world.settled(world.leader, _Request("g", "A", [("T", 0)])))
+    task = asyncio.ensure_future(world.settled(world.leader, LockRequest("g", "A", [("T", 0)])))
     await world.settle_all()
     assert await task == [("T", 0)]
     down = None
@@ -134,7 +133,7 @@ async def first_grant_after(world, leads_ms, restarts_ms, give_up_ms=400_000):
             down.notice()
         if world.now_ms % leads_ms == 2_000:
             world.leader.service.sweep()
-        task = asyncio.ensure_future(world.settled(world.leader, _Request("g", "B", [("T", 0)])))
+        task = asyncio.ensure_future(world.settled(world.leader, LockRequest("g", "B", [("T", 0)])))
         await world.settle_all()
         if await task:
             break
@@ -158,7 +157,7 @@ async def test_lock_holder_that_dies_with_leaders_expires_as_without_failover(
 async def test_lock_expiry_without_logged_ages_restarts_at_each_leader():
     world = World(0, rates=(1, 1), present=False)
     for replica in world.replicas:
-        replica.service._unlogged_ages = lambda now_ms: {}  # type: ignore[method-assign]
+        replica.spoil = lambda payload: with_ages(payload, lambda ages: [])
     assert await first_grant_after(world, 6_000, 2_500) >= 400_000
 
 
@@ -260,7 +259,6 @@ async def test_lock_expiry_does_not_restart_with_a_new_leader(tmp_path):
             assert asked_ms - noted[broker] <= gone_ms, "it is over, and still nobody gets it"
             await asyncio.sleep(0.05)
         assert broker.context.clock_ms() - noted[broker] > gone_ms
-        assert broker.locks._since_ms is None, "it did not begin to count when it led"
 
 
 async def test_leader_without_a_majority_grants_no_lock(tmp_path):
@@ -360,14 +358,19 @@ async def test_lock_request_of_an_earlier_leadership_is_rejected():
     table, gate = LockTable(), asyncio.Event()
     local = local_propose(table)
 
+    lost = [OutcomeUnknown("no outcome in time")]
+
     async def propose(payload):
+        if lost:
+            raise lost.pop()
         await gate.wait()
         return await local(payload)
 
     service = service_of(table, propose=propose)
     await local(lock_queues([OwnerChange("g", "A", {"T": [0]})]))
-    service._doubtful = True
-    late = asyncio.ensure_future(service.settle(_Request("g", "A", [("T", 0)], unlock=True)))
+    with pytest.raises(OutcomeUnknown):  # so the next command is preceded by an empty one
+        await settle(service, LockRequest("g", "A", [("U", 0)]))
+    late = asyncio.ensure_future(settle(service, LockRequest("g", "A", [("T", 0)], unlock=True)))
     await turns()
     service.leadership_changed()
     gate.set()
@@ -382,21 +385,21 @@ async def test_first_lock_renewal_of_a_leadership_is_logged():
     service = service_of(table, clock_ms=lambda: now[0], terms=lambda: (1, 0))
     for moment in (0, 1, 2):
         now[0] = moment
-        await service.settle(_Request("g", "A", [("T", 0)]))
+        await settle(service, LockRequest("g", "A", [("T", 0)]))
     assert table.renewed["T", "g", 0] == 0, "an early one is not logged"
     service.leadership_changed()  # another leader may have granted it meanwhile
-    await service.settle(_Request("g", "A", [("T", 0)]))
+    await settle(service, LockRequest("g", "A", [("T", 0)]))
     assert table.renewed["T", "g", 0] == 2
 
 
 async def test_full_lock_table_grants_no_locks(monkeypatch):
     monkeypatch.setattr("raftmq.broker.consume.queue_locks.OWNED_MAX", 2)
     service = service_of(LockTable())
-    request = _Request("g", "A", [("T", n) for n in range(4)])
-    await service.settle(request)
+    request = LockRequest("g", "A", [("T", n) for n in range(4)])
+    await settle(service, request)
     assert request.granted == [("T", 0), ("T", 1)]
-    again = _Request("g", "A", [("T", n) for n in range(4)])
-    await service.settle(again)
+    again = LockRequest("g", "A", [("T", n) for n in range(4)])
+    await settle(service, again)
     assert again.granted == [("T", 0), ("T", 1)]
     body = orjson.dumps({"clientId": "A", "consumerGroup": "g", "mqSet": queues(2, 3)})
     with pytest.raises(Refused, match="BUSY"):
@@ -407,8 +410,12 @@ async def test_clients_outside_of_the_group_cannot_exhaust_locks(monkeypatch):
     monkeypatch.setattr("raftmq.broker.consume.queue_locks.OWNED_MAX", 4)
     service = service_of(LockTable(), present=lambda group, client: client == "member")
     for client, granted in (("A", [0, 1]), ("B", []), ("member", [2, 3])):
-        request = _Request("g", client, [("T", n) for n in range(5)])
-        await service.settle(request)
+        request = LockRequest("g", client, [("T", n) for n in range(5)])
+        if granted:
+            await settle(service, request)
+        else:
+            with pytest.raises(Refused, match="BUSY"):
+                await settle(service, request)
         assert request.granted == [("T", n) for n in granted], client
 
 
@@ -423,13 +430,13 @@ async def test_waiting_lock_requests_are_limited_and_may_be_cancelled(monkeypatc
         return await local(payload)
 
     service = service_of(table, propose=propose)
-    requests = [_Request("g", name, [("T", 0)]) for name in "ABC"]
-    tasks = [asyncio.ensure_future(service.settle(requests[0]))]
+    requests = [LockRequest("g", name, [("T", 0)]) for name in "ABC"]
+    tasks = [asyncio.ensure_future(settle(service, requests[0]))]
     await turns()  # the first is in a round of its own
-    tasks += [asyncio.ensure_future(service.settle(request)) for request in requests[1:]]
+    tasks += [asyncio.ensure_future(settle(service, request)) for request in requests[1:]]
     await turns()
     with pytest.raises(Exception, match=r"\[BUSY\]"):
-        await service.settle(_Request("g", "D", [("T", 0)]))
+        await settle(service, LockRequest("g", "D", [("T", 0)]))
     tasks[0].cancel()
     gate.set()
     await asyncio.gather(*tasks[1:])
@@ -442,9 +449,9 @@ async def test_group_holds_locks_until_unlock_or_expiry():
     table = LockTable(clock_ms=lambda: now[0])
     service = service_of(table, clock_ms=lambda: now[0])
     assert not service.are_held("g")
-    await service.settle(_Request("g", "A", [("T", 0), ("U", 0)]))
+    await settle(service, LockRequest("g", "A", [("T", 0), ("U", 0)]))
     assert [service.are_held(group) for group in ("g", "other")] == [True, False]
-    await service.settle(_Request("g", "A", [("T", 0)], unlock=True))
+    await settle(service, LockRequest("g", "A", [("T", 0)], unlock=True))
     now[0] = 60_000
     assert service.are_held("g")
     now[0] += 1
@@ -458,7 +465,7 @@ async def test_stopped_lock_service_ends_a_waiting_round():
         await asyncio.Event().wait()
 
     service = service_of(table, propose=propose)
-    waiting = asyncio.ensure_future(service.settle(_Request("g", "A", [("T", 0)])))
+    waiting = asyncio.ensure_future(settle(service, LockRequest("g", "A", [("T", 0)])))
     await turns()
     await service.stop()
     with pytest.raises(asyncio.CancelledError):

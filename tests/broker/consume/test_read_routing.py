@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.broker.consume.read_routing import ClassicReads, RaftReads
+from raftmq.broker.consume.read_routing import ClassicReads, RaftReads, read_policy
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.client import Message as ClientMessage
 from raftmq.client import Producer, PullConsumer
@@ -58,6 +58,10 @@ def test_leader_redirects_reads_only_with_the_setting():
     assert not RaftReads(True, lambda: False, lambda: 1, list).redirects()
 
 
+def within_reach(leader):
+    return set(read_policy(leader.context).followers())
+
+
 async def test_cold_data_are_read_from_followers_and_the_end_from_the_leader(tmp_path):
     settings = COLD | {"shortPollingTimeMills": 100}
     async with Group(tmp_path, 3, **settings) as group:
@@ -68,7 +72,7 @@ async def test_cold_data_are_read_from_followers_and_the_end_from_the_leader(tmp
             await group.send(leader, "T")
         follower = next(b for n, b in group.brokers.items() if n != name)
         ids = {b.log.identity.broker_id for n, b in group.brokers.items() if n != name}
-        await until(lambda: set(leader.pulls._reads.followers()) == ids)
+        await until(lambda: within_reach(leader) == ids)
         cold = await group.pull(leader, "T", 0)
         assert (cold.code, int(cold.ext["suggestWhichBrokerId"]) in ids) == (0, True)
         end = await group.pull(leader, "T", 3)
@@ -105,7 +109,7 @@ async def test_consumer_reads_cold_data_at_a_follower_then_at_the_leader(tmp_pat
                 )
                 # Followers are suggested when they are within reach, and asked when they are known.
                 ids = {b.log.identity.broker_id for n, b in group.brokers.items() if n != name}
-                await until(lambda: set(leader.pulls._reads.followers()) == ids)
+                await until(lambda: within_reach(leader) == ids)
                 await until(lambda: set(server.table.group("group-a").addresses) == {0, *ids})
                 async with consumer_of(namesrv, seen):
                     await until(lambda: set(seen.bodies) == set(bodies))

@@ -53,9 +53,53 @@ async def drained(popper, broker, **options):
     return result
 
 
+class HeldCommands:
+    """Holds the commands that a broker proposes until `release`."""
+
+    def __init__(self, broker):
+        self.engine = broker.engine
+        self.held = []
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(self.engine, "propose_command", self.hold)
+
+    def hold(self, payload):
+        self.held.append((payload, asyncio.get_running_loop().create_future()))
+        return self.held[-1][1]
+
+    def stop(self):
+        """Let later commands pass."""
+        self.patch.undo()
+
+    async def release(self):
+        self.stop()
+        for payload, outcome in self.held:
+            outcome.set_result(await self.engine.propose_command(payload))
+
+
+def changes_of(steps, monkeypatch):
+    """Return the list of the changes that wait for a command from now on, or waited."""
+    changes, add = [], steps.add
+
+    def recorded(change, done):
+        add(change, done)
+        changes.append(change)
+
+    monkeypatch.setattr(steps, "add", recorded)
+    return changes
+
+
+class Stopped(Group):
+    """The wall clocks stand still at `stopped_ms`, if that is set."""
+
+    stopped_ms = None
+
+    def wall_ms(self, name):
+        return super().wall_ms(name) if self.stopped_ms is None else self.stopped_ms
+
+
 @pytest.fixture
 async def one(tmp_path):
-    async with Group(tmp_path, 1, enablePropertyFilter=True) as group:
+    async with Stopped(tmp_path, 1, enablePropertyFilter=True) as group:
         yield group, await group.leading(), Popper(group)
 
 
@@ -107,17 +151,17 @@ async def test_unreadable_popped_message_does_not_block_redelivery_of_others(one
     """It, too, comes once it can be read."""
     group, broker, popper = one
     await filled(group, broker, 4, 1)
-    real, failures = broker.popping.reviver._read, []
+    real, failures = broker.store.reads.get_messages, []
 
-    def read(place, offset, *budget):
-        if offset == 1 and len(failures) < 3:
+    def read(topic, queue, offset, count_max, *args, **options):
+        if (offset, count_max) == (1, 1) and len(failures) < 3:
             failures.append(offset)
             raise OSError("planted")
-        return real(place, offset, *budget)
+        return real(topic, queue, offset, count_max, *args, **options)
 
     monkeypatch.setattr(revive, "RETRY_MS", 50)
-    monkeypatch.setattr(broker.popping.reviver, "_read", read)
     messages = await popper.pop(broker, count=4, invisible_ms=SHORT_MS)
+    monkeypatch.setattr(broker.store.reads, "get_messages", read)
     assert bodies(messages) == [0, 1, 2, 3]
     again = []
     while len(again) < 4:
@@ -227,18 +271,15 @@ async def test_message_under_acknowledgement_is_not_redelivered(one, monkeypatch
     await filled(group, broker, 1, 1)
     await group.create_topic(broker, "%RETRY%cg_T", 1)
     (message,) = await popper.pop(broker)
-    reviver, stored, held = broker.popping.reviver, [], []
-    steps = broker.popping.steps
-    propose_then = steps._propose_then
-    monkeypatch.setattr(steps, "_propose_then", lambda *command: held.append(command))
+    reviver, stored, commands = broker.popping.reviver, [], HeldCommands(broker)
     acknowledged = asyncio.create_task(popper.ack(broker, message))
-    await until(lambda: held)
+    await until(lambda: commands.held)
     with monkeypatch.context() as later:
-        later.setattr(reviver, "_wall_ms", lambda: FAR_MS)
+        later.setattr(group, "stopped_ms", FAR_MS)
         later.setattr(broker.sends, "store", lambda *frame: stored.append(frame))
         reviver.tick()
     assert stored == []
-    propose_then(*held[0])
+    await commands.release()
     assert await acknowledged == 0
     assert broker.state.pops.batch_count == 0
 
@@ -250,7 +291,7 @@ async def test_revive_waits_for_the_outcome_of_the_previous_frame(one, monkeypat
     assert len(await popper.pop(broker)) == 1
     reviver, stored, proposed = broker.popping.reviver, [], []
     with monkeypatch.context() as later:
-        later.setattr(reviver, "_wall_ms", lambda: FAR_MS)
+        later.setattr(group, "stopped_ms", FAR_MS)
         later.setattr(broker.sends, "store", lambda *frame: stored.append(frame))
         later.setattr(broker.log, "propose_then", lambda *one: proposed.append(one))
         reviver.tick()
@@ -328,15 +369,11 @@ async def test_change_of_invisible_time_voids_the_old_receipt_handle(one):
     assert broker.state.pops.batch_count == 0
 
 
-async def test_receipt_handles_of_one_message_differ_within_a_millisecond(one, monkeypatch):
+async def test_receipt_handles_of_one_message_differ_within_a_millisecond(one):
     """A consumer with an older one cannot end what another consumer has now."""
     group, broker, popper = one
     await filled(group, broker, 1, 1)
-    now_ms = broker.context.wall_ms()
-    monkeypatch.setattr(broker.popping.pops.selector, "_wall_ms", lambda: now_ms)
-    monkeypatch.setattr(
-        broker.popping.acks, "context", replace(broker.context, wall_ms=lambda: now_ms)
-    )
+    group.stopped_ms = broker.context.wall_ms()
     (first,) = await popper.pop(broker)
     changed = await popper.change(broker, first, 60_000)
     assert await popper.ack(broker, first) == ResponseCode.NO_MESSAGE
@@ -388,8 +425,7 @@ async def test_deadlines_of_acknowledged_messages_are_removed(one, monkeypatch):
         assert await popper.ack(broker, message) == 0
     reviver = broker.popping.reviver
     assert len(reviver.deadlines) <= 8
-    wall_ms = broker.context.wall_ms
-    monkeypatch.setattr(reviver, "_wall_ms", lambda: wall_ms() + 25_000)  # its time is over
+    group.ahead_ms["n0"] = 25_000  # their time is over
     again = []
     while len(again) < 2:
         result = await popper.pop(broker, poll_ms=30_000)
@@ -512,11 +548,10 @@ async def test_concurrent_acknowledgements_advance_an_orderly_group_past_both(on
     group, broker, popper = one
     await filled(group, broker, 3, 1)
     messages = await popper.pop(broker, count=2, order=True)
-    steps, held = broker.popping.steps, []
-    monkeypatch.setattr(steps, "_soon", held.append)
+    changes, commands = changes_of(broker.popping.steps, monkeypatch), HeldCommands(broker)
     acks = [asyncio.create_task(popper.ack(broker, one)) for one in messages]
-    await until(lambda: len(steps._gathered) == 2)
-    held[0]()
+    await until(lambda: len(changes) == 2)
+    await commands.release()
     assert await asyncio.gather(*acks) == [0, 0]
     assert broker.state.offsets.get("T", "cg", 0) == 2
 
@@ -566,18 +601,16 @@ async def test_in_order_a_queue_opens_as_soon_as_its_last_message_is_visible(one
     assert [(one.body, one.times) for one in result] == [(b"1", 1), (b"2", 1), (b"3", 0)]
 
 
-async def test_orderly_pop_redelivers_nothing_while_its_ack_is_in_flight(one, monkeypatch):
+async def test_orderly_pop_redelivers_nothing_while_its_ack_is_in_flight(one):
     group, broker, popper = one
     await filled(group, broker, 4, 1)
     messages = await popper.pop(broker, count=2, order=True, invisible_ms=0)
-    steps, held = broker.popping.steps, []
-    monkeypatch.setattr(steps, "_soon", held.append)
+    commands = HeldCommands(broker)
     ack = asyncio.create_task(popper.batch_ack(broker, messages))
-    await until(lambda: held)
+    await until(lambda: commands.held)
     waiting = asyncio.create_task(popper.pop(broker, order=True, poll_ms=30_000))
     await until(lambda: broker.popping.pops.waiting.count == 1)
-    monkeypatch.undo()
-    held[0]()
+    await commands.release()
     assert await ack == 0
     assert bodies(await waiting) == [2, 3]
 
@@ -705,22 +738,23 @@ async def test_offset_reset_moves_a_pop_group_and_voids_messages_in_flight(one):
 
 @pytest.mark.parametrize("popped_before", [True, False])
 @pytest.mark.parametrize("count", [3, 9, 10])
-async def test_offset_reset_between_pops_and_their_commands_takes_effect(one, popped_before, count):
+async def test_offset_reset_between_pops_and_their_commands_takes_effect(
+    one, monkeypatch, popped_before, count
+):
     """Even if they are the group's first, and one was decided after it on top of one before it."""
     group, broker, popper = one
     await filled(group, broker, 10, 1)
     await group.commit(broker, "T", 0, 5 - popped_before)
     if popped_before:
         assert bodies(await popper.pop(broker, count=1)) == [4]
-    steps, held = broker.popping.steps, []
-    real, steps._soon = steps._soon, held.append
+    changes, commands = changes_of(broker.popping.steps, monkeypatch), HeldCommands(broker)
     first = asyncio.ensure_future(popper.pop(broker, count=3))
-    await until(lambda: held)
+    await until(lambda: commands.held)
+    commands.stop()
     await broker.log.propose(reset_offsets([("T", "cg", 0, 0)]))
     second = asyncio.ensure_future(popper.pop(broker, count=1))
-    await until(lambda: len(steps._gathered) == 2)
-    steps._soon = real
-    held[0]()
+    await until(lambda: len(changes) == 2)
+    await commands.release()
     result = bodies(await first) + bodies(await second)
     assert result == ([] if popped_before else [5, 6, 7, 8])
     again = await drained(popper, broker, count=count)

@@ -23,6 +23,11 @@ SETTINGS = {
 COUNT = 24
 
 
+@pytest.fixture(autouse=True)
+def frequent_peer_info(monkeypatch):
+    monkeypatch.setattr(peer_info, "SEND_INTERVAL_MS", 20)
+
+
 async def filled(group):
     """Send what fills some segments, and have it applied, snapshots and all, everywhere."""
     leader = await group.leading()
@@ -39,7 +44,6 @@ async def retained(group):
     result = 0
     for _ in range(3):
         for broker in group.brokers.values():
-            broker.engine.parts.chores.peer_info._due_ms = 0.0
             result += (await broker.keeper.retain(at_once=True)).deleted
             broker.reliever.poll()
         await asyncio.sleep(0.05)

@@ -48,7 +48,7 @@ class Leader:
 
     def take(self, data):
         self.processor.on_raw(self.connection, FrameReader().split(data))
-        while self.bench.sends._groups:
+        while self.bench.sends.held_bytes:
             self.frames.append(self.bench.commit())
 
 

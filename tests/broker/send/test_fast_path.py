@@ -64,12 +64,11 @@ class Side:
 
     def __init__(self, code_first, *, binary=False, **config):
         self.binary = binary
-        self.bench = Bench(**config)
+        self.asked = []
+        self.bench = Bench(on_request=lambda _, ext: self.asked.append(ext["i"]), **config)
         self.bench.state.topics.put(TopicConfig("%RETRY%g", 1, 1), 0)
         self.bench.state.topics.put(TopicConfig("R", 4, 0, 4), 0)
         self.quick = 0
-        self.asked = []
-        self.bench.sends._on_request = lambda _, ext: self.asked.append(ext["i"])
         admit = self.bench.sends.admit_plain
 
         def counting(*arguments):
@@ -101,8 +100,9 @@ class Side:
             data += struct.pack(">ii", 4 + len(text) + len(body), len(text)) + text + body
         self.processor.on_raw(self.connection, FrameReader().split(data))
         frames = []
-        while self.bench.sends._groups:
-            frames.append(self.bench.commit().data)
+        while (frame := self.bench.log.cut(self.bench.sends)) is not None:
+            self.bench.answer(frame)
+            frames.append(frame.data)
         answers = [(a.opaque, a.code, a.remark, a.ext or {}) for a in self.connection.answers()]
         dispatched, self.connection.dispatched = self.connection.dispatched, []
         return frames, answers, dispatched, self.asked, self.bench.sends.held_bytes

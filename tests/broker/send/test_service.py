@@ -26,7 +26,7 @@ BORN = pack_host(("10.0.0.9", 4000))
 class Bench:
     """One leader's send path."""
 
-    def __init__(self, leading=True, **config):
+    def __init__(self, leading=True, on_request=lambda connection, ext: None, **config):
         self.config = BrokerConfig(**config)
         self.state = BrokerState()
         self.log = FakeLog(self.state)
@@ -56,7 +56,7 @@ class Bench:
             ),
             clock_ms=lambda: self.clock_ms,
             wall_ms=lambda: self.now_ms,
-            hooks=SendHooks(timers_waiting=lambda: self.timers_waiting()),
+            hooks=SendHooks(on_request=on_request, timers_waiting=lambda: self.timers_waiting()),
         )
         self.state.topics.put(TopicConfig("T", 4, 4), 0)
         if leading:

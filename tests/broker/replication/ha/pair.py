@@ -1,5 +1,7 @@
 """A classic group on this loop: one master and its slaves, over loopback sockets."""
 
+from functools import partial
+
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import build_config
 from raftmq.broker.durations import Durations
@@ -67,6 +69,7 @@ class Classic(Group):
             disk,
             replication_socket=listener,
             clock_ms=self.clock.whole_ms,
+            wall_ms=partial(self.wall_ms, name),
             durations=self.durations,
         )
         self.brokers[name] = broker

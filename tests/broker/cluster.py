@@ -58,8 +58,11 @@ class Group:
         self.client = None
         self.clock = LoopClock()
         self.ahead_ms = {}  # by how much the wall clocks of replicas are, by name
+        self.stopped_ms = None  # the wall clocks of all replicas, if they stand still
 
     def wall_ms(self, name):
+        if self.stopped_ms is not None:
+            return self.stopped_ms
         return time.time_ns() // 1_000_000 + self.ahead_ms.get(name, 0)
 
     def asking(self):

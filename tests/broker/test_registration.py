@@ -8,6 +8,7 @@ import pytest
 from raftmq.broker import registration
 from raftmq.broker.config import build_config
 from raftmq.broker.construction import topics_of_names
+from raftmq.broker.events import NodeEvents
 from raftmq.broker.health import why_not
 from raftmq.broker.registeredtopics import RegisteredTopics
 from raftmq.broker.tables import versioned
@@ -113,16 +114,16 @@ async def test_registrar_changes_its_name_servers_at_run_time(tmp_path):
 
 
 async def test_lost_name_server_connection_is_followed_by_a_registration(tmp_path, monkeypatch):
-    names = NameServer()
+    names, routes = NameServer(), []
     await names.server.start("127.0.0.1", 0)
     monkeypatch.setattr(registration, "RETRY_MS", 60_000)  # not what brings it back
+    monkeypatch.setattr(NodeEvents, "route_changed", lambda self, *what: routes.append(what))
     try:
         async with Group(tmp_path, namesrvAddr=f"127.0.0.1:{names.server.port}") as group:
             broker = await group.leading()
             await until(lambda: broker.log.identity in broker.registrar.registered.values())
             await names.quiet()
-            routes = []
-            broker.registrar._on_route = lambda *what: routes.append(what)
+            routes.clear()
             for _ in range(3):
                 before = names.heard
                 names.cut()

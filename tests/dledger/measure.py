@@ -48,7 +48,7 @@ async def one_in_flight(node: Node, count: int) -> list[float]:
             elif not done.done():
                 done.set_result(None)
 
-    app._wake = woken
+    app.wake = woken
     send()
     await done
     return took
@@ -77,7 +77,7 @@ async def many_in_flight(node: Node, count: int, width: int) -> float:
             sent += 1
             app.send(b"%d" % sent + BODY)
 
-    app._wake = woken
+    app.wake = woken
     began = time.perf_counter()
     for _ in range(width):
         sent += 1

@@ -119,13 +119,13 @@ class ListApplication:
         self.truncations: list[int] = []
         self.fates: dict[bytes, str] = {}
         self.cuts: list[int] = []  # how many messages each frame took
-        self._waiting: deque[bytes] = deque()
+        self.waiting: deque[bytes] = deque()
         self._proposed: dict[int, tuple[int, list[bytes]]] = {}
-        self._wake = wake
+        self.wake = wake
         self.member: RaftMember | None = None
 
     def send(self, message: bytes) -> None:
-        self._waiting.append(message)
+        self.waiting.append(message)
         assert self.member is not None
         self.member.request_cut()
 
@@ -139,10 +139,10 @@ class ListApplication:
         return bool(self.events) and self.events[-1].leader_ready
 
     def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
-        if not self._waiting:
+        if not self.waiting:
             return None
-        messages = list(self._waiting)
-        self._waiting.clear()
+        messages = list(self.waiting)
+        self.waiting.clear()
         payload = b",".join(messages)
         self._proposed[index] = (term, messages)
         self.cuts.append(len(messages))
@@ -158,18 +158,18 @@ class ListApplication:
             if term == frame.term:
                 for message in messages:
                     self.fates[message] = "stored"
-        self._wake()
+        self.wake()
 
     def role_changed(self, event: RoleEvent) -> None:
         self.events.append(event)
-        self._wake()
+        self.wake()
 
     def truncated(self, from_index: int) -> None:
         self.truncations.append(from_index)
         for index in [i for i in self._proposed if i >= from_index]:
             for message in self._proposed.pop(index)[1]:
                 self.fates[message] = "not stored"
-        self._wake()
+        self.wake()
 
 
 class Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from raftmq.namesrv.registrations import SMALL_BYTES, WaitingList
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting import registration
 from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.fair_scheduling import Steps, finish
+from raftmq.remoting.fair_scheduling import Steps, StepTurns, finish
 from raftmq.remoting.memory_limits import TASK_BYTES
 from raftmq.remoting.registration import (
     BodyLimits,
@@ -107,8 +108,8 @@ async def test_returning_brokers_are_read_in_order_and_each_line_once(
 
     monkeypatch.setattr(registrations, "reading_register_body", counted)
     monkeypatch.setattr(registration, "_topic_of_text", parsing)
+    monkeypatch.setattr("raftmq.namesrv.server.StepTurns", partial(StepTurns, 0.0))
     async with NameServer(WITHOUT_HTTP) as server:
-        server._turns._turn_s = 0.0
         callers = [Caller(server.address) for _ in range(GROUPS * REPLICAS)]
         answers = await asyncio.gather(*(
             caller.register(

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import BodyError, ConnectionLost
+from raftmq.remoting.fair_scheduling import StepTurns
 from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.registration import (
     BrokerHeader,
@@ -457,11 +459,16 @@ async def test_registration_of_a_hundred_thousand_topics(
     assert (await caller.register("n0:1", 0, V2, topics)).code == 1  # the trap works
 
 
+@pytest.fixture
+def a_step_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted depends on no clock. Before the fixture `server`."""
+    monkeypatch.setattr("raftmq.namesrv.server.StepTurns", partial(StepTurns, 0.0))
+
+
 async def test_routes_are_answered_while_a_large_registration_is_read(
-    server: NameServer, caller: Caller
+    a_step_a_turn: None, server: NameServer, caller: Caller
 ) -> None:
     """Each of its forms; and its topics are there when it is answered."""
-    server._turns._turn_s = 0.0  # a step a turn: what is counted depends on no clock
     await caller.register("n0:1", 0, broker_name="small")
     for number, compressed in enumerate((False, True)):
         topics = [TopicConfig(f"topic-{number}-{i:05d}", 4, 4, 6) for i in range(20_000)]

@@ -44,7 +44,7 @@ def test_route_watcher_is_notified_once_of_its_topics():
     watchers.closed("one")
     assert not watchers.topic_changed("T")
     assert len(watchers) == 0
-    assert watchers._by_topic == watchers._by_group == {}
+    assert not watchers.group_changed("a") and not watchers.group_changed("b")
     assert kept.used_bytes == 0
 
 

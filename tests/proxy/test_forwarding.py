@@ -155,14 +155,14 @@ async def test_forwarder_pauses_reading_while_the_other_side_does_not_read(outwa
         client = await inner.client()
         await until(lambda: inner.streams)
         reading, writing = (client, inner.streams[0]) if outwards else (inner.streams[0], client)
-        reading[0]._transport.pause_reading()
+        reading[1].transport.pause_reading()
         writing[1].write(MANY)
         (side,) = inner.sides
         await until(lambda: side._peer is not None)
         to, of = (side.transport, side._peer) if outwards else (side._peer, side.transport)
         await until(lambda: not of.is_reading())
         assert to.get_write_buffer_size() <= HIGH_BYTES + READ_BYTES
-        reading[0]._transport.resume_reading()
+        reading[1].transport.resume_reading()
         assert len(await reading[0].readexactly(len(MANY))) == len(MANY)
 
 
@@ -172,7 +172,7 @@ async def test_client_that_does_not_read_is_disconnected(monkeypatch, limit, end
     async with Inner() as inner:
         client = await inner.client()
         await until(lambda: inner.streams)
-        client[0]._transport.pause_reading()
+        client[1].transport.pause_reading()
         (side,) = inner.sides
         writer = inner.streams[0][1]
         if not ends:

@@ -261,7 +261,7 @@ async def test_health_and_metrics_are_served(tmp_path):
             assert scrape.sum(calls, call="SendMessage", code="OK") == 1
             assert scrape.sum("rocketmq_proxy_messages_received_total") == 1
             assert scrape.sum("rocketmq_proxy_send_seconds_count") == 1
-            await world._names.stop()
+            await world.names.stop()
             async with session.get(f"{proxy.http.url}health/ready") as answer:
                 assert answer.status == 503
 
@@ -303,7 +303,7 @@ async def test_mqproxy_health_reports_why_the_proxy_cannot_serve(tmp_path, monke
         port = world.proxies[0].http.port
         well = await asked(port)
         assert (well.exit_code, well.output) == (0, f"127.0.0.1:{port}: healthy\n")
-        await world._names.stop()
+        await world.names.stop()
         ill = await asked(port)
         assert ill.exit_code == 1 and "not ready" in ill.output
     gone = await asked(port)

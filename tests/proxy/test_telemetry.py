@@ -17,6 +17,7 @@ from raftmq.proxy.clients import (
     TOPICS_MAX,
     Clients,
 )
+from raftmq.proxy.cluster import Brokers
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.server import ProxyServer
@@ -101,19 +102,18 @@ async def test_oversized_settings_end_the_stream(world, caller, settings, words)
     assert proxy.figures().kept_bytes == 0
 
 
-async def test_largest_settings_are_accepted_and_sent_to_brokers(world, caller):
+async def test_largest_settings_are_accepted_and_sent_to_brokers(world, caller, monkeypatch):
     expression = "a" * EXPRESSION_CHARS_MAX
     await caller.telemetry(consumer("cg", "T", expression=expression))
     broker = await world.group.leading()
     assert broker.clients.subscription("cg", "T").expression == expression
     many = consumer("cg", *(f"T{number}" for number in range(SUBSCRIPTIONS_MAX)))
-    (proxy,) = world.proxies
-    route = proxy._brokers.route
+    route = Brokers.route
 
-    async def known(caller, topic):
-        return await route(caller, "T")
+    async def known(brokers, caller, topic):
+        return await route(brokers, caller, "T")
 
-    proxy._brokers.route = known
+    monkeypatch.setattr(Brokers, "route", known)
     _, answer = await caller.telemetry(many)
     assert len(answer.settings.subscription.subscriptions) == SUBSCRIPTIONS_MAX
 

@@ -47,7 +47,7 @@ class World:
     def __init__(self, root, count=1, proxy=None, credentials=None, waits=WAITS, **settings):
         """`credentials` sign what the test itself asks brokers."""
         self._credentials = credentials
-        self._names = NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False))
+        self.names = NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False))
         self._root, self._count, self._settings = root, count, settings
         self._proxy_settings = proxy or {}
         self._waits = waits
@@ -55,11 +55,11 @@ class World:
         self.proxies = []
 
     async def __aenter__(self):
-        await self._names.start()
+        await self.names.start()
         self.group = Group(
             self._root,
             self._count,
-            namesrvAddr=self._names.address,
+            namesrvAddr=self.names.address,
             registerNameServerPeriod=1000,
             **self._settings,
         )
@@ -75,11 +75,11 @@ class World:
         for proxy in self.proxies:
             await proxy.stop()
         await self.group.__aexit__()
-        await self._names.stop()
+        await self.names.stop()
 
     @property
     def namesrv(self):
-        return self._names.address
+        return self.names.address
 
     async def add_proxy(self, waits=None, **settings):
         config = ProxyConfig(

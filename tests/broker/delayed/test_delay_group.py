@@ -86,15 +86,15 @@ async def test_continued_leadership_keeps_deliveries_in_flight(tmp_path):
     """A transfer that was given up is a role event, too."""
     async with Group(tmp_path, messageDelayLevel=LEVELS) as group:
         leader = await group.leading()
-        started = leader.delays._leadership, leader.locks._leadership
-        term = leader.roles.term
+        started = leader.halves.book  # a new one in each leadership, like the services' numbers
+        term, changed = leader.roles.term, leader.application.role_changed
         event = RoleEvent(Role.LEADER, term, "n0", True, "transfer to n1 given up: no answer")
-        leader._role_changed(event)
-        assert (leader.delays._leadership, leader.locks._leadership) == started
-        leader._role_changed(replace(event, leader_ready=False))
-        leader._role_changed(event)
-        again = started[0] + 2, started[1] + 2
-        assert (leader.delays._leadership, leader.locks._leadership) == again
+        changed(event)
+        assert leader.halves.book is started
+        changed(replace(event, leader_ready=False))
+        assert leader.halves.book is None
+        changed(event)
+        assert leader.halves.book not in (None, started)
 
 
 async def test_delay_levels_are_reported_and_restored_after_a_restart(tmp_path, caplog):

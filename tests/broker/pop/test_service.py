@@ -88,18 +88,9 @@ def changes_of(steps, monkeypatch):
     return changes
 
 
-class Stopped(Group):
-    """The wall clocks stand still at `stopped_ms`, if that is set."""
-
-    stopped_ms = None
-
-    def wall_ms(self, name):
-        return super().wall_ms(name) if self.stopped_ms is None else self.stopped_ms
-
-
 @pytest.fixture
 async def one(tmp_path):
-    async with Stopped(tmp_path, 1, enablePropertyFilter=True) as group:
+    async with Group(tmp_path, 1, enablePropertyFilter=True) as group:
         yield group, await group.leading(), Popper(group)
 
 

@@ -54,7 +54,7 @@ def heard(group):
     """Whether all replicas have heard of each other's clocks."""
     count = len(group.names) - 1
     return all(
-        len(broker.engine.parts.chores.peer_info._peers) == count
+        len(broker.engine.parts.chores.peer_info.extents) == count
         for broker in group.brokers.values()
     )
 

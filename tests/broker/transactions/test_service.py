@@ -147,7 +147,7 @@ async def test_end_of_an_invalid_half_message_is_rejected(tmp_path):
         unreachable = SendHeader("pg", "Orders", "TBW102", 4, 1, 0x4, 5, 0, HALF_BY_HTTP)
         code, _ = await inside.send(broker.sends, unreachable, b"H", pack_host(("10.0.0.9", 1)))
         assert code == 0
-        assert broker.transactions._producer_of("pg", []) is not None  # who sent the first one
+        assert broker.halves.senders["pg"].is_open  # who sent the first one
         nobody = await group.send(broker, "Orders", properties="TRAN_MSG\x01true\x02")
         assert (nobody.code, "PGROUP" in nobody.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
 
@@ -174,15 +174,15 @@ async def test_one_way_transaction_end_waits_for_space(tmp_path, monkeypatch, ca
         broker = await group.leading()
         await group.create_topic(broker, "Orders")
         sent = await half(group, broker, "A")
-        store_end, tries = broker.transactions._store_end, []
+        store, tries = broker.sends.store, []
 
         def full_for_a_while(*args):
             tries.append(args)
             if len(tries) <= 3:
                 raise busy("no room, says the test")
-            store_end(*args)
+            store(*args)
 
-        monkeypatch.setattr(broker.transactions, "_store_end", full_for_a_while)
+        monkeypatch.setattr(broker.sends, "store", full_for_a_while)
         answer = await end(group, broker, sent, COMMIT)
         assert (answer.code, len(tries)) == (ResponseCode.SYSTEM_BUSY, 1)
         header = EndTransactionHeader("pg", sent.offset, sent.position, COMMIT, "A", "A")
@@ -242,8 +242,9 @@ async def test_open_transactions_are_limited_and_can_be_disabled(tmp_path, monke
         assert refused.code == ResponseCode.NO_PERMISSION
 
 
-async def test_transactions_survive_their_leader(tmp_path):
+async def test_transactions_survive_their_leader(tmp_path, caplog):
     """Ended ones do not come up again, open ones can be ended, each message is there once."""
+    caplog.set_level("INFO", service.log.name)
     async with Group(tmp_path, 3, **UNASKED) as group:
         broker = await group.leading()
         await group.create_topic(broker, "Orders")
@@ -261,12 +262,13 @@ async def test_transactions_survive_their_leader(tmp_path):
         assert all("[ENDED]" in answer.remark for answer in answers[:10])
         expected = [f"M{number}" for number in range(20) if number != 5]
         assert bodies(broker) == expected
+        caplog.clear()
         await group.kill(await group.leader())
         for name in group.names:
             if name not in group.brokers:
                 await group.start(name)
         broker = await group.leading()
-        await until(lambda: broker.transactions._ready.is_set())
+        await until(lambda: "transactions_known" in caplog.text)
         assert broker.halves.open_count == 0
         assert bodies(broker) == expected
 
@@ -319,7 +321,7 @@ async def test_open_half_message_is_checked_until_it_is_discarded(tmp_path, monk
             # A local transaction that took longer than all checks: its message is not lost.
             late = await asyncio.gather(*(end(group, broker, sent, COMMIT) for _ in range(3)))
             assert 0 in [answer.code for answer in late]
-            broker.halves.book._ended.clear()  # as after a change of the leader
+            broker.transactions.leadership_changed()
             assert (await end(group, broker, sent, COMMIT)).code == 0
             assert bodies(broker) == ["A"]
         finally:
@@ -404,12 +406,12 @@ async def test_missing_producer_does_not_count_as_a_check(tmp_path, monkeypatch)
         await group.create_topic(broker, "Orders")
         producer = Producer(broker)
         try:
-            client, check = RemotingClient(), broker.transactions._check_due
-            broker.transactions._check_due = lambda book: None
+            client = RemotingClient()
+            group.stopped_ms = broker.context.wall_ms()  # no check is due
             await half(group, broker, "A", client=client)
             await client.close()  # it leaves before it can be asked
-            await until(lambda: broker.transactions._producer_of("pg", []) is None)
-            broker.transactions._check_due = check
+            await until(lambda: not broker.halves.senders["pg"].is_open)
+            group.stopped_ms = None
             await until(
                 lambda: broker.store.queues.end_of(HALF_TOPIC, 0) > 5
             )  # looked at again and again

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import orjson
 import pytest
@@ -250,11 +251,30 @@ def old_heartbeat(leader: Broker, prev_index: int) -> list[tuple[str, dict[str, 
     return [(leader.config.dleger_self_id, message)]
 
 
+TRANSPORTS: WeakKeyDictionary[Any, LinkTransport] = WeakKeyDictionary()  # by their engines
+
+
+class RecordedTransport(LinkTransport):
+    def __init__(self, config: MemberConfig, rng: random.Random, engine: Any, *rest: Any) -> None:
+        super().__init__(config, rng, engine, *rest)
+        TRANSPORTS[engine] = self
+
+
+@pytest.fixture(autouse=True)
+def recorded_transports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raftmq.chaos.pysyncobj.member.LinkTransport", RecordedTransport)
+
+
+def deliver(engine: Any, messages: Any) -> None:
+    """Have the engine receive the messages from its peers."""
+    TRANSPORTS[engine].on_messages(messages)
+
+
 def cut_off_followers(group: Any, name: str, end: int) -> None:
     """Both followers of this leader lose the frames behind `end`."""
     for other, follower in group.brokers.items():
         if other != name:
-            follower.engine._transport.on_messages(old_heartbeat(group.brokers[name], end))
+            deliver(follower.engine, old_heartbeat(group.brokers[name], end))
 
 
 async def test_truncated_frames_leave_log_and_queues_and_are_dispatched_again(group, caplog):
@@ -272,7 +292,7 @@ async def test_truncated_frames_leave_log_and_queues_and_are_dispatched_again(gr
     before = engine.frames_taken_back  # under load SyncObj does it by itself
     behind = engine.log.index.last_index - end
     assert behind >= 20
-    engine._transport.on_messages(old_heartbeat(broker, end))
+    deliver(engine, old_heartbeat(broker, end))
     assert engine.log.index.last_index == end
     assert follower.store.queues.queue(TOPIC, 0).max_offset == 1
     assert follower.store.derived.dispatched_offset == engine.log.index.end_position
@@ -380,7 +400,7 @@ async def test_truncation_waits_for_a_flush_in_progress(group):
     follower = next(b for n, b in group.brokers.items() if n != name)
     before = follower.engine.frames_taken_back
     flush = follower.store.flushes.start()
-    follower.engine._transport.on_messages(old_heartbeat(broker, end))
+    deliver(follower.engine, old_heartbeat(broker, end))
     assert follower.store.queues.queue(TOPIC, 0).max_offset == 5
     flush.run()
     follower.store.flushes.finish(flush, synced=True)
@@ -400,13 +420,13 @@ async def test_frames_truncated_between_two_batches_are_not_applied(group):
     await all_applied(group)
     engine = next(b.engine for n, b in group.brokers.items() if n != name)
     engine._applier._batch_bytes_max = 1  # a frame per turn of the loop
-    engine._transport.on_messages(old_heartbeat(broker, end))
+    deliver(engine, old_heartbeat(broker, end))
     again = old_heartbeat(broker, end)
     last = engine_of(broker).log.index.last_index
     again[0][1].update(commit_index=last, entries=list(sync_member(broker).sync.journal[end:last]))
-    engine._transport.on_messages(again)
+    deliver(engine, again)
     assert engine.applied_index < engine.log.index.last_index == last
-    engine._transport.on_messages(old_heartbeat(broker, engine.applied_index))
+    deliver(engine, old_heartbeat(broker, engine.applied_index))
     assert engine.applied_index == engine.log.index.last_index == end + 1
     await until(lambda: engine.failure is not None or engine.applied_index >= last)
     assert engine.failure is None
@@ -415,7 +435,7 @@ async def test_frames_truncated_between_two_batches_are_not_applied(group):
 async def test_exception_of_syncobj_is_logged_and_the_broker_continues(group, caplog):
     name, broker = await leader_with_topic(group)
     other = next(n for n in group.names if n != name)
-    sync_member(broker)._transport.on_messages([(other, {"type": "append_entries"})])
+    deliver(sync_member(broker), [(other, {"type": "append_entries"})])
     assert any(r.message.startswith("syncobj_raised") for r in caplog.records)
     assert engine_of(broker).failure is None
     assert (await group.send(broker, TOPIC, b"x")).code == 0
@@ -460,7 +480,7 @@ async def test_entry_that_does_not_fit_ends_the_node(group):
     last = sync_member(broker).sync.journal[index.last_index - 1]
     message = old_heartbeat(broker, index.last_index)[0][1]
     message["entries"] = [(last[0], index.last_index + 1, last[2])]
-    follower.engine._transport.on_messages([(name, message)])
+    deliver(follower.engine, [(name, message)])
     reason = await asyncio.wait_for(follower.failed, 60)
     assert "carries" in reason
     assert (await group.send(broker, TOPIC, b"x")).code == 0

@@ -10,7 +10,7 @@ import pytest
 
 from raftmq.client import Message, MessageExt, SendConfig, SendFailed, SendStatus
 from raftmq.client.errors import ClientClosed, InvalidMessage
-from raftmq.client.producer.transaction import CHECKS_MAX, TransactionProducer, TransactionState
+from raftmq.client.producer.transaction import TransactionProducer, TransactionState
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader, SendHeader
@@ -222,17 +222,16 @@ async def test_raising_check_is_answered_unknown_and_foreign_groups_not_at_all()
             assert len(listener.checked) == 1
 
 
-async def test_checks_beyond_the_limit_are_dropped() -> None:
+async def test_checks_beyond_the_limit_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         listener = Listener()
         async with producer_of(cluster, listener) as producer:
             await producer.send(Message("T", b"x"))
             broker = cluster.brokers["g0"][0]
-            blocked = {object() for _ in range(CHECKS_MAX)}
-            producer._checks |= blocked  # type: ignore[arg-type]
+            monkeypatch.setattr("raftmq.client.producer.transaction.CHECKS_MAX", 0)
             broker.push(check_back(cluster))
             await producer.send(Message("T", b"behind the check"))
-            producer._checks -= blocked
+            monkeypatch.undo()
             broker.push(check_back(cluster))
             await until(lambda: ends(broker))
             assert len(listener.checked) == 1

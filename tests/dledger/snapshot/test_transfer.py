@@ -72,7 +72,7 @@ async def stranded(group: Group) -> tuple[Node, Node]:
     follower = group.others(leader)[0]
     for number in range(40):
         leader.app.send(BODY + b"%d" % number)
-        await group.until(lambda: not leader.app._waiting)
+        await group.until(lambda: not leader.app.waiting)
     await group.all_applied()
     await follower.lose_disk()
     # What was written last is durable after this, and only that may go.

@@ -58,12 +58,12 @@ class Api:
         """(status, JSON, ETag); asked again while nobody is known to lead, and nothing was done."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            answer = await self._once(method, path, body, **headers)
+            answer = await self.once(method, path, body, **headers)
             if answer[0] != 503 or time.monotonic() > deadline:
                 return answer
             await asyncio.sleep(0.02)
 
-    async def _once(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+    async def once(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         url = f"{self.url}/api/v1{path}"
         async with self._session.request(method, url, json=body, headers=sent) as answer:
@@ -77,7 +77,7 @@ class Api:
 
         async def asked() -> bool:
             nonlocal last
-            last = status, value, _ = await self._once("GET", path)
+            last = status, value, _ = await self.once("GET", path)
             return status == 200 and bool(reached(value))
 
         await until(asked, lambda: last, pause_s=0.02)
@@ -87,7 +87,7 @@ class Api:
         """A change that succeeds, perhaps once the name server knows the leader."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            status, value, _ = await self._once(method, path, body, **headers)
+            status, value, _ = await self.once(method, path, body, **headers)
             if status < 207:
                 return value
             assert status in (404, 503, 504) and time.monotonic() < deadline, (status, value)

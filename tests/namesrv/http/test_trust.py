@@ -144,7 +144,7 @@ async def operate(call: Api) -> None:
         ("POST", "/brokers/broker-x/0/messages", {"topic": "T", "body": "b"}),
         ("GET", "/brokers/broker-x/0/events", None),
     ):
-        status, value, _ = await call._once(method, path, body)
+        status, value, _ = await call.once(method, path, body)
         assert status in (502, 503), (path, status, value)
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.tidy import known
 from tests.tidy.mentions import missing
 from tests.tidy.parts import inheritors, late_attributes, planted, stubs
+from tests.tidy.privates import reached
 from tests.tidy.pure import PURE_MODULES
 from tests.tidy.sources import (
     FRONT_DOOR,
@@ -232,6 +233,11 @@ def test_files_named_in_comments_exist() -> None:
     others = [path for room in OTHERS for path in (ROOT / room).rglob("*.py")]
     result = {str(path.relative_to(ROOT)): missing(path) for path in (*product(), *others)}
     assert not {path: names for path, names in result.items() if names}
+
+
+def test_uses_of_private_members_in_tests_only_decrease() -> None:
+    uses = [use for use in reached() if not use.startswith(known.PLANTERS)]
+    assert len(uses) <= known.PRIVATE_USES_MAX, "\n".join(uses)
 
 
 def in_circles() -> list[str]:

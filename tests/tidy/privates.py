@@ -1,0 +1,58 @@
+"""Private members of the product that tests read, replace or import.
+
+A name counts if a class or module of the product defines it and the test's own file does not. The
+receiver's type is unknown, so a member of the standard library counts too if the product has
+another one of its name.
+"""
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.tidy.sources import ROOT, parsed, product
+
+_PATCHES = ("setattr", "getattr", "object")  # monkeypatch.setattr, getattr, patch.object
+_NAMEDTUPLE = {"_replace", "_asdict", "_fields", "_make"}
+
+
+def reached(root: Path = ROOT) -> list[str]:
+    """Return "file:line name" of each use."""
+    private = set().union(*(_defined(parsed(path)) for path in product(root))) - _NAMEDTUPLE
+    uses = []
+    for path in sorted((root / "tests").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        wanted = private - _defined(tree)
+        found = ((line, name) for line, name in _uses(tree) if name in wanted)
+        uses += [f"{path.relative_to(root)}:{line} {name}" for line, name in sorted(found)]
+    return uses
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Return the private names that a file assigns or declares."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names |= {node.attr} if _is_own(node.value) else set()
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+def _uses(tree: ast.Module) -> Iterable[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not _is_own(node.value):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in _PATCHES:
+            for argument in node.args[1:2]:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield node.lineno, argument.value
+
+
+def _is_own(receiver: ast.expr) -> bool:
+    if isinstance(receiver, ast.Call):
+        receiver = receiver.func  # super()
+    return isinstance(receiver, ast.Name) and receiver.id in ("self", "cls", "super")

@@ -59,7 +59,9 @@ def test_leader_redirects_reads_only_with_the_setting():
 
 
 def within_reach(leader):
-    return set(read_policy(leader.context).followers())
+    policy = read_policy(leader.context)
+    assert isinstance(policy, RaftReads)
+    return set(policy.followers())
 
 
 async def test_cold_data_are_read_from_followers_and_the_end_from_the_leader(tmp_path):

@@ -183,6 +183,7 @@ class LatePops:
 INVISIBLE_MS = 60_000
 AWAIT_MS = 20_000
 SLICE_MS = 1_000  # wait per broker of several, before the next is asked
+ROUND_MS_MIN = 100  # between rounds of pops; a broker may answer an empty pop at once
 ANSWER_GRACE_MS = 3_000
 NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
 
@@ -259,6 +260,7 @@ class SimpleConsumer:
         end_s = now() + await_ms / 1000
         pop = partial(self._pop_within, count_max, invisible_ms)
         while True:
+            next_s = now() + ROUND_MS_MIN / 1000
             targets = await self._targets()
             alone = len(targets) == 1
             failures: dict[Target, ClientError] = {}
@@ -289,6 +291,7 @@ class SimpleConsumer:
                 if failures and len(failures) == len(targets):
                     raise failures.popitem()[1]
                 return []
+            await asyncio.sleep(min(next_s, end_s) - now())
 
     async def _targets(self) -> list[Target]:
         """Return the topics' broker groups, with a rotating start. Raises NoRoute without any."""

@@ -278,6 +278,8 @@ class FakeBroker:
         if mode == "refuse":
             code = int(ResponseCode.SERVICE_NOT_AVAILABLE)
             return RemotingCommand.response_to(request, code, "[NOT_LEADER] not me", {})
+        if mode == "full":
+            return RemotingCommand.response_to(request, ResponseCode.POLLING_FULL, "", {})
         if mode == "late":
             await self.late.wait()
         header = PopHeader.parse(request.ext)

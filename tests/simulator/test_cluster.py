@@ -52,6 +52,7 @@ FOUND = (
     12002004,  # a process that had been stopped for 50 s reported that nobody leads its group
     12001448,  # the same of a replica that had been cut off for so long
     12001161,  # of the judges here: a replica had acknowledged a frame, and then got an empty disk
+    20000059,  # a consumer repeated a pop that was answered at once, 25,000 times per second
     49,  # of the network here: a connection hung whose other end had died with bytes unread
 )
 FOUND_SCALED = (

@@ -81,6 +81,19 @@ async def test_receive_times_out_without_answers(
         assert caught.value.outcome_unknown
 
 
+async def test_pops_that_a_broker_answers_at_once_are_repeated_with_pauses() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        (broker,) = cluster.brokers["g0"]
+        broker.scripts[POP].extend(["full"] * 1000)
+        assert await consumer.receive(await_ms=4 * simple.ROUND_MS_MIN) == []
+        assert 1 <= broker.count(POP) <= 5
+        broker.scripts[POP].clear()
+        fill(cluster, 1)
+        (message,) = await consumer.receive(await_ms=1000)
+        assert message.body == b"0"
+
+
 async def test_silent_broker_group_does_not_block_messages_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,8 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 20000
 START ?= 1
-# Processes that share the test files; 0: all in one, for a debugger.
-WORKERS ?= 4
+# Processes that share the test files; 0: all in one, for a debugger. Tests wait more than they compute.
+WORKERS ?= 6
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 
@@ -23,13 +23,13 @@ $(VENV)/.ready: requirements.txt pyproject.toml tools/make-venv.sh tools/install
 
 # The tests, the type checker and the documents.
 $(VENV)/.dev-ready: $(VENV)/.ready requirements-dev.txt
-	@tools/install.sh $(BIN)/python requirements-dev.txt
+	@tools/install.sh $(BIN)/python requirements-dev.txt --no-compile
 	@touch $@
 
 # Spark, 500 MB, for the audit.
 $(VENV)/.audit-ready: $(VENV)/.ready requirements-audit.txt
 	@tools/find-java.sh > /dev/null
-	@tools/install.sh $(BIN)/python requirements-audit.txt
+	@tools/install.sh $(BIN)/python requirements-audit.txt --no-compile
 	@touch $@
 
 $(VENV)/.demo-ready: $(VENV)/.audit-ready demo/requirements.txt

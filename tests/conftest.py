@@ -20,8 +20,8 @@ os.environ.setdefault("RAFTMQ_DISK_SPACE_WARNING_FREE_BYTES", "1")
 # is warm.
 SPARK = ("tests/spark/", "tests/audit/test_engines", "tests/audit/read/test_spark_sources")
 PYSPARK_LOGGERS = {"DataFrameQueryContextLogger", "SQLQueryContextLogger"}
-# A room whose files take minutes each, of which one would be waited for alone at the end.
-BEGUN_FIRST = "simulator"
+# Files that take a minute or more each, of which one would be waited for alone at the end.
+BEGUN_FIRST = ("tests/simulator/", "tests/compose/", "tests/browser/", *SPARK)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -35,8 +35,8 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with it; all else stays in its order."""
-    items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(BEGUN_FIRST))
+    """Begin with these; all else stays in its order."""
+    items.sort(key=lambda item: not item.nodeid.startswith(BEGUN_FIRST))
 
 
 @pytest.hookimpl(wrapper=True)

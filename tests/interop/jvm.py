@@ -78,6 +78,7 @@ def _retrieve(ivy_file: Path, directory: Path, wanted: Mapping[str, str]) -> Non
     result = subprocess.run(
         [
             java_command(),
+            *SHORT_LIVED,
             *(f"-D{key}={value}" for key, value in wanted.items()),
             "-jar",
             ivy,

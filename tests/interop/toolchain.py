@@ -137,7 +137,8 @@ def java(version: str) -> Launch:
         source.write_text(without_newer(text) if version == "43" else text)
         target = ["-source", "11", "-target", "11", "-encoding", "UTF-8", "-nowarn"]
         where = ["-cp", classpath, "-d", str(directory)]
-        run([java_command(), "-jar", compiler, *target, *where, str(source)], {}, HERE)
+        command = [java_command(), *SHORT_LIVED, "-jar", compiler]
+        run([*command, *target, *where, str(source)], {}, HERE)
 
     classes = made(f"java{version}", [JAVA_SOURCE], make)
     classpath = os.pathsep.join((str(classes), classpath))

@@ -15,8 +15,7 @@ from raftmq.dledger.raft.errors import ApplyLater
 from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.dledger.raft.messages import RoleEvent
 from raftmq.store.derived_files import DerivedFiles
-from raftmq.store.dispatch import EntryBatch
-from raftmq.store.frame import Frame, FrameKind
+from raftmq.store.frame import EntryBatch, Frame, FrameKind
 from raftmq.store.transient_errors import passes
 
 from .error_isolation import Contained
@@ -129,13 +128,11 @@ class BrokerApplication:
         touched: list[EntryBatch] = []
         topics: list[str] = []
         for frame in frames:
-            pending = None
             if frame.kind == FrameKind.MESSAGES:
                 pending = self._sends.applied(frame)
                 if pending is not None:
                     answers.append(pending)
-            ready_made = None if pending is None else pending.entries
-            touched += self._store.dispatch_frame(frame, ready_made)
+            touched += self._store.dispatch_frame(frame)
             command = frame.command
             if len(command):
                 at = frame.position + frame.records_at

@@ -23,9 +23,9 @@ from .checkpoint import Checkpoint
 from .commitlog.commitlog import CommitLog
 from .consumequeue.consumequeue import ConsumeQueueStore, FlushTicket
 from .consumequeue.repair import QueueRepairs, rebuild_queues
-from .dispatch import Dispatcher, EntryBatch
+from .dispatch import Dispatcher
 from .errors import QueuesLost
-from .frame import Frame, FrameKind
+from .frame import EntryBatch, Frame, FrameKind
 from .index.message_index import STEP_BYTES, IndexFlush, KeyQuery, MessageIndex
 
 
@@ -85,18 +85,16 @@ class DerivedFiles:
             self.dispatched_offset = start
         self.queues.restore_lost(start)
 
-    def dispatch_frame(
-        self, frame: Frame, entries: Sequence[EntryBatch] | None = None
-    ) -> Sequence[EntryBatch]:
-        """Make a committed frame's messages visible. Return its entries by queue (topic, queue id,
-        first queue offset, entries). A leader passes `entries` that it has already computed. A
-        frame dispatched before is skipped (returns []). Raises DispatchError; OSError, after which
-        the call may be repeated."""
+    def dispatch_frame(self, frame: Frame) -> Sequence[EntryBatch]:
+        """Make a committed frame's messages visible. Return its entries by queue. A frame
+        dispatched before is skipped (returns []). Raises DispatchError; OSError, after which the
+        call may be repeated."""
         if frame.end <= self.dispatched_offset:
             return []
         if frame.position != self.dispatched_offset:  # the frame starts the next segment
             following = self._commitlog.segment_end(self.dispatched_offset)
             assert frame.position == following, (frame.position, self.dispatched_offset)
+        entries = frame.entries
         if frame.kind != FrameKind.MESSAGES:
             entries = []
         elif entries is None:

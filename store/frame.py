@@ -26,6 +26,7 @@ atomically. Pure, from bytes to bytes.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -37,6 +38,9 @@ HEADER_SIZE_BYTES = HEADER.size  # 60
 _HEADER_HEAD = struct.Struct(">iiqqqqiiiI")  # the part that header_crc covers
 _CRC = struct.Struct(">I")
 PAYLOAD_SIZE_BYTES_MAX = 32 * 1024 * 1024  # twice the largest remoting frame
+
+# Consecutive ConsumeQueue entries: topic, queue id, first queue offset, packed entries.
+EntryBatch = tuple[str, int, int, bytes]
 
 assert HEADER_SIZE_BYTES == 60
 assert _HEADER_HEAD.size == 56
@@ -61,7 +65,7 @@ class FrameError(Exception):
 class Frame:
     """A sealed frame, immutable by convention. `data` is header and payload, the bytes on disk.
     Invariants: len(data) == HEADER_SIZE_BYTES + payload length; the header in `data` matches the
-    attributes."""
+    attributes. `entries` are the ConsumeQueue entries of a message frame, by queue, if known."""
 
     index: int
     term: int
@@ -70,6 +74,7 @@ class Frame:
     kind: int
     record_count: int
     data: bytes
+    entries: Sequence[EntryBatch] | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -27,8 +27,9 @@ from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.process_tls import ProcessTls
 from raftmq.store.commitlog.group_flusher import FlushMode, GroupFlusher
-from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, EntryBatch
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
 from raftmq.store.errors import StoreError
+from raftmq.store.frame import EntryBatch
 from raftmq.store.message_store import MessageStore
 from raftmq.store.transient_errors import RETRY_S, passes
 

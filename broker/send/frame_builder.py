@@ -1,17 +1,16 @@
 """Builds frames and batches from waiting sends.
 
 `build_records` gives records their queue offset, physical offset and store timestamp. It also packs
-the ConsumeQueue entries, so the leader does not parse its own frame when it applies it (tests
-compare them with store.dispatch). `build_frame` adds a frame header, which classic mode does not
-have.
+the ConsumeQueue entries, so that no replica parses the frame when it applies it (tests compare them
+with store.dispatch). `build_frame` adds a frame header, which classic mode does not have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from raftmq.store.dispatch import QUEUE_ENTRY, EntryBatch
-from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+from raftmq.store.dispatch import QUEUE_ENTRY
+from raftmq.store.frame import HEADER_SIZE_BYTES, EntryBatch, Frame, FrameKind, seal_frame
 
 from ..messages.send_request import MAGIC_V1, MAGIC_V2, Record, SendQueue
 
@@ -25,11 +24,11 @@ def build_frame(
     now_ms: int,
     store_host: bytes,
     command: bytes = b"",
-) -> tuple[Frame, list[int], list[int], list[EntryBatch]]:
-    """Build and seal the frame of `command` and `records`, of `payload_size` bytes in sum. Returns
-    the frame and the results of `build_records` except the payload."""
+) -> tuple[Frame, list[int], list[int]]:
+    """Build and seal the frame of `command` and `records`, of `payload_size` bytes in sum, with its
+    ConsumeQueue entries. Returns also the physical and queue offsets of `build_records`."""
     frame_position = allocate(HEADER_SIZE_BYTES + payload_size)
-    payload, positions, offsets, groups = build_records(
+    payload, positions, offsets, entries = build_records(
         records, frame_position + HEADER_SIZE_BYTES + len(command), now_ms, store_host
     )
     if command:
@@ -38,7 +37,8 @@ def build_frame(
     frame = seal_frame(
         index, term, frame_position, now_ms, FrameKind.MESSAGES, len(records), payload, len(command)
     )
-    return frame, positions, offsets, groups
+    frame.entries = entries
+    return frame, positions, offsets
 
 
 def by_queue(records: Sequence[Record]) -> dict[SendQueue, list[int]]:

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from raftmq.remoting.command import JSON
-from raftmq.store.dispatch import EntryBatch
-from raftmq.store.frame import Frame
+from raftmq.store.frame import EntryBatch, Frame
 
 from ..messages.send_request import Record
 from ..tables.idempotent_sends import Once
@@ -204,7 +203,6 @@ class Stored:
     group: Group
     positions: list[int]
     offsets: list[int]
-    entries: list[EntryBatch]
     built_s: float = field(default_factory=time.perf_counter, init=False)  # 0: not timed
 
 
@@ -220,6 +218,7 @@ class Pending(Stored):
 class Batch(Stored):
     """Records of classic mode, where the log has no frames; `data` belongs at `position`."""
 
+    entries: list[EntryBatch]
     position: int
     data: bytes
     stamp_ms: int
@@ -247,7 +246,7 @@ def split_unwaiting(batch: Batch) -> Stored | None:
         late.append((sender if waits else silent, unique_key, count))
         at += count
     group.replies = late
-    unwaiting = Stored(early, batch.positions, batch.offsets, batch.entries)
+    unwaiting = Stored(early, batch.positions, batch.offsets)
     unwaiting.built_s = 0.0
     return unwaiting
 

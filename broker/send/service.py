@@ -640,7 +640,7 @@ class SendPath:
         if group.once is not None:
             command = several([*group.commands, sent_once(group, self._store_host, self._config)])
         try:
-            frame, positions, offsets, entries = build_frame(
+            frame, positions, offsets = build_frame(
                 group.records,
                 len(command) + group.size_bytes,
                 index,
@@ -657,7 +657,7 @@ class SendPath:
         self._backlog.proposed(group.held_bytes)
         self.stamp_ms = stamp_ms
         built_ms = self._clock_ms()
-        self._pending[index] = Pending(group, positions, offsets, entries, frame, built_ms)
+        self._pending[index] = Pending(group, positions, offsets, frame, built_ms)
         return frame
 
     def _refuse_unencodable(self, group: Group, error: struct.error) -> None:

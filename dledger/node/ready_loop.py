@@ -246,6 +246,7 @@ class Pump:
         """Send in a single write per peer; frames separately, since only they may be dropped."""
         control: dict[NodeId, list[bytes]] = {}
         frames: dict[NodeId, list[bytes]] = {}
+        requests: dict[tuple[int, ...], list[bytes]] = {}  # followers usually get the same
         for message in messages:
             if isinstance(message, AppendOrder):
                 m = message
@@ -254,16 +255,18 @@ class Pump:
                     continue
                 if m.first_index < self.log.index.first_index:
                     continue  # deleted by retention while term and vote were saved
-                try:
-                    sent = self.log.frames(m.first_index, m.last_index)
-                except FrameDamaged as damage:
-                    self.disk.check(damage.index, self.read_failed)
-                    continue  # the same; sent again after the repair
+                content = m.term, m.first_index, m.last_index, m.commit_index
+                if content not in requests:
+                    try:
+                        requests[content] = self._encode(m)
+                    except FrameDamaged as damage:
+                        self.disk.check(damage.index, self.read_failed)
+                        continue  # the same; sent again after the repair
                 buffers = frames.setdefault(m.to, [])
                 if self._sent.get(m.to) != (m.term, m.prev_index):
                     buffers.extend(self._prev_frame(m))
                 self._sent[m.to] = m.term, m.last_index
-                buffers += encode_append(m.term, m.prev_index, m.prev_term, m.commit_index, sent)
+                buffers += requests[content]
             else:
                 control.setdefault(message.to, []).extend(encode_message(message))
         for peer, buffers in control.items():
@@ -271,6 +274,13 @@ class Pump:
         for peer, buffers in frames.items():
             if not self.links.send(peer, buffers, droppable=True):
                 self._sent.pop(peer, None)
+
+    def _encode(self, order: AppendOrder) -> list[bytes]:
+        """Return the request that an order asks for. Raises FrameDamaged."""
+        frames = self.log.frames(order.first_index, order.last_index)
+        return encode_append(
+            order.term, order.prev_index, order.prev_term, order.commit_index, frames
+        )
 
     def link_opened(self, peer: NodeId) -> None:
         """Note that the link to `peer` is open, and nothing was sent over it yet."""

@@ -9,7 +9,8 @@ answer, both group ids, a second answer) messages flow in one direction. Integer
                 5   1    group name length              5   1    kind (table KINDS)
                 6   1    sender id length               6   n    fields of that kind
                 7   1    receiver id length             6+n 4    CRC-32C of bytes 0..6+n-1
-                8   n    group, sender, receiver        10+n     frames (AppendRequest); bytes of
+                8   n    group, sender, receiver        10+n     frames (AppendRequest), each with
+                                                                 its entries behind it; bytes of
                                                                  the log (RepairResponse); of a
                                                                  parcel (InstallChunk); the body
                                                                  of a PeerInfo
@@ -23,7 +24,8 @@ can be upgraded one by one. Each side then sends its group id (size 0: not known
 right behind its answer, and the acceptor's second answer accepts or refuses the link.
 
 Sender and receiver of a message are those of its connection and are not repeated. The frames of an
-AppendRequest are the bytes of the log; both their checksums are verified here. The bytes of a
+AppendRequest are the bytes of the log; both their checksums are verified here, and the checksum of
+their ConsumeQueue entries (store.frame_entries). The bytes of a
 RepairResponse may be a part of a frame, those of an InstallChunk a part of a parcel; they are
 verified where the parts are joined (dledger.raft.repair, dledger.raft.snapshot_install). Malformed
 data raises WireError, and its connection has to be closed. A term above TERM_MAX, in a message or
@@ -46,6 +48,7 @@ from raftmq.store.frame import (
     FrameError,
     parse_frame,
 )
+from raftmq.store.frame_entries import decode_entries, encode_entries
 
 from ..raft.messages import (
     NUMBER_MAX,
@@ -221,8 +224,11 @@ def encode_append(
     """Encode an AppendRequest as contiguous buffers; frames are not copied."""
     assert len(frames) <= FRAMES_PER_MESSAGE_MAX, len(frames)
     size = _APPEND.size  # length counts behind its own 4 bytes; the CRC has 4 as well
+    tail: list[bytes] = []
     for frame in frames:
-        size += len(frame.data)
+        entries = encode_entries(frame.entries)
+        tail += (frame.data, entries)
+        size += len(frame.data) + len(entries)
     assert size <= MESSAGE_SIZE_BYTES_MAX, size
     head = _APPEND.pack(
         size,
@@ -234,10 +240,7 @@ def encode_append(
         commit_index,
         len(frames),
     )
-    buffers = [head + _CRC.pack(crc32c(head))]
-    for frame in frames:
-        buffers.append(frame.data)
-    return buffers
+    return [head + _CRC.pack(crc32c(head)), *tail]
 
 
 def encode_message(message: PeerMessage) -> list[bytes]:
@@ -408,8 +411,8 @@ class MessageReader:
                     raise WireError(f"frame {frame.index} where {index} belongs")
                 if frame.term >> _TERM_BITS or frame.position >> _NUMBER_BITS:
                     raise WireError(f"frame {index} of term {frame.term} at {frame.position}")
+                frame.entries, position = decode_entries(data, position + len(frame.data), frame)
                 frames.append(frame)
-                position += len(frame.data)
         except FrameError as error:
             raise WireError(f"frame in an append request: {error.reason}") from error
         if position != end:

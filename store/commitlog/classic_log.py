@@ -20,10 +20,10 @@ from ..dispatch import (
     QUEUE_ENTRY,
     QUEUE_ENTRY_BYTES,
     DispatchError,
-    EntryBatch,
     QueueRestarted,
 )
 from ..errors import Diverged, FlushUnderWay, StoreDamaged
+from ..frame import EntryBatch
 from ..record import BLANK, MAGIC_BLANK, store_timestamp_at, walk_records
 from .commitlog import CommitLog
 

@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING
 
 from ..commitlog.commitlog import CommitLog
 from ..disk import Disk
-from ..dispatch import EntryBatch
 from ..errors import StoreDamaged
+from ..frame import EntryBatch
 from ..record import HEAD_SIZE_BYTES, RecordError, decode_record, store_timestamp_at
 from .index_keys import find_sound, has_key, key_hash
 from .index_limits import IndexLimits

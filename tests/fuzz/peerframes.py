@@ -11,6 +11,7 @@ from google_crc32c import value as crc32c
 
 from raftmq.dledger.transport import wire
 from raftmq.store.frame import FrameKind, seal_frame
+from raftmq.store.frame_entries import encode_entries
 from tests.fuzz.samples import Sample
 from tests.fuzz.values import EDGES, damaged
 
@@ -81,7 +82,8 @@ class RaftMaker:
             kind = rng.choice(tuple(FrameKind))
             frame = seal_frame(index, rng.choice((0, 1, 2, 5)), rng.choice((0, 60, 4_096)), 0, kind,
                                rng.choice((0, 1, 2**31 - 1)), payload)  # fmt: skip
-            frames.append(frame.data)
+            entries = rng.choice((None, None, [], [("T", 0, 0, bytes(20))]))
+            frames.append(frame.data + encode_entries(entries))
         return count if rng.random() < 0.95 else rng.choice((-1, 65_537, 3)), b"".join(frames)
 
 

@@ -19,6 +19,7 @@ from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.fair_scheduling import finish
 from raftmq.remoting.headers import SendHeader
 from raftmq.store.frame import HEADER_SIZE_BYTES, parse_frame
+from raftmq.store.frame_entries import decode_entries, encode_entries
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import (
     MessageRecord,
@@ -88,7 +89,7 @@ def test_record_bytes_equal_the_stores(born, store, name):
     topic = SendTopic(TopicConfig(name))
     queue = SendQueue(name, 2, 41)
     made = parse_send(fields(f="1"), b"hello", queue, topic, pack_host(born), rules(store), False)
-    frame, positions, offsets, _ = cut(made.records, store=store)
+    frame, positions, offsets = cut(made.records, store=store)
     flags = (0x10 if ":" in born[0] else 0) | (0x20 if ":" in store[0] else 0)
     stored = (
         b"UNIQ_KEY\x01ABC123\x02WAIT\x01true\x02"
@@ -147,14 +148,16 @@ def test_prepared_queue_entries_equal_the_dispatched_ones():
             body = batch_body((b"x", properties.encode(), 1), (b"yy", b"", 2))
         send = parse_send(fields(properties), body, queue, topic, born, the_rules, number % 5 == 0)
         records += send.records
-    frame, positions, offsets, entries = cut(records)
+    frame, positions, offsets = cut(records)
     result = [tuple(group) for group in index_payload(frame.payload, frame.payload_position)]
-    assert entries == result
+    assert frame.entries == result
+    data = encode_entries(frame.entries)
+    assert decode_entries(data, 0, frame) == (result, len(data))
     walk = walk_records(bytes(frame.payload), frame.payload_position)
     assert [frame.payload_position + at for at, _ in walk] == sorted(positions)
     assert len(offsets) == len(records) == frame.record_count
-    second = cut(records[:3])[3]  # the collected entries were reset
-    assert sum(len(group[3]) for group in second) == 60
+    second = cut(records[:3])[0]  # the collected entries were reset
+    assert sum(len(group[3]) for group in second.entries) == 60
 
 
 def test_missing_properties_are_added_once():

@@ -92,7 +92,7 @@ def test_queue_entries_of_delayed_messages_have_the_delivery_time():
         bench.send(i=f"DELAY\x01{level}\x02TAGS\x01t\x02")
     bench.send(i="TAGS\x01t\x02")
     frame = bench.log.cut(bench.sends)
-    entries = bench.sends.applied(frame).entries
+    entries = frame.entries
     assert [tuple(u) for u in Dispatcher((100, 2_000, 0)).index_frame(frame)] == [
         tuple(u) for u in entries
     ]

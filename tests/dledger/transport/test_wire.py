@@ -52,6 +52,7 @@ from raftmq.dledger.transport.wire import (
 from raftmq.store.frame import Frame, FrameKind, seal_frame
 
 A, B = "n0", "n1"
+NO_ENTRIES = bytes(4)  # of a frame in an AppendRequest
 
 
 def frame(index: int, payload: bytes = b"payload") -> Frame:
@@ -155,7 +156,7 @@ def test_frames_are_forwarded_without_rebuilding() -> None:
     frames = (frame(21), frame(22))
     buffers = encode_message(AppendRequest(A, B, 7, 20, 6, 18, frames))
     assert buffers[1] is frames[0].data
-    assert buffers[2] is frames[1].data
+    assert buffers[3] is frames[1].data
 
 
 def sealed(kind: int, *fields: int, tail: bytes = b"", length: int | None = None) -> bytes:
@@ -183,7 +184,8 @@ def append_with(tail: bytes, count: int, **more: int) -> bytes:
         (append_with(b"", 1), "cut short"),
         (append_with(frame(21).data[:-1], 1), "cut short"),
         (append_with(frame(22).data, 1), "frame 22 where 21 belongs"),
-        (append_with(frame(21).data + b"!", 1), "1 bytes left over"),
+        (append_with(frame(21).data + NO_ENTRIES + b"!", 1), "1 bytes left over"),
+        (append_with(frame(21).data + NO_ENTRIES[1:], 1), "malformed entries"),
         (append_with(frame(21).data, 0), "67 bytes left over"),
         (sealed(2, 1, 2, 7, 0, 0), "flags"),
         (sealed(4, 1, 2, 4, 0, 0, 0, 0, 0), "flags"),
@@ -217,7 +219,7 @@ def test_append_above_the_frame_limit_is_not_encoded() -> None:
     one = frame(1, b"")
     with pytest.raises(AssertionError):
         wire.encode_append(1, 0, 0, 0, [one] * (wire.FRAMES_PER_MESSAGE_MAX + 1))
-    assert len(wire.encode_append(1, 0, 0, 0, [one] * wire.FRAMES_PER_MESSAGE_MAX)) == 65_537
+    assert len(wire.encode_append(1, 0, 0, 0, [one] * wire.FRAMES_PER_MESSAGE_MAX)) == 131_073
 
 
 def test_hello_round_trip_and_every_truncation() -> None:

@@ -274,8 +274,8 @@ def frames_not_dispatched() -> AbstractContextManager[Any]:
     """One frame in forty is not put into the queues."""
 
     def broken(dispatch: Any) -> Any:
-        def dispatches(self: DerivedFiles, frame: Any, units: Any = None) -> Any:
-            return [] if frame.index % 40 == 0 else dispatch(self, frame, units)
+        def dispatches(self: DerivedFiles, frame: Any) -> Any:
+            return [] if frame.index % 40 == 0 else dispatch(self, frame)
 
         return dispatches
 

@@ -28,6 +28,7 @@ from raftmq.remoting.memory_limits import Budgets
 from raftmq.remoting.names import address_map
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.store.disk import OsDisk
+from raftmq.store.frame import EntryBatch
 from raftmq.store.store_lock import StoreLock
 
 from .access import Access
@@ -543,9 +544,16 @@ class Broker:
         self.popping.closed(connection)
         self.access.closed(connection)
 
-    def _arrived(self, topic: str, queue_id: int, units: bytes) -> None:
-        self.pulls.holds.arrived(topic, queue_id, units)
-        self.popping.arrived(topic, queue_id, units)
+    def _arrived(self, entries: Sequence[EntryBatch]) -> None:
+        pulls, pops = self.pulls.holds, self.popping.pops.waiting
+        if not (pulls.count or pops.count):
+            return
+        for topic, queue_id, _, packed in entries:
+            try:
+                pulls.arrived(topic, queue_id, packed)
+                pops.arrived(topic, queue_id, packed)
+            except Exception as error:
+                self.contained.failed("units_told", error)
 
     def _end_waits(self) -> None:
         """Answer all requests that wait for messages."""

@@ -39,7 +39,7 @@ class BrokerApplication:
         store: DerivedFiles,
         *,
         log_index: Callable[[], LogIndex],
-        on_units: Callable[[str, int, bytes], None],
+        on_entries: Callable[[Sequence[EntryBatch]], None],
         on_topics: Callable[[Sequence[str]], None],
         on_role: Callable[[RoleEvent], None],
         recovering: Callable[[], bool] = lambda: False,
@@ -58,7 +58,7 @@ class BrokerApplication:
         self._sends = sends
         self._store = store
         self._log_index = log_index
-        self._on_units = on_units
+        self._on_entries = on_entries
         self._on_topics = on_topics
         self._on_role = on_role
         self.applied_position = 0  # end of the last applied frame
@@ -150,11 +150,7 @@ class BrokerApplication:
             self._contained.run("topics_told", lambda: self._on_topics(topics))
         if answers:
             self._sends.answer(answers)
-        for topic, queue_id, _, entries in touched:
-            try:
-                self._on_units(topic, queue_id, entries)
-            except Exception as error:
-                self._contained.failed("units_told", error)
+        self._on_entries(touched)
 
     def _make_room(self) -> None:
         """Write the ConsumeQueue entries kept in memory during a disk shortage. Raises ApplyLater

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from raftmq.dledger.raft.messages import RoleEvent
 from raftmq.remoting.tls_links import TlsLinks
+from raftmq.store.frame import EntryBatch
 from raftmq.web.operation import Operation
 
 from .admin.acl import AccountChanges
@@ -124,11 +125,11 @@ def make_registrar(opened: Opened, context: Context, template: TopicConfig | Non
 class Callbacks:
     """Callbacks of an engine and its application.
 
-    `arrived(topic, queue id, entries)`: entries were added to a ConsumeQueue. `fatal(reason)`: the
+    `arrived(entries)`: entries were added to ConsumeQueues. `fatal(reason)`: the
     engine has failed. `restart(reason)`: this replica's data is void, and a new start rebuilds
     it."""
 
-    arrived: Callable[[str, int, bytes], None]
+    arrived: Callable[[Sequence[EntryBatch]], None]
     topics_changed: Callable[[Sequence[str]], None]
     role_changed: Callable[[RoleEvent], None]
     fatal: Callable[[str], None]
@@ -161,7 +162,7 @@ def _raft(
         sends,
         store.derived,
         log_index=lambda: log.raft.log.index,
-        on_units=callbacks.arrived,
+        on_entries=callbacks.arrived,
         on_topics=callbacks.topics_changed,
         on_role=callbacks.role_changed,
         recovering=lambda: log.raft.recovering is not None,
@@ -200,7 +201,7 @@ def _classic(
         context.state,
         sends,
         context.store,
-        on_units=callbacks.arrived,
+        on_entries=callbacks.arrived,
         on_topics=callbacks.topics_changed,
         on_role=callbacks.role_changed,
         on_link=pulls.holds.release_all,  # the answers change

@@ -76,7 +76,6 @@ class PopService:
         self.assignments = Assignments(
             context, has_room, steps, clients, TopicQueues(context, asks)
         )
-        self.arrived = waiting.arrived
 
     def closed(self, connection: PopConnection) -> None:
         self._deliveries.closed(connection)

@@ -66,7 +66,7 @@ class LocalApplication:
         sends: SendPath,
         store: MessageStore,
         *,
-        on_units: Callable[[str, int, bytes], None],
+        on_entries: Callable[[Sequence[EntryBatch]], None],
         on_topics: Callable[[Sequence[str]], None],
         on_role: Callable[[RoleEvent], None],
         on_link: Callable[[], None],
@@ -83,7 +83,7 @@ class LocalApplication:
         self.files = files
         self.role_changed = on_role
         self.link_changed = on_link
-        self._on_units = on_units
+        self._on_entries = on_entries
         self._on_topics = on_topics
         self._contained = contained
         self._activity = activity
@@ -115,11 +115,7 @@ class LocalApplication:
 
     def _arrived(self, entries: Sequence[EntryBatch]) -> None:
         self._activity.note()
-        for topic, queue_id, _, packed in entries:
-            try:
-                self._on_units(topic, queue_id, packed)
-            except Exception as error:
-                self._contained.failed("units_told", error)
+        self._on_entries(entries)
 
     def answer(self, answered: Sequence[Answered[Batch]]) -> None:
         at = 0

@@ -138,14 +138,15 @@ class ConsumeQueue:
         """Return (CommitLog offset, size, tags code) of an existing entry."""
         return QUEUE_ENTRY.unpack(self.entries(offset, 1))
 
-    def append(self, first: int, entries: bytes) -> None:
-        """Append entries from queue offset `first` on. Existing entries are skipped."""
+    def append(self, first: int, entries: bytes) -> int:
+        """Append entries from queue offset `first` on; return their bytes. Existing entries are
+        skipped."""
         assert len(entries) % QUEUE_ENTRY_BYTES == 0
         if first != self.max_offset:
             if first < self.max_offset:
                 entries = entries[(self.max_offset - first) * QUEUE_ENTRY_BYTES :]
                 if not entries:
-                    return
+                    return 0
             else:
                 # Only an empty queue can have lost older messages to retention.
                 assert self.max_offset == self.first_offset, (self.path, self.max_offset, first)
@@ -160,6 +161,7 @@ class ConsumeQueue:
         # In this order: `extent` must not see a new end with an old position.
         self.last_position = int.from_bytes(entries[-QUEUE_ENTRY_BYTES:-12], "big")
         self.max_offset += len(entries) // QUEUE_ENTRY_BYTES
+        return len(entries)
 
     def write_tail(self) -> None:
         """Write the tail to its files. Raises OSError; then the tail is kept."""
@@ -524,13 +526,11 @@ class ConsumeQueueStore:
             queue = self._queues[key] = ConsumeQueue(
                 self._files, topic, queue_id, self._first_shown
             )
-        before = queue.tail_bytes
-        queue.append(first_queue_offset, entries)
-        after = queue.tail_bytes
-        self.tails_bytes += after - before
-        if after:
+        self.tails_bytes += queue.append(first_queue_offset, entries)
+        tail_bytes = queue.tail_bytes
+        if tail_bytes:
             self._with_tail[key] = queue
-        if after >= self._tail_bytes_max:
+        if tail_bytes >= self._tail_bytes_max:
             self._overfull[key] = queue
         elif self.tails_bytes < self._tails_bytes_max:
             return

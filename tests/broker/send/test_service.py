@@ -413,7 +413,7 @@ def test_new_leaders_store_timestamps_start_at_the_applied_ones():
         bench.sends,
         NoFiles(),
         log_index=LogIndex,
-        on_units=lambda *_: None,
+        on_entries=lambda _: None,
         on_topics=lambda _: None,
         on_role=lambda _: None,
     )

@@ -47,7 +47,7 @@ class Replica:
             Sends(),
             self.store.derived,
             log_index=lambda: self.log.index,
-            on_units=lambda *_: None,
+            on_entries=lambda _: None,
             on_topics=lambda _: None,
             on_role=lambda _: None,
             recovering=lambda: self.recovering,

@@ -70,6 +70,7 @@ HEADS: dict[tuple[int, int], Head] = {
     for store in (8, 20)
 }
 _BATCH_ITEM = struct.Struct(">iiiii")  # totalSize, magic, bodyCRC, flag, bodyLen
+_ITEM_HEAD_SIZE = _BATCH_ITEM.size
 _INT16_FORMAT = struct.Struct(">h")
 _INT16 = _INT16_FORMAT.pack
 
@@ -488,18 +489,14 @@ def _record(
     if name_prefix is None:
         name_prefix = _name_prefix(topic, len(stored))
     tail = name_prefix + stored
-    if len(born_host) == 8:
-        head, size = rules.head_v4, rules.head_size_v4
-    else:
-        head, size = rules.head_v6, rules.head_size_v4 + 12
-        sys_flag |= BORN_V6
+    head, size, host_bits = _head_of(born_host, rules)
     return (
         queue,
         size + len(body) + len(tail),
         head,
         crc32(body) & 0x7FFFFFFF,
         flag,
-        sys_flag,
+        sys_flag | host_bits,
         born_ms,
         born_host,
         reconsume,
@@ -507,6 +504,13 @@ def _record(
         tail,
         tags,
     )
+
+
+def _head_of(born_host: bytes, rules: SendRules) -> tuple[Head, int, int]:
+    """Return the packer of a record's fixed head, its size, and the host's bit of sysFlag."""
+    if len(born_host) == 8:
+        return rules.head_v4, rules.head_size_v4, 0
+    return rules.head_v6, rules.head_size_v4 + 12, BORN_V6
 
 
 def check_properties_size(size_bytes: int) -> None:
@@ -555,20 +559,21 @@ def _batch_items(body: bytes) -> list[Item]:
     """Return start, end of the body, end and flag of each item of a batch, as a first check. Raises
     Refused for too many or malformed items."""
     items: list[Item] = []
+    head, properties_length, size = _BATCH_ITEM.unpack_from, _INT16_FORMAT.unpack_from, len(body)
     position = 0
-    while position < len(body):
+    while position < size:
         try:
-            total, _, _, flag, body_size = _BATCH_ITEM.unpack_from(body, position)
-            body_end = position + _BATCH_ITEM.size + body_size
-            (properties_size,) = _INT16_FORMAT.unpack_from(body, body_end)
+            total, _, _, flag, body_size = head(body, position)
+            body_end = position + _ITEM_HEAD_SIZE + body_size
+            (properties_size,) = properties_length(body, body_end)
         except struct.error:
             raise illegal(f"batch item at {position} is cut short") from None
         end = body_end + 2 + properties_size
-        if body_size <= 0 or properties_size < 0 or total != end - position or end > len(body):
+        if body_size <= 0 or properties_size < 0 or total != end - position or end > size:
             raise illegal(f"batch item at {position} has wrong lengths")
-        if len(items) >= BATCH_COUNT_MAX:
-            raise illegal(f"a batch holds at most {BATCH_COUNT_MAX} messages; none was stored")
         items.append((position, body_end, end, flag))
+        if len(items) > BATCH_COUNT_MAX:
+            raise illegal(f"a batch holds at most {BATCH_COUNT_MAX} messages; none was stored")
         position = end
     return items
 
@@ -584,6 +589,10 @@ def _batch_records(
 ) -> list[Record]:
     """Return a record per item of a SEND_BATCH_MESSAGE body. Raises Special, Refused."""
     sys_flag, _, reconsume = numbers
+    born_ms, born_host = born
+    head, head_size, host_bits = _head_of(born_host, rules)
+    sys_flag |= host_bits
+    known_prefix = topic.name_prefixes.get
     records: list[Record] = []
     for position, body_end, end, flag in items:
         try:
@@ -591,7 +600,12 @@ def _batch_records(
         except UnicodeDecodeError:
             raise illegal(f"batch item at {position}: not UTF-8") from None
         stored, _, tags, _ = stored_properties(item_properties, rules)
-        item_body = body[position + _BATCH_ITEM.size : body_end]
-        item_numbers = (sys_flag, flag, reconsume)
-        records.append(_record(queue, topic, item_body, item_numbers, *born, stored, tags, rules))
+        item_body = body[position + _ITEM_HEAD_SIZE : body_end]
+        tail = (known_prefix(len(stored)) or _name_prefix(topic, len(stored))) + stored
+        size = head_size + len(item_body) + len(tail)
+        crc = crc32(item_body) & 0x7FFFFFFF
+        records.append(
+            (queue, size, head, crc, flag, sys_flag, born_ms, born_host, reconsume, item_body, tail,
+             tags)
+        )  # fmt: skip
     return records

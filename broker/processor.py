@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msgspec import MsgspecError
-
 from raftmq.remoting.codec import RawFrame
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.command import JSON, RemotingCommand
+from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Answer, Connection, Handler
 from raftmq.remoting.errors import HeaderError
 from raftmq.remoting.fair_scheduling import Steps
@@ -22,7 +20,6 @@ from raftmq.remoting.fair_scheduling import Steps
 from .errors import Refused
 from .messages.send_request import packed_address, v2_fields
 from .scheduler import Activity
-from .send.fast_path import PLAIN_START, decode_plain
 from .send.service import BATCH_CODES, SendPath
 
 SEND_V2 = int(RequestCode.SEND_MESSAGE_V2)
@@ -58,29 +55,23 @@ class Processor:
         """Handle all frames of one arrival."""
         self._activity.note()
         sends = self._sends
-        admit_plain = sends.admit_plain
         born_host = _born_host_of(connection)
-        admitted = 0
-        for position, frame in enumerate(frames, 1):
-            serialize_type, header, body = frame
-            taken = False
-            if serialize_type == JSON and header.startswith(PLAIN_START):
-                try:
-                    send = decode_plain(header)
-                    if send.code == SEND_V2 and not send.flag:
-                        taken = admit_plain(connection, send, body, born_host)
-                except (MsgspecError, RecursionError, ValueError):
-                    pass  # unusual or malformed; decode_command decides
-            if not taken:
-                if not connection.dispatch(frame):
+        at, left = 0, SENDS_PER_CUT
+        while at < len(frames):
+            count = sends.admit_plain(connection, frames[at : at + left], born_host)
+            at += count
+            left -= count
+            if left and at < len(frames):
+                if not connection.dispatch(frames[at]):
                     break  # malformed, so the rest is ignored
-                if connection.turn_is_over and position < len(frames):
-                    connection.put_off(frames[position:])
+                at += 1
+                left -= 1
+                if connection.turn_is_over and at < len(frames):
+                    connection.put_off(frames[at:])
                     break
-            admitted += 1
-            if admitted == SENDS_PER_CUT:
+            if not left:
                 sends.wake(at_once=True)
-                admitted = 0
+                left = SENDS_PER_CUT
         sends.wake()
 
     def _send(self, connection: Connection, command: RemotingCommand) -> Steps[None] | None:

@@ -26,20 +26,21 @@ from ..messages.send_request import Record, SendRules, SendTopic, born_ms_of
 PLAIN_START = b'{"code":310,'
 
 
-class PlainFields(Struct, gc=False, forbid_unknown_fields=True):
-    """The header fields of SEND_MESSAGE_V2. Only the first seven are used. The rest are declared so
-    that their type is checked; any unknown field disables the fast path."""
+class PlainFields(Struct, gc=False, forbid_unknown_fields=True, kw_only=True):
+    """The header fields of SEND_MESSAGE_V2, in the order of most clients, which is decoded faster.
+    Those with a comment are used. The rest are declared so that their type is checked; any unknown
+    field disables the fast path."""
 
+    a: str = ""
     b: str  # topic
+    c: str = ""
+    d: str = ""
     e: str  # queue id
     f: str  # sysFlag
     g: str  # bornTimestamp
     h: str  # flag
     i: str = ""  # properties
     j: str | None = None  # reconsumeTimes
-    a: str = ""
-    c: str = ""
-    d: str = ""
     k: str = ""
     l: str = ""  # noqa: E741
     m: str = ""
@@ -52,13 +53,13 @@ class PlainFields(Struct, gc=False, forbid_unknown_fields=True):
 Int32 = Annotated[int, Meta(ge=INT32_MIN, le=INT32_MAX)]
 
 
-class PlainSend(Struct, gc=False):
-    """A SEND_MESSAGE_V2's header, with the checks of `remoting.codec.decode_command`."""
+class PlainSend(Struct, gc=False, kw_only=True):
+    """The header of a SEND_MESSAGE_V2, with the checks of `remoting.codec.decode_command`."""
 
     code: Int32
+    fields: PlainFields = field(name="extFields")
     flag: Int32
     opaque: Int32
-    fields: PlainFields = field(name="extFields")
     version: Int32 = 0
     remark: None = None  # a request with a remark uses the general path
 
@@ -70,7 +71,8 @@ decode_plain = Decoder(PlainSend).decode
 def plain_record(
     fields: PlainFields, body: bytes, topic: SendTopic, born_host: bytes, rules: SendRules
 ) -> tuple[Record, str] | None:
-    """Return the record and the client's message id, or None if the send needs the general path."""
+    """Return the record and the client's message id, or None if the send needs the general path.
+    `born_host` is an IPv4 address."""
     queue = topic.chosen.get(fields.e)
     numbers = rules.numbers.get((fields.f, fields.h, fields.j))
     born_ms = rules.born_times.get(fields.g)
@@ -85,7 +87,6 @@ def plain_record(
         or ending is None
         or end < 0
         or not 0 < body_size <= rules.message_size_max
-        or len(born_host) != 8
     ):
         return None
     if born_ms is None:  # the first send of a millisecond

@@ -57,6 +57,8 @@ class Answers:
         records = group.records
         others = group.answered_queues
         at, handle = 0, ""
+        last: Connection | None = None
+        chunks: list[bytes] = []  # of `last`
         for sender, unique_key, count in group.replies:
             connection, opaque, one_way, serialize_type = sender
             if not one_way:
@@ -78,11 +80,9 @@ class Answers:
                 except Exception as error:
                     self._contained.failed("answer", error, connection)
                 else:
-                    chunks = writes.get(connection)
-                    if chunks is None:
-                        writes[connection] = [data]
-                    else:
-                        chunks.append(data)
+                    if connection is not last:  # usually several sends of a connection
+                        last, chunks = connection, writes.setdefault(connection, [])
+                    chunks.append(data)
             at += count
         key = (code, "")
         self.results[key] = self.results.get(key, 0) + len(group.replies) - len(group.dones)
@@ -163,11 +163,11 @@ class AnswerFormat:
         self, opaque: int, position: int, queue_id: int, queue_offset: int, unique_key: str
     ) -> bytes:
         """Format `success` for a message by its position, as nearly all responses need it."""
-        if not unique_key.isalnum():  # it may need JSON escapes
+        key = unique_key.encode()
+        if not key.isalnum():  # it may need JSON escapes
             ids = f"{self.host}{position:016X}"
             return self.success(opaque, ids, queue_id, queue_offset, unique_key)
-        changing = (position, queue_id, queue_offset, unique_key.encode(), opaque)
-        header = self._plain % changing
+        header = self._plain % (position, queue_id, queue_offset, key, opaque)
         size = len(header)
         return (_PREFIXES[size] if size < _SIZES else _PREFIX.pack(size + 4, size)) + header
 

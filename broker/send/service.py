@@ -30,6 +30,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from msgspec import MsgspecError
+
+from raftmq.remoting.codec import RawFrame
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import JSON
 from raftmq.remoting.errors import HeaderError
@@ -68,7 +71,7 @@ from ..tables.topics import PERM_WRITE, RETRY_PREFIX, TopicConfig, topic_name_pr
 from .auto_create_topic import WAITING_OVERHEAD_BYTES, Creations
 from .callbacks import Done
 from .exactly_once import WriterRequests, Written
-from .fast_path import PlainSend, plain_record
+from .fast_path import PLAIN_START, decode_plain, plain_record
 from .frame_builder import build_frame, build_records
 from .idempotency import Repeats, sent_once
 from .queue import (
@@ -95,6 +98,7 @@ COMMAND_OVERHEAD_BYTES = 64  # upper bound of a command's cost besides its bytes
 WRITTEN = "the message was written but is not known to be committed"
 REFUSED_AT_ONCE = 512  # some ten milliseconds of work
 OVERDUE = "more comes in than can be stored; the message was not stored, try again"
+SEND_CODE = int(RequestCode.SEND_MESSAGE_V2)
 WRITER_CODE = int(RequestCode.SEND_WRITER_BATCH)
 BATCH_CODES = (int(RequestCode.SEND_BATCH_MESSAGE), WRITER_CODE)
 
@@ -265,33 +269,49 @@ class SendPath:
             self._request_cut(at_once)
 
     def admit_plain(
-        self, connection: Connection, send: PlainSend, body: bytes, born_host: bytes
-    ) -> bool:
-        """Queue a send by the fast path, or reject it. Returns False if it needs `receive`."""
-        topic = self._topics.get(send.fields.b)
-        if topic is None or not topic.plain or not self._leading or self.disk_full:
-            return False
-        parsed = plain_record(send.fields, body, topic, born_host, self._rules)
-        if parsed is None:
-            return False
-        record, unique_key = parsed
-        size = record[1]
-        held_bytes = self._held_bytes + size + WAITING_OVERHEAD_BYTES
-        # checked here because a rejection must not cost more than a send
-        if held_bytes > self.held_bytes_max:
+        self, connection: Connection, frames: Sequence[RawFrame], born_host: bytes
+    ) -> int:
+        """Queue sends by the fast path, or reject them, up to the first frame that needs another.
+        Returns their number."""
+        if not self._leading or self.disk_full or len(born_host) != 8:
+            return 0
+        topics, rules = self._topics, self._rules
+        group = self._groups[-1] if self._groups else None
+        count = 0
+        for serialize_type, header, body in frames:
+            if serialize_type != JSON or not header.startswith(PLAIN_START):
+                break
+            try:
+                send = decode_plain(header)
+                fields = send.fields
+                topic = topics.get(fields.b)
+                if topic is None or not topic.plain or send.code != SEND_CODE or send.flag:
+                    break
+                parsed = plain_record(fields, body, topic, born_host, rules)
+            except (MsgspecError, RecursionError, ValueError):
+                break  # unusual or malformed; decode_command decides
+            if parsed is None:
+                break
+            count += 1
+            record, unique_key = parsed
+            size = record[1]
             sender = connection, send.opaque, 0, JSON
-            self._answers.refuse(sender, self._busy())
-            return True
-        groups = self._groups
-        group = groups[-1] if groups else None
-        if group is None or group.size_bytes + group.command_bytes + size > self._group_size_max:
-            group = self._open_group()
-        group.size_bytes += size
-        group.held_bytes += size + WAITING_OVERHEAD_BYTES
-        self._held_bytes = held_bytes
-        group.records.append(record)
-        group.replies.append(((connection, send.opaque, 0, JSON), unique_key, 1))
-        return True
+            held_bytes = self._held_bytes + size + WAITING_OVERHEAD_BYTES
+            # checked here because a rejection must not cost more than a send
+            if held_bytes > self.held_bytes_max:
+                self._answers.refuse(sender, self._busy())
+                continue
+            if (
+                group is None
+                or group.size_bytes + size > self._group_size_max - group.command_bytes
+            ):
+                group = self._open_group()
+            group.size_bytes += size
+            group.held_bytes += size + WAITING_OVERHEAD_BYTES
+            self._held_bytes = held_bytes
+            group.records.append(record)
+            group.replies.append((sender, unique_key, 1))
+        return count
 
     def admit(
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int

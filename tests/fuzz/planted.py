@@ -17,8 +17,8 @@ def opaque() -> None:
     """The opaque of a plain send may be anything, and an answer that fails ends the broker."""
     import msgspec
 
-    from raftmq.broker import processor
     from raftmq.broker.error_isolation import Contained
+    from raftmq.broker.send import service
     from raftmq.broker.send.fast_path import PlainSend
 
     class Loose(PlainSend):
@@ -27,7 +27,7 @@ def opaque() -> None:
     def failed(self: Contained, what: str, error: Exception, connection: object = None) -> None:
         raise error
 
-    processor.decode_plain = msgspec.json.Decoder(Loose).decode  # type: ignore[attr-defined]
+    service.decode_plain = msgspec.json.Decoder(Loose).decode  # type: ignore[attr-defined]
     Contained.failed = failed  # type: ignore[method-assign]
 
 
@@ -69,12 +69,12 @@ def fields() -> None:
 
 def nesting() -> None:
     """A header that is nested too deeply is no malformed header."""
-    from raftmq.broker import processor
+    from raftmq.broker.send import service
 
     class Never(Exception):
         """Raised by nobody."""
 
-    processor.RecursionError = Never  # type: ignore[attr-defined]
+    service.RecursionError = Never  # type: ignore[attr-defined]
 
 
 def misplaced() -> None:

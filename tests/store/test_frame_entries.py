@@ -19,7 +19,7 @@ def message_frame() -> Frame:
     payload = COMMAND + b"".join(map(encode_record, records))
     frame = seal_frame(5, 2, POSITION, 9, FrameKind.MESSAGES, 3, payload, len(COMMAND))
     start = frame.payload_position + len(COMMAND)
-    frame.entries = [tuple(one) for one in index_payload(frame.data[frame.records_at :], start)]
+    frame.entries = index_payload(frame.data[frame.records_at :], start)
     return frame
 
 

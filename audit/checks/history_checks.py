@@ -58,6 +58,7 @@ class Record:
     store_ms: int
     times: int
     visible: bool
+    born_ms: int = 0
 
 
 class HistoryJudge:
@@ -176,7 +177,7 @@ class HistoryJudge:
     def _waiting(self, record: Record, post: Post, broker: str) -> None:
         held = Stored(
             *(AT_ANY_TIME_NS, post.work, record.id, broker),
-            *(record.queue, record.offset, record.store_ms),
+            *(record.queue, record.offset, record.store_ms, record.born_ms),
         )
         if post.work == delayed.WORK and record.topic in TIMED_TOPICS:
             self._suite.take(Kind.STORED, held)
@@ -255,7 +256,7 @@ def judged_history(tables: Tables, path: str) -> HistoryJudge:
             .where(F.col("id_text").isNotNull())
             .select(
                 "id_text", "topic", "queue_id", "queue_offset", "position", "store_timestamp",
-                "reconsume_times", "visible",
+                "reconsume_times", "visible", "born_timestamp",
             )
             .orderBy("position")
         )  # fmt: skip

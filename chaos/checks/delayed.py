@@ -3,8 +3,10 @@
 Violations:
 - The store time in the real topic is before the store time in the broker's own topic plus the delay
   (early by the brokers' clocks), in the same broker group. The delay starts when the request
-  arrives, and a busy broker stores it later, so the duration of the send is allowed for. The
-  harness reads the broker's own topic at the end of a run.
+  arrives, and a busy broker stores it later, so the duration of the send is allowed for. A group
+  may also move waiting messages to another group, which stores them later. Their delay starts at
+  the latest when the send ends, by the born time. The harness reads the broker's own topic at the
+  end of a run.
 - A message is consumed before the send's start plus the delay (early by the harness's clock). This
   holds whatever time the brokers' clocks show.
 - A message is acknowledged, and not delivered although the topic was drained completely (lost).
@@ -53,6 +55,11 @@ class Delayed:
         # broker group → first store time in the broker's own topic, if known
         self.waits_ms: dict[str, int] = {}
         self.positions: dict[Position, int] = {}  # → store time for consumers
+
+    @property
+    def sending_ms(self) -> int:
+        """Return the duration of the send, rounded up; 0 if it was not acknowledged."""
+        return max(0, -(-(self.acked_ns - self.invoked_ns) // NS_PER_MS))
 
     @property
     def waited_ms(self) -> int | None:
@@ -122,8 +129,10 @@ class DelayBook:
     def stored(self, copy: Stored) -> None:
         entry = self.entries.get(copy.id) if copy.work == WORK else None
         if entry is not None:
-            before_ms = entry.waits_ms.get(copy.broker, copy.store_ms)
-            entry.waits_ms[copy.broker] = min(before_ms, copy.store_ms)
+            began_ms = entry.waits_ms.get(copy.broker, copy.store_ms)
+            if copy.born_ms:
+                began_ms = min(began_ms, copy.born_ms + entry.sending_ms)
+            entry.waits_ms[copy.broker] = min(began_ms, copy.store_ms)
 
     def drained(self, drain: Drain) -> None:
         if drain.complete:
@@ -156,8 +165,7 @@ def _by_brokers(book: DelayBook) -> Iterator[str]:
         waited_ms = entry.waited_ms
         if waited_ms is None or entry.outcome is not Outcome.OK:
             continue
-        sending_ms = (entry.acked_ns - entry.invoked_ns) / NS_PER_MS
-        if waited_ms < entry.delay_ms - sending_ms - book.tolerance_ms:
+        if waited_ms < entry.delay_ms - entry.sending_ms - book.tolerance_ms:
             yield f"{name} waited {waited_ms} ms by the brokers' clocks, not {entry.delay_ms}"
 
 

@@ -80,7 +80,7 @@ TAKERS: Mapping[str, Callable[[Record], Event]] = {
     "decide": _taker(Kind.DECIDED, Decision, check=False),
     "deliver": _taker(Kind.DELIVERED, Delivery),
     "give_back": _taker(Kind.GIVEN_BACK, GivenBack, tries=0),
-    "stored": _taker(Kind.STORED, Stored),
+    "stored": _taker(Kind.STORED, Stored, born_ms=0),
     "scan": _taker(Kind.SCANNED, Scanned),
     "work": _taker(Kind.WORKED, Worked),
     "pop": _taker(Kind.POPPED, Popped),

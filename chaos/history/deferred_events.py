@@ -88,7 +88,8 @@ class GivenBack:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A record found in a topic of the broker's own, when that was read at the end."""
+    """A record found in a topic of the broker's own, when that was read at the end. `born_ms` is the
+    born time of a delayed message that another broker group may have moved here, else 0."""
 
     t_ns: int
     work: str
@@ -97,6 +98,7 @@ class Stored:
     queue: int
     offset: int
     store_ms: int
+    born_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pytest
 
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.checks.history_checks import HistoryJudge, Record
-from tests.audit.stores import History, Log, Message, queue_units, write_store
+from tests.audit.stores import BORN_MS, History, Log, Message, queue_units, write_store
 from tests.chaos.builder import HistoryBuilder
 from tests.chaos.checks import test_delayed, test_locks, test_retries, test_transactions
 from tests.chaos.checks.judging import failed
@@ -137,6 +137,12 @@ class Stored:
         due_ms = store_ms + ms
         self.store(name, SCHEDULE, store_ms, queue=level - 1, times=times, due_ms=due_ms)
 
+    def moves(self, name: str, came_ms: int) -> None:
+        """Send a timer message, which takes a second; another group moves it here 2 s later."""
+        self.post("delayed", name, delay_ms=5_000)
+        self.store(name, "rmq_sys_wheel_timer", BORN_MS + 3_000)
+        self.store(name, "Delayed", BORN_MS + came_ms)
+
     def scan(self, *open_halves: str) -> None:
         for name in open_halves:
             position = {"broker": "b", "queue": 0, "offset": 0}
@@ -174,6 +180,7 @@ def as_it_may_be() -> Stored:
     stored.post("delayed", "timed", delay_ms=50_000)
     stored.store("timed", "rmq_sys_wheel_timer", 10_000)
     stored.store("timed", "Delayed", 60_000)
+    stored.moves("moved", 5_001)
     stored.post("retries", "once")
     stored.store("once", "Retries")
     stored.deliver("retries", "once", 0, accepted=False)
@@ -254,6 +261,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
     stored.post("delayed", "early", delay_ms=5_000)
     stored.waits("early", 10_000, 2, 5_000)
     stored.store("early", "Delayed", 12_000)
+    stored.moves("moved early", 4_900)
     stored.post("retries", "hasty")
     stored.store("hasty", "Retries")
     stored.deliver("retries", "hasty", 2, accepted=False)
@@ -281,7 +289,7 @@ NAMED_BY_STORE = [
     ("post_phantom", ["made up"]),
     ("post_missing", ["never stored"]),
     ("delayed_and_lost", ["never stored", "stuck"]),
-    ("delayed_but_early", ["early"]),
+    ("delayed_but_early", ["early", "moved early"]),
     ("delayed_and_stored_more_than_once", ["made up"]),
     ("given_back_and_lost", ["hasty: neither", "hasty: given back at time 2"]),
     ("retries_stored_more_than_once", ["hasty time 2"]),

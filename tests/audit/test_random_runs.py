@@ -1,5 +1,6 @@
 """An audit of what random runs of the harness left finds nothing wrong: three of every workload,
-each with another scenario and seed. `make test-long` runs them, in a quarter of an hour."""
+each with another scenario and seed, and one in which broker groups join and leave. `make test-long`
+runs them, in a quarter of an hour."""
 
 from __future__ import annotations
 
@@ -28,11 +29,21 @@ def test_random_run_of_each_workload_passes_the_audit(
 ) -> None:
     seed = random.SystemRandom().randrange(1 << 31)
     scenario = random.Random(seed).choice(SCENARIOS)
-    command = [sys.executable, "-m", "raftmq.chaos", "run", scenario, "--workload", workload]
-    command += ["--seed", str(seed), "--minutes", "0.2", "--rate", "1000"]
-    command += ["--dir", str(tmp_path / "run")]
+    options = ["--workload", workload, "--seed", str(seed), "--minutes", "0.2", "--rate", "1000"]
+    run_and_audit(tmp_path / "run", scenario, options, [])
+
+
+def test_scale_run_passes_the_audit_of_each_group(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 31)
+    options = ["--seed", str(seed), "--minutes", "0.2"]
+    run_and_audit(tmp_path / "run", "scale", options, ["broker-a", "broker-b", "broker-c"])
+
+
+def run_and_audit(run: Path, scenario: str, options: list[str], groups: list[str]) -> None:
+    command = [sys.executable, "-m", "raftmq.chaos", "run", scenario, *options, "--dir", str(run)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     print(*command, done.stdout[-2000:], done.stderr[-2000:], sep="\n")
     assert done.returncode in (0, 3)  # 3: not decided
-    audited = CliRunner().invoke(main, ["--run", str(tmp_path / "run")])
-    assert audited.exit_code == 0, audited.output
+    for group in [["--group", group] for group in groups] or [[]]:
+        audited = CliRunner().invoke(main, ["--run", str(run), *group])
+        assert audited.exit_code == 0, audited.output

@@ -268,6 +268,18 @@ BREAKS: tuple[Break, ...] = (
     Break(scaling.deletions_are_not_recorded, load=SCALING, profile=SCALED, long=True),
     Break(scaling.new_leaders_drain_no_more, load=SCALING, profile=SCALED, long=True),
     Break(scaling.removed_with_a_message_left, load=SCALING, profile=SCALED, long=True),
+    Break(
+        scaling.removed_with_transactions_open,
+        load=(*SCALING, "transactions"),
+        profile=SCALED,
+        long=True,
+    ),
+    Break(
+        scaling.removed_with_popped_messages_left,
+        load=(*SCALING, "pop"),
+        profile=SCALED,
+        long=True,
+    ),
     Break(scaling.timers_are_moved_twice, load=SCALING, profile=SCALED, first=3, long=True),
     Break(scaling.ordered_topics_are_adopted, load=SCALING, profile=SCALED, long=True),
     Break(scaling.groups_register_before_they_have_joined, load=SCALING, profile=SCALED, first=2),

@@ -137,7 +137,10 @@ class Load:
             for one in self.workloads:
                 rng = Random(self._rng.random())
                 await one.prepare(
-                    Environment(namesrv, written, rng, self._note, JOIN_WITHIN_S, DRAIN_WITHIN_S)
+                    Environment(
+                        *(namesrv, written, rng, self._note, JOIN_WITHIN_S, DRAIN_WITHIN_S),
+                        groups_change="scaled" in self.names,
+                    )
                 )
             for one in self.workloads:
                 await one.start(stack)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 PERIOD_S = 0.5  # in which groups ask each other for changes
 GRACE_MS = 1_000
 CLOSED_S = GRACE_MS / 1000 + 4.0  # after a drain was answered, and a leader that was frozen goes on
-EMPTY_WITHIN_S = 40.0
+EMPTY_WITHIN_S = 80.0  # three invisible times, or a transaction's next check and another heartbeat
 MEMBERS_S = 30.0  # a new group may know a consumer only from its next heartbeat on
 AGREED_WITHIN_S = 20.0
 NAMES = 4  # of topics that are made, deleted, and made again
@@ -132,7 +132,9 @@ class Scaling:
                 if self._absent and rng.random() < 0.3:
                     self._join(self._absent.pop(0))
             elif len(takers) > 1:
-                await self._drain(rng.choice(takers))
+                # Waits for the queues of the first group are those of other workloads, too.
+                leaving = [one for one in takers if one is not self._world.groups[0] or self._alone]
+                await self._drain(rng.choice(leaving))
 
     def _join(self, group: Group) -> None:
         world = self._world
@@ -157,8 +159,9 @@ class Scaling:
         world.note(f"{name} is to be drained: {fate}")
         drained = Drained(world.loop.now_s)
         self._drained.setdefault(name, []).append(drained)
-        moves = "true" if self._moves_rng.random() < 0.6 else "false"
-        await self._insist(group, RequestCode.DRAIN_GROUP, {"op": "start", "moveTimers": moves})
+        moves = {"moveTimers": "true" if self._moves_rng.random() < 0.6 else "false"}
+        moves |= {} if self._alone else {"moveDeadLetters": "true"}  # their consumers await them
+        await self._insist(group, RequestCode.DRAIN_GROUP, {"op": "start"} | moves)
         drained.closed_s = world.loop.now_s + CLOSED_S
         self.numbers[f"drains: {fate}"] += 1
         if fate == "cancel":
@@ -377,7 +380,7 @@ class Scaling:
                 yield f"{name} drains: {drains}"
             if not drains:
                 topics, groups = shared(leader.state.topics), shared(leader.state.groups)
-                if topics - self._unsure != (self._made | {self._base}) - self._unsure:
+                if topics - self._unsure != (self._made | self._loaded) - self._unsure:
                     yield f"{name} has {sorted(topics)}, made are {sorted(self._made)}"
                 if groups != wanted:
                     yield f"{name} has {sorted(groups)}, others have {sorted(wanted)}"
@@ -386,13 +389,20 @@ class Scaling:
                 actual = {group.name for group in table.groups()}
                 if actual != leaders.keys():
                     yield f"{process} lists {sorted(actual)}, not {sorted(leaders)}"
-                for name, queues in (table.queues(self._base) or {}).items():
-                    if bool(queues.perm & 2) == self._drains(name):
-                        yield f"{process} has permission {queues.perm} for {name}"
+                for topic in sorted(self._loaded):
+                    for name, queues in (table.queues(topic) or {}).items():
+                        if bool(queues.perm & 2) == self._drains(name):
+                            yield f"{process} has permission {queues.perm} for {name}"
 
     @property
-    def _base(self) -> str:
-        return self._world.load.workloads[0].topics[0]
+    def _alone(self) -> bool:
+        return len(self._world.load.names) == 1
+
+    @property
+    def _loaded(self) -> set[str]:
+        """The topics of the load that all groups have."""
+        workloads = self._world.load.workloads
+        return {topic for one in workloads for topic in one.topics} - {ORDERED}
 
     def wrong(self) -> list[str]:
         """Return in words which messages are where they should not be."""

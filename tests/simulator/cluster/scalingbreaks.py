@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -41,11 +41,24 @@ def new_leaders_drain_no_more() -> Planted:
 
 def removed_with_a_message_left() -> Planted:
     """One message is counted as none."""
+    return _empty_with(lambda left: left["remaining"] == 1)
 
+
+def removed_with_transactions_open() -> Planted:
+    """Half messages are not counted."""
+    return _empty_with(lambda left: left["remaining"] == left["transactions"])
+
+
+def removed_with_popped_messages_left() -> Planted:
+    """Popped messages are counted as acknowledged, neither as unconsumed nor by themselves."""
+    return _empty_with(lambda left: left["remaining"] == 2 * left["popped"])
+
+
+def _empty_with(is_enough: Callable[[dict[str, Any]], bool]) -> Planted:
     def broken(status: Any) -> Any:
         async def counts(self: Drain) -> dict[str, Any]:
             value: dict[str, Any] = await status(self)
-            if self._draining and not value["takesSends"] and value["remaining"] == 1:
+            if self._draining and not value["takesSends"] and is_enough(value):
                 value |= {"isEmpty": True, "remainder": ""}
             return value
 

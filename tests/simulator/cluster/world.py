@@ -86,6 +86,7 @@ WAITED_FOR, FILTERED = 9, 11
 KEPT = 7  # by 32: as filled, but nothing may be taken, and clocks are a year off
 SEGMENT_BYTES_MIN = 136 * 1024  # what a segment must hold (broker/config.py)
 BODY_BYTES = (1024, 1536, 2048)
+BESIDE = {1: ("transactions",), 4: ("pop",)}  # loads of scaled worlds, by 5
 UNTOLD = ("asked", "filtered")  # workloads whose operations are not in the history
 SPARES = 2  # machines that may join
 SCALED_S = (5.0, 7.0, 9.0)  # how long faults strike in a scaled world
@@ -294,7 +295,7 @@ class ClusterWorld:
         if self.seed % 16 == FILTERED:
             drawn[1] = "filtered"
         if self.profile.scaled:
-            drawn = ["scaled"]
+            drawn = ["scaled", *BESIDE.get(self.seed % 5, ())]
         return self.wish.load or drawn
 
     @property

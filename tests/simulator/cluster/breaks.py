@@ -267,7 +267,7 @@ BREAKS: tuple[Break, ...] = (
     Break(seen.histories_too_long_to_judge, long=True),
     Break(scaling.deletions_are_not_recorded, load=SCALING, profile=SCALED, long=True),
     Break(scaling.new_leaders_drain_no_more, load=SCALING, profile=SCALED, long=True),
-    Break(scaling.removed_with_a_message_left, load=SCALING, profile=SCALED, long=True),
+    Break(scaling.removed_with_a_message_left, load=SCALING, profile=SCALED, first=15, long=True),
     Break(
         scaling.removed_with_transactions_open,
         load=(*SCALING, "transactions"),
@@ -278,6 +278,7 @@ BREAKS: tuple[Break, ...] = (
         scaling.removed_with_popped_messages_left,
         load=(*SCALING, "pop"),
         profile=SCALED,
+        first=14,
         long=True,
     ),
     Break(scaling.timers_are_moved_twice, load=SCALING, profile=SCALED, first=3, long=True),

@@ -58,6 +58,7 @@ MEMBERS_S = 30.0  # a new group may know a consumer only from its next heartbeat
 AGREED_WITHIN_S = 20.0
 NAMES = 4  # of topics that are made, deleted, and made again
 LOST_SHARE = 0.3  # of the answers to moved messages: few faults strike between two of them
+FATES = ("cancel", "leave", "remove", "remove", "remove")  # of a group that is drained
 FURTHER = (("group-b", "b"), ("group-c", "c"))  # groups, and how their machines' names begin
 
 
@@ -155,7 +156,7 @@ class Scaling:
     async def _drain(self, group: Group) -> None:
         """Drain a group, and cancel that, remove it, or leave it so."""
         world, rng, name = self._world, self._rng, group.name
-        fate = rng.choice(("cancel", "leave", "remove", "remove", "remove"))
+        fate = rng.choice(FATES) if self._alone else "remove"
         world.note(f"{name} is to be drained: {fate}")
         drained = Drained(world.loop.now_s)
         self._drained.setdefault(name, []).append(drained)

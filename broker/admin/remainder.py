@@ -33,6 +33,7 @@ from ..clients import ClientTable
 from ..context import Context
 from ..delayed.moves import Moves
 from ..delayed.timers import TimerService
+from ..messages.half_message import HALF_TOPIC
 from ..transactions.service import Halves
 from .progress import Steps, queue_ends, stored_ms
 
@@ -127,7 +128,8 @@ class Remainder:
         rows_left = [row for row in rows if not row["givenUp"]]
         remaining = sum(row["messages"] for row in rows_left) + sum(waiting.values())
         is_open = takes_sends(self._context)
-        known = self._halves.book is not None and self._timers.is_read
+        book, halves_end = self._halves.book, self._context.store.queues.end_of(HALF_TOPIC, 0)
+        known = book is not None and book.half_next >= halves_end and self._timers.is_read
         value: dict[str, Any] = {
             "brokerName": self._context.config.broker_name,
             "removed": state.group.removed,

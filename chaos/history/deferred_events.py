@@ -88,7 +88,7 @@ class GivenBack:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A record found in a topic of the broker's own, when that was read at the end. `born_ms` is the
+    """A record found in a topic of the broker's own, when that was read at the end. `born_ms`: the
     born time of a delayed message that another broker group may have moved here, else 0."""
 
     t_ns: int

@@ -10,11 +10,13 @@ import pytest
 from raftmq.broker.admin import drain as admin_drain
 from raftmq.broker.admin import remainder
 from raftmq.broker.cluster import sharing
+from raftmq.broker.transactions.service import Transactions
 from raftmq.client import Message, Producer
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from tests.broker.cluster import Group
 from tests.broker.test_definition_sharing import group, has_master, make_topic, name_server
+from tests.broker.transactions.test_service import half
 from tests.waiting import until
 
 DELAYED = "DELAY\x013\x02"  # 10 s
@@ -107,6 +109,16 @@ async def test_draining_group_is_empty_only_after_it_rejects_sends(tmp_path):
         async with asyncio.timeout(60):
             while not (await drain(one, "status"))["isEmpty"]:  # noqa: ASYNC110 - it is asked
                 await asyncio.sleep(0.01)
+
+
+async def test_group_is_not_empty_while_a_half_message_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(Transactions, "tick", lambda self: None)  # as right after a failover
+    async with Group(tmp_path, drainGraceMs=0) as one:
+        broker = await one.leading()
+        await one.create_topic(broker, "T")
+        await half(one, broker, "A", topic="T")
+        status = await drain(one, "start")
+        assert (status["remaining"], status["isEmpty"]) == (0, False)
 
 
 async def test_unknown_operations_and_a_target_without_a_move_are_rejected(tmp_path):

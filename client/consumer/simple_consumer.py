@@ -419,23 +419,25 @@ class SimpleConsumer:
             answer = await self._ask(broker, RequestCode.BATCH_ACK_MESSAGE, {}, body)
             if answer.code == ResponseCode.SUCCESS:
                 return []
-        # Individually, to find the redelivered messages, or because the broker has no batches.
-        gone: list[MessageExt] = []
-        for message in messages:
-            handle = _handle(message)
-            header = AckHeader(
-                self.group,
-                _stored_topic(message, handle, self.group),
-                handle.queue_id,
-                handle.encode(),
-                handle.offset,
-            )
-            answer = await self._ask(broker, RequestCode.ACK_MESSAGE, header.to_ext())
-            if answer.code == ResponseCode.NO_MESSAGE:
-                gone.append(message)
-            elif answer.code != ResponseCode.SUCCESS:
-                raise BrokerRefused(answer.code, answer.remark or "", broker)
-        return gone
+        # Individually, to find the redelivered messages, or because the broker has no batches. The
+        # broker commits them together.
+        acked = await asyncio.gather(*(self._ack_one(broker, message) for message in messages))
+        return [message for message, done in zip(messages, acked, strict=True) if not done]
+
+    async def _ack_one(self, broker: str, message: MessageExt) -> bool:
+        """Return False if the message was redelivered."""
+        handle = _handle(message)
+        header = AckHeader(
+            self.group,
+            _stored_topic(message, handle, self.group),
+            handle.queue_id,
+            handle.encode(),
+            handle.offset,
+        )
+        answer = await self._ask(broker, RequestCode.ACK_MESSAGE, header.to_ext())
+        if answer.code not in (ResponseCode.SUCCESS, ResponseCode.NO_MESSAGE):
+            raise BrokerRefused(answer.code, answer.remark or "", broker)
+        return answer.code == ResponseCode.SUCCESS
 
     async def change_invisible(self, message: MessageExt, invisible_ms: int) -> bool:
         """Let a message be redelivered `invisible_ms` from now instead, earlier or later; until

@@ -120,6 +120,7 @@ class FakeBroker:
                 RequestCode.SEND_REPLY_MESSAGE_V2: self._reply,
                 RequestCode.END_TRANSACTION: self._scripted,
                 RequestCode.BATCH_ACK_MESSAGE: self._scripted,
+                RequestCode.ACK_MESSAGE: self._scripted,
                 RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self._scripted,
                 RequestCode.POP_MESSAGE: self._pop,
                 RequestCode.RECALL_MESSAGE: self._scripted,

@@ -14,7 +14,7 @@ from raftmq.client.decode import decode_messages
 from raftmq.client.errors import BrokerUnreachable, ClientClosed, ClientError, NoRoute
 from raftmq.client.message import MessageExt
 from raftmq.client.subscription import Subscription, subscribe
-from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.names import pop_retry_topic
 from raftmq.remoting.pop_headers import POP_CK, BatchAck, Handle, PopHeader, batch_acks
@@ -48,6 +48,21 @@ async def test_messages_of_several_topics_are_acknowledged_separately() -> None:
         assert batch_acks(loads_object(request.body)) == [
             BatchAck("g", topic, 0, 0, 5, 60_000, 0, bits) for topic, bits in stored
         ]
+
+
+async def test_partly_void_acknowledgement_is_repeated_for_all_messages_at_once() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        (broker,) = cluster.brokers["g0"]
+        messages = [popped_message("T", offset) for offset in range(3)]
+        void = (int(ResponseCode.NO_MESSAGE), "redelivered")
+        broker.scripts[RequestCode.BATCH_ACK_MESSAGE] += [void, void]
+        broker.scripts[RequestCode.ACK_MESSAGE] += [void, "ok", void, "silent"]
+        assert len(await consumer.ack(messages)) == 2
+        broker.requests.clear()
+        acknowledging = asyncio.create_task(consumer.ack(messages))
+        await until(lambda: broker.count(RequestCode.ACK_MESSAGE) == 3)  # the first is silent
+        acknowledging.cancel()
 
 
 async def test_waiting_pop_follows_the_successor_of_a_frozen_leader() -> None:

@@ -245,17 +245,19 @@ class Drain:
             if not lose:
                 raise Refused(ResponseCode.NO_PERMISSION, status["remainder"], tag="NOT_EMPTY")
             log.warning("removed_with_content %s", status["remainder"])
-        await self._report_removal()
+        await self._report_removal(lose=lose)
         await self._context.log.propose(remove_group())
         log.warning("group_removed")
         self._on_changed()
 
-    async def _report_removal(self) -> None:
+    async def _report_removal(self, *, lose: bool) -> None:
         """Have another group record the removal; the others learn of it from that group. Raises
-        Refused if there are groups and none records it."""
+        Refused if none records it, except if no other group is listed and `lose`."""
         group_id = self._state.group.value.hex()
         leaders = await self._others.leaders()
         errors = ["no name server answers"] if leaders is None else []
+        if leaders == {} and not lose:
+            errors = ["no name server lists one; if this is the only group, lose removes it"]
         for name, address in (leaders or {}).items():
             try:
                 await self._others.forget(address, group_id, self._context.config.broker_name)

@@ -187,6 +187,9 @@ async def test_only_an_empty_group_is_removed_and_it_cannot_register_again(tmp_p
         assert (await leaving.commit(broker, "T", 0, 1)).code == ResponseCode.SUCCESS
         await until(lambda: broker.state.offsets.get("T", "cg", 0) == 1)
         answer = await remove()
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        assert "no other group records the removal: no name server lists one" in answer.remark
+        answer = await remove(lose="true")
         assert answer.code == ResponseCode.SUCCESS, answer.remark
         assert orjson.loads(answer.body)["removed"]
         await until(lambda: not list(server.table.brokers("broker-b")))

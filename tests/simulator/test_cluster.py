@@ -60,6 +60,8 @@ FOUND_SCALED = (
     19000007,  # a new leader of a closed group took sends until its next look at the clock
     19000073,  # a replica that had just started had no definitions yet, and was taken for a new one
     19000075,  # the same
+    22000046,  # a group was removed while no other was listed, and took a new topic with it
+    22000061,  # a group was removed between a half message's check and the next look at it
 )
 SCALED, LONG_SCALED = FOUND_SCALED[:1], (*FOUND_SCALED[1:], *range(30))
 SCALED_OPERATIONS_MIN = 150  # they are few, since most faults leave a group without a leader

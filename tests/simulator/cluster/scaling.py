@@ -133,7 +133,7 @@ class Scaling:
                 if self._absent and rng.random() < 0.3:
                     self._join(self._absent.pop(0))
             elif len(takers) > 1:
-                # Waits for the queues of the first group are those of other workloads, too.
+                # Other workloads wait at their end for the queues that the first group had.
                 leaving = [one for one in takers if one is not self._world.groups[0] or self._alone]
                 await self._drain(rng.choice(leaving))
 

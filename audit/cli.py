@@ -303,7 +303,7 @@ def _audited(
         from .find_java import JavaNotFound
         from .live import audit_cluster
         from .read.history import HistoryUnfit
-        from .read.live_copy import NotAudited
+        from .read.live_stores import NotAudited
         from .read.store_files import StoreError, refuse_running
         from .report.text_report import progress_shown
         from .run import AuditOptions

@@ -1,8 +1,7 @@
 """Audits running brokers; each replica of a Raft group is read at the same commit index.
 
-audit.read.live_copy copies tables and log of each replica into a store in a scratch directory,
-which is judged like the store of a stopped broker. An additional check compares the queue ends that
-consumers see with the log.
+audit.read.live_stores opens each replica as a store, which is judged like the store of a stopped
+broker. An additional check compares the queue ends that consumers see with the log.
 
 Brokers in classic mode, and Apache's, have no such commit index. Their topics are pulled and judged
 (`audit.pull_audit`).
@@ -17,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from raftmq.broker.backup.manifest import BackupError
 from raftmq.client.errors import ClientError
 from raftmq.client.route import BrokerData
 from raftmq.remoting.errors import RemotingError
@@ -24,12 +24,13 @@ from raftmq.spark.options import Connection
 
 from .checks.acknowledged import read_acknowledged, refuse_unjudged
 from .engine.choice import EngineOptions, Engines
+from .engine.frames import EngineFailed
 from .pull_audit import pulled_report
 from .read.history import HistoryUnfit
-from .read.incremental import TAIL_BYTES
-from .read.live_copy import NotAudited, admin_of, copied_stores, is_raft
+from .read.live_stores import NotAudited, admin_of, is_raft, live_group
+from .read.replica import LOST, ReplicaLost
 from .read.staging import directory_for_tables
-from .read.store_files import StoreError, opened_stores
+from .read.store_files import StoreError
 from .read.tables import size_bytes_of
 from .report.report import AuditReport
 from .run import AuditOptions, run
@@ -49,7 +50,6 @@ def audit_cluster(
 ) -> list[AuditReport]:
     """Audit every broker group of a running cluster, or `group` alone; return a report of each.
 
-    `options.scratch` must have room for the logs of one group's replicas, and is emptied again.
     `options.incremental` only affects Raft groups. `on_report(report)` receives each report at
     once, even if this function raises for a different group later. Raises NotAudited, ClientError,
     StoreError, HistoryUnfit, JavaNotFound, EngineFailed, ValueError, OSError.
@@ -103,15 +103,37 @@ def _report_of(
     options: AuditOptions,
     bytes_per_s: int,
 ) -> AuditReport:
-    with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=options.scratch) as directory:
-        root = Path(directory)
-        options = replace(options, progress=partial(_report_step, options.progress, name))
-        options.progress("copying the replicas' logs")
-        kept = options.kept(name)
-        since = kept.ended() if kept and options.incremental else None
-        start = max(0, since.position - TAIL_BYTES) if since else 0
-        copied = asyncio.run(copied_stores(connection, replicas, root, bytes_per_s, start))
-        if copied is None:
+    """Audit a group, again if a replica stops answering, which is then down. Raises NotAudited,
+    ClientError, StoreError, EngineFailed."""
+    options = replace(options, progress=partial(_report_step, options.progress, name))
+    arguments = engines, connection, name, replicas, options, bytes_per_s
+    try:
+        return _report_once(*arguments)
+    except (ReplicaLost, EngineFailed) as error:
+        if LOST not in str(error):
+            raise
+        options.progress(f"{error}: the audit begins again")
+    except BackupError as error:
+        raise NotAudited(f"{name}: {error}") from error
+    try:
+        return _report_once(*arguments)
+    except (ReplicaLost, BackupError) as error:
+        raise NotAudited(f"{name}: {error}") from error
+
+
+def _report_once(
+    engines: Engines,
+    connection: Connection,
+    name: str,
+    replicas: BrokerData,
+    options: AuditOptions,
+    bytes_per_s: int,
+) -> AuditReport:
+    with (
+        tempfile.TemporaryDirectory(prefix="mqaudit-", dir=options.scratch) as directory,
+        live_group(connection, replicas, Path(directory), bytes_per_s) as group,
+    ):
+        if group is None:
             topics = asyncio.run(_topics(connection, replicas))
             options.progress(f"pulling {len(topics)} topics")
             report = pulled_report(engines.of(0), connection, name, topics)
@@ -120,12 +142,12 @@ def _report_of(
                 report = replace(report, not_judged=(unasked, *report.not_judged))
             return report
         if options.retention_hours is None:
-            options = replace(options, retention_hours=copied.retention_hours)
-        stores = opened_stores(copied.stores)
-        engine = engines.of(size_bytes_of(stores), options.acknowledged, options.staging)
-        with directory_for_tables(options.staging, root) as table_directory:
-            report = run(engine, stores, copied.subject, options, table_directory, copied.ends)
-        return replace(report, not_judged=(*copied.unseen, *report.not_judged))
+            options = replace(options, retention_hours=group.retention_hours)
+        stores, staging = group.stores, options.staging
+        engine = engines.of(size_bytes_of(stores), options.acknowledged, staging)
+        with directory_for_tables(staging, Path(directory)) as table_directory:
+            report = run(engine, stores, group.subject, options, table_directory, group.ends)
+        return replace(report, not_judged=(*group.unseen, *report.not_judged))
 
 
 def _report_step(progress: Callable[[str], None], group: str, what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raftmq.spark.layout import ItemKind
@@ -12,10 +12,10 @@ from ..engine import columns as F
 from ..engine.frames import Frame
 from ..read.committed_range import frame_end
 from ..read.range_digests import FrameRun
-from ..read.store_files import Segment, Store, map_file
 from ..read.tables import Tables, each
 
 _IDENTITY = ("frame_index", "position", "payload_crc", "header_crc")
+_COLUMNS = ("frame_kind", "frame_term", "store_timestamp", "command", "records_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,7 @@ class GroupFrames:
 
     `first` and `last` are the smallest and the largest index (without frames, `last` is the index
     before), `term` the term of the last. `complete` is True if no index between is missing. `terms`
-    has each store's last term below its limit. `frames` has _IDENTITY, frame_kind, frame_term,
-    store_timestamp, payload_at, records_at (the end of a command) and holder. `configurations` has
-    index, holder, start and end of each configuration's payload.
+    has each store's last term below its limit. `frames` has _IDENTITY and _COLUMNS.
     """
 
     first: int
@@ -35,15 +33,18 @@ class GroupFrames:
     complete: bool
     terms: Mapping[str, int]
     frames: Frame
-    configurations: Sequence[tuple[int, str, int, int]]
 
     @property
     def commands(self) -> Frame:
         """The frames that are or start with a command, by index."""
-        first_part_only = F.col("records_at") > F.col("payload_at")
-        messages = F.col("frame_kind") == int(FrameKind.MESSAGES)
-        command = F.col("frame_kind") == int(FrameKind.COMMAND)
-        return self.frames.where(command | (messages & first_part_only)).orderBy("frame_index")
+        messages = F.col("frame_kind").isin(int(FrameKind.MESSAGES), int(FrameKind.COMMAND))
+        return self.frames.where(messages & F.col("command").isNotNull()).orderBy("frame_index")
+
+    def configurations(self) -> dict[int, bytes]:
+        """Return the payloads of the group's configuration frames, by index."""
+        configures = F.col("frame_kind") == int(FrameKind.CONFIGURATION)
+        rows = self.frames.where(configures).select("frame_index", "command").collect()
+        return {row["frame_index"]: bytes(row["command"]) for row in rows}
 
 
 def group_frames(tables: Tables) -> GroupFrames:
@@ -59,18 +60,12 @@ def group_frames(tables: Tables) -> GroupFrames:
         intact.groupBy(*_IDENTITY)
         .agg(
             F.count_if(voting).alias("holders"),
-            F.min("store").alias("holder"),
-            F.first("frame_kind").alias("frame_kind"),
-            F.first("frame_term").alias("frame_term"),
-            F.first("store_timestamp").alias("store_timestamp"),
-            F.first(F.col("position") + F.col("size")).alias("payload_at"),
-            F.first("records_at").alias("records_at"),
+            *[F.first(name).alias(name) for name in _COLUMNS],
         )
         .where(F.col("holders") >= limits.needed)
         .drop("holders")
     )
     staged = tables.staged(held, "frames")
-    configures = F.col("frame_kind") == int(FrameKind.CONFIGURATION)
     row = staged.agg(
         F.min("frame_index").alias("first"),
         F.max("frame_index").alias("last"),
@@ -93,10 +88,6 @@ def group_frames(tables: Tables) -> GroupFrames:
         row["count"] == last - first + 1,
         {each_row["store"]: int(each_row["term"]) for each_row in terms},
         staged,
-        [
-            (row["frame_index"], row["holder"], row["payload_at"], row["records_at"])
-            for row in staged.where(configures).collect()
-        ],
     )
 
 
@@ -104,45 +95,8 @@ def _of_all(tables: Tables, run: FrameRun | None, frames: Frame) -> GroupFrames:
     """Return the frames if all stores have the same log; no query is needed."""
     since, names = tables.since, tuple(tables.stores)
     before, term = (since.index, since.term) if since else (0, 0)
-    payload_at = F.col("position") + F.col("size")
-    columns = (*_IDENTITY, "frame_kind", "frame_term", "store_timestamp", "records_at")
-    rows = frames.select(*columns, payload_at.alias("payload_at"), F.lit(names[0]).alias("holder"))
+    rows = frames.select(*_IDENTITY, *_COLUMNS)
     if run is None:
-        return GroupFrames(before + 1, before, term, True, {}, rows, [])
-    return GroupFrames(
-        run.first,
-        run.last,
-        run.last_term,
-        True,
-        dict.fromkeys(names, run.last_term),
-        rows,
-        [(index, names[0], start, end) for index, start, end in run.configurations],
-    )
-
-
-def configurations_of(stores: Mapping[str, Store], held: GroupFrames) -> dict[int, bytes]:
-    """Return the payloads of the group's configuration frames, by index. Raises OSError."""
-    locations = ((holder, start, end) for _, holder, start, end in held.configurations)
-    contents = payloads(stores, locations)
-    indexes = (index for index, *_ in held.configurations)
-    return {index: bytes(payload) for index, payload in zip(indexes, contents, strict=True)}
-
-
-def payloads(
-    stores: Mapping[str, Store], locations: Iterable[tuple[str, int, int]]
-) -> Iterator[memoryview]:
-    """Yield the bytes at each (store, start, end), none of them across segments. Raises OSError."""
-    mapped: dict[str, memoryview] = {}
-    for store, start, end in locations:
-        segment = _holding(stores[store].segments, start)
-        if segment.path not in mapped:
-            mapped[segment.path] = map_file(segment.path)
-        yield mapped[segment.path][start - segment.base : end - segment.base]
-
-
-def _holding(among: list[Segment], position: int) -> Segment:
-    low, high = 0, len(among)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if among[middle].base <= position else (low, middle)
-    return among[low]
+        return GroupFrames(before + 1, before, term, True, {}, rows)
+    terms = dict.fromkeys(names, run.last_term)
+    return GroupFrames(run.first, run.last, run.last_term, True, terms, rows)

@@ -15,7 +15,7 @@ from raftmq.broker.tables.snapshot import FILES
 from ..read.store_files import Store
 from ..read.tables import Tables
 from ..report.report import CheckResult
-from .frames import GroupFrames, configurations_of
+from .frames import GroupFrames
 from .indexes import index_check
 from .raft_files import CONFIGURATION, GROUP, HARD_STATE, LogFacts, raft_files_check
 from .table_replay import BACKUP, replay
@@ -70,7 +70,7 @@ def _store_files(tables: Tables, held: GroupFrames | None) -> StoreFiles:
         indexes, gaps = index_check(tables)
         gaps.append("config/: only in Raft mode is what it has in the log")
         return StoreFiles([indexes], gaps, offsets=_offsets(tables, gaps))
-    configurations = configurations_of(tables.stores, held)
+    configurations = held.configurations()
     replayed = replay(tables, held)
     offsets = _offsets(tables, replayed.gaps) if replayed.tables is None else {}
     if not tables.subject.queues:

@@ -22,9 +22,10 @@ from ..engine import columns as F
 from ..engine.frames import Frame
 from ..read.committed_range import Limits
 from ..read.incremental import Ended, tail_of
+from ..read.live_log import LiveBlocks, LiveLog
 from ..read.spark_sources import BlockReader
 from ..read.staging import staged_blocks
-from ..read.store_files import Store, first_difference, stores_option
+from ..read.store_files import Store, first_difference, replicas_of, stores_option
 from ..read.tables import Tables
 from ..report.report import OFFENDERS_MAX, CheckResult, Offender, Verdict
 from .last_copies import LastCopies
@@ -166,15 +167,22 @@ def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:
 def _different_blocks(tables: Tables, ranges: Sequence[tuple[int, int]]) -> Frame:
     """Return the different blocks: block_start, copies (array of store, block_end, digest)."""
     reach = {store.store: store.limit for store in tables.limits.stores}
-    options = {
-        "stores": stores_option(tables.stores),
-        "from": str(tables.since.position if tables.since else 0),
-        "ranges": orjson.dumps(ranges).decode(),
-        "limits": orjson.dumps(reach).decode(),
-        "skipped": orjson.dumps(garbage(tables)).decode(),
-        "cuts": orjson.dumps(sorted(set(reach.values()))).decode(),
-    }
-    blocks = staged_blocks(tables.engine, BlockReader(options), below(tables.directory, "blocks"))
+    start, cuts = tables.since.position if tables.since else 0, sorted(set(reach.values()))
+    replicas, skipped = replicas_of(tables.stores), garbage(tables)
+    reader: BlockReader | LiveBlocks
+    if replicas:
+        reader = LiveBlocks(LiveLog(replicas, start), ranges, reach, skipped, cuts)
+    else:
+        options = {
+            "stores": stores_option(tables.stores),
+            "from": str(start),
+            "ranges": orjson.dumps(ranges).decode(),
+            "limits": orjson.dumps(reach).decode(),
+            "skipped": orjson.dumps(skipped).decode(),
+            "cuts": orjson.dumps(cuts).decode(),
+        }
+        reader = BlockReader(options)
+    blocks = staged_blocks(tables.engine, reader, below(tables.directory, "blocks"))
     return (
         blocks.groupBy("block_start")
         .agg(

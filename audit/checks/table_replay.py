@@ -11,7 +11,6 @@ checked.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from raftmq.broker.tables.state import BrokerState
 from ..read.incremental import Ended
 from ..read.tables import Tables
 from ..report.report import CheckResult, Offender
-from .frames import GroupFrames, payloads
+from .frames import GroupFrames
 
 TITLE = "tables under config/ that are not what the log makes of them"
 BACKUP = ".bak"
@@ -79,14 +78,13 @@ def replay(tables: Tables, held: GroupFrames) -> Replayed:
         return outcome
     state = BrokerState()
     _start(state, judged, held, outcome, tables.since)
-    rows, located = itertools.tee(held.commands.rows())
-    locations = ((row["holder"], row["payload_at"], row["records_at"]) for row in located)
     waiting = sorted(judged, key=lambda file: (file.index, file.store, file.path), reverse=True)
-    for row, payload in zip(rows, payloads(tables.stores, locations), strict=True):
-        while waiting and waiting[-1].index < row["frame_index"]:
+    for row in held.commands.rows():
+        index, command = row["frame_index"], bytes(row["command"])
+        while waiting and waiting[-1].index < index:
             _compare(waiting.pop(), state, outcome)
         try:
-            state.apply(row["frame_index"], row["store_timestamp"], payload, row["records_at"])
+            state.apply(index, row["store_timestamp"], command, row["records_at"])
         except StateError as error:
             outcome.gaps.append(f"config/: tables cannot be made again: {error}")
             return outcome

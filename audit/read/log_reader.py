@@ -37,6 +37,7 @@ _FRAME_FIELDS: list[tuple[str, Any]] = [
     ("record_count", pa.int32()),  # in the header
     ("records_found", pa.int32()),
     ("payload_length", pa.int32()),
+    ("command", pa.binary()),  # the payload before the records, if any
     ("payload_crc", pa.int64()),
     ("header_crc", pa.int64()),
 ]
@@ -71,7 +72,8 @@ def log_batches(
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A store's copy of a segment, and its number of `written` bytes (audit.read.store_files)."""
+    """A copy of a segment, and its number of `written` bytes (audit.read.store_files). `store` has
+    the names of all stores that are known to have it alike, with STORES_SEPARATOR."""
 
     store: str
     data: memoryview
@@ -111,9 +113,10 @@ def shared_items(
                 same.append(copy.store)
                 all_bytes &= not walked or same_bytes(raw, content, start, own_end)
         left = [copy for copy in left if copy.store not in same]
-        rest = len(same) != stores
-        batches = _item_batches(walk, data, base, STORES_SEPARATOR.join(same), rest)
-        yield SharedItems(tuple(same), all_bytes and len(same) == count, batches)
+        store = STORES_SEPARATOR.join(same)
+        names = tuple(store.split(STORES_SEPARATOR))
+        batches = _item_batches(walk, data, base, store, rest=len(names) != stores)
+        yield SharedItems(names, all_bytes and len(same) == count, batches)
 
 
 def _compared(walk: Walk, data: memoryview, start: int, end: int) -> tuple[int, int, bool]:
@@ -211,6 +214,10 @@ def _frame_batch(
         record_count=[frame.record_count for frame in frames],
         records_found=record_counts,
         payload_length=[frame.payload_length for frame in frames],
+        command=[
+            bytes(data[frame.at + frame.header_size : frame.at + frame.size]) or None
+            for frame in frames
+        ],
         payload_crc=[frame.payload_crc for frame in frames],
         header_crc=[frame.header_crc for frame in frames],
     )

@@ -293,16 +293,22 @@ class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         if not isinstance(partition, SharedRange):
             return  # as above
         copies = [
-            BlockCopy(store, segment, self.limits[store], self.skipped.get(store, ()))
+            BlockCopy(
+                *(store, segment.base, map_file(segment.path)),
+                *(self.limits[store], self.skipped.get(store, ())),
+            )
             for store, segment in partition.copies
         ]
-        blocks = [*different_blocks(copies, partition.start, partition.end, self.cuts)]
-        if blocks:
-            columns = [
-                pa.array(column, kind)
-                for column, kind in zip(zip(*blocks, strict=True), BLOCK_SCHEMA.types, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
+        bounds = partition.start, partition.end
+        yield from block_batches(different_blocks(copies, *bounds, self.cuts))
+
+
+def block_batches(blocks: Iterator[tuple[str, int, int, bytes]]) -> Iterator[pa.RecordBatch]:
+    """Yield the blocks as a batch of BLOCK_SCHEMA, if there are any."""
+    columns = [*zip(*blocks, strict=True)]
+    if columns:
+        arrays = [pa.array(*each) for each in zip(columns, BLOCK_SCHEMA.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=BLOCK_SCHEMA)
 
 
 class LogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 from raftmq.spark.filesystem import below, opened
 
 from ..engine.frames import Engine, Frame
+from .live_log import LiveBlocks, LiveLog
 from .log_reader import LOG_SCHEMA
 from .range_digests import RUN_SCHEMA, LogDigest, LogSummary, UnitDigest, UnitSummary
 from .spark_sources import (
@@ -31,7 +33,6 @@ from .spark_sources import (
     LogReader,
     QueueFiles,
     QueueReader,
-    SharedRange,
 )
 
 # Columns with repeated values. By default Arrow would try a dictionary for all columns.
@@ -66,7 +67,7 @@ def directory_for_tables(staging: str | None, scratch: Path | None) -> Iterator[
         system.delete_dir(path)
 
 
-def staged_log(engine: Engine, reader: LogReader, directory: str) -> StagedLog:
+def staged_log(engine: Engine, reader: LogReader | LiveLog, directory: str) -> StagedLog:
     """Decode the logs into files in the new `directory`. The reader must share."""
     items, runs = below(directory, "items"), below(directory, "runs")
     for each in (items, runs):
@@ -90,7 +91,7 @@ def staged_units(
     return engine.parquet(directory, UNIT_SCHEMA), [*itertools.chain.from_iterable(digests)]
 
 
-def staged_blocks(engine: Engine, reader: BlockReader, directory: str) -> Frame:
+def staged_blocks(engine: Engine, reader: BlockReader | LiveBlocks, directory: str) -> Frame:
     """Write the different blocks (BLOCK_SCHEMA) into files in the new `directory`."""
     _make(directory)
     engine.map(_WriteBlocks(reader, directory), list(enumerate(reader.partitions())))
@@ -106,11 +107,11 @@ def _make(directory: str) -> None:
 class _WriteLog:
     """Writes a range's rows and runs in a task."""
 
-    reader: LogReader
+    reader: LogReader | LiveLog
     items: str
     runs: str
 
-    def __call__(self, numbered: tuple[int, SharedRange]) -> list[LogDigest]:
+    def __call__(self, numbered: tuple[int, Any]) -> list[LogDigest]:
         number, partition = numbered
         digests = []
         path = _path(self.items, number)
@@ -134,10 +135,10 @@ class _WriteLog:
 class _WriteBlocks:
     """Writes the different blocks of a range in a task."""
 
-    reader: BlockReader
+    reader: BlockReader | LiveBlocks
     directory: str
 
-    def __call__(self, numbered: tuple[int, SharedRange]) -> None:
+    def __call__(self, numbered: tuple[int, Any]) -> None:
         number, partition = numbered
         with _replacing(_path(self.directory, number), BLOCK_SCHEMA) as rows:
             for batch in self.reader.read(partition):

@@ -5,6 +5,8 @@ A store has commitlog/, consumequeue/ and checkpoint; its records can also be re
 nothing for the rest of its segment.
 """
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import itertools
@@ -15,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +36,9 @@ from raftmq.store.store_lock import owner_of
 
 from .remote_stores import files_in, is_uri, read
 from .slots import parse_slots
+
+if TYPE_CHECKING:
+    from .replica import Replica
 
 Bytes = npt.NDArray[np.uint8]
 NAME_DIGITS = 20  # in the name of a segment or ConsumeQueue file, its start offset
@@ -86,10 +92,12 @@ class QueueFile:
 
 @dataclass(frozen=True)
 class Store:
-    """A replica's store at `path`, a directory or URI. Its segments are listed once."""
+    """A replica's store at `path`, a directory or URI. Its segments are listed once. If the broker
+    runs, its log is at the `replica`, and `path` has only copies of its tables."""
 
     name: str
     path: str
+    replica: Replica | None = None
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -98,6 +106,8 @@ class Store:
         Raises StoreError if there is no commitlog directory or a segment starts inside the previous
         segment.
         """
+        if self.replica is not None:
+            return self._segments_of(self.replica)
         segments = []
         for path, size_bytes in self._log_files():
             name = name_of(path)
@@ -107,6 +117,16 @@ class Store:
             if before.end > after.base:
                 raise StoreError(f"{after.path} begins inside {before.path}")
         return segments
+
+    def _segments_of(self, replica: Replica) -> list[Segment]:
+        """Return the segments of a running replica up to its end, with the paths there."""
+        size = replica.segment_size_bytes
+        bases = range(replica.start, replica.end, size)
+        paths = (f"{self.path}/commitlog/{base:0{NAME_DIGITS}d}" for base in bases)
+        return [
+            Segment(path, base, min(size, replica.end - base))
+            for path, base in zip(paths, bases, strict=True)
+        ]
 
     def _log_files(self) -> list[tuple[str, int]]:
         """Return path and size of the log's files by name. Raises StoreError."""
@@ -139,6 +159,8 @@ class Store:
 
     def read(self, start: int, end: int) -> bytes:
         """Return log positions [start, end); fewer if the log ends earlier or has a gap."""
+        if self.replica is not None:
+            return self.replica.read(start, end)
         content = b""
         for segment in self.segments:
             at = start + len(content)
@@ -165,6 +187,8 @@ class Store:
         """Return confirmPhyOffset of the checkpoint, the commit position as this replica knows
         it; 0 without a checkpoint, as after an early kill. Raises StoreError if the file is too
         short."""
+        if self.replica is not None:
+            return self.replica.end
         content = self._checkpoint()
         if content is None:
             return 0
@@ -215,6 +239,11 @@ def stores_option(stores: Mapping[str, Store]) -> str:
 
 def opened_stores(directories: Mapping[str, str]) -> dict[str, Store]:
     return {name: Store(name, directory) for name, directory in directories.items()}
+
+
+def replicas_of(stores: Mapping[str, Store]) -> list[Replica]:
+    """Return the running replicas of these stores; empty for stopped stores."""
+    return [store.replica for store in stores.values() if store.replica is not None]
 
 
 def map_file(path: str) -> memoryview:
@@ -281,10 +310,12 @@ def _first_unit(content: npt.NDArray[np.void], start: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """A store's copy of a segment up to `limit`, without the `skipped` ranges of garbage."""
+    """A store's copy of a segment from `base` up to `limit`, without the `skipped` ranges of
+    garbage."""
 
     store: str
-    segment: Segment
+    base: int
+    data: memoryview
     limit: int
     skipped: Sequence[tuple[int, int]]
 
@@ -297,17 +328,16 @@ def different_blocks(
 
     Blocks end at multiples of HASH_BLOCK_BYTES from the segment's start and at each of `cuts`.
     """
-    base = copies[0].segment.base
+    base = copies[0].base
     edges = {*range(base, end, HASH_BLOCK_BYTES), *cuts}
     inner = sorted(edge for edge in edges if start < edge < end)
-    data = [map_file(copy.segment.path) for copy in copies]
     for low, high in zip([start, *inner], [*inner, end], strict=True):
         contents = []
-        for copy, content in zip(copies, data, strict=True):
-            block_end = min(high, copy.limit, copy.segment.end)
+        for copy in copies:
+            block_end = min(high, copy.limit, base + len(copy.data))
             if low < block_end:
                 parts = [
-                    np.frombuffer(content, np.uint8)[left - base : right - base]
+                    np.frombuffer(copy.data, np.uint8)[left - base : right - base]
                     for left, right in without(low, block_end, copy.skipped)
                 ]
                 contents.append((copy.store, block_end, parts))

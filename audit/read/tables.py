@@ -20,11 +20,12 @@ from . import history
 from .cluster_info import Subject
 from .committed_range import Limits, find_limits
 from .incremental import Ended
+from .live_log import LiveLog
 from .range_digests import Alike, UnitDigest, all_alike, data_ends
 from .removed import Retention, retention_of, with_gone
 from .spark_sources import LogReader, QueueReader
 from .staging import StagedLog, staged_log, staged_units
-from .store_files import STORES_SEPARATOR, Store, stores_option
+from .store_files import STORES_SEPARATOR, Store, replicas_of, stores_option
 
 _ENDS = pa.schema([("topic", pa.string()), ("queue_id", pa.int32()), ("ended", pa.int64())])
 # Copies on two stores are the same record if these fields are equal.
@@ -121,6 +122,9 @@ class Tables:
 
 def size_bytes_of(stores: Mapping[str, Store]) -> int:
     """Return the size of all logs on the disk. Raises OSError."""
+    replicas = replicas_of(stores)
+    if replicas:
+        return sum(replica.end - replica.start for replica in replicas)
     files = (Path(segment.path) for store in stores.values() for segment in store.segments)
     return sum(file.stat().st_blocks * 512 for file in files)
 
@@ -147,7 +151,9 @@ def stage(
     def stores_staged() -> tuple[StagedLog, Alike | None, Frame, list[UnitDigest], Limits, Frame]:
         options = {"stores": stores_option(stores), "shared": "true"}
         options["from"] = str(since.position if since else 0)
-        logs = staged_log(engine, LogReader(options), below(directory, "decoded"))
+        replicas = replicas_of(stores)
+        running = LiveLog(replicas, since.position if since else 0) if replicas else None
+        logs = staged_log(engine, running or LogReader(options), below(directory, "decoded"))
         units, unit_digests = staged_units(engine, QueueReader(options), below(directory, "units"))
         frames = each(logs.items.where(F.col("kind") == int(ItemKind.FRAME)))
         ended = (since.index, since.term) if since else None

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from raftmq.dledger.raft.append_throttle import NEVER_DUE_MS, AppendThrottle
 from raftmq.dledger.raft.snapshot_install import (
     GroupSnapshot,
     GroupSnapshotDamaged,
@@ -36,6 +35,7 @@ from .protocol import (
 TIMEOUT_MS = 20_000
 LEADER_WAIT_S = 30.0  # for a proven leader, and for a replica to catch up with it
 RETRY_S = 0.2
+BUSY_WAIT_S, BUSY_RETRY_S = 600.0, 0.5  # for other readers of the session, and its rate
 
 
 class Overtaken(Exception):
@@ -83,23 +83,25 @@ class RemoteSource:
         bytes_per_s: int = 0,
         confirm: bool = True,
         wait_s: float = LEADER_WAIT_S,
+        shared: str = "",
     ) -> None:
-        """`bytes_per_s` is unlimited if 0. Without `confirm` no leader is asked."""
+        """`bytes_per_s` is unlimited if 0. Without `confirm` no leader is asked. Sources with the
+        same name in `shared` share a session."""
         self.address = address
         self._client = client
         self._confirm = confirm
         self._wait_s = wait_s
-        self._throttle = AppendThrottle(bytes_per_s)
         # Small enough to keep the rate also within a second.
         self._read_bytes = min(READ_BYTES_MAX, max(4096, bytes_per_s // 4 or READ_BYTES_MAX))
-        self._session = ""
+        self._settings = {"bytesPerS": str(bytes_per_s)} | ({"session": shared} if shared else {})
+        self._session = shared
 
     async def start(self, at_least: int) -> Offer:
         await self.end()
         deadline_s = time.monotonic() + self._wait_s
         if self._confirm:
             at_least = max(at_least, await self._mark(deadline_s))
-        answer = await self._until(deadline_s, self.address, "begin", atLeast=str(at_least))
+        answer = await self._begin(deadline_s, at_least)
         ext = answer.ext or {}
         try:
             facts = decode_facts(answer.body)
@@ -109,18 +111,29 @@ class RemoteSource:
             raise BackupError(f"{self.address} answered nonsense: {error!r}") from error
         return Offer(snapshot, facts, end, self._confirm)
 
+    async def renew(self, at_least: int) -> None:
+        """Begin the shared session again if the replica has forgotten it. Raises BackupError."""
+        await self._begin(time.monotonic() + self._wait_s, at_least)
+
     async def read(self, position: int, size: int) -> bytes:
         size = min(size, self._read_bytes)
-        now_ms = time.monotonic() * 1000
-        while not self._throttle.may_send(now_ms):
-            await asyncio.sleep((self._throttle.due_ms - now_ms) / 1000)
-            self._throttle.due_ms = NEVER_DUE_MS
-            now_ms = time.monotonic() * 1000
-        self._throttle.sent(size)
         answer = await self._ask("read", position=str(position), size=str(size))
         if not answer.body:
             raise BackupError(f"{self.address} answered a read at {position} with nothing")
         return bytes(answer.body)
+
+    async def frames(self, position: int, end: int) -> tuple[int, int]:
+        """Return the bounds of the frames that start in [position, end) of a segment; twice the
+        same position without frames. Raises BackupError, Overtaken."""
+        answer = await self._ask("frames", position=str(position), end=str(end))
+        try:
+            return int((answer.ext or {})["start"]), int((answer.ext or {})["end"])
+        except (KeyError, ValueError) as error:
+            raise BackupError(f"{self.address} answered nonsense: {error!r}") from error
+
+    async def digest(self, position: int, end: int) -> bytes:
+        """Return the SHA-256 of [position, end) of the log. Raises BackupError, Overtaken."""
+        return bytes((await self._ask("digest", position=str(position), end=str(end))).body)
 
     async def met_damage(self, position: int) -> None:
         await self._ask("damaged", position=str(position))
@@ -138,6 +151,10 @@ class RemoteSource:
         """Return a frame index that covers everything acknowledged before the call."""
         answer = await self._until(deadline_s, self.address, "mark")
         return int(loads_object(answer.body)["index"])
+
+    async def _begin(self, deadline_s: float, at_least: int) -> RemotingCommand:
+        settings = {"atLeast": str(at_least), **self._settings}
+        return await self._until(deadline_s, self.address, "begin", **settings)
 
     async def _until(self, deadline_s: float, address: str, op: str, **ext: str) -> RemotingCommand:
         """Repeat the request until it succeeds; a follower names the leader. Raises BackupError."""
@@ -163,15 +180,22 @@ class RemoteSource:
             await asyncio.sleep(RETRY_S)
 
     async def _ask(self, op: str, **ext: str) -> RemotingCommand:
-        """Send a request of this session. Raises Overtaken, BackupError."""
-        try:
-            answer = await self._invoke(self.address, {"op": op, "session": self._session, **ext})
-        except RemotingError as error:
-            if not error.retriable:
-                raise BackupError(f"{self.address}: {error}") from error
-            raise Overtaken(f"{self.address}: {error}") from error
-        if answer.code == ResponseCode.SUCCESS:
-            return answer
+        """Send a request of this session, again while the replica is busy. Raises Overtaken,
+        BackupError."""
+        deadline_s = time.monotonic() + BUSY_WAIT_S
+        while True:
+            request = {"op": op, "session": self._session, **ext}
+            try:
+                answer = await self._invoke(self.address, request)
+            except RemotingError as error:
+                if not error.retriable:
+                    raise BackupError(f"{self.address}: {error}") from error
+                raise Overtaken(f"{self.address}: {error}") from error
+            if answer.code == ResponseCode.SUCCESS:
+                return answer
+            if answer.code != ResponseCode.SYSTEM_BUSY or time.monotonic() >= deadline_s:
+                break
+            await asyncio.sleep(BUSY_RETRY_S)
         remark = f"{self.address}: {answer.remark}"
         if any(mark in remark for mark in (OVERTAKEN, GONE)):
             raise Overtaken(remark)

@@ -11,6 +11,7 @@ GONE = "GONE"  # the session has expired
 BEHIND = "BEHIND"  # not yet applied on this replica
 CHUNK_BYTES = 256 << 10  # of a parcel
 READ_BYTES_MAX = 1 << 20  # of the log, in one answer
+DIGEST_BYTES_MAX = 64 << 20  # of the log, in one digest
 
 
 class Facts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

@@ -4,17 +4,23 @@ Ext `op`:
 
     mark    at the leader: body {"index"}: all that was acknowledged before is at or below it
     begin   `atLeast`: wait until so much is applied here, then copy the tables and note where the
-            log ends with that frame. Body: facts; ext: `session`, `size` of the parcel, `end`
+            log ends with that frame. Body: facts; ext: `session`, `size` of the parcel, `end`.
+            `bytesPerS` limits reads and digests. With a `session`, several readers share it, and
+            a repeated begin returns the same
     state   `session`, `offset`: a chunk of the parcel, a group snapshot
             (dledger.raft.snapshot_install)
     read    `session`, `position`, `size`: bytes of the log, fewer where a segment ends
+    frames  `session`, `position`, `end`: ext `start`, `end` of the frames that start in that range
+            of a segment
+    digest  `session`, `position`, `end`: SHA-256 of these bytes of the log (broker.backup.digests)
     damaged `session`, `position`: what was read there is no frame. If so it is fetched from a peer
     end     `session`: it is done
 
-Tables are copied on the loop as for a snapshot install. The log is read in a thread per request, so
-the reader sets the rate. Retention spares the unread log of a session, until it is silent for
-SILENT_MS, older than HOLD_MS, or the disk is too full. Reads of removed bytes are answered
-[OVERTAKEN], and the backup starts again.
+Tables are copied on the loop as for a snapshot install. The log is read in a thread per request.
+Retention spares the unread log of a session, and all of the log of a shared session, until it is
+silent for SILENT_MS, older than HOLD_MS, or the disk is too full. Reads of removed bytes are
+answered [OVERTAKEN], and the backup starts again. A session keeps its digests: a repeated request
+reads nothing.
 
 Any member of a Raft group serves backups; only `mark` needs the leader.
 """
@@ -23,8 +29,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raftmq.dledger.raft.snapshot_install import (
     GROUP_SNAPSHOT_BYTES_MAX,
@@ -35,16 +42,19 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.fast_json import dumps
+from raftmq.store.errors import OffsetOutOfRange
 
 from ..checkpointer import finished
 from ..component import Service
 from ..context import Context
-from ..errors import Refused, busy
+from ..errors import Refused, busy, invalid
 from ..replication.engine import RaftEngine
 from ..tables.snapshot_install import BrokerCapture, capture
+from .digests import Digester, Pace, frames_within, pieces_of
 from .protocol import (
     BEHIND,
     CHUNK_BYTES,
+    DIGEST_BYTES_MAX,
     GONE,
     OVERTAKEN,
     READ_BYTES_MAX,
@@ -60,18 +70,25 @@ SILENT_MS = 120_000  # between two reads, for the tool's writes and rate limit
 HOLD_MS = 24 * 3_600_000
 POLL_MS = 10
 WAIT_MS = 5_000  # for frames to be applied; [BEHIND] afterwards
+READ_WAIT_MS = 5_000  # for a session's rate; [BUSY] afterwards
+DIGESTS_WAITING_MAX = 8  # of all sessions
+_NAME = re.compile(r"[0-9a-f]{8,64}")
 
 
 @dataclass(slots=True)
 class _Session:
-    """A backup reading from this replica. Retention may delete the log before `needed`."""
+    """A backup or an audit reading from this replica. Retention may delete the log before `needed`,
+    which is not moved if the session is `shared`. `digests` are by start and end."""
 
     parcel: bytes
-    start: int
+    facts: Facts
     end: int
     since_ms: int
     heard_ms: int
     needed: int
+    shared: bool
+    pace: Pace
+    digests: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
 
 class Backups:
@@ -79,6 +96,8 @@ class Backups:
         self._context = context
         self._sessions: dict[str, _Session] = {}
         self._beginning = 0
+        self._digester = Digester(context.store.commitlog)
+        self._digests_waiting = 0
 
     def service(self) -> Service:
         return Service(handlers={int(RequestCode.BACKUP): self.handle})
@@ -96,6 +115,8 @@ class Backups:
             "begin": self._start,
             "state": self._state,
             "read": self._read,
+            "frames": self._frames,
+            "digest": self._digest,
             "damaged": self._damaged,
             "end": self._end,
         }
@@ -115,8 +136,13 @@ class Backups:
 
     async def _start(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
         context, engine = self._context, self._engine()
-        at_least = _number(ext, "atLeast")
+        at_least, given = _number(ext, "atLeast"), ext.get("session", "")
+        pace = Pace(_number(ext, "bytesPerS") if "bytesPerS" in ext else 0)
+        if given and not _NAME.fullmatch(given):
+            raise invalid(f"session={given!r} is no name")
         self._expire()
+        if given in self._sessions:
+            return self._begun(request, given)
         if len(self._sessions) + self._beginning >= SESSIONS_MAX:
             raise busy(f"{SESSIONS_MAX} backups are read from this replica already", retriable=True)
         self._beginning += 1
@@ -128,9 +154,10 @@ class Backups:
         index, settled = engine.log.index, engine.core.membership.configurations.settled
         facts = self._facts(engine, captured.applied_index)
         end = index.end_of(facts.index)
-        name = secrets.token_hex(8)
+        name = given or secrets.token_hex(8)
         now_ms = context.clock_ms()
-        session = _Session(b"", facts.start, end, now_ms, now_ms, facts.start)
+        needed = facts.start
+        session = _Session(b"", facts, end, now_ms, now_ms, needed, bool(given), pace)
         self._sessions[name] = session
         first, previous_term = index.first_index, index.previous_term
         segment_size_bytes = context.store.commitlog.segment_size_bytes
@@ -161,8 +188,15 @@ class Backups:
             facts.start,
             end,
         )
-        fields = {"session": name, "size": str(len(session.parcel)), "end": str(end)}
-        return RemotingCommand.response_to(request, ext=fields, body=encode_facts(facts))
+        return self._begun(request, name)
+
+    def _begun(self, request: RemotingCommand, name: str) -> RemotingCommand:
+        session = self._sessions[name]
+        if not session.parcel:
+            raise busy(f"session {name} is begun by another request", retriable=True)
+        session.heard_ms = self._context.clock_ms()
+        fields = {"session": name, "size": str(len(session.parcel)), "end": str(session.end)}
+        return RemotingCommand.response_to(request, ext=fields, body=encode_facts(session.facts))
 
     async def _state(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
         session = self._session(ext)
@@ -175,31 +209,72 @@ class Backups:
         session = self._session(ext)
         position, size = _number(ext, "position"), _number(ext, "size")
         commitlog = self._context.store.commitlog
-        if not session.start <= position < session.end or not 0 < size <= READ_BYTES_MAX:
-            raise Refused(
-                ResponseCode.INVALID_PARAMETER,
-                f"position={position} size={size}: the backup is of"
-                f" [{session.start}, {session.end}), at most {READ_BYTES_MAX} bytes at once",
-            )
-        if position < commitlog.min_offset:
-            raise Refused(
-                ResponseCode.PULL_OFFSET_MOVED,
-                f"retention has removed the log before {commitlog.min_offset}",
-                tag=OVERTAKEN,
-            )
-        session.needed = position
+        _check_range(session, position, min(position + size, session.end), READ_BYTES_MAX, size)
+        await self._turn(session, size)
+        self._check_present(position)
+        if not session.shared:
+            session.needed = position
         hold = commitlog.hold(position)
         loop = asyncio.get_running_loop()
         size = min(size, session.end - position)
         try:
             data = await finished(loop.run_in_executor(None, hold.read, position, size))
         except OSError as error:
-            raise Refused(
-                ResponseCode.SERVICE_NOT_AVAILABLE, f"{error}", retriable=True, tag="DISK_ERROR"
-            ) from error
+            raise _disk_error(error) from error
         finally:
             commitlog.release(hold)
         return RemotingCommand.response_to(request, body=data)
+
+    async def _frames(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
+        session, log = self._session(ext), self._engine().log
+        position, end = _number(ext, "position"), _number(ext, "end")
+        _check_range(session, position, end, log.segment_end(position) - position)
+        self._check_present(position)
+        start, end = frames_within(log.index, position, end)
+        fields = {"start": str(start), "end": str(min(end, session.end))}
+        return RemotingCommand.response_to(request, ext=fields)
+
+    async def _digest(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
+        session, log = self._session(ext), self._engine().log
+        position, end = _number(ext, "position"), _number(ext, "end")
+        _check_range(session, position, end, DIGEST_BYTES_MAX)
+        digest = session.digests.get((position, end))
+        if digest is None:
+            if self._digests_waiting >= DIGESTS_WAITING_MAX:
+                raise busy(f"{DIGESTS_WAITING_MAX} digests are awaited already", retriable=True)
+            self._digests_waiting += 1
+            try:
+                await self._turn(session, end - position)
+                self._check_present(position)
+                pieces = [*pieces_of(log.index, log.segment_end, position, end)]
+                digest = await self._digester.digest(pieces)
+            except OffsetOutOfRange:
+                self._check_present(position)
+                raise
+            except OSError as error:
+                raise _disk_error(error) from error
+            finally:
+                self._digests_waiting -= 1
+            session.digests[position, end] = digest
+        return RemotingCommand.response_to(request, body=digest)
+
+    async def _turn(self, session: _Session, size: int) -> None:
+        """Wait until the session's rate allows to read so many bytes. Raises Refused."""
+        wait_ms = session.pace.reserve(size, self._context.clock_ms(), READ_WAIT_MS)
+        if wait_ms is None:
+            raise busy("others wait for this session's rate already", retriable=True)
+        if wait_ms:
+            await asyncio.sleep(wait_ms / 1000)
+
+    def _check_present(self, position: int) -> None:
+        """Raise Refused if retention has removed the log there."""
+        first = self._context.store.commitlog.min_offset
+        if position < first:
+            raise Refused(
+                ResponseCode.PULL_OFFSET_MOVED,
+                f"retention has removed the log before {first}",
+                tag=OVERTAKEN,
+            )
 
     async def _damaged(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
         self._session(ext)
@@ -282,6 +357,20 @@ class Backups:
             if silent_ms > SILENT_MS or now_ms - session.since_ms > HOLD_MS:
                 log.warning("backup_forgotten session=%s silent_ms=%d", name, silent_ms)
                 del self._sessions[name]
+
+
+def _check_range(session: _Session, start: int, end: int, most: int, size: int = 1) -> None:
+    """Raise Refused unless the session's log has [start, end), of at most so many bytes."""
+    first = session.facts.start
+    if not first <= start < end <= session.end or not 0 < max(size, end - start) <= most:
+        raise invalid(
+            f"[{start}, {end}) size={size}: this session is of [{first}, {session.end}), at most"
+            f" {most} bytes at once"
+        )
+
+
+def _disk_error(error: OSError) -> Refused:
+    return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"{error}", retriable=True, tag="DISK_ERROR")
 
 
 def _number(ext: dict[str, str], name: str) -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -19,9 +18,9 @@ from raftmq.audit.checks.index_and_config_checks import unread_files
 from raftmq.audit.checks.ranges import ends_check
 from raftmq.audit.cli import main
 from raftmq.audit.live import audit_cluster
-from raftmq.audit.read import live_copy as copied
+from raftmq.audit.read import live_stores as opened
 from raftmq.audit.read.history import HistoryUnfit
-from raftmq.audit.read.live_copy import NotAudited
+from raftmq.audit.read.live_stores import NotAudited
 from raftmq.audit.read.store_files import Store
 from raftmq.audit.report.report import AuditReport, CheckResult
 from raftmq.audit.run import AuditOptions
@@ -262,7 +261,7 @@ def test_live_replica_tables_are_compared_with_the_log(
     assert report.check("tables").ok
     assert not any("config/" in gap for gap in report.not_judged)
     (victim, _) = followers(group)
-    written = copied._written
+    written = opened._written
 
     def altered(offer: Offer, root: Path) -> Path:
         store = written(offer, root)
@@ -273,7 +272,7 @@ def test_live_replica_tables_are_compared_with_the_log(
             path.write_text(json.dumps(content))
         return store
 
-    monkeypatch.setattr(copied, "_written", altered)
+    monkeypatch.setattr(opened, "_written", altered)
     report = audited(group)
     assert [check.name for check in report.checks if not check.ok] == ["tables"]
     (offender,) = report.check("tables").offenders
@@ -357,14 +356,6 @@ def test_acknowledged_messages_of_an_unaudited_group_are_rejected(
         HistoryUnfit, match="1 rows of broker groups that are not audited: broker-z"
     ):
         audit_cluster(connection(group), AuditOptions(acknowledged=str(path)), group=name)
-
-
-def test_full_scratch_disk_is_reported_before_reading(
-    group: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
-    with pytest.raises(NotAudited, match="--scratch"):
-        audit_cluster(connection(group))
 
 
 def test_queues_longer_than_the_log_are_found() -> None:

@@ -1,13 +1,12 @@
 """The audit decodes once what is equal in several stores, and for each store what is not."""
 
 import random
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from raftmq.audit.read.log_reader import LOG_SCHEMA, Copy, log_batches, shared_items
-from raftmq.audit.read.store_files import STORES_SEPARATOR, BlockCopy, Segment, different_blocks
+from raftmq.audit.read.store_files import STORES_SEPARATOR, BlockCopy, different_blocks
 from tests.audit.stores import Log, Message
 
 Rows = set[tuple[object, ...]]
@@ -93,12 +92,10 @@ def test_batches_have_the_schema_declared_to_spark() -> None:
     assert batches and all(batch.schema == LOG_SCHEMA for batch in batches)
 
 
-def blocks(tmp_path: Path, *copies: tuple[bytes, int, list[tuple[int, int]]]) -> list[str]:
+def blocks(*copies: tuple[bytes, int, list[tuple[int, int]]]) -> list[str]:
     made = []
     for number, (data, limit, skipped) in enumerate(copies):
-        path = tmp_path / f"n{number}"
-        path.write_bytes(data)
-        made.append(BlockCopy(f"n{number}", Segment(str(path), 0, len(data)), limit, skipped))
+        made.append(BlockCopy(f"n{number}", 0, memoryview(data), limit, skipped))
     cuts = sorted({limit for _, limit, _ in copies})
     result = list(different_blocks(made, 0, 1 << 21, cuts))
     kinds: dict[int, set[tuple[int, bytes]]] = {}
@@ -107,19 +104,17 @@ def blocks(tmp_path: Path, *copies: tuple[bytes, int, list[tuple[int, int]]]) ->
     return sorted(f"{start}:{store}" for store, start, *_ in result if len(kinds[start]) > 1)
 
 
-def test_differing_blocks_are_returned_for_every_copy(tmp_path: Path) -> None:
+def test_differing_blocks_are_returned_for_every_copy() -> None:
     complete = random.Random(3).randbytes(1 << 21)
     size = len(complete)
     other = bytearray(complete)
     other[(1 << 20) + 5] ^= 1
-    assert blocks(tmp_path, (complete, size, []), (complete, size, [])) == []
-    reported = blocks(
-        tmp_path, (complete, size, []), (bytes(other), size, []), (complete, size, [])
-    )
+    assert blocks((complete, size, []), (complete, size, [])) == []
+    reported = blocks((complete, size, []), (bytes(other), size, []), (complete, size, []))
     assert reported == ["1048576:n0", "1048576:n1", "1048576:n2"]
     # Behind its limit a copy has no block; what is skipped is not there.
-    assert blocks(tmp_path, (complete, size, []), (bytes(other), 1 << 20, [])) == []
+    assert blocks((complete, size, []), (bytes(other), 1 << 20, [])) == []
     garbage = [((1 << 20) + 5, (1 << 20) + 6)]
-    assert blocks(tmp_path, (complete, size, garbage), (bytes(other), size, garbage)) == []
-    assert blocks(tmp_path, (complete, size, garbage), (bytes(other), size, [])) != []
-    assert blocks(tmp_path, (complete[:-1], size, []), (complete, size, [])) != []
+    assert blocks((complete, size, garbage), (bytes(other), size, garbage)) == []
+    assert blocks((complete, size, garbage), (bytes(other), size, [])) != []
+    assert blocks((complete[:-1], size, []), (complete, size, [])) != []

@@ -7,14 +7,12 @@ import shutil
 import sys
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 from uuid import UUID
 
 import orjson
 import pytest
 
 from raftmq.audit.read.log_scanner import walk_range
-from raftmq.broker.backup import online_source as source_module
 from raftmq.broker.backup import service
 from raftmq.broker.backup.create import take
 from raftmq.broker.backup.directory import BackupDirectory
@@ -27,7 +25,6 @@ from raftmq.broker.backup.verify import complaints
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.command import RemotingCommand
 from raftmq.spark.layout import ItemKind
 from raftmq.store.record import decode_record
 from tests.broker.cluster import Group
@@ -536,29 +533,3 @@ async def test_backup_of_a_classic_master_is_rejected_with_instructions(tmp_path
         source = RemoteSource(group.client, address)
         with pytest.raises(BackupError, match="copy its storePathRootDir"):
             await take(source, BackupDirectory(str(tmp_path / "backup")))
-
-
-class Plenty:
-    """A client whose replica answers every read with as much as was asked for."""
-
-    async def invoke(self, address, command, timeout_ms):
-        return RemotingCommand.response_to(command, body=bytes(int(command.ext["size"])))
-
-
-@pytest.mark.parametrize("rate", [100_000, 8 << 20])
-async def test_backup_reads_at_the_configured_rate(monkeypatch, rate):
-    now_s = 0.0
-
-    async def sleep(seconds):
-        nonlocal now_s
-        assert 0 < seconds < 1
-        now_s += seconds
-
-    monkeypatch.setattr(source_module, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(source_module, "asyncio", SimpleNamespace(sleep=sleep))
-    source = RemoteSource(Plenty(), "nowhere:1", bytes_per_s=rate)
-    read = 0
-    while now_s < 10:
-        read += len(await source.read(read, 1 << 30))
-        assert read <= rate * (now_s + 0.5)
-    assert read >= rate * 9.9

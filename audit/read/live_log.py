@@ -1,0 +1,159 @@
+"""Reads the logs of a running group's replicas, each range of whole frames from a single replica.
+
+A task asks a replica for the frames of its window, reads and hashes them, and asks the rest for
+their digests of the same bytes. Only bytes with another digest are read as well. Replicas take
+turns as the replica that is read, so all of them have equal work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from raftmq.remoting.client import RemotingClient
+from raftmq.store.record import BLANK, BLANK_SIZE_BYTES, MAGIC_BLANK
+
+from .log_reader import Copy, SharedItems, shared_items
+from .range_digests import RANGE_BYTES
+from .replica import Replica, connected
+from .spark_sources import block_batches
+from .store_files import STORES_SEPARATOR, BlockCopy, different_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Log positions [start, end) in a segment. Frames belong to the window in which they start."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """The bytes from `start` on that some replicas have alike."""
+
+    names: tuple[str, ...]
+    start: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLog:
+    """The logs of `replicas` from a frame's position `start` on."""
+
+    replicas: Sequence[Replica]
+    start: int
+
+    def partitions(self) -> list[Window]:
+        segment_bytes = self.replicas[0].segment_size_bytes
+        start = max(self.start, min(each.start for each in self.replicas))
+        end = max(each.end for each in self.replicas)
+        windows = []
+        while start < end:
+            base = start - start % segment_bytes
+            behind = base + (start - base) // RANGE_BYTES * RANGE_BYTES + RANGE_BYTES
+            windows.append(Window(start, min(behind, base + segment_bytes, end)))
+            start = windows[-1].end
+        return windows
+
+    def parts(self, window: Window) -> Iterator[SharedItems]:
+        """Read the equal items of several replicas (audit.read.log_reader.shared_items)."""
+        contents = asyncio.run(self.contents(window))
+        if not contents:
+            return
+        views = self._segments(contents)
+        copies = [
+            Copy(STORES_SEPARATOR.join(each.names), view, len(each.data))
+            for each, view in zip(contents, views, strict=True)
+        ]
+        size = max(map(len, views))
+        yield from shared_items(copies, contents[0].start, 0, size, stores=len(self.replicas))
+
+    async def contents(self, window: Window) -> list[_Content]:
+        """Read the window's frames. Raises ReplicaLost, BackupError."""
+        there = [each for each in self.replicas if each.start <= window.start < each.end]
+        reaching = [each for each in there if each.end >= window.end] or there
+        if not there:
+            return []
+        read = reaching[window.start // RANGE_BYTES % len(reaching)]
+        async with connected(read.connection) as client:
+            bounds = window.start, min(window.end, read.end)
+            start, end = await read.frames_by(client, *bounds)
+            ends = {each: min(end, each.end) for each in there if each.end > start}
+            if start == end:
+                return []
+            others = [each for each in ends if each != read]
+            data, *digests = await asyncio.gather(
+                read.read_by(client, start, end),
+                *(each.digest_by(client, start, ends[each]) for each in others),
+            )
+            return await _grouped(
+                client, read, start, data, ends, dict(zip(others, digests, strict=True))
+            )
+
+    def _segments(self, contents: Sequence[_Content]) -> list[memoryview]:
+        """Return the contents as the ends of segments of zeros if a blank record ends them."""
+        start, segment_bytes = contents[0].start, self.replicas[0].segment_size_bytes
+        left = start + segment_bytes - start % segment_bytes - start
+        views = []
+        for each in contents:
+            blank = BLANK.pack(left - len(each.data) + BLANK_SIZE_BYTES, MAGIC_BLANK)
+            views.append((each.data, each.data.endswith(blank)))
+        size = left if any(ends for _, ends in views) else 0
+        return [memoryview(data.ljust(size, b"\0")) for data, _ in views]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBlocks:
+    """The blocks of `log` that differ in the windows `ranges` (audit.read.spark_sources.BlockReader
+    defines the rest)."""
+
+    log: LiveLog
+    ranges: Collection[tuple[int, int]]
+    limits: Mapping[str, int]
+    skipped: Mapping[str, Sequence[tuple[int, int]]]
+    cuts: Sequence[int]
+
+    def partitions(self) -> list[Window]:
+        windows = self.log.partitions()
+        return [window for window in windows if (window.start, window.end) in self.ranges]
+
+    def read(self, window: Window) -> Iterator[pa.RecordBatch]:
+        contents = asyncio.run(self.log.contents(window))
+        copies = [
+            BlockCopy(
+                *(name, each.start, memoryview(each.data)),
+                *(self.limits[name], self.skipped.get(name, ())),
+            )
+            for each in contents
+            for name in each.names
+        ]
+        if copies:
+            end = max(copy.base + len(copy.data) for copy in copies)
+            yield from block_batches(different_blocks(copies, copies[0].base, end, self.cuts))
+
+
+async def _grouped(
+    client: RemotingClient,
+    read: Replica,
+    start: int,
+    data: bytes,
+    ends: Mapping[Replica, int],
+    digests: Mapping[Replica, bytes],
+) -> list[_Content]:
+    """Return the different contents, by the names of the replicas that have them."""
+    own = {end: hashlib.sha256(data[: end - start]).digest() for end in {*ends.values()}}
+    groups: dict[tuple[int, bytes], list[Replica]] = {(ends[read], own[ends[read]]): [read]}
+    for replica, digest in digests.items():
+        groups.setdefault((ends[replica], digest), []).append(replica)
+    contents = []
+    for (end, digest), alike in groups.items():
+        content = data[: end - start]
+        if digest != own[end]:
+            content = await alike[0].read_by(client, start, end)
+        contents.append(_Content(tuple(sorted(each.name for each in alike)), start, content))
+    return contents

@@ -145,6 +145,8 @@ def _report_once(
             options = replace(options, retention_hours=group.retention_hours)
         stores, staging = group.stores, options.staging
         engine = engines.of(size_bytes_of(stores), options.acknowledged, staging)
+        if staging is None:
+            engine = engine.without_files()
         with directory_for_tables(staging, Path(directory)) as table_directory:
             report = run(engine, stores, group.subject, options, table_directory, group.ends)
         return replace(report, not_judged=(*group.unseen, *report.not_judged))

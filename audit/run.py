@@ -112,6 +112,7 @@ def run(
             *(engine, stores, history, topic, table_directory, subject, since),
             retention_hours=options.retention_hours,
             audited_at_ms=started_ms,
+            progress=progress,
         )
         staged = time.monotonic()
         count = sum(store.records for store in tables.limits.stores)

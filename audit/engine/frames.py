@@ -13,7 +13,12 @@ from .columns import Column
 Row = dict[str, Any]
 Part = TypeVar("Part")
 Made = TypeVar("Made")
+Done = Callable[[int], None]
 CORRUPT = "corrupt"  # the column of a line that is not JSON of the schema
+
+
+def ignore(count: int) -> None:
+    """Do nothing with a number of finished parts."""
 
 
 class EngineFailed(Exception):
@@ -107,8 +112,31 @@ class Engine(Protocol):
         """Write the rows into a new directory, and return them from it."""
         ...
 
-    def map(self, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
-        """Apply a function to each part, several at once."""
+    def map(
+        self, function: Callable[[Part], Made], parts: Sequence[Part], done: Done = ignore
+    ) -> list[Made]:
+        """Apply a function to each part, several at once. `done` is called with the number of
+        finished parts, now and then."""
+        ...
+
+    def without_files(self) -> Engine:
+        """Return an engine whose tasks share no directory, if this one has a cluster."""
+        ...
+
+    @property
+    def has_files(self) -> bool:
+        """False if tasks share no directory; then they must `read` what they would write."""
+        ...
+
+    def read(
+        self,
+        function: Callable[[Part], Iterator[pa.RecordBatch]],
+        parts: Sequence[Part],
+        schema: pa.Schema,
+        done: Done = ignore,
+    ) -> Frame:
+        """Return the rows that a function yields for each part, several at once, kept where they
+        were read."""
         ...
 
     def sized_for(self, size_bytes: int) -> AbstractContextManager[None]:

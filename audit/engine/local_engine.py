@@ -22,7 +22,7 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 
 from .columns import Column, WindowSpec, col, column
-from .frames import CORRUPT, EngineFailed, Frame, Made, Part, Row
+from .frames import CORRUPT, Done, EngineFailed, Frame, Made, Part, Row, ignore
 
 NAME = "local"
 CORES = 2
@@ -291,9 +291,36 @@ class LocalEngine:
             cursor.execute(f"COPY ({frame.sql}) TO {target}")
         return self._files([path], frame.columns)
 
-    def map(self, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
+    def map(
+        self, function: Callable[[Part], Made], parts: Sequence[Part], done: Done = ignore
+    ) -> list[Made]:
+        made: list[Made] = []
         with ThreadPoolExecutor(self.cores) as pool:
-            return [*pool.map(function, parts)]
+            for each in pool.map(function, parts):
+                made.append(each)
+                done(len(made))
+        return made
+
+    def without_files(self) -> LocalEngine:
+        return self
+
+    @property
+    def has_files(self) -> bool:
+        return True
+
+    def read(
+        self,
+        function: Callable[[Part], Iterator[pa.RecordBatch]],
+        parts: Sequence[Part],
+        schema: pa.Schema,
+        done: Done = ignore,
+    ) -> LocalFrame:
+        path = self.directory / f"{uuid.uuid4().hex}.parquet"
+        with pq.ParquetWriter(path, schema) as out:
+            for batches in self.map(lambda part: [*function(part)], parts, done):
+                for batch in batches:
+                    out.write_batch(batch)
+        return self._files([str(path)], tuple(schema.names))
 
     def sized_for(self, size_bytes: int) -> nullcontext[None]:
         return nullcontext()

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F
 
 from raftmq.spark.filesystem import for_spark
 
-from ..session import SPARK_ERRORS, cause
+from ..session import SPARK_ERRORS, cause, is_local
 from .columns import METHOD, Column, WindowSpec
-from .frames import CORRUPT, EngineFailed, Frame, Made, Part, Row
+from .frames import CORRUPT, Done, EngineFailed, Frame, Made, Part, Row, ignore
 from .spark_types import spark_schema
 
 NAME = "spark"
+POLL_S = 1.0
 SHUFFLED_BYTES = 512 << 20  # bytes of logs per shuffle partition
 
 
@@ -107,9 +110,12 @@ class SparkGroups:
 
 @dataclass(frozen=True, slots=True)
 class SparkEngine:
-    """An engine (audit.engine.frames.Engine) on a running session."""
+    """An engine (audit.engine.frames.Engine) on a running session. `kept` has the rows that
+    executors keep until the end of the audit."""
 
     session: SparkSession
+    has_files: bool = True
+    kept: list[DataFrame] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -133,16 +139,70 @@ class SparkEngine:
 
     def staged(self, frame: Frame, directory: str) -> SparkFrame:
         rows, path = _spark(frame), for_spark(directory)
+        if not self.has_files:
+            return self._keep(rows)
         with _causes():
             rows.write.parquet(path)
             return SparkFrame(self.session.read.schema(rows.schema).parquet(path))
 
-    def map(self, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
+    def map(
+        self, function: Callable[[Part], Made], parts: Sequence[Part], done: Done = ignore
+    ) -> list[Made]:
         if not parts:
             return []
-        with _causes():
+        with _causes(), self._counted(len(parts), done):
             tasks = self.session.sparkContext.parallelize(parts, len(parts))
             return list(tasks.map(function).collect())
+
+    def without_files(self) -> SparkEngine:
+        master = self.session.sparkContext.master
+        return self if is_local(master) else replace(self, has_files=False)
+
+    def read(
+        self,
+        function: Callable[[Part], Iterator[pa.RecordBatch]],
+        parts: Sequence[Part],
+        schema: pa.Schema,
+        done: Done = ignore,
+    ) -> SparkFrame:
+        def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in numbers:
+                for number in batch["id"].to_pylist():
+                    yield from function(parts[number])
+
+        if not parts:
+            return self.table([], schema)
+        with _causes(), self._counted(len(parts), done):
+            numbers = self.session.range(0, len(parts), 1, len(parts))
+            kept = self._keep(numbers.mapInArrow(read, spark_schema(schema)))
+            kept.frame.count()
+            return kept
+
+    def _keep(self, rows: DataFrame) -> SparkFrame:
+        """Keep rows on the executors' disks. A lost executor's rows are made again."""
+        with _causes():
+            self.kept.append(rows.persist(StorageLevel.DISK_ONLY))
+        return SparkFrame(self.kept[-1])
+
+    @contextmanager
+    def _counted(self, total: int, done: Done) -> Iterator[None]:
+        """Call `done` with the number of finished tasks of a stage with `total` tasks."""
+        tracker, ended = self.session.sparkContext.statusTracker(), threading.Event()
+
+        def poll() -> None:
+            while not ended.wait(POLL_S):
+                stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
+                for stage in stages:
+                    if stage is not None and stage.numTasks == total:
+                        done(stage.numCompletedTasks)
+
+        poller = threading.Thread(target=poll, daemon=True)
+        poller.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            poller.join()
 
     @contextmanager
     def sized_for(self, size_bytes: int) -> Iterator[None]:
@@ -154,6 +214,8 @@ class SparkEngine:
             yield
         finally:
             self.session.conf.set(name, before)
+            while self.kept:
+                self.kept.pop().unpersist()
 
 
 @contextmanager

@@ -1,17 +1,20 @@
 """Decodes stores into Parquet files for the engine of an audit.
 
 The tasks write the files themselves, to a path or URI (raftmq.spark.filesystem) that the engine can
-read. To pass rows from Python to Spark would cost more than their decoding. A repeated task
-replaces its file. Nothing is compressed: Snappy and Zstandard are native code in Java, which cannot
-be loaded if /tmp executes nothing, and Spark has once failed to read Arrow's LZ4.
+read. To pass rows from Python to Spark costs more than their decoding, so it is done only where
+tasks share no directory. A repeated task replaces its file. Nothing is compressed: Snappy and
+Zstandard are native code in Java, which cannot be loaded if /tmp executes nothing, and Spark has
+once failed to read Arrow's LZ4.
 """
 
 from __future__ import annotations
 
 import itertools
+import pickle
 import tempfile
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raftmq.spark.filesystem import below, opened
+from raftmq.spark.layout import ItemKind
 
+from ..engine import columns as F
 from ..engine.frames import Engine, Frame
 from .live_log import LiveBlocks, LiveLog
 from .log_reader import LOG_SCHEMA
@@ -37,6 +42,12 @@ from .spark_sources import (
 
 # Columns with repeated values. By default Arrow would try a dictionary for all columns.
 _REPEATED = ["store", "topic", "tags", "reason"]
+# Rows of tasks that write no files: items, and besides runs and pickled digests.
+_RUN, _DIGEST = len(ItemKind), len(ItemKind) + 1
+_RUN_NAMES = {"first_offset": "queue_offset"}
+_STREAM_SCHEMA = pa.schema(
+    [*LOG_SCHEMA, ("last_offset", pa.int64()), ("end", pa.int64()), ("digest", pa.binary())]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +78,39 @@ def directory_for_tables(staging: str | None, scratch: Path | None) -> Iterator[
         system.delete_dir(path)
 
 
-def staged_log(engine: Engine, reader: LogReader | LiveLog, directory: str) -> StagedLog:
-    """Decode the logs into files in the new `directory`. The reader must share."""
+def staged_log(
+    engine: Engine,
+    reader: LogReader | LiveLog,
+    directory: str,
+    progress: Callable[[str], None] = lambda step: None,
+) -> StagedLog:
+    """Decode the logs into files in the new `directory`, or into rows that the tasks keep. The
+    reader must share."""
+    parts = list(enumerate(reader.partitions()))
+    done = _Estimate(progress, len(parts))
+    if not engine.has_files:
+        return _kept_log(engine.read(_StreamLog(reader), parts, _STREAM_SCHEMA, done))
     items, runs = below(directory, "items"), below(directory, "runs")
     for each in (items, runs):
         _make(each)
-    parts = list(enumerate(reader.partitions()))
-    digests = engine.map(_WriteLog(reader, items, runs), parts)
+    digests = engine.map(_WriteLog(reader, items, runs), parts, done)
     return StagedLog(
         engine.parquet(items, LOG_SCHEMA),
         engine.parquet(runs, RUN_SCHEMA),
         [*itertools.chain.from_iterable(digests)],
+    )
+
+
+def _kept_log(rows: Frame) -> StagedLog:
+    """Separate the items, runs and digests of _STREAM_SCHEMA."""
+    kind = F.col("kind")
+    runs = rows.where(kind == _RUN).withColumnRenamed("queue_offset", "first_offset")
+    pickled = rows.where(kind == _DIGEST).select("digest").collect()
+    digests: list[LogDigest] = [pickle.loads(row["digest"]) for row in pickled]
+    return StagedLog(
+        rows.where(kind < _RUN).select(*LOG_SCHEMA.names),
+        runs.select(*RUN_SCHEMA.names),
+        digests,
     )
 
 
@@ -92,7 +125,11 @@ def staged_units(
 
 
 def staged_blocks(engine: Engine, reader: BlockReader | LiveBlocks, directory: str) -> Frame:
-    """Write the different blocks (BLOCK_SCHEMA) into files in the new `directory`."""
+    """Write the different blocks (BLOCK_SCHEMA) into files in the new `directory`, or into rows
+    that the tasks keep."""
+    if not engine.has_files:
+        read: Callable[[Any], Iterator[pa.RecordBatch]] = reader.read
+        return engine.read(read, reader.partitions(), BLOCK_SCHEMA)
     _make(directory)
     engine.map(_WriteBlocks(reader, directory), list(enumerate(reader.partitions())))
     return engine.parquet(directory, BLOCK_SCHEMA)
@@ -101,6 +138,22 @@ def staged_blocks(engine: Engine, reader: BlockReader | LiveBlocks, directory: s
 def _make(directory: str) -> None:
     system, path = opened(directory)
     system.create_dir(path, recursive=True)
+
+
+class _Estimate:
+    """Reports the share of parts of the logs that are read, and the time for the rest."""
+
+    def __init__(self, progress: Callable[[str], None], total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._start_s = time.monotonic()
+
+    def __call__(self, count: int) -> None:
+        if count:
+            left_s = (time.monotonic() - self._start_s) * (self._total - count) / count
+            left = f"{left_s / 60:.0f} min" if left_s > 90 else f"{left_s:.0f} s"
+            share = f"{count / self._total:.0%}"
+            self._progress(f"reading the logs: {share}, some {left} left")
 
 
 @dataclass(frozen=True)
@@ -129,6 +182,41 @@ class _WriteLog:
                 bounds = partition.start, partition.end
                 digests.append(summary.digest(shared.stores, *bounds, shared.alike, path))
         return digests
+
+
+@dataclass(frozen=True)
+class _StreamLog:
+    """Yields a range's rows, runs and digests in a task, as rows of _STREAM_SCHEMA."""
+
+    reader: LogReader | LiveLog
+
+    def __call__(self, numbered: tuple[int, Any]) -> Iterator[pa.RecordBatch]:
+        _, partition = numbered
+        for shared in self.reader.parts(partition):
+            summary = LogSummary()
+            for batch in shared.batches:
+                yield _streamed(batch)
+                run = summary.add(batch)
+                if run is not None and len(run):
+                    names = [_RUN_NAMES.get(name, name) for name in run.schema.names]
+                    yield _streamed(run.rename_columns(names), _RUN)
+            bounds = partition.start, partition.end
+            digest = summary.digest(shared.stores, *bounds, shared.alike, "")
+            pickled = pa.array([pickle.dumps(digest)], pa.binary())
+            yield _streamed(pa.RecordBatch.from_arrays([pickled], names=["digest"]), _DIGEST)
+
+
+def _streamed(batch: pa.RecordBatch, kind: int | None = None) -> pa.RecordBatch:
+    """Return rows of _STREAM_SCHEMA with the batch's columns, and its own kind unless given."""
+    columns = []
+    for field in _STREAM_SCHEMA:
+        if field.name == "kind" and kind is not None:
+            columns.append(pa.repeat(pa.scalar(kind, field.type), len(batch)))
+        elif field.name in batch.schema.names:
+            columns.append(batch[field.name])
+        else:
+            columns.append(pa.nulls(len(batch), field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=_STREAM_SCHEMA)
 
 
 @dataclass(frozen=True)

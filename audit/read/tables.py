@@ -4,7 +4,7 @@ The logs are parsed and verified in a single pass over the bytes; every check th
 The driver holds no messages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +140,7 @@ def stage(
     *,
     retention_hours: int | None = None,
     audited_at_ms: int,
+    progress: Callable[[str], None] = lambda step: None,
 ) -> Tables:
     """Decode stores and history into `directory` (a path or URI). Without a history, events, sends
     and ledger are empty. An empty `topic` means every topic that the history sends to. Without
@@ -153,7 +154,8 @@ def stage(
         options["from"] = str(since.position if since else 0)
         replicas = replicas_of(stores)
         running = LiveLog(replicas, since.position if since else 0) if replicas else None
-        logs = staged_log(engine, running or LogReader(options), below(directory, "decoded"))
+        reader = running or LogReader(options)
+        logs = staged_log(engine, reader, below(directory, "decoded"), progress)
         units, unit_digests = staged_units(engine, QueueReader(options), below(directory, "units"))
         frames = each(logs.items.where(F.col("kind") == int(ItemKind.FRAME)))
         ended = (since.index, since.term) if since else None

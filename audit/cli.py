@@ -97,8 +97,7 @@ EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
     "--scratch",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory with room for decoded data and, for running brokers, for the logs of one "
-    "group's replicas.",
+    help="Directory with room for decoded data.",
 )
 @click.option(
     "--staging",
@@ -111,7 +110,7 @@ EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
     default=32,
     show_default=True,
     type=click.IntRange(1),
-    help="Read at most this much per second of each running replica.",
+    help="Read and digest at most this much per second of each running replica, over all tasks.",
 )
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False), help="Write the report to this file."
@@ -142,7 +141,7 @@ EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
     default="",
     metavar="URL",
     help="A Spark cluster to run on, instead of this machine's cores. Its executors need "
-    "raftmq[audit], and the stores and --scratch or --staging at the same paths.",
+    "raftmq[audit]. With --store, they see stores and --scratch or --staging at the same paths.",
 )
 @click.option(
     "--conf",

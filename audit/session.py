@@ -23,6 +23,7 @@ from .read.spark_sources import register
 
 SPARK_ERRORS = (PySparkException, Py4JJavaError)  # all errors of a query
 _CLASSIFIED = re.compile(r"(\[[A-Z_.]+\] .*)")  # Spark's classified message
+_OURS = re.compile(r"^raftmq\.[\w.]+: (.*)", re.MULTILINE)  # an exception of a task
 _CAUSE = "Caused by: "
 CORES = 2
 DRIVER_MEMORY = "2g"  # in local mode, all memory for sorts and joins
@@ -111,7 +112,8 @@ def cause(error: Exception) -> str:
     """Return one of SPARK_ERRORS as a line, without Java's stack."""
     text = str(error)
     deepest = [line for line in text.splitlines() if line.startswith(_CAUSE)][-1:]
-    causes = _CLASSIFIED.findall(text)[:1] or [line.removeprefix(_CAUSE) for line in deepest]
+    causes = _OURS.findall(text)[:1] or _CLASSIFIED.findall(text)[:1]
+    causes = causes or [line.removeprefix(_CAUSE) for line in deepest]
     return str((causes or [type(error).__name__])[0])
 
 

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from raftmq.remoting.client import RemotingClient
-from raftmq.store.record import BLANK, BLANK_SIZE_BYTES, MAGIC_BLANK
+from raftmq.spark.layout import BLANK_MAGIC, BLANK_SIZE_BYTES
 
 from .log_reader import Copy, SharedItems, shared_items
 from .range_digests import RANGE_BYTES
 from .replica import Replica, connected
 from .spark_sources import block_batches
 from .store_files import STORES_SEPARATOR, BlockCopy, different_blocks
+
+_BLANK = struct.Struct(">ii")  # the bytes to the segment's end, magic
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class LiveLog:
         left = start + segment_bytes - start % segment_bytes - start
         views = []
         for each in contents:
-            blank = BLANK.pack(left - len(each.data) + BLANK_SIZE_BYTES, MAGIC_BLANK)
+            blank = _BLANK.pack(left - len(each.data) + BLANK_SIZE_BYTES, BLANK_MAGIC)
             views.append((each.data, each.data.endswith(blank)))
         size = left if any(ends for _, ends in views) else 0
         return [memoryview(data.ljust(size, b"\0")) for data, _ in views]

@@ -100,16 +100,18 @@ class Replica:
     ) -> T:
         """Ask until the replica answers, or PATIENCE_S. Raises ReplicaLost, BackupError."""
         source, deadline_s = self._source(client), time.monotonic() + PATIENCE_S
+        is_gone = False
         while True:
             try:
+                if is_gone:
+                    await source.renew(self.index)
                 return await ask(source)
-            except Overtaken as error:
-                if OVERTAKEN in str(error):
+            except (Overtaken, BackupError) as error:
+                is_gone = is_gone or GONE in str(error)
+                if OVERTAKEN in str(error) or not (is_gone or isinstance(error, Overtaken)):
                     raise BackupError(str(error)) from error
                 if time.monotonic() >= deadline_s:
                     raise ReplicaLost(f"{self.name} {LOST}: {error}") from error
-                if GONE in str(error):
-                    await source.renew(self.index)
             await asyncio.sleep(RETRY_S)
 
     def _run(self, work: Callable[[RemotingClient], Coroutine[Any, Any, T]]) -> T:

@@ -10,7 +10,6 @@ once failed to read Arrow's LZ4.
 from __future__ import annotations
 
 import itertools
-import pickle
 import tempfile
 import time
 import uuid
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -42,7 +42,7 @@ from .spark_sources import (
 
 # Columns with repeated values. By default Arrow would try a dictionary for all columns.
 _REPEATED = ["store", "topic", "tags", "reason"]
-# Rows of tasks that write no files: items, and besides runs and pickled digests.
+# Rows of tasks that write no files: items, and besides runs and digests.
 _RUN, _DIGEST = len(ItemKind), len(ItemKind) + 1
 _RUN_NAMES = {"first_offset": "queue_offset"}
 _STREAM_SCHEMA = pa.schema(
@@ -105,8 +105,8 @@ def _kept_log(rows: Frame) -> StagedLog:
     """Separate the items, runs and digests of _STREAM_SCHEMA."""
     kind = F.col("kind")
     runs = rows.where(kind == _RUN).withColumnRenamed("queue_offset", "first_offset")
-    pickled = rows.where(kind == _DIGEST).select("digest").collect()
-    digests: list[LogDigest] = [pickle.loads(row["digest"]) for row in pickled]
+    packed = rows.where(kind == _DIGEST).select("digest").collect()
+    digests = [msgspec.msgpack.decode(bytes(row["digest"]), type=LogDigest) for row in packed]
     return StagedLog(
         rows.where(kind < _RUN).select(*LOG_SCHEMA.names),
         runs.select(*RUN_SCHEMA.names),
@@ -202,8 +202,8 @@ class _StreamLog:
                     yield _streamed(run.rename_columns(names), _RUN)
             bounds = partition.start, partition.end
             digest = summary.digest(shared.stores, *bounds, shared.alike, "")
-            pickled = pa.array([pickle.dumps(digest)], pa.binary())
-            yield _streamed(pa.RecordBatch.from_arrays([pickled], names=["digest"]), _DIGEST)
+            packed = pa.array([msgspec.msgpack.encode(digest)], pa.binary())
+            yield _streamed(pa.RecordBatch.from_arrays([packed], names=["digest"]), _DIGEST)
 
 
 def _streamed(batch: pa.RecordBatch, kind: int | None = None) -> pa.RecordBatch:

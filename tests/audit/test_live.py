@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,9 @@ from raftmq.audit.checks.ranges import ends_check
 from raftmq.audit.cli import main
 from raftmq.audit.live import audit_cluster
 from raftmq.audit.read import live_stores as opened
+from raftmq.audit.read import replica
 from raftmq.audit.read.history import HistoryUnfit
+from raftmq.audit.read.live_log import LiveLog, Window
 from raftmq.audit.read.live_stores import NotAudited
 from raftmq.audit.read.store_files import Store
 from raftmq.audit.report.report import AuditReport, CheckResult
@@ -215,31 +218,76 @@ def test_damage_on_one_live_replica_is_found_there(group: Cluster) -> None:
     assert audited(group).ok
 
 
+async def kill(group: Cluster, name: str) -> None:
+    here = Cluster(group.directory)
+    try:
+        await here.wait_dead(here.signal(name, signal.SIGKILL))
+    finally:
+        await here.close()
+
+
+async def start(group: Cluster, name: str) -> None:
+    here = Cluster(group.directory)
+    try:
+        here.start(name)
+        async with Admin(group.state().namesrv) as admin:
+            for _ in range(600):
+                if len((await admin.cluster.info()).brokers["broker-a"].addresses) == 3:
+                    break
+                await asyncio.sleep(0.1)
+    finally:
+        await here.close()
+
+
 def test_stopped_replica_is_named(group: Cluster) -> None:
     name = followers(group)[0]
-
-    async def kill_or_start(kill: bool) -> None:
-        here = Cluster(group.directory)
-        try:
-            if kill:
-                await here.wait_dead(here.signal(name, signal.SIGKILL))
-                return
-            here.start(name)
-            async with Admin(group.state().namesrv) as admin:
-                for _ in range(600):
-                    if len((await admin.cluster.info()).brokers["broker-a"].addresses) == 3:
-                        break
-                    await asyncio.sleep(0.1)
-        finally:
-            await here.close()
-
-    asyncio.run(kill_or_start(True))
+    asyncio.run(kill(group, name))
     try:
         report = audited(group)
     finally:
-        asyncio.run(kill_or_start(False))
+        asyncio.run(start(group, name))
     assert [offender["store"] for offender in report.check("brokers_down").offenders] == [name]
     assert not report.ok
+
+
+def test_replica_that_dies_during_the_audit_is_down(
+    group: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, contents = followers(group)[0], LiveLog.contents
+    killed: list[str] = []
+
+    async def first_killing(self: LiveLog, window: Window) -> list[Any]:
+        if not killed:
+            killed.append(name)
+            await kill(group, name)
+        return await contents(self, window)
+
+    monkeypatch.setattr(replica, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(LiveLog, "contents", first_killing)
+    try:
+        report = audited(group)
+    finally:
+        asyncio.run(start(group, name))
+    assert [check.name for check in report.checks if not check.ok] == ["brokers_down"]
+    assert [offender["store"] for offender in report.check("brokers_down").offenders] == [name]
+
+
+def test_restarted_replica_continues_the_audit(
+    group: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, contents = followers(group)[0], LiveLog.contents
+    restarted: list[str] = []
+
+    async def first_restarting(self: LiveLog, window: Window) -> list[Any]:
+        if not restarted:
+            restarted.append(name)
+            await kill(group, name)
+            await start(group, name)
+        return await contents(self, window)
+
+    monkeypatch.setattr(LiveLog, "contents", first_restarting)
+    report = audited(group)
+    assert report.ok and len(report.stores) == 3, report.not_judged
 
 
 def test_mqaudit_of_a_running_cluster(group: Cluster, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class LiveGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _Session:
     """A replica's session, its offer, and the directory of its store."""
 
     source: RemoteSource
@@ -115,12 +115,14 @@ async def _opened(
                 client, address, bytes_per_s=bytes_per_s, confirm=confirm, shared=session
             )
         try:
-            begun, last, unseen = await _begun(sources, root)
+            opened, last, unseen = await _sessions(sources, root)
         except FAILURES as error:
+            for source in sources.values():
+                await source.end()
             raise NotAudited(f"{group.broker_name}: {error}") from error
-    end = min(each.offer.end for each in begun if each.offer.facts.index >= last)
+    end = min(each.offer.end for each in opened if each.offer.facts.index >= last)
     stores = {}
-    for each in begun:
+    for each in opened:
         facts, snapshot = each.offer.facts, each.offer.snapshot
         replica = Replica(
             *(facts.node, each.source.address, connection, each.session, facts.index),
@@ -129,16 +131,16 @@ async def _opened(
         )
         stores[facts.node] = Store(facts.node, str(each.directory), replica)
     members = frozenset(
-        member.rpartition("-")[0] for each in begun for member in each.offer.facts.members
+        member.rpartition("-")[0] for each in opened for member in each.offer.facts.members
     )
     nodes = {name: name for name in stores}
     subject = Subject(RAFT, group.broker_name, members, nodes, "its replicas", queues=False)
     return LiveGroup(stores, subject, tuple(unseen), ends, retention_hours)
 
 
-async def _begun(
+async def _sessions(
     sources: Mapping[str, RemoteSource], root: Path
-) -> tuple[list[_Begun], int, list[str]]:
+) -> tuple[list[_Session], int, list[str]]:
     """Write the replicas' tables below `root`. Return the replicas by node, the frame of the latest
     tables, and messages about replicas that do not answer. The leader's source is the first. Raises
     BackupError, Overtaken."""
@@ -153,7 +155,7 @@ async def _begun(
             unseen.append(f"the replica at {source.address}: {error}")
             return None
 
-    async def reach(each: _Begun, index: int) -> _Begun | None:
+    async def reach(each: _Session, index: int) -> _Session | None:
         if each.offer.facts.index >= index:
             return each
         offer = await start(each.source, index)
@@ -163,14 +165,14 @@ async def _begun(
     first = await leader[1].start(0)
     offers = [first, *await asyncio.gather(*(start(each, first.facts.index) for _, each in others))]
     seen = [
-        _Begun(source, session, offer, _written(offer, root))
+        _Session(source, session, offer, _written(offer, root))
         for (session, source), offer in zip(sources.items(), offers, strict=True)
         if offer is not None
     ]
     last = max(each.offer.facts.index for each in seen)
     reaching = await asyncio.gather(*(reach(each, last) for each in seen))
-    begun = [each for each in reaching if each is not None]
-    return sorted(begun, key=lambda each: each.offer.facts.node), last, unseen
+    opened = [each for each in reaching if each is not None]
+    return sorted(opened, key=lambda each: each.offer.facts.node), last, unseen
 
 
 def _keep(replicas: Sequence[Replica], ended: threading.Event) -> None:
@@ -178,8 +180,8 @@ def _keep(replicas: Sequence[Replica], ended: threading.Event) -> None:
 
     async def ask() -> None:
         async with connected(replicas[0].connection) as client:
-            asked = (each.renew_by(client) for each in replicas)
-            await asyncio.gather(*asked, return_exceptions=True)  # a reader reports the failure
+            renewals = (each.renew_by(client) for each in replicas)
+            await asyncio.gather(*renewals, return_exceptions=True)  # a reader reports the failure
 
     while replicas and not ended.wait(KEEP_S):
         asyncio.run(ask())

@@ -1,7 +1,7 @@
 """Reads the log of a running replica, from any process of an audit.
 
 A replica is plain data, so a task gets it with its work, and opens a connection of its own. All
-processes share the session that the audit has begun at the replica (broker.backup.service). A
+processes share the session that the audit has started at the replica (broker.backup.service). A
 replica that has forgotten the session, by a restart, begins it again.
 """
 
@@ -65,7 +65,7 @@ class Replica:
             for position in positions:
                 at, behind = position, min(position + READ_BYTES_MAX, end)
                 while at < behind:
-                    data = await self._asked(client, _Read(at, behind - at))
+                    data = await self._request(client, _Read(at, behind - at))
                     content[at - start : at - start + len(data)] = data
                     at += len(data)
 
@@ -73,11 +73,11 @@ class Replica:
         return bytes(content)
 
     async def digest_by(self, client: RemotingClient, start: int, end: int) -> bytes:
-        return await self._asked(client, lambda source: source.digest(start, end))
+        return await self._request(client, lambda source: source.digest(start, end))
 
     async def frames_by(self, client: RemotingClient, start: int, end: int) -> tuple[int, int]:
         """Return the bounds of the frames that start in [start, end) of a segment."""
-        return await self._asked(client, lambda source: source.frames(start, end))
+        return await self._request(client, lambda source: source.frames(start, end))
 
     async def renew_by(self, client: RemotingClient) -> None:
         """Keep the session, or begin it again. Raises BackupError."""
@@ -95,7 +95,7 @@ class Replica:
             shared=self.session,
         )
 
-    async def _asked(
+    async def _request(
         self, client: RemotingClient, ask: Callable[[RemoteSource], Awaitable[T]]
     ) -> T:
         """Ask until the replica answers, or PATIENCE_S. Raises ReplicaLost, BackupError."""

@@ -101,7 +101,7 @@ class RemoteSource:
         deadline_s = time.monotonic() + self._wait_s
         if self._confirm:
             at_least = max(at_least, await self._mark(deadline_s))
-        answer = await self._begin(deadline_s, at_least)
+        answer = await self._start_session(deadline_s, at_least)
         ext = answer.ext or {}
         try:
             facts = decode_facts(answer.body)
@@ -113,7 +113,7 @@ class RemoteSource:
 
     async def renew(self, at_least: int) -> None:
         """Begin the shared session again if the replica has forgotten it. Raises BackupError."""
-        await self._begin(time.monotonic() + self._wait_s, at_least)
+        await self._start_session(time.monotonic() + self._wait_s, at_least)
 
     async def read(self, position: int, size: int) -> bytes:
         size = min(size, self._read_bytes)
@@ -152,7 +152,7 @@ class RemoteSource:
         answer = await self._until(deadline_s, self.address, "mark")
         return int(loads_object(answer.body)["index"])
 
-    async def _begin(self, deadline_s: float, at_least: int) -> RemotingCommand:
+    async def _start_session(self, deadline_s: float, at_least: int) -> RemotingCommand:
         settings = {"atLeast": str(at_least), **self._settings}
         return await self._until(deadline_s, self.address, "begin", **settings)
 

@@ -142,7 +142,7 @@ class Backups:
             raise invalid(f"session={given!r} is no name")
         self._expire()
         if given in self._sessions:
-            return self._begun(request, given)
+            return self._started(request, given)
         if len(self._sessions) + self._beginning >= SESSIONS_MAX:
             raise busy(f"{SESSIONS_MAX} backups are read from this replica already", retriable=True)
         self._beginning += 1
@@ -188,12 +188,12 @@ class Backups:
             facts.start,
             end,
         )
-        return self._begun(request, name)
+        return self._started(request, name)
 
-    def _begun(self, request: RemotingCommand, name: str) -> RemotingCommand:
+    def _started(self, request: RemotingCommand, name: str) -> RemotingCommand:
         session = self._sessions[name]
         if not session.parcel:
-            raise busy(f"session {name} is begun by another request", retriable=True)
+            raise busy(f"session {name} is started by another request", retriable=True)
         session.heard_ms = self._context.clock_ms()
         fields = {"session": name, "size": str(len(session.parcel)), "end": str(session.end)}
         return RemotingCommand.response_to(request, ext=fields, body=encode_facts(session.facts))

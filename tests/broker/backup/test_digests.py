@@ -185,7 +185,7 @@ async def test_forgotten_session_is_begun_again_under_its_name(tmp_path):
         source = RemoteSource(group.client, broker.address, confirm=False, shared=NAME)
         offer = await source.start(1)
         before = await source.digest(0, offer.end)
-        broker.backups._sessions.clear()  # as after a restart
+        await ask(group, broker, "end")  # forgotten, as after a restart
         with pytest.raises(Overtaken, match="GONE"):
             await source.digest(0, offer.end)
         await source.renew(offer.facts.index)

@@ -20,7 +20,7 @@ Seen = Callable[[], object]
 
 
 async def until(
-    condition: Callable[[], Any],
+    condition: Callable[..., Any],
     seen: Seen | None = None,
     *,
     patience_s: float = PATIENCE_S,

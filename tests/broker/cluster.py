@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 from raftmq.broker.broker import open_broker
@@ -55,7 +56,7 @@ class Group:
         self.ports = {name: s.getsockname()[1] for name, s in self.sockets.items()}
         self.held = {}  # their ports: nobody else is given them while they are down
         self.brokers = {}
-        self.client = None
+        self.client: Any = None
         self.clock = LoopClock()
         self.ahead_ms = {}  # by how much the wall clocks of replicas are, by name
         self.stopped_ms = None  # the wall clocks of all replicas, if they stand still
@@ -178,7 +179,7 @@ class Group:
 
     async def leader(self):
         """The name of the ready leader, once there is one."""
-        result = []
+        result: list[Any] = []
 
         def look():
             result[:] = [name for name, b in self.brokers.items() if b.roles.leading]

@@ -1,5 +1,9 @@
 """Hand-made stand-ins for what the broker's parts talk to."""
 
+from types import SimpleNamespace
+from typing import Any
+
+from raftmq.broker.tables.config_files import ConfigFiles
 from raftmq.remoting.codec import FrameReader, decode_command
 from raftmq.store.frame import FrameKind, seal_frame
 
@@ -23,6 +27,9 @@ class FakeConnection:
 
     def invoke_oneway(self, command):
         self.oneways.append(command)
+
+    async def invoke(self, command, timeout_ms):
+        raise AssertionError("nobody answers here")
 
     def answers(self):
         reader = FrameReader()
@@ -78,3 +85,10 @@ class FakeLog:
             for name in self.state.apply(frame.index, 5, frame.payload).topics:
                 application_topics(name)
             done(None)
+
+
+def config_files(disk, state):
+    """Return the files of the tables of a broker whose log is empty; they are written at once."""
+    nobody: Any = None
+    log: Any = SimpleNamespace(max_offset=0)
+    return ConfigFiles(disk, state, nobody, log)

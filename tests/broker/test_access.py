@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import stat
+from typing import Any
 
 import orjson
 import pytest
@@ -33,6 +34,7 @@ from raftmq.remoting.headers import PullHeader, SendHeader
 from raftmq.store.disk import OsDisk
 from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic
+from tests.present import present
 from tests.waiting import until
 
 ADMIN = Credentials("administrator", "sesame-open-1")
@@ -133,7 +135,7 @@ async def test_rejected_one_way_requests_are_dropped_and_counted(tmp_path):
         info = orjson.loads((await group.ask(broker, 28)).body)["table"]
         figures = [info[key] for key in ("aclEnable", "aclRefused", "aclDropped")]
         assert figures == ["true", "0", "1"]
-        assert client.connection(broker.address).outstanding == 0
+        assert present(client.connection(broker.address)).outstanding == 0
         await client.close()
         assert broker.store.queues.end_of("T", 0) == 0
 
@@ -168,7 +170,7 @@ async def test_pipelined_sends_are_authorized_one_by_one(tmp_path):
             parts.append(encode_command(command))
         reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
         writer.write(b"".join(parts))
-        answers = {}
+        answers: dict[Any, Any] = {}
         while len(answers) < 6:
             size = int.from_bytes(await reader.readexactly(4))
             frame = await reader.readexactly(size)
@@ -442,8 +444,8 @@ def test_acl_table_commands_and_round_trip():
         put_white_addresses(["10.1.1.1"]),
     ):
         table.apply(orjson.loads(payload), 9)
-    assert set(table.accounts.by_key) == {"administrator", "only-reads", "somebody-new"}
-    assert table.accounts.white_addresses == ("10.1.1.1",)
+    assert set(present(table.accounts).by_key) == {"administrator", "only-reads", "somebody-new"}
+    assert present(table.accounts).white_addresses == ("10.1.1.1",)
     twin = AclTable()
     twin.load(table.to_json(), 17)
     assert (twin.accounts, twin.applied_index) == (table.accounts, 17)

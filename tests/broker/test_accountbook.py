@@ -4,12 +4,14 @@ import asyncio
 import os
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from raftmq.broker.accountbook import AccountBook
 from raftmq.remoting.acl import account_from_config
 from raftmq.remoting.acl.account_file import AccountFile, parse_accounts
+from tests.present import present
 from tests.waiting import until
 
 PLAIN_ACL = """
@@ -24,7 +26,8 @@ async def test_cancelled_account_change_ends_before_the_next_starts(tmp_path, mo
     file = AccountFile(str(path))
     file.read()
     config = SimpleNamespace(is_classic=True, acl_file_wins=False)
-    book = AccountBook(SimpleNamespace(config=config, state=SimpleNamespace(acl=None)), file)
+    context: Any = SimpleNamespace(config=config, state=SimpleNamespace(acl=None))
+    book = AccountBook(context, file)
     account = account_from_config({"accessKey": "new-account", "secretKey": "sesame-open-2"})
     syncs, go_on = [], threading.Event()
     sync = os.fsync
@@ -43,7 +46,7 @@ async def test_cancelled_account_change_ends_before_the_next_starts(tmp_path, mo
         await put
     (chore,) = book.chores()
     delete = asyncio.ensure_future(book.change(lambda found: found.without("new-account", 2)))
-    look = asyncio.ensure_future(chore.run())
+    look = asyncio.ensure_future(present(chore.run()))
     done, _ = await asyncio.wait({delete, look}, timeout=0.2)
     go_on.set()
     assert not done

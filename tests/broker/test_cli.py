@@ -8,15 +8,18 @@ import socket
 import subprocess
 import sys
 from functools import partial
+from typing import cast
 
 import pytest
 
+from raftmq.broker.broker import Broker
 from raftmq.broker.process import _on_exception
 from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendHeader, SendResponseHeader
+from tests.present import present
 
 PATIENCE_S = 120.0  # only a hang takes so long
 
@@ -88,14 +91,14 @@ async def test_broker_process_starts_stops_and_restarts(tmp_path, port):
                 text=True,
             )
             try:
-                line = process.stdout.readline()
+                line = present(process.stdout).readline()
                 assert line.startswith("mqbroker broker-a/n0 listens on 127.0.0.1:")
                 address = line.split()[-1]
                 assert await send(client, address) == offset
             finally:
                 process.send_signal(number)
                 code = process.wait(timeout=PATIENCE_S)
-                process.stdout.close()
+                present(process.stdout).close()
             clean = number is signal.SIGTERM
             assert code == (0 if clean else -signal.SIGKILL)
             assert (tmp_path / "store" / "abort").exists() is not clean
@@ -112,13 +115,13 @@ def broker_process(conf):
         text=True,
     )
     try:
-        line = process.stdout.readline()
+        line = present(process.stdout).readline()
         assert line.startswith("mqbroker broker-a/")
         yield line.split()[-1]
     finally:
         process.send_signal(signal.SIGTERM)
         code = process.wait(timeout=PATIENCE_S)
-        process.stdout.close()
+        present(process.stdout).close()
     assert code == 0
 
 
@@ -169,7 +172,7 @@ async def test_failed_lookup_after_its_dial_is_no_error(caplog):
     """Found by a container that was taken off its network: its peers gave up dialling first."""
     caplog.set_level("INFO")
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(partial(_on_exception, None))
+    loop.set_exception_handler(partial(_on_exception, cast(Broker, None)))
     lookup = socket.gaierror(-2, "unknown")
     loop.call_exception_handler({"message": "never retrieved", "exception": lookup})
     assert [record.levelname for record in caplog.records] == ["INFO"]
@@ -198,7 +201,7 @@ async def test_default_broker_serves_only_loopback_and_keeps_files_private(tmp_p
             command, stdout=subprocess.PIPE, stderr=log, text=True, umask=0
         )
     try:
-        address = process.stdout.readline().split()[-1]
+        address = present(process.stdout).readline().split()[-1]
         listening = int(address.rpartition(":")[2])
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", listening))
@@ -208,7 +211,7 @@ async def test_default_broker_serves_only_loopback_and_keeps_files_private(tmp_p
     finally:
         process.send_signal(signal.SIGTERM)
         code = process.wait(timeout=PATIENCE_S)
-        process.stdout.close()
+        present(process.stdout).close()
     assert code == 0
     said = lines_of((tmp_path / "log").read_text(), "serves_this_machine_only", "open_to_others")
     assert [f"path={conf}" in line for line in said] == [False, True]

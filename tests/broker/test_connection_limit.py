@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -7,7 +8,8 @@ from raftmq.ops.descriptors import Ports, Shares
 
 
 def room(limit, files=10):
-    store, server = SimpleNamespace(files_held=files), SimpleNamespace(connections_max=0)
+    store: Any = SimpleNamespace(files_held=files)
+    server: Any = SimpleNamespace(connections_max=0)
     return ClientRoom(Shares(limit, Ports()), store, server), store, server
 
 

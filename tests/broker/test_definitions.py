@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import orjson
 from hypothesis import given
@@ -124,9 +125,9 @@ async def test_few_groups_are_read_at_once():
             raise BodyError("none")
         return Definitions(name)
 
-    others = SimpleNamespace(definitions=definitions)
-    context = SimpleNamespace(config=BrokerConfig(), state=BrokerState())
-    sharing = DefinitionSharing(context, others, None, None)
+    others: Any = SimpleNamespace(definitions=definitions)
+    context: Any = SimpleNamespace(config=BrokerConfig(), state=BrokerState())
+    sharing = DefinitionSharing(context, others, others, others)
     read = Merged()
     leaders = {f"broker-{number}": "" for number in range(100)}
     await sharing._read(leaders, {}, read.add)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import aiohttp
 import orjson
@@ -124,7 +125,8 @@ class Processes:
 
     async def keys(self, name):
         """Return the keys of all messages, in their order."""
-        result, offset = [], 0
+        offset = 0
+        result: list[Any] = []
         while True:
             header = PullHeader("cg", "T", 0, offset, 32, 0x4, 0, 0, "*", 0)
             answer = await self.ask(name, RequestCode.PULL_MESSAGE, header.to_ext())

@@ -167,6 +167,6 @@ def test_missing_grpc_extra_is_reported_before_the_store_is_opened(
     )
     store = tmp_path / "store"
     settings = ("grpcPort=8081", f"storePathRootDir={store}")
-    assert serve(None, "127.0.0.1:1", settings, False, None) == 2
+    assert serve(None, "127.0.0.1:1", settings, None, None) == 2
     assert "pip install 'raftmq[proxy]'" in capsys.readouterr().err
     assert not store.exists()

@@ -20,6 +20,7 @@ from raftmq.remoting.fast_json import loads_object
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
 from tests.certificates import Authority
+from tests.present import present
 from tests.waiting import until
 
 
@@ -65,7 +66,7 @@ async def test_health_warns_of_the_name_servers_expiring_certificate(tmp_path, m
     )
     monkeypatch.delenv("RAFTMQ_TLS_CONFIG_FILE", raising=False)
     monkeypatch.setattr(process_tls, "RELOAD_S", 0.1)
-    async with NameServer(config) as server, Client(server.http.address) as client:
+    async with NameServer(config) as server, Client(present(server.http).address) as client:
         address = server.address
         result = await run(namesrv_health, address)
         ready = await client.get("/health/ready")

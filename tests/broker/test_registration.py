@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from raftmq.remoting.registration_proof import load_registration_keys
 from raftmq.remoting.server import RemotingServer
 from tests.broker.cluster import Group
 from tests.ports import bound
+from tests.present import present
 from tests.waiting import until
 
 
@@ -178,18 +180,18 @@ async def test_group_with_a_registered_name_is_rejected_and_reports_it(tmp_path,
             result = server.table.group
             await until(lambda: (known := result("group-a")) is not None and known.group_id)
             held = broker.log.identity.group_id
-            assert server.table.group("group-a").group_id == held
+            assert present(server.table.group("group-a")).group_id == held
             async with Group(tmp_path / "other", **settings) as other:
                 stranger = await other.leading()
                 refused = f"remark=[OTHER_GROUP] {stranger.address} "
                 await until(lambda: f"{refused}is of group id " in caplog.text)
                 said = f"is of group id {stranger.log.identity.group_id}; {broker.address} holds"
                 assert f"{refused}{said} the name group-a for group id {held}: " in caplog.text
-                assert server.table.group("group-a").addresses == {0: broker.address}
+                assert present(server.table.group("group-a")).addresses == {0: broker.address}
                 assert stranger.registrar.registered == {}
                 await own.stop("n0")
                 await until(lambda: stranger.registrar.registered != {})
-                assert server.table.group("group-a").addresses == {0: stranger.address}
+                assert present(server.table.group("group-a")).addresses == {0: stranger.address}
 
 
 def told(topics):
@@ -257,7 +259,7 @@ async def test_registration_sends_only_changed_topics(tmp_path, monkeypatch):
             assert registrar.body_bytes_sent - before < 1_000
             assert (names.table.queues("New") or {})["group-a"].read_queue_count == 3
 
-            names.table.group("group-a").version = DataVersion(99)  # it has another
+            present(names.table.group("group-a")).version = DataVersion(99)  # it has another
             names.table.delete_topic("already-8")
             await group.create_topic(broker, "Newer")
             await until(lambda: names.table.queues("already-8") is not None)
@@ -299,7 +301,8 @@ def registrar_of(names, topics=None, *, identity=None, timeout_ms=1_000, keys=()
 async def test_missing_answers_double_time_out_and_pause_within_limits(monkeypatch):
     """A name server that cannot be reached is dialled as often as before."""
     monkeypatch.setattr(registration, "RETRY_MS", 1)
-    timeouts, answers = [], iter([False] * 7 + [True, False])
+    answers = iter([False] * 7 + [True, False])
+    timeouts: list[Any] = []
 
     def connection(client, server):
         return object() if len(timeouts) > 2 else None
@@ -340,7 +343,7 @@ async def test_full_table_is_sent_once_to_a_name_server_that_is_busy(tmp_path, m
             [names.address], topics, identity=lambda: identities[0], timeout_ms=100,
             keys=load_registration_keys(str(key)),
         )  # fmt: skip
-        table, lists = names.table, names.processor.registrations._waiting_lists
+        table, lists = names.table, present(names.processor).registrations._waiting_lists
         async with lists[True].turn("another group"):
             registrar.start()
             await until(lambda: registrar.body_bytes_sent > SMALL_BYTES)

@@ -1,6 +1,7 @@
 """Retention by clocks and disks that are not as they should be, over a real store."""
 
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -204,6 +205,9 @@ async def test_retention_reads_segment_ages_once_per_pass(
     assert len(checks) == 1
 
 
+NOTHING: Any = None  # a part that the keeper does not use here
+
+
 class Events:
     def __init__(self):
         self.told = []
@@ -249,7 +253,7 @@ def aged(store, disk, clocks, space, **settings):
 
 
 def keeper_of(store, disk, retention, engine, needed_from=None, unexpired=None):
-    context = SimpleNamespace(
+    context: Any = SimpleNamespace(
         config=BrokerConfig(),
         durations=DURATIONS,
         disk=disk,
@@ -259,9 +263,9 @@ def keeper_of(store, disk, retention, engine, needed_from=None, unexpired=None):
     )
     return RaftKeeper(
         context,
-        None,
+        NOTHING,
         retention,
-        unexpired or Unexpired(store.queues, OffsetTable(), Events()),
+        unexpired or Unexpired(store.queues, OffsetTable(), cast(Any, Events())),
         covered_index=0,
         spare=lambda position: position,
         needed_from=lambda: needed_from,
@@ -373,17 +377,17 @@ async def test_frames_for_delivery_are_kept_except_on_a_full_classic_slave(
     store, disk, clocks, role, space, kept_from
 ):
     starts, retention = aged(store, disk, clocks, space)
-    context = SimpleNamespace(
+    context: Any = SimpleNamespace(
         config=BrokerConfig(broker_role=role),
         store=store,
         log=SimpleNamespace(engine=Engine(store, [])),
     )
     keeper = ClassicKeeper(
         context,
-        None,
+        NOTHING,
         retention,
-        Unexpired(store.queues, OffsetTable(), Events()),
-        files=None,
+        Unexpired(store.queues, OffsetTable(), cast(Any, Events())),
+        files=NOTHING,
         spare=lambda position: min(position, starts[2]),
     )
     retained = await keeper.retain()
@@ -415,16 +419,19 @@ async def test_early_deletion_is_counted(store, disk, clocks, caplog, mode, forc
     disk.space, table, events = FULL, OffsetTable(), Events()
     (queue,) = store.queues.queues()
     table.commit([(queue.topic, "fast", 0, 30), (queue.topic, "slow", 0, 5)])
-    unexpired, engine = Unexpired(store.queues, table, events), Engine(store, [])
+    unexpired, engine = Unexpired(store.queues, table, cast(Any, events)), Engine(store, [])
     keeper = keeper_of(store, disk, retention, engine, unexpired=unexpired)
     keeper.fallback_index = 1
     if mode == "classic":
+        context: Any = SimpleNamespace(
+            config=BrokerConfig(), store=store, log=SimpleNamespace(engine=engine)
+        )
         keeper = ClassicKeeper(
-            SimpleNamespace(config=BrokerConfig(), store=store, log=SimpleNamespace(engine=engine)),
-            None,
+            context,
+            NOTHING,
             retention,
             unexpired,
-            files=None,
+            files=NOTHING,
             spare=lambda position: position,
         )
     await keeper.retain()
@@ -450,7 +457,7 @@ async def test_early_deletion_is_counted(store, disk, clocks, caplog, mode, forc
 
 async def test_expired_segments_are_no_early_deletion(store, disk, clocks):
     _, retention = aged(store, disk, clocks, FULL, clean_file_forcibly_enable=True)
-    unexpired = Unexpired(store.queues, OffsetTable(), Events())
+    unexpired = Unexpired(store.queues, OffsetTable(), cast(Any, Events()))
     keeper = keeper_of(store, disk, retention, Engine(store, []), unexpired=unexpired)
     keeper.fallback_index = 1
     assert (await keeper.retain()).deleted

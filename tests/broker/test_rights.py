@@ -24,7 +24,7 @@ from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import EndTransactionHeader, PullHeader, SendHeader
 from raftmq.remoting.names import TRACE_TOPIC
-from raftmq.store.record import decode_record, offset_message_id, pack_host
+from raftmq.store.record import decode_record, offset_message_id
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
 from tests.broker.replication.ha.pair import Classic
@@ -129,7 +129,7 @@ def made_up(rng, where):
               "RMQ_SYS_TRANS_HALF_TOPIC", "New", "RMQ_SYS_TRACE_TOPIC", ""]  # fmt: skip
     groups = ["secret-group", "fresh-group", "secret-producer", ""]
     offsets = [str(offset) for offset in (*where.values(), 0, 1, -1, 10**9, 1 << 63)]
-    host = pack_host(("127.0.0.1", 10911))
+    host = ("127.0.0.1", 10911)
     ids = [offset_message_id(host, position) for position in where.values()] + ["", "zz"]
     numbers = [str(number) for number in (-1, 0, 1, 2, 16, 1 << 31)] + ["x", "true"]
     clients = ["secret-client", "nobody-client", ""]
@@ -196,7 +196,8 @@ def fingerprint(broker):
 async def ask_everything(broker, codes, seed, rounds=ROUNDS):
     """Send every request; return what was wrong, [] if each was refused or harmless."""
     rng = random.Random(seed)
-    before, wrong = fingerprint(broker), []
+    before = fingerprint(broker)
+    wrong: list[Any] = []
 
     async with speaking(broker, NOBODY) as ask:
         for code in codes:
@@ -275,7 +276,7 @@ async def test_log_position_is_readable_only_with_rights_to_its_topic(tmp_path, 
             ask.client.register(309, consume)
             for position in (*broker.where.values(), own):
                 back = {"offset": str(position), "group": "own", "delayLevel": "0"}
-                message_id = offset_message_id(pack_host(("127.0.0.1", 1)), position)
+                message_id = offset_message_id(("127.0.0.1", 1), position)
                 direct = ConsumeDirectlyHeader("own", "own-client", message_id).to_ext()
                 answers = [
                     await ask(code, ext) for code, ext in ((33, back), (36, back), (309, direct))

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import orjson
 import pytest
@@ -68,7 +69,8 @@ async def load(processes, acknowledged):
 
 async def stored(processes, name):
     """Every body of queue 0."""
-    result, offset = [], 0
+    offset = 0
+    result: list[Any] = []
     while True:
         header = PullHeader("cg", "T", 0, offset, 32, 0x4, 0, 0, "*", 0)
         answer = await processes.ask(name, RequestCode.PULL_MESSAGE, header.to_ext())
@@ -83,7 +85,7 @@ async def stored(processes, name):
 @pytest.mark.parametrize("names", [("n0",), ("n0", "n1", "n2")], ids=["one", "three"])
 async def test_second_start_on_a_store_in_use_ends_and_loses_nothing(tmp_path, names):
     processes = group_of(tmp_path, *names)
-    acknowledged = []
+    acknowledged: list[Any] = []
     async with processes:
         await processes.leader()
         sending = asyncio.create_task(load(processes, acknowledged))

@@ -21,6 +21,7 @@ from raftmq.store.identity import StoreIdentity, WrongIdentity, read_identity
 from raftmq.store.record import decode_record
 from raftmq.store.store_lock import StoreInUse, lock_store
 from tests.archives import unpack
+from tests.present import present
 from tests.steadydisk import SteadyDisk
 from tests.store.make import drained
 from tests.store.test_store_lock import digest
@@ -264,14 +265,14 @@ async def test_store_of_apaches_3_2_is_served_and_stays_readable_for_its_broker(
         await broker.start()
         state, store = broker.state, broker.store
         found = drained(store.derived.query("Old", "java-7", 64, 0, 1 << 62)).records
-        ends = [store.queues.queue("Old", number).max_offset for number in range(4)]
+        ends = [present(store.queues.queue("Old", number)).max_offset for number in range(4)]
         topic, group = state.topics.get("Old"), state.groups.get("reader")
         offsets = [state.offsets.get("Old", "old-group", number) for number in range(4)]
         await broker.stop()
         assert [decode_record(data).properties.count(b"java-7") for data in found] == [1]
         assert sum(ends) == 40
         assert offsets == [3] * 4
-        assert (topic.write_queue_count, group.retry_times_max) == (4, 16)
+        assert (present(topic).write_queue_count, present(group).retry_times_max) == (4, 16)
         assert {path.name: path.read_bytes() for path in (root / "index").iterdir()} == before
 
 

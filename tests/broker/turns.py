@@ -16,6 +16,7 @@ import time
 from asyncio.events import Handle
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -26,6 +27,7 @@ from raftmq.remoting.codes import BODY_BYTES_MAX, RequestCode
 from raftmq.remoting.headers import PullHeader, SendHeader
 from raftmq.store.record import pack_host
 from tests.broker.cluster import Group
+from tests.present import present
 from tests.waiting import until
 
 TOPICS, GROUPS, WIDE, MEMBERS, STORED = 1_000, 1_000, 1_024, 1_000, 3 * BATCH_COUNT_MAX
@@ -420,7 +422,7 @@ async def _measure(root, codes, limit_s):
                     best = took if best is None or took[0] < best[0] else best
                     if best[0] < limit_s:
                         break
-                seconds, what, answer = best
+                seconds, what, answer = present(best)
                 result.append((seconds, code, name, what, answer))
     return sorted(result, key=lambda entry: -entry[0])
 
@@ -438,7 +440,7 @@ def calibrated() -> float:
 
 
 def unique(worst):
-    shown = []
+    shown: list[Any] = []
     for entry in worst.values():
         if not any(entry is other for other in shown):
             shown.append(entry)

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,7 @@ YES, ABSENT = b'{"consumeMessageOrderly":true}', ResponseCode.SUBSCRIPTION_GROUP
     ],
 )
 async def test_silent_broker_group_does_not_delay_an_answer(tasks, groups, limit_s, expected):
-    instance = Instance(**groups)
+    instance: Any = Instance(**groups)
     brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
     result, took_s = await timed(brokers.group_settings(caller(), "T", "cg"))
     assert result == expected and took_s < limit_s
@@ -90,14 +91,14 @@ async def test_silent_broker_group_does_not_delay_an_answer(tasks, groups, limit
 
 
 async def test_broker_group_of_the_receive_is_asked_first(tasks):
-    instance = Instance(a=None, b=YES, c=YES)
+    instance: Any = Instance(a=None, b=YES, c=YES)
     brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
     assert await brokers.group_settings(caller(), "T", "cg", "b") == ORDERLY
     assert instance.asked == ["b"]
 
 
 async def test_error_names_a_broker_group_that_did_not_answer(tasks):
-    instance = Instance(a=None)
+    instance: Any = Instance(a=None)
     brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
     with pytest.raises(StatusError, match="a") as error:
         await brokers.group_settings(caller(0.5), "T", "cg")
@@ -106,7 +107,7 @@ async def test_error_names_a_broker_group_that_did_not_answer(tasks):
 
 
 async def test_cancelled_request_leaves_no_pending_question(tasks):
-    instance = Instance(a=None, b=None)
+    instance: Any = Instance(a=None, b=None)
     brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
     asking = asyncio.create_task(brokers.group_settings(caller(), "T", "cg"))
     await asyncio.sleep(2 * module.PATIENCE_S)
@@ -126,7 +127,7 @@ async def test_pop_is_not_repeated_after_the_call_ended(tasks):
             await asyncio.sleep(0.2)
             raise BrokerUnreachable(f"{name} leads no more", outcome_unknown=True)
 
-    instance = Hung(a=None)
+    instance: Any = Hung(a=None)
     instance.directory.group = ReplicaGroup
     instance.directory.doubt = lambda *_: None
     brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)

@@ -6,6 +6,7 @@ import random
 import ssl
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -23,7 +24,7 @@ def valid(name):
     handle = "0 1795577939254 30000 0 0 group-a 0 0 508"
     topic, group = {"name": "T"}, {"name": "cg"}
     where = pb.Endpoints(addresses=[pb.Address(host="h", port=1)])
-    fields = {
+    fields: dict[str, Any] = {
         "QueryRoute": {"topic": topic, "endpoints": where},
         "QueryAssignment": {"topic": topic, "group": group, "endpoints": where},
         "Heartbeat": {"group": group, "client_type": 2},

@@ -5,6 +5,7 @@ import hashlib
 import time
 import zlib
 from datetime import timedelta
+from typing import Any
 
 import grpc
 import pytest
@@ -344,7 +345,7 @@ SENDS = [
     ({"topic": "M", "message_group": "g"}, "OK", ""),
 ]
 # Receives by a proxy with the times that are the default.
-RECEIVES = [
+RECEIVES: list[tuple[dict[str, Any], Any, str]] = [
     ({"invisible_duration": {"nanos": 1}}, "ILLEGAL_INVISIBLE_TIME", "invisibleTime is too small"),
     ({"invisible_duration": {"seconds": 9, "nanos": 999_000_000}}, "ILLEGAL_INVISIBLE_TIME", ""),
     (
@@ -362,7 +363,7 @@ RECEIVES = [
     ),
     ({"attempt_id": "a" * 256}, "BAD_REQUEST", "attempt_id"),
 ]
-CALLS = [
+CALLS: list[tuple[str, dict[str, Any], Any, str]] = [
     ("SendMessage", {}, "MESSAGE_CORRUPTED", ""),
     ("SendMessage", {"messages": [message("T"), message("U")]}, "MESSAGE_CORRUPTED", "one topic"),
     ("QueryRoute", {"topic": {"name": "T"}, "endpoints": MANY}, "ILLEGAL_ACCESS_POINT", ""),

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -84,8 +85,9 @@ async def caller(cluster, monkeypatch):
 @pytest.mark.parametrize("turns", range(8))
 async def test_cancel_near_the_answer_loses_no_message(tasks, turns):
     """Whichever turn of the loop it falls in: the message was written, or is given back."""
-    brokers, written = OneBroker(), []
-    clients = SimpleNamespace(add_topic=lambda *_: None)
+    brokers: Any = OneBroker()
+    written: list[Any] = []
+    clients: Any = SimpleNamespace(add_topic=lambda *_: None)
     receives = ReceiveHandlers(Waits(), brokers, clients, tasks.spawn, asyncio.Event())
     request = pb.ReceiveMessageRequest(group={"name": "cg"}, batch_size=1)
     request.message_queue.topic.name = "T"

@@ -8,6 +8,7 @@ import signal
 import ssl
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import grpc
@@ -28,6 +29,7 @@ from raftmq.remoting.client import RemotingClient
 from tests.certificates import Authority
 from tests.ops.scrape import Scrape
 from tests.ports import bound
+from tests.present import present
 from tests.proxy.world import PROXY, WAITS, Caller, ProxyProcess, World, consumer, producer
 from tests.waiting import until
 
@@ -180,7 +182,7 @@ async def test_tls_with_a_renewed_certificate(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(process_tls, "RELOAD_S", 0.1)
     authority = Authority(tmp_path)
     cert, key = authority.issue("server", days=3)
-    settings = {
+    settings: dict[str, Any] = {
         "tls_server_mode": "enforcing",
         "tls_server_cert_path": cert,
         "tls_server_key_path": key,
@@ -217,7 +219,7 @@ async def test_proxy_connections_to_brokers_reload_their_tls_files_once(tmp_path
     """They use what the log and the figures speak of."""
     authority = Authority(tmp_path)
     cert, key = authority.issue("proxy")
-    settings = {
+    settings: dict[str, Any] = {
         "tls_enable": True,
         "tls_client_trust_cert_path": authority.path,
         "tls_client_cert_path": cert,
@@ -229,7 +231,7 @@ async def test_proxy_connections_to_brokers_reload_their_tls_files_once(tmp_path
 
 
 async def test_call_message_and_client_limits_are_enforced(tmp_path):
-    settings = {"message_size_max": 1024, "call_size_max": 4096, "clients_max": 1}
+    settings: dict[str, Any] = {"message_size_max": 1024, "call_size_max": 4096, "clients_max": 1}
     async with World(tmp_path, proxy=settings) as world:
         await world.topic("T")
         async with Caller(world.proxies[0]) as caller:
@@ -253,16 +255,16 @@ async def test_health_and_metrics_are_served(tmp_path):
         async with Caller(proxy) as caller, aiohttp.ClientSession() as session:
             await caller.send("T")
             await caller.received("T")
-            async with session.get(f"{proxy.http.url}health/ready") as answer:
+            async with session.get(f"{present(proxy.http).url}health/ready") as answer:
                 assert answer.status == 200
-            async with session.get(f"{proxy.http.url}metrics") as answer:
+            async with session.get(f"{present(proxy.http).url}metrics") as answer:
                 scrape = Scrape(await answer.text())
             calls = "rocketmq_proxy_calls_total"
             assert scrape.sum(calls, call="SendMessage", code="OK") == 1
             assert scrape.sum("rocketmq_proxy_messages_received_total") == 1
             assert scrape.sum("rocketmq_proxy_send_seconds_count") == 1
             await world.names.stop()
-            async with session.get(f"{proxy.http.url}health/ready") as answer:
+            async with session.get(f"{present(proxy.http).url}health/ready") as answer:
                 assert answer.status == 503
 
 
@@ -328,7 +330,7 @@ def test_mqproxy_health_reports_an_invalid_tls_file(tmp_path, monkeypatch):
 async def test_expiring_certificate_is_reported_while_the_proxy_serves(tmp_path, monkeypatch):
     monkeypatch.delenv("RAFTMQ_TLS_CONFIG_FILE", raising=False)
     cert, key = Authority(tmp_path).issue("server", days=13)
-    settings = {
+    settings: dict[str, Any] = {
         "http_enable": True,
         "http_port": 0,
         "tls_server_mode": "enforcing",
@@ -338,16 +340,16 @@ async def test_expiring_certificate_is_reported_while_the_proxy_serves(tmp_path,
     async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as names:
         config = ProxyConfig(**(PROXY | {"namesrv": names.address} | settings))
         async with ProxyServer(config) as proxy, aiohttp.ClientSession() as session:
-            async with session.get(f"{proxy.http.url}health/ready") as answer:
+            async with session.get(f"{present(proxy.http).url}health/ready") as answer:
                 assert answer.status == 200
                 reported = await answer.json()
             (warning,) = reported["warnings"]
             assert warning.startswith("TLS: server: the certificate expires at 2")
-            address = f"127.0.0.1:{proxy.http.port}"
+            address = f"127.0.0.1:{present(proxy.http).port}"
             result = await asyncio.to_thread(CliRunner().invoke, health, ["--address", address])
             text = f"{address}: healthy\n{address}: warning: {warning}\n"
             assert (result.exit_code, result.output) == (0, text)
-            scrape = Scrape(proxy.metrics.render()[0].decode())
+            scrape = Scrape(present(proxy.metrics).render()[0].decode())
             ends = "rocketmq_proxy_tls_certificate_not_after_seconds"
             assert scrape.sum(ends, context="server") > time.time()
             assert scrape.sum("rocketmq_proxy_tls_arrivals_total", context="server") == 0

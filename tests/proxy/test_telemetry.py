@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+from typing import Any
 
 import grpc
 import pytest
@@ -340,6 +341,6 @@ async def test_finished_telemetry_queue_writes_nothing():
     line = clients.new_queue()
     assert all(line.put(pb.TelemetryCommand(settings=producer("T"))) for _ in range(QUEUE_MAX))
     line.finish()
-    written = []
+    written: list[Any] = []
     await asyncio.wait_for(line.run(written.append), 5)
     assert written == [] and kept.used_bytes == 0

@@ -6,6 +6,7 @@ import signal
 import sys
 import uuid
 from asyncio.subprocess import PIPE
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -33,7 +34,7 @@ UNARY = {
     ).split()
 }
 # Short times, and no port that somebody else has.
-PROXY = {
+PROXY: dict[str, Any] = {
     "bind": "127.0.0.1",
     "port": 0,
     "http_enable": False,
@@ -51,7 +52,7 @@ class World:
         self._root, self._count, self._settings = root, count, settings
         self._proxy_settings = proxy or {}
         self._waits = waits
-        self.group = None
+        self.group: Any = None
         self.proxies = []
 
     async def __aenter__(self):
@@ -64,7 +65,7 @@ class World:
             **self._settings,
         )
         credentials = self._credentials
-        self.group.asking = lambda: RemotingClient(  # type: ignore[method-assign]
+        self.group.asking = lambda: RemotingClient(
             connect_timeout_ms=60_000, credentials=credentials
         )
         await self.group.__aenter__()
@@ -122,7 +123,7 @@ class ProxyProcess:
         self._namesrv = namesrv
         self._wanted = str(port)
         self._settings = settings
-        self._process = None
+        self._process: Any = None
         self.port = 0
 
     async def __aenter__(self):
@@ -213,7 +214,7 @@ class Caller:
 
     async def received(self, topic, group="cg", count=1, **fields):
         """Receive until there are so many."""
-        result = []
+        result: list[Any] = []
         async with asyncio.timeout(120):
             while len(result) < count:
                 more = await self.receive(topic, group, poll_ms=1000, **fields)

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,8 @@ def address_of(listener):
 
 
 async def test_on_demand_server_is_created_by_its_first_connection():
-    listener, created = bound(), []
+    listener = bound()
+    created: list[Any] = []
     server = serving(created)
     await server.start(listener, None)
     try:
@@ -51,7 +53,8 @@ async def test_on_demand_server_is_created_by_its_first_connection():
 
 
 async def test_connection_to_the_health_port_creates_both_servers():
-    listener, health, created = bound(), bound(), []
+    listener, health = bound(), bound()
+    created: list[Any] = []
     server = serving(created, health_port=health.getsockname()[1])
     await server.start(listener, health)
     try:
@@ -65,7 +68,7 @@ async def test_connection_to_the_health_port_creates_both_servers():
 
 
 async def test_on_demand_server_without_a_bound_socket_binds_at_once():
-    created = []
+    created: list[Any] = []
     server = serving(created)
     await server.start(None, None)
     try:
@@ -76,7 +79,8 @@ async def test_on_demand_server_without_a_bound_socket_binds_at_once():
 
 
 async def test_stop_without_a_connection_frees_the_port():
-    listener, created = bound(), []
+    listener = bound()
+    created: list[Any] = []
     address = listener.getsockname()
     server = serving(created)
     await server.start(listener, None)

@@ -11,6 +11,7 @@ import time
 import zlib
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import orjson
 import pytest
@@ -35,6 +36,7 @@ from raftmq.web.schema import Count, Input
 from raftmq.web.sessions import COOKIE
 from raftmq.web.settings import WebConfigError, WebSettings
 from tests.broker.http.client import Client
+from tests.present import present
 from tests.waiting import until
 
 TOKENS = {role: f"{role}-0123456789abcdef" for role in ("viewer", "operator", "admin")}
@@ -151,7 +153,7 @@ async def test_changed_tokens_are_in_force_without_a_restart(tmp_path, monkeypat
     await server.start()
     try:
         async with Client(f"127.0.0.1:{server.port}") as client, asyncio.timeout(60):
-            session = access.sessions.made(Caller("admin", Role.ADMIN), int(time.time()))
+            session = present(access.sessions).made(Caller("admin", Role.ADMIN), int(time.time()))
             cookie = f"{COOKIE}={session}"
             assert (await client.ask("GET", "/fine", Cookie=cookie)).status == 200
             change(b"{ half a file")
@@ -403,7 +405,7 @@ class Raw:
 @pytest.fixture
 async def held():
     """Connections to close at the end."""
-    result = []
+    result: list[Any] = []
     yield result
     for one in result:
         one.writer.transport.abort()
@@ -552,7 +554,7 @@ async def test_connection_without_an_account_is_kept_for_seconds(tmp_path, held)
 
 
 async def read_events(response, count):
-    result = []
+    result: list[Any] = []
     async with asyncio.timeout(PATIENCE_S):
         while len(result) < count:
             text = (await response.content.readuntil(b"\n\n")).decode()

@@ -1,6 +1,7 @@
 """Messages by key (12): on every replica, over all groups of a topic, and at the limits."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ class Store:
         self.indexed_offset = 0
         self.steps = 0
         self.now_ns = 10**15
-        self.error = None
+        self.error: Any = None
         self.asked = []
         self.damaged = set()  # frames, by position
 

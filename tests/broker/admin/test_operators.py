@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import orjson
 import pytest
@@ -109,7 +110,7 @@ async def test_consume_delay_is_the_age_of_the_groups_next_message(group):
         return one["consumeTimeStamp"], one["delayTime"], one["minTimeStamp"]
 
     assert await span() == (0, 0, 0)
-    stored = []
+    stored: list[Any] = []
     for _ in range(4):
         await group.send(broker, "T")
         number = len(stored)
@@ -181,14 +182,13 @@ async def test_progress_of_many_groups_yields_to_the_event_loop(monkeypatch):
     pairs = state.offsets.offsets = Pairs({("T", name): {0: 7} for name in names})
     store = SimpleNamespace(queues=SimpleNamespace(queue=lambda *_: None), commitlog=None)
     log, config = SimpleNamespace(barrier=barrier), SimpleNamespace(broker_name="b")
-    context = SimpleNamespace(state=state, store=store, log=log, config=config, address="x")
-    clients, rates = (
-        SimpleNamespace(consumers={}, has_left=lambda *_: False),
-        GroupRates(state, lambda: 0),
-    )
+    context: Any = SimpleNamespace(state=state, store=store, log=log, config=config, address="x")
+    clients: Any = SimpleNamespace(consumers={}, has_left=lambda *_: False)
+    rates = GroupRates(state, lambda: 0)
+    nobody: Any = None
     queries = progress.ProgressQueries(context, clients, rates)
     request = RemotingCommand.request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
-    answer = asyncio.ensure_future(queries.broker_consume_stats(None, request))
+    answer = asyncio.ensure_future(queries.broker_consume_stats(nobody, request))
     turns = 0
     while not answer.done():
         turns += 1
@@ -309,13 +309,15 @@ def test_pulls_that_wait_for_a_reset_are_limited(monkeypatch):
     monkeypatch.setattr(resets, "WAITING_MAX", 2)
     state = BrokerState()
     state.apply(1, 0, reset_offsets([("T", "g", 0, 5)]))
-    proposed, again = [], []
-    context = SimpleNamespace(
+    proposed = []
+    again: list[Any] = []
+    context: Any = SimpleNamespace(
         state=state,
         roles=SimpleNamespace(require_leading=lambda: None),
         log=SimpleNamespace(propose_then=lambda command, done: proposed.append((command, done))),
     )
-    judge = ResetMarks(context, SimpleNamespace(flush=lambda: None)).judge
+    commits: Any = SimpleNamespace(flush=lambda: None)
+    judge: Any = ResetMarks(context, commits).judge
     where = ("T", "g", 0)
     assert judge(*where, 9, again.append) == 5
     for _ in range(2):

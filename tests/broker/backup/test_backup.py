@@ -357,7 +357,7 @@ async def test_retention_keeps_segments_during_a_backup_and_may_overtake_it(tmp_
         assert broker.backups.needed_from() == 0
         await source.read(segments[1].start, 1)
         assert broker.backups.needed_from() == segments[1].start
-        said = []
+        said: list[Any] = []
         lost = Overtaking(broker, source, segments[2].start)
         manifest = (
             await take(lost, BackupDirectory(str(tmp_path / "b")), say=said.append, pause_s=0.0)
@@ -412,7 +412,7 @@ async def test_damage_on_the_replica_is_repaired_before_its_backup(tmp_path):
         index = follower.engine.log.index
         at = index.position_of(9) + 1000  # in that frame, or behind it if few sends share one
         frame = next(each for each in range(9, last) if index.position_of(each + 1) > at)
-        said = []
+        said: list[Any] = []
         source = Damaging(RemoteSource(group.client, follower.address), path, at)
         directory = BackupDirectory(str(tmp_path / "backup"))
         manifest = (await take(source, directory, say=said.append, pause_s=0.2)).manifest

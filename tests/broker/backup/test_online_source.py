@@ -1,6 +1,7 @@
 """Which replica a backup is read from."""
 
 from types import SimpleNamespace
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -41,10 +42,10 @@ class Replicas:
 )
 async def test_backup_reads_from_the_healthy_replica(worse):
     for names in (["a", "b"], ["b", "a"]):
-        assert await choose(Replicas(a=WELL, b=WELL | worse), names) == "a"
+        assert await choose(cast(Any, Replicas(a=WELL, b=WELL | worse)), names) == "a"
 
 
 async def test_replica_of_an_older_program_can_be_the_backup_source():
     older = {key: value for key, value in WELL.items() if key != "raftClockWrong"}
     ahead = WELL | {"raftAppliedIndex": "6"}
-    assert await choose(Replicas(a=older, b=ahead), ["a", "b"]) == "a"
+    assert await choose(cast(Any, Replicas(a=older, b=ahead)), ["a", "b"]) == "a"

@@ -1,6 +1,7 @@
 """SQL92 subscriptions at a broker: checks, reads, long polling, retries."""
 
 import asyncio
+from typing import Any
 
 import orjson
 import pytest
@@ -33,6 +34,7 @@ from raftmq.remoting.memory_limits import Allowance
 from raftmq.store.record import MessageRecord, decode_record, encode_record, walk_records
 from tests.broker.cluster import Group
 from tests.broker.tables.test_tables import units
+from tests.present import present
 from tests.waiting import until
 
 
@@ -51,7 +53,10 @@ def properties(**values):
 
 
 async def pull(group, broker, expression, offset=0, topic="T", **header):
-    header = {"flags": 0x4, "count": 32, "wait_ms": 10_000, "kind": "SQL92", "version": 0} | header
+    header = {
+        **{"flags": 0x4, "count": 32, "wait_ms": 10_000, "kind": "SQL92", "version": 0},
+        **header,
+    }
     ext = PullHeader(
         "cg",
         topic,
@@ -386,7 +391,8 @@ def test_filter_properties_are_read_without_decoding_the_record(topic, host):
 
 
 def test_properties_of_an_arrival_are_read_once_for_all_filters():
-    requested, released = [], []
+    requested = []
+    released: list[Any] = []
 
     def properties_of(units):
         requested.append(units)
@@ -427,7 +433,8 @@ def holding(released, matchers, messages=1):
 
 
 def test_held_pulls_beyond_the_work_of_a_turn_are_evaluated_in_later_turns():
-    released, third = [], TURN_WORK_MAX // 3
+    third = TURN_WORK_MAX // 3
+    released: list[Any] = []
     matchers = [Costly(third) for _ in range(6)] + [Costly(third, matches=True)]
     holds = holding(released, matchers)
     holds.hold(Held(("T", 0), Filter(frozenset({7}), Costly(third)), 100, "other tag"))
@@ -442,7 +449,8 @@ def test_held_pulls_beyond_the_work_of_a_turn_are_evaluated_in_later_turns():
 
 
 def test_pull_for_its_own_retries_does_not_wait_for_costly_filters():
-    released, topic = [], "%RETRY%a_b"
+    topic = "%RETRY%a_b"
+    released: list[Any] = []
     holds = HoldTable(9, Allowance(0), released.append, lambda units: [{"ORIGIN_GROUP": "a"}])
     holds.hold(Held((topic, 0), Filter(matcher=Costly(TURN_WORK_MAX)), 100, "filter"))
     for number in range(2):
@@ -462,7 +470,7 @@ def test_retry_filter_of_a_group_uses_no_more_memory_than_a_tag_filter():
 
 
 def test_hundreds_of_ordinary_filters_are_evaluated_at_once():
-    released = []
+    released: list[Any] = []
     holds = HoldTable(500, Allowance(0), released.append, lambda units: [{"price": "3"}] * 10)
     expected = Filter(matcher=compile_expression("region = 'eu' AND price > 5"))
     for number in range(400):
@@ -472,7 +480,8 @@ def test_hundreds_of_ordinary_filters_are_evaluated_at_once():
 
 
 def test_held_pull_not_yet_evaluated_is_evaluated_for_later_arrivals():
-    requested, released = [], []
+    requested = []
+    released: list[Any] = []
 
     def properties_of(units):
         requested.append(len(units) // 20)
@@ -493,7 +502,7 @@ def test_held_pull_not_yet_evaluated_is_evaluated_for_later_arrivals():
 
 
 def test_held_pull_far_behind_runs_without_evaluation():
-    released = []
+    released: list[Any] = []
     holds = holding(released, [Costly(TURN_WORK_MAX) for _ in range(3)])
     holds.arrived("T", 0, units(0))
     holds.arrived("T", 0, units(*range(800)))
@@ -503,7 +512,7 @@ def test_held_pull_far_behind_runs_without_evaluation():
 
 
 def test_filter_too_costly_for_one_turn_releases_its_pull():
-    released = []
+    released: list[Any] = []
     holds = holding(released, [Costly(TURN_WORK_MAX // 2) for _ in range(3)], messages=9)
     holds.arrived("T", 0, units(0))
     assert released == []
@@ -557,11 +566,11 @@ async def test_unreadable_arrival_releases_held_pulls(group):
     reads = FilteredReads(broker.store)
     unit = queue.entries(0, 1)
     assert [one["n"] for one in reads.properties_of(unit) or ()] == ["1"]
-    assert len(reads.properties_of(unit * WAKE_ENTRIES_MAX)) == WAKE_ENTRIES_MAX
+    assert len(present(reads.properties_of(unit * WAKE_ENTRIES_MAX))) == WAKE_ENTRIES_MAX
     assert reads.properties_of(unit * (WAKE_ENTRIES_MAX + 1)) is None
     beyond = broker.store.commitlog.max_offset.to_bytes(8, "big") + unit[8:]
     assert reads.properties_of(beyond) is None
-    released = []
+    released: list[Any] = []
     holds = HoldTable(10, Allowance(0), released.append, lambda units: None)
     holds.hold(Held(("T", 0), Filter(matcher=compile_expression("n = 5")), 100, "woken"))
     holds.arrived("T", 0, unit)

@@ -4,6 +4,7 @@ import pytest
 
 from raftmq.broker.consume.filters import Filter, own_retries, parse_expression, parse_tags
 from raftmq.store.properties import PROPERTIES_SIZE_BYTES_MAX
+from tests.present import present
 
 ALL = Filter()
 SHARED = "%RETRY%orders_eu_payments"  # of orders with eu_payments, and orders_eu with payments
@@ -11,7 +12,7 @@ OWN = {"ORIGIN_GROUP": "orders", "RETRY_TOPIC": "eu_payments", "1ST_POP_TIME": "
 
 
 def seen(topic, group, properties, wanted=ALL):
-    return own_retries(wanted, topic, group).matcher.matches(properties)
+    return present(own_retries(wanted, topic, group).matcher).matches(properties)
 
 
 @pytest.mark.parametrize(

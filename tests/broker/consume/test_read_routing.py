@@ -11,6 +11,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.headers import PullHeader
 from tests.broker.cluster import Group
 from tests.broker.replication.ha.test_consumer import Seen, consumer_of
+from tests.present import present
 from tests.waiting import until
 
 COLD = {
@@ -112,7 +113,9 @@ async def test_consumer_reads_cold_data_at_a_follower_then_at_the_leader(tmp_pat
                 # Followers are suggested when they are within reach, and asked when they are known.
                 ids = {b.log.identity.broker_id for n, b in group.brokers.items() if n != name}
                 await until(lambda: within_reach(leader) == ids)
-                await until(lambda: set(server.table.group("group-a").addresses) == {0, *ids})
+                await until(
+                    lambda: set(present(server.table.group("group-a")).addresses) == {0, *ids}
+                )
                 async with consumer_of(namesrv, seen):
                     await until(lambda: set(seen.bodies) == set(bodies))
                     await producer.send(ClientMessage("T", b"new"), timeout_ms=60_000)

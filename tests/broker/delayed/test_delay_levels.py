@@ -1,6 +1,7 @@
 """Delivery of delayed messages, by a leader over a hand-made log: what is delivered when."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from raftmq.broker.delayed.delay_levels import (
     COUNT_MAX,
@@ -20,6 +21,7 @@ from raftmq.store.errors import StoreDamaged
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.send.test_service import Bench
+from tests.present import present
 
 LEVELS = "1s 2s 60s"
 
@@ -97,7 +99,7 @@ class Stage:
         frame = self.bench.log.cut(self.bench.sends)
         if frame is None:
             return None
-        pending = self.bench.sends.applied(frame)
+        pending = present(self.bench.sends.applied(frame))
         for topic, queue_id, _, packed in pending.entries:
             queue = self.queues.setdefault((topic, queue_id), Queue(queue_id))
             queue.packed += packed
@@ -319,7 +321,7 @@ def test_delayed_message_above_the_size_limit_does_not_block_its_level():
     stage.commit()
     stage.send(1)
     stage.passes(1_000)
-    delivered = []
+    delivered: list[Any] = []
     for _ in range(6):
         delivered += stage.commit() or []
         stage.bench.log.commit_commands()

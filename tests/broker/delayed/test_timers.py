@@ -1,6 +1,7 @@
 """Delivery of timer messages, by leaders over a hand-made log: what is delivered when."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -240,7 +241,7 @@ def test_timer_message_above_the_size_limit_does_not_block_later_ones(caplog):
     stage.send_timer("A", 10)
     stage.send_timer("large", 10, body=b"x" * (1 << 20))
     stage.send_timer("B", 10)
-    delivered = []
+    delivered: list[Any] = []
     for _ in range(8):
         stage.passes(RETRY_MS)
         delivered += stage.commit() or []
@@ -391,7 +392,7 @@ HOUR_MS = 3_600_000
 
 def comes(stage, rounds=12):
     """Keys of what comes without more time."""
-    result = []
+    result: list[Any] = []
     for _ in range(rounds):
         stage.passes(0)
         result += stage.commit() or ()
@@ -478,7 +479,7 @@ def test_recalled_timer_message_is_not_delivered_during_a_second_storage():
     stage.send_timer("recalled", 5_000)
     stage.recall("recalled", 5_000)
     stage.commit()
-    result = []
+    result: list[Any] = []
     for _ in range(40):
         stage.passes(1_000)
         result += stage.commit() or ()
@@ -492,7 +493,7 @@ def test_recalled_timer_message_stays_recalled_if_storage_is_slow():
     stage.recall("recalled", 60_000)
     stage.commit()
     stage.send_timer("late", 38_000)
-    result = []
+    result: list[Any] = []
     for _ in range(10):  # a delivery takes 20 s
         stage.passes(20_000)
         result += stage.commit() or ()
@@ -543,7 +544,7 @@ def test_unreadable_timer_message_does_not_block_others_after_a_bad_clock():
     far(stage, 3, HOUR_MS // 2)
     stage.send_timer("late", 20 * 60_000)
     stage.send_timer("soon", 5_000)
-    result = []
+    result: list[Any] = []
     for _ in range(120):
         stage.passes(15_000)
         result += stage.commit() or ()

@@ -32,13 +32,10 @@ async def asked(broker, **query):
 
 async def told(broker, check, **query):
     async def look():
-        nonlocal found
         found = await asked(broker, **query)
-        return check(found)
+        return found if check(found) else None
 
-    found = {}
-    await until(look)
-    return found
+    return await until(look)
 
 
 async def test_history_survives_the_leader_and_a_restart(tmp_path):

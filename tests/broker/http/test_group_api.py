@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+from typing import Any
 
 import orjson
 import pytest
@@ -21,6 +22,7 @@ from raftmq.web import operation
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
 from tests.broker.http.process import command, tokens_file
+from tests.present import present
 from tests.waiting import until
 
 PATIENCE_S = 240
@@ -28,7 +30,7 @@ PATIENCE_S = 240
 
 async def events_until(response, wanted):
     """All events up to the first that `wanted` says yes to."""
-    seen = []
+    seen: list[Any] = []
     async with asyncio.timeout(PATIENCE_S):
         while not seen or not wanted(seen[-1]):
             text = (await response.content.readuntil(b"\n\n")).decode()
@@ -136,7 +138,7 @@ async def test_http_change_without_a_majority_is_unknown_or_rejected(tmp_path, m
     ],
 )
 def test_http_problem_for_each_service_error(error, status, problem):
-    result = translator(lambda: "h:1")(error)
+    result = present(translator(lambda: "h:1")(error))
     assert (result.status, result.code) == (status, problem)
 
 

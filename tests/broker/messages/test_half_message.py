@@ -1,5 +1,7 @@
 """Half, message, op and check: what each says, against remoting-protocol 9.4."""
 
+from typing import Any
+
 import pytest
 
 from raftmq.broker.errors import Refused
@@ -7,12 +9,13 @@ from raftmq.broker.messages import half_message as conversion
 from raftmq.broker.messages.send_request import PROPERTIES_SIZE_MAX
 from raftmq.store.properties import decode_properties, joined
 from raftmq.store.record import MessageRecord, decode_record
+from tests.present import present
 
 SENT = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "U1", "TAGS": "a", "KEYS": "k"}
 
 
 def stored(told, **changes):
-    fields = {
+    fields: dict[str, Any] = {
         "topic": conversion.HALF_TOPIC,
         "body": b"order 7",
         "properties": joined(told),
@@ -67,7 +70,7 @@ def test_half_message_of_a_clock_ahead_waits_no_longer_than_the_timeout():
 
 
 def test_half_message_stored_again_keeps_its_root():
-    again = conversion.stored_again(a_half(), 12, 1)
+    again = present(conversion.stored_again(a_half(), 12, 1))
     assert (again.topic, again.queue_id, again.body) == (conversion.HALF_TOPIC, 0, b"order 7")
     assert conversion.root_of(a_half()) == conversion.half_of(a_half(), 0, 0, 0).root
     twice = stored({}, properties=again.properties, queue_offset=15, store_timestamp_ms=2_000)
@@ -75,12 +78,12 @@ def test_half_message_stored_again_keeps_its_root():
     assert (half.offset, half.checks, half.due_ms) == (15, 1, 32_000)
     assert half.root == conversion.root_of(a_half())
     assert conversion.first_stored_ms(twice) == conversion.first_stored_ms(a_half()) == 1_000
-    third = conversion.stored_again(twice, 12, 2)
+    third = present(conversion.stored_again(twice, 12, 2))
     assert conversion.first_stored_ms(stored({}, properties=third.properties)) == 1_000
 
 
 def test_committed_half_message_equals_the_sent_message():
-    again = conversion.stored_again(a_half(), 12, 1)
+    again = present(conversion.stored_again(a_half(), 12, 1))
     message = conversion.committed(stored({}, properties=again.properties))
     assert (message.topic, message.queue_id, message.body) == ("Orders", 3, b"order 7")
     assert decode_properties(message.properties) == SENT | {
@@ -107,7 +110,7 @@ def test_half_message_with_any_properties_can_be_committed_and_checked(free_byte
     assert decode_properties(conversion.committed(half).properties) == properties
     check = decode_record(conversion.check_body(half))
     assert decode_properties(check.properties)["K"] == properties["K"]
-    again = conversion.stored_again(half, 12, 1)
+    again = present(conversion.stored_again(half, 12, 1))
     assert (again is None) == (free_bytes < 100)
     assert again is None or decode_properties(again.properties).items() > properties.items()
 
@@ -125,7 +128,7 @@ def test_op_messages_of_either_version_are_read():
 
 
 def test_transaction_check_has_the_message_as_it_was_sent():
-    again = conversion.stored_again(a_half(WAIT="true"), 12, 1)
+    again = present(conversion.stored_again(a_half(WAIT="true"), 12, 1))
     record = decode_record(conversion.check_body(stored({}, properties=again.properties)))
     assert (record.topic, record.queue_id, record.body) == ("Orders", 3, b"order 7")
     properties = decode_properties(record.properties)

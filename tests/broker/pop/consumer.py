@@ -89,7 +89,7 @@ class Popper:
         return (await self.group.ask(broker, RequestCode.ACK_MESSAGE, header.to_ext())).code
 
     async def batch_ack(self, broker, messages):
-        acks = {}
+        acks: dict[tuple[str, int, int, int, int, int], int] = {}
         for one in messages:
             h = one.handle
             key = (one.topic, h.queue_id, h.start, h.pop_ms, h.invisible_ms, h.revive_queue)

@@ -1,6 +1,7 @@
 """Steps on their way into the log: gathered while a command is in flight, and bounded."""
 
 import asyncio
+from typing import Any
 
 import orjson
 import pytest
@@ -18,11 +19,11 @@ class World:
 
     def __init__(self, command_bytes_max=COMMAND_SIZE_BYTES_MAX):
         self.commands = []
-        self.turns = []
+        self.turns: list[Any] = []
         self.told = []
         self.errors = []
         self.leadership = 1
-        self.pauses = []
+        self.pauses: list[Any] = []
         self.payloads = []
         self.refused = None
         self.log = StepLog(

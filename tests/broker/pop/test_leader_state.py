@@ -1,5 +1,7 @@
 """What was told through a connection shortly before it fell silent is unheard."""
 
+from typing import Any
+
 from raftmq.broker.pop.leader_state import BATCHES_MAX, CONFIRM_S, Deliveries
 
 PLACE = ("T", "g", 0)
@@ -12,7 +14,7 @@ class Connection:
 class World:
     def __init__(self):
         self.now_s = 0.0
-        self.gone = set()
+        self.gone: set[Any] = set()
         self.deliveries = Deliveries(lambda: self.now_s, lambda place, key: key not in self.gone)
 
     def record(self, connection, number):

@@ -1,5 +1,7 @@
 """A receive attempt that is repeated gets the same messages, whoever leads by then."""
 
+from typing import Any
+
 import pytest
 
 from tests.broker.cluster import Group
@@ -47,7 +49,7 @@ async def test_repeated_receive_attempt_gets_its_retries(one):
     group, broker, popper = one
     await filled(group, broker, 1)
     await popper.pop(broker, invisible_ms=100)
-    result = []
+    result: list[Any] = []
 
     async def comes_again():
         result[:] = await popper.pop(broker, **MINE)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ async def test_renewed_message_is_redelivered_only_after_its_client_is_gone(one,
         assert await popper.pop(broker, order=order) == []
         await asyncio.sleep(0.05)
     await leave(group, broker)
-    result = []
+    result: list[Any] = []
 
     async def comes_again():
         result[:] = await popper.pop(broker, order=order)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -122,7 +123,7 @@ async def test_unacknowledged_message_is_redelivered_after_its_invisible_time(on
     kept = [message for message in messages if int(message.body) % 2]
     for message in kept:
         assert await popper.ack(broker, message) == 0
-    again = []
+    again: list[Any] = []
     while len(again) < 4:
         again += await popper.pop(broker, poll_ms=30_000)
     assert time.time() - popped_s >= SHORT_MS / 1000
@@ -142,7 +143,8 @@ async def test_unreadable_popped_message_does_not_block_redelivery_of_others(one
     """It, too, comes once it can be read."""
     group, broker, popper = one
     await filled(group, broker, 4, 1)
-    real, failures = broker.store.reads.get_messages, []
+    real = broker.store.reads.get_messages
+    failures: list[Any] = []
 
     def read(topic, queue, offset, count_max, *args, **options):
         if (offset, count_max) == (1, 1) and len(failures) < 3:
@@ -154,7 +156,7 @@ async def test_unreadable_popped_message_does_not_block_redelivery_of_others(one
     messages = await popper.pop(broker, count=4, invisible_ms=SHORT_MS)
     monkeypatch.setattr(broker.store.reads, "get_messages", read)
     assert bodies(messages) == [0, 1, 2, 3]
-    again = []
+    again: list[Any] = []
     while len(again) < 4:
         again += await popper.pop(broker, poll_ms=30_000)
     assert bodies(again[:3]) == [0, 2, 3]
@@ -219,7 +221,8 @@ async def test_unstorable_retry_does_not_block_redelivery_of_others(one, monkeyp
     group, broker, popper = one
     await filled(group, broker, 4, 1)
     position = broker.sends if broken == "check" else revive
-    real, failures = getattr(position, broken), []
+    real = getattr(position, broken)
+    failures: list[Any] = []
 
     def fails(message, *rest):
         if message.body == b"1" and len(failures) < 3:
@@ -232,7 +235,7 @@ async def test_unstorable_retry_does_not_block_redelivery_of_others(one, monkeyp
     monkeypatch.setattr(revive, "RETRY_MS", 50)
     monkeypatch.setattr(position, broken, fails)
     await popper.pop(broker, count=4, invisible_ms=SHORT_MS)
-    again = []
+    again: list[Any] = []
     while len(again) < 4:
         again += await popper.pop(broker, poll_ms=30_000)
     assert (bodies(again[:3]), bodies(again[3:])) == ([0, 2, 3], [1])
@@ -417,7 +420,7 @@ async def test_deadlines_of_acknowledged_messages_are_removed(one, monkeypatch):
     reviver = broker.popping.reviver
     assert len(reviver.deadlines) <= 8
     group.ahead_ms["n0"] = 25_000  # their time is over
-    again = []
+    again: list[Any] = []
     while len(again) < 2:
         result = await popper.pop(broker, poll_ms=30_000)
         again += [message for message in result if message.times]
@@ -642,7 +645,7 @@ async def test_group_can_stop_consuming_in_order(one):
     await popper.pop(broker, order=True, count=3, invisible_ms=100)
     await asyncio.sleep(0.15)
     await popper.pop(broker, order=True, count=1, invisible_ms=100)
-    result = []
+    result: list[Any] = []
     while len(set(bodies(result))) < 5:
         result += await popper.pop(broker, poll_ms=30_000)
     assert await popper.batch_ack(broker, result) in (0, ResponseCode.NO_MESSAGE)
@@ -761,7 +764,8 @@ async def test_redelivery_of_more_than_a_segment_completes(tmp_path):
         await group.create_topic(broker, "T", 1)
         for number in range(10):
             await group.send(broker, "T", (b"%d" % number).ljust(30_000), queue=0)
-        first, again = [], []
+        first: list[Any] = []
+        again: list[Any] = []
         while len(first) < 10:
             first += await popper.pop(broker, invisible_ms=1_000)
         async with asyncio.timeout(60):
@@ -872,7 +876,7 @@ async def test_pop_over_failovers_loses_none_and_redelivers_no_acknowledged(tmp_
         for message in seen:
             if int(message.body) not in done:
                 await popper.change(leader, message, 0)
-        again = []
+        again: list[Any] = []
         while done | set(bodies(again)) != set(range(60)):
             again += await popper.pop(leader, poll_ms=30_000)
         assert not done & set(bodies(again))
@@ -896,7 +900,7 @@ async def test_classic_master_keeps_popped_messages_over_a_restart(tmp_path):
         await group.stop("master")
         await group.start("master")
         assert await popper.ack(group.master, messages[8]) == 0
-        again = []
+        again: list[Any] = []
         while len(again) < 3:
             again += await popper.pop(group.master, poll_ms=30_000)
         assert bodies(again) == bodies(soon)

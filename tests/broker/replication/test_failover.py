@@ -2,6 +2,7 @@
 the leader is killed in between."""
 
 import asyncio
+from typing import Any
 
 from raftmq.client import ConsumeFrom, ConsumerConfig, Message, Producer, PushConsumer
 from raftmq.namesrv.server import NameServer, NameServerConfig
@@ -10,7 +11,7 @@ from tests.waiting import until
 
 
 async def test_produce_and_consume_over_a_killed_leader(tmp_path):
-    seen = {}
+    seen: dict[Any, Any] = {}
 
     def listener(messages):
         for message in messages:

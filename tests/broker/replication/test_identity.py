@@ -11,7 +11,7 @@ import pytest
 from raftmq.broker.broker import Broker
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.broker_group import group_id
+from raftmq.broker.tables.broker_group import BrokerGroupTable, group_id
 from raftmq.broker.tables.state import BrokerState, announce
 from raftmq.dledger.node.node import RaftMember
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -63,7 +63,8 @@ def test_group_id_is_in_snapshots(tmp_path):
     state = applied(group_id(ONE), announce("n0", "h:1"))
     copies = snapshot.capture(state)
     again = snapshot.from_json(copies.to_json())
-    assert dict(again.tables)[snapshot.GROUP_ID].value == ONE
+    table = dict(again.tables)[snapshot.GROUP_ID]
+    assert isinstance(table, BrokerGroupTable) and table.value == ONE
     snapshot.write(disk, copies)
     loaded = BrokerState()
     assert snapshot.load(disk, loaded) == 2 and loaded.group.value == ONE
@@ -132,7 +133,7 @@ async def test_groups_with_the_same_name_and_ids_never_mix(tmp_path, caplog):
         await two.stop("n2")
         two.astray = one
         lost: Broker = await two.start("n2")
-        await until(lambda: len(lost.engine.status()["foreign"]) >= 2)
+        await until(lambda: len(cast(list[str], lost.engine.status()["foreign"])) >= 2)
         # They may have been heard first, and dialled anew a moment ago.
         peers = {}
 

@@ -2,6 +2,7 @@
 (One that lost its store, too: test_refill_processes.py.)"""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ class Load:
     def __init__(self, group):
         self.group = group
         self.sent = 0
-        self.task = None
+        self.task: Any = None
         self.wanted = True
 
     async def __aenter__(self):

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import signal
 import sys
+from typing import Any
 
 import orjson
 import pytest
@@ -68,7 +69,7 @@ async def bodies(group, broker, count):
         ResponseCode.PULL_NOT_FOUND,
         ResponseCode.TOPIC_NOT_EXIST,  # of a follower that has lost its tables: not applied yet
     )
-    result = []
+    result: list[Any] = []
     async with asyncio.timeout(120):
         while len(result) < count:
             response = await group.pull(broker, "T", len(result), wait_ms=0, flags=0x4)

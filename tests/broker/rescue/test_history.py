@@ -8,6 +8,7 @@ from raftmq.broker.rescue import history as module
 from raftmq.broker.rescue.history import History, _walked, from_json, only_in, parting
 from raftmq.broker.rescue.keep import Refused, check
 from raftmq.store.commitlog.recovery import FrameHeader
+from tests.present import present
 
 
 def frames(terms, first=1, salt=0):
@@ -70,17 +71,17 @@ def test_store_history_of_a_long_log_keeps_few_shared_marks(monkeypatch):
     log = frames([1] * 900)
     one, other = history(log), history(log[:500], frames([1] * 20, 501, salt=5), node="n1")
     assert max(len(one.marks), len(other.marks)) <= 18
-    parted = parting(one, other)
+    parted = present(parting(one, other))
     assert parted.differs is not None
     assert parted.common is not None and parted.common <= 500 < parted.differs <= 520
-    assert only_in(one, other).messages >= 800
+    assert present(only_in(one, other)).messages >= 800
 
 
 def test_trimmed_store_history_is_no_fork():
     log = frames([1] * 50)
     one, other = history(log), history(log[30:45], node="n1", first=31)
     assert parting(one, other) == module.Parting(45, None)
-    assert only_in(one, other).first == 46
+    assert present(only_in(one, other)).first == 46
     late = history(frames([1] * 5, 80), node="n1", first=80)
     assert parting(one, late) is None
 

@@ -5,6 +5,7 @@ it when far fewer are enough.
 """
 
 import struct
+from typing import Any
 
 from raftmq.broker.processor import Processor
 from raftmq.broker.send.fast_path import PLAIN_START
@@ -41,7 +42,7 @@ class Leader:
     def __init__(self):
         self.bench = Bench()
         self.processor = Processor(self.bench.sends, {})
-        self.connection = Peer()
+        self.connection: Any = Peer()
         self.connection.handlers = self.processor.handlers
         self.frames = []
 

@@ -64,7 +64,7 @@ class Side:
 
     def __init__(self, code_first, *, binary=False, **config):
         self.binary = binary
-        self.asked = []
+        self.asked: list[Any] = []
         self.bench = Bench(on_request=lambda _, ext: self.asked.append(ext["i"]), **config)
         self.bench.state.topics.put(TopicConfig("%RETRY%g", 1, 1), 0)
         self.bench.state.topics.put(TopicConfig("R", 4, 0, 4), 0)
@@ -78,7 +78,7 @@ class Side:
 
         self.bench.sends.admit_plain = counting  # type: ignore[method-assign]
         self.processor = Processor(self.bench.sends, {})
-        self.connection = Peer()
+        self.connection: Any = Peer()
         self.connection.handlers = self.processor.handlers
         self.code_first = code_first
 
@@ -261,7 +261,7 @@ def test_receipt_handle_of_a_popped_message_is_not_stored(code_first, ending):
     side = Side(code_first)
     texts = [f"POP_CK\x01old handle\x02{ending}", f"{ending}POP_CK\x01old handle"]
     texts += [f"{KEY.format(n)}{text}" for n, text in enumerate(texts)]
-    sent = [(fields(i=text), b"body", {}) for text in texts]
+    sent: list[Any] = [(fields(i=text), b"body", {}) for text in texts]
     frames, answers, *_ = side.send(sent)
     assert [code for _, code, *_ in answers] == [0] * 4
     assert b"body" in b"".join(frames) and b"old handle" not in b"".join(frames)

@@ -1,5 +1,7 @@
 """Sends that wait for a place in a frame, and for how long."""
 
+from typing import Any
+
 import pytest
 
 from raftmq.broker.scheduler import IDLE_MS
@@ -58,10 +60,11 @@ def test_only_sends_that_waited_too_long_are_rejected():
 
 def test_own_message_that_waited_too_long_is_rejected_as_busy():
     bench = Bench()
-    reported = []
-    bench.sends.store([], b"command", lambda error: reported.append((error.code, error.remark[:6])))
+    reported: list[Any] = []
+    bench.sends.store([], b"command", reported.append)
     pass_time(bench, WAIT_MS + TICK_MS)
-    assert reported == [(ResponseCode.SYSTEM_BUSY, "[BUSY]")]
+    (error,) = reported
+    assert (error.code, error.remark[:6]) == (ResponseCode.SYSTEM_BUSY, "[BUSY]")
 
 
 def test_waiting_send_is_rejected_at_once_when_the_disk_is_full():

@@ -6,6 +6,7 @@ from raftmq.broker.send.responses import AnswerFormat
 from raftmq.remoting.codec import FrameReader, decode_command
 from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.record import decode_offset_message_id, pack_host
+from tests.present import present
 
 STORE = ("127.0.0.1", 10911)
 
@@ -16,7 +17,7 @@ def test_send_answers_decode(key):
     data = answers.success(-5, f"{answers.host}{1024:016X},{answers.host}{2048:016X}", 3, 99, key)
     reader = FrameReader()
     reader.receive_data(data)
-    command = decode_command(reader.next_frame())
+    command = decode_command(present(reader.next_frame()))
     assert reader.next_frame() is None
     assert (command.code, command.opaque, command.flag) == (0, -5, 1)
     header = SendResponseHeader.parse(command.ext)

@@ -1,5 +1,7 @@
 """The send path against a hand-made log: what is stored, answered, refused, and when."""
 
+from typing import Any, cast
+
 import pytest
 
 from raftmq.broker.config import BrokerConfig
@@ -19,6 +21,7 @@ from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.record import decode_record, pack_host, walk_records
 from tests.broker.doubles import FakeConnection, FakeLog
 from tests.broker.send.test_frame_builder import batch_body, fields
+from tests.present import present
 
 BORN = pack_host(("10.0.0.9", 4000))
 
@@ -33,7 +36,7 @@ class Bench:
         self.now_ms = 1_000
         self.clock_ms = 7
         self.leader = "me:1"
-        self.ends = {}
+        self.ends: dict[Any, Any] = {}
         self.timers_waiting = lambda: 0
         self.unproven = None  # the error of the barrier
         rules = SendRules(
@@ -61,7 +64,7 @@ class Bench:
         self.state.topics.put(TopicConfig("T", 4, 4), 0)
         if leading:
             self.sends.leadership(1, True)
-        self.connection = FakeConnection()
+        self.connection: Any = FakeConnection()
         self.opaque = 0
 
     def send(self, body=b"x", one_way=False, kind=0, code=310, connection=None, **changes):
@@ -266,7 +269,7 @@ def test_retry_topics_are_created_on_demand():
     bench = Bench(auto_create_topic_enable=False)
     bench.send(b="%RETRY%g", c="x")
     bench.log.commit_commands(bench.sends.topic_changed)
-    assert bench.state.topics.get("%RETRY%g").write_queue_count == 1
+    assert present(bench.state.topics.get("%RETRY%g")).write_queue_count == 1
 
 
 def test_waiting_send_bytes_are_limited_and_released():
@@ -411,7 +414,7 @@ def test_new_leaders_store_timestamps_start_at_the_applied_ones():
     application = BrokerApplication(
         bench.state,
         bench.sends,
-        NoFiles(),
+        cast(Any, NoFiles()),
         log_index=LogIndex,
         on_entries=lambda _: None,
         on_topics=lambda _: None,

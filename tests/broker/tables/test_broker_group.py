@@ -1,5 +1,7 @@
 """The table of the broker group: draining, and moves of its messages."""
 
+from typing import Any
+
 import orjson
 
 from raftmq.broker.tables import snapshot
@@ -50,7 +52,7 @@ def test_repeated_drain_start_keeps_unnamed_settings():
 def test_snapshot_has_the_move_of_a_drained_group():
     start = drain(on=True, move=TO_A, given_up=["cg"])
     state = applied(start, move(TIMERS), move(DEAD), moved(1, 5))
-    twin = dict(snapshot.capture(state).tables)[snapshot.GROUP_ID]
+    twin: Any = dict(snapshot.capture(state).tables)[snapshot.GROUP_ID]
     applied(moved(2, 4), drain(on=False), state=state)
     again = BrokerGroupTable()
     again.load(orjson.loads(orjson.dumps(twin.to_json())), 4)

@@ -9,6 +9,7 @@ from raftmq.broker.durations import DURATIONS
 from raftmq.broker.send.idempotency import WAITING_MAX
 from raftmq.broker.tables.idempotent_sends import KEY_LENGTH_MAX, Sent, SentOnce
 from raftmq.broker.tables.state import BrokerState, commit_offsets
+from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.command import BINARY
 from raftmq.remoting.errors import RemotingError
@@ -62,7 +63,7 @@ def test_repeated_idempotent_send_gets_the_first_answer_and_is_not_stored():
     assert answered(bench) == [first, first]
     assert bench.sends.repeat_count == 3
     bench.send(e="3", i=once("L"))
-    bench.state.topics.put(bench.state.topics.get("T").__class__("U", 4, 4), 0)
+    bench.state.topics.put(TopicConfig("U", 4, 4), 0)
     bench.send(b="U", i=once())  # of another topic
     bench.send(e="3", i="UNIQ_KEY\x01K\x02")  # did not ask for it
     assert len(commit(bench)) == 3

@@ -1,6 +1,7 @@
 """The table of popped messages: random histories against a simple model, and its limits."""
 
 import random
+from typing import Any
 
 import orjson
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables.pops import VOID_MAX, PopTable
 from raftmq.broker.tables.state import BrokerState, reset_offsets
+from tests.present import present
 
 PLACE = ("T", "g", 0)
 
@@ -29,7 +31,7 @@ def reloaded(table):
 
 
 def check(table):
-    queue = table.get(PLACE)
+    queue = present(table.get(PLACE))
     assert table.batch_count == len(queue.batches)
     assert queue.in_flight == sum(one.pending.bit_count() for one in queue.batches.values())
     assert all(one.pending for one in queue.batches.values())
@@ -42,10 +44,11 @@ def check(table):
 @pytest.mark.parametrize("seed", range(60))
 def test_each_message_is_in_flight_acknowledged_or_after_the_pop_cursor(seed):
     rng = random.Random(seed)
-    table, done, revived, now_ms = PopTable(), set(), set(), 1_000
+    table, done, now_ms = PopTable(), set(), 1_000
+    revived: set[Any] = set()
     apply(table, take(0, 0, 1, offsets=[]))
     for _ in range(80):
-        queue = table.get(PLACE)
+        queue = present(table.get(PLACE))
         now_ms += rng.randrange(1, 50)
         kind = rng.choice(["take", "order", "done", "revived", "change", "hide", "reload"])
         names = list(queue.batches)
@@ -79,14 +82,14 @@ def test_each_message_is_in_flight_acknowledged_or_after_the_pop_cursor(seed):
                 offset = rng.choice(queue.batches[name].offsets)
                 apply(table, ("change", *PLACE, *name, offset, now_ms, now_ms + 9))
         elif kind == "hide" and queue.order is not None:
-            offset = rng.choice(queue.order_batch.offsets)
+            offset = rng.choice(present(queue.order_batch).offsets)
             apply(table, ("hide", *PLACE, *queue.order, offset, now_ms + 9))
         elif kind == "reload":
             again = reloaded(table)
             assert again.to_json() == table.to_json()
             table = again
         flying = check(table)
-        assert flying | done | revived == set(range(table.get(PLACE).next))
+        assert flying | done | revived == set(range(present(table.get(PLACE)).next))
         assert not flying & (done | revived)
 
 
@@ -95,19 +98,23 @@ def test_orderly_pop_replaces_the_batch_and_counts_its_deliveries():
     takes = [(0, 3, "a"), (1, 4, "a"), (1, 3, "b"), (1, 2, "")]  # from, next, attempt
     apply(table, take(0, 0, 1, offsets=[]))
     for pop_ms, (start, after, attempt) in enumerate(takes):
-        step = [*take(table.get(PLACE).next, after, pop_ms, order=True, start=start)]
+        step = [*take(present(table.get(PLACE)).next, after, pop_ms, order=True, start=start)]
         step[9], step[11] = after - start, attempt
         apply(table, step)
-        batches.append(table.get(PLACE).order_batch.times)
+        batches.append(present(present(table.get(PLACE)).order_batch).times)
         check(table)
         if not start:
             apply(table, ("done", *PLACE, 0, 0, 0b101))
     assert batches == [(0, 0, 0), (0, 0, 0), (1, 1), (2,)], "the attempt a was repeated"
-    assert (table.get(PLACE).next, table.get(PLACE).in_flight) == (2, 1)
-    assert table.get(PLACE).void[0, 0] == (100, (1,))
+    assert (present(table.get(PLACE)).next, present(table.get(PLACE)).in_flight) == (2, 1)
+    assert present(table.get(PLACE)).void[0, 0] == (100, (1,))
     # A filter that matches no message any more, or retention, ends the batch.
     apply(table, take(2, 5, 9, offsets=[], order=True))
-    assert (table.get(PLACE).next, table.batch_count, table.get(PLACE).in_flight) == (5, 0, 0)
+    assert (
+        present(table.get(PLACE)).next,
+        table.batch_count,
+        present(table.get(PLACE)).in_flight,
+    ) == (5, 0, 0)
 
 
 def test_pop_step_decided_before_an_offset_reset_changes_nothing():
@@ -123,9 +130,9 @@ def test_pop_step_decided_before_an_offset_reset_changes_nothing():
     assert (state.offsets.get(*PLACE[:2], 0), state.pops.in_flight("T", "g")) == (5, 5)
     command(reset_offsets([(*PLACE, 2)]))
     command(orjson.dumps({"op": "pop", "steps": [take(5, 9, 20), ("offset", *PLACE, 9, None)]}))
-    assert (state.offsets.get(*PLACE[:2], 0), state.pops.get(PLACE).next) == (2, 2)
+    assert (state.offsets.get(*PLACE[:2], 0), present(state.pops.get(PLACE)).next) == (2, 2)
     command(orjson.dumps({"op": "pop", "steps": [take(2, 9, 30), ("offset", *PLACE, 9, 2)]}))
-    assert (state.offsets.get(*PLACE[:2], 0), state.pops.get(PLACE).next) == (9, 9)
+    assert (state.offsets.get(*PLACE[:2], 0), present(state.pops.get(PLACE)).next) == (9, 9)
     assert not state.offsets.resets
     command(b'{"op":"delete_topic","topic":"T"}')
     assert state.pops.get(PLACE) is None and state.pops.batch_count == 0
@@ -136,7 +143,7 @@ def test_void_receipt_handles_are_limited():
     for number in range(VOID_MAX + 10):
         pop_ms = 1_000 + number
         apply(table, take(number, number + 1, pop_ms), ("revived", *PLACE, number, pop_ms, 1))
-    queue = table.get(PLACE)
+    queue = present(table.get(PLACE))
     assert len(queue.void) == VOID_MAX
     assert queue.unknown_ms == 1_000 + 9 + 100
     assert queue.void[50, 1_050] == (1_150, (50,))

@@ -2,6 +2,7 @@
 finds the old store or the new one, never a mixture."""
 
 from random import Random
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +22,7 @@ from raftmq.store.config import StoreConfig
 from raftmq.store.errors import QueuesLost, StoreDamaged
 from raftmq.store.message_store import MessageStore
 from tests.dledger.trims import trimmed
+from tests.present import present
 from tests.simulator.cluster.repairbreaks import marker_goes_first, marker_goes_too_early
 from tests.simulator.disk import SimCrash, SimDisk
 from tests.store.make import FrameWriter, record
@@ -44,7 +46,7 @@ class Replica:
         self.recovering = False
         self.application = BrokerApplication(
             self.state,
-            Sends(),
+            cast(Any, Sends()),
             self.store.derived,
             log_index=lambda: self.log.index,
             on_entries=lambda _: None,
@@ -94,7 +96,7 @@ class Replica:
         return [table.to_json() for table in (state.topics, state.groups, state.offsets)]
 
     def snapshot(self):
-        captured = broker_side.capture(self.state, self.store)
+        captured = present(broker_side.capture(self.state, self.store))
         index = self.log.index
         return GroupSnapshot(
             index.first_index,
@@ -173,7 +175,7 @@ def stranded(seed):
 
 def frames_of(replica):
     index = replica.log.index
-    frames = []
+    frames: list[Any] = []
     while index.first_index + len(frames) <= index.last_index:
         frames += replica.log.frames(index.first_index + len(frames), index.last_index)
     return frames
@@ -288,7 +290,7 @@ def test_snapshot_is_not_captured_before_queue_starts_are_known(donor):
     assert broker_side.capture(donor.state, donor.store) is None
     donor.store.queues.finish_flush(ticket, synced=False)
     donor.store.derived.correct_min_offset()
-    captured = broker_side.capture(donor.state, donor.store)
+    captured = present(broker_side.capture(donor.state, donor.store))
     assert ("T", 0, donor.queues()["T", 0][0]) in captured.queues
     donor.store.queues.damaged["T", 0] = "says the test"
     assert broker_side.capture(donor.state, donor.store) is None

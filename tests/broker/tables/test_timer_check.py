@@ -1,13 +1,11 @@
 """What Apache's broker had delivered of its timer messages, as its own file tells."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from raftmq.broker.tables.config_files import ConfigFiles
 from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.tables.timer_wheel import NOTHING, progress_of
 from raftmq.store.disk import OsDisk
+from tests.broker.doubles import config_files
 
 # The head of a file that Apache's 5.3.3 left, stopped in order, after two timer messages.
 REAL = bytes.fromhex("000001a1fcbfb2c0000000000000006800000000000000020000000000000002")
@@ -36,7 +34,7 @@ def test_apaches_timer_check_counts_only_without_own_progress(tmp_path):
 
     def loaded():
         state = BrokerState()
-        ConfigFiles(disk, state, None, SimpleNamespace(max_offset=0)).load()
+        config_files(disk, state).load()
         return state.delays
 
     assert (loaded().timer.due_ms, loaded().offsets) == (READ_MS, {3: 7})

@@ -1,5 +1,7 @@
 """The table of writers: its commands and its snapshots."""
 
+from typing import Any
+
 import orjson
 import pytest
 
@@ -59,7 +61,7 @@ def test_malformed_writer_command_stops_the_replica():
 
 def test_writer_table_copy_is_independent_and_round_trips():
     state = applied(open_writer(*KEY, 1), wrote(KEY, 0, Watermark(5, 6)))
-    twin = dict(snapshot.capture(state).tables)[snapshot.WRITERS]
+    twin: Any = dict(snapshot.capture(state).tables)[snapshot.WRITERS]
     applied(wrote(KEY, 0, Watermark(6, 0)), delete_writer(*KEY), state=state)
     again = WriterTable()
     again.load(orjson.loads(orjson.dumps(twin.to_json())), 2)

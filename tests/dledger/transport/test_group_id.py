@@ -235,7 +235,7 @@ async def test_non_member_with_a_peers_name_causes_no_repeated_redial(
     for number in range(20):
         _, writer = await dial(world, "n2")
         writer.write(encode_hello(Hello("g", "n0", "n2")) + encode_identity(TWO))
-        await until(lambda number=number: world.links["n2"].refused > refused + number)  # type: ignore[misc]
+        await until(lambda number=number: world.links["n2"].refused > refused + number)
         writer.close()
     await seen.until(lambda: seen.opened == ["n0", "n0"])
     assert world.links["n2"].is_open("n0")

@@ -53,9 +53,9 @@ class Checker(TransactionChecker):
 class Driver:
     def __init__(self, endpoints, key="", secret=""):
         self.config = ClientConfiguration(endpoints, Credentials(key, secret), "", 5)
-        self.producer = None
+        self.producer: Any = None
         self.checker = Checker()
-        self.simple = None
+        self.simple: Any = None
         self.push = None
         self.listener = Listener()
         self.held = {}

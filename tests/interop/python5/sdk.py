@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 from asyncio.subprocess import PIPE
+from typing import Any
 
 from tests.interop.toolchain import python5
 from tests.waiting import until
@@ -25,7 +26,7 @@ class Sdk:
         self._launch = launch
         self._account = account
         self.endpoints = ";".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
-        self._process = None
+        self._process: Any = None
         self._turn = asyncio.Lock()
 
     async def __aenter__(self):
@@ -85,7 +86,7 @@ class Sdk:
 
     async def heard_of(self, count):
         """Wait until the push consumer was given so many messages; return them."""
-        result = []
+        result: list[Any] = []
 
         async def enough():
             result[:] = await self.heard()

@@ -1,5 +1,7 @@
 """What a slave takes from its master's answers, without a network."""
 
+from typing import Any, cast
+
 import orjson
 import pytest
 
@@ -42,7 +44,7 @@ class Master:
 
 
 def comparison(master, log=None):
-    return LogComparison(master, log or Log(), lambda: 100)
+    return LogComparison(master, cast(Any, log or Log()), lambda: 100)
 
 
 async def test_slave_log_with_the_masters_last_record_is_a_prefix():
@@ -123,10 +125,10 @@ async def test_invalid_entry_of_the_master_is_skipped_alone(caplog):
 
     state = BrokerState()
     sync = MetadataSync(
-        Tables(),
+        cast(Any, Tables()),
         state,
-        None,
-        Files(),
+        cast(Any, None),
+        cast(Any, Files()),
         interval_ms=1,
         wall_ms=lambda: 1,
         on_topics=lambda: None,

@@ -5,6 +5,7 @@ import errno
 import logging
 import shutil
 import struct
+from typing import Any
 
 import orjson
 import pytest
@@ -29,6 +30,7 @@ from raftmq.store.retention import Expired
 from tests.broker.cluster import Group
 from tests.broker.pop.consumer import Popper
 from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, answer_as, log_bytes
+from tests.present import present
 from tests.waiting import until
 
 OK = ResponseCode.SUCCESS
@@ -469,7 +471,8 @@ async def test_slaves_find_their_master_through_the_name_server(tmp_path):
                 assert await filled(pair, 1) == [OK]
                 assert pair.slave.roles.leader_address == pair.master.address
             addresses = {
-                name: dict(server.table.group(name).addresses) for name in ("broker-a", "broker-b")
+                name: dict(present(server.table.group(name)).addresses)
+                for name in ("broker-a", "broker-b")
             }
             assert addresses == {
                 pair.settings["brokerName"]: {0: pair.master.address, 1: pair.slave.address}
@@ -598,7 +601,8 @@ async def test_slave_that_cannot_append_yet_requests_again(tmp_path):
     async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
         await pair.followed()
         follower = pair.slave.log.classic.slave
-        append, refusals = follower.append, []
+        append = follower.append
+        refusals: list[Any] = []
 
         def append_later(run):
             if not refusals:
@@ -652,7 +656,7 @@ async def test_slave_metadata_are_synchronized_periodically(tmp_path):
         await until(lambda: slave.state.groups.get("cg") is not None)
         topics = pair.master.state.topics
         template = template_topic(slave.config)
-        expected = topics.entries | topics.internal | {template.name: template}
+        expected = topics.entries | topics.internal | {present(template).name: template}
         assert slave.state.topics.entries == expected
         await until(lambda: slave.log.classic.follower.metadata.rounds > 0)
         table = await info(pair, slave)
@@ -942,7 +946,7 @@ async def test_slave_reads_delivered_timer_messages_from_apaches_master(tmp_path
         await pair.followed()
         metadata, state = pair.slave.log.classic.follower.metadata, pair.slave.state
         await until(lambda: metadata.rounds > 0)
-        reported = []
+        reported: list[Any] = []
 
         async def ask_apaches(ask, code):
             if code == RequestCode.GET_TIMER_CHECK_POINT and reported:

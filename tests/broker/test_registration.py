@@ -16,7 +16,7 @@ from raftmq.broker.tables import versioned
 from raftmq.broker.tables.broker_group import BrokerGroupTable
 from raftmq.broker.tables.topics import TopicConfig, TopicTable
 from raftmq.dledger.raft.messages import Role, RoleEvent
-from raftmq.namesrv.registrations import SMALL_BYTES
+from raftmq.namesrv.registrations import SMALL_BYTES, WaitingList
 from raftmq.namesrv.server import NameServer as RealNameServer
 from raftmq.namesrv.server import NameServerConfig
 from raftmq.ops.settings import parse_properties
@@ -29,6 +29,7 @@ from raftmq.remoting.registration import NO_LEADER, DataVersion
 from raftmq.remoting.registration_proof import load_registration_keys
 from raftmq.remoting.server import RemotingServer
 from tests.broker.cluster import Group
+from tests.instances import instances_of
 from tests.ports import bound
 from tests.present import present
 from tests.waiting import until
@@ -338,13 +339,14 @@ async def test_full_table_is_sent_once_to_a_name_server_that_is_busy(tmp_path, m
         registration.Identity(broker_id=2, term=1, role=NO_LEADER, group_id="0a" * 16),
         registration.Identity(broker_id=0, term=2, role="leader", group_id="0a" * 16, own_id=2),
     ]
+    lists = instances_of(monkeypatch, WaitingList)
     async with RealNameServer(config) as names:
         registrar = registrar_of(
             [names.address], topics, identity=lambda: identities[0], timeout_ms=100,
             keys=load_registration_keys(str(key)),
         )  # fmt: skip
-        table, lists = names.table, present(names.processor).registrations._waiting_lists
-        async with lists[True].turn("another group"):
+        table, (signed, _) = names.table, lists
+        async with signed.turn("another group"):
             registrar.start()
             await until(lambda: registrar.body_bytes_sent > SMALL_BYTES)
             full_bytes = registrar.body_bytes_sent

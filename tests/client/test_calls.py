@@ -6,6 +6,7 @@ it when far fewer are enough.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from raftmq.client import Message, Producer
@@ -36,7 +37,8 @@ class Wire:
 
     def on_close(self, callback: object) -> None: ...
 
-    def hand_to(self, handler: object) -> None: ...
+    def hand_to(self, handler: Callable[[Connection, list[RawFrame]], None]) -> None:
+        self.handler = handler
 
     def answers(self) -> list[RawFrame]:
         """To all that was written since the last time."""
@@ -78,7 +80,7 @@ async def test_producers_function_calls_per_send() -> None:
                 producer.send_nowait(Message("T", b"x" * 128), answered)
 
         def receive(frames: list[RawFrame]) -> None:
-            channel._receive(cast("Connection", wire), frames)
+            wire.handler(cast("Connection", wire), frames)
 
         send()
         receive(wire.answers())

@@ -9,14 +9,19 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from raftmq.client import ClientClosed, Message, Producer, PushConsumer, SimpleConsumer
+from raftmq.client.instance import ClientInstance
 from tests.client.consumer.test_push_consumer import Seen, fill
 from tests.client.fakes import FakeCluster
+from tests.instances import instances_of
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_clients_created_before_a_fork_have_distinct_ids_per_process() -> None:
+def test_clients_created_before_a_fork_have_distinct_ids_per_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With one id, two members of a group would hold all queues; with one key, a broker would take
     the second of two idempotent messages for the first one again."""
+    instances = instances_of(monkeypatch, ClientInstance)
     producer = Producer("p", "127.0.0.1:1")
     consumer = PushConsumer("c", "127.0.0.1:1", Seen())
 
@@ -24,7 +29,7 @@ def test_clients_created_before_a_fork_have_distinct_ids_per_process() -> None:
         await producer.start()
         await consumer.start()
         key = producer._outgoing(Message("T", b"x")).unique_key
-        return f"{producer._instance.client_id} {consumer.client_id} {key[8:20]}"
+        return f"{instances[0].client_id} {consumer.client_id} {key[8:20]}"
 
     lives = []
     for _ in range(2):

@@ -30,6 +30,7 @@ from raftmq.remoting.headers import SendBackHeader, SendHeader
 from raftmq.store.properties import decode_properties
 from tests.client.consumer.test_push_consumer import QUICK, Seen, committed, fill
 from tests.client.fakes import FakeCluster, queue
+from tests.instances import instances_of
 from tests.waiting import until
 
 LOCK = RequestCode.LOCK_BATCH_MQ
@@ -223,7 +224,9 @@ async def test_queue_is_not_locked_again_while_a_thread_consumes_it() -> None:
             assert not locks._working, "what has ended is not kept"
 
 
-async def test_released_queue_stays_locked_while_a_thread_consumes_it() -> None:
+async def test_released_queue_stays_locked_while_a_thread_consumes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gate = threading.Event()
     seen: list[int] = []
 
@@ -234,11 +237,12 @@ async def test_released_queue_stays_locked_while_a_thread_consumes_it() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 1, queues=1)
         config = replace(ORDERLY, stop_grace_ms=100)
+        consumers = instances_of(monkeypatch, PushConsumer)
         consumer = BlockingConsumer("g", cluster.namesrv, listen, config=config)
         consumer.subscribe("T")
         await asyncio.to_thread(consumer.start)
         await until(lambda: seen)
-        member = consumer._hosted.client.membership
+        member = consumers[0].membership
         await asyncio.to_thread(on_loop(PushConsumer.unsubscribe), consumer, "T")
         await until(lambda: queue(0) not in member.workers)
         await asyncio.to_thread(consumer.stop)

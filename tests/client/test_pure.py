@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import zlib
+from collections.abc import Callable
 from typing import cast
 
 import orjson
@@ -634,7 +635,8 @@ class Answered:
 
     def on_close(self, callback: object) -> None: ...
 
-    def hand_to(self, handler: object) -> None: ...
+    def hand_to(self, handler: Callable[[Connection, list[RawFrame]], None]) -> None:
+        self.handler = handler
 
     def dispatch(self, frame: RawFrame) -> None:
         self.dispatched.append(frame[1])
@@ -654,7 +656,7 @@ class Answered:
         self.general.append((code, ext))
 
     def receive(self, header: bytes) -> None:
-        self.channel._receive(cast("Connection", self), [(0, header, b"")])
+        self.handler(cast("Connection", self), [(0, header, b"")])
 
 
 def _lost(channel: Channel, pendings: list[Pending]) -> None: ...

@@ -35,6 +35,7 @@ from raftmq.remoting.registration import (
     DataVersion,
     RegisterBrokerHeader,
     TopicConfig,
+    body_crc,
     encode_register_body,
 )
 from raftmq.remoting.registration_proof import RegistrationSigner, nonce_of
@@ -344,18 +345,17 @@ async def test_unsigned_registration_is_rejected_by_its_header(tmp_path, monkeyp
     path.write_text(KEY)
     path.chmod(0o600)
     config = NameServerConfig("127.0.0.1", 0, http_enable=False, registration_key_file=str(path))
-    sums = registrations._sums
     hashed = []
 
     def counted(body):
         hashed.append(len(body))
-        return sums(body)
+        return body_crc(body)
 
     def read(*_):
         raise AssertionError("its body was read")
 
     async with NameServer(config) as one:
-        monkeypatch.setattr(registrations, "_sums", counted)
+        monkeypatch.setattr("raftmq.namesrv.registrations.body_crc", counted)
         monkeypatch.setattr(registrations, "reading_register_body", read)
         monkeypatch.setattr(registrations, "peek_data_version", read)
         stranger = Stranger(one.address)

@@ -23,6 +23,7 @@ from raftmq.remoting.registration import (
     encode_register_body,
     reading_register_body,
 )
+from tests.instances import instances_of
 from tests.namesrv.test_server import Caller
 
 GROUPS, REPLICAS = 5, 3
@@ -90,7 +91,7 @@ async def test_returning_brokers_are_read_in_order_and_each_line_once(
     """A group's replicas send the same body, and groups differ in the version only."""
     reading = most = 0
     read, parsed = list[bytes](), list[str]()
-    parse = registration._topic_of_text
+    checked = registration.topic_problem
 
     def counted(body: bytes, *more: Any) -> Steps[tuple[DataVersion, list[TopicConfig]]]:
         nonlocal reading, most
@@ -102,12 +103,13 @@ async def test_returning_brokers_are_read_in_order_and_each_line_once(
         finally:
             reading -= 1
 
-    def parsing(line: str) -> TopicConfig:
-        parsed.append(line)
-        return parse(line)
+    def parsing(topic: TopicConfig) -> str:
+        parsed.append(topic.topic)
+        return checked(topic)
 
+    known_lines = instances_of(monkeypatch, KnownLines)
     monkeypatch.setattr(registrations, "reading_register_body", counted)
-    monkeypatch.setattr(registration, "_topic_of_text", parsing)
+    monkeypatch.setattr(registration, "topic_problem", parsing)
     monkeypatch.setattr("raftmq.namesrv.server.StepTurns", partial(StepTurns, 0.0))
     async with NameServer(WITHOUT_HTTP) as server:
         callers = [Caller(server.address) for _ in range(GROUPS * REPLICAS)]
@@ -124,19 +126,21 @@ async def test_returning_brokers_are_read_in_order_and_each_line_once(
         ))  # fmt: skip
         assert {answer.code for answer in answers} == {0}
         assert server.table.topic_entry_count == GROUPS * len(TOPICS)
-        assert server.processor is not None
-        assert not server.processor.registrations._lines.known  # while they are needed only
+        (lines,) = known_lines
+        assert not lines.known  # while they are needed only
         await asyncio.gather(*(caller.remoting.close() for caller in callers))
     assert len(read) == len(set(read)) == GROUPS
     assert most == 1
     assert len(parsed) == len(TOPICS)
 
 
-async def test_repeated_registration_waits_once_and_a_small_one_does_not_wait() -> None:
+async def test_repeated_registration_waits_once_and_a_small_one_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lists = instances_of(monkeypatch, WaitingList)
     async with NameServer(WITHOUT_HTTP) as server:
-        assert server.processor is not None
         caller = Caller(server.address)
-        waiting_list = server.processor.registrations._waiting_lists[False]
+        _, waiting_list = lists  # of the signed, and of the unsigned
         async with waiting_list.turn("another"):
             waiting = [
                 asyncio.create_task(caller.register("n0:1", 0, topics=TOPICS)) for _ in range(3)
@@ -155,15 +159,17 @@ async def test_repeated_registration_waits_once_and_a_small_one_does_not_wait() 
         await caller.remoting.close()
 
 
-async def test_waiting_registrations_are_limited_and_followers_do_not_wait() -> None:
+async def test_waiting_registrations_are_limited_and_followers_do_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Above the budget of slow requests they are rejected. A follower's topics are not needed."""
     size = len(encode_register_body(DataVersion(), TOPICS))
+    lists = instances_of(monkeypatch, WaitingList)
     async with NameServer(WITHOUT_HTTP) as server:
-        assert server.processor is not None
         server.budgets.work.bytes_max = 3 * size + 4 * TASK_BYTES
         callers = [Caller(server.address) for _ in range(5)]
         assert (await callers[0].register("n0:1", 0, topics=TOPICS)).code == 0
-        async with server.processor.registrations._waiting_lists[False].turn("another"):
+        async with lists[1].turn("another"):
             follower = await callers[0].register("n1:1", 1, DataVersion(7), TOPICS)
             assert follower.code == 0
             waiting = {

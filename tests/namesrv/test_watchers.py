@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from raftmq.client.instance import InstanceConfig
+from raftmq.client.instance import ClientInstance, InstanceConfig
 from raftmq.client.metadata import WATCH
 from raftmq.client.producer.producer import Producer
 from raftmq.namesrv import watchers as room
@@ -14,6 +14,7 @@ from raftmq.namesrv.watchers import GOES_ON, NAME_BYTES, Pace, RouteWatchers
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.memory_limits import Allowance
 from raftmq.remoting.registration import TopicConfig
+from tests.instances import instances_of
 from tests.namesrv.test_server import V1, V2, Caller
 from tests.waiting import until
 
@@ -200,14 +201,15 @@ async def test_watched_topics_are_released_with_the_connection():
         await until(lambda: server.budgets.kept.used_bytes == 0)
 
 
-async def test_client_gets_a_new_leader_by_push():
+async def test_client_gets_a_new_leader_by_push(monkeypatch):
     quiet = InstanceConfig(route_interval_ms=3_600_000)
     async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
         broker = Caller(server.address)
         try:
             await broker.register("127.0.0.1:1", 0, raft_term=1)
-            async with Producer("pg", server.address, instance_config=quiet) as producer:
-                directory = producer._instance.directory
+            instances = instances_of(monkeypatch, ClientInstance)
+            async with Producer("pg", server.address, instance_config=quiet):
+                directory = instances[0].directory
                 await directory.route("TopicTest")
                 await broker.register("127.0.0.1:2", 0, V2, [TopicConfig("TopicTest", 9, 9, 6)],
                                       raft_term=2)  # fmt: skip
@@ -221,7 +223,12 @@ async def test_client_gets_a_new_leader_by_push():
                 asked = {code for code, _ in server.metrics.answers}
                 assert RequestCode.GET_BROKER_CLUSTER_INFO not in asked  # it had the addresses
                 directory.changed({"broker-a": {"brokerAddrs": 7}}, set(), False)  # nonsense
-                assert "groups" in directory._running  # so all is asked for
+                await until(  # so all is asked for
+                    lambda: (
+                        RequestCode.GET_BROKER_CLUSTER_INFO
+                        in {code for code, _ in server.metrics.answers}
+                    )
+                )
         finally:
             await broker.remoting.close()
 

@@ -9,7 +9,9 @@ import uvloop
 from raftmq.ops.keepalive import CLIENT_KEEPALIVE, Keepalive
 from raftmq.ops.listening import listen_plain
 from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.connection import Connection
 from raftmq.remoting.server import RemotingServer
+from tests.instances import transports_of
 from tests.waiting import until
 
 FOUND_S_MAX = 20
@@ -58,14 +60,18 @@ def test_accepted_connections_have_the_keepalive_options(loop: object) -> None:
 
 
 @both_loops
-def test_both_ends_of_a_remoting_connection_have_keepalive_options(loop: object) -> None:
+def test_both_ends_of_a_remoting_connection_have_keepalive_options(
+    loop: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transports = transports_of(monkeypatch, Connection)
+
     async def run() -> None:
         server, client = RemotingServer(), RemotingClient()
         await server.start("127.0.0.1", 0)
         near = await client.connect(f"127.0.0.1:{server.port}")
         await until(lambda: bool(server.connections))
         for end in (near, *server.connections):
-            assert options_of(end._transport) == CLIENT_KEEPALIVE
+            assert options_of(transports[end]) == CLIENT_KEEPALIVE
         await client.close()
         await server.stop()
 

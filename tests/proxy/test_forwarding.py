@@ -65,10 +65,18 @@ async def test_port_accepts_the_kinds_of_its_tls_mode_and_logs_rejections(
     assert len(lines) == bool(logged) and all(logged in one for one in lines), lines
 
 
-async def test_connection_that_bypasses_the_port_is_rejected():
+async def test_connection_that_bypasses_the_port_is_rejected(monkeypatch):
+    ports = []
+
+    class Recorded(Forwarder):
+        def __init__(self, connections_max, grpc_port):
+            ports.append(grpc_port)
+            super().__init__(connections_max, grpc_port)
+
+    monkeypatch.setattr("raftmq.proxy.server.Forwarder", Recorded)
     async with proxy_of() as proxy:
         assert await answer(proxy) == pb.Code.UNRECOGNIZED_CLIENT_TYPE
-        inner = grpc.aio.insecure_channel(f"127.0.0.1:{proxy._forwarder._grpc_port}")
+        inner = grpc.aio.insecure_channel(f"127.0.0.1:{ports[0]}")
         assert await answer(proxy, inner) == pb.Code.UNAUTHORIZED
 
 

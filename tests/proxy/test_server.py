@@ -15,6 +15,7 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
+from raftmq.client.instance import ClientInstance
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.ops.options import ConfigError
@@ -26,7 +27,9 @@ from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.server import ProxyServer
 from raftmq.remoting import process_tls
 from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.process_tls import ProcessTls
 from tests.certificates import Authority
+from tests.instances import instances_of
 from tests.ops.scrape import Scrape
 from tests.ports import bound
 from tests.present import present
@@ -215,7 +218,7 @@ async def test_tls_with_a_renewed_certificate(tmp_path, caplog, monkeypatch):
                 await plain.call("Heartbeat", timeout_s=1)
 
 
-async def test_proxy_connections_to_brokers_reload_their_tls_files_once(tmp_path):
+async def test_proxy_connections_to_brokers_reload_their_tls_files_once(tmp_path, monkeypatch):
     """They use what the log and the figures speak of."""
     authority = Authority(tmp_path)
     cert, key = authority.issue("proxy")
@@ -225,8 +228,16 @@ async def test_proxy_connections_to_brokers_reload_their_tls_files_once(tmp_path
         "tls_client_cert_path": cert,
         "tls_client_key_path": key,
     }
-    async with ProxyServer(ProxyConfig(**PROXY, **settings), WAITS) as proxy:
-        assert proxy._instance.remoting._tls is proxy._tls.client
+    start, given = ClientInstance.start, []
+
+    async def started(instance, *arguments, **options):
+        given.append(options["tls"])
+        await start(instance, *arguments, **options)
+
+    monkeypatch.setattr(ClientInstance, "start", started)
+    shared = instances_of(monkeypatch, ProcessTls)
+    async with ProxyServer(ProxyConfig(**PROXY, **settings), WAITS):
+        assert given == [shared[0].client] != [None]
         assert "tls renewal" not in {task.get_name() for task in asyncio.all_tasks()}
 
 

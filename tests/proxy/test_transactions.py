@@ -3,9 +3,13 @@
 import pytest
 
 from raftmq.proxy import transactions
+from raftmq.proxy.access import Access
+from raftmq.proxy.clients import Clients
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.headers import SendHeader
+from tests.instances import instances_of
+from tests.present import present
 from tests.proxy.test_server import ACCOUNTS, OTHER, OWN, signed, with_accounts
 from tests.proxy.world import Caller, World, producer
 from tests.waiting import until
@@ -116,7 +120,8 @@ def test_positions_of_old_half_messages_are_removed(monkeypatch):
     assert [key for key in "abc" if halves.get("X", key)] == ["a", "c"]
 
 
-async def test_producer_without_send_rights_is_not_checked(tmp_path):
+async def test_producer_without_send_rights_is_not_checked(tmp_path, monkeypatch):
+    accesses = instances_of(monkeypatch, Access)
     accounts = with_accounts(tmp_path)
     settings = {"transactionTimeOut": 300, "transactionCheckInterval": 300}
     async with World(tmp_path / "b", proxy=accounts, **settings) as world:
@@ -136,7 +141,8 @@ async def test_producer_without_send_rights_is_not_checked(tmp_path):
             # By the accounts of now, not by those of the time when the stream was opened.
             now_denied = ACCOUNTS.replace("PUB|SUB", "SUB")
             (tmp_path / "plain_acl.yml").write_text(now_denied)
-            proxy._access.reload_if_changed()
+            (access,) = accesses
+            access.reload_if_changed()
             requested, unasked = proxy.figures().checks, proxy.figures().checks_dropped
             await until(lambda: proxy.figures().checks_dropped > unasked)
             assert proxy.figures().checks == requested
@@ -175,7 +181,8 @@ async def test_transaction_needs_the_right_to_send_to_its_topic(tmp_path):
             assert broker.store.queues.end_of("X", 0) == 1
 
 
-async def test_topic_without_rights_is_not_recorded_as_used(tmp_path):
+async def test_topic_without_rights_is_not_recorded_as_used(tmp_path, monkeypatch):
+    clients = instances_of(monkeypatch, Clients)
     accounts = with_accounts(tmp_path)
     async with World(tmp_path / "b", proxy=accounts) as world:
         await world.topic("X")
@@ -192,5 +199,6 @@ async def test_topic_without_rights_is_not_recorded_as_used(tmp_path):
                 answer = await user.call("QueryAssignment", group=group, **requested)
                 assert answer.status.code == pb.Code.FORBIDDEN
             assert (await user.call("QueryRoute", **requested)).status.code == pb.Code.FORBIDDEN
-        assert proxy._clients.find("u") is None
-        assert "X" in proxy._clients.find("o").topics
+        (known,) = clients
+        assert known.find("u") is None
+        assert "X" in present(known.find("o")).topics

@@ -10,6 +10,7 @@ from raftmq.remoting.codec import encode_command
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, ConnectionLimits
 from raftmq.remoting.errors import TooManyRequests
+from tests.instances import transports_of
 from tests.remoting.harness import RawPeer, echo, on_both_loops, serving
 from tests.waiting import until
 
@@ -92,8 +93,11 @@ async def test_connection_beyond_the_write_limit_is_closed_alone() -> None:
 
 
 @on_both_loops
-async def test_client_rejects_requests_that_its_peer_does_not_read() -> None:
+async def test_client_rejects_requests_that_its_peer_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And what was accepted before is neither lost nor answered out of order."""
+    transports = transports_of(monkeypatch, Connection)
     gate = asyncio.Event()
 
     async def hold(connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -113,8 +117,7 @@ async def test_client_rejects_requests_that_its_peer_does_not_read() -> None:
         client = RemotingClient(limits=limits)
         connection = await client.connect(address)
         await connection.invoke(RemotingCommand.request(2), 60_000)
-        transport = accepted[0]._transport
-        assert transport is not None
+        transport = transports[accepted[0]]
         transport.pause_reading()
         body = bytes(32 * KIB)
         waits = []

@@ -17,6 +17,7 @@ from raftmq.remoting.errors import (
     TooManyRequests,
 )
 from raftmq.remoting.server import ServerLimits
+from tests.instances import transports_of
 from tests.remoting.harness import RawPeer, echo, on_both_loops, serving
 from tests.waiting import until
 
@@ -351,34 +352,32 @@ async def test_raw_handler_gets_all_frames_of_an_arrival_and_writes_once() -> No
 
 
 @on_both_loops
-async def test_writes_of_one_loop_iteration_share_a_transport_write() -> None:
+async def test_writes_of_one_loop_iteration_share_a_transport_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counting:
+        """A transport with its writes counted."""
+
+        def __init__(self, transport: asyncio.Transport) -> None:
+            self.transport = transport
+            self.sizes: list[int] = []
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.transport, name)
+
+        def write(self, data: bytes) -> None:
+            self.sizes.append(len(data))
+            self.transport.write(data)
+
+    transports = transports_of(monkeypatch, Connection, Counting)
     async with serving({1: echo}) as (_, address):
         client = RemotingClient()
         connection = await client.connect(address)
-        transport = connection._transport
-        assert transport is not None
-
-        class Counting:
-            """The transport, with its writes counted."""
-
-            def __init__(self, transport: asyncio.Transport) -> None:
-                self.transport = transport
-                self.sizes: list[int] = []
-
-            def __getattr__(self, name: str) -> object:
-                return getattr(self.transport, name)
-
-            def write(self, data: bytes) -> None:
-                self.sizes.append(len(data))
-                self.transport.write(data)
-
-        counting = Counting(transport)
-        connection._transport = counting  # type: ignore[assignment]
+        counting = transports[connection]
         waits = [connection.invoke(REQUEST(1, body=b"x" * i), 60_000) for i in range(20)]
         answers = await asyncio.gather(*waits)
         assert [len(a.body) for a in answers] == list(range(20))
         assert len(counting.sizes) == 1
-        connection._transport = transport
         await client.close()
 
 

@@ -84,10 +84,12 @@ async def test_error_in_a_step_is_answered_except_for_one_way() -> None:
 async def test_steps_of_a_closed_connection_are_ended(monkeypatch) -> None:
     no_turn_is_long_enough(monkeypatch)
     ended: list[str] = []
+    steps: list[int] = []
 
     def endless(connection, request):
         try:
             while True:
+                steps.append(1)
                 yield
         finally:
             ended.append("closed")
@@ -95,7 +97,7 @@ async def test_steps_of_a_closed_connection_are_ended(monkeypatch) -> None:
     async with serving({STEPPED: endless}) as (server, address):
         peer = await RawPeer.connect(address)
         peer.writer.write(encode_command(RemotingCommand(STEPPED, 1)))
-        await until(lambda: any(c._in_steps is not None for c in server.connections))
+        await until(lambda: len(steps) > 1)
         for connection in tuple(server.connections):
             connection.abort("ended by the test")
         await until(lambda: ended)

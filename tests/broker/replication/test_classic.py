@@ -277,7 +277,7 @@ async def test_power_cut_keeps_a_delayed_message_with_its_delivery(tmp_path, flu
         await until(lambda: master.store.queues.end_of("T", 0) == 1)
 
 
-async def test_only_deletions_of_topics_and_groups_wait_for_a_sync(tmp_path):
+async def test_only_deletions_of_topics_and_groups_wait_for_a_sync(tmp_path, flushers):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         assert (await pair.create_topic(pair.master, "T")).code == OK
         assert (await pair.send(pair.master, "T")).code == OK
@@ -290,14 +290,13 @@ async def test_only_deletions_of_topics_and_groups_wait_for_a_sync(tmp_path):
         deleted = classic.propose_command(delete_topic("New"))
         await some_rounds()
         assert not deleted.done()
-        slow.let_go()
-        classic._flusher.request()
+        slow.let_go(flushers)
         await deleted
         assert "New" not in file_of(tmp_path, "master", "topics.json")["topicConfigTable"]
         assert (await sent).code == OK
 
 
-async def test_slave_saves_no_progress_before_its_log_is_durable(tmp_path):
+async def test_slave_saves_no_progress_before_its_log_is_durable(tmp_path, flushers):
     async with Classic(
         tmp_path, role="ASYNC_MASTER", slaveSyncMetadataIntervalMs=3_600_000
     ) as pair:
@@ -314,8 +313,7 @@ async def test_slave_saves_no_progress_before_its_log_is_durable(tmp_path):
         await until(lambda: pair.slave.state.offsets.get("T", "cg", 0) == 1)
         await some_rounds()
         assert not file_of(tmp_path, "slave1", "consumerOffset.json").get("offsetTable")
-        slow.let_go()
-        pair.slave.log.classic._flusher.request()
+        slow.let_go(flushers)
         await synced
         written = file_of(tmp_path, "slave1", "consumerOffset.json")["offsetTable"]
         assert written == {"T@cg": {"0": 1}}
@@ -327,7 +325,7 @@ async def test_classic_broker_without_a_durable_log_still_stops(tmp_path, caplog
         SlowSync(pair.master.store.commitlog)
         sent = asyncio.create_task(pair.send(pair.master, "T"))
         await until(lambda: pair.master.store.queues.end_of("T", 0) == 1)
-        saved = pair.master.log.classic._application.files.saved()
+        saved = pair.master.application.files.saved()
         await pair.kill("master")
         with pytest.raises(TimeoutError):
             await saved

@@ -304,7 +304,7 @@ def test_fast_and_general_send_path_have_the_same_limits():
 
 def test_fast_send_path_cache_is_bounded():
     side = Side(True)
-    rules = side.bench.sends._rules
+    rules = side.bench.rules
     for number in range(ENDINGS_CACHE_MAX + 10):
         ext = fields(KEY.format(number) + f"KEYS\x01k{number}\x02")
         side.bench.sends.receive((side.connection, 1, 1, 0), ext, b"x", b"12345678", 310)

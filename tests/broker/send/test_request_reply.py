@@ -138,7 +138,13 @@ async def test_requester_is_known_by_its_request(group):
         answer = await reply(group, broker, to=requester.name + "10")
         assert answer.code == 0, answer.remark
         assert len(requester.taken) == 1
-    await until(lambda: not broker.clients._requesters)
+    await until(
+        lambda: (
+            not any(
+                broker.clients.producer_connection(f"{requester.name}{code}") for code in (310, 10)
+            )
+        )
+    )
 
 
 def test_requesters_are_limited_and_removed_with_their_connection(monkeypatch):

@@ -39,7 +39,7 @@ class Bench:
         self.ends: dict[Any, Any] = {}
         self.timers_waiting = lambda: 0
         self.unproven = None  # the error of the barrier
-        rules = SendRules(
+        self.rules = rules = SendRules(
             cluster="C",
             trace_on=True,
             store_host=pack_host(("127.0.0.1", 10911)),

@@ -22,6 +22,7 @@ from raftmq.client import (
 )
 from raftmq.client import metadata as directory
 from raftmq.client.errors import ClientClosed, ClientError, InvalidMessage, RequestTimedOut
+from raftmq.client.instance import ClientInstance
 from raftmq.client.message import MessageQueue, SendResult
 from raftmq.client.producer import sender as sending
 from raftmq.client.producer.send_frame import OutgoingSend, SendTemplate, batch_item_size
@@ -30,6 +31,7 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendHeader
 from raftmq.remoting.recall_handle import RecallHandle
 from tests.client.fakes import FakeCluster, queue
+from tests.instances import instances_of
 from tests.waiting import until
 
 QUICK = SendConfig(attempt_timeout_ms=150, scout_timeout_ms=100, silence_ms=100)
@@ -800,11 +802,12 @@ async def test_deleted_topic_is_looked_up_again_by_a_send(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(directory, "UNUSED_TOPIC_S", 0)
+    instances = instances_of(monkeypatch, ClientInstance)
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         await producer.send(Message("T", b"x"))
         del cluster.name_server.topics["T"]
-        await producer._instance.directory.refresh_all()
-        await producer._instance.directory.refresh_all()
+        await instances[0].directory.refresh_all()
+        await instances[0].directory.refresh_all()
         with pytest.raises(SendFailed, match="no route"):
             await producer.send(Message("T", b"x"), 300)
         cluster.name_server.topics["T"] = {"g0": (3, 6)}

@@ -31,7 +31,7 @@ class World:
         self.error: Exception | None = None
         self.applier = Applier(
             cast(Any, SimpleNamespace(frames=self.frames, has_mender=True)),
-            cast(Any, SimpleNamespace(apply=self.apply)),
+            cast(Any, SimpleNamespace(apply=lambda frames: self.apply(frames))),
             cast(Any, SimpleNamespace(refuted_by=lambda frames: None, applied=lambda frames: None)),
             applied_index=0,
         )
@@ -97,7 +97,6 @@ async def test_applier_stopped_during_a_batch_applies_no_further_batch() -> None
         world.applier.stop()
 
     world.apply = apply  # type: ignore[method-assign]
-    world.applier._application.apply = world.apply  # type: ignore[method-assign,assignment]
     world.applier.advance(6)
     await asyncio.sleep(0.01)
     assert world.applied == [1, 2]

@@ -62,10 +62,10 @@ async def test_unsigned_registration_causes_no_request_to_another_host(
         "127.0.0.1", 0, http_port=0, registration_key_file=str(key) if keyed else "",
         registrations_must_be_signed=False,
     )  # fmt: skip
-    start = Connection._start
+    connection_made = Connection.connection_made
 
     def from_elsewhere(connection, transport):
-        start(connection, transport)
+        connection_made(connection, transport)
         if not connection.address:  # it was accepted
             connection.peer_address = "192.0.2.7:1234"
 
@@ -73,7 +73,7 @@ async def test_unsigned_registration_causes_no_request_to_another_host(
         assert names.http is not None
         for local in (False, True):
             if not local:
-                monkeypatch.setattr(Connection, "_start", from_elsewhere)
+                monkeypatch.setattr(Connection, "connection_made", from_elsewhere)
             caller = Caller(f"127.0.0.1:{names.port}")
             answer = await caller.register(
                 "10.0.0.9:1", 0, broker_name="broker-x", http_address=victim.address

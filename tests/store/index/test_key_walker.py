@@ -12,10 +12,9 @@ from raftmq.store.index.key_walker import (
     _SIZES_MAX,
     KeyWalker,
     Walk,
-    _decoded,
 )
 from raftmq.store.properties import decode_properties, java_string_hash
-from raftmq.store.record import BLANK, MAGIC_BLANK, MessageRecord, encode_record
+from raftmq.store.record import BLANK, MAGIC_BLANK, MessageRecord, decode_record, encode_record
 from tests.store.make import PLAIN, record
 
 LONG_TOPIC = "t" * 200  # a V2 record
@@ -255,11 +254,11 @@ def test_key_walker_decodes_no_record_with_a_queue_entry(
 ) -> None:
     decoded: list[int] = []
 
-    def counted(data: bytes, at: int) -> list[int]:
-        decoded.append(at)
-        return _decoded(data, at)
+    def counted(data: bytes, check_body: bool) -> MessageRecord:
+        decoded.append(len(data))
+        return decode_record(data, check_body=check_body)
 
-    monkeypatch.setattr(key_walker, "_decoded", counted)
+    monkeypatch.setattr(key_walker, "decode_record", counted)
     items = [
         record(topic=f"topic-{n % 700:03d}", properties=f"UNIQ_KEY\x01{n:032d}\x02".encode())
         for n in range(3000)

@@ -15,7 +15,9 @@ from raftmq.broker.errors import EngineError, StateError
 from raftmq.broker.health import warnings_of
 from raftmq.broker.replication.ha import master
 from raftmq.broker.replication.ha import metadata as metadata_module
+from raftmq.broker.replication.ha.master import SlaveLink
 from raftmq.broker.replication.ha.metadata import LogComparison, MetadataError
+from raftmq.broker.replication.ha.slave import MasterLink
 from raftmq.broker.tables.timer_wheel import Progress
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.client import RemotingClient
@@ -30,6 +32,7 @@ from raftmq.store.retention import Expired
 from tests.broker.cluster import Group
 from tests.broker.pop.consumer import Popper
 from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, answer_as, log_bytes
+from tests.instances import instances_of, transports_of
 from tests.present import present
 from tests.waiting import until
 
@@ -146,10 +149,23 @@ class SlowSync:
     def __init__(self, log):
         self.log = log
         self.begin = log.start_sync
-        log.start_sync = lambda: None
+        self.asked = 0
+        log.start_sync = self.start_sync
 
-    def let_go(self):
+    def start_sync(self):
+        self.asked += 1
+
+    def let_go(self, flushers=()):
+        """Sync from now on; `flushers` are asked at once for what they could not begin."""
         self.log.start_sync = self.begin
+        for flusher in flushers:
+            flusher.request()
+
+
+@pytest.fixture
+def transports(monkeypatch):
+    """The transports of the slaves' links to their master, and of the master's to slaves."""
+    return [transports_of(monkeypatch, kind) for kind in (MasterLink, SlaveLink)]
 
 
 async def test_late_sync_on_the_master_answers_with_flush_time_out(tmp_path):
@@ -321,7 +337,7 @@ async def test_slave_without_a_report_does_not_count(tmp_path):
         writer.close()
 
 
-async def test_slave_that_does_not_read_uses_no_memory_of_the_master(tmp_path):
+async def test_slave_that_does_not_read_uses_no_memory_of_the_master(tmp_path, transports):
     """The part of the log that a slow slave has not taken stays in the log, not in memory."""
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         _, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"], limit=1)
@@ -330,7 +346,7 @@ async def test_slave_that_does_not_read_uses_no_memory_of_the_master(tmp_path):
         (link,) = pair.master.log.classic.master.links
         await filled(pair, 300, size=20_000)
         assert pair.master.store.commitlog.max_offset > 20 * SEGMENT
-        assert link._transport.get_write_buffer_size() < 6 << 20
+        assert transports[1][link].get_write_buffer_size() < 6 << 20
         writer.close()
 
 
@@ -351,12 +367,12 @@ async def test_slave_acknowledges_only_durable_bytes(tmp_path):
         assert await filled(pair, 1) == [OK]
 
 
-async def test_slave_reconnects_only_after_its_log_is_durable(tmp_path):
+async def test_slave_reconnects_only_after_its_log_is_durable(tmp_path, flushers):
     async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
         await pair.followed()
         await filled(pair, 1)
         await pair.caught_up()
-        slave, slow = pair.slave.log.classic, SlowSync(pair.slave.store.commitlog)
+        slow = SlowSync(pair.slave.store.commitlog)
         await pair.send(pair.master, "T")
         end = pair.master.store.commitlog.max_offset
         await until(lambda: pair.slave.store.commitlog.max_offset == end)
@@ -364,10 +380,10 @@ async def test_slave_reconnects_only_after_its_log_is_durable(tmp_path):
         (link,) = links
         link.close("says the test")
         await until(lambda: not links)
-        await until(lambda: slave._flusher._waiting or links)
+        asked = slow.asked
+        await until(lambda: slow.asked > asked or links)  # it waits for that before it connects
         assert not links
-        slow.let_go()
-        slave._flusher.request()
+        slow.let_go(flushers)
         await pair.caught_up()
         await pair.followed()
 
@@ -815,7 +831,7 @@ async def test_slave_gets_a_group_only_with_its_retry_topic(tmp_path, monkeypatc
         assert "cg-GET_ALL_TOPIC_CONFIG" in groups
 
 
-async def test_slave_takes_no_progress_beyond_its_log(tmp_path, monkeypatch):
+async def test_slave_takes_no_progress_beyond_its_log(tmp_path, transports, monkeypatch):
     monkeypatch.setattr(metadata_module, "REACH_S", 0.1)
     async with Classic(
         tmp_path, role="ASYNC_MASTER", slaveSyncMetadataIntervalMs=3_600_000
@@ -830,7 +846,8 @@ async def test_slave_takes_no_progress_beyond_its_log(tmp_path, monkeypatch):
         await metadata.sync()
         assert offsets.get("T", "cg", 0) == 2
         # Metadata come by another connection.
-        classic.slave._link._transport.pause_reading()
+        for transport in transports[0].values():
+            transport.pause_reading()
         await filled(pair, 3)
         assert (await pair.commit(pair.master, "T", 0, 5)).code == OK
         await pair.create_topic(pair.master, "New")
@@ -883,18 +900,19 @@ async def test_rejected_slave_takes_no_tables(tmp_path, monkeypatch):
 )
 async def test_metadata_answer_of_an_ended_link_is_ignored(tmp_path, monkeypatch, last, taken):
     """Also if another one has begun: it may be to another master."""
+    slave_links = instances_of(monkeypatch, MasterLink)
     async with Classic(tmp_path, slaveSyncMetadataIntervalMs=3_600_000) as pair:
         await pair.followed()
         await filled(pair, 3)
         classic = pair.slave.log.classic
-        metadata, link = classic.follower.metadata, classic.slave._link
+        metadata, link = classic.follower.metadata, slave_links[-1]
         await until(lambda: metadata.rounds > 0)
 
         async def ask_and_lose_the_link(ask, code):
             answer = await ask(code)
             if code == last and not link.ended.done():
                 link.close("the test")
-                await until(lambda: classic.slave._link not in (None, link))
+                await until(lambda: slave_links[-1] is not link and classic.slave.connected)
             return answer
 
         await pair.create_topic(pair.master, "New")

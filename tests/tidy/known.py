@@ -61,7 +61,7 @@ PLANTED: set[str] = set()
 
 # Uses of private members of the product in tests (tests.tidy.privates). Each such use breaks when
 # the product changes its inside, so the number only falls.
-PRIVATE_USES_MAX = 169
+PRIVATE_USES_MAX = 168
 
 # Tests that plant faults or watch rules: what they replace is private by its nature.
 PLANTERS = ("tests/fuzz/planted.py", "tests/model/", "tests/simulator/")

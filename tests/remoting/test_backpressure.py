@@ -93,11 +93,10 @@ async def test_connection_beyond_the_write_limit_is_closed_alone() -> None:
 
 
 @on_both_loops
-async def test_client_rejects_requests_that_its_peer_does_not_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_client_rejects_requests_that_its_peer_does_not_read() -> None:
     """And what was accepted before is neither lost nor answered out of order."""
-    transports = transports_of(monkeypatch, Connection)
+    patched = pytest.MonkeyPatch()
+    transports = transports_of(patched, Connection)
     gate = asyncio.Event()
 
     async def hold(connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -117,6 +116,7 @@ async def test_client_rejects_requests_that_its_peer_does_not_read(
         client = RemotingClient(limits=limits)
         connection = await client.connect(address)
         await connection.invoke(RemotingCommand.request(2), 60_000)
+        patched.undo()
         transport = transports[accepted[0]]
         transport.pause_reading()
         body = bytes(32 * KIB)

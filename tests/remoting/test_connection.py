@@ -352,9 +352,7 @@ async def test_raw_handler_gets_all_frames_of_an_arrival_and_writes_once() -> No
 
 
 @on_both_loops
-async def test_writes_of_one_loop_iteration_share_a_transport_write(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_writes_of_one_loop_iteration_share_a_transport_write() -> None:
     class Counting:
         """A transport with its writes counted."""
 
@@ -369,16 +367,17 @@ async def test_writes_of_one_loop_iteration_share_a_transport_write(
             self.sizes.append(len(data))
             self.transport.write(data)
 
-    transports = transports_of(monkeypatch, Connection, Counting)
-    async with serving({1: echo}) as (_, address):
-        client = RemotingClient()
-        connection = await client.connect(address)
-        counting = transports[connection]
-        waits = [connection.invoke(REQUEST(1, body=b"x" * i), 60_000) for i in range(20)]
-        answers = await asyncio.gather(*waits)
-        assert [len(a.body) for a in answers] == list(range(20))
-        assert len(counting.sizes) == 1
-        await client.close()
+    with pytest.MonkeyPatch.context() as patched:
+        transports = transports_of(patched, Connection, Counting)
+        async with serving({1: echo}) as (_, address):
+            client = RemotingClient()
+            connection = await client.connect(address)
+            counting = transports[connection]
+            waits = [connection.invoke(REQUEST(1, body=b"x" * i), 60_000) for i in range(20)]
+            answers = await asyncio.gather(*waits)
+            assert [len(a.body) for a in answers] == list(range(20))
+            assert len(counting.sizes) == 1
+            await client.close()
 
 
 def signed(connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import orjson

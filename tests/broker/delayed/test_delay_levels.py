@@ -100,7 +100,7 @@ class Stage:
         if frame is None:
             return None
         pending = present(self.bench.sends.applied(frame))
-        for topic, queue_id, _, packed in pending.entries:
+        for topic, queue_id, _, packed in frame.entries:
             queue = self.queues.setdefault((topic, queue_id), Queue(queue_id))
             queue.packed += packed
         records = []

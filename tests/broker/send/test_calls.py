@@ -9,12 +9,14 @@ from typing import Any
 
 from raftmq.broker.processor import Processor
 from raftmq.broker.send.fast_path import PLAIN_START
+from raftmq.dledger.raft.messages import AppendRequest
 from raftmq.dledger.transport.wire import MessageReader, encode_append
 from raftmq.remoting.codec import FrameReader
 from raftmq.store.index.key_walker import KeyWalker
 from tests.broker.send.test_fast_path import Peer
 from tests.broker.send.test_service import Bench
 from tests.callcount import calls_of
+from tests.present import present
 
 COUNT = 128
 LEADER = 38.5  # 34.9 on 30 November 2026
@@ -71,9 +73,10 @@ def test_followers_function_calls_per_record():
     def follow(frame):
         data = b"".join(encode_append(1, frame.index - 1, 1, 0, [frame]))
         (request,) = MessageReader("n0", "n1").receive_data(data)
+        assert isinstance(request, AppendRequest)
         (again,) = request.frames
         assert again.entries == frame.entries
-        packed = b"".join([entries for _, _, _, entries in again.entries])
+        packed = b"".join([entries for _, _, _, entries in present(again.entries)])
         keys.append(walker.walk(again.data, again.position, packed).keys)
 
     follow(leader.frames[0])

@@ -42,7 +42,8 @@ PULL_COUNT_MAX = 1024  # the maximum of our brokers; Apache's limit is 32
 PULL_BYTES_MAX = 4 << 20
 PULL_TIMEOUT_MS = 10_000
 BLOCK_BYTES = 8 << 20  # of answers per block
-_INTERNAL = ("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_", "%SYS%")
+_OF_GROUPS = ("%RETRY%", "%DLQ%")
+_INTERNAL = ("RMQ_SYS_", "rmq_sys_", "%SYS%")
 RANGES_AT_ONCE = 8  # of a partition, each with a pull under way
 FAIL_HINT = "failOnDataLoss=false reads what is there"
 EMPTY_PAUSE_S = 0.05  # after an empty answer from a lagging replica
@@ -100,7 +101,8 @@ class Cluster:
         return self._loop.run_until_complete(work)
 
     def topics(self, pattern: str) -> tuple[str, ...]:
-        """Return the topics with a matching name, without system, retry and dead-letter topics."""
+        """Return the topics with a matching name, without system topics, and with retry or
+        dead-letter topics only if the pattern begins with their prefix."""
         listed = (
             self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).get("topicList")
             or ()
@@ -111,7 +113,8 @@ class Cluster:
         own |= {f"{name}_REPLY_TOPIC" for name in clusters}
         matching = re.compile(pattern)
         names = (name for name in listed if matching.fullmatch(name) and name not in own)
-        return tuple(sorted(name for name in names if not name.startswith(_INTERNAL)))
+        hidden = (*_INTERNAL, *(prefix for prefix in _OF_GROUPS if not pattern.startswith(prefix)))
+        return tuple(sorted(name for name in names if not name.startswith(hidden)))
 
     def _ask_name_server(self, code: RequestCode) -> dict[str, Any]:
         async def ask() -> RemotingCommand:

@@ -22,6 +22,7 @@ from raftmq import __version__
 from raftmq.ops.interpreter import version_option
 
 from .connection import connection_to, environment_of
+from .topic_commands import profile, table
 from .watch.command import watch
 
 if TYPE_CHECKING:
@@ -261,7 +262,8 @@ def main(
     sys.exit(statuses[0])
 
 
-main.add_command(watch)
+for command in (watch, table, profile):
+    main.add_command(command)
 
 
 @contextmanager

@@ -33,7 +33,8 @@ def print_report(report: AuditReport) -> None:
     """Print the verdict as tables of stores, figures, checks, and offenders of failed checks.
     Raises OSError, except for a closed pipe."""
     console = QuietConsole()
-    console.print(_store_table(report))
+    if report.stores:
+        console.print(_store_table(report))
     console.print(_check_table(report))
     for check in report.checks:
         if check.ok:

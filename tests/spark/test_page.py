@@ -28,17 +28,17 @@ def test_every_block_of_spark_page_gives_the_documented_result(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namesrv = cluster.state().namesrv
-    for name in ("Words", "Copies"):
+    for name in ("Words", "Copies", "Replays"):
         asyncio.run(send(namesrv, f"Page{name}", 0))
     asyncio.run(send(namesrv, "PageOrders"))
     scope: dict[str, Any] = {}
     printed = []
     for block in BLOCKS:
-        code = re.sub(r'"(Orders|Words|Copies)"', r'"Page\1"', block)
+        code = re.sub(r'"(Orders|Words|Copies|Replays)"', r'"Page\1"', block)
         code = code.replace("127.0.0.1:9876", namesrv)
         exec(code.replace("/data/", f"{tmp_path}/"), scope)
         printed.append(capsys.readouterr().out)
-    assert len(BLOCKS) == 8 and scope["spark"] is spark
+    assert len(BLOCKS) == 10 and scope["spark"] is spark
     assert re.search(r"\|\s*A\|\s+3\|", printed[0])
     for query in (scope["query"], scope["copy"]):
         try:
@@ -50,7 +50,7 @@ def test_every_block_of_spark_page_gives_the_documented_result(
         read = spark.read.format("raftmq").option("namesrv", namesrv).option("topic", topic)
         return sorted(bytes(row["body"]) for row in read.load().collect())
 
-    assert found("PageCopies") == sorted(LINES)
+    assert found("PageCopies") == found("PageReplays") == sorted(LINES)
     text = [b'{"word":"%b","count":%d}' % w for w in ((b"one", 2), (b"three", 4), (b"two", 3))]
     assert found("PageWords") == text
     (month,) = (tmp_path / "orders").glob("month=*")

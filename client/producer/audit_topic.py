@@ -48,7 +48,10 @@ class AuditTopic:
         self._log_limit = LogRateLimit()
 
     def noting(self, message: Message, callback: SendCallback) -> SendCallback:
-        """Return a callback that records the acknowledgement before it calls `callback`."""
+        """Return a callback that records the acknowledgement before it calls `callback`. Messages
+        of the audit topic itself are not recorded."""
+        if message.topic == self._topic:
+            return callback
 
         def settle(result: SendResult | None, error: ClientError | None) -> None:
             if result is not None:

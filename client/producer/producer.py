@@ -136,7 +136,7 @@ class Producer:
         self._requests = WaitingRequests(lambda: self._instance.client_id)
         self._announced: set[str] = set()  # broker groups with our heartbeat on the leader
         self._suffix = IDEMPOTENT_SUFFIX if self.config.idempotent else ""
-        self._audit = AuditTopic(audit_topic, self._send_unaudited) if audit_topic else None
+        self._audit = AuditTopic(audit_topic, self.send_nowait) if audit_topic else None
 
     __aenter__, __aexit__ = entered, left
 
@@ -246,15 +246,6 @@ class Producer:
         as `send` does, without a task or future per message."""
         if self._audit is not None:
             callback = self._audit.noting(message, callback)
-        return self._send_unaudited(message, callback, timeout_ms, queue)
-
-    def _send_unaudited(
-        self,
-        message: Message,
-        callback: SendCallback,
-        timeout_ms: int,
-        queue: MessageQueue | None = None,
-    ) -> str:
         engine = self._engine
         if engine is None:
             raise ClientClosed

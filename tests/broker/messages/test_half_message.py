@@ -110,7 +110,7 @@ def test_half_message_with_any_properties_can_be_committed_and_checked(free_byte
     assert decode_properties(conversion.committed(half).properties) == properties
     check = decode_record(conversion.check_body(half))
     assert decode_properties(check.properties)["K"] == properties["K"]
-    again = present(conversion.stored_again(half, 12, 1))
+    again = conversion.stored_again(half, 12, 1)
     assert (again is None) == (free_bytes < 100)
     assert again is None or decode_properties(again.properties).items() > properties.items()
 

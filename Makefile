@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 20000
 START ?= 1
-# Processes that share the test files; 0: all in one, for a debugger. Tests wait more than they compute.
+# Processes that share the test files; 0: all in one, for a debugger. Eight are no faster on two cores.
 WORKERS ?= 6
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web

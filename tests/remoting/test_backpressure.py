@@ -50,7 +50,8 @@ async def test_server_pauses_reading_from_a_client_with_unread_answers() -> None
         (connection,) = server.connections
         stuck_at = len(served)
         assert stuck_at < total
-        assert connection.unsent_bytes <= 256 * KIB + 2 * (ANSWER_BYTES + KIB)
+        # The transport holds as much as the connection before it pauses, and an answer more each.
+        assert connection.unsent_bytes <= 2 * (256 * KIB + ANSWER_BYTES + KIB)
 
         client = RemotingClient()  # somebody else does not notice
         assert (await client.invoke(address, RemotingCommand.request(2), 60_000)).code == 0

@@ -100,14 +100,14 @@ class LiveLog:
 
     def _segments(self, contents: Sequence[_Content]) -> list[memoryview]:
         """Return the contents as the ends of segments of zeros if a blank record ends them."""
-        start, segment_bytes = contents[0].start, self.replicas[0].segment_size_bytes
-        left = start + segment_bytes - start % segment_bytes - start
-        views = []
-        for each in contents:
-            blank = _BLANK.pack(left - len(each.data) + BLANK_SIZE_BYTES, BLANK_MAGIC)
-            views.append((each.data, each.data.endswith(blank)))
-        size = left if any(ends for _, ends in views) else 0
-        return [memoryview(data.ljust(size, b"\0")) for data, _ in views]
+        segment_bytes = self.replicas[0].segment_size_bytes
+        left = segment_bytes - contents[0].start % segment_bytes
+        blanks = (
+            _BLANK.pack(left - len(each.data) + BLANK_SIZE_BYTES, BLANK_MAGIC) for each in contents
+        )
+        ended = any(each.data.endswith(blank) for each, blank in zip(contents, blanks, strict=True))
+        size = left if ended else 0
+        return [memoryview(each.data.ljust(size, b"\0")) for each in contents]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,21 +14,27 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from raftmq import __version__
 from raftmq.ops.interpreter import version_option
 
-from .connection import connection_to, environment_of
+from .command_line import (
+    EXIT_UNUSABLE,
+    connection_to,
+    environment_of,
+    give_up,
+    not_installed,
+    print_error,
+)
 from .topic_commands import profile, table
 from .watch.command import watch
 
 if TYPE_CHECKING:
     from .report.report import AuditReport
 
-EXIT_UNUSABLE = 2
 EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
 
 
@@ -235,7 +241,7 @@ def main(
     audited_at_ms = time.time_ns() // 1_000_000
     reports, unaudited = _audited(request, engine_options)
     if not reports:
-        _give_up(unaudited)
+        give_up(unaudited)
     if unaudited:
         gap = f"other broker groups: {unaudited}"
         reports = [replace(each, not_judged=(*each.not_judged, gap)) for each in reports]
@@ -255,7 +261,7 @@ def main(
         for report in reports:
             print_report(report)
     for message in complaints:
-        _print_error(message)
+        print_error(message)
     verdicts = frozenset[str]().union(*(report.verdicts for report in reports))
     statuses = [status for verdict, status in EXITS.items() if verdict in verdicts]
     statuses += [EXIT_UNUSABLE] if complaints else [0]
@@ -309,7 +315,7 @@ def _audited(
         from .report.text_report import progress_shown
         from .run import AuditOptions
     except ImportError as missing:
-        _not_installed(missing)
+        not_installed(missing)
     unfit = (
         *(NotAudited, ClientError, JavaNotFound, StoreError, HistoryUnfit),
         *(RemotingError, OSError, ValueError),
@@ -348,7 +354,7 @@ def _check_writable(json_path: str | None, results: Path | None) -> None:
         if results is not None:
             results.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        _give_up(f"{error.filename}: {error.strerror}")
+        give_up(f"{error.filename}: {error.strerror}")
 
 
 def _stores_of(run_directory: Path, group: str | None) -> dict[str, str]:
@@ -356,26 +362,11 @@ def _stores_of(run_directory: Path, group: str | None) -> dict[str, str]:
         from .read.cluster_info import stores_of_run
         from .read.store_files import StoreError
     except ImportError as missing:
-        _not_installed(missing)
+        not_installed(missing)
     try:
         return stores_of_run(run_directory, group)
     except StoreError as error:
-        _give_up(str(error))
-
-
-def _not_installed(missing: ImportError) -> NoReturn:
-    _give_up(f"{missing.name} is not installed: pip install 'raftmq[audit]'")
-
-
-def _give_up(reason: str) -> NoReturn:
-    _print_error(reason)
-    sys.exit(EXIT_UNUSABLE)
-
-
-def _print_error(message: str) -> None:
-    from raftmq.ops.console import complain
-
-    complain(f"mqaudit: {message}")
+        give_up(str(error))
 
 
 def _parse_settings(given: tuple[str, ...]) -> dict[str, str]:

@@ -1,17 +1,20 @@
-"""The connection to running brokers, from the options and the environment of a command."""
+"""Parts of the command line that mqaudit's commands share: the connection to running brokers, from
+options and environment, and the end without a result."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from raftmq.spark.options import Connection
 
+EXIT_UNUSABLE = 2  # nothing could be judged
 T = TypeVar("T", bound=Callable[..., Any])
 
 
@@ -67,3 +70,18 @@ def connection_to(namesrv: str, environment: Mapping[str, str]) -> Connection:
         credentials=credentials_of_environment(environment),
         tls=client_tls_of(environment),
     )
+
+
+def not_installed(missing: ImportError) -> NoReturn:
+    give_up(f"{missing.name} is not installed: pip install 'raftmq[audit]'")
+
+
+def give_up(reason: str) -> NoReturn:
+    print_error(reason)
+    sys.exit(EXIT_UNUSABLE)
+
+
+def print_error(message: str) -> None:
+    from raftmq.ops.console import complain
+
+    complain(f"mqaudit: {message}")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import orjson
 
-from .connection import connected, connection_options
+from .command_line import connected, connection_options, give_up, not_installed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from raftmq.spark.options import Connection
 
-EXIT_WRONG, EXIT_UNUSABLE = 1, 2  # as mqaudit's
+EXIT_WRONG = 1  # as mqaudit's
 T = TypeVar("T", bound=Callable[..., Any])
 
 
@@ -123,8 +123,6 @@ def _session(
 ) -> Iterator[tuple[SparkSession, Connection]]:
     """Yield a session with the project's formats, and the connection. Ends with status 2 for an
     error."""
-    from raftmq.ops.console import complain
-
     settings = dict(text.partition("=")[::2] for text in spark["settings"])
     try:
         from raftmq.client.errors import ClientError
@@ -149,9 +147,8 @@ def _session(
         ) as error:
             reason = str(error)
     except ImportError as missing:
-        reason = f"{missing.name} is not installed: pip install 'raftmq[audit]'"
-    complain(f"mqaudit: {reason}")
-    sys.exit(EXIT_UNUSABLE)
+        not_installed(missing)
+    give_up(reason)
 
 
 def text_of(queue: dict[str, Any]) -> str:

@@ -13,13 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..connection import connected, connection_options
+from ..command_line import (
+    EXIT_UNUSABLE,
+    connected,
+    connection_options,
+    give_up,
+    not_installed,
+    print_error,
+)
 
 if TYPE_CHECKING:
     from .state import State
     from .watch import Watch
 
-EXIT_LOST, EXIT_UNUSABLE, EXIT_LATE = 1, 2, 4  # as mqaudit's
+EXIT_LOST, EXIT_LATE = 1, 4  # as mqaudit's
 
 
 @click.command("watch")
@@ -73,10 +80,10 @@ def watch(
     """Judge continuously whether acknowledged messages are stored as they were sent.
 
     \b
-      mqaudit watch --namesrv 127.0.0.1:9876 --audit-topic Told --results /var/lib/mqwatch
+      mqaudit watch --namesrv 127.0.0.1:9876 --audit-topic Receipts --results /var/lib/mqwatch
 
-    Producers with an audit topic write there what they were told. Each of these messages is read
-    at its place. A message that is missing, altered or late is a line of the output and of
+    Producers with an audit topic write their acknowledgements there. Each acknowledged message
+    is read at its place. A message that is missing, altered or late is a line of the output and of
     findings.jsonl, and counts in mqaudit_watch.prom. A restart continues in --results.
 
     Exit status, after a signal or with --once: 0 nothing found, 1 messages missing or altered, 2
@@ -94,7 +101,7 @@ def watch(
         from .state import State, StateError
         from .watch import Subject, Watch
     except ImportError as missing:
-        give_up(f"{missing.name} is not installed: pip install 'raftmq[audit]'")
+        not_installed(missing)
     try:
         subject = Subject(connected(namesrv, context), audit_topic or "", tables)
         with (
@@ -136,11 +143,11 @@ def _run(runner: Watch, state: State, *, once: bool, every_s: float) -> Counter[
         except (ClientError, RemotingError) as error:
             if once:
                 raise OSError(str(error)) from error
-            _say(f"waiting for the audit topic: {error}", err=True)
+            print_error(f"waiting for the audit topic: {error}")
         for line in state.publish(now_ms, level_ms):
             row: dict[str, Any] = orjson.loads(line)
             counts[row["kind"]] += 1
-            _say(text_of(row))
+            click.echo(text_of(row))
         if once and all_read:
             break
         if all_read:
@@ -156,17 +163,3 @@ def text_of(row: dict[str, Any]) -> str:
         f"{row['kind']}: {row['msg_id']} of {row['topic']} at {row['broker']}, queue "
         f"{row['queue_id']}, offset {row['queue_offset']}: {row['what']}"
     )
-
-
-def _say(text: str, *, err: bool = False) -> None:
-    from raftmq.ops.console import complain
-
-    if err:
-        complain(f"mqaudit: {text}")
-    else:
-        click.echo(text)
-
-
-def give_up(reason: str) -> Any:
-    _say(reason, err=True)
-    sys.exit(EXIT_UNUSABLE)

@@ -1,6 +1,6 @@
 """Compares acknowledgements with the messages at their places in running brokers.
 
-An acknowledgement says broker, queue and queue offset, so no join is needed: a task reads those
+An acknowledgement has broker, queue and queue offset, so no join is needed: a task reads those
 ranges of the queues and compares id and body. A task gets the messages of a range of the audit
 topic, a table in Parquet, or acknowledgements that could not be judged before.
 """
@@ -34,7 +34,7 @@ ABSENT = "its queue ends before it, or lacks it"
 
 
 class Acknowledged(NamedTuple):
-    """A message that a producer was told is stored. `first_seen_ms` is 0 before it is judged."""
+    """A message whose send was acknowledged. `first_seen_ms` is 0 before it is judged."""
 
     msg_id: str
     topic: str
@@ -44,7 +44,7 @@ class Acknowledged(NamedTuple):
     body_crc: int | None = None
     time_ms: int | None = None
     first_seen_ms: int = 0
-    late: bool = False  # and said to be
+    late: bool = False  # and reported as late
 
     @property
     def queue(self) -> Queue:
@@ -107,7 +107,7 @@ def acknowledged_in(body: bytes) -> list[Acknowledged]:
 
 
 class Reader:
-    """Reads ranges of queues, also damaged ones, and says what is lost only if `strict`."""
+    """Reads ranges of queues, also damaged ones. Raises DataLost only if `strict`."""
 
     def __init__(self, connection: Connection, columns: Sequence[str], *, strict: bool) -> None:
         given = {"topic": "any", "columns": ",".join(columns), "onDamage": "null"}

@@ -17,6 +17,7 @@ import click
 
 from raftmq import commands
 from raftmq.audit import cli as mqaudit
+from raftmq.audit.command_line import EXIT_UNUSABLE
 from raftmq.broker.errors import UNKNOWN
 from raftmq.broker.http.api import UNAVAILABLE_TAGS
 from raftmq.chaos import commands as mqchaos
@@ -309,7 +310,7 @@ def test_documented_exit_statuses_equal_the_commands() -> None:
             mqcluster.Interrupted.exit_code,
         },
         "mqchaos": {*mqchaos.EXIT_OF.values(), mqchaos.EXIT_UNUSABLE} - {0},
-        "mqaudit": {mqaudit.EXIT_UNUSABLE, *mqaudit.EXITS.values()},
+        "mqaudit": {EXIT_UNUSABLE, *mqaudit.EXITS.values()},
     }
     assert set(reported) - {"any", "any but servers"} == set(commands.COMMANDS)
 

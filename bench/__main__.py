@@ -65,7 +65,7 @@ async def produce(namesrv: str, count: int, in_flight: int) -> LoadResult:
         seconds = time.perf_counter() - started_s
     if failed:
         raise click.ClickException(f"{failed} sends failed")
-    return LoadResult(count, seconds, latencies, 0)
+    return LoadResult(count, seconds, latencies)
 
 
 async def consume(namesrv: str, expected: int) -> LoadResult:
@@ -78,7 +78,7 @@ async def consume(namesrv: str, expected: int) -> LoadResult:
         started_s = started_s or time.perf_counter()
         seen += len(messages)
         if seen >= expected and not done.done():
-            done.set_result(LoadResult(seen, time.perf_counter() - started_s, array("q", [0]), 0))
+            done.set_result(LoadResult(seen, time.perf_counter() - started_s, array("q", [0])))
 
     config = ConsumerConfig(
         consume_from=ConsumeFrom.FIRST_OFFSET, pull=PullConfig(consume_batch_size=32)

@@ -133,7 +133,7 @@ class Scale:
         row["mib"] = resident_mib(self._pid)
         after = await self._traffic()
         row["mb_in"], row["mb_out"] = ((after[n] - before[n]) / 1e6 for n in (0, 1))
-        probe = LoadResult(0, 1.0, latencies_ns or array("q", [0]), 0)
+        probe = LoadResult(0, 1.0, latencies_ns or array("q", [0]))
         row |= {f"p{share}_ms": probe.percentile_ms(share / 100) for share in (50, 99)}
         for title, pid in self._watched.items():
             row[f"{title}_cpu_ms"] = (cpu_us(pid) - others.get(title, 0.0)) / 1e3

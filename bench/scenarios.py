@@ -18,6 +18,7 @@ from typing import cast
 
 import orjson
 
+from bench.beside import beside
 from bench.group import PATIENT, PROMPT, RaftGroup, floor_server, raft_group
 from bench.leader_changes import freezes, planned_stops, transfers
 from bench.pops import pops
@@ -333,6 +334,7 @@ class Scenario:
 
 
 SCENARIOS = {
+    "beside": Scenario("sends per second", (1_000, 20_000, 40_000), beside),
     "window": Scenario("sends in flight", (1, 4, 16, 64, 256, 1_024, 4_096), window),
     "body": Scenario("bytes of a body", (16, 128, 1_024, 8_192, 65_536, 1 << 20), body),
     "connections": Scenario("connections", (1, 10, 100, 1_000, 5_000), connections),

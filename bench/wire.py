@@ -3,6 +3,10 @@
 It measures the cluster and not a client. Each request has its own UNIQ_KEY, time stamp and opaque
 and is a SEND_MESSAGE_V2 (310) or SEND_BATCH_MESSAGE (320) in the Java client's form; each response
 is parsed for code and opaque. Latency counts from the request's encoding to its response's arrival.
+
+`run_paced` sends at a fixed rate instead, whether or not responses arrive (an open loop). A request
+that is late by more than the loop's timers are counts from the time when it was due. Its body
+begins with that time, so that a consumer on this machine can tell how long the message took.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ import asyncio
 import math
 import re
 import struct
+import sys
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -21,6 +27,10 @@ _LENGTHS = struct.Struct(">ii")
 _RESPONSE = re.compile(rb'"code":(-?\d+).*?"opaque":(\d+)', re.S)
 _PROPERTIES = b"UNIQ_KEY\\u0001%016X%016X\\u0002WAIT\\u0001true\\u0002"  # as JSON writes them
 _ITEM = struct.Struct(">iiiii")
+STAMP = struct.Struct(">q")  # at the start of a paced body: when it was due, perf_counter_ns
+TICK_S = 0.001
+PACED = sys.maxsize  # the count of a load whose requests follow a clock
+TIMER_NS = 2_000_000  # a timer of uvloop is at most this late
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +40,18 @@ class LoadResult:
     messages: int
     seconds: float
     latencies_ns: array[int]
-    refused: int
 
     @property
     def rate(self) -> float:
         return self.messages / self.seconds
 
     def percentile_ms(self, share: float) -> float:
+        return self.percentiles_ms(share)[0]
+
+    def percentiles_ms(self, *shares: float) -> list[float]:
         ordered = sorted(self.latencies_ns)
-        return ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1e6
+        last = len(ordered) - 1
+        return [ordered[min(last, int(len(ordered) * share))] / 1e6 for share in shares]
 
     @classmethod
     def together(cls, results: Sequence[LoadResult]) -> LoadResult:
@@ -50,8 +63,30 @@ class LoadResult:
             sum(result.messages for result in results),
             max(result.seconds for result in results),
             latencies,
-            sum(result.refused for result in results),
         )
+
+
+class Pace:
+    """The due times of messages at `rate` per second for `seconds`, from now on."""
+
+    def __init__(self, rate: float, seconds: float) -> None:
+        self._interval_ns = 1e9 / rate
+        self._count = max(1, int(rate * seconds))
+        self._given = 0
+        self._start_ns = time.perf_counter_ns()
+
+    @property
+    def ended(self) -> bool:
+        return self._given == self._count
+
+    def due(self) -> list[int]:
+        """Return the start times, in ns, of the messages that have become due since the last
+        call."""
+        now_ns = time.perf_counter_ns()
+        first = self._given
+        self._given = min(self._count, int((now_ns - self._start_ns) / self._interval_ns))
+        planned = (self._start_ns + int(n * self._interval_ns) for n in range(first, self._given))
+        return [at_ns if now_ns - at_ns > TIMER_NS else now_ns for at_ns in planned]
 
 
 class _Load(asyncio.Protocol):
@@ -103,21 +138,44 @@ class _Load(asyncio.Protocol):
         self._end = time.perf_counter() + seconds
         self._send(min(in_flight, count))
 
-    def _send(self, number: int) -> None:
+    async def run_paced(self, pace: Pace) -> None:
+        """Send as `pace` says, and return when all is answered."""
+        self._count = PACED
+        while not pace.ended:
+            if due := pace.due():
+                self._send(len(due), due)
+            if self.done.done():
+                break
+            await asyncio.sleep(TICK_S)
+        self._count = self._sent
+        if self._answered == self._sent and not self.done.done():
+            self.done.set_result(None)
+        await self.done
+
+    def _send(self, number: int, due: Sequence[int] = ()) -> None:
         out = []
         now_ms = time.time_ns() // 1_000_000
         payload = self._items or self._body
-        for opaque in range(self._sent, self._sent + number):
+        for index, opaque in enumerate(range(self._sent, self._sent + number)):
             unique = b"" if self._batch else _PROPERTIES % (self._salt, opaque)
             turn, topic = divmod(opaque, len(self._topics))
             queue = turn % self._queues
             header = self._header % (self._topics[topic], queue, now_ms, unique, opaque)
             out.append(_LENGTHS.pack(4 + len(header) + len(payload), len(header)))
             out.append(header)
+            if due:
+                payload = STAMP.pack(due[index]) + self._body[STAMP.size :]
             out.append(payload)
-            self._starts.append(time.perf_counter_ns())
+            self._starts.append(due[index] if due else time.perf_counter_ns())
         self._sent += number
         self._transport.write(b"".join(out))
+
+    def result(self, seconds: float, batch: int = 0) -> LoadResult:
+        """Return the run's result. Raises RuntimeError if sends were refused."""
+        if self.refused:
+            raise RuntimeError(f"{self.refused} sends refused; the first: {self.first_refusal!r}")
+        messages = len(self.latencies) * max(1, batch)
+        return LoadResult(messages, seconds, self.latencies)
 
     def data_received(self, data: bytes) -> None:
         if self._buffer:
@@ -145,7 +203,7 @@ class _Load(asyncio.Protocol):
         if self._answered >= self._count:
             if not self.done.done():
                 self.done.set_result(None)
-        elif answered:
+        elif answered and self._count != PACED:
             self._send(min(answered, self._count - self._sent))
 
 
@@ -162,6 +220,27 @@ async def run_load(
 ) -> LoadResult:
     """Send `count` requests (of `batch` messages each, or single messages if 0), but at most for
     `seconds`, and wait for all responses."""
+    async with _connected(address, topics, queues, body, batch) as load:
+        started = time.perf_counter()
+        load.start(count, in_flight, seconds)
+        await load.done
+        return load.result(time.perf_counter() - started, batch)
+
+
+async def run_paced(
+    address: str, topic: str, *, queues: int, body: bytes, rate: float, seconds: float
+) -> LoadResult:
+    """Send `rate` requests per second for `seconds`, and wait for all responses."""
+    async with _connected(address, topic, queues, body) as load:
+        started = time.perf_counter()
+        await load.run_paced(Pace(rate, seconds))
+        return load.result(time.perf_counter() - started)
+
+
+@asynccontextmanager
+async def _connected(
+    address: str, topics: str | Sequence[str], queues: int, body: bytes, batch: int = 0
+) -> AsyncIterator[_Load]:
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     transport, load = await loop.create_connection(
@@ -169,13 +248,6 @@ async def run_load(
         *(host, int(port)),
     )
     try:
-        started = time.perf_counter()
-        load.start(count, in_flight, seconds)
-        await load.done
-        took = time.perf_counter() - started
+        yield load
     finally:
         transport.close()
-    if load.refused:
-        raise RuntimeError(f"{load.refused} sends refused; the first: {load.first_refusal!r}")
-    answered = len(load.latencies)
-    return LoadResult(answered * max(1, batch), took, load.latencies, load.refused)

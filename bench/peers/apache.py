@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.peers.remoting import QUEUES, TOPIC, next_ack, pull_all, send_loads
+from bench.peers.remoting import QUEUES, TOPIC, next_ack, paced_load, pull_all, send_loads
 from bench.peers.system import BODY, KILL, PULLS, Failed, Missing, Running
 from bench.wire import run_load
 from raftmq.chaos.cluster.ports import choose_ports
@@ -73,7 +73,8 @@ class Apache:
             if self._elects:
                 kill = result.leader.kill
                 loads[KILL] = lambda: next_ack(result.namesrv, kill)
-            yield Running(loads, lambda: [*(b.pid for b in result.brokers), result.namesrv_pid])
+            servers = [*(b.pid for b in result.brokers), result.namesrv_pid]
+            yield Running(loads, lambda: servers, paced_load(address, result.namesrv))
 
     @asynccontextmanager
     async def started(self, directory: Path) -> AsyncIterator[Started]:

@@ -33,9 +33,10 @@ from bench.peers.system import (
     Load,
     Missing,
     Running,
+    Stamps,
     sends_of,
 )
-from bench.wire import LoadResult
+from bench.wire import STAMP, TICK_S, LoadResult, Pace
 from raftmq.chaos.cluster.ports import choose_ports
 from tests.interop.toolchain import TOOLCHAINS, ToolMissing, build_go, made
 
@@ -72,11 +73,11 @@ class JetStream:
             stack.push_async_callback(client.close)
             stream = _Stream(client, servers, scale)
             await stream.make()
-            loads = stream.loads()
+            loads, paced = stream.loads(), stream.paced
             if self._is_go:
-                urls = [f"nats://{HOST}:{port}" for port in clients]
-                loads = await asyncio.to_thread(go_loads, urls, scale)
-            yield Running(loads, lambda: [server.pid for server in servers])
+                go = await asyncio.to_thread(GoClient, clients)
+                loads, paced = go.loads(scale), go.paced
+            yield Running(loads, lambda: [server.pid for server in servers], paced)
 
 
 JETSTREAM = (JetStream("Python"), JetStream("Go"))
@@ -170,33 +171,52 @@ class _Stream:
             except self._errors as error:
                 raise Failed(f"a publish failed: {error}") from error
             latencies.append(time.perf_counter_ns() - started_ns)
-        return LoadResult(count, time.perf_counter() - started, latencies, 0)
+        return LoadResult(count, time.perf_counter() - started, latencies)
 
     async def _many(self, count: int) -> LoadResult:
         """Publish with the client's pipelining, which limits the unacknowledged messages."""
-        latencies: array[int] = array("q")
-        failed: list[BaseException] = []
+        answers = _Answers()
         started = time.perf_counter()
-
-        def watch(future: asyncio.Future[Any], started_ns: int) -> None:
-            def settled(done: asyncio.Future[Any]) -> None:
-                latencies.append(time.perf_counter_ns() - started_ns)
-                if (error := done.exception()) is not None:
-                    failed.append(error)
-
-            future.add_done_callback(settled)
-
         try:
             for _ in range(count):
                 started_ns = time.perf_counter_ns()
-                watch(await self._context.publish_async(SUBJECT, BODY), started_ns)
+                answers.watch(await self._context.publish_async(SUBJECT, BODY), started_ns)
             await self._context.publish_async_completed()
         except self._errors as error:
             raise Failed(f"a publish failed: {error}") from error
-        took = time.perf_counter() - started
-        if failed:
-            raise Failed(f"{len(failed)} publishes failed, the first: {failed[0]!r}")
-        return LoadResult(count, took, latencies, 0)
+        return answers.result(time.perf_counter() - started)
+
+    async def paced(self, rate: float, seconds: float, arrivals: bool) -> LoadResult:
+        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+        stamps = Stamps()
+
+        async def see(message: Any) -> None:
+            stamps.see(message.data)
+
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.NEW)
+        try:
+            if not arrivals:
+                return await self._paced(Pace(rate, seconds))
+            subscription = await self._context.subscribe(
+                SUBJECT, cb=see, manual_ack=True, config=config
+            )
+            result = await stamps.arrived(await self._paced(Pace(rate, seconds)))
+            await subscription.unsubscribe()
+        except self._errors as error:
+            raise Failed(f"a paced load failed: {error}") from error
+        return result
+
+    async def _paced(self, pace: Pace) -> LoadResult:
+        answers = _Answers()
+        started = time.perf_counter()
+        while not pace.ended:
+            for due_ns in pace.due():
+                body = STAMP.pack(due_ns) + BODY[STAMP.size :]
+                answers.watch(await self._context.publish_async(SUBJECT, body), due_ns)
+            await asyncio.sleep(TICK_S)
+        await self._context.publish_async_completed()
+        return answers.result(time.perf_counter() - started)
 
     async def _consume(self, count: int) -> LoadResult:
         from nats.js.api import AckPolicy, ConsumerConfig
@@ -228,41 +248,72 @@ class _Stream:
                 except self._errors:
                     await asyncio.sleep(0.01)  # nobody leads yet
         took_ns = time.perf_counter_ns() - start_ns
-        return LoadResult(1, took_ns / 1e9, array("q", [took_ns]), 0)
+        return LoadResult(1, took_ns / 1e9, array("q", [took_ns]))
 
 
-PACKAGE = "./load"
+class _Answers:
+    """Latencies of pipelined publishes."""
+
+    def __init__(self) -> None:
+        self._latencies: array[int] = array("q")
+        self._failed: list[BaseException] = []
+
+    def watch(self, future: asyncio.Future[Any], started_ns: int) -> None:
+        def settled(done: asyncio.Future[Any]) -> None:
+            self._latencies.append(time.perf_counter_ns() - started_ns)
+            if (error := done.exception()) is not None:
+                self._failed.append(error)
+
+        future.add_done_callback(settled)
+
+    def result(self, seconds: float) -> LoadResult:
+        """Return the latencies. Raises Failed if a publish failed."""
+        if self._failed:
+            raise Failed(f"{len(self._failed)} publishes failed, the first: {self._failed[0]!r}")
+        return LoadResult(len(self._latencies), seconds, self._latencies)
+
+
+LOAD_PACKAGE = "./load"
 LOADS = {WARM_UP: "many", ONE: "one", MANY: "many", PULLS: "pull", PUSH: "push"}
 
 
-def go_loads(urls: Sequence[str], scale: float) -> dict[str, Load]:
-    """Return the loads by row. Raises Missing. Blocking."""
-    command = build("natsload", PACKAGE)
+class GoClient:
+    """The command `load`, which is built once. Raises Missing. Blocking."""
 
-    def load(row: str) -> Load:
-        count = sends_of(row if row in (WARM_UP, ONE) else MANY, scale)
-        return lambda: _run(command, urls, LOADS[row], count)
+    def __init__(self, ports: Sequence[int]) -> None:
+        self._command = str(build("natsload", LOAD_PACKAGE))
+        self._urls = ",".join(f"nats://{HOST}:{port}" for port in ports)
 
-    return {row: load(row) for row in LOADS}
+    def loads(self, scale: float) -> dict[str, Load]:
+        """Return the loads by row."""
 
+        def load(row: str) -> Load:
+            count = sends_of(row if row in (WARM_UP, ONE) else MANY, scale)
+            return lambda: self._run(LOADS[row], count)
 
-async def _run(command: Path, urls: Sequence[str], load: str, count: int) -> LoadResult:
-    process = await asyncio.create_subprocess_exec(
-        *(str(command), ",".join(urls), load, str(count)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        printed, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise Failed(f"the Go client: {errors.decode(errors='replace').strip()}")
-    result = orjson.loads(printed)
-    latencies = array("q", result["latencies_ns"] or ())
-    return LoadResult(count, result["seconds"], latencies, 0)
+        return {row: load(row) for row in LOADS}
+
+    async def paced(self, rate: float, seconds: float, arrivals: bool) -> LoadResult:
+        load = "arrivals" if arrivals else "paced"
+        return await self._run(load, max(1, int(rate * seconds)), str(rate))
+
+    async def _run(self, load: str, count: int, *arguments: str) -> LoadResult:
+        process = await asyncio.create_subprocess_exec(
+            *(self._command, self._urls, load, str(count), *arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            printed, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            raise Failed(f"the Go client: {errors.decode(errors='replace').strip()}")
+        result = orjson.loads(printed)
+        latencies = array("q", result["latencies_ns"] or ())
+        return LoadResult(count, result["seconds"], latencies)
 
 
 MODULE = Path(__file__).with_name("go")

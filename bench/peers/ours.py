@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.__main__ import consume
 from bench.group import PATIENT, PROMPT, floor_server
-from bench.peers.remoting import QUEUES, next_ack, pull_all, send_loads, stream_all
+from bench.peers.remoting import QUEUES, next_ack, paced_load, pull_all, send_loads, stream_all
 from bench.peers.system import (
     BATCH,
     BATCHES,
@@ -56,7 +56,8 @@ class Ours:
             if self._mode == "raft":
                 loads[KILL] = self._kill(directory / "killed")
             state = cluster.state()
-            yield Running(loads, lambda: _processes(state))
+            paced = paced_load(address, namesrv)
+            yield Running(loads, lambda: _processes(state), paced)
 
     def _kill(self, directory: Path) -> Load:
         async def run() -> LoadResult:

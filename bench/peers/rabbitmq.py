@@ -23,6 +23,7 @@ from typing import Any
 
 from bench.peers.system import (
     BODY,
+    CONSUME_TIMEOUT_S,
     KILL,
     MANY,
     ONE,
@@ -34,9 +35,10 @@ from bench.peers.system import (
     Load,
     Missing,
     Running,
+    Stamps,
     sends_of,
 )
-from bench.wire import LoadResult
+from bench.wire import STAMP, TICK_S, LoadResult, Pace
 from raftmq.chaos.cluster.ports import choose_ports
 from tests.interop.toolchain import made
 
@@ -90,7 +92,7 @@ class RabbitMq:
             stack.push_async_callback(queue.close)
             await queue.make()
             sessions = [names.pid, *(node.pid for node in nodes)]
-            yield Running(queue.loads(), lambda: members(sessions))
+            yield Running(queue.loads(), lambda: members(sessions), queue.paced)
 
 
 def _unpacked() -> Path:
@@ -251,7 +253,52 @@ class _Queue:
             await asyncio.gather(*(one_after_the_other() for _ in range(window)))
         except self._errors as error:
             raise Failed(f"a publish failed: {error!r}") from error
-        return LoadResult(count, time.perf_counter() - started, latencies, 0)
+        return LoadResult(count, time.perf_counter() - started, latencies)
+
+    async def paced(self, rate: float, seconds: float, arrivals: bool) -> LoadResult:
+        stamps = Stamps()
+
+        async def see(message: Any) -> None:
+            stamps.see(message.body)
+
+        try:
+            if not arrivals:
+                return await self._paced(Pace(rate, seconds))
+            channel = await self._channel(self._ports[0])
+            await channel.basic_consume(QUEUE, see, no_ack=True)
+            await self._emptied(channel)
+            result = await stamps.arrived(await self._paced(Pace(rate, seconds)))
+            await channel.close()
+        except self._errors as error:
+            raise Failed(f"a paced load failed: {error!r}") from error
+        return result
+
+    async def _emptied(self, channel: Any) -> None:
+        """Wait until the messages of earlier rows are consumed."""
+        deadline = time.monotonic() + CONSUME_TIMEOUT_S
+        while True:
+            if not (await channel.queue_declare(QUEUE, passive=True)).message_count:
+                return
+            if time.monotonic() > deadline:
+                raise Failed("messages of earlier rows are left")
+            await asyncio.sleep(PACE_S)
+
+    async def _paced(self, pace: Pace) -> LoadResult:
+        channel = await self._channel(self._ports[0])
+        latencies: array[int] = array("q")
+
+        async def publish(due_ns: int) -> None:
+            body = STAMP.pack(due_ns) + BODY[STAMP.size :]
+            await channel.basic_publish(body, routing_key=QUEUE)
+            latencies.append(time.perf_counter_ns() - due_ns)
+
+        started = time.perf_counter()
+        async with asyncio.TaskGroup() as publishes:
+            while not pace.ended:
+                for due_ns in pace.due():
+                    publishes.create_task(publish(due_ns))
+                await asyncio.sleep(TICK_S)
+        return LoadResult(len(latencies), time.perf_counter() - started, latencies)
 
     async def _consumed(self, count: int) -> LoadResult:
         channel = await self._channel(self._ports[0])
@@ -278,4 +325,4 @@ class _Queue:
                 except self._errors:  # refused without a leader
                     await asyncio.sleep(0.01)
         took_ns = time.perf_counter_ns() - start_ns
-        return LoadResult(1, took_ns / 1e9, array("q", [took_ns]), 0)
+        return LoadResult(1, took_ns / 1e9, array("q", [took_ns]))

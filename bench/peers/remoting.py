@@ -17,10 +17,12 @@ from bench.peers.system import (
     WINDOWS,
     Failed,
     Load,
+    PacedLoad,
+    Stamps,
     sends_of,
 )
-from bench.wire import LoadResult, run_load
-from raftmq.client import ClientError, Message, Producer
+from bench.wire import LoadResult, run_load, run_paced
+from raftmq.client import ClientError, Message, MessageExt, Producer, PushConsumer
 from raftmq.remoting.codec import FrameReader, decode_command, encode_command
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -31,6 +33,7 @@ QUEUES = 4
 PULL_MESSAGES_MAX = 1024  # a broker may have a lower limit of its own
 READ_BYTES = 1 << 18
 KILL_TIMEOUT_S = 60.0
+SETTLED_S = 1.0  # until a new consumer has its queues
 RETRY_S = 0.01  # after a send that our Producer has tried for seconds already
 SUBSCRIBED = 4  # sysFlag of requests with a subscription
 
@@ -53,6 +56,31 @@ def send_loads(address: str, scale: float, *, batches: bool = True) -> dict[str,
     return {row: load(row) for row in rows}
 
 
+def paced_load(address: str, namesrv: str) -> PacedLoad:
+    """Return an open loop of the bare client, with our PushConsumer if arrivals count. Each has a
+    topic of its own, because a new group may get all messages of a topic."""
+
+    async def run(rate: float, seconds: float, arrivals: bool) -> LoadResult:
+        topic = f"Paced-{time.time_ns()}"
+        await run_load(address, topic, queues=QUEUES, body=BODY, count=2 * QUEUES, in_flight=1)
+        paced = run_paced(address, topic, queues=QUEUES, body=BODY, rate=rate, seconds=seconds)
+        if not arrivals:
+            return await paced
+        stamps = Stamps()
+
+        def listener(messages: list[MessageExt]) -> None:
+            for message in messages:
+                stamps.see(message.body)
+
+        consumer = PushConsumer(f"bench-{topic}", namesrv, listener)
+        consumer.subscribe(topic)
+        async with consumer:
+            await asyncio.sleep(SETTLED_S)
+            return await stamps.arrived(await paced)
+
+    return run
+
+
 async def pull_all(address: str) -> LoadResult:
     """Pull every queue of the topic from its beginning to its end, each over a connection of its
     own, and walk over every record."""
@@ -70,7 +98,7 @@ async def _pulled(address: str, offsets: list[int], *, streamed: bool) -> LoadRe
     counts = await asyncio.gather(
         *(_pull(address, n, offset, latencies, streamed) for n, offset in enumerate(offsets))
     )
-    return LoadResult(sum(counts), time.perf_counter() - started, latencies, 0)
+    return LoadResult(sum(counts), time.perf_counter() - started, latencies)
 
 
 async def _pull(
@@ -140,4 +168,4 @@ async def next_ack(namesrv: str, kill: Callable[[], object]) -> LoadResult:
                 except ClientError:
                     await asyncio.sleep(RETRY_S)
     took_ns = time.perf_counter_ns() - start_ns
-    return LoadResult(1, took_ns / 1e9, array("q", [took_ns]), 0)
+    return LoadResult(1, took_ns / 1e9, array("q", [took_ns]))

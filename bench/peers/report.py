@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.peers.rounds import Figures, Measured
-from bench.peers.system import KILL, ONE, ROWS
+from bench.peers.system import KILL, ONE, PACED_AT, ROWS
 from raftmq.ops.page import chart_sections, document, section
 from raftmq.ops.svg import bars
 
-HEAD = ("row", "system", "a second", "p50 ms", "p99 ms", "servers' CPU µs", "servers' MiB")
+HEAD = (
+    *("row", "system", "a second", "p50 ms", "p99 ms", "p99.9 ms", "longest ms"),
+    *("servers' CPU µs", "servers' MiB"),
+)
 NOTHING = "-"
+TIMED = (ONE, KILL)  # their charts show p50
 
 
 def lines(results: Mapping[str, Measured]) -> list[tuple[str, ...]]:
@@ -31,7 +35,10 @@ def cells(row: str, figures: Figures) -> tuple[str, ...]:
     return (
         NOTHING if row == KILL else f"{figures.rate:,.0f}",
         _text(figures.p50_ms, 2),
-        _text(figures.p99_ms, 2) if row != KILL else NOTHING,
+        *(
+            _text(value if row != KILL else None, 2)
+            for value in (figures.p99_ms, figures.p999_ms, figures.longest_ms)
+        ),
         _text(figures.cpu_us, 1),
         _text(figures.memory_mib, 0),
     )
@@ -79,17 +86,18 @@ def render(results: Mapping[str, Measured], about: str) -> str:
 
 def _chart(row: str, results: Mapping[str, Measured]) -> str:
     """Return a bar for each system, from the medians, with a dot for each round."""
-    timed = row in (ONE, KILL)
     rows = []
     for name, measured in results.items():
         median = measured.medians(row)
         if median is not None:
-            heights = (_height(figures, timed) for figures in measured.rows[row])
+            heights = (_height(row, figures) for figures in measured.rows[row])
             dots = [height for height in heights if height is not None]
-            rows.append((name, _height(median, timed), dots))
-    unit = "ms, p50" if timed else "a second"
+            rows.append((name, _height(row, median), dots))
+    unit = "ms, p99.9" if row in PACED_AT else "ms, p50" if row in TIMED else "a second"
     return bars(f"{row} ({unit})", unit, rows)
 
 
-def _height(figures: Figures, timed: bool) -> float | None:
-    return figures.p50_ms if timed else figures.rate
+def _height(row: str, figures: Figures) -> float | None:
+    if row in PACED_AT:
+        return figures.p999_ms
+    return figures.p50_ms if row in TIMED else figures.rate

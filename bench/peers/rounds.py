@@ -10,13 +10,13 @@ import asyncio
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
 from bench.group import cpu_us, resident_mib
-from bench.peers.system import KILL, ROWS, WARM_UP, Failed, Load, Missing, Running, System
+from bench.peers.system import KILL, MANY, ROWS, WARM_UP, Failed, Load, Missing, Running, System
 from bench.wire import LoadResult
 
 ROW_TIMEOUT_S = 300.0
@@ -33,6 +33,8 @@ class Figures:
     p99_ms: float | None
     cpu_us: float | None
     memory_mib: float | None
+    p999_ms: float | None = None
+    longest_ms: float | None = None
 
 
 @dataclass(slots=True)
@@ -48,13 +50,13 @@ class Measured:
         result = self.rows.get(row)
         if not result:
             return None
-        return Figures(
-            statistics.median(each.rate for each in result),
-            _median(each.p50_ms for each in result),
-            _median(each.p99_ms for each in result),
-            _median(each.cpu_us for each in result),
-            _median(each.memory_mib for each in result),
-        )
+        rate = statistics.median(each.rate for each in result)
+        others = {
+            name: _median(getattr(each, name) for each in result)
+            for name in Figures.__slots__
+            if name != "rate"
+        }
+        return Figures(rate, **others)
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -63,9 +65,15 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 async def measure(
-    systems: Sequence[System], rounds: int, scale: float, tell: Callable[[str], None]
+    systems: Sequence[System],
+    rounds: int,
+    scale: float,
+    tell: Callable[[str], None],
+    rows: Collection[str] = ROWS,
+    capacity: float | None = None,
 ) -> dict[str, Measured]:
-    """Measure every system `rounds` times."""
+    """Measure these rows of every system `rounds` times, paced rows with this capacity or each with
+    its own."""
     result = {system.name: Measured() for system in systems}
     for number in range(rounds):
         for system in systems if number % 2 == 0 else reversed(systems):
@@ -76,7 +84,7 @@ async def measure(
 
             failed = partial(_failed, system.name, measured, number + 1, tell)
             try:
-                await _one_round(system, scale, measured, failed)
+                await _one_round(system, scale, rows, capacity, measured, failed)
             except Missing as error:
                 measured.missing = str(error)
                 tell(f"{system.name} cannot be had: {error}")
@@ -101,14 +109,17 @@ def _failed(
 async def _one_round(
     system: System,
     scale: float,
+    rows: Collection[str],
+    capacity: float | None,
     measured: Measured,
     failed: Callable[[str, Exception], None],
 ) -> None:
+    rate = capacity
     directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="bench-peers-"))
     try:
         async with system.running(directory, scale) as running:
-            for row in (WARM_UP, *ROWS):
-                load = running.loads.get(row)
+            for row in (WARM_UP, *(row for row in ROWS if row in rows)):
+                load = running.load(row, rate, scale)
                 if load is None:
                     continue
                 try:
@@ -118,6 +129,8 @@ async def _one_round(
                         raise
                     failed(row, error)
                     continue
+                if row == MANY and capacity is None:
+                    rate = figures.rate
                 if row != WARM_UP:
                     measured.rows.setdefault(row, []).append(figures)
     finally:
@@ -139,14 +152,11 @@ def figures_of(result: LoadResult, spent_us: float | None, memory_mib: float | N
     """Return a load's figures, `spent_us` shared by its messages. Raises Failed if it had none."""
     if not result.messages:
         raise Failed("a load ended without a message")
-    timed = bool(result.latencies_ns)
-    return Figures(
-        result.rate,
-        result.percentile_ms(0.5) if timed else None,
-        result.percentile_ms(0.99) if timed else None,
-        None if spent_us is None else spent_us / result.messages,
-        memory_mib,
-    )
+    cpu_us = None if spent_us is None else spent_us / result.messages
+    if not result.latencies_ns:
+        return Figures(result.rate, None, None, cpu_us, memory_mib)
+    p50, p99, p999, longest = result.percentiles_ms(0.5, 0.99, 0.999, 1.0)
+    return Figures(result.rate, p50, p99, cpu_us, memory_mib, p999, longest)
 
 
 def as_json(results: Mapping[str, Measured]) -> dict[str, object]:

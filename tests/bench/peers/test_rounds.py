@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,8 +25,9 @@ from bench.peers.system import (
     Load,
     Missing,
     Running,
+    Stamps,
 )
-from bench.wire import LoadResult
+from bench.wire import STAMP, LoadResult
 
 
 class Fake:
@@ -49,7 +51,7 @@ class Fake:
 
     async def _load(self) -> LoadResult:
         self._loads += 1
-        return LoadResult(self._loads, 1.0, array("q", [1_000_000]), 0)
+        return LoadResult(self._loads, 1.0, array("q", [1_000_000]))
 
 
 async def run(*systems: Fake, rounds: int = 3) -> tuple[dict[str, Measured], list[str]]:
@@ -62,9 +64,40 @@ async def test_rounds_alternate_their_order_and_drop_warm_ups() -> None:
     assert [line[-1] for line in reported] == list("ABBAAB")
     assert [figures.rate for figures in result["A"].rows[ONE]] == [2, 4, 6]
     median = result["A"].medians(ONE)
-    assert median == Figures(4, 1.0, 1.0, None, None)
+    assert median == Figures(4, 1.0, 1.0, None, None, 1.0, 1.0)
     assert result["A"].rows.keys() == {ONE}
     assert result["A"].medians(MANY) is None
+
+
+async def test_paced_rows_have_shares_of_the_capacity() -> None:
+    asked: list[tuple[float, float, bool]] = []
+    told: list[str] = []
+
+    class Paced(Fake):
+        @asynccontextmanager
+        async def running(self, directory: Path, scale: float) -> AsyncIterator[Running]:
+            loads: dict[str, Load] = {WARM_UP: self._load, MANY: self._load}
+            yield Running(loads, list, self._paced)
+
+        async def _paced(self, rate: float, seconds: float, arrivals: bool) -> LoadResult:
+            asked.append((rate, seconds, arrivals))
+            return await self._load()
+
+    rows = [MANY, "sends at 25 %", "end to end at 50 %"]
+    await measure([Paced("A")], 1, 1.0, told.append, rows)
+    assert asked == [(0.5, 10.0, False), (1.0, 10.0, True)]
+    await measure([Paced("A")], 1, 0.1, told.append, rows, capacity=1000)
+    assert asked[2:] == [(250.0, 1.0, False), (500.0, 1.0, True)]
+
+
+async def test_arrivals_are_timed_and_other_rows_ignored() -> None:
+    stamps = Stamps()
+    due_ns = time.perf_counter_ns()
+    for stamp in (b"x" * 8, STAMP.pack(1), STAMP.pack(due_ns), STAMP.pack(due_ns + 1)):
+        stamps.see(stamp + b"body")
+    arrived = await stamps.arrived(LoadResult(2, 1.0, array("q", [7, 7])))
+    assert len(arrived.latencies_ns) == 2
+    assert all(0 < latency < 60e9 for latency in arrived.latencies_ns)
 
 
 async def test_missing_system_is_tried_once_and_others_are_measured() -> None:
@@ -105,13 +138,13 @@ async def test_load_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_cpu_is_divided_by_the_messages() -> None:
-    result = LoadResult(4, 2.0, array("q"), 0)
+    result = LoadResult(4, 2.0, array("q"))
     assert figures_of(result, 10.0, 5.0) == Figures(2.0, None, None, 2.5, 5.0)
 
 
 def test_load_without_messages_is_a_failure() -> None:
     with pytest.raises(Failed):
-        figures_of(LoadResult(0, 1.0, array("q"), 0), None, None)
+        figures_of(LoadResult(0, 1.0, array("q")), None, None)
 
 
 @pytest.mark.long

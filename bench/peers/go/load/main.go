@@ -1,6 +1,7 @@
 // Command load puts one load on a JetStream stream with the Go client, and prints what it took:
 //
-//	load URLS ROW COUNT    ROW: one, many, pull, push
+//	load URLS ROW COUNT           ROW: one, many, pull, push
+//	load URLS ROW COUNT RATE      ROW: paced, arrivals; an open loop of RATE a second
 //
 // One line of JSON: {"seconds": …, "latencies_ns": […]}.
 package main
@@ -8,6 +9,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -39,8 +41,8 @@ func main() {
 }
 
 func run() error {
-	if len(os.Args) != 4 {
-		return fmt.Errorf("usage: load URLS ROW COUNT")
+	if len(os.Args) != 4 && len(os.Args) != 5 {
+		return fmt.Errorf("usage: load URLS ROW COUNT [RATE]")
 	}
 	count, err := strconv.Atoi(os.Args[3])
 	if err != nil {
@@ -55,6 +57,16 @@ func run() error {
 	defer cancel()
 	loads := map[string]func(context.Context, *nats.Conn, int) (took, error){
 		"one": one, "many": many, "pull": pull, "push": push,
+	}
+	if len(os.Args) == 5 {
+		rate, err := strconv.ParseFloat(os.Args[4], 64)
+		if err != nil {
+			return err
+		}
+		loads = map[string]func(context.Context, *nats.Conn, int) (took, error){
+			"paced":    pacer{rate, false}.run,
+			"arrivals": pacer{rate, true}.run,
+		}
 	}
 	load, known := loads[os.Args[2]]
 	if !known {
@@ -92,28 +104,7 @@ func many(ctx context.Context, connection *nats.Conn, count int) (took, error) {
 	if err != nil {
 		return took{}, err
 	}
-	latencies := make([]int64, 0, count)
-	type sent struct {
-		at     time.Time
-		answer jetstream.PubAckFuture
-	}
-	waiting := make(chan sent, window)
-	ended := make(chan error, 1)
-	go func() {
-		for each := range waiting {
-			select {
-			case <-each.answer.Ok():
-				latencies = append(latencies, int64(time.Since(each.at)))
-			case err := <-each.answer.Err():
-				ended <- err
-				return
-			case <-ctx.Done():
-				ended <- ctx.Err()
-				return
-			}
-		}
-		ended <- nil
-	}()
+	answers := watch(ctx, window, count)
 	begun := time.Now()
 	for range count {
 		at := time.Now()
@@ -121,17 +112,119 @@ func many(ctx context.Context, connection *nats.Conn, count int) (took, error) {
 		if err != nil {
 			return took{}, err
 		}
-		select {
-		case waiting <- sent{at, answer}:
-		case err := <-ended:
+		if err := answers.add(at, answer); err != nil {
 			return took{}, err
 		}
 	}
-	close(waiting)
-	if err := <-ended; err != nil {
+	return answers.wait(begun)
+}
+
+type sent struct {
+	at     time.Time
+	answer jetstream.PubAckFuture
+}
+
+// answers collects the latencies of publishes, in their order.
+type answers struct {
+	waiting   chan sent
+	ended     chan error
+	latencies []int64
+}
+
+func watch(ctx context.Context, unanswered, count int) *answers {
+	a := &answers{make(chan sent, unanswered), make(chan error, 1), make([]int64, 0, count)}
+	go func() {
+		for each := range a.waiting {
+			select {
+			case <-each.answer.Ok():
+				a.latencies = append(a.latencies, int64(time.Since(each.at)))
+			case err := <-each.answer.Err():
+				a.ended <- err
+				return
+			case <-ctx.Done():
+				a.ended <- ctx.Err()
+				return
+			}
+		}
+		a.ended <- nil
+	}()
+	return a
+}
+
+func (a *answers) add(at time.Time, answer jetstream.PubAckFuture) error {
+	select {
+	case a.waiting <- sent{at, answer}:
+		return nil
+	case err := <-a.ended:
+		return err
+	}
+}
+
+func (a *answers) wait(begun time.Time) (took, error) {
+	close(a.waiting)
+	if err := <-a.ended; err != nil {
 		return took{}, err
 	}
-	return took{time.Since(begun).Seconds(), latencies}, nil
+	return took{time.Since(begun).Seconds(), a.latencies}, nil
+}
+
+// pacer publishes at a fixed rate. A message counts from the time when it was due, until it is
+// acknowledged or, with arrivals, until a push consumer has it.
+type pacer struct {
+	rate     float64
+	arrivals bool
+}
+
+func (p pacer) run(ctx context.Context, connection *nats.Conn, count int) (took, error) {
+	js, err := jetstream.New(connection, jetstream.WithPublishAsyncMaxPending(count))
+	if err != nil {
+		return took{}, err
+	}
+	begun := time.Now()
+	var arrived []int64
+	all := newCounted(count)
+	if p.arrivals {
+		old, err := connection.JetStream()
+		if err != nil {
+			return took{}, err
+		}
+		see := func(message *nats.Msg) {
+			due := int64(binary.BigEndian.Uint64(message.Data))
+			arrived = append(arrived, int64(time.Since(begun))-due)
+			all.see()
+		}
+		subscription, err := old.Subscribe(subject, see, nats.AckNone(), nats.DeliverNew())
+		if err != nil {
+			return took{}, err
+		}
+		defer subscription.Unsubscribe()
+	}
+	answers := watch(ctx, count, count)
+	first := time.Since(begun)
+	for number := range count {
+		due := first + time.Duration(float64(number)*float64(time.Second)/p.rate)
+		if ahead := due - time.Since(begun); ahead > 0 {
+			time.Sleep(ahead)
+		}
+		content := body()
+		binary.BigEndian.PutUint64(content, uint64(due))
+		answer, err := js.PublishAsync(subject, content)
+		if err != nil {
+			return took{}, err
+		}
+		if err := answers.add(begun.Add(due), answer); err != nil {
+			return took{}, err
+		}
+	}
+	result, err := answers.wait(begun.Add(first))
+	if err != nil || !p.arrivals {
+		return result, err
+	}
+	if _, err := all.wait(ctx); err != nil {
+		return took{}, err
+	}
+	result.Latencies = arrived
+	return result, nil
 }
 
 // counted waits until `count` messages were seen, and returns the time since the first.

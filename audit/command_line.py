@@ -65,8 +65,9 @@ def connection_to(namesrv: str, environment: Mapping[str, str]) -> Connection:
     from raftmq.remoting.tls_file import client_tls_of
     from raftmq.spark.options import connection_of
 
+    addresses = environment.get("RAFTMQ_BROKER_ADDRESS_MAP", "")
     return replace(
-        connection_of({"namesrv": namesrv}),
+        connection_of({"namesrv": namesrv, "brokerAddressMap": addresses}),
         credentials=credentials_of_environment(environment),
         tls=client_tls_of(environment),
     )

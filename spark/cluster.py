@@ -69,6 +69,13 @@ class Block:
             )
 
 
+def instance_config(connection: Connection) -> InstanceConfig:
+    """Return the configuration of a client."""
+    return InstanceConfig(
+        credentials=connection.credentials, tls=connection.tls, reached_at=connection.reached_at
+    )
+
+
 def named(queue: Queue) -> str:
     return f"queue {queue.queue_id} of topic {queue.topic} at {queue.broker}"
 
@@ -78,8 +85,7 @@ class Cluster:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        config = InstanceConfig(credentials=connection.credentials, tls=connection.tls)
-        self._instance = ClientInstance(connection.namesrv, config)
+        self._instance = ClientInstance(connection.namesrv, instance_config(connection))
         self._policy = replace(CONTROL, time_ms_max=connection.timeout_ms)
         self._loop = asyncio.new_event_loop()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.names import address_map
 from raftmq.remoting.tls import ClientTls
 
 from .errors import FormatError
@@ -36,6 +37,7 @@ _CONNECTION = (
     "tlsKeyPassword",
     "tlsAuthServer",
     "tlsCheckHostName",
+    "brokerAddressMap",
 )
 NAMES = (
     "topic",
@@ -79,6 +81,7 @@ class Connection:
     group: str
     credentials: Credentials | None
     tls: ClientTls | None
+    reached_at: Mapping[str, str] = field(default_factory=dict)  # address in routes → dialled here
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +231,9 @@ def options_of(connection: Connection) -> dict[str, str]:
             "tlsAuthServer": str(tls.auth_server),
             "tlsCheckHostName": str(tls.check_host_name),
         }
+    if connection.reached_at:
+        entries = (f"{address}={reached}" for address, reached in connection.reached_at.items())
+        given["brokerAddressMap"] = ";".join(entries)
     return given
 
 
@@ -258,7 +264,13 @@ def _connection(options: Mapping[str, str]) -> Connection:
         raise OptionError("option namesrv is missing: HOST:PORT of a name server, several with ;")
     timeout_ms = _number(options, "timeoutMs", TIMEOUT_MS, 1)
     group = options.get("consumerGroup", "TOOLS_CONSUMER")  # a group of every broker
-    return Connection(options["namesrv"], timeout_ms, group, _credentials(options), _tls(options))
+    try:
+        reached_at = address_map(options.get("brokerAddressMap", ""))
+    except ValueError as error:
+        raise OptionError(f"brokerAddressMap is {error}") from None
+    return Connection(
+        *(options["namesrv"], timeout_ms, group, _credentials(options), _tls(options)), reached_at
+    )
 
 
 def _credentials(options: Mapping[str, str]) -> Credentials | None:

@@ -27,12 +27,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from raftmq.client.errors import ClientError
-from raftmq.client.instance import InstanceConfig
 from raftmq.client.message import Message, MessageQueue, SendResult
 from raftmq.client.producer.producer import Producer
 from raftmq.client.producer.sender import SendConfig
 from raftmq.store.properties import ADDED_PROPERTIES, KEYS, TAGS
 
+from .cluster import instance_config
 from .errors import plain_errors
 from .options import Connection, OptionError, write_options
 
@@ -93,13 +93,12 @@ class _Sends:
 
     def __init__(self, plan: _Plan) -> None:
         connection = plan.connection
-        instance = InstanceConfig(credentials=connection.credentials, tls=connection.tls)
         self._plan = plan
         self._producer = Producer(
             PRODUCER_GROUP,
             connection.namesrv,
             config=SendConfig(idempotent=True),
-            instance_config=instance,
+            instance_config=instance_config(connection),
         )
         self._in_flight = 0
         self._settled = asyncio.Event()

@@ -33,10 +33,10 @@ from pyspark.sql.datasource import (
 )
 
 from raftmq.client.errors import ClientError
-from raftmq.client.instance import InstanceConfig
 from raftmq.client.message import MessageQueue
 from raftmq.client.producer.exactly_once_writer import ExactlyOnceWriter, Opening, WritePosition
 
+from .cluster import instance_config
 from .errors import FormatError, plain_errors
 from .options import WriteOptions
 from .plan import STAGED, Plan, Requests, new_plan, plan_of
@@ -234,7 +234,7 @@ class Commit:
             connection.namesrv,
             exactly_once=options.exactly_once,
             patience_ms=connection.timeout_ms,
-            instance_config=InstanceConfig(credentials=connection.credentials, tls=connection.tls),
+            instance_config=instance_config(connection),
             opening=opening,
         )
 

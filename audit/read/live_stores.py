@@ -28,10 +28,11 @@ from raftmq.broker.tables.snapshot import DIRECTORY, FILES
 from raftmq.client.admin.admin import Admin
 from raftmq.client.admin.bodies import topic_offsets
 from raftmq.client.errors import ClientError
-from raftmq.client.instance import InstanceConfig, successful
+from raftmq.client.instance import successful
 from raftmq.client.route import BrokerData
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fast_json import loads_object
+from raftmq.spark.cluster import instance_config
 from raftmq.spark.options import Connection
 
 from .cluster_info import RAFT, Subject
@@ -71,8 +72,7 @@ class _Session:
 
 
 def admin_of(connection: Connection) -> Admin:
-    config = InstanceConfig(credentials=connection.credentials, tls=connection.tls)
-    return Admin(connection.namesrv, instance_config=config)
+    return Admin(connection.namesrv, instance_config=instance_config(connection))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -34,7 +34,7 @@ def page(reports: Sequence[AuditReport], audited_at_ms: int) -> str:
             parts.append(f'<p class="soft">Not judged: {html.escape(gap)}</p>')
     return document(
         "mqaudit",
-        f'<h1>Audit of {_utc(audited_at_ms)}</h1><p class="{mark}">{verdict}</p>{"".join(parts)}',
+        f'<h1>Audit of {utc(audited_at_ms)}</h1><p class="{mark}">{verdict}</p>{"".join(parts)}',
         OWN_STYLE,
     )
 
@@ -60,24 +60,37 @@ def _title(report: AuditReport) -> str:
     return f"{report.group or 'the group'}, {topic}"
 
 
-def _utc(ms: float) -> str:
+def utc(ms: float) -> str:
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _store_table(report: AuditReport) -> str:
-    names = ("start", "commit", "agreed", "data end", "records", "frames")
-    rows = [
-        (store.start, store.commit, store.agreed, store.data_end, store.records, store.frames)
-        for store in report.stores
-    ]
-    body = "".join(
-        f"<tr><td>{html.escape(store.store)}</td>"
-        + "".join(f'<td class="n">{number:,}</td>' for number in row)
-        + "</tr>"
-        for store, row in zip(report.stores, rows, strict=True)
+def cells(*values: str | int) -> str:
+    """Return a table's row, with numbers aligned at the right."""
+    return "".join(
+        f"<td>{html.escape(value)}</td>"
+        if isinstance(value, str)
+        else f'<td class="n">{value:,}</td>'
+        for value in values
     )
-    head = "".join(f"<th>{name}</th>" for name in ("store", *names))
+
+
+def table_of(names: Iterable[str], rows: Iterable[str]) -> str:
+    """Return a table of rows that consist of cells."""
+    head = "".join(f"<th>{name}</th>" for name in names)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _store_table(report: AuditReport) -> str:
+    rows = (
+        cells(
+            *(each.store, each.start, each.commit, each.agreed),
+            *(each.data_end, each.records, each.frames),
+        )
+        for each in report.stores
+    )
+    names = ("store", "start", "commit", "agreed", "data end", "records", "frames")
+    return table_of(names, rows)
 
 
 def _check_table(report: AuditReport) -> str:
@@ -85,21 +98,15 @@ def _check_table(report: AuditReport) -> str:
     for check in report.checks:
         mark = "" if not check.fault else "fine" if check.ok else "wrong"
         verdict = {"": "allowed", "fine": "ok", "wrong": "WRONG"}[mark]
-        rows.append(
-            f'<tr><td>{html.escape(check.title)}</td><td class="n">{check.count:,}</td>'
-            f'<td class="{mark}">{verdict}</td></tr>'
-        )
+        rows.append(f'{cells(check.title, check.count)}<td class="{mark}">{verdict}</td>')
         if not check.ok:
             for offender in check.offenders:
                 details = html.escape(_details(report, offender))
-                rows.append(f'<tr><td colspan="3"><code>{details}</code></td></tr>')
+                rows.append(f'<td colspan="3"><code>{details}</code></td>')
             if check.count > len(check.offenders):
                 more = check.count - len(check.offenders)
-                rows.append(f'<tr><td colspan="3" class="soft">and {more:,} more</td></tr>')
-    return (
-        "<table><thead><tr><th>question</th><th>count</th><th>verdict</th></tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
+                rows.append(f'<td colspan="3" class="soft">and {more:,} more</td>')
+    return table_of(("question", "count", "verdict"), rows)
 
 
 def _details(report: AuditReport, offender: Offender) -> str:
@@ -110,4 +117,4 @@ def _details(report: AuditReport, offender: Offender) -> str:
         return fields
     positions = [position for _, _, position in report.timeline]
     stored_ms = report.timeline[max(0, bisect_right(positions, at) - 1)][0]
-    return f"{fields}, stored about {_utc(stored_ms)}"
+    return f"{fields}, stored about {utc(stored_ms)}"

@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,7 +24,7 @@ from ..command_line import (
 )
 
 if TYPE_CHECKING:
-    from .state import State
+    from .results import Results
     from .watch import Watch
 
 EXIT_LOST, EXIT_LATE = 1, 4  # as mqaudit's
@@ -40,11 +41,18 @@ EXIT_LOST, EXIT_LATE = 1, 4  # as mqaudit's
     help="Acknowledged messages as Parquet: a file, or a directory in which files appear.",
 )
 @click.option(
+    "--consumer-group",
+    "consumer_groups",
+    metavar="GROUP",
+    multiple=True,
+    help="Also find messages that this group has not consumed for --minutes; may be repeated.",
+)
+@click.option(
     "--results",
     required=True,
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory of the watch's state, findings.jsonl and mqaudit_watch.prom.",
+    help="Directory of the watch's state, findings.jsonl, watch.html and mqaudit_watch.prom.",
 )
 @click.option(
     "--minutes",
@@ -62,6 +70,11 @@ EXIT_LOST, EXIT_LATE = 1, 4  # as mqaudit's
     type=click.FloatRange(0.1),
     help="Pause between two rounds.",
 )
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Serve watch.html at / and mqaudit_watch.prom at /metrics there.",
+)
 @click.option("--once", is_flag=True, help="Judge what is there, and exit.")
 @click.option("--cores", default=2, show_default=True, type=click.IntRange(1, 64))
 @click.option("--master", default="", metavar="URL", help="A Spark cluster for the tasks.")
@@ -70,9 +83,11 @@ def watch(
     context: str | None,
     audit_topic: str | None,
     tables: Path | None,
+    consumer_groups: tuple[str, ...],
     results: Path,
     minutes: float,
     every_s: float,
+    listen: str | None,
     once: bool,
     cores: int,
     master: str,
@@ -84,10 +99,11 @@ def watch(
 
     Producers with an audit topic write their acknowledgements there. Each acknowledged message
     is read at its place. A message that is missing, altered or late is a line of the output and of
-    findings.jsonl, and counts in mqaudit_watch.prom. A restart continues in --results.
+    findings.jsonl, and counts in mqaudit_watch.prom. So does a queue that a consumer group has not
+    consumed. A restart continues in --results.
 
     Exit status, after a signal or with --once: 0 nothing found, 1 messages missing or altered, 2
-    it could not run or acknowledgements could not be read, 4 messages late.
+    it could not run or acknowledgements could not be read, 4 messages late or not consumed.
     """
     if not (audit_topic or tables):
         raise click.UsageError("Give --audit-topic, --list, or both.")
@@ -98,18 +114,21 @@ def watch(
         from ..engine.choice import EngineOptions, Engines
         from ..engine.frames import EngineFailed
         from ..find_java import JavaNotFound
+        from .results import Results, served
         from .state import State, StateError
         from .watch import Subject, Watch
     except ImportError as missing:
         not_installed(missing)
     try:
-        subject = Subject(connected(namesrv, context), audit_topic or "", tables)
-        with (
-            State(results, str(subject)) as state,
-            Engines(EngineOptions(cores=cores, master=master)) as engines,
-        ):
+        connection = connected(namesrv, context)
+        subject = Subject(connection, audit_topic or "", tables, consumer_groups)
+        with ExitStack() as stack:
+            state = stack.enter_context(State(results, str(subject)))
+            engines = stack.enter_context(Engines(EngineOptions(cores=cores, master=master)))
             runner = Watch(subject, engines.of(0), state, minutes * 60)
-            counts = _run(runner, state, once=once, every_s=every_s)
+            if listen:
+                stack.enter_context(served(results, listen))
+            counts = _run(runner, Results(state), once=once, every_s=every_s)
     except (
         *(StateError, sqlite3.Error, EngineFailed, JavaNotFound, FormatError),
         *(OSError, ValueError),
@@ -118,48 +137,37 @@ def watch(
     statuses = {
         EXIT_LOST: counts["missing"] + counts["altered"],
         EXIT_UNUSABLE: counts["unread"],
-        EXIT_LATE: counts["late"],
+        EXIT_LATE: counts["late"] + counts["unconsumed"],
     }
     sys.exit(next((status for status, count in statuses.items() if count), 0))
 
 
-def _run(runner: Watch, state: State, *, once: bool, every_s: float) -> Counter[str]:
+def _run(runner: Watch, results: Results, *, once: bool, every_s: float) -> Counter[str]:
     """Judge until a signal, or with `once` all that is there; return the findings by kind."""
-    import orjson
-
     from raftmq.client.errors import ClientError
     from raftmq.remoting.errors import RemotingError
+
+    from .results import text_of
 
     stopped = threading.Event()
     for number in () if once else (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     counts: Counter[str] = Counter()
-    level_ms = 0
     while not stopped.is_set():
-        all_read, now_ms = True, int(time.time() * 1000)
+        all_read, failure = True, ""
         try:
             all_read = runner.round()
-            level_ms = now_ms if all_read else level_ms
         except (ClientError, RemotingError) as error:
-            if once:
-                raise OSError(str(error)) from error
-            print_error(f"waiting for the audit topic: {error}")
-        for line in state.publish(now_ms, level_ms):
-            row: dict[str, Any] = orjson.loads(line)
+            failure = str(error)
+        for row in results.publish(int(time.time() * 1000)):
             counts[row["kind"]] += 1
             click.echo(text_of(row))
+        if failure and once:
+            raise OSError(failure)
+        if failure:
+            print_error(f"waiting for brokers: {failure}")
         if once and all_read:
             break
         if all_read:
             stopped.wait(every_s)
     return counts
-
-
-def text_of(row: dict[str, Any]) -> str:
-    """Return a finding as a line."""
-    if "msg_id" not in row:
-        return f"{row['kind']}: {row['what']}"
-    return (
-        f"{row['kind']}: {row['msg_id']} of {row['topic']} at {row['broker']}, queue "
-        f"{row['queue_id']}, offset {row['queue_offset']}: {row['what']}"
-    )

@@ -26,10 +26,13 @@ from raftmq.spark.options import Connection, options_of, read_options
 from raftmq.spark.source import BatchReader, Partition
 
 from ..read.history import CRC_BITS
+from .consumed import Unconsumed
 
 GAP_MAX = 256  # unacknowledged messages that are read over, rather than in a request of their own
 TABLE_ROWS = 100_000  # of a table, judged at a time
-MISSING, ALTERED, LATE, UNREAD = KINDS = ("missing", "altered", "late", "unread")
+MISSING, ALTERED, LATE, UNREAD, UNCONSUMED = KINDS = (
+    *("missing", "altered", "late", "unread", "unconsumed"),
+)
 ABSENT = "its queue ends before it, or lacks it"
 
 
@@ -52,11 +55,12 @@ class Acknowledged(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A message that is not as acknowledged, or with UNREAD acknowledgements that are lost."""
+    """A message that is not as acknowledged, a queue that is not consumed, or with UNREAD
+    acknowledgements that are lost."""
 
     kind: str
     what: str  # a reason in words
-    message: Acknowledged | None = None
+    about: Acknowledged | Unconsumed | None = None
 
 
 @dataclass(slots=True)

@@ -1,44 +1,62 @@
-"""The state of a continuous audit, in an SQLite file, and what is derived from it.
+"""The state of a continuous audit, DIR/watch.sqlite.
 
-    DIR/watch.sqlite          offsets in the audit topic, tables that were read, messages that wait
-                              for their judgement, counts, and all findings
-        findings.jsonl        a line for each finding
-        mqaudit_watch.prom    counts for Prometheus' textfile collector
-
-A round's offsets, waiting messages and findings are one transaction. The other files are written
-after it from the database, so a killed watch repeats and omits no line.
+It has offsets in the audit topic, tables that were read, messages that wait for their judgement,
+queues that a consumer group has not consumed, counts by hour, and all findings. A round is one
+transaction. Everything else is derived from the state (audit.watch.results), so a killed watch
+repeats and omits nothing.
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from .judge import KINDS, Acknowledged, Finding
+from .consumed import Unconsumed
+from .judge import Acknowledged, Finding
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS progress (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY);
-CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS counts (
+  hour INTEGER, name TEXT, value INTEGER NOT NULL, PRIMARY KEY (hour, name));
 CREATE TABLE IF NOT EXISTS findings (
-  id INTEGER PRIMARY KEY, found_ms INTEGER, kind TEXT, line BLOB NOT NULL);
+  id INTEGER PRIMARY KEY, found_ms INTEGER, kind TEXT, message TEXT, line BLOB NOT NULL,
+  UNIQUE (kind, message));
 CREATE TABLE IF NOT EXISTS waiting (
   msg_id TEXT, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset INTEGER, body_crc INTEGER,
   time_ms INTEGER, first_seen_ms INTEGER, late INTEGER);
+CREATE TABLE IF NOT EXISTS unconsumed (
+  consumer_group TEXT, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset INTEGER,
+  messages INTEGER);
 """
-_SUBJECT, _OFFSETS = "subject", "offsets"
+_SUBJECT, _OFFSETS, _LEVEL = "subject", "offsets", "level_ms"
 ACKNOWLEDGED = "acknowledged"  # names of counts, as the reasons below
 REMOVED, UNPLACED, UNREACHABLE = REASONS = ("removed", "unplaced", "unreachable")
-_DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
 
 
 class StateError(Exception):
     """The directory cannot be this watch's."""
+
+
+@dataclass(slots=True)
+class Round:
+    """The result of a round. `waiting` and `unconsumed` replace the earlier ones; `level_ms` is the
+    time at which all acknowledgements were judged, if they were."""
+
+    offsets: Mapping[str, Any] | None = None
+    files: Iterable[str] = ()
+    waiting: list[Acknowledged] = field(default_factory=list)
+    unconsumed: list[Unconsumed] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    level_ms: int | None = None
 
 
 class State:
@@ -47,8 +65,8 @@ class State:
     def __init__(self, directory: Path, subject: str) -> None:
         """Raises StateError, sqlite3.Error, OSError."""
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
-        self._path = directory / "findings.jsonl"
+        self.directory = directory
+        self.subject = subject
         self._database = sqlite3.connect(
             directory / "watch.sqlite", isolation_level=None, timeout=0.1
         )
@@ -63,8 +81,10 @@ class State:
         if known not in (None, subject):
             raise StateError(f"{directory} has the state of a watch over {known}, not {subject}")
         self._set(_SUBJECT, subject)
-        self.waiting = self._waiting()
-        self._published = self._lines_published()
+        rows = self._database.execute(f"SELECT {','.join(Acknowledged._fields)} FROM waiting")
+        self.waiting = [Acknowledged(*row)._replace(late=bool(row[-1])) for row in rows]
+        rows = self._database.execute(f"SELECT {','.join(Unconsumed._fields)} FROM unconsumed")
+        self.unconsumed = [Unconsumed(*row) for row in rows]
 
     def __enter__(self) -> State:
         return self
@@ -83,103 +103,86 @@ class State:
         """Return the tables that were judged."""
         return frozenset(path for (path,) in self._database.execute("SELECT path FROM files"))
 
-    def commit(
-        self,
-        offsets: Mapping[str, Any] | None,
-        files: Iterable[str],
-        waiting: list[Acknowledged],
-        findings: Iterable[Finding],
-        counts: Mapping[str, int],
-        now_ms: int,
-    ) -> None:
-        """Store a round. `waiting` replaces the earlier messages."""
-        lines = [(now_ms, each.kind, line_of(each, now_ms)) for each in findings]
+    @property
+    def level_ms(self) -> int:
+        """Return the time at which all acknowledgements were judged; 0 if they never were."""
+        return int(self._value(_LEVEL) or 0)
+
+    def commit(self, result: Round, now_ms: int) -> None:
         database = self._database
         database.execute("BEGIN IMMEDIATE")
         try:
-            if offsets is not None:
-                self._set(_OFFSETS, orjson.dumps(offsets).decode())
-            database.executemany("INSERT INTO files VALUES (?)", [(path,) for path in files])
-            if waiting != self.waiting:
-                marks = ",".join("?" * len(Acknowledged._fields))
-                database.execute("DELETE FROM waiting")
-                database.executemany(f"INSERT INTO waiting VALUES ({marks})", waiting)
-            database.executemany(
-                "INSERT INTO findings (found_ms, kind, line) VALUES (?, ?, ?)", lines
+            if result.offsets is not None:
+                self._set(_OFFSETS, orjson.dumps(result.offsets).decode())
+            if result.level_ms is not None:
+                self._set(_LEVEL, str(result.level_ms))
+            database.executemany("INSERT INTO files VALUES (?)", [(path,) for path in result.files])
+            if result.waiting != self.waiting:
+                self._replace("waiting", result.waiting)
+            if result.unconsumed != self.unconsumed:
+                self._replace("unconsumed", result.unconsumed)
+            database.executemany(  # a message may be acknowledged twice
+                "INSERT OR IGNORE INTO findings (found_ms, kind, message, line)"
+                " VALUES (?, ?, ?, ?)",
+                [_row(each, now_ms) for each in result.findings],
             )
             database.executemany(
-                "INSERT INTO counts VALUES (?, ?)"
-                " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
-                counts.items(),
+                "INSERT INTO counts VALUES (?, ?, ?)"
+                " ON CONFLICT (hour, name) DO UPDATE SET value = value + excluded.value",
+                [(now_ms // HOUR_MS, *count) for count in result.counts.items()],
             )
             database.execute("COMMIT")
         except BaseException:
             database.execute("ROLLBACK")
             raise
-        self.waiting = waiting
+        self.waiting, self.unconsumed = result.waiting, result.unconsumed
 
-    def publish(self, now_ms: int, level_ms: int) -> list[str]:
-        """Write the other files; return the new lines. At `level_ms` the watch had judged all."""
-        new = self._database.execute(
-            "SELECT line FROM findings ORDER BY id LIMIT -1 OFFSET ?", (self._published,)
-        ).fetchall()
-        if new:
-            with self._path.open("ab") as file:
-                file.write(b"".join(line + b"\n" for (line,) in new))
-                file.flush()
-                os.fsync(file.fileno())
-            self._published += len(new)
-        temporary = self._directory / ".mqaudit_watch.prom.tmp"
-        temporary.write_text("".join(self.metrics(now_ms, level_ms)))
-        os.replace(temporary, self._directory / "mqaudit_watch.prom")
-        return [line.decode() for (line,) in new]
-
-    def metrics(self, now_ms: int, level_ms: int) -> Iterable[str]:
-        """Yield the lines for Prometheus."""
-        counts = dict(self._database.execute("SELECT name, value FROM counts"))
-        recent = self._database.execute(
-            "SELECT kind, count(*) FROM findings WHERE found_ms > ? GROUP BY kind",
-            (now_ms - _DAY_MS,),
+    def lines(self, start: int) -> list[bytes]:
+        """Return the findings from the `start`th on, as JSON."""
+        rows = self._database.execute(
+            "SELECT line FROM findings ORDER BY id LIMIT -1 OFFSET ?", (start,)
         )
-        by_kind = dict.fromkeys(KINDS, 0) | dict(recent)
-        by_reason = {reason: counts.get(reason, 0) for reason in REASONS}
-        for name, kind, doc, samples in (
-            (
-                *("acknowledged_total", "counter", "Acknowledged messages that were judged."),
-                {"": counts.get(ACKNOWLEDGED, 0)},
-            ),
-            (
-                *("not_judged_total", "counter", "Acknowledged messages that are not judged."),
-                {f'{{reason="{reason}"}}': count for reason, count in by_reason.items()},
-            ),
-            (
-                *("findings", "gauge", "Findings of the last 24 hours."),
-                {f'{{kind="{kind}"}}': count for kind, count in by_kind.items()},
-            ),
-            (
-                *("waiting", "gauge", "Acknowledged messages that cannot be judged yet."),
-                {"": len(self.waiting)},
-            ),
-            (
-                *("time_seconds", "gauge", "When all acknowledgements were judged, Unix time."),
-                {"": level_ms / 1000},
-            ),
-        ):
-            yield f"# HELP raftmq_watch_{name} {doc}\n# TYPE raftmq_watch_{name} {kind}\n"
-            for labels, value in samples.items():
-                yield f"raftmq_watch_{name}{labels} {value:.15g}\n"
+        return [line for (line,) in rows]
 
-    def _lines_published(self) -> int:
-        """Return the number of lines in the file, without the torn line of a killed watch."""
-        with self._path.open("a+b") as file:
-            file.seek(0)
-            content = file.read()
-            file.truncate(content.rfind(b"\n") + 1)
-        return content.count(b"\n")
+    def last_lines(self, since_ms: int, count_max: int) -> list[bytes]:
+        """Return the last findings, the newest first."""
+        rows = self._database.execute(
+            "SELECT line FROM findings WHERE found_ms > ? ORDER BY id DESC LIMIT ?",
+            (since_ms, count_max),
+        )
+        return [line for (line,) in rows]
 
-    def _waiting(self) -> list[Acknowledged]:
-        rows = self._database.execute(f"SELECT {','.join(Acknowledged._fields)} FROM waiting")
-        return [Acknowledged(*row)._replace(late=bool(row[-1])) for row in rows]
+    def counts(self) -> dict[str, int]:
+        """Return all counts."""
+        return dict(self._database.execute("SELECT name, sum(value) FROM counts GROUP BY name"))
+
+    def hours(self, since_ms: int) -> list[tuple[int, dict[str, int]]]:
+        """Return the hours with counts or findings, the newest first: the start in ms, and numbers
+        by name of count and kind of finding."""
+        rows = self._database.execute(
+            "SELECT hour, name, value FROM counts WHERE hour >= ?1 / ?2"
+            " UNION ALL SELECT found_ms / ?2, kind, count(*) FROM findings"
+            " WHERE found_ms > ?1 GROUP BY 1, 2 ORDER BY 1 DESC",
+            (since_ms, HOUR_MS),
+        )
+        result: dict[int, dict[str, int]] = {}
+        for hour, name, value in rows:
+            result.setdefault(hour * HOUR_MS, {})[name] = value
+        return list(result.items())
+
+    def findings(self, since_ms: int) -> dict[str, int]:
+        """Return the number of findings by kind."""
+        return dict(
+            self._database.execute(
+                "SELECT kind, count(*) FROM findings WHERE found_ms > ? GROUP BY kind", (since_ms,)
+            )
+        )
+
+    def _replace(self, table: str, rows: list[Acknowledged] | list[Unconsumed]) -> None:
+        self._database.execute(f"DELETE FROM {table}")
+        for row in rows[:1]:
+            marks = ",".join("?" * len(row))
+            self._database.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
 
     def _value(self, name: str) -> str | None:
         row = self._database.execute("SELECT value FROM progress WHERE name = ?", (name,))
@@ -190,10 +193,12 @@ class State:
         self._database.execute("INSERT OR REPLACE INTO progress VALUES (?, ?)", (name, value))
 
 
-def line_of(finding: Finding, found_ms: int) -> bytes:
-    message = finding.message
-    placed = {} if message is None else message._asdict()
-    for name in ("first_seen_ms", "late"):
-        placed.pop(name, None)
-    row = {"kind": finding.kind, **placed, "found_ms": found_ms, "what": finding.what}
-    return orjson.dumps(row)
+def _row(finding: Finding, found_ms: int) -> tuple[int, str, str | None, bytes]:
+    """Return a finding's row. Findings about the same message have the same `message`."""
+    about, message = finding.about, None
+    fields = {} if about is None else about._asdict()
+    if isinstance(about, Acknowledged):
+        message = " ".join(map(str, (about.msg_id, *about.queue, about.queue_offset)))
+        del fields["first_seen_ms"], fields["late"]
+    row = {"kind": finding.kind, **fields, "found_ms": found_ms, "what": finding.what}
+    return found_ms, finding.kind, message, orjson.dumps(row)

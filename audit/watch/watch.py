@@ -20,8 +20,19 @@ from raftmq.spark.options import Connection, options_of, read_options
 from raftmq.spark.source import StreamReader
 
 from ..engine.frames import Engine
-from .judge import ABSENT, LATE, MISSING, Acknowledged, Finding, Judge, Judgement, Part
-from .state import ACKNOWLEDGED, REMOVED, UNPLACED, UNREACHABLE, State
+from .consumed import Unconsumed, unconsumed_by
+from .judge import (
+    ABSENT,
+    LATE,
+    MISSING,
+    UNCONSUMED,
+    Acknowledged,
+    Finding,
+    Judge,
+    Judgement,
+    Part,
+)
+from .state import ACKNOWLEDGED, REMOVED, UNPLACED, UNREACHABLE, Round, State
 
 ROUND_MESSAGES = 1_000  # of the audit topic, with up to a thousand acknowledgements each
 PART_MESSAGES = 100
@@ -32,11 +43,13 @@ KEPT_S = 3 * 86_400  # while no broker answers; an audit with --acknowledged jud
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The acknowledgements of `topic`, of the Parquet files in `tables`, or of both."""
+    """The acknowledgements of `topic`, of the Parquet files in `tables`, or of both, and the
+    progress of consumer groups."""
 
     connection: Connection
     topic: str
     tables: Path | None
+    consumer_groups: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return " and ".join(map(str, filter(None, (self.topic, self.tables))))
@@ -48,9 +61,11 @@ class Watch:
     def __init__(self, subject: Subject, engine: Engine, state: State, wait_s: float) -> None:
         self._connection = replace(subject.connection, timeout_ms=TIMEOUT_MS)
         self._tables = subject.tables
+        self._consumer_groups = subject.consumer_groups
         self._engine = engine
         self._state = state
         self._wait_ms = int(wait_s * 1000)
+        self._asked_ms = 0  # for the consumer groups
         self._reader = None
         if subject.topic:
             self._reader = _topic_reader(self._connection, subject.topic)
@@ -58,26 +73,52 @@ class Watch:
     def round(self) -> bool:
         """Judge what is new; return whether that was all. Raises ClientError, RemotingError,
         EngineFailed, OSError, sqlite3.Error."""
-        state = self._state
-        start = end = state.offsets
+        state, now_ms = self._state, _now_ms()
+        result, rows = Round(level_ms=now_ms), 0
         parts: list[Part] = []
         if self._reader is not None:
-            start = start or self._reader.initialOffset()
-            end = self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
-            parts += self._reader.partitions(start, end)
-        files = self._new_tables()
+            start = state.offsets or self._reader.initialOffset()
+            result.offsets = self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
+            ranges = self._reader.partitions(start, result.offsets)
+            rows = sum(each.size for part in ranges for each in part.ranges)
+            parts += ranges
+        result.files = files = self._new_tables()
         waiting = state.waiting
         parts += files
         parts += [waiting[at : at + PART_ROWS] for at in range(0, len(waiting), PART_ROWS)]
         total = Judgement()
         for judgement in self._engine.map(Judge(self._connection), parts):
             total.add(judgement)
-        now_ms = int(time.time() * 1000)
-        counts = Counter({ACKNOWLEDGED: total.judged, REMOVED: total.removed})
-        counts[UNPLACED] = total.unplaced
-        still = list(self._waiting(total, now_ms, counts))
-        state.commit(end, files, still, total.findings, counts, now_ms)
-        return end == start
+        result.counts.update(
+            {ACKNOWLEDGED: total.judged, REMOVED: total.removed, UNPLACED: total.unplaced}
+        )
+        result.findings = total.findings
+        result.waiting = list(self._waiting(total, _now_ms(), result.counts))
+        failure = self._look_at_groups(result, now_ms)
+        all_read = rows < ROUND_MESSAGES
+        if failure is not None or not all_read:
+            result.level_ms = None
+        state.commit(result, _now_ms())
+        if failure is not None:
+            raise failure
+        return all_read
+
+    def _look_at_groups(self, result: Round, now_ms: int) -> Exception | None:
+        """Add queues that are not consumed, ten times within the wait; return why not."""
+        result.unconsumed, failure = self._state.unconsumed, None
+        if self._consumer_groups and now_ms >= self._asked_ms + self._wait_ms / 10:
+            known = {each.queue for each in result.unconsumed}
+            result.unconsumed, failure = unconsumed_by(
+                *(self._connection, self._consumer_groups, now_ms - self._wait_ms),
+                result.unconsumed,
+            )
+            result.findings += [
+                Finding(UNCONSUMED, f"{_in_words(each)} for {self._wait_ms / 60_000:g} min", each)
+                for each in result.unconsumed
+                if each.queue not in known
+            ]
+            self._asked_ms = now_ms if failure is None else 0
+        return failure
 
     def _new_tables(self) -> list[str]:
         if self._tables is None:
@@ -104,6 +145,14 @@ class Watch:
                 if not seen.late:
                     total.findings.append(Finding(LATE, reason, seen))
                 yield seen._replace(late=True)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _in_words(queue: Unconsumed) -> str:
+    return f"group {queue.consumer_group} has not consumed {queue.messages:,} messages"
 
 
 def _topic_reader(connection: Connection, topic: str) -> StreamReader:

@@ -35,7 +35,8 @@ Script = str | tuple[int, str] | tuple[int, str, dict[str, str]]
 class SharedLog:
     """The log that the fake replicas of a group share."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name  # of the group
         self.records: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.first: dict[tuple[str, int], int] = {}
@@ -128,6 +129,7 @@ class FakeBroker:
                 RequestCode.UNLOCK_BATCH_MQ: self._unlock,
                 RequestCode.CHECK_CLIENT_CONFIG: self._scripted,
                 RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search_offset,
+                RequestCode.GET_CONSUME_STATS: self._stats,
                 RequestCode.PULL_MESSAGE: self._pull,
                 RequestCode.LITE_PULL_MESSAGE: self._pull,
                 RequestCode.HEART_BEAT: self._heartbeat,
@@ -237,7 +239,25 @@ class FakeBroker:
         """Store timestamps are 2, and time passes with every message of a queue."""
         header = QueueOffsetHeader.parse(request.ext)
         assert header.timestamp_ms is not None
-        return _offset_answer(request, max(0, header.timestamp_ms - 2))
+        end = self.log.first.get(key := (header.topic, header.queue_id), 0)
+        end += len(self.log.records[key])
+        return _offset_answer(request, min(max(0, header.timestamp_ms - 2), end))
+
+    def _stats(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        """The group's progress in the topics with its offsets."""
+        group = (request.ext or {})["consumerGroup"]
+        queues = []
+        for (name, topic, queue_id), offset in sorted(self.log.offsets.items()):
+            key = topic, queue_id
+            end = self.log.first.get(key, 0) + len(self.log.records[key])
+            place = {"topic": topic, "brokerName": self.log.name, "queueId": queue_id}
+            progress = {"brokerOffset": end, "consumerOffset": offset, "lastTimestamp": 2}
+            queues += [f"{dumps(place).decode()}:{dumps(progress).decode()}"] * (name == group)
+        if not queues:
+            code = int(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+            return RemotingCommand.response_to(request, code, f"group[{group}] does not exist")
+        body = f'{{"offsetTable":{{{",".join(queues)}}}}}'
+        return RemotingCommand.response_to(request, 0, None, None, body.encode())
 
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         self.requests.append(request)
@@ -499,7 +519,7 @@ class FakeCluster:
     async def __aenter__(self) -> FakeCluster:
         await self.name_server.server.start("127.0.0.1")
         for name, count in self._shape.items():
-            log = self.logs[name] = SharedLog()
+            log = self.logs[name] = SharedLog(name)
             members: dict[str, set[str]] = defaultdict(set)
             self.brokers[name] = [FakeBroker(log, members) for _ in range(count)]
             for broker in self.brokers[name]:

@@ -19,7 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from raftmq.audit.report.report import AuditReport, CheckResult
 from raftmq.audit.report.results import prometheus_lines
-from raftmq.audit.watch.state import State
+from raftmq.audit.watch.consumed import Unconsumed
+from raftmq.audit.watch.results import metrics
+from raftmq.audit.watch.state import Round, State
 from raftmq.broker import config as broker_config
 from raftmq.chaos.cluster.cli import main as mqcluster
 from raftmq.mqadmin.commands import COMMANDS
@@ -146,7 +148,8 @@ def known(scraped: list[str], tmp_path_factory: pytest.TempPathFactory) -> Known
         known_in(text, result)
     known_in("".join(prometheus_lines([AUDIT], 0)), result)
     with State(tmp_path_factory.mktemp("watch"), "") as watched:
-        known_in("".join(watched.metrics(0, 0)), result)
+        watched.commit(Round(unconsumed=[Unconsumed("G", "T", "b", 0, 0, 1)]), 0)
+        known_in("".join(metrics(watched, 0)), result)
     return result
 
 

@@ -10,12 +10,16 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import orjson
 import pytest
 from click.testing import CliRunner, Result
 
 from raftmq.audit.cli import main
+from raftmq.audit.watch.results import Results, served
+from raftmq.audit.watch.state import State
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.client import Admin, Message, Producer
 from raftmq.client.message import SendResult
@@ -47,6 +51,21 @@ async def test_watch_prints_each_finding_and_exits_with_1(tmp_path: Path) -> Non
     found = json.loads(line)
     assert (found["kind"], found["msg_id"]) == ("missing", result.msg_id)
     assert found["time_ms"] <= found["found_ms"]
+
+
+def test_page_and_metrics_are_served_and_nothing_else(tmp_path: Path) -> None:
+    with State(tmp_path, "Audit") as state, served(tmp_path, "127.0.0.1:0") as port:
+        Results(state).publish(0)
+        address = f"http://127.0.0.1:{port}"
+        for path, kind, content in (
+            ("/", "text/html; charset=utf-8", b"Watch of"),
+            ("/metrics", "text/plain; version=0.0.4", b"\nraftmq_watch_waiting 0\n"),
+        ):
+            with urlopen(address + path) as answer:
+                assert answer.headers["Content-Type"] == kind and content in answer.read()
+        for path in ("/watch.sqlite", "/../watch.sqlite", "/metrics/"):
+            with pytest.raises(HTTPError, match="404"):
+                urlopen(address + path)
 
 
 def test_watch_needs_acknowledgements_and_brokers(tmp_path: Path) -> None:

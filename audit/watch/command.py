@@ -45,7 +45,9 @@ EXIT_LOST, EXIT_LATE = 1, 4  # as mqaudit's
     "consumer_groups",
     metavar="GROUP",
     multiple=True,
-    help="Also find messages that this group has not consumed for --minutes; may be repeated.",
+    envvar="RAFTMQ_WATCH_GROUPS",
+    help="Also find messages that this group has not consumed for --minutes; may be repeated "
+    "(or RAFTMQ_WATCH_GROUPS, separated by spaces).",
 )
 @click.option(
     "--results",

@@ -23,9 +23,9 @@ SERVICES = {
     "nameserver-1",
     *(f"broker-{group}{number}" for group in "ab" for number in range(3)),
 }
-PROFILES = ("broker-c", "classic", "grpc", "chaos", "audit", "monitoring")
+PROFILES = ("broker-c", "classic", "grpc", "chaos", "audit", "watch", "monitoring")
 OF_PROFILES = {"master-a", "slave-a", "master-b", "slave-b", "proxy-0", "proxy-1"}
-OF_PROFILES |= {"chaos", "audit", "broker-c0", "broker-c1", "broker-c2"}
+OF_PROFILES |= {"chaos", "audit", "watch", "broker-c0", "broker-c1", "broker-c2"}
 OF_PROFILES |= {"prometheus", "grafana"}
 FAULTS = "kill:leader cut-node:leader term:leader"
 MASTER, SLAVE = "127.0.0.1:11111", "127.0.0.1:11121"

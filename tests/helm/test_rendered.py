@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import raftmq
+from raftmq.audit.watch.command import watch
 from raftmq.broker.config import OPTIONS as BROKER_OPTIONS
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.config import load as load_broker
@@ -52,6 +53,7 @@ def servers(case: str) -> list[Pod]:
     result = Rendered.of(case)
     secrets = OWN_SECRETS if case == "own" else ISSUED if case == "large" else {}
     owners = [*result.of_kind("StatefulSet"), *result.of_kind("Deployment")]
+    owners = [one for one in owners if not is_watch(one)]
     assert owners, case
     return [
         Pod(result, owner, index, secrets)
@@ -62,6 +64,11 @@ def servers(case: str) -> list[Pod]:
 
 def component(pod: Pod) -> str:
     return str(template_of(pod.owner)["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+def is_watch(one: Object) -> bool:
+    """Whether it belongs to the continuous audit, which is no server of the cluster."""
+    return one["metadata"]["labels"].get("app.kubernetes.io/component") == "watch"
 
 
 def config_of(pod: Pod, tmp_path: Path) -> BrokerConfig | NameServerConfig | ProxyConfig:
@@ -259,9 +266,28 @@ def test_pods_run_without_root_and_without_a_writable_root(case: str) -> None:
         assert container["resources"]["limits"]["memory"]
 
 
+def test_watch_of_the_chart_is_a_command_of_mqaudit() -> None:
+    result = Rendered.of("large")
+    (owner,) = [one for one in result.of_kind("StatefulSet") if is_watch(one)]
+    pod = Pod(result, owner)
+    given = watch.make_context("watch", pod.container["command"][2:]).params
+    (broker, *_) = [each for each in servers("large") if component(each) == "broker"]
+    assert given["namesrv"] == broker.environment()["RAFTMQ_NAMESRV_ADDR"]
+    assert (given["audit_topic"], given["minutes"]) == ("Receipts", 0.5)
+    assert given["consumer_groups"] == ("billing", "audit")
+    assert {"name": "data", "mountPath": str(given["results"])} in pod.container["volumeMounts"]
+    (policy,) = [one for one in result.of_kind("NetworkPolicy") if is_watch(one)]
+    ports = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+    assert ports == {pod.container["ports"][0]["containerPort"]}
+    assert given["listen"] == f"0.0.0.0:{ports.pop()}"
+    assert not [one for one in Rendered.of("default").objects if is_watch(one)]
+
+
 def test_disruption_budget_permits_one_replica_of_a_group() -> None:
     result = Rendered.of("large")
     for owner in [*result.of_kind("StatefulSet"), *result.of_kind("Deployment")]:
+        if is_watch(owner):
+            continue
         labels = template_of(owner)["metadata"]["labels"]
         (budget,) = [
             one for one in result.of_kind("PodDisruptionBudget")
@@ -329,7 +355,8 @@ def test_chart_monitoring_equals_the_prometheus_configuration() -> None:
         (service,) = [s for s in services if expected.items() <= s["metadata"]["labels"].items()]
         assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
         assert service["spec"]["clusterIP"] == "None"
-        assert endpoint["tlsConfig"]["serverName"] in dns_names(result)
+        if not is_watch(service):
+            assert endpoint["tlsConfig"]["serverName"] in dns_names(result)
     scrapes = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
     assert jobs == {one["job_name"] for one in scrapes["scrape_configs"]}
     for name, position in (("alerts.yml", "prometheus"), ("dashboard.json", "grafana")):

@@ -1,9 +1,13 @@
-"""docker-compose.yml: a third broker group is the others over again, behind a profile."""
+"""docker-compose.yml: a third broker group is the others over again, behind a profile; the
+continuous audit is a command of mqaudit that Prometheus reaches."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from raftmq.audit.watch.command import watch
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -33,3 +37,20 @@ def test_third_compose_group_is_known_to_proxies_brokers_and_audit() -> None:
         assert f"RAFTMQ_PORT_BROKER_C{number}:-113{number + 1}1}}={name}:10911" in REACHED
         assert f"{name}:/stores/broker-c/n{number + 6}:ro" in SERVICES["audit"]["volumes"]
         assert name in COMPOSE["volumes"]
+
+
+def test_compose_watch_serves_its_metrics_where_prometheus_looks() -> None:
+    service = SERVICES["watch"]
+    given = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", word) for word in service["command"]]
+    assert given[:2] == ["mqaudit", "watch"]
+    options = watch.make_context("watch", given[2:]).params
+    assert f"watch:{options['results']}" in service["volumes"]
+    assert options["namesrv"] == SERVICES["proxy-0"]["environment"]["RAFTMQ_NAMESRV_ADDR"]
+    assert service["environment"]["RAFTMQ_BROKER_ADDRESS_MAP"] == REACHED
+    scrapes = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    (found,) = [
+        job["dns_sd_configs"][0]
+        for job in scrapes["scrape_configs"]
+        if job["job_name"] == "raftmq-watch"
+    ]
+    assert options["listen"] == f"0.0.0.0:{found['port']}" and found["names"] == ["watch"]

@@ -125,6 +125,11 @@ def directory_option(command: Callable[..., None]) -> Callable[..., None]:
     help="compose: torment the containers that `docker compose up` has brought up.",
 )
 @click.option("--project", default="", help="Of docker compose, where several are up.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Also judge the acknowledgements by `mqaudit watch`, which is killed now and then.",
+)
 @load_options
 def run(**given: Any) -> None:
     """Run SCENARIO (see: list), or faults written as KIND:WHOM, and judge it.

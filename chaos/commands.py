@@ -97,6 +97,7 @@ def run(
     existing: Path | None,
     on: str,
     project: str,
+    watch: bool,
     seed: int,
     repeats: int | None,
     workloads: tuple[str, ...],
@@ -119,6 +120,7 @@ def run(
         existing,
         on,
         project,
+        watch=watch,
     )
     log_to(directory)
     console = make_console()

@@ -15,7 +15,7 @@ from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from threading import Thread
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import orjson
 
@@ -168,14 +168,14 @@ def served(directory: Path, address: str) -> Iterator[int]:
 
 class _Handler(SimpleHTTPRequestHandler):
     timeout = _CLIENT_TIMEOUT_S
-    extensions_map: ClassVar[dict[str, str]] = {
-        ".html": "text/html; charset=utf-8",
-        ".prom": "text/plain; version=0.0.4",
-    }
 
     def send_head(self) -> IO[bytes] | None:  # type: ignore[override]
         self.path = _SERVED.get(self.path, "/absent")
         return super().send_head()
+
+    def guess_type(self, path: str | os.PathLike[str]) -> str:
+        is_page = os.fspath(path).endswith(PAGE)
+        return "text/html; charset=utf-8" if is_page else "text/plain; version=0.0.4"
 
     def log_message(self, format: str, *_: object) -> None:
         """Log nothing."""

@@ -97,6 +97,7 @@ class Assembler:
         self.ended = False
         self.skipped: tuple[str, ...] = ()
         self.stuck: tuple[str, ...] | None = None
+        self.watched: Record | None = None
         self._open: dict[int, Any] = {}  # operations without an outcome, by op
         self._started: dict[int, int] = {}  # op of a fault's injection or healing → t_ns of invoke
         self._unhealed: dict[tuple[int, str], Fault] = {}  # by number; in old histories by node
@@ -112,6 +113,7 @@ class Assembler:
             "inject": self._inject,
             "heal": self._heal,
             "inflicted": self._inflicted,
+            "watched": self._watched,
             "replicas": self._replicas,
             **TAKERS,
             "note": _nothing,  # words for a person; no check uses them
@@ -326,6 +328,9 @@ class Assembler:
     def _inflicted(self, record: Record) -> None:
         self.skipped, self.stuck = tuple(record["skipped"]), tuple(record["stuck"])
 
+    def _watched(self, record: Record) -> None:
+        self.watched = {key: record[key] for key in ("judged", "kills", "findings", "examples")}
+
     def _old_fault(self, record: Record) -> Event | None:
         """Convert a fault of an old history, such as "kill" or "start" of a node."""
         op, t_ns, node = record["op"], record["t_ns"], record["node"]
@@ -394,6 +399,7 @@ def assemble(records: Iterable[Record]) -> History:
     history.meta = assembler.meta
     history.ended = assembler.ended
     history.skipped, history.stuck = assembler.skipped, assembler.stuck
+    history.watched = assembler.watched
     history.unanswered = [c for c in assembler.unanswered() if isinstance(c, Commit)]
     return history
 

@@ -277,6 +277,7 @@ class History:
     # Faults after which the cluster did not recover in time; None if the history does not record
     # them
     stuck: tuple[str, ...] | None = None
+    watched: Mapping[str, Any] | None = None  # the result of a continuous audit
 
     @property
     def start_ns(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from ..report.page import write_report
 from ..report.recovery import Recovery, inflicted, recoveries, summary
 
 RECOVERED = "whole again after each fault"
+WATCHED = "found by the continuous audit"
+LOSSES = ("missing", "altered", "unread")  # kinds of its findings
 # Keys of verdict["counts"] → the checks with the counted violations.
 COUNTED = {
     "lost": (LOST,),
@@ -69,6 +71,8 @@ def judge(
     checks = (was_run(history), *suite.results())
     if history.stuck is not None:
         checks = (*checks, recovered_check(history, history.stuck))
+    if history.watched is not None:
+        checks = (*checks, watched_check(history.watched))
     result = recoveries(history)
     page = page or directory / "report.html"
     write_report(history, checks, page)
@@ -101,6 +105,19 @@ def recovered_check(history: History, stuck: Sequence[str]) -> Check:
     if stuck:
         return Check(RECOVERED, Verdict.FAIL, len(stuck), detail, tuple(stuck[:10]))
     return Check(RECOVERED, Verdict.PASS, 0, detail)
+
+
+def watched_check(watched: Mapping[str, Any]) -> Check:
+    """Check that the continuous audit found every acknowledged message. Messages that were late,
+    and groups that were behind, are allowed, because faults were in effect."""
+    findings = watched["findings"]
+    wrong = sum(findings.get(kind, 0) for kind in LOSSES)
+    allowed = ", ".join(f"{n:,} {kind}" for kind, n in findings.items() if kind not in LOSSES)
+    detail = f"{watched['judged']:,} acknowledgements judged, killed {watched['kills']} times"
+    detail += f"; allowed: {allowed}" if allowed else ""
+    examples = tuple(watched["examples"]) if wrong else ()
+    verdict = Verdict.FAIL if wrong else Verdict.PASS if watched["judged"] else Verdict.UNKNOWN
+    return Check(WATCHED, verdict, wrong, detail, examples)
 
 
 def after_last_heal(history: History) -> dict[str, int]:

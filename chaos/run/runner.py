@@ -4,6 +4,7 @@
     DIR/history.jsonl     every operation
     DIR/verdict.json      results of the checks, lost messages, recovery times with all raw values
     DIR/report.html       the page
+    DIR/watch/            results of `mqaudit watch`, if it was asked for
 
 Phases: up; topics; consumers join; load; faults at their times, all healed and the cluster
 recovered before the next faults; the load ends; drain; consumers leave; logs are searched, the
@@ -40,6 +41,7 @@ from ..faults.power import LoopDisk
 from ..history.files import HistoryWriter
 from ..workloads.base import Environment, Workload
 from ..workloads.observer import Observer, Watched
+from .continuous_audit import TOPIC, continuous_audit
 from .judge import RunResult, judge
 from .nemesis import Inflicted, Nemesis
 from .scenario import (
@@ -82,6 +84,7 @@ class RunConfig:
     on: str = PROCESSES
     project: str = ""
     recovery_timeout_s: float = RECOVERY_TIMEOUT_S
+    watch: bool = False  # judge acknowledgements by `mqaudit watch` as well
 
 
 async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
@@ -151,13 +154,20 @@ async def _torment(
     rng = random.Random(config.seed)
     async with AsyncExitStack() as stack:
         namesrv = cluster.state().namesrv
+        pairs = [pair for workload in workloads for pair in workload.groups]
+        if config.watch:
+            groups = list(dict.fromkeys(group for _, group in pairs))
+            lives = random.Random(config.seed)
+            watch = continuous_audit(namesrv, groups, config.directory, history, lives)
+            await stack.enter_async_context(watch)  # first, so that it ends last
         for workload in workloads:
             seed = rng.random()
             env = Environment(
-                namesrv, history, random.Random(seed), say, groups_change=groups_change
+                *(namesrv, history, random.Random(seed), say),
+                groups_change=groups_change,
+                audit_topic=TOPIC if config.watch else "",
             )
             await workload.prepare(env)
-        pairs = [pair for workload in workloads for pair in workload.groups]
         watched = await _watched(namesrv, pairs)
         await stack.enter_async_context(Observer(cluster, history, watched))
         for workload in workloads:

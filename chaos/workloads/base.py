@@ -48,7 +48,8 @@ def sum_tallies(tallies: Iterable[Tally]) -> Tally:
 @dataclass(frozen=True, slots=True)
 class Environment:
     """The environment of a workload. `rng` is its own, so the same seed gives the same choices.
-    With `groups_change`, broker groups join and leave during the run."""
+    With `groups_change`, broker groups join and leave during the run. Producers write their
+    acknowledgements into `audit_topic`, if there is one."""
 
     namesrv: str
     history: HistoryWriter
@@ -57,6 +58,7 @@ class Environment:
     join_timeout_s: float = 120.0
     drain_timeout_s: float = 120.0
     groups_change: bool = False
+    audit_topic: str = ""
 
 
 class Workload(Protocol):

@@ -219,7 +219,10 @@ class Posting:
 
     async def start_producer(self, stack: AsyncExitStack) -> Producer:
         group = f"{self.config.group}-producers"
-        producer = Producer(group, self.env.namesrv, instance_config=signing())
+        env = self.env
+        producer = Producer(
+            group, env.namesrv, instance_config=signing(), audit_topic=env.audit_topic
+        )
         return await stack.enter_async_context(producer)
 
     def message(self, name: str, rng: random.Random) -> Message:

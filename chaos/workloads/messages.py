@@ -193,7 +193,11 @@ class MessagesWorkload:
         config, env = self.config, self.env
         send_config = SendConfig(idempotent=config.once)
         producer = Producer(
-            f"{config.name}-producers", env.namesrv, config=send_config, instance_config=signing()
+            f"{config.name}-producers",
+            env.namesrv,
+            config=send_config,
+            instance_config=signing(),
+            audit_topic=env.audit_topic,
         )
         await stack.enter_async_context(producer)
         sender = KeyedSender(

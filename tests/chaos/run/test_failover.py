@@ -20,7 +20,7 @@ from raftmq.chaos.cluster.clusterfile import ClusterError, load_state
 from raftmq.chaos.cluster.process import state
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.history.files import read_history
-from raftmq.chaos.run.judge import RunResult
+from raftmq.chaos.run.judge import WATCHED, RunResult
 from raftmq.chaos.run.runner import RunConfig, run_scenario
 from raftmq.chaos.workloads.base import Workload
 from raftmq.chaos.workloads.catalogue import make_workloads
@@ -50,7 +50,12 @@ async def test_leader_killed_under_load_loses_nothing(tmp_path: Path) -> None:
     async def run(rate_per_s: int, name: str) -> RunResult:
         load = partial(small_load, rate_per_s)
         config = RunConfig(
-            "failover", tmp_path / name, load, seed=5, minutes=4 / 60, repeats=1, settings=SMALL
+            *("failover", tmp_path / name, load),
+            seed=5,
+            minutes=4 / 60,
+            repeats=1,
+            settings=SMALL,
+            watch=True,
         )
         return await run_scenario(config, "the command", said.append)
 
@@ -62,6 +67,9 @@ async def test_leader_killed_under_load_loses_nothing(tmp_path: Path) -> None:
     assert recovery.everybody_ms is not None
     assert recovery.worst_client_ms is not None
     assert "fault 1: kill:leader" in said
+    (watched,) = [check for check in result.checks if check.name == WATCHED]
+    judged = int(watched.detail.partition(" ")[0].replace(",", ""))
+    assert judged >= result.load.ok  # some twice, after a repeated write into the audit topic
 
     history = read_history(result.history)
     (fault,) = history.faults

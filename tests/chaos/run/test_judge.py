@@ -8,8 +8,9 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from raftmq.chaos.checks.verdict import Verdict
 from raftmq.chaos.cli import main
-from raftmq.chaos.run.judge import RECOVERED, judge
+from raftmq.chaos.run.judge import RECOVERED, WATCHED, judge
 from tests.chaos.builder import HistoryBuilder, clean
 
 STUCK = ("after kill:leader: not whole after 120 s",)
@@ -37,6 +38,26 @@ def test_report_has_the_verdict_of_its_run(tmp_path: Path, says: bool) -> None:
     assert said.exit_code == 1, said.output
     assert STUCK[0] in said.output and "not done: kill:n7: no such node" in said.output
     assert (tmp_path / "verdict.json").read_bytes() == verdict
+
+
+@pytest.mark.parametrize(
+    "judged, findings, verdict",
+    [
+        (5, {}, Verdict.PASS),
+        (5, {"late": 2, "unconsumed": 1}, Verdict.PASS),
+        (0, {}, Verdict.UNKNOWN),
+        *((5, {kind: 1, "late": 2}, Verdict.FAIL) for kind in ("missing", "altered", "unread")),
+    ],
+)
+def test_loss_that_a_continuous_audit_found_fails_the_run(
+    tmp_path: Path, judged: int, findings: dict[str, int], verdict: Verdict
+) -> None:
+    builder = clean()
+    found = {"judged": judged, "kills": 1, "findings": findings, "examples": ["a finding"]}
+    builder.add("ok", "watched", "runner", **found)
+    result = judge(written(tmp_path, builder), tmp_path, lambda words: None)
+    (check,) = [check for check in result.checks if check.name == WATCHED]
+    assert (check.verdict, check.count) == (verdict, verdict is Verdict.FAIL)
 
 
 def test_history_without_a_stored_verdict_is_judged_alone(tmp_path: Path) -> None:

@@ -50,11 +50,11 @@ async def _unconsumed_by(
         for group in groups:
             before = [each for each in known if each.consumer_group == group]
             try:
-                found, away = await _of_group(admin, group, before_ms)
+                lagging, away = await _of_group(admin, group, before_ms)
             except (ClientError, RemotingError) as error:
                 result, failure = result + before, error
                 continue
-            result += found
+            result += lagging
             if away:
                 result += [each for each in before if each.broker in away]
                 failure = BrokerUnreachable(f"no leader of {', '.join(away)}")

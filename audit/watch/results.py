@@ -15,7 +15,7 @@ from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from threading import Thread
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
@@ -29,7 +29,7 @@ from .state import ACKNOWLEDGED, REASONS, State
 _DAY_MS = 86_400_000
 _SHOWN_MAX = 100  # findings, and queues
 METRICS, PAGE = "mqaudit_watch.prom", "watch.html"
-_SERVED = {"/": f"/{PAGE}", "/metrics": f"/{METRICS}"}
+_SERVED = {"/": PAGE, "/metrics": METRICS}
 _CLIENT_TIMEOUT_S = 5
 
 
@@ -169,9 +169,8 @@ def served(directory: Path, address: str) -> Iterator[int]:
 class _Handler(SimpleHTTPRequestHandler):
     timeout = _CLIENT_TIMEOUT_S
 
-    def send_head(self) -> IO[bytes] | None:  # type: ignore[override]
-        self.path = _SERVED.get(self.path, "/absent")
-        return super().send_head()
+    def translate_path(self, path: str) -> str:
+        return os.path.join(self.directory, _SERVED.get(path, "absent"))
 
     def guess_type(self, path: str | os.PathLike[str]) -> str:
         is_page = os.fspath(path).endswith(PAGE)

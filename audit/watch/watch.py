@@ -65,7 +65,7 @@ class Watch:
         self._engine = engine
         self._state = state
         self._wait_ms = int(wait_s * 1000)
-        self._asked_ms = 0  # for the consumer groups
+        self._groups_checked_ms = 0  # for the consumer groups
         self._reader = None
         if subject.topic:
             self._reader = _topic_reader(self._connection, subject.topic)
@@ -94,7 +94,7 @@ class Watch:
         )
         result.findings = total.findings
         result.waiting = list(self._waiting(total, _now_ms(), result.counts))
-        failure = self._look_at_groups(result, now_ms)
+        failure = self._check_groups(result, now_ms)
         all_read = rows < ROUND_MESSAGES
         if failure is not None or not all_read:
             result.level_ms = None
@@ -103,21 +103,21 @@ class Watch:
             raise failure
         return all_read
 
-    def _look_at_groups(self, result: Round, now_ms: int) -> Exception | None:
+    def _check_groups(self, result: Round, now_ms: int) -> Exception | None:
         """Add queues that are not consumed, ten times within the wait; return why not."""
         result.unconsumed, failure = self._state.unconsumed, None
-        if self._consumer_groups and now_ms >= self._asked_ms + self._wait_ms / 10:
+        if self._consumer_groups and now_ms >= self._groups_checked_ms + self._wait_ms / 10:
             known = {each.queue for each in result.unconsumed}
             result.unconsumed, failure = unconsumed_by(
                 *(self._connection, self._consumer_groups, now_ms - self._wait_ms),
                 result.unconsumed,
             )
             result.findings += [
-                Finding(UNCONSUMED, f"{_in_words(each)} for {self._wait_ms / 60_000:g} min", each)
+                Finding(UNCONSUMED, f"{_text_of(each)} for {self._wait_ms / 60_000:g} min", each)
                 for each in result.unconsumed
                 if each.queue not in known
             ]
-            self._asked_ms = now_ms if failure is None else 0
+            self._groups_checked_ms = now_ms if failure is None else 0
         return failure
 
     def _new_tables(self) -> list[str]:
@@ -151,7 +151,7 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def _in_words(queue: Unconsumed) -> str:
+def _text_of(queue: Unconsumed) -> str:
     return f"group {queue.consumer_group} has not consumed {queue.messages:,} messages"
 
 

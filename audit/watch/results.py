@@ -129,8 +129,8 @@ def page(state: State, now_ms: int) -> str:
         parts.append(section(table_of([name.replace("_", " ") for name in fields], queues)))
     lines = [orjson.loads(line) for line in state.last_lines(since_ms, _SHOWN_MAX)]
     if lines:
-        found = [cells(utc(row["found_ms"]), text_of(row)) for row in lines]
-        parts.append(section(table_of(("found", "finding"), found)))
+        last = [cells(utc(row["found_ms"]), text_of(row)) for row in lines]
+        parts.append(section(table_of(("found", "finding"), last)))
     return document(
         "mqaudit watch",
         f'<h1>Watch of {utc(now_ms)}</h1><p class="{mark}">{verdict} in the last 24 hours.</p>'

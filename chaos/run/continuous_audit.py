@@ -66,8 +66,8 @@ async def continuous_audit(
         async with asyncio.timeout(LAST_TIMEOUT_S):
             status = await last.wait()
     lines = (results / "findings.jsonl").read_text().splitlines()
-    found = [orjson.loads(line) for line in lines]
-    if status == UNUSABLE and not found:
+    findings = [orjson.loads(line) for line in lines]
+    if status == UNUSABLE and not findings:
         raise ClusterError(f"mqaudit watch could not judge; see {log.name}")
     history.event(
         "ok",
@@ -76,7 +76,7 @@ async def continuous_audit(
         history.next_op(),
         judged=_judged(results / "mqaudit_watch.prom"),
         kills=watch.kills,
-        findings=Counter(each["kind"] for each in found),
+        findings=Counter(each["kind"] for each in findings),
         examples=lines[:EXAMPLES_MAX],
     )
 

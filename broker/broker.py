@@ -40,6 +40,7 @@ from .admin.message_query import KeyQueries
 from .admin.metrics import BrokerMetrics
 from .admin.operator_log import OperatorLog
 from .admin.parts import Parts
+from .admin.pass_on import PassOn
 from .admin.progress import ProgressQueries
 from .admin.relay import Relay
 from .admin.remainder import Remainder
@@ -330,8 +331,10 @@ class Broker:
             drain=self.drain,
         )
         accounts = AccountChanges(self.book, context.wall_ms, is_classic=config.is_classic)
-        acl_admin = AclAdmin(context, self.book, accounts, self.access)
-        admin = Admin(context, self.catalog, self.clients, template, partial(runtime_info, parts))
+        pass_on = PassOn(context)
+        acl_admin = AclAdmin(context, self.book, accounts, self.access, pass_on)
+        runtime = partial(runtime_info, parts)
+        admin = Admin(context, self.catalog, self.clients, template, runtime, pass_on)
         progress = ProgressQueries(context, self.clients, group_rates)
         stats = StatsQueries(context, group_rates)
         relay = Relay(context, self.clients, self.access)
@@ -367,7 +370,7 @@ class Broker:
             sharing := self.sharing.service(),
             draining := self.drain.service(),
             moves := self.moves.service(),
-            Service(handlers=admin.handlers()),
+            Service(handlers=admin.handlers(), stop=pass_on.close),
             Service(handlers=progress.handlers()),
             Service(handlers=stats.handlers()),
             Service(handlers=relay.handlers()),

@@ -2,9 +2,10 @@
 
 Names, values and rules are Apache's (5.3). `message.type` is the type of a topic's messages;
 RocketMQ 5 clients send no other type. The remaining attributes accept only values that brokers here
-implement. Pure, without I/O.
+implement. BatchCQ is a form of Apache's ConsumeQueue that clients do not see; a topic with it is
+stored like any other. Pure, without I/O.
 
-    queue.type        SimpleCQ                                     only when a topic is made
+    queue.type        SimpleCQ BatchCQ                             only when a topic is made
     cleanup.policy    DELETE                                       only when a topic is made
     message.type      NORMAL FIFO DELAY TRANSACTION PRIORITY MIXED UNSPECIFIED; absent: NORMAL
     reserve.time      -1: as long as the broker keeps its files
@@ -41,7 +42,7 @@ class Attribute:
 
 
 ATTRIBUTES: Mapping[str, Attribute] = {
-    "queue.type": Attribute(("SimpleCQ",), False),
+    "queue.type": Attribute(("SimpleCQ", "BatchCQ"), False),
     "cleanup.policy": Attribute(("DELETE",), False),
     MESSAGE_TYPE: Attribute((*MESSAGE_TYPES, UNSPECIFIED), True),
     "reserve.time": Attribute(("-1",), True),

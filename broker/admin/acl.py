@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from raftmq.remoting.acl import Accounts, AclError, account_from_config
-from raftmq.remoting.acl.signature import SIGNATURE
-from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
@@ -31,7 +29,7 @@ from ..access import Access
 from ..accountbook import AccountBook
 from ..component import Service
 from ..context import Context
-from ..errors import not_leader
+from .pass_on import PassOn
 
 log = logging.getLogger("raftmq.broker.acl")
 
@@ -118,59 +116,36 @@ CODES = (
     int(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG),
     int(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG),
 )
-PASSED_ON = "passed on"  # the remark of a change passed to the leader
-PASS_ON_TIMEOUT_MS = 5_000.0
-Change = Callable[[Connection, RemotingCommand], Awaitable[RemotingCommand]]
 
 
 class AclAdmin:
     def __init__(
-        self, context: Context, book: AccountBook, changes: AccountChanges, access: Access
+        self,
+        context: Context,
+        book: AccountBook,
+        changes: AccountChanges,
+        access: Access,
+        pass_on: PassOn,
     ) -> None:
         self._context = context
         self._book = book
         self._changes = changes
         self._access = access
-        self._peers = RemotingClient(tls=context.tls.client)
+        self._pass_on = pass_on
 
     def service(self) -> Service:
         """Return the handlers of 50 to 54."""
         if not self._access.enabled:
             return Service(handlers=dict.fromkeys(CODES, switched_off))
         handlers = (
-            self._by_leader(self._put),
-            self._by_leader(self._delete),
+            self._pass_on(self._put),
+            self._pass_on(self._delete),
             self._version,
-            self._by_leader(self._white_addresses),
+            self._pass_on(self._white_addresses),
             self._config,
         )
         by_code: dict[int, Handler] = dict(zip(CODES, handlers, strict=True))
-        return Service(handlers=by_code, stop=self._peers.close)
-
-    def _by_leader(self, handler: Change) -> Handler:
-        """Return a handler that passes the change to the leader, because Apache's tools send a
-        change to all brokers of a cluster and stop at an error. The request keeps its signature. If
-        it was admitted by its address, this node signs it."""
-
-        async def at_leader(connection: Connection, request: RemotingCommand) -> RemotingCommand:
-            roles = self._context.roles
-            if self._context.config.is_classic or roles.leading or request.remark == PASSED_ON:
-                return await handler(connection, request)
-            address = roles.leader_address
-            if not address:
-                raise not_leader()
-            ext = dict(request.ext or {})
-            command = RemotingCommand.request(request.code, ext, request.body)
-            command.remark = PASSED_ON  # not part of the signed fields
-            own = self._context.config.inner_credentials
-            if SIGNATURE not in ext and own is not None:
-                own.sign(command)
-            answer = await self._peers.invoke(address, command, PASS_ON_TIMEOUT_MS)
-            return RemotingCommand.response_to(
-                request, answer.code, answer.remark, answer.ext, answer.body
-            )
-
-        return at_leader
+        return Service(handlers=by_code)
 
     async def _put(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Create or change an account (50)."""

@@ -34,6 +34,7 @@ from ..tables.snapshot import twin_of
 from ..tables.state import Table
 from ..tables.topics import DEFAULT_TOPIC, TopicConfig, topic_from_json
 from ..tables.versioned import CREATED_KEY, DELETED_KEY
+from .pass_on import PassOn
 from .topics_and_groups import Catalog, check_count
 
 BEHIND_BYTES_MAX = 256 * 1024 * 1024  # Apache's haMaxGapNotInSync
@@ -49,23 +50,24 @@ class Admin:
     clients: ClientTable
     template: TopicConfig | None  # template of auto-created topics, shown to tools
     runtime_info: Callable[[], dict[str, str]]
+    pass_on: PassOn
     answering_table: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def handlers(self) -> dict[int, Handler]:
         code = RequestCode
         return {
-            int(code.UPDATE_AND_CREATE_TOPIC): self.put_topic,
-            int(code.UPDATE_AND_CREATE_TOPIC_LIST): self.put_topics,
-            int(code.DELETE_TOPIC_IN_BROKER): self.delete_topic,
+            int(code.UPDATE_AND_CREATE_TOPIC): self.pass_on(self.put_topic),
+            int(code.UPDATE_AND_CREATE_TOPIC_LIST): self.pass_on(self.put_topics),
+            int(code.DELETE_TOPIC_IN_BROKER): self.pass_on(self.delete_topic),
             int(code.EMPTY_TOPIC): self.empty_topic,
             int(code.GET_ALL_TOPIC_CONFIG): self.all_topics,
             int(code.GET_TOPIC_CONFIG): self.topic,
             int(code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER): self.system_topics,
-            int(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP): self.put_group,
-            int(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST): self.put_groups,
+            int(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP): self.pass_on(self.put_group),
+            int(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST): self.pass_on(self.put_groups),
             int(code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG): self.all_groups,
             int(code.GET_SUBSCRIPTIONGROUP_CONFIG): self.group,
-            int(code.DELETE_SUBSCRIPTIONGROUP): self.delete_group,
+            int(code.DELETE_SUBSCRIPTIONGROUP): self.pass_on(self.delete_group),
             int(code.GET_BROKER_CONFIG): self.broker_config,
             int(code.GET_BROKER_RUNTIME_INFO): self.runtime,
             int(code.GET_CONSUMER_CONNECTION_LIST): self.consumer_connections,

@@ -53,7 +53,7 @@ def test_topic_attribute_changes_are_applied(
         ({}, {"+color": "red"}, "unsupported key: color"),
         ({"color": "red"}, {"-color": ""}, "unsupported key: color"),
         ({}, {"+message.type": "fifo"}, "not in set"),
-        (None, {"+queue.type": "BatchCQ"}, "not in set"),
+        (None, {"+queue.type": "RocksDBCQ"}, "not in set"),
         ({}, {"+queue.type": "SimpleCQ"}, "unchangeable"),
         ({}, {"message.type": "FIFO"}, "format wrong"),
         ({}, {"++message.type": "FIFO"}, "format wrong"),

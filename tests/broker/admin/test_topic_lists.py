@@ -7,10 +7,12 @@ import orjson
 import pytest
 
 from raftmq.broker.admin import topics_and_groups as catalog
+from raftmq.broker.admin.pass_on import PASSED_ON
 from raftmq.broker.tables.state import BrokerState, put_topic
 from raftmq.broker.tables.topics import TopicConfig, topic_from_json
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fast_json import loads_object
 from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic
@@ -210,3 +212,40 @@ async def test_topic_attributes_in_classic_mode(tmp_path):
         stored = (tmp_path / "master" / "config" / "topics.json").read_bytes()
         bean = orjson.loads(stored)["topicConfigTable"]["T"]
         assert bean["attributes"] == {"message.type": "FIFO"}
+
+
+async def both(group):
+    """The leader, and a follower that knows its address."""
+    leader = await group.leading()
+    follower = next(b for b in group.brokers.values() if b is not leader)
+    await until(lambda: follower.roles.leader_address == leader.address)
+    return leader, follower
+
+
+async def test_definition_changes_at_a_follower_are_the_leaders(tmp_path):
+    """Apache's tools send a definition to every broker of a cluster."""
+    group_bean = orjson.dumps({"groupName": "cg", "retryMaxTimes": 7})
+    async with Group(tmp_path, 3) as group:
+        leader, follower = await both(group)
+        assert (await put(group, follower, queues=6)).code == 0
+        assert leader.state.topics.get("T").write_queue_count == 6
+        answer = await group.ask(
+            follower, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group_bean
+        )
+        assert answer.code == 0, answer.remark
+        assert leader.state.groups.get("cg").retry_times_max == 7
+        refused = await put(group, follower, attributes="+color=red")
+        assert (refused.code, "unsupported key" in refused.remark) == (1, True)
+        assert (
+            await group.ask(follower, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+        ).code == 0
+        assert leader.state.topics.get("T") is None
+
+
+async def test_passed_on_change_is_not_passed_on_again(tmp_path):
+    async with Group(tmp_path, 3) as group:
+        _, follower = await both(group)
+        command = RemotingCommand.request(PUT, TopicHeader("T", 4, 4, 6).to_ext())
+        command.remark = PASSED_ON
+        answer = await group.client.invoke(follower.address, command, 60_000)
+        assert (answer.code, answer.remark[:12]) == (14, "[NOT_LEADER]")

@@ -97,7 +97,8 @@ def _check(name: str, sign: str, value: str, current: Mapping[str, str] | None) 
     attribute = ATTRIBUTES.get(name)
     if attribute is None:
         raise AttributesRefused(f"unsupported key: {name}")
-    if current is not None and not attribute.changeable:
+    repeated = sign == "+" and current is not None and current.get(name) == value
+    if current is not None and not attribute.changeable and not repeated:
         raise AttributesRefused(f"attempt to update an unchangeable attribute. key: {name}")
     if sign == "+" and value not in attribute.values:
         allowed = ", ".join(attribute.values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from raftmq.audit.engine.choice import LOCAL, LOCAL_BYTES_MAX, SPARK, EngineOpti
 from raftmq.audit.engine.columns import Window
 from raftmq.audit.engine.frames import CORRUPT, Engine, EngineFailed, Frame
 from raftmq.audit.engine.spark_engine import SparkEngine
-from tests.audit.planted import Kind
+from tests.audit.planted import HISTORY_KINDS, STORE_KINDS, Kind
 from tests.audit.run import Run
-from tests.audit.test_planted import TOGETHER, planted
+from tests.audit.test_planted import PARTS, TOGETHER, planted, possible
 from tests.audit.test_planted import sound as sound
 
 pytestmark = pytest.mark.timeout(900)
@@ -191,6 +192,24 @@ def test_engines_agree_on_reports(
     ours, sparks = (run_audit(stores, history, spark=each) for each in (None, spark))
     assert (ours.engine, sparks.engine) == (LOCAL, SPARK)
     assert told(ours) == told(sparks)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(5400)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_engines_agree_on_every_kind_of_damage(
+    spark: SparkSession, sound: Run, tmp_path: Path, part: int
+) -> None:
+    """Each kind alone, on one, two and all replicas, with and without a history."""
+    cases = [(kind, damaged) for kind in STORE_KINDS for damaged in (1, 2, 3)]
+    cases += [(kind, 1) for kind in HISTORY_KINDS]
+    for kind, damaged in filter(possible, cases[part::PARTS]):
+        root = tmp_path / "copy"
+        stores, history = planted(sound, root, [kind], damaged)
+        for known in (history, None) if kind in STORE_KINDS else (history,):
+            ours, sparks = (told(run_audit(stores, known, spark=each)) for each in (None, spark))
+            assert ours == sparks, f"{kind.name} on {damaged}, history: {known is not None}"
+        shutil.rmtree(root)
 
 
 @pytest.mark.long

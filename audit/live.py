@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raftmq.broker.backup.manifest import BackupError
@@ -82,7 +81,7 @@ def audit_cluster(
     reports, refused = [], []
     for name, replicas in sorted(groups.items()):
         try:
-            report = _report_of(engines, connection, name, replicas, options, bytes_per_s)
+            report = _Group(engines, connection, name, replicas, options, bytes_per_s).report()
         except NotAudited as error:
             refused.append(str(error))
         except (ClientError, RemotingError, StoreError) as error:
@@ -95,65 +94,63 @@ def audit_cluster(
     return reports
 
 
-def _report_of(
-    engines: Engines,
-    connection: Connection,
-    name: str,
-    replicas: BrokerData,
-    options: AuditOptions,
-    bytes_per_s: int,
-) -> AuditReport:
-    """Audit a group, again if a replica stops answering, which is then down. Raises NotAudited,
-    ClientError, StoreError, EngineFailed."""
-    options = replace(options, progress=partial(_report_step, options.progress, name))
-    arguments = engines, connection, name, replicas, options, bytes_per_s
-    try:
-        return _report_once(*arguments)
-    except (ReplicaLost, EngineFailed) as error:
-        if LOST not in str(error):
-            raise
-        options.progress(f"{error}: the audit begins again")
-    except BackupError as error:
-        raise NotAudited(f"{name}: {error}") from error
-    try:
-        return _report_once(*arguments)
-    except (ReplicaLost, BackupError) as error:
-        raise NotAudited(f"{name}: {error}") from error
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A broker group to audit."""
 
+    engines: Engines
+    connection: Connection
+    name: str
+    replicas: BrokerData
+    options: AuditOptions
+    bytes_per_s: int
 
-def _report_once(
-    engines: Engines,
-    connection: Connection,
-    name: str,
-    replicas: BrokerData,
-    options: AuditOptions,
-    bytes_per_s: int,
-) -> AuditReport:
-    with (
-        tempfile.TemporaryDirectory(prefix="mqaudit-", dir=options.scratch) as directory,
-        live_group(connection, replicas, Path(directory), bytes_per_s) as group,
-    ):
-        if group is None:
-            topics = asyncio.run(_topics(connection, replicas))
-            options.progress(f"pulling {len(topics)} topics")
-            report = pulled_report(engines.of(0), connection, name, topics)
-            if options.history is not None or options.acknowledged is not None:
-                unasked = "what was sent: only the logs of Raft groups are compared with that"
-                report = replace(report, not_judged=(unasked, *report.not_judged))
-            return report
-        if options.retention_hours is None:
-            options = replace(options, retention_hours=group.retention_hours)
-        stores, staging = group.stores, options.staging
-        engine = engines.of(size_bytes_of(stores), options.acknowledged, staging)
-        if staging is None:
-            engine = engine.without_files()
-        with directory_for_tables(staging, Path(directory)) as table_directory:
-            report = run(engine, stores, group.subject, options, table_directory, group.ends)
-        return replace(report, not_judged=(*group.unseen, *report.not_judged))
+    def report(self) -> AuditReport:
+        """Audit the group, again if a replica stops answering, which is then down. Raises
+        NotAudited, ClientError, StoreError, EngineFailed."""
+        try:
+            return self._report()
+        except (ReplicaLost, EngineFailed) as error:
+            if LOST not in str(error):
+                raise
+            self._progress(f"{error}: the audit begins again")
+        except BackupError as error:
+            raise NotAudited(f"{self.name}: {error}") from error
+        try:
+            return self._report()
+        except (ReplicaLost, BackupError) as error:
+            raise NotAudited(f"{self.name}: {error}") from error
 
+    def _report(self) -> AuditReport:
+        options = replace(self.options, progress=self._progress)
+        with (
+            tempfile.TemporaryDirectory(prefix="mqaudit-", dir=options.scratch) as directory,
+            live_group(self.connection, self.replicas, Path(directory), self.bytes_per_s) as group,
+        ):
+            if group is None:
+                return self._pulled()
+            if options.retention_hours is None:
+                options = replace(options, retention_hours=group.retention_hours)
+            stores, staging = group.stores, options.staging
+            engine = self.engines.of(size_bytes_of(stores), options.acknowledged, staging)
+            if staging is None:
+                engine = engine.without_files()
+            with directory_for_tables(staging, Path(directory)) as table_directory:
+                report = run(engine, stores, group.subject, options, table_directory, group.ends)
+            return replace(report, not_judged=(*group.unseen, *report.not_judged))
 
-def _report_step(progress: Callable[[str], None], group: str, what: str) -> None:
-    progress(f"{group}: {what}")
+    def _pulled(self) -> AuditReport:
+        """Audit a group that is no Raft group."""
+        topics = asyncio.run(_topics(self.connection, self.replicas))
+        self._progress(f"pulling {len(topics)} topics")
+        report = pulled_report(self.engines.of(0), self.connection, self.name, topics)
+        if self.options.history is not None or self.options.acknowledged is not None:
+            unasked = "what was sent: only the logs of Raft groups are compared with that"
+            report = replace(report, not_judged=(unasked, *report.not_judged))
+        return report
+
+    def _progress(self, what: str) -> None:
+        self.options.progress(f"{self.name}: {what}")
 
 
 async def _groups(connection: Connection, group: str | None) -> dict[str, BrokerData]:

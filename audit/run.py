@@ -25,6 +25,7 @@ from .checks.last_copies import NONE, LastCopies, last_copies, with_holders
 from .checks.ranges import (
     ended_at,
     ends_check,
+    live_queue_checks,
     offsets_check,
     queue_ends,
     ranges_check,
@@ -154,6 +155,8 @@ def run(
         )
         results.append(offsets)
         results.append(times_check(tables, clocks_steady=sends.clocks_steady))
+        if not subject.queues:
+            results += live_queue_checks(tables)
         if queue_ends_seen is not None:
             results.append(ends_check(queue_ends_seen, ends))
         ranges: list[Range] = []

@@ -18,11 +18,16 @@ from ..engine.frames import Frame
 from ..read.cluster_info import RAFT
 from ..read.committed_range import frame_end
 from ..read.history import WEAK
+from ..read.live_queues import ABSENT
 from ..read.range_digests import RANGE_BYTES, by_store, unlike
 from ..read.store_files import STORES_SEPARATOR
 from ..read.system_topics import MULTI_QUEUE_PREFIX, TIMED_TOPICS
 from ..read.tables import Tables, each, records
 
+UNIT_CHECKS = {
+    "queue_index": "ConsumeQueue units that point wrong",
+    "not_indexed": "committed records without a ConsumeQueue unit",
+}
 OPEN_RANGES_MAX = 50  # with more, the records of all queues are checked
 
 
@@ -379,23 +384,9 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
         schema = pa.schema([("store", pa.string()), ("range", pa.int64())])
         judged = _units_judged(tables, tables.engine.table(suspects, schema).broadcast())
     columns = ("store", "position", "what", "topic", "queue_id", "queue_offset")
-    without = F.col("what") == "record without unit"
-    yield Check(
-        "queue_index",
-        "ConsumeQueue units that point wrong",
-        judged,
-        ~without,
-        columns,
-        order=("store", "position"),
-    )
-    yield Check(
-        "not_indexed",
-        "committed records without a ConsumeQueue unit",
-        judged,
-        without,
-        columns,
-        order=("store", "position"),
-    )
+    without = F.col("what") == ABSENT
+    for (name, title), wrong in zip(UNIT_CHECKS.items(), (~without, without), strict=True):
+        yield Check(name, title, judged, wrong, columns, order=("store", "position"))
 
 
 def multi_queue_check(tables: Tables) -> Check:
@@ -448,7 +439,7 @@ def _units_judged(tables: Tables, suspects: Frame) -> Frame:
         .when(F.col("queue_offset") != F.col("record_offset"), "record of another offset")
         .when(F.col("size") != F.col("record_size"), "wrong size")
         .when(hashed & (F.col("tags_code") != F.col("record_tags_code")), "wrong tags code")
-        .when(~has_unit & (F.col("position") < limits.of("commit")), "record without unit")
+        .when(~has_unit & (F.col("position") < limits.of("commit")), ABSENT)
     )
     return joined.select(
         "store",

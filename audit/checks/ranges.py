@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from ..engine import columns as F
 from ..read.incremental import Digest, Ended, Range, split, tail_of
+from ..read.live_queues import ABSENT
 from ..read.system_topics import MULTI_QUEUE_PREFIX
 from ..read.tables import Tables
-from ..report.report import CheckResult, Offender
+from ..report.report import CheckResult, Offender, first_of_each_store
+from .checks import UNIT_CHECKS
 from .frames import GroupFrames
 from .index_and_config_checks import StoreFiles
 from .replicas import garbage
@@ -150,6 +152,20 @@ def times_check(tables: Tables, *, clocks_steady: bool) -> CheckResult:
     title = "ranges of the log in which store times fall by more than a minute"
     check = CheckResult.of_faults("times_fall", title, offenders)
     return check if clocks_steady else replace(check, fault=False, title=f"{title}{CLOCKS_SET}")
+
+
+def live_queue_checks(tables: Tables) -> list[CheckResult]:
+    """Return the results of the comparison of running replicas' ConsumeQueues."""
+    of_windows = [each.wrong_units for each in tables.staged_log.digests if each.wrong_units]
+    units = [unit for wrong in of_windows for unit in wrong.first]
+    units.sort(key=lambda unit: (unit.store, unit.position))
+    results = []
+    for name, title in UNIT_CHECKS.items():
+        absent = name == "not_indexed"
+        count = sum(wrong.absent if absent else wrong.other for wrong in of_windows)
+        rows = [asdict(unit) for unit in units if (unit.what == ABSENT) == absent]
+        results.append(CheckResult(name, title, True, count, first_of_each_store(rows)))
+    return results
 
 
 def ends_check(

@@ -18,6 +18,7 @@ import pyarrow as pa
 from raftmq.remoting.client import RemotingClient
 from raftmq.spark.layout import BLANK_MAGIC, BLANK_SIZE_BYTES
 
+from .live_queues import ExpectedUnits, WrongUnits
 from .log_reader import Copy, SharedItems, shared_items
 from .range_digests import RANGE_BYTES
 from .replica import Replica, connected
@@ -75,6 +76,10 @@ class LiveLog:
         ]
         size = max(map(len, views))
         yield from shared_items(copies, contents[0].start, 0, size, stores=len(self.replicas))
+
+    def wrong_units(self, names: Sequence[str], expected: ExpectedUnits) -> WrongUnits:
+        """Compare the ConsumeQueues of some replicas. Raises ReplicaLost, BackupError."""
+        return expected.compared([each for each in self.replicas if each.name in names])
 
     async def contents(self, window: Window) -> list[_Content]:
         """Read the window's frames. Raises ReplicaLost, BackupError."""

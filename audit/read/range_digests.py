@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
+from raftmq.spark.layout import SYSFLAG_TRANSACTION, UNIT, ItemKind
 from raftmq.store.frame import FrameKind
 
 from .index_keys import ROLLED_BACK
+from .live_queues import ExpectedUnits, WrongUnits
 from .store_files import STORES_SEPARATOR
 from .system_topics import HALF_TOPIC, MULTI_QUEUE_PREFIX, SCHEDULE_TOPIC, TIMED_TOPICS
 
@@ -78,6 +79,7 @@ class LogDigest:
     run. `damage_at`: the first damaged position. `times`: lowest and highest store time of intact
     records (ms). `fall`: the record whose store time is furthest below an earlier one of the range,
     as position and ms. `unpackable`: a body cannot be unpacked. `path`: the file with the rows.
+    `wrong_units`: units of running replicas that are not those of the records.
     """
 
     stores: tuple[str, ...]
@@ -96,6 +98,7 @@ class LogDigest:
     fall: tuple[int, int] = (0, 0)
     unpackable: bool = False
     path: str = ""
+    wrong_units: WrongUnits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +141,11 @@ class UnitDigest:
 
 
 class LogSummary:
-    """Adds up the batches (audit.read.log_reader.LOG_SCHEMA) of a range."""
+    """Adds up the batches (audit.read.log_reader.LOG_SCHEMA) of a range, and `expects` their units
+    if given."""
 
-    def __init__(self) -> None:
+    def __init__(self, expects: ExpectedUnits | None = None) -> None:
+        self.expects = expects
         self._data_end = self._records = self._frames = 0
         self._frame_runs: list[FrameRun | None] = []
         self._damaged: list[int] = []
@@ -171,14 +176,14 @@ class LogSummary:
         known = topics.dictionary.to_pylist()
         self._waits |= bool(bits.any()) or SCHEDULE_TOPIC in known or HALF_TOPIC in known
         visible = (bits == 0) | (bits == 8)
-        hashes = unit_hashes(
-            _topic_hashes(topics),
-            _numbers(batch, "queue_id"),
-            _numbers(batch, "queue_offset"),
-            position,
-            size,
-            np.where(_among(topics, TIMED_TOPICS), 0, _numbers(batch, "tags_code")),
-        )
+        queue = _numbers(batch, "queue_id"), _numbers(batch, "queue_offset")
+        tags = np.where(_among(topics, TIMED_TOPICS), 0, _numbers(batch, "tags_code"))
+        hashes = unit_hashes(_topic_hashes(topics), *queue, position, size, tags)
+        if self.expects is not None:
+            units = np.empty(len(batch), UNIT)
+            units["position"], units["size"], units["tags_code"] = position, size, tags
+            known = visible & intact & (queue[0] >= 0) & (queue[1] >= 0)
+            self.expects.add(topics.filter(pa.array(known)), *(e[known] for e in (*queue, units)))
         self._units.append(sums(position[visible], hashes[visible]))
         indexed = batch["uniq_key"].is_valid().to_numpy(False) & (bits != ROLLED_BACK)
         self._ids.append(sums(position[indexed], position[indexed]))
@@ -219,7 +224,13 @@ class LogSummary:
         return first_run
 
     def digest(
-        self, stores: tuple[str, ...], start: int, end: int, alike: bool, path: str
+        self,
+        stores: tuple[str, ...],
+        start: int,
+        end: int,
+        alike: bool,
+        path: str,
+        wrong_units: WrongUnits | None = None,
     ) -> LogDigest:
         return LogDigest(
             *(stores, start, end, alike, self._data_end, self._records, self._frames, self._waits),
@@ -231,6 +242,7 @@ class LogSummary:
             self._fall,
             self._unpackable,
             path,
+            wrong_units,
         )
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from raftmq.broker.backup.manifest import BackupError
 from raftmq.broker.backup.online_source import Overtaken, RemoteSource
-from raftmq.broker.backup.protocol import GONE, OVERTAKEN, READ_BYTES_MAX
+from raftmq.broker.backup.protocol import GONE, OVERTAKEN, READ_BYTES_MAX, UnitRun
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.tls import Renewed
@@ -74,6 +74,12 @@ class Replica:
 
     async def digest_by(self, client: RemotingClient, start: int, end: int) -> bytes:
         return await self._request(client, lambda source: source.digest(start, end))
+
+    async def units_by(
+        self, client: RemotingClient, runs: Sequence[UnitRun], *, content: bool
+    ) -> bytes:
+        """Return these ConsumeQueue units, with zeros for absent units, or their SHA-256."""
+        return await self._request(client, lambda source: source.units(runs, content=content))
 
     async def frames_by(self, client: RemotingClient, start: int, end: int) -> tuple[int, int]:
         """Return the bounds of the frames that start in [start, end) of a segment."""

@@ -29,7 +29,8 @@ from raftmq.spark.layout import ItemKind
 from ..engine import columns as F
 from ..engine.frames import Engine, Frame
 from .live_log import LiveBlocks, LiveLog
-from .log_reader import LOG_SCHEMA
+from .live_queues import ExpectedUnits
+from .log_reader import LOG_SCHEMA, SharedItems
 from .range_digests import RUN_SCHEMA, LogDigest, LogSummary, UnitDigest, UnitSummary
 from .spark_sources import (
     BLOCK_SCHEMA,
@@ -173,14 +174,13 @@ class _WriteLog:
             _replacing(_path(self.runs, number), RUN_SCHEMA) as runs,
         ):
             for shared in self.reader.parts(partition):
-                summary = LogSummary()
+                summary = _summary(self.reader)
                 for batch in shared.batches:
                     rows.write_batch(batch)
                     run = summary.add(batch)
                     if run is not None:
                         runs.write_batch(run)
-                bounds = partition.start, partition.end
-                digests.append(summary.digest(shared.stores, *bounds, shared.alike, path))
+                digests.append(_digest(self.reader, partition, shared, summary, path))
         return digests
 
 
@@ -193,17 +193,31 @@ class _StreamLog:
     def __call__(self, numbered: tuple[int, Any]) -> Iterator[pa.RecordBatch]:
         _, partition = numbered
         for shared in self.reader.parts(partition):
-            summary = LogSummary()
+            summary = _summary(self.reader)
             for batch in shared.batches:
                 yield _streamed(batch)
                 run = summary.add(batch)
                 if run is not None and len(run):
                     names = [_RUN_NAMES.get(name, name) for name in run.schema.names]
                     yield _streamed(run.rename_columns(names), _RUN)
-            bounds = partition.start, partition.end
-            digest = summary.digest(shared.stores, *bounds, shared.alike, "")
+            digest = _digest(self.reader, partition, shared, summary, "")
             packed = pa.array([msgspec.msgpack.encode(digest)], pa.binary())
             yield _streamed(pa.RecordBatch.from_arrays([packed], names=["digest"]), _DIGEST)
+
+
+def _summary(reader: LogReader | LiveLog) -> LogSummary:
+    return LogSummary(ExpectedUnits() if isinstance(reader, LiveLog) else None)
+
+
+def _digest(
+    reader: LogReader | LiveLog, partition: Any, shared: SharedItems, summary: LogSummary, path: str
+) -> LogDigest:
+    """Return the digest of items, with the wrong units of running replicas."""
+    wrong = None
+    if isinstance(reader, LiveLog) and summary.expects is not None:
+        wrong = reader.wrong_units(shared.stores, summary.expects)
+    bounds = partition.start, partition.end
+    return summary.digest(shared.stores, *bounds, shared.alike, path, wrong)
 
 
 def _streamed(batch: pa.RecordBatch, kind: int | None = None) -> pa.RecordBatch:

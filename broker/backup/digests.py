@@ -1,4 +1,4 @@
-"""SHA-256 of ranges of a running replica's log, made at low priority.
+"""SHA-256 of ranges of a running replica's log and ConsumeQueues, made at low priority.
 
 A range is read and hashed in steps of STEP_BYTES in a thread, one range at a time for all requests.
 The pause after each step keeps the digests within CPU_SHARE of a processor, and `Pace` keeps a
@@ -11,17 +11,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.commitlog.log_sync import SegmentHold
+from raftmq.store.consumequeue.consumequeue import ConsumeQueueStore
+from raftmq.store.dispatch import QUEUE_ENTRY_BYTES, SCHEDULE_TOPIC, TIMER_TOPIC
 from raftmq.store.record import BLANK_SIZE_BYTES
 
 from ..checkpointer import finished
+from .protocol import UnitRun
 
 STEP_BYTES = 1 << 20
 CPU_SHARE = 0.25  # of a processor
+_TIMED, _TAGS_CODE_AT = (SCHEDULE_TOPIC, TIMER_TOPIC), 12
 
 
 class Pace:
@@ -43,10 +47,11 @@ class Pace:
 
 
 class Digester:
-    """Digests ranges of a log, each in turn. For the loop."""
+    """Digests ranges of a log and its queues, each in turn. For the loop."""
 
-    def __init__(self, commitlog: CommitLog) -> None:
+    def __init__(self, commitlog: CommitLog, queues: ConsumeQueueStore) -> None:
         self._commitlog = commitlog
+        self._queues = queues
         self._turn = asyncio.Lock()
 
     async def digest(self, pieces: Iterable[tuple[int, int]]) -> bytes:
@@ -65,6 +70,15 @@ class Digester:
                 finally:
                     self._commitlog.release(hold)
         return sha256.digest()
+
+    async def units(self, runs: Sequence[UnitRun], *, content: bool) -> bytes:
+        """Return the entries of the runs, or their digest. Entries of timed topics have tags code
+        0, because their times are no part of the message. Raises OSError."""
+        async with self._turn:
+            step = asyncio.get_running_loop().run_in_executor(None, _units, self._queues, runs)
+            data, spent_s = await finished(step)
+            await asyncio.sleep(spent_s * (1 / CPU_SHARE - 1))
+        return data if content else hashlib.sha256(data).digest()
 
 
 def frames_within(index: LogIndex, start: int, end: int) -> tuple[int, int]:
@@ -100,3 +114,17 @@ def _add(sha256: hashlib._Hash, hold: SegmentHold, at: int, size: int) -> float:
     start_s = time.thread_time()
     sha256.update(hold.read(at, size))
     return time.thread_time() - start_s
+
+
+def _units(queues: ConsumeQueueStore, runs: Sequence[UnitRun]) -> tuple[bytes, float]:
+    """Return the entries, and the processor time in s."""
+    start_s, parts = time.thread_time(), []
+    for run in runs:
+        queue = queues.queue(run.topic, run.queue_id)
+        size = run.count * QUEUE_ENTRY_BYTES
+        data = bytearray(size) if queue is None else bytearray(queue.stored(run.first, run.count))
+        if run.topic in _TIMED:
+            for at in range(_TAGS_CODE_AT, QUEUE_ENTRY_BYTES):
+                data[at::QUEUE_ENTRY_BYTES] = bytes(run.count)
+        parts.append(data)
+    return b"".join(parts), time.thread_time() - start_s

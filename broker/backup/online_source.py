@@ -29,7 +29,9 @@ from .protocol import (
     OVERTAKEN,
     READ_BYTES_MAX,
     Facts,
+    UnitRun,
     decode_facts,
+    encode_runs,
 )
 
 TIMEOUT_MS = 20_000
@@ -135,6 +137,12 @@ class RemoteSource:
         """Return the SHA-256 of [position, end) of the log. Raises BackupError, Overtaken."""
         return bytes((await self._ask("digest", position=str(position), end=str(end))).body)
 
+    async def units(self, runs: Sequence[UnitRun], *, content: bool) -> bytes:
+        """Return these ConsumeQueue entries, with zeros for absent entries, or their SHA-256.
+        Raises BackupError, Overtaken."""
+        answer = await self._ask("units", encode_runs(runs), content=str(content).lower())
+        return bytes(answer.body)
+
     async def met_damage(self, position: int) -> None:
         await self._ask("damaged", position=str(position))
 
@@ -179,14 +187,14 @@ class RemoteSource:
                 raise BackupError(f"{self.address}: {op}: {complaint}{hint}")
             await asyncio.sleep(RETRY_S)
 
-    async def _ask(self, op: str, **ext: str) -> RemotingCommand:
+    async def _ask(self, op: str, body: bytes = b"", **ext: str) -> RemotingCommand:
         """Send a request of this session, again while the replica is busy. Raises Overtaken,
         BackupError."""
         deadline_s = time.monotonic() + BUSY_WAIT_S
         while True:
             request = {"op": op, "session": self._session, **ext}
             try:
-                answer = await self._invoke(self.address, request)
+                answer = await self._invoke(self.address, request, body)
             except RemotingError as error:
                 if not error.retriable:
                     raise BackupError(f"{self.address}: {error}") from error
@@ -201,8 +209,10 @@ class RemoteSource:
             raise Overtaken(remark)
         raise BackupError(remark)
 
-    async def _invoke(self, address: str, ext: dict[str, str]) -> RemotingCommand:
-        command = RemotingCommand.request(RequestCode.BACKUP, ext)
+    async def _invoke(
+        self, address: str, ext: dict[str, str], body: bytes = b""
+    ) -> RemotingCommand:
+        command = RemotingCommand.request(RequestCode.BACKUP, ext, body)
         return await self._client.invoke(address, command, TIMEOUT_MS)
 
     async def _parcel(self, size: int) -> bytes:

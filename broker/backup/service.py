@@ -13,14 +13,16 @@ Ext `op`:
     frames  `session`, `position`, `end`: ext `start`, `end` of the frames that start in that range
             of a segment
     digest  `session`, `position`, `end`: SHA-256 of these bytes of the log (broker.backup.digests)
+    units   `session`, body: runs of ConsumeQueue entries: their SHA-256, or with `content` = true
+            the entries, which are zeros if absent
     damaged `session`, `position`: what was read there is no frame. If so it is fetched from a peer
     end     `session`: it is done
 
 Tables are copied on the loop as for a snapshot install. The log is read in a thread per request.
 Retention spares the unread log of a session, and all of the log of a shared session, until it is
 silent for SILENT_MS, older than HOLD_MS, or the disk is too full. Reads of removed bytes are
-answered [OVERTAKEN], and the backup starts again. A session keeps its digests: a repeated request
-reads nothing.
+answered [OVERTAKEN], and the backup starts again. A session keeps its last DIGESTS_KEPT_MAX digests
+of the log: a repeated request reads nothing.
 
 Any member of a Raft group serves backups; only `mark` needs the leader.
 """
@@ -31,7 +33,11 @@ import asyncio
 import logging
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import msgspec
 
 from raftmq.dledger.raft.snapshot_install import (
     GROUP_SNAPSHOT_BYTES_MAX,
@@ -42,6 +48,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.fast_json import dumps
+from raftmq.store.dispatch import QUEUE_ENTRY_BYTES
 from raftmq.store.errors import OffsetOutOfRange
 
 from ..checkpointer import finished
@@ -59,6 +66,7 @@ from .protocol import (
     OVERTAKEN,
     READ_BYTES_MAX,
     Facts,
+    decode_runs,
     encode_facts,
 )
 from .settings import settings_of
@@ -72,6 +80,7 @@ POLL_MS = 10
 WAIT_MS = 5_000  # for frames to be applied; [BEHIND] afterwards
 READ_WAIT_MS = 5_000  # for a session's rate; [BUSY] afterwards
 DIGESTS_WAITING_MAX = 8  # of all sessions
+DIGESTS_KEPT_MAX = 65_536  # of a session, some 20 MiB; those of 1 TiB in 16 MiB each
 _NAME = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -96,7 +105,7 @@ class Backups:
         self._context = context
         self._sessions: dict[str, _Session] = {}
         self._beginning = 0
-        self._digester = Digester(context.store.commitlog)
+        self._digester = Digester(context.store.commitlog, context.store.queues)
         self._digests_waiting = 0
 
     def service(self) -> Service:
@@ -117,6 +126,7 @@ class Backups:
             "read": self._read,
             "frames": self._frames,
             "digest": self._digest,
+            "units": self._units,
             "damaged": self._damaged,
             "end": self._end,
         }
@@ -240,23 +250,46 @@ class Backups:
         _check_range(session, position, end, DIGEST_BYTES_MAX)
         digest = session.digests.get((position, end))
         if digest is None:
-            if self._digests_waiting >= DIGESTS_WAITING_MAX:
-                raise busy(f"{DIGESTS_WAITING_MAX} digests are awaited already", retriable=True)
-            self._digests_waiting += 1
             try:
-                await self._turn(session, end - position)
-                self._check_present(position)
-                pieces = [*pieces_of(log.index, log.segment_end, position, end)]
-                digest = await self._digester.digest(pieces)
+                with self._awaited():
+                    await self._turn(session, end - position)
+                    self._check_present(position)
+                    pieces = [*pieces_of(log.index, log.segment_end, position, end)]
+                    digest = await self._digester.digest(pieces)
             except OffsetOutOfRange:
                 self._check_present(position)
                 raise
-            except OSError as error:
-                raise _disk_error(error) from error
-            finally:
-                self._digests_waiting -= 1
+            while len(session.digests) >= DIGESTS_KEPT_MAX:
+                del session.digests[next(iter(session.digests))]
             session.digests[position, end] = digest
         return RemotingCommand.response_to(request, body=digest)
+
+    async def _units(self, request: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
+        session = self._session(ext)
+        try:
+            runs = decode_runs(request.body)
+        except msgspec.MsgspecError as error:
+            raise invalid(f"no runs of entries: {error}") from error
+        if self._context.store.derived.dispatched_offset < session.end:
+            raise busy("the ConsumeQueues are behind the session's log", retriable=True)
+        with self._awaited():
+            await self._turn(session, sum(run.count for run in runs) * QUEUE_ENTRY_BYTES)
+            content = ext.get("content") == "true"
+            data = await self._digester.units(runs, content=content)
+        return RemotingCommand.response_to(request, body=data)
+
+    @contextmanager
+    def _awaited(self) -> Iterator[None]:
+        """Count a digest in progress. Raises Refused, also for an OSError inside."""
+        if self._digests_waiting >= DIGESTS_WAITING_MAX:
+            raise busy(f"{DIGESTS_WAITING_MAX} digests are awaited already", retriable=True)
+        self._digests_waiting += 1
+        try:
+            yield
+        except OSError as error:
+            raise _disk_error(error) from error
+        finally:
+            self._digests_waiting -= 1
 
     async def _turn(self, session: _Session, size: int) -> None:
         """Wait until the session's rate allows to read so many bytes. Raises Refused."""

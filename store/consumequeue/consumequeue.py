@@ -134,6 +134,18 @@ class ConsumeQueue:
             parts.append(bytes(tail.entries[: (end - offset) * QUEUE_ENTRY_BYTES]))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def stored(self, offset: int, count: int) -> bytes:
+        """Return `count` entries, with zeros for absent entries. Files are opened again, so that
+        their damage is seen. In the pool. Raises OSError."""
+        tail, end = self._tail, offset + count
+        parts = []
+        while offset < min(end, tail.first):
+            take = min(end, tail.first, self._file_end(offset)) - offset
+            parts.append(self._files.read_again(self.path, offset, take))
+            offset += take
+        at, size = (offset - tail.first) * QUEUE_ENTRY_BYTES, (end - offset) * QUEUE_ENTRY_BYTES
+        return b"".join((*parts, bytes(tail.entries[at : at + size]).ljust(size, b"\0")))
+
     def entry(self, offset: int) -> tuple[int, int, int]:
         """Return (CommitLog offset, size, tags code) of an existing entry."""
         return QUEUE_ENTRY.unpack(self.entries(offset, 1))

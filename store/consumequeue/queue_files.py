@@ -163,6 +163,19 @@ class QueueFiles:
         assert len(data) == size, (queue, offset, count)
         return data
 
+    def read_again(self, queue: str, offset: int, count: int) -> bytes:
+        """Return `count` entries of a file that is opened for it, with zeros where it ends. In the
+        pool. Raises OSError."""
+        start, size = self.start_of(offset), count * QUEUE_ENTRY_BYTES
+        path, data = path_of(queue, start), b""
+        if self._disk.exists(path):
+            file = self._disk.open(path)
+            try:
+                data = file.pread((offset - start) * QUEUE_ENTRY_BYTES, size)
+            finally:
+                file.close()
+        return data.ljust(size, b"\0")
+
     def may_have_entries(self, queue: str, offset: int) -> bool:
         """Return False if the file of `offset` has no entries from there on."""
         start = self.start_of(offset)

@@ -36,6 +36,7 @@ from raftmq.client import Admin, Message, Producer
 from raftmq.client.route import BrokerData
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.spark.options import Connection, connection_of
+from tests.waiting import wait_until
 
 SETTINGS = {
     "mappedFileSizeCommitLog": "1MiB",  # several segments
@@ -181,7 +182,7 @@ def test_group_under_load_is_clean(group: Cluster, tmp_path: Path) -> None:
     assert COUNT + before <= report.figures["stored"]
     assert after > before and report.figures["topics"] >= 2
     reported = " ".join(report.not_judged)
-    assert "no history" in reported and "ConsumeQueues" in reported
+    assert "no history" in reported and "IndexFiles" in reported
     assert (report.voters, report.group) == (("n0", "n1", "n2"), "broker-a")
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
@@ -216,6 +217,39 @@ def test_damage_on_one_live_replica_is_found_there(group: Cluster) -> None:
     assert difference["location"] == f"commitlog/{0:020d}:{at}"
     assert {offender["store"] for offender in report.check("damage").offenders} == {name}
     assert audited(group).ok
+
+
+def test_wrong_units_of_a_live_replica_are_named(group: Cluster) -> None:
+    name = followers(group)[0]
+    (node,) = (n for n in group.state().brokers if n.name == name)
+    queue = group.store_of(node) / "consumequeue" / "Orders" / "1" / f"{0:020d}"
+    wait_until(lambda: any(unit_of(queue, 8)))  # it was in memory before
+    units = {number: unit_of(queue, number) for number in (3, 5, 6, 8)}
+    try:
+        put(queue, 3 * 20 + 8, b"\0\0\0\7")
+        put(queue, 5 * 20, units[6])
+        put(queue, 8 * 20, bytes(20))
+        report = audited(group)
+    finally:
+        for number, unit in units.items():
+            put(queue, number * 20, unit)
+    wrong, absent = report.check("queue_index"), report.check("not_indexed")
+    assert {check.name for check in report.checks if not check.ok} == {wrong.name, absent.name}
+    assert (wrong.count, absent.count) == (2, 1)
+    positions = {number: int.from_bytes(unit[:8], "big") for number, unit in units.items()}
+    assert [(row["what"], row["queue_offset"], row["position"]) for row in wrong.offenders] == [
+        ("wrong size", 3, positions[3]),
+        ("points elsewhere", 5, positions[5]),
+    ]
+    for row in (*wrong.offenders, *absent.offenders):
+        assert (row["store"], row["topic"], row["queue_id"]) == (name, "Orders", 1)
+    assert absent.offenders[0]["position"] == positions[8]
+    assert absent.offenders[0]["location"].startswith("commitlog/")
+    assert audited(group).ok
+
+
+def unit_of(queue: Path, number: int) -> bytes:
+    return queue.read_bytes()[number * 20 : number * 20 + 20] if queue.exists() else b""
 
 
 async def kill(group: Cluster, name: str) -> None:

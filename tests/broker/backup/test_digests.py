@@ -5,9 +5,16 @@ import hashlib
 
 import pytest
 
+from raftmq.broker.backup import service
 from raftmq.broker.backup.digests import STEP_BYTES, Digester, Pace, frames_within, pieces_of
 from raftmq.broker.backup.online_source import Overtaken, RemoteSource
-from raftmq.broker.backup.protocol import DIGEST_BYTES_MAX
+from raftmq.broker.backup.protocol import (
+    DIGEST_BYTES_MAX,
+    RUNS_MAX,
+    UNITS_MAX,
+    UnitRun,
+    encode_runs,
+)
 from raftmq.broker.backup.service import DIGESTS_WAITING_MAX
 from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -152,6 +159,81 @@ async def test_digest_requests_out_of_bounds_are_rejected(tmp_path, monkeypatch)
         # Retention spares the log of a shared session, whatever has been read of it.
         await ask(group, broker, "read", position=end - 1, size=1)
         assert broker.backups.needed_from() == 0
+
+
+async def test_session_keeps_its_last_digests_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "DIGESTS_KEPT_MAX", 2)
+    made, digest = [], Digester.digest
+
+    async def counted(self, pieces):
+        made.append(pieces[0][0])
+        return await digest(self, pieces)
+
+    monkeypatch.setattr(Digester, "digest", counted)
+    async with Group(tmp_path, 1, **SMALL) as group:
+        broker = await group.leading()
+        await fill(group, 1)
+        end = int((await ask(group, broker, "begin", atLeast=1)).ext["end"])
+        for position in (0, 10, 20, 20, 10, 0):
+            await ask(group, broker, "digest", position=position, end=end)
+        assert made == [0, 10, 20, 0]
+
+
+async def units(group, broker, *runs, content=False):
+    """Return the answer about runs (topic, queue id, first, count) of units."""
+    fields = {"op": "units", "session": NAME, "content": str(content).lower()}
+    body = encode_runs([UnitRun(*run) for run in runs])
+    return await group.ask(broker, RequestCode.BACKUP, fields, body)
+
+
+async def test_units_are_those_of_files_and_tails(tmp_path):
+    """Some are in a file, one is in memory alone, and one is absent."""
+    async with Group(tmp_path, 1, **SMALL) as group:
+        broker = await group.leading()
+        await create_topic(group)
+        await fill(group, 8)
+        broker.store.queues.flush()
+        await fill(group, 2)
+        end = broker.engine.log.last_index
+        await ask(group, broker, "begin", atLeast=end)
+        queue = broker.store.queues.queue("T", 1)
+        entries = queue.entries(0, 3)
+        assert len(entries) == 60 and queue.tail_bytes == 20
+        both = ("T", 1, 0, 4), ("None", 0, 5, 1)
+        expected = entries + bytes(40)
+        assert (await units(group, broker, *both, content=True)).body == expected
+        assert (await units(group, broker, *both)).body == hashlib.sha256(expected).digest()
+        put(tmp_path / "n0" / "consumequeue" / "T" / "1" / f"{0:020d}", 20, b"\1")
+        damaged = (await units(group, broker, *both, content=True)).body
+        assert damaged == entries[:20] + b"\1" + entries[21:] + bytes(40)
+
+
+async def test_units_of_delayed_messages_are_without_their_times(tmp_path):
+    async with Group(tmp_path, 1, **SMALL) as group:
+        broker = await group.leading()
+        await fill(group, 1)
+        entry = broker.store.queues.queue("T", 0).entries(0, 1)
+        broker.store.queues.append("SCHEDULE_TOPIC_XXXX", 2, 0, entry[:12] + b"\1" * 8)
+        await ask(group, broker, "begin", atLeast=1)
+        answer = await units(group, broker, ("SCHEDULE_TOPIC_XXXX", 2, 0, 1), content=True)
+        assert answer.body == entry[:12] + bytes(8)
+
+
+async def test_unit_requests_out_of_bounds_are_rejected(tmp_path):
+    async with Group(tmp_path, 1, **SMALL) as group:
+        broker = await group.leading()
+        await fill(group, 1)
+        await ask(group, broker, "begin", atLeast=1)
+        for runs in (
+            [("T", 0, 0, UNITS_MAX + 1)],
+            [("T", 0, 0, 1)] * (RUNS_MAX + 1),
+            [("T", -1, 0, 1)],
+            [("T", 0, -1, 1)],
+        ):
+            answer = await units(group, broker, *runs)
+            assert answer.code == ResponseCode.INVALID_PARAMETER, runs[0]
+        most = [("T", 0, 1 << 62, 1)] * RUNS_MAX
+        assert (await units(group, broker, *most)).code == ResponseCode.SUCCESS
 
 
 async def test_too_many_digests_at_once_are_busy_and_asked_again(tmp_path, monkeypatch):

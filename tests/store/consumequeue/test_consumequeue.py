@@ -42,7 +42,10 @@ def test_queue_reads_are_equal_from_file_and_tail(disk: OsDisk, flush_after: int
     assert (queue.min_offset, queue.max_offset) == (0, 27)
     for offset in range(27):
         for count in (1, 2, 9, 10, 11, 100):
-            assert queue.entries(offset, count) == entries(offset, min(count, 27 - offset))
+            read = entries(offset, min(count, 27 - offset))
+            assert queue.entries(offset, count) == read
+            assert queue.stored(offset, count) == read.ljust(count * 20, b"\0")
+    assert queue.stored(30, 2) == bytes(40)
     for offset, count in ((-1, 5), (27, 1), (28, 1), (3, 0)):
         assert queue.entries(offset, count) == b""
     assert queue.entry(5) == (6000, 105, 5)

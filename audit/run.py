@@ -17,6 +17,7 @@ from pathlib import Path
 from .checks.acknowledged import acknowledged_checks, compared, lost, read_acknowledged
 from .checks.checks import Check, sent_checks, stored_checks
 from .checks.consume_checks import consumption_checks, event_kinds
+from .checks.coverage import unjudged
 from .checks.frames import group_frames
 from .checks.history_checks import judged_history
 from .checks.index_and_config_checks import check_store_files
@@ -305,13 +306,17 @@ def _not_judged(tables: Tables, options: AuditOptions) -> Iterator[str]:
     if tables.limits.mode != RAFT and options.history is None:
         yield "flags, hosts and properties of messages: classic logs have no checksums of them"
     if options.acknowledged is not None:
-        yield "messages never sent, and order: only what was acknowledged is known of the sends"
+        yield (
+            "messages never sent, order, and keys, tags and properties: only what was acknowledged"
+            " is known of the sends"
+        )
     elif options.history is None:
         yield "losses, messages never sent, order and duplicates: there is no history of the sends"
     elif not tables.topics:
         yield "losses, messages never sent, order and duplicates: the history has no sends"
     elif options.topic:
         yield f"sends to other topics than {options.topic}, except messages to come later"
+    yield from unjudged(tables.limits.mode == RAFT, options.history is not None)
 
 
 def evaluate(checks: list[Check]) -> list[CheckResult]:

@@ -12,6 +12,11 @@ from .dispatch import DELAY_LEVELS_MS
 from .file_cache import OPEN_FILES_MAX
 from .index.index_limits import IndexLimits
 
+# All that this package keeps in a store's directory.
+FILES = (
+    *("abort", "checkpoint", "commitlog", "consumequeue", "consumequeue.manifest", "identity"),
+    *("index", "lock"),
+)
 HOT_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio: assumed share of the page cache
 
 
@@ -48,4 +53,5 @@ class StoreConfig:
     index_limits: IndexLimits = field(default_factory=IndexLimits)  # maxHashSlotNum, maxIndexNum
 
     def path(self, name: str) -> str:
+        assert name.partition("/")[0] in FILES, name
         return f"{self.directory}/{name}" if self.directory else name

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from raftmq.broker.tables.snapshot import FILES
-
-from ..read.store_files import Store
 from ..read.tables import Tables
 from ..report.report import CheckResult
+from .coverage import unread_files
 from .frames import GroupFrames
 from .indexes import index_check
-from .raft_files import CONFIGURATION, GROUP, HARD_STATE, LogFacts, raft_files_check
-from .table_replay import BACKUP, replay
+from .raft_files import LogFacts, raft_files_check
+from .table_replay import replay
 
 OFFSETS = "consumerOffset.json"
-# Files and directories that checks read; all others are listed as not judged.
-READ = (
-    *("abort", "checkpoint", "commitlog", "consumequeue", "dledger-*", "identity", "index"),
-    *("config", *(f"config/{name}{end}" for name in FILES for end in ("", BACKUP))),
-    *("raft", *(f"raft/{name}" for name in (HARD_STATE, CONFIGURATION, GROUP))),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +76,6 @@ def _store_files(tables: Tables, held: GroupFrames | None) -> StoreFiles:
         gaps.append("raft/: no store has files of our engine there")
     results = [indexes, replayed.check, raft_files]
     return StoreFiles(results, gaps, configurations, replayed.tables, offsets)
-
-
-def unread_files(stores: Mapping[str, Store]) -> list[str]:
-    """Return the kinds of files in the stores that no check reads, sorted. Raises OSError."""
-    unread: set[str] = set()
-    for store in stores.values():
-        root = Path(store.path)
-        for path in (*root.iterdir(), *root.glob("config/*"), *root.glob("raft/*")):
-            name = path.relative_to(root).as_posix()
-            if not any(fnmatch(name, known) for known in READ):
-                unread.add(f"{name}/" if path.is_dir() else name)
-    return sorted(unread)
 
 
 def _offsets(tables: Tables, gaps: list[str]) -> dict[str, dict[str, int]]:

@@ -28,7 +28,7 @@ from raftmq.remoting.acl import (
 
 from ..errors import StateError
 
-PREFIX = "acl_"
+COMMANDS = ("acl_seed", "acl_put", "acl_delete", "acl_white")
 
 
 class AclTable:

@@ -64,7 +64,7 @@ from raftmq.ops.versions import Condition, version_of
 from raftmq.remoting.codes import ResponseCode
 
 from ..errors import Refused, StateError
-from .acl import PREFIX as ACL_PREFIX
+from .acl import COMMANDS as ACL_COMMANDS
 from .acl import AclTable
 from .broker_group import COMMANDS as GROUP_COMMANDS
 from .broker_group import BrokerGroupTable
@@ -97,6 +97,13 @@ AnyTable = VersionedTable[Any]
 OFFSET_COMMANDS = (
     "commit_offsets", "reset_offsets", "reset_taken", "lock_queues", "forget_offsets",
 )  # fmt: skip
+COMMANDS = frozenset(
+    (
+        *("put_topic", "delete_topic", "put_group", "delete_group", "adopt", "announce"),
+        *("delay_progress", "timer_progress", "sent_once", "several", POP),
+        *(*OFFSET_COMMANDS, *GROUP_COMMANDS, *WRITER_COMMANDS, *ACL_COMMANDS),
+    )
+)
 UNMET_MAX = 1_000  # a proposer asks right after its command was applied
 
 
@@ -221,6 +228,8 @@ class BrokerState:
 
     def _apply(self, command: dict[str, Any], index: int, now_ms: int, records_at: int) -> Change:
         op = command["op"]
+        if op not in COMMANDS:
+            raise StateError(f"command at index {index}: unknown op {op!r}")
         if op in ("put_topic", "delete_topic"):
             changed = self._change("topic", self.topics, command, index, now_ms)
             if op == "delete_topic" and changed:
@@ -263,11 +272,9 @@ class BrokerState:
         elif op in WRITER_COMMANDS:
             if index > self.writers.applied_index:
                 self.writers.apply(command, now_ms)
-        elif op.startswith(ACL_PREFIX):
+        elif op in ACL_COMMANDS:
             if index > self.acl.applied_index:
                 self.acl.apply(command, now_ms)
-        else:
-            raise StateError(f"command at index {index}: unknown op {op!r}")
         return NOTHING
 
     def _apply_to_offsets(self, command: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ Result = TypeVar("Result")
 
 ASIDE_FILES_MAX = 4
 ASIDE_BYTES_MAX = 256 << 20  # per copy, for manual inspection
-_ASIDE_PREFIX = "damaged-"
+ASIDE_PREFIX = "damaged-"
 _COPY_BYTES = 1 << 20
 _NOTHING = LogIndex()
 
@@ -385,8 +385,8 @@ def set_aside(disk: Disk, directory: str, commitlog: CommitLog, position: int) -
     """Copy the log from `position` on, without the zeros at its end, to `damaged-<position>` in
     `directory`, for manual inspection. Return the file's path, or the reason why there is none."""
     disk.makedirs(directory)
-    old = [name for name in disk.listdir(directory) if name.startswith(_ASIDE_PREFIX)]
-    name = f"{_ASIDE_PREFIX}{position:020d}"
+    old = [name for name in disk.listdir(directory) if name.startswith(ASIDE_PREFIX)]
+    name = f"{ASIDE_PREFIX}{position:020d}"
     path = f"{directory}/{name}"
     for spare in [n for n in old if n != name][: max(0, len(old) - ASIDE_FILES_MAX + 1)]:
         disk.remove(f"{directory}/{spare}")

@@ -35,13 +35,13 @@ from ..storage.log_storage import trim_note
 from ..storage.two_slot_file import SlotFile, SlotsDamaged
 
 _INSTALLED = struct.Struct(">q")
-_MARKER = "installation"
+MARKER = "installation"
 _WRITE_BYTES = 1 << 20
 
 
 def note(disk: Disk, directory: str, data: bytes) -> None:
     """Make the marker durable. Blocking. After an OSError the marker may exist or not."""
-    path = f"{directory}/{_MARKER}"
+    path = f"{directory}/{MARKER}"
     temporary = path + ".new"
     disk.makedirs(directory)
     file = disk.open(temporary)
@@ -58,12 +58,12 @@ def note(disk: Disk, directory: str, data: bytes) -> None:
 
 def pending(disk: Disk, directory: str) -> bool:
     """Return whether there is a marker, which must be carried out before anything is opened."""
-    return disk.exists(f"{directory}/{_MARKER}")
+    return disk.exists(f"{directory}/{MARKER}")
 
 
 def read(disk: Disk, directory: str) -> GroupSnapshot:
     """Return the pending group snapshot. Blocking. Raises GroupSnapshotDamaged, OSError."""
-    path = f"{directory}/{_MARKER}"
+    path = f"{directory}/{MARKER}"
     file = disk.open(path)
     try:
         # Sync again, because after a crash before the directory's sync a power cut could still
@@ -104,7 +104,7 @@ def write_empty_store(disk: Disk, directory: str, commitlog: str, checkpoint: st
 
 def done(disk: Disk, directory: str) -> None:
     """Remove the marker when everything is durable. Blocking. Raises OSError."""
-    disk.remove(f"{directory}/{_MARKER}")
+    disk.remove(f"{directory}/{MARKER}")
     disk.sync_directory(directory)
 
 

@@ -34,6 +34,8 @@ _MAGIC = 0x52534C54
 _VERSION = 1
 SLOT_SIZE_BYTES = 4096  # a page, so that the slots never share a sector
 CONTENT_SIZE_BYTES_MAX = 3072
+# The names of such files in a member's directory.
+FILES = ("boot", "configuration", "group", "hardstate", "installed", "notes", "trim")
 
 
 class SlotsDamaged(Exception):
@@ -48,6 +50,7 @@ class SlotFile:
     """The record in the file `path` of `disk`. `load` or the first `save` opens it."""
 
     def __init__(self, disk: Disk, path: str) -> None:
+        assert path.rpartition("/")[2] in FILES, path
         self._disk = disk
         self._path = path
         self._file: File | None = None

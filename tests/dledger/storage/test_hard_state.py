@@ -170,13 +170,13 @@ def test_crash_during_creation_leaves_a_new_replica(tmp_path: Path) -> None:
 
 def test_slot_content_up_to_the_limit_is_stored(tmp_path: Path) -> None:
     disk = SteadyDisk(str(tmp_path))
-    slots = SlotFile(disk, "raft/x")
+    slots = SlotFile(disk, "raft/notes")
     slots.save(b"a" * CONTENT_SIZE_BYTES_MAX)
     slots.save(b"b" * CONTENT_SIZE_BYTES_MAX)
     with pytest.raises(AssertionError):
         slots.save(b"c" * (CONTENT_SIZE_BYTES_MAX + 1))
     slots.close()
-    other = SlotFile(disk, "raft/x")
+    other = SlotFile(disk, "raft/notes")
     with pytest.raises(AssertionError, match="loaded"):
         other.save(b"would hide what is there")
     assert other.load() == b"b" * CONTENT_SIZE_BYTES_MAX
@@ -184,18 +184,18 @@ def test_slot_content_up_to_the_limit_is_stored(tmp_path: Path) -> None:
 
 
 def test_slot_of_an_unknown_version_is_rejected_with_its_version(tmp_path: Path) -> None:
-    slots = SlotFile(SteadyDisk(str(tmp_path)), "raft/x")
+    slots = SlotFile(SteadyDisk(str(tmp_path)), "raft/notes")
     slots.save(b"one")
     slots.close()
-    data = bytearray((tmp_path / "raft/x").read_bytes())
+    data = bytearray((tmp_path / "raft/notes").read_bytes())
     from google_crc32c import value
 
     for at in (0, SLOT_SIZE_BYTES):
         data[at + 5] = 9
         data[at + 19 : at + 23] = value(bytes(data[at : at + 19])).to_bytes(4, "big")
-    (tmp_path / "raft/x").write_bytes(data)
+    (tmp_path / "raft/notes").write_bytes(data)
     with pytest.raises(SlotsDamaged, match="version 9"):
-        SlotFile(SteadyDisk(str(tmp_path)), "raft/x").load()
+        SlotFile(SteadyDisk(str(tmp_path)), "raft/notes").load()
 
 
 @pytest.mark.parametrize("term", [TERM_MAX + 1, 2**63 - 1, -1])

@@ -17,7 +17,8 @@ a missing message may have been removed, so it is only judged if a log still rea
 
 A delayed message is acknowledged at its offset in the topic where it waits, and a half message at
 its offset in RMQ_SYS_TRANS_HALF_TOPIC, but under the queue that the producer chose. So their offset
-alone is compared. A delayed message that still waits is counted apart.
+alone is compared. A delayed message that still waits, and a half message that was not committed,
+are counted apart.
 """
 
 from collections.abc import Collection, Iterator
@@ -112,8 +113,7 @@ def refuse_unjudged(
 def compared(tables: Tables, acknowledged: Frame) -> Frame:
     """Return a row per message that this group acknowledged, as SCHEMA with `id_text` for
     msg_id, and copies (null if none), positions, crcs, first_position, waited_at (queue offsets in
-    the topics where it waited), waits (it is delayed still), gone (retention may have removed
-    it)."""
+    the topics where it waited), waits (it is only there), gone (retention may have removed it)."""
     log = tables.log.where("visible")
     stored = log.groupBy("topic", "id_text").agg(
         F.count("*").alias("copies"),
@@ -126,10 +126,7 @@ def compared(tables: Tables, acknowledged: Frame) -> Frame:
     waited = (
         log.where(internal & (F.col("reconsume_times") == 0))
         .groupBy("id_text")
-        .agg(
-            F.collect_set("queue_offset").alias("waited_at"),
-            F.count_if(F.col("topic") != HALF_TOPIC).alias("delays"),
-        )
+        .agg(F.collect_set("queue_offset").alias("waited_at"))
     )
     # Messages behind the end of the audit before are in the range that this audit has read.
     first = 0 if tables.since is not None and tables.since.start == 0 else None
@@ -144,7 +141,7 @@ def compared(tables: Tables, acknowledged: Frame) -> Frame:
         *("queue_id", "queue_offset", "time_ms"),
     )
     rows = rows.join(tables.queues_ended.broadcast(), ["topic", "queue_id"], "left")
-    waits = F.col("copies").isNull() & (F.coalesce("delays", F.lit(0)) > 0)
+    waits = F.col("copies").isNull() & F.col("waited_at").isNotNull()
     columns = {"waits": waits, "gone": F.col("gone") & before & ~waits}
     return tables.staged(rows.withColumns(columns), "acknowledged")
 
@@ -178,7 +175,12 @@ def acknowledged_checks(tables: Tables, rows: Frame) -> Iterator[Check]:
             False,
             F.col("copies") > 1,
         ),
-        ("waiting", "acknowledged delayed messages that still wait", False, F.col("waits")),
+        (
+            "waiting",
+            "acknowledged messages that wait to be due, or whose transaction was not committed",
+            False,
+            F.col("waits"),
+        ),
         (
             "removed",
             "acknowledged, and perhaps removed by retention since: not judged",

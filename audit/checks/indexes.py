@@ -7,16 +7,17 @@
     entry    hash of `topic#key` (4), log position (8), seconds since the first store time (4),
              number of the entry before it in its slot (4)
 
-A file has four entries per slot (maxHashSlotNum, maxIndexNum), so its size determines their
-numbers; files of other proportions are not judged. Every entry must point to a message with such a
-key, and must be reachable from its slot. Every message with a key must have an entry, from the
-first file to the last entry. An entry is wrong if it fits no store's log. If it fits a different
-replica's log, its own log is damaged, which other checks report.
+The place of the first entry, which the header describes, determines the numbers of slots and
+entries (maxHashSlotNum, maxIndexNum); there are four entries per slot by default. Every entry must
+point to a message with such a key, and must be reachable from its slot. Every message with a key
+must have an entry, from the first file to the last entry. An entry is wrong if it fits no store's
+log. If it fits a different replica's log, its own log is damaged, which other checks report.
 """
 
 from __future__ import annotations
 
 import itertools
+import mmap
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +35,9 @@ from ..report.report import CheckResult, Offender, first_of_each_store
 
 HEADER = struct.Struct(">qqqqii")
 SLOT = np.dtype(">i4")
+FIRST = struct.Struct(">qii")  # position, seconds and predecessor of the first entry
 ENTRY = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("before", ">i4")])
-ENTRIES_TO_A_SLOT = 4
+ENTRIES_TO_A_SLOT = 4  # by default
 ENTRIES_AT_ONCE = 500_000
 FAULTS_MAX = 1_000  # per task
 NAME_DIGITS = 17
@@ -55,10 +57,7 @@ class IndexFile:
     end: int
     slots: int
     count: int
-
-    @property
-    def full(self) -> bool:
-        return self.count >= ENTRIES_TO_A_SLOT * self.slots
+    full: bool
 
     def entries(self) -> Array:
         data = map_file(self.path)
@@ -134,17 +133,19 @@ def _files(store: Store, offenders: list[Offender], gaps: list[str]) -> Iterator
         if len(path.name) != NAME_DIGITS or not path.name.isdigit():
             continue
         name = f"index/{path.name}"
-        size_bytes = path.stat().st_size
-        slots, rest = divmod(
-            size_bytes - HEADER.size, SLOT.itemsize + ENTRIES_TO_A_SLOT * ENTRY.itemsize
-        )
-        if rest or slots <= 0:
-            gaps.append(f"IndexFiles: {store.name}/{name} has not four entries to a slot")
+        if path.stat().st_size <= HEADER.size:
+            gaps.append(f"IndexFiles: {store.name}/{name} is shorter than a header")
             continue
-        with path.open("rb") as file:
-            start_ms, end_ms, start, end, _, count = HEADER.unpack(file.read(HEADER.size))
-        file_of = IndexFile(store.name, str(path), start_ms, start, end, slots, count)
-        sound = 0 <= count <= ENTRIES_TO_A_SLOT * slots and start <= end and start_ms <= end_ms
+        data = map_file(str(path))
+        start_ms, end_ms, start, end, _, count = HEADER.unpack(data[: HEADER.size])
+        slots = _slots(data, start)
+        if not slots:
+            gaps.append(f"IndexFiles: {store.name}/{name} has an unknown number of slots")
+            continue
+        capacity = (len(data) - HEADER.size - slots * SLOT.itemsize) // ENTRY.itemsize
+        full = count >= capacity
+        file_of = IndexFile(store.name, str(path), start_ms, start, end, slots, count, full)
+        sound = 0 <= count <= capacity and start <= end and start_ms <= end_ms
         if sound and count > 1:
             positions = file_of.entries()["position"]
             sound = positions[1] == start and positions[-1] <= end
@@ -152,6 +153,21 @@ def _files(store: Store, offenders: list[Offender], gaps: list[str]) -> Iterator
             offenders.append({"store": store.name, "file": name, "what": "the header is damaged"})
         elif count > 1:
             yield file_of
+
+
+def _slots(data: memoryview, start: int) -> int:
+    """Return the number of slots of a file whose first entry's message is at `start`; 0 if
+    unknown."""
+    first, size, content = FIRST.pack(start, 0, 0), len(data) - HEADER.size, data.obj
+    assert isinstance(content, mmap.mmap)
+    slots, rest = divmod(size, SLOT.itemsize + ENTRIES_TO_A_SLOT * ENTRY.itemsize)
+    before = HEADER.size + ENTRY.itemsize + ENTRY["hash"].itemsize
+    at = before + slots * SLOT.itemsize
+    if rest or data[at : at + FIRST.size] != first:
+        others, odd = divmod(content.find(first, HEADER.size) - before, SLOT.itemsize)
+        if others > 0 and not odd and not (size - others * SLOT.itemsize) % ENTRY.itemsize:
+            return others
+    return 0 if rest else slots
 
 
 def _tasks(files: Mapping[str, Sequence[IndexFile]], start: int) -> list[_Entries | _Chains]:

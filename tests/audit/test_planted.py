@@ -15,7 +15,16 @@ import pytest
 
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.checks import coverage
-from tests.audit.planted import HISTORY_KINDS, STORE_KINDS, Hit, Kind, group_at
+from tests.audit.planted import (
+    HISTORY_KINDS,
+    INDEX_KINDS,
+    INDEX_NAME,
+    SLOTS,
+    STORE_KINDS,
+    Hit,
+    Kind,
+    group_at,
+)
 from tests.audit.run import NAMES, Run
 
 pytestmark = pytest.mark.timeout(900)
@@ -96,6 +105,21 @@ def test_planted_damage_is_named(
     report = audited(sound, tmp_path, kinds, damaged)
     problems = {kind.name: unnamed(report, sound, kind, damaged) for kind in kinds}
     assert not {name: problem for name, problem in problems.items() if problem}
+
+
+@pytest.mark.parametrize("to_a_slot", [1, 3, 7])
+def test_index_with_other_numbers_of_entries_is_judged(
+    sound: Run, tmp_path: Path, to_a_slot: int
+) -> None:
+    (kind,) = (each for each in INDEX_KINDS if each.name == "an entry's hash")
+    stores, history = planted(sound, tmp_path, [kind], 1)
+    for store in stores.values():
+        path = store / "index" / INDEX_NAME
+        size = 40 + SLOTS * (4 + 20 * to_a_slot)
+        path.write_bytes(path.read_bytes()[:size].ljust(size, b"\0"))
+    report = run_audit(stores, history)
+    assert unnamed(report, sound, kind, 1) == ""
+    assert not any("IndexFiles" in gap for gap in report.not_judged)
 
 
 @pytest.mark.long

@@ -85,21 +85,22 @@ def test_acknowledged_audit_finds_each_planted_fault(run: Run) -> None:
 
 
 def test_acknowledged_delayed_and_half_messages_are_where_they_waited(run: Run) -> None:
-    waiting, came, committed = message_id(900), message_id(901), message_id(902)
+    waiting, came, committed, rolled_back = (message_id(n) for n in range(900, 904))
     run.messages += [
         Message(waiting, b"later", SCHEDULE_TOPIC, queue=2),
         Message(came, b"soon", SCHEDULE_TOPIC, queue=2),
         Message(came, b"soon", TOPIC, queue=1),
         Message(committed, b"perhaps", HALF_TOPIC),
         Message(committed, b"perhaps", TOPIC, sys_flag=8),
+        Message(rolled_back, b"no", HALF_TOPIC),
     ]
     run.store().write()
     rows = rows_of(run)
-    for id, offset in ((waiting, 0), (came, 1), (committed, 0)):
+    for id, offset in ((waiting, 0), (came, 1), (committed, 0), (rolled_back, 1)):
         rows.append(rows[0] | {"msg_id": id, "queue_offset": offset, "body_crc": None})
     report = audit(run, write(run, rows))
     assert report.count("missing") == report.count("misplaced") == 0
-    assert ids(report, "waiting") == [waiting]
+    assert ids(report, "waiting") == [waiting, rolled_back]
     assert report.check("waiting").ok
 
 

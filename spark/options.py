@@ -81,7 +81,8 @@ class Connection:
     group: str
     credentials: Credentials | None
     tls: ClientTls | None
-    reached_at: Mapping[str, str] = field(default_factory=dict)  # address in routes → dialled here
+    # By address in routes, the address that is dialled here.
+    reached_at: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..history.deferred_events import Delivery, Post, Stored
-from ..history.events import Drain, Fault, HistoryError, Kind, Outcome, Position
+from ..history.events import Fault, Kind, Outcome, Position
+from .postings import Postings, Sent
 from .verdict import (
     Check,
     Handlers,
@@ -40,18 +41,11 @@ NS_PER_MS = 1_000_000
 class Delayed:
     """A delayed message. Milliseconds are of the brokers' clocks, nanoseconds of the harness's."""
 
-    __slots__ = (
-        "acked_ns", "attempts", "delay_ms", "invoked_ns", "outcome", "positions", "topic",
-        "waits_ms",
-    )  # fmt: skip
+    __slots__ = ("delay_ms", "positions", "sent", "waits_ms")
 
     def __init__(self, post: Post) -> None:
-        self.topic = post.topic
+        self.sent = Sent(post)
         self.delay_ms = post.delay_ms
-        self.invoked_ns = post.t_ns
-        self.acked_ns = 0
-        self.outcome = Outcome.OPEN
-        self.attempts = 0
         # broker group → first store time in the broker's own topic, if known
         self.waits_ms: dict[str, int] = {}
         self.positions: dict[Position, int] = {}  # → store time for consumers
@@ -59,7 +53,7 @@ class Delayed:
     @property
     def sending_ms(self) -> int:
         """Return the duration of the send, rounded up; 0 if it was not acknowledged."""
-        return max(0, -(-(self.acked_ns - self.invoked_ns) // NS_PER_MS))
+        return max(0, -(-(self.sent.acked_ns - self.sent.invoked_ns) // NS_PER_MS))
 
     @property
     def waited_ms(self) -> int | None:
@@ -74,53 +68,29 @@ class Delayed:
 
 
 class DelayBook:
-    """The state that all checks of delayed messages share; a suite feeds it once."""
+    """The state that all checks of delayed messages share."""
 
     def __init__(self, tolerance_ms: int = TOLERANCE_MS) -> None:
+        self.sends = Postings(WORK, Delayed, self._delivered)
+        self.entries = self.sends.entries
         self.tolerance_ms = tolerance_ms
-        self.entries: dict[str, Delayed] = {}
         self.early = Offenders()  # by the harness's clock
         self.strangers = Offenders()  # delivered, but nobody sent it
-        self.drains: dict[str, int] = {}
-        self.deliveries = 0
         self.clocks_moved = False
 
     @property
     def applies(self) -> bool:
-        return bool(self.entries) or self.deliveries > 0
+        return self.sends.applies
 
     def handlers(self) -> Handlers:
-        return {
-            Kind.POSTED: self.posted,
-            Kind.DELIVERED: self.delivered,
-            Kind.STORED: self.stored,
-            Kind.DRAINED: self.drained,
-            Kind.FAULT: self.fault,
-        }
+        return {**self.sends.handlers(), Kind.STORED: self.stored, Kind.FAULT: self.fault}
 
-    def posted(self, post: Post) -> None:
-        if post.work != WORK:
-            return
-        if post.outcome is Outcome.OPEN:
-            if post.id in self.entries:
-                raise HistoryError(f"two delayed messages have the id {post.id}")
-            self.entries[post.id] = Delayed(post)
-            return
-        entry = self.entries[post.id]
-        entry.outcome, entry.attempts = post.outcome, post.attempts
-        if post.outcome is Outcome.OK:
-            entry.acked_ns = post.t_ns
-
-    def delivered(self, delivery: Delivery) -> None:
-        if delivery.work != WORK:
-            return
-        self.deliveries += 1
-        entry = self.entries.get(delivery.id)
-        if entry is None or entry.outcome is Outcome.FAIL:
+    def _delivered(self, delivery: Delivery, entry: Delayed | None) -> None:
+        if entry is None or entry.sent.outcome is Outcome.FAIL:
             reason = "nobody sent it" if entry is None else "its send had failed for certain"
             self.strangers.add(f"{delivery.id} at {at(delivery.position)}: {reason}")
             return
-        passed_ms = (delivery.t_ns - entry.invoked_ns) / NS_PER_MS
+        passed_ms = (delivery.t_ns - entry.sent.invoked_ns) / NS_PER_MS
         if not entry.positions and passed_ms < entry.delay_ms - self.tolerance_ms:
             self.early.add(f"{delivery.id} came {passed_ms:.0f} ms after its send began, "
                            f"not {entry.delay_ms}")  # fmt: skip
@@ -133,10 +103,6 @@ class DelayBook:
             if copy.born_ms:
                 began_ms = min(began_ms, copy.born_ms + entry.sending_ms)
             entry.waits_ms[copy.broker] = min(began_ms, copy.store_ms)
-
-    def drained(self, drain: Drain) -> None:
-        if drain.complete:
-            self.drains[drain.topic] = drain.t_ns
 
     def fault(self, fault: Fault) -> None:
         self.clocks_moved = self.clocks_moved or fault.kind.startswith("clock")
@@ -152,8 +118,10 @@ class DelayBook:
 
 def delayed_early(book: DelayBook, name: str) -> Check:
     known = sum(1 for entry in book.entries.values() if entry.waits_ms)
-    detail = f"{book.deliveries} deliveries, {known} waiting times, {book.tolerance_ms} ms off"
-    check = book.early.and_more(_by_brokers(book)).check(name, detail, book.deliveries)
+    detail = (
+        f"{book.sends.deliveries} deliveries, {known} waiting times, {book.tolerance_ms} ms off"
+    )
+    check = book.early.and_more(_by_brokers(book)).check(name, detail, book.sends.deliveries)
     if check.verdict is Verdict.FAIL and book.clocks_moved:
         text = f"{detail}; clocks were moved, so this is not decided"
         return Check(name, Verdict.UNKNOWN, check.count, text, check.examples)
@@ -163,7 +131,7 @@ def delayed_early(book: DelayBook, name: str) -> Check:
 def _by_brokers(book: DelayBook) -> Iterator[str]:
     for name, entry in book.entries.items():
         waited_ms = entry.waited_ms
-        if waited_ms is None or entry.outcome is not Outcome.OK:
+        if waited_ms is None or entry.sent.outcome is not Outcome.OK:
             continue
         if waited_ms < entry.delay_ms - entry.sending_ms - book.tolerance_ms:
             yield f"{name} waited {waited_ms} ms by the brokers' clocks, not {entry.delay_ms}"
@@ -171,12 +139,12 @@ def _by_brokers(book: DelayBook) -> Iterator[str]:
 
 def delayed_lost(book: DelayBook, name: str) -> Check:
     """Find delayed messages that were lost."""
-    acked = [(name, e) for name, e in book.entries.items() if e.outcome is Outcome.OK]
+    acked = [(name, e) for name, e in book.entries.items() if e.sent.outcome is Outcome.OK]
     missing = [(name, e) for name, e in acked if not e.positions]
     lost = [
         f"{name} was acknowledged, and due {entry.delay_ms} ms later"
         for name, entry in missing
-        if entry.acked_ns <= book.drains.get(entry.topic, -1)
+        if entry.sent.acked_ns <= book.sends.drains.get(entry.sent.topic, -1)
     ]
     return judge_lost(name, lost, len(missing), len(acked), f"{len(acked)} acknowledged")
 
@@ -184,16 +152,18 @@ def delayed_lost(book: DelayBook, name: str) -> Check:
 def delayed_copies(book: DelayBook, name: str) -> Check:
     """Find delayed messages stored more than once, or delivered but not sent."""
     result = book.strangers.and_more(_delayed_copies_wrong(book))
-    retried = sum(1 for e in book.entries.values() if 1 < len(e.positions) <= e.attempts)
-    detail = f"{book.deliveries} deliveries; {retried} twice by a client's own retry"
-    return result.check(name, detail, book.deliveries)
+    retried = sum(1 for e in book.entries.values() if 1 < len(e.positions) <= e.sent.attempts)
+    detail = f"{book.sends.deliveries} deliveries; {retried} twice by a client's own retry"
+    return result.check(name, detail, book.sends.deliveries)
 
 
 def _delayed_copies_wrong(book: DelayBook) -> Iterator[str]:
     for name, entry in book.entries.items():
-        if entry.outcome is not Outcome.OPEN and len(entry.positions) > max(1, entry.attempts):
+        if entry.sent.outcome is not Outcome.OPEN and len(entry.positions) > max(
+            1, entry.sent.attempts
+        ):
             positions = ", ".join(map(at, sorted(entry.positions)))
-            yield f"{name} lies at {positions} after {entry.attempts} attempt(s)"
+            yield f"{name} lies at {positions} after {entry.sent.attempts} attempt(s)"
 
 
 def delayed_late(book: DelayBook, name: str) -> Check:

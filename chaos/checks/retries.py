@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from ..history.deferred_events import Delivery, GivenBack, Post
-from ..history.events import Drain, HistoryError, Kind, Outcome, Position
+from ..history.events import HistoryError, Kind, Outcome, Position
+from .postings import Postings, Sent
 from .verdict import (
     Check,
     Handlers,
@@ -35,56 +35,36 @@ DLQ_PREFIX = "%DLQ%"
 RETRY_PREFIX = "%RETRY%"
 
 
-@dataclass(slots=True)
 class Retried:
     """A message; `backs` are its send-backs, each with its outcome."""
 
-    topic: str
-    outcome: Outcome = Outcome.OPEN
-    attempts: int = 0
-    acked_ns: int = 0
-    accepted: bool = False
-    backs: list[GivenBack] = field(default_factory=list)
-    began: list[tuple[int, int, bool]] = field(default_factory=list)  # times, seen, dead
-    first: set[Position] = field(default_factory=set)  # where it lies in its own topic
-    again: dict[int, set[Position]] = field(default_factory=lambda: defaultdict(set))  # by times
-    dead: set[Position] = field(default_factory=set)
+    __slots__ = ("accepted", "again", "backs", "began", "dead", "first", "sent")
+
+    def __init__(self, post: Post) -> None:
+        self.sent = Sent(post)
+        self.accepted = False
+        self.backs: list[GivenBack] = []
+        self.began: list[tuple[int, int, bool]] = []  # times, seen, dead
+        self.first: set[Position] = set()  # where it lies in its own topic
+        self.again: dict[int, set[Position]] = defaultdict(set)  # by times
+        self.dead: set[Position] = set()
 
 
 class RetryBook:
-    """The state that all checks of retries share; a suite feeds it once."""
+    """The state that all checks of retries share."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, Retried] = {}
+        self.sends = Postings(WORK, Retried, self._delivered)
+        self.entries = self.sends.entries
         self.out_of_turn = Offenders()
-        self.drains: dict[str, int] = {}
-        self.deliveries = 0
         self.given_back = 0
 
     @property
     def applies(self) -> bool:
-        return bool(self.entries) or self.deliveries > 0
+        return self.sends.applies
 
     def handlers(self) -> Handlers:
-        return {
-            Kind.POSTED: self.posted,
-            Kind.DELIVERED: self.delivered,
-            Kind.GIVEN_BACK: self.back,
-            Kind.DRAINED: self.drained,
-        }
-
-    def posted(self, post: Post) -> None:
-        if post.work != WORK:
-            return
-        if post.outcome is Outcome.OPEN:
-            if post.id in self.entries:
-                raise HistoryError(f"two messages have the id {post.id}")
-            self.entries[post.id] = Retried(post.topic)
-            return
-        entry = self.entries[post.id]
-        entry.outcome, entry.attempts = post.outcome, post.attempts
-        if post.outcome is Outcome.OK:
-            entry.acked_ns = post.t_ns
+        return {**self.sends.handlers(), Kind.GIVEN_BACK: self.back}
 
     def back(self, back: GivenBack) -> None:
         if back.work != WORK:
@@ -98,13 +78,9 @@ class RetryBook:
             entry.backs.append(back)
             self.given_back += back.outcome is Outcome.OK
 
-    def delivered(self, delivery: Delivery) -> None:
-        if delivery.work != WORK:
-            return
-        self.deliveries += 1
-        entry = self.entries.get(delivery.id)
+    def _delivered(self, delivery: Delivery, entry: Retried | None) -> None:
         where = f"{delivery.id} at {at(delivery.position)}"
-        if entry is None or entry.outcome is Outcome.FAIL:
+        if entry is None or entry.sent.outcome is Outcome.FAIL:
             reason = "nobody sent it" if entry is None else "its send had failed for certain"
             self.out_of_turn.add(f"{where}: {reason}")
         elif delivery.topic.startswith(DLQ_PREFIX):
@@ -124,10 +100,6 @@ class RetryBook:
             self.out_of_turn.add(f"{where}: time {times}, which nobody had given back")
         entry.again[times].add(delivery.position)
 
-    def drained(self, drain: Drain) -> None:
-        if drain.complete:
-            self.drains[drain.topic] = drain.t_ns
-
 
 def came_again(entry: Retried, back: GivenBack) -> bool:
     """Return whether a message given back is there again."""
@@ -138,7 +110,7 @@ def came_again(entry: Retried, back: GivenBack) -> bool:
 
 def retries_lost(book: RetryBook, name: str) -> Check:
     """Find messages lost, at first or after they were given back."""
-    acked = sum(1 for entry in book.entries.values() if entry.outcome is Outcome.OK)
+    acked = sum(1 for entry in book.entries.values() if entry.sent.outcome is Outcome.OK)
     dead = sum(1 for entry in book.entries.values() if entry.dead)
     missing = list(_missing(book))
     lost = [text for text, known_ns, drained_ns in missing if known_ns <= drained_ns]
@@ -151,12 +123,12 @@ def retries_lost(book: RetryBook, name: str) -> Check:
 def _missing(book: RetryBook) -> Iterator[tuple[str, int, int]]:
     """Yield each missing message's description, due time and topic's drain, in ns."""
     for name, entry in book.entries.items():
-        drained_ns = book.drains.get(entry.topic, -1)
-        if entry.outcome is Outcome.OK and not entry.accepted and not entry.dead:
+        drained_ns = book.sends.drains.get(entry.sent.topic, -1)
+        if entry.sent.outcome is Outcome.OK and not entry.accepted and not entry.dead:
             seen = "given back" if entry.began else "never delivered"
             yield (
                 f"{name}: neither consumed nor a dead letter ({seen})",
-                entry.acked_ns,
+                entry.sent.acked_ns,
                 drained_ns,
             )
         for back in entry.backs:
@@ -167,22 +139,22 @@ def _missing(book: RetryBook) -> Iterator[tuple[str, int, int]]:
 
 def retries_out_of_turn(book: RetryBook, name: str) -> Check:
     """Find retries that nobody had given back so often."""
-    detail = f"{book.deliveries} deliveries"
-    return book.out_of_turn.check(name, detail, book.deliveries)
+    detail = f"{book.sends.deliveries} deliveries"
+    return book.out_of_turn.check(name, detail, book.sends.deliveries)
 
 
 def retry_copies(book: RetryBook, name: str) -> Check:
     """Find retries stored more than once."""
     detail = f"{book.given_back} times given back"
-    return judge(name, _retry_copies_wrong(book), detail, book.deliveries)
+    return judge(name, _retry_copies_wrong(book), detail, book.sends.deliveries)
 
 
 def _retry_copies_wrong(book: RetryBook) -> Iterator[str]:
     for name, entry in book.entries.items():
-        if len(entry.began) > len(entry.backs) or entry.outcome is Outcome.OPEN:
+        if len(entry.began) > len(entry.backs) or entry.sent.outcome is Outcome.OPEN:
             continue  # the number of attempts is not known
-        if len(entry.first) > max(1, entry.attempts):
-            yield f"{name} lies at {_listed(entry.first)} after {entry.attempts} attempt(s)"
+        if len(entry.first) > max(1, entry.sent.attempts):
+            yield f"{name} lies at {_listed(entry.first)} after {entry.sent.attempts} attempt(s)"
         for times, positions in entry.again.items():
             tries = sum(b.tries for b in entry.backs if b.times < times <= b.seen + 1)
             if len(positions) > max(1, tries):

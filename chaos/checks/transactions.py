@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..history.deferred_events import COMMIT, UNDECIDED, Decision, Delivery, Post, Scanned, Stored
-from ..history.events import Drain, HistoryError, Kind, Outcome, Position
+from ..history.events import HistoryError, Kind, Outcome, Position
+from .postings import Postings, Sent
 from .verdict import (
     Check,
     Handlers,
@@ -32,14 +33,12 @@ WORK = "transactions"
 
 
 class Transaction:
-    """A message, as its producer and the consumers observed it."""
+    """A message, as its producer and the consumers observed it; `outcome` is the half message's."""
 
-    __slots__ = ("attempts", "commit_ns", "confirmed", "decided", "half", "positions", "topic")
+    __slots__ = ("commit_ns", "confirmed", "decided", "positions", "sent")
 
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-        self.half = Outcome.OPEN
-        self.attempts = 0
+    def __init__(self, post: Post) -> None:
+        self.sent = Sent(post)
         self.commit_ns = 0  # when commit was said first; 0: never
         self.confirmed = False  # the broker answered that it has the commit
         self.decided = False  # commit or rollback was said
@@ -47,40 +46,26 @@ class Transaction:
 
 
 class TransactionBook:
-    """The state that all checks of transactions share; a suite feeds it once."""
+    """The state that all checks of transactions share."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, Transaction] = {}
+        self.sends = Postings(WORK, Transaction, self._delivered)
+        self.entries = self.sends.entries
         self.too_early = Offenders()  # delivered without a commit
         self.open_at_end: set[str] = set()
         self.scanned = False
-        self.drains: dict[str, int] = {}
-        self.deliveries = 0
 
     @property
     def applies(self) -> bool:
-        return bool(self.entries) or self.deliveries > 0
+        return self.sends.applies
 
     def handlers(self) -> Handlers:
         return {
-            Kind.POSTED: self.posted,
+            **self.sends.handlers(),
             Kind.DECIDED: self.decided,
-            Kind.DELIVERED: self.delivered,
             Kind.STORED: self.stored,
             Kind.SCANNED: self.scan,
-            Kind.DRAINED: self.drained,
         }
-
-    def posted(self, post: Post) -> None:
-        if post.work != WORK:
-            return
-        if post.outcome is Outcome.OPEN:
-            if post.id in self.entries:
-                raise HistoryError(f"two transactions have the id {post.id}")
-            self.entries[post.id] = Transaction(post.topic)
-            return
-        entry = self.entries[post.id]
-        entry.half, entry.attempts = post.outcome, post.attempts
 
     def decided(self, decision: Decision) -> None:
         entry = self.entries.get(decision.id)
@@ -93,11 +78,7 @@ class TransactionBook:
             entry.commit_ns = entry.commit_ns or decision.t_ns
             entry.confirmed = entry.confirmed or decision.outcome is Outcome.OK
 
-    def delivered(self, delivery: Delivery) -> None:
-        if delivery.work != WORK:
-            return
-        self.deliveries += 1
-        entry = self.entries.get(delivery.id)
+    def _delivered(self, delivery: Delivery, entry: Transaction | None) -> None:
         if entry is None:
             self.too_early.add(f"{delivery.id} at {at(delivery.position)}: nobody sent it")
             return
@@ -113,10 +94,6 @@ class TransactionBook:
     def scan(self, scanned: Scanned) -> None:
         self.scanned = self.scanned or scanned.work == WORK
 
-    def drained(self, drain: Drain) -> None:
-        if drain.complete:
-            self.drains[drain.topic] = drain.t_ns
-
 
 def committed_lost(book: TransactionBook, name: str) -> Check:
     committed = [(name, t) for name, t in book.entries.items() if t.commit_ns]
@@ -124,7 +101,7 @@ def committed_lost(book: TransactionBook, name: str) -> Check:
     lost = [
         f"{name}: commit was said{' and confirmed' if entry.confirmed else ''}"
         for name, entry in missing
-        if entry.commit_ns <= book.drains.get(entry.topic, -1)
+        if entry.commit_ns <= book.sends.drains.get(entry.sent.topic, -1)
     ]
     detail = f"{len(committed)} committed of {len(book.entries)} transactions"
     return judge_lost(name, lost, len(missing), len(committed), detail)
@@ -133,21 +110,23 @@ def committed_lost(book: TransactionBook, name: str) -> Check:
 def without_commit(book: TransactionBook, name: str) -> Check:
     """Find transactions delivered without a commit."""
     silent = sum(1 for entry in book.entries.values() if not entry.commit_ns)
-    detail = f"{book.deliveries} deliveries; {silent} transactions without a commit"
-    return book.too_early.check(name, detail, book.deliveries)
+    detail = f"{book.sends.deliveries} deliveries; {silent} transactions without a commit"
+    return book.too_early.check(name, detail, book.sends.deliveries)
 
 
 def transaction_copies(book: TransactionBook, name: str) -> Check:
     """Find transactions stored more than once."""
     detail = f"{sum(1 for t in book.entries.values() if t.positions)} transactions delivered"
-    return judge(name, _transaction_copies_wrong(book), detail, book.deliveries)
+    return judge(name, _transaction_copies_wrong(book), detail, book.sends.deliveries)
 
 
 def _transaction_copies_wrong(book: TransactionBook) -> Iterator[str]:
     for name, entry in book.entries.items():
-        if entry.half is not Outcome.OPEN and len(entry.positions) > max(1, entry.attempts):
+        if entry.sent.outcome is not Outcome.OPEN and len(entry.positions) > max(
+            1, entry.sent.attempts
+        ):
             positions = ", ".join(map(at, sorted(entry.positions)))
-            yield f"{name} lies at {positions} after {entry.attempts} attempt(s)"
+            yield f"{name} lies at {positions} after {entry.sent.attempts} attempt(s)"
 
 
 def halves_at_end(book: TransactionBook, name: str) -> Check:
@@ -165,6 +144,6 @@ def _halves_at_end_wrong(book: TransactionBook) -> Iterator[str]:
         elif entry.decided:
             yield f"{name} is open although it was decided"
     for name, entry in book.entries.items():
-        undecided = entry.half is Outcome.OK and not entry.decided
+        undecided = entry.sent.outcome is Outcome.OK and not entry.decided
         if undecided and name not in book.open_at_end and not entry.positions:
             yield f"{name} was acknowledged, not decided, and its half message is gone"

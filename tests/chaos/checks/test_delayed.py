@@ -170,5 +170,5 @@ def test_delayed_loss_is_undecided_without_a_complete_drain() -> None:
 def test_delayed_message_id_is_used_once() -> None:
     plant = clean()
     plant.posted("a", delay_ms=1000)
-    with pytest.raises(HistoryError, match="two delayed messages"):
+    with pytest.raises(HistoryError, match="two messages"):
         suite_of(plant.records)

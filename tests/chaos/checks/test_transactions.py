@@ -169,7 +169,7 @@ def test_transaction_loss_is_undecided_without_a_complete_drain() -> None:
 def test_contradictory_transaction_history_is_rejected() -> None:
     plant = clean()
     plant.posted("commit", **W)
-    with pytest.raises(HistoryError, match="two transactions"):
+    with pytest.raises(HistoryError, match="two messages"):
         suite_of(plant.records)
     plant = HistoryBuilder()
     plant.decided("x", "commit")

@@ -18,7 +18,7 @@ CHUNK_BYTES = 256 << 10  # of a parcel
 READ_BYTES_MAX = 1 << 20  # of the log, in one answer
 DIGEST_BYTES_MAX = 64 << 20  # of the log, in one digest
 UNITS_MAX = READ_BYTES_MAX // QUEUE_ENTRY_BYTES  # in one digest, or answer
-RUNS_MAX = 4_096  # in one request
+RUNS_MAX = 2_048  # in one request, whose body may have a MiB
 
 
 class Facts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

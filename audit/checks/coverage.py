@@ -6,7 +6,7 @@ new kind is either judged or listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -75,9 +75,11 @@ PROPERTIES = {
 def unjudged(raft: bool, sends: bool) -> Iterator[str]:
     """Yield what no check judges, in a log of commands, and in messages whose `sends` are known."""
     if raft:
-        yield f"commands: {_without(COMMANDS)}, whose content is in no file"
+        names = (name for name, check in COMMANDS.items() if not check)
+        yield f"commands: {', '.join(names)}, whose content is in no file"
     if sends:
-        yield f"properties that clients and brokers add: {_without(PROPERTIES)}"
+        names = (name for name, check in PROPERTIES.items() if check)
+        yield f"properties that clients and brokers add, except {', '.join(names)}"
 
 
 def unread_files(stores: Mapping[str, Store]) -> list[str]:
@@ -91,8 +93,3 @@ def unread_files(stores: Mapping[str, Store]) -> list[str]:
             if not any(fnmatch(name, known) for known in read):
                 unread.add(f"{name}/" if path.is_dir() else name)
     return sorted(unread)
-
-
-def _without(judged: Mapping[str, str]) -> str:
-    names: Iterable[str] = (name for name, check in judged.items() if not check)
-    return ", ".join(names)

@@ -192,7 +192,8 @@ async def test_units_are_those_of_files_and_tails(tmp_path):
         broker = await group.leading()
         await create_topic(group)
         await fill(group, 8)
-        broker.store.queues.flush()
+        path = tmp_path / "n0" / "consumequeue" / "T" / "1" / f"{0:020d}"
+        await until(lambda: path.exists() and any(path.read_bytes()[20:40]))
         await fill(group, 2)
         end = broker.engine.log.last_index
         await ask(group, broker, "begin", atLeast=end)
@@ -203,7 +204,7 @@ async def test_units_are_those_of_files_and_tails(tmp_path):
         expected = entries + bytes(40)
         assert (await units(group, broker, *both, content=True)).body == expected
         assert (await units(group, broker, *both)).body == hashlib.sha256(expected).digest()
-        put(tmp_path / "n0" / "consumequeue" / "T" / "1" / f"{0:020d}", 20, b"\1")
+        put(path, 20, b"\1")
         damaged = (await units(group, broker, *both, content=True)).body
         assert damaged == entries[:20] + b"\1" + entries[21:] + bytes(40)
 

@@ -115,6 +115,7 @@ def test_watch_that_is_killed_again_and_again_finds_each_message_once(tmp_path: 
         asyncio.run(_create(namesrv))
         command = [sys.executable, "-m", "raftmq.audit", "watch", "--namesrv", namesrv]
         command += ["--audit-topic", "Told", "--results", str(tmp_path / "w"), "--minutes", "0"]
+        command += ["--consumer-group", "billing"]
         for number in range(4):
             with subprocess.Popen([*command, "--every", "0.1"], stdout=subprocess.PIPE) as process:
                 asyncio.run(planted.send(1_000))
@@ -123,14 +124,17 @@ def test_watch_that_is_killed_again_and_again_finds_each_message_once(tmp_path: 
                 process.send_signal(signal.SIGKILL)
         subprocess.run([*command, "--once"], check=False, timeout=300)
         lines = (tmp_path / "w" / "findings.jsonl").read_text().splitlines()
-        found = [(row["kind"], row["msg_id"]) for row in map(json.loads, lines)]
+        rows = [json.loads(line) for line in lines]
+        found = [(row["kind"], row["msg_id"]) for row in rows if "msg_id" in row]
         assert sorted(found) == sorted(planted.expected)
+        behind = [(row["topic"], row["queue_id"]) for row in rows if row["kind"] == "unconsumed"]
+        assert behind == [("Orders", queue_id) for queue_id in range(4)]
 
         spark = [*command, "--once", "--master", "local[2]"]
         spark[spark.index(str(tmp_path / "w"))] = str(tmp_path / "spark")
         ended = subprocess.run(spark, env=os.environ | PROGRAM, capture_output=True, timeout=300)
         assert ended.returncode == 1, ended.stderr
-        assert len(ended.stdout.splitlines()) == len(planted.expected)
+        assert len(ended.stdout.splitlines()) == len(planted.expected) + len(behind)
     finally:
         down(cluster)
 
@@ -139,3 +143,5 @@ async def _create(namesrv: str) -> None:
     async with Admin(namesrv) as admin:
         for topic in ("Orders", "Told"):
             await admin.topic.create(topic, 4)
+        for queue in (await admin.cluster.route("Orders")).write_queues("Orders"):
+            await admin.offset.commit("billing", queue, 0)

@@ -7,6 +7,7 @@ DIR/findings.jsonl        a line for each finding
 
 from __future__ import annotations
 
+import html
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -133,7 +134,8 @@ def page(state: State, now_ms: int) -> str:
         parts.append(section(table_of(("found", "finding"), last)))
     return document(
         "mqaudit watch",
-        f'<h1>Watch of {utc(now_ms)}</h1><p class="{mark}">{verdict} in the last 24 hours.</p>'
+        f"<h1>Watch over {html.escape(state.subject)}</h1>"
+        f'<p class="{mark}">{verdict} in the 24 hours before {utc(now_ms)}.</p>'
         f"<p>All acknowledgements were judged at: {level}. Messages that wait: "
         f"{len(state.waiting):,}, late: {late:,}.</p>{''.join(parts)}",
         OWN_STYLE,

@@ -58,7 +58,7 @@ def test_page_and_metrics_are_served_and_nothing_else(tmp_path: Path) -> None:
         Results(state).publish(0)
         address = f"http://127.0.0.1:{port}"
         for path, kind, content in (
-            ("/", "text/html; charset=utf-8", b"Watch of"),
+            ("/", "text/html; charset=utf-8", b"Watch over Audit"),
             ("/metrics", "text/plain; version=0.0.4", b"\nraftmq_watch_waiting 0\n"),
         ):
             with urlopen(address + path) as answer:

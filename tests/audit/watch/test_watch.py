@@ -94,7 +94,7 @@ async def test_watch_of_whole_messages_finds_nothing(cluster: FakeCluster, tmp_p
     assert time.time() - 600 < runs.metric("time_seconds") < time.time()
     assert await runs.run() == []
     assert runs.metric("acknowledged_total") == 8
-    assert "No finding in the last 24 hours" in runs.page()
+    assert "No finding in the 24 hours before" in runs.page()
 
 
 async def test_missing_and_altered_messages_are_found_once(

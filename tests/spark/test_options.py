@@ -3,7 +3,14 @@
 import pytest
 
 from raftmq.spark.offset_ranges import EARLIEST, LATEST, Queue
-from raftmq.spark.options import NAMES, OptionError, columns_of, read_options
+from raftmq.spark.options import (
+    NAMES,
+    OptionError,
+    columns_of,
+    connection_of,
+    options_of,
+    read_options,
+)
 
 GIVEN = {"namesrv": "h:1", "topic": "T"}
 
@@ -54,6 +61,13 @@ def test_options_take_accounts_and_tls() -> None:
     assert "'s'" not in repr(connection)
 
 
+def test_connection_is_equal_after_the_way_over_options() -> None:
+    given = {"namesrv": "h:1", "accessKey": "a", "secretKey": "s", "tls": "true"}
+    connection = connection_of(given | {"brokerAddressMap": "1.2.3.4:1=b0:2; 1.2.3.4:3=b1:2"})
+    assert connection.reached_at == {"1.2.3.4:1": "b0:2", "1.2.3.4:3": "b1:2"}
+    assert connection_of(options_of(connection)) == connection
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -84,6 +98,7 @@ def test_options_take_accounts_and_tls() -> None:
         (GIVEN | {"columns": "body,offset"}, "there is no column 'offset'"),
         (GIVEN | {"accessKey": "a"}, "belong together"),
         (GIVEN | {"tlsTrustPath": "ca.pem"}, "need tls=true"),
+        (GIVEN | {"brokerAddressMap": "h:1"}, "brokerAddressMap is not of the form"),
     ],
 )
 def test_option_error_names_the_mistake(given: dict[str, str], told: str) -> None:

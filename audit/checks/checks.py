@@ -312,7 +312,7 @@ def unpackable(tables: Tables) -> Check:
 def frame_checks(tables: Tables) -> Iterator[Check]:
     """Check Raft's invariants in the frames of each store and between stores."""
     index = F.col("frame_index")
-    frames = None if tables.alike is not None else _frames(tables)
+    frames = None if tables.alike.complete else _frames(tables)
     columns = ("store", "position", "index_before", "frame_index", "term_before", "frame_term")
     wrong = (index != F.col("index_before") + 1) | F.col("term_is_wrong")
     yield Check(
@@ -352,13 +352,14 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
 
 
 def _frames(tables: Tables) -> Frame:
-    """Return the frames below the stores' limits, each with index and term of its predecessor."""
+    """Return the frames below the stores' limits behind the part that all stores have alike, each
+    with index and term of its predecessor."""
     in_store = Window.partitionBy("store").orderBy("position")
     term = F.col("frame_term")
     shared = tables.shared_items.where(F.col("kind") == int(ItemKind.FRAME))
-    frames = each(shared).where(F.col("position") < tables.limits.of("limit"))
-    since = tables.since
-    for name, ended in (("index", since and since.index), ("term", since and since.term)):
+    rest = shared.where(F.col("position") >= tables.alike.end)
+    frames = each(rest).where(F.col("position") < tables.limits.of("limit"))
+    for name, ended in zip(("index", "term"), tables.alike.ended or (None, None), strict=True):
         before = F.coalesce(F.lag(f"frame_{name}").over(in_store), F.lit(ended).cast("long"))
         frames = frames.withColumn(f"{name}_before", before)
     return frames.withColumn("term_is_wrong", _has_wrong_term(in_store, term, F.col("term_before")))

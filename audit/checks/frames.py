@@ -50,7 +50,7 @@ class GroupFrames:
 def group_frames(tables: Tables) -> GroupFrames:
     limits = tables.limits
     frames = tables.shared_items.where(F.col("kind") == int(ItemKind.FRAME))
-    if tables.alike is not None and len(limits.voting) >= limits.needed:
+    if tables.alike.complete and len(limits.voting) >= limits.needed:
         run = tables.alike.frames
         if run is None or run.end <= limits.agreed_end:
             return _of_all(tables, run, frames)

@@ -113,14 +113,14 @@ def frame_end() -> Column:
 def find_limits(
     items: Frame,
     ends: Mapping[str, tuple[int, int, int]],
-    alike: Alike | None,
+    alike: Alike,
     stores: Mapping[str, Store],
     subject: Subject,
     since: Ended | None = None,
 ) -> Limits:
     """Compute the limits from the frames among the staged log items (LOG_SCHEMA). `ends` has each
-    store's last item end, number of intact records and number of frames. `alike` is set if all
-    stores have the same log, `since` if the items start where the audit before ended.
+    store's last item end, number of intact records and number of frames. `alike` is the start
+    of the log that all have alike, `since` is set if the items start where the audit before ended.
 
     Without a mode, logs with frames are Raft's, all remaining logs classic. Raises StoreError, also
     if no store is a voter's.
@@ -129,12 +129,13 @@ def find_limits(
     earlier = {name: _earlier_end(stores[name], since) for name in names}
     data_ends = [max(ends.get(name, (0, 0, 0))[0], earlier[name]) for name in names]
     held = []
-    if alike is not None:
-        frames_of_all = [alike.frames] if alike.frames and subject.mode != CLASSIC else []
-        held = [_Held(frozenset(names), run.end, run.configurations) for run in frames_of_all]
-    elif subject.mode != CLASSIC:
+    if alike.frames and subject.mode != CLASSIC:
+        run = alike.frames
+        held = [_Held(frozenset(names), run.end, run.configurations)]
+    if not alike.complete and subject.mode != CLASSIC:
         known_ends = dict(zip(names, data_ends, strict=True))
-        held = _held(items, known_ends, stores, since.term if since else 0)
+        rest = items.where(F.col("position") >= alike.end)
+        held += _held(rest, known_ends, stores, alike.ended[1] if alike.ended else 0)
     framed = held or (since is not None and since.index > 0)
     mode = subject.mode or (RAFT if framed else CLASSIC)
     commits = [
@@ -203,7 +204,7 @@ def _members(
 
 
 def _saved(
-    items: Frame, alike: Alike | None, stores: Mapping[str, Store], since: Ended | None
+    items: Frame, alike: Alike, stores: Mapping[str, Store], since: Ended | None
 ) -> list[tuple[int, bytes]]:
     """Return the configurations saved by stores and by the audit before that no log and no larger
     number of stores contradicts (audit.read.voters)."""
@@ -212,7 +213,7 @@ def _saved(
     saved = [one for one in each if one is not None]
     if not saved:
         return []
-    if alike is None:
+    if not alike.complete:
         first, last, taken = _frames_at(items, [index for index, _ in saved])
     elif alike.frames is None:
         return saved

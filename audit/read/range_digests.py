@@ -103,31 +103,38 @@ class LogDigest:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """A log that all stores have alike, with consecutive frames; None for none."""
+    """The log up to position `end`, which all stores have alike, with consecutive `frames` (None
+    for none). It is `complete` if no store has more. `ended` is index and term of the last frame
+    before `end`, if known."""
 
     frames: FrameRun | None
+    end: int
+    complete: bool
+    ended: tuple[int, int] | None = None
 
 
 def all_alike(
     digests: Iterable[LogDigest], stores: tuple[str, ...], ended: tuple[int, int] | None
-) -> Alike | None:
-    """Return the combined digest if all `stores` have equal items and the frames are consecutive;
-    else None. `ended` is index and term of the frame before them."""
+) -> Alike:
+    """Return the start of the log in which all `stores` have equal items and consecutive frames.
+    `ended` is index and term of the frame before them. The last of several ranges is left to the
+    rest of an incomplete log, because a frame is judged by its neighbours."""
     frames: FrameRun | None = None
+    ends = [(0, frames)]
     for digest in sorted(digests, key=lambda digest: digest.start):
-        if digest.stores != stores or (digest.frames and digest.frame_run is None):
-            return None
         run = digest.frame_run
-        if run is None:
-            continue
-        if frames is None:
+        if digest.stores != stores or (digest.frames and run is None):
+            break
+        if run is not None:
             follows = ended is None or (run.first == ended[0] + 1 and run.first_term >= ended[1])
-            frames = run if follows else None
-        else:
-            frames = frames.with_next(run)
-        if frames is None:
-            return None
-    return Alike(frames)
+            frames = frames.with_next(run) if frames else run if follows else None
+            if frames is None:
+                break
+        ends.append((digest.end, frames))
+    else:
+        return Alike(frames, ends[-1][0], True)
+    end, frames = ends[-2] if len(ends) > 1 else ends[0]
+    return Alike(frames, end, False, (frames.last, frames.last_term) if frames else ended)
 
 
 @dataclass(frozen=True, slots=True)

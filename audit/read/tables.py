@@ -53,7 +53,7 @@ class Tables:
     units  every ConsumeQueue unit (audit.read.spark_sources.UNIT_SCHEMA)
     shared_items, shared_units  the same, with one row for equal items of several stores
     staged_log, unit_digests  digests of logs and ConsumeQueues (audit.read.range_digests)
-    alike  set if all stores have the same log, the usual case
+    alike  the start of the log that all stores have alike, usually all of it
     topics  the topics to judge, see `_topics`
     log  the records the group holds (a majority, or in classic mode any store) as position, size,
         topic, queue_id, queue_offset, id, id_text, content_crc, fields_sum, visible,
@@ -73,7 +73,7 @@ class Tables:
     subject: Subject
     limits: Limits
     staged_log: StagedLog
-    alike: Alike | None
+    alike: Alike
     shared_units: Frame
     unit_digests: Sequence[UnitDigest]
     log: Frame
@@ -101,7 +101,7 @@ class Tables:
         all stores have the same log and the group holds all of it."""
         enough = len(self.limits.voting) >= self.limits.needed
         end = max((digest.data_end for digest in self.staged_log.digests), default=0)
-        is_group_log = self.alike is not None and enough and end <= self.limits.agreed_end
+        is_group_log = self.alike.complete and enough and end <= self.limits.agreed_end
         return self.staged_log.runs if is_group_log else None
 
     @property
@@ -149,7 +149,7 @@ def stage(
     def written(frame: Frame, name: str) -> Frame:
         return engine.staged(frame, below(directory, name))
 
-    def stores_staged() -> tuple[StagedLog, Alike | None, Frame, list[UnitDigest], Limits, Frame]:
+    def stores_staged() -> tuple[StagedLog, Alike, Frame, list[UnitDigest], Limits, Frame]:
         options = {"stores": stores_option(stores), "shared": "true"}
         options["from"] = str(since.position if since else 0)
         replicas = replicas_of(stores)

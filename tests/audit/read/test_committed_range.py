@@ -104,7 +104,8 @@ def test_single_saved_configuration_does_not_move_the_majority(
     """The logs have frames 50 to 80, and 60 is a configuration."""
     monkeypatch.setattr(Store, "saved_configuration", lambda store: saved[int(store.name)])
     stores = {str(number): Store(str(number), "") for number in range(3)}
-    run = Alike(FrameRun(50, 80, 1, 1, 9_000, ((60, 500, 600),)))
+    run = FrameRun(50, 80, 1, 1, 9_000, ((60, 500, 600),))
+    log = Alike(run, 9_000, True) if alike else Alike(None, 0, False)
     kinds = {60: FrameKind.CONFIGURATION}
     rows = [
         (int(ItemKind.FRAME), index, int(kinds.get(index, FrameKind.NOOP)), True)
@@ -113,4 +114,4 @@ def test_single_saved_configuration_does_not_move_the_majority(
     names = "kind", "frame_index", "frame_kind", "intact"
     schema = pa.schema([LOG_SCHEMA.field(name) for name in names])
     frames = engine.table(rows, schema)
-    assert {*_saved(frames, run if alike else None, stores, None)} == counted
+    assert {*_saved(frames, log, stores, None)} == counted

@@ -201,6 +201,18 @@ def test_frame_runs_join_if_index_and_term_continue(
         for n, run in enumerate(runs)
     ]
     result = all_alike(digests, ("n0",), ended)
-    assert (result is not None) == alike
-    if result is not None and result.frames is not None:
+    assert result.complete == alike
+    if alike:
+        assert result.frames is not None
         assert (result.frames.first, result.frames.last) == (runs[0][0], runs[-1][1])
+
+
+def test_log_of_a_lagging_store_is_alike_but_for_its_last_ranges() -> None:
+    none: Sums = {}
+    digests = [
+        LogDigest(stores, n, n + 1, True, 0, 0, 1, False, none, none, FrameRun(n, n, 1, 1, n, ()))
+        for n, stores in enumerate([("n0", "n1")] * 5 + [("n0",), ("n1",), ("n0",)])
+    ]
+    result = all_alike(digests, ("n0", "n1"), None)
+    assert result.frames is not None and not result.complete
+    assert (result.end, result.frames.last, result.ended) == (4, 3, (3, 1))

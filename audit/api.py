@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from .checks.acknowledged import read_acknowledged, refuse_unjudged
+from .checks.acknowledged import count_acknowledged, refuse_unjudged
 from .engine.choice import EngineOptions, Engines
 from .read.cluster_info import MODES, subject_of
 from .read.identities import identified
@@ -83,10 +83,11 @@ def audit_stores(
         subject = replace(subject, nodes=nodes)
         opened = opened_stores(directories)
         engine = engines.of(size_bytes_of(opened), acknowledged, options.staging)
+        counts = {} if acknowledged is None else count_acknowledged(engine, acknowledged)
         if acknowledged is not None and subject.group is not None:
-            rows = read_acknowledged(engine, acknowledged)
-            refuse_unjudged(rows, acknowledged, {subject.group}, every=False)
-        return run(engine, opened, subject, options, table_directory)
+            refuse_unjudged(counts, acknowledged, {subject.group}, every=False)
+        count = sum(counts.values())
+        return run(engine, opened, subject, options, table_directory, acknowledged_count=count)
 
 
 def topic_frame(

@@ -21,7 +21,7 @@ from raftmq.client.route import BrokerData
 from raftmq.remoting.errors import RemotingError
 from raftmq.spark.options import Connection
 
-from .checks.acknowledged import read_acknowledged, refuse_unjudged
+from .checks.acknowledged import count_acknowledged, refuse_unjudged
 from .engine.choice import EngineOptions, Engines
 from .engine.frames import EngineFailed
 from .pull_audit import pulled_report
@@ -64,7 +64,7 @@ def audit_cluster(
             )
     options.check()
     groups = asyncio.run(_groups(connection, group))
-    acknowledged = options.acknowledged
+    acknowledged, count = options.acknowledged, 0
     if options.history is not None or acknowledged is not None:
         compared = asyncio.run(_raft_groups(connection, groups))
         if not compared:
@@ -74,14 +74,16 @@ def audit_cluster(
             )
     if acknowledged is not None:
         engine, every = engines.of(0, acknowledged), group is None
-        acknowledgements = read_acknowledged(engine, acknowledged)
-        refuse_unjudged(acknowledgements, acknowledged, groups, every=every)
+        counts = count_acknowledged(engine, acknowledged)
+        count = sum(counts.values())
+        refuse_unjudged(counts, acknowledged, groups, every=every)
         what = "are no Raft groups, whose logs alone are compared"
-        refuse_unjudged(acknowledgements, acknowledged, compared, every=every, what=what)
+        refuse_unjudged(counts, acknowledged, compared, every=every, what=what)
     reports, refused = [], []
     for name, replicas in sorted(groups.items()):
         try:
-            report = _Group(engines, connection, name, replicas, options, bytes_per_s).report()
+            given = engines, connection, name, replicas, options, bytes_per_s, count
+            report = _Group(*given).report()
         except NotAudited as error:
             refused.append(str(error))
         except (ClientError, RemotingError, StoreError) as error:
@@ -96,7 +98,7 @@ def audit_cluster(
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A broker group to audit."""
+    """A broker group to audit, by `options.acknowledged` with `acknowledged_count` rows, if any."""
 
     engines: Engines
     connection: Connection
@@ -104,6 +106,7 @@ class _Group:
     replicas: BrokerData
     options: AuditOptions
     bytes_per_s: int
+    acknowledged_count: int
 
     def report(self) -> AuditReport:
         """Audit the group, again if a replica stops answering, which is then down. Raises
@@ -136,7 +139,10 @@ class _Group:
             if staging is None:
                 engine = engine.without_files()
             with directory_for_tables(staging, Path(directory)) as table_directory:
-                report = run(engine, stores, group.subject, options, table_directory, group.ends)
+                report = run(
+                    *(engine, stores, group.subject, options, table_directory, group.ends),
+                    self.acknowledged_count,
+                )
             return replace(report, not_judged=(*group.unseen, *report.not_judged))
 
     def _pulled(self) -> AuditReport:

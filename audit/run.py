@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .checks.acknowledged import acknowledged_checks, compared, lost, read_acknowledged
+from .checks.acknowledged import acknowledged_checks, acknowledged_frame, compared, lost
 from .checks.checks import Check, sent_checks, stored_checks
 from .checks.consume_checks import consumption_checks, event_kinds
 from .checks.coverage import unjudged
@@ -94,12 +94,15 @@ def run(
     options: AuditOptions,
     table_directory: str,
     queue_ends_seen: Mapping[tuple[str, int], int] | None = None,
+    acknowledged_count: int = 0,
 ) -> AuditReport:
     """Audit opened stores, by name.
 
     `table_directory` is an empty directory for the staged tables, a path or URI. `queue_ends_seen`
-    has the queue ends that consumers of a running group see, by topic and number. The end of an
-    audit without faults is saved in `options.results`. Raises StoreError, HistoryUnfit, OSError.
+    has the queue ends that consumers of a running group see, by topic and number.
+    `acknowledged_count` is the number of rows in `options.acknowledged`, which was read before. The
+    end of an audit without faults is saved in `options.results`. Raises StoreError, HistoryUnfit,
+    OSError.
     """
     history, topic, acknowledged = options.history, options.topic, options.acknowledged
     kept, progress = options.kept(subject.group or ""), options.progress
@@ -109,7 +112,6 @@ def run(
         progress(f"reading the logs of {', '.join(stores)}")
         if history is not None:
             refuse_interrupted(history)
-        listed = None if acknowledged is None else read_acknowledged(engine, acknowledged)
         tables = stage(
             *(engine, stores, history, topic, table_directory, subject, since),
             retention_hours=options.retention_hours,
@@ -121,8 +123,8 @@ def run(
         progress(f"checking {count:,} records")
         if history is not None:
             sends = _sent_results(tables, history, topic)
-        elif listed is not None:
-            sends = _acknowledged_results(tables, listed)
+        elif acknowledged is not None:
+            sends = _acknowledged_results(tables, acknowledged, acknowledged_count)
         else:
             sends = _Sends(_stored(tables), [])
         results = [*sends.results]
@@ -244,11 +246,11 @@ def _sent_results(tables: Tables, history: str, topic: str) -> _Sends:
     return _Sends(figures, results, copies, gaps, not judge.clocks_moved, gone_ms)
 
 
-def _acknowledged_results(tables: Tables, acknowledged: Frame) -> _Sends:
-    """Run the checks of a table of acknowledged messages."""
-    rows = compared(tables, acknowledged)
+def _acknowledged_results(tables: Tables, path: str, count: int) -> _Sends:
+    """Run the checks of a table of `count` acknowledged messages."""
+    rows = compared(tables, acknowledged_frame(tables.engine, path))
     figures = _stored(tables) | {"acknowledged": rows.count()}
-    others = acknowledged.count() - figures["acknowledged"]
+    others = count - figures["acknowledged"]
     gaps = [f"{others:,} messages that other broker groups acknowledged"] if others else []
     if not figures["acknowledged"]:
         gaps.append("losses: no acknowledged message is of this group")

@@ -21,12 +21,12 @@ alone is compared. A delayed message that still waits, and a half message that w
 are counted apart.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import pyarrow as pa
 
 from ..engine import columns as F
-from ..engine.frames import CORRUPT, Engine, EngineFailed, Frame, Row
+from ..engine.frames import CORRUPT, Engine, EngineFailed, Frame
 from ..read.cluster_info import RAFT
 from ..read.history import CRC_BITS, HistoryUnfit, invalid_line
 from ..read.removed import with_gone
@@ -48,56 +48,56 @@ SCHEMA = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in _TYPES.items()]
 NEEDED = ("msg_id", "topic")
 
 
-def read_acknowledged(engine: Engine, path: str) -> Frame:
-    """Read such a table as SCHEMA. Raises HistoryUnfit."""
+def acknowledged_frame(engine: Engine, path: str) -> Frame:
+    """Return such a table as SCHEMA, and CORRUPT for JSON lines. Raises EngineFailed."""
+    if path.endswith((".json", ".jsonl")):
+        return engine.lines(path, pa.schema([*SCHEMA, (CORRUPT, pa.string())]))
+    stored = engine.parquet(path)
+    given = {name: F.col(name) for name in stored.columns}
+    return stored.select(
+        *(given.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _TYPES.items())
+    )
+
+
+def count_acknowledged(engine: Engine, path: str) -> dict[str | None, int]:
+    """Return the number of rows by broker group, after a look at every row. Raises HistoryUnfit."""
     try:
-        if path.endswith((".json", ".jsonl")):
-            read = engine.lines(path, pa.schema([*SCHEMA, (CORRUPT, pa.string())]))
-            invalid = read.where(F.col(CORRUPT).isNotNull()).limit(1).collect()
-            if invalid:
-                what = invalid_line(path, invalid[0][CORRUPT])
-                raise HistoryUnfit(f"{what} is no acknowledged message")
-            rows = read.drop(CORRUPT)
-        else:
-            stored = engine.parquet(path)
-            given = {name: F.col(name) for name in stored.columns}
-            columns = [
-                given.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _TYPES.items()
-            ]
-            rows = stored.select(*columns)
+        rows = acknowledged_frame(engine, path)
         crc = F.col("body_crc")
-        counts = rows.agg(
+        invalid = F.col(CORRUPT) if CORRUPT in rows.columns else F.lit(None).cast("string")
+        brokers = rows.groupBy("broker").agg(
             F.count("*").alias("count"),
             F.count_if(F.col("msg_id").isNull() | F.col("topic").isNull()).alias("incomplete"),
             F.count_if((crc < -(1 << 31)) | (crc >= 1 << 32)).alias("no_crc"),
-        ).collect()[0]
+            F.min(invalid).alias("invalid"),
+        )
+        counts = brokers.collect()
     except EngineFailed as error:
         raise HistoryUnfit(f"{path} cannot be read as acknowledged messages: {error}") from error
-    count, incomplete, no_crc = counts["count"], counts["incomplete"], counts["no_crc"]
-    if incomplete:
+    for row in counts:
+        if row["invalid"] is not None:
+            what = invalid_line(path, row["invalid"])
+            raise HistoryUnfit(f"{what} is no acknowledged message")
+    if incomplete := sum(row["incomplete"] for row in counts):
         raise HistoryUnfit(f"{path} has {incomplete} rows without {' or '.join(NEEDED)}")
-    if no_crc:
+    if no_crc := sum(row["no_crc"] for row in counts):
         raise HistoryUnfit(f"{path} has {no_crc} rows whose body_crc has more than 32 bits")
-    if not count:
+    if not counts:
         raise HistoryUnfit(f"{path} has no rows: a list of nothing proves nothing")
-    return rows.withColumn("body_crc", F.col("body_crc").bitwiseAND(CRC_BITS))
-
-
-def _by_broker(acknowledged: Frame) -> list[Row]:
-    return acknowledged.groupBy("broker").agg(F.count("*").alias("count")).collect()
+    return {row["broker"]: row["count"] for row in counts}
 
 
 def refuse_unjudged(
-    acknowledged: Frame,
+    counts: Mapping[str | None, int],
     path: str,
     audited: Collection[str],
     *,
     every: bool,
     what: str = "are not audited",
 ) -> None:
-    """Refuse a table with rows that this audit would skip."""
-    rows = {row["broker"]: row["count"] for row in _by_broker(acknowledged)}
-    nameless = rows.pop(None, 0)
+    """Refuse a table with rows that this audit would skip, by the `counts` of its rows."""
+    rows = {name: count for name, count in counts.items() if name is not None}
+    nameless = counts.get(None, 0)
     if nameless and len(audited) > 1:
         raise HistoryUnfit(
             f"{path} has {nameless} rows without broker, and there are several groups"
@@ -132,7 +132,9 @@ def compared(tables: Tables, acknowledged: Frame) -> Frame:
     first = 0 if tables.since is not None and tables.since.start == 0 else None
     ended = F.when(F.col("queue_id").isNotNull(), F.coalesce("ended", F.lit(first).cast("long")))
     before = F.coalesce(F.col("queue_offset") < ended, F.lit(True))
-    ours = acknowledged.withColumnRenamed("msg_id", "id_text")
+    ours = acknowledged.withColumnRenamed("msg_id", "id_text").withColumn(
+        "body_crc", F.col("body_crc").bitwiseAND(CRC_BITS)
+    )
     if tables.group is not None:
         ours = ours.where(F.coalesce("broker", F.lit(tables.group)) == tables.group)
     rows = with_gone(

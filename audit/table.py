@@ -42,7 +42,8 @@ class TableUnfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """`location` is a path, or the name of a table in Spark's catalog for the format `table`."""
+    """`location` is a path. For the format `table` it is the name of a table in Spark's catalog,
+    and for `iceberg` a catalog of PyIceberg and a table in it, `lake.mq.orders`."""
 
     location: str
     format: str = "parquet"
@@ -115,11 +116,29 @@ def checkpoint_offsets(location: str) -> dict[Queue, int]:
 def _opened(spark: SparkSession, options: TableOptions) -> DataFrame:
     if options.format == "table":
         frame = spark.table(options.location)
+    elif options.format == "iceberg":
+        frame = spark.read.parquet(*iceberg_files(options.location))
     else:
         frame = spark.read.format(options.format).load(options.location)
     if missing := sorted(set(POSITION) - set(frame.columns)):
         raise TableUnfit(f"{options.location} has no column {missing[0]}")
     return frame
+
+
+def iceberg_files(location: str) -> list[str]:
+    """Return the data files of a table's current snapshot. PyIceberg finds them, since Iceberg has
+    no package for Spark 4.2. Raises TableUnfit."""
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NoSuchTableError
+
+    catalog, _, name = location.partition(".")
+    try:
+        files = list(load_catalog(catalog).load_table(name).scan().plan_files())
+    except NoSuchTableError as error:
+        raise TableUnfit(f"{location}: {error}") from None
+    if any(each.delete_files for each in files):
+        raise TableUnfit(f"{location} has files of deleted rows: compact it first")
+    return [each.file.file_path for each in files]
 
 
 def _bounds(landed: DataFrame) -> tuple[dict[Queue, int], dict[Queue, int]]:

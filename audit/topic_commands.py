@@ -47,7 +47,8 @@ def spark_options(command: T) -> T:
     "table_format",
     default="parquet",
     show_default=True,
-    help="Spark's name of the table's format; `table` for a name in its catalog instead of a path.",
+    help="Spark's name of the table's format; `table` for a name in its catalog instead of a path,"
+    " `iceberg` for one in PyIceberg's, as lake.mq.orders.",
 )
 @click.option(
     "--checkpoint",

@@ -82,7 +82,7 @@ EVENT = re.compile(r"[a-z]+(_[a-z]+)+ [a-z_]+=.*")
 BEHIND_A_NAME_SERVER = re.compile(r"^/api/v1/brokers/[^/]+/[^/]+/")
 FRAMES = "frames.py"  # a test of its own
 OF_THE_TOUR = {"consume.py", "longest_gap.py"}  # tests/docs/test_tour.py
-OF_SPARK = {"flights_by_month.py"}  # tests/spark/test_flights.py
+OF_SPARK = {"flights_by_month.py", "landing.py"}  # tests/spark
 
 
 @pytest.fixture(scope="module")

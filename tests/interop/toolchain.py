@@ -6,8 +6,9 @@ is pinned by go.sum and package-lock.json. Everything goes beside the virtual en
 complete or not at all, by one process of those that want it at a time, and again only when its
 inputs change. `python -m tests.interop.toolchain` makes all of it (half a minute to a few minutes,
 by the network; 240 MB are fetched) but what long tests alone need and wants to be named:
-`openapi-go`, and `rust5`, which takes minutes and a Cargo that is there. A part that cannot be had
-is an error that says which command failed and how: never a test that is left out.
+`openapi-go`, `spark-tables`, and `rust5`, which takes minutes and a Cargo that is there. A part
+that cannot be had is an error that says which command failed and how: never a test that is left
+out.
 """
 
 import fcntl
@@ -48,6 +49,7 @@ NODE_FILES = [HERE / "node" / "package.json", HERE / "node" / "package-lock.json
 GO5_FILES = [HERE / "go5" / name for name in ("go.mod", "go.sum", "main.go")]
 NODE5_FILES = [HERE / "node5" / "package.json", HERE / "node5" / "package-lock.json"]
 RUST5_FILES = [HERE / "rust5" / name for name in ("Cargo.toml", "Cargo.lock", "src/main.rs")]
+SPARK_TABLES = HERE.parent / "spark" / "requirements.txt"
 RUST_WANTED = "RocketMQ's Rust client is built with Cargo, which is not here: tools/find-cargo.sh"
 JAVA_OPTIONS = (
     *SHORT_LIVED,
@@ -282,6 +284,17 @@ def python_packages(name: str, requirements: Sequence[Path]) -> Path:
     return made(name, requirements, make)
 
 
+def spark_tables() -> Path:
+    """Return the directory of an older PySpark and PyIceberg. PySpark has no wheel."""
+
+    def make(directory: Path) -> None:
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+        install += ["--disable-pip-version-check", "--target", str(directory)]
+        run([*install, "-r", str(SPARK_TABLES)], {}, HERE)
+
+    return made("spark-tables", [SPARK_TABLES], make)
+
+
 # The clients' names in every table and figure.
 CLIENTS: Mapping[str, Callable[[], Launch]] = {
     "java43": lambda: java("43"),
@@ -296,7 +309,7 @@ def main() -> None:
     parts: dict[str, Callable[[], object]] = {**CLIENTS, "python5": python5}
     parts |= {"go5": go5, "node5": node5, "openapi": openapi, "openapi-node": openapi_node}
     if sys.argv[1:]:
-        named = {**parts, "rust5": rust5, "openapi-go": openapi_go}
+        named = {**parts, "rust5": rust5, "openapi-go": openapi_go, "spark-tables": spark_tables}
         parts = {name: named[name] for name in sys.argv[1:]}
 
     def ready(name: str, make: Callable[[], object]) -> str:

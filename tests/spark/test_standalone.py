@@ -19,7 +19,7 @@ from tests.smallspark import JVM
 from tests.spark.test_source import bodies, fill
 
 ROOT = Path(__file__).parents[2]
-SPARK_CLASS = Path(pyspark.__path__[0]) / "bin" / "spark-class"
+SPARK = Path(pyspark.__path__[0])
 DEPLOY = "org.apache.spark.deploy"
 COUNT = 400
 DRIVER = """
@@ -64,8 +64,9 @@ spark.stop()
 class Standalone:
     """A master and two workers, each in a directory of its own."""
 
-    def __init__(self, directory: Path, ended: ExitStack) -> None:
+    def __init__(self, directory: Path, ended: ExitStack, spark: Path = SPARK) -> None:
         self._directory, self._ended = directory, ended
+        self._spark_class = spark / "bin" / "spark-class"
         # A Python that has what executors need, and not our package.
         subprocess.run(
             [sys.executable, "-m", "venv", "--without-pip", directory / "env"], check=True
@@ -93,7 +94,7 @@ class Standalone:
         log = directory / "log"
         with open(log, "wb") as file:
             process = subprocess.Popen(
-                [SPARK_CLASS, *arguments],
+                [self._spark_class, *arguments],
                 cwd=directory,
                 env=self.environment,
                 stdout=file,

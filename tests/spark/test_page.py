@@ -1,6 +1,7 @@
 """What docs/spark.md shows is run, block by block, as its reader would."""
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from pyspark.sql import SparkSession
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.client import Admin, Message, Producer
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, NOTEBOOK = DOCS / "spark.md", DOCS / "examples" / "profile.ipynb"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
 LINES = [b"one two two", b"three three three", b"two one three"]
 
@@ -62,3 +64,19 @@ def test_every_block_of_spark_page_gives_the_documented_result(
         ("two", "3"),
         ("one", "2"),
     ]
+
+
+def test_cells_of_the_notebook_print_the_profile_of_a_topic(
+    spark: SparkSession, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(send(cluster.state().namesrv, "NoteOrders"))
+    scope: dict[str, Any] = {}
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            code = "".join(cell["source"]).replace("Orders", "NoteOrders")
+            exec(code.replace("127.0.0.1:9876", cluster.state().namesrv), scope)
+    scope["orders"].unpersist()
+    out = capsys.readouterr().out
+    assert re.findall(r"size_max +\| (\d+)", out) == ["17", "13"]
+    assert re.findall(r"\| +(16|32)\| +(\d)\|", out) == [("16", "2"), ("32", "1")]
+    assert "|   A|    3|" in out

@@ -31,7 +31,7 @@ REQUEST_MESSAGES = 1_000  # per request; the limit is 65,536
 REQUEST_BYTES = 256 << 10
 REQUESTS_BYTES = 64 << 20  # of all incomplete requests
 # Staged rows. `properties` are in wire format, without UNIQ_KEY; `hash` is of the sharding key, or
-# null.
+# the chosen queue's number, or null.
 STAGED = pa.schema(
     [("body", pa.binary()), ("properties", pa.binary()), ("flag", pa.int32()), ("hash", pa.int32())]
 )

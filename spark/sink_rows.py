@@ -5,6 +5,7 @@ Only the column `body` is required.
     body           binary or string; not null, not empty
     tags, keys     string
     sharding_key   string; rows with equal keys go to the same queue, as in RocketMQ's clients
+    queue_id       int; rows with equal numbers go to the same queue, whatever their keys
     properties     map<string,string>, without properties that clients and brokers add, so that
                    rows of a topic can be written to a different topic
     flag           int"""
@@ -33,7 +34,7 @@ BODY_BYTES_MAX = (4 << 20) - (64 << 10)  # a broker's limit for a batch, without
 # region and cluster with 28 bytes by default, 80 reserved).
 PROPERTIES_BYTES_MAX = PROPERTIES_SIZE_BYTES_MAX - KEY_BYTES - 128
 SHARDING_KEY = "__SHARDINGKEY"
-COLUMNS = ("body", "tags", "keys", "sharding_key", "properties", "flag")
+COLUMNS = ("body", "tags", "keys", "sharding_key", "queue_id", "properties", "flag")
 _TEXTS = {"tags": TAGS, "keys": KEYS, "sharding_key": SHARDING_KEY}
 _PROPERTIES = pa.map_(pa.string(), pa.string())
 
@@ -67,6 +68,11 @@ def staged(rows: pa.RecordBatch) -> pa.RecordBatch:
         encoded, keys = _encoded_texts(columns, len(rows))
     else:
         encoded, keys = _encoded(columns, given)
+    if "queue_id" in names:
+        queues = _cast(rows, "queue_id", pa.int32())
+        if (pc.min(queues).as_py() or 0) < 0:
+            raise RowError("a row's queue_id is negative")
+        keys = pc.coalesce(queues, keys)
     return pa.record_batch([body, encoded, flag, keys], schema=STAGED)
 
 

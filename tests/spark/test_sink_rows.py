@@ -47,3 +47,21 @@ def test_longest_properties_that_a_task_accepts_are_stored(name: str) -> None:
 def test_longer_properties_fail_the_task(size_bytes: int, name: str) -> None:
     with pytest.raises(RowError, match="a row's properties"):
         staged(rows(size_bytes, name))
+
+
+def test_rows_go_to_the_queues_of_their_numbers_and_others_by_key() -> None:
+    queues = [MessageQueue("T", "broker-a", number) for number in range(3)]
+    bodies = pa.array([b"first", b"second", b"third"])
+    columns = [bodies, pa.array(["k", "k", "k"]), pa.array([0, 4, None])]
+    rows = pa.record_batch(columns, names=["body", "sharding_key", "queue_id"])
+    requests = Requests(new_plan("T", "w", 0, queues, ["f"], 3, ""), lambda queue, batch: "A" * 24)
+    assert list(requests.add(staged(rows))) == []
+    made = {queue.queue_id: body for queue, _, body in requests.rest()}
+    assert b"first" in made[0] and b"second" in made[1]
+    assert b"third" in made[107 % 3]  # the key's hash
+
+
+def test_negative_queue_id_fails_the_task() -> None:
+    columns = [pa.array([b"a"]), pa.array([-1], pa.int32())]
+    with pytest.raises(RowError, match="queue_id is negative"):
+        staged(pa.record_batch(columns, names=["body", "queue_id"]))

@@ -288,7 +288,7 @@ def spark_tables() -> Path:
     """Return the directory of an older PySpark and PyIceberg. PySpark has no wheel."""
 
     def make(directory: Path) -> None:
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
         install += ["--disable-pip-version-check", "--target", str(directory)]
         run([*install, "-r", str(SPARK_TABLES)], {}, HERE)
 

@@ -75,6 +75,7 @@ UNFORESEEN = "unforeseen what=%s peer=%s"
 CLOSED = "connection_closed peer=%s reason=%s"
 REMARK_CHARS_MAX = 2_000  # of an error's remark
 
+UNRECORDED_BYTES = 4096  # of an arrival that waits for its turn, less than its connection itself
 SWEEP_SPACING_S = 0.01  # at most 100 sweeps per second over a connection's waiting requests
 
 
@@ -338,7 +339,8 @@ class Connection(asyncio.Protocol):
         else:
             self._put_off.append(data)
             self._wait_turn()
-            self._record_unfinished(restart=not self._recorded)
+            if self._recorded or len(data) >= UNRECORDED_BYTES:
+                self._record_unfinished(restart=not self._recorded)
             self._settle_reading()
 
     def _wait_turn(self) -> None:
@@ -366,10 +368,12 @@ class Connection(asyncio.Protocol):
         if self._in_steps is not None:
             self._step()
         if self._in_steps is None and self._open:
-            self._serve_backlog()
-            if self._put_off and not self._backlog and self._in_steps is None:
-                arrived, self._put_off = b"".join(self._put_off), []
-                self._take(arrived)
+            if self._backlog:
+                self._serve_backlog()
+            late = self._put_off
+            if late and not self._backlog and self._in_steps is None:
+                self._put_off = []
+                self._take(late[0] if len(late) == 1 else b"".join(late))
         if self._open and (self._in_steps is not None or self._put_off or self._backlog):
             if not self._is_blocked:
                 self._wait_turn()
@@ -419,7 +423,9 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self.fail("request", error)
         finally:
-            self._flush()
+            self._flush_due = False
+            if self._out:
+                self._flush()
 
     def _record_unfinished(self, restart: bool) -> None:
         """Report the size of unserved frames to the budgets."""

@@ -51,15 +51,19 @@ class DerivedFiles:
         self.newest_ms = 0  # store time of the newest record dispatched
         self._kept_to = 0  # `open` kept entries below this CommitLog offset
 
-    def open(self, confirmed: int, *, clean: bool, foreign: bool = False) -> None:
+    def open(
+        self, confirmed: int, *, clean: bool, foreign: bool = False, lazy: bool = False
+    ) -> None:
         """Open the files and keep entries that point below CommitLog offset `confirmed`, or below
         the log's start, where they cannot be rebuilt. `clean` means that the last stop was clean,
         `foreign` that a different program may have deleted queues. Raises OSError."""
         fields = self._checkpoint.fields
         self.newest_ms = fields.logics_timestamp_ms
-        self._kept_to = max(confirmed, self._commitlog.min_offset)
         start = self._commitlog.min_offset
-        self.queues.open(self._kept_to, clean=clean, log_start=start, foreign=foreign)
+        self._kept_to = kept_to = max(confirmed, start)
+        self.queues.open(kept_to, clean=clean, log_start=start, foreign=foreign, lazy=lazy)
+        if self.queues.confirmed < kept_to:
+            self._kept_to = confirmed = self.queues.confirmed
         if self.index is not None:
             self.index.open(confirmed, clean=clean, full_until_ms=fields.index_timestamp_ms)
         if not self.queues.topics() and not self.queues.damaged:
@@ -203,14 +207,14 @@ class StoreFlusher:
     _confirms: bool  # write confirmPhyOffset also (Raft mode)
     _log_stamp: tuple[int, int] | None = None  # (log end, its store time) to write next
 
-    def start(self) -> StoreFlush:
-        """Write the queues' tails; return a flush; its `run` makes the queues durable up to its
-        `confirmed`. Not concurrent. Raises OSError."""
+    def start(self, *, listed: bool = False) -> StoreFlush:
+        """Return a flush; its `run` makes the queues durable up to its `confirmed`, and with
+        `listed` writes their manifest in any case. Not concurrent. Raises OSError."""
         log, derived = self._commitlog, self._derived
         confirmed = min(derived.dispatched_offset, log.durable_offset)
         if self._log_stamp is None:
             self._log_stamp = (log.max_offset, derived.newest_ms)
-        queues = derived.queues.start_flush()  # first, because it writes and may raise
+        queues = derived.queues.start_flush(confirmed, listed=listed)
         index = None if derived.index is None else derived.index.start_flush()
         return StoreFlush(queues, index, self._checkpoint, confirmed, derived.newest_ms)
 

@@ -98,7 +98,7 @@ class MessageStore:
         self.checkpoint.open(verify=self.classic is None)
         self.commitlog.open(restore=self.classic is None)
         if self.classic is None:
-            self.derived.open(self.checkpoint.fields.confirm_offset, clean=clean)
+            self.derived.open(self.checkpoint.fields.confirm_offset, clean=clean, lazy=True)
             return
         log_start = self.commitlog.min_offset
         dispatched = recover_records(self.commitlog, self.checkpoint.fields, clean=clean)
@@ -118,7 +118,7 @@ class MessageStore:
         if ticket is not None:
             ticket.run()
             self.commitlog.finish_sync(ticket)
-        flush = self.flushes.start()
+        flush = self.flushes.start(listed=True)
         synced = False
         try:
             flush.run()

@@ -17,6 +17,11 @@ An append below max_offset is skipped (a repeated dispatch after a restart). An 
 leave a hole is an AssertionError, because wrong is worse than down. A queue without a message in
 the log may continue at a later offset, as the messages between are deleted.
 
+`open` with `lazy` (Raft mode) takes over many queues from the manifest as of its `confirmed`, with
+no look at their files. Unlisted files are those of later entries, which are dispatched again. The
+files are checked when they are first used. Missing entries are suspects (EntryDamaged), which
+store.consumequeue.repair writes again.
+
 With a manifest (store.consumequeue.queue_files), `open` does not load damaged queues, where listed
 files or entries are missing or entries follow the end. First files may be missing if retention
 removed them after the manifest was written. Damaged queues are listed in `damaged` and rebuilt from
@@ -27,18 +32,22 @@ Single wrong entries are detected on read by their records, and `rewrite` correc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ..disk import Disk
 from ..dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
+from ..errors import EntryDamaged
 from ..file_cache import OPEN_FILES_MAX
 from ..transient_errors import passes
 from .queue_files import (
+    EntryKey,
     FlushFiles,
+    ManifestHead,
     QueueExtent,
     QueueFiles,
+    QueueKey,
     read_manifest,
     within_files,
     write_manifest,
@@ -50,6 +59,7 @@ FILLER = QUEUE_ENTRY.pack(0, FILLER_SIZE, 0)
 TAIL_ENTRIES_MAX = 2048  # 40 KiB of a queue; then it is written
 TAILS_BYTES_MAX = 8 << 20  # of all queues; then the oldest tails are written
 PROBED_ENTRIES = 410  # two pages behind the end, because entries follow a missing page
+LOADED_QUEUES_MAX = 1_000  # at start; the files of 100,000 took 36 s to read from a cold disk
 MANIFEST_QUEUES_MAX = 10_000  # with more queues, only every MANIFEST_FLUSHES-th flush lists them
 MANIFEST_FLUSHES = 12
 
@@ -88,7 +98,9 @@ class ConsumeQueue:
     _min_position: int = field(
         default=-1, init=False
     )  # of the entry at first_offset; -1 if unknown
-    _last_loaded: bytes = field(default=b"", init=False)  # the last entry, from `load` to its check
+    # of a queue taken over, until its files are checked; otherwise 0
+    _listed_end: int = field(default=0, init=False)
+    _listed_position: int = field(default=-1, init=False)  # of its last entry; -1: any
     has_more: bool = field(default=False, init=False)  # `load` found entries to drop
     # the CommitLog offset for which `_shown_offset` is valid
     _shown_from: int = field(default=0, init=False)
@@ -123,6 +135,8 @@ class ConsumeQueue:
         if offset >= tail.first:
             at = (offset - tail.first) * QUEUE_ENTRY_BYTES
             return bytes(tail.entries[at : at + count * QUEUE_ENTRY_BYTES])
+        if self._listed_end:
+            self._check_files()
         end = min(offset + count, self.max_offset)
         parts = []
         in_file_end = min(end, tail.first)
@@ -167,6 +181,8 @@ class ConsumeQueue:
         if self._tail.entries:
             self._tail.entries.extend(entries)
         else:
+            if self.max_offset == self.first_offset:
+                self._min_position = int.from_bytes(entries[:8], "big")
             self._tail = _Tail(self.max_offset, bytearray(entries))
         if self.last_position < self._shown_from:
             self._shown_from = 0  # these entries may not be visible either
@@ -187,7 +203,8 @@ class ConsumeQueue:
         them from memory. Blocking. Raises OSError."""
         tail = self._tail
         entries = bytes(tail.entries)
-        files.write(self.path, tail.first, entries)
+        last_file = self.file_starts[-1] if self.file_starts else -1
+        files.write(self.path, tail.first, entries, last_file)
         return range(tail.first, tail.first + len(entries) // QUEUE_ENTRY_BYTES)
 
     def drop_saved(self, saved: range) -> None:
@@ -201,11 +218,15 @@ class ConsumeQueue:
     def extent(self, saved: range) -> QueueExtent | None:
         """Return the manifest line once `saved` was written; None without a file. In the pool."""
         end, last_position = self.max_offset, self.last_position  # in this order
+        first, position = self.first_offset, self._min_position
+        if first >= end:  # no message, or none when `end` was read
+            first, position = end, -1
         starts = [*self.file_starts, *self._new_starts(saved)]
         starts = [start for start in starts if start < end]  # the rest is to be dropped
         if not starts:
             return None
-        return QueueExtent(starts[0], starts[-1], end, last_position, self.queue_id, self.topic)
+        numbers = starts[0], starts[-1], end, last_position, first, position, self.queue_id
+        return QueueExtent(*numbers, self.topic)
 
     def _new_starts(self, saved: range) -> list[int]:
         """Return the starts of the files of `saved` that are missing in `file_starts`."""
@@ -216,17 +237,23 @@ class ConsumeQueue:
         return [start for start in starts if start > last]
 
     def rewrite(self, offset: int, entry: bytes) -> bool:
-        """Overwrite a damaged entry; return False if no file contains it. Raises OSError."""
+        """Overwrite an entry that is different, whether its file is there or not; return False if
+        it is equal or not in a file. Raises OSError."""
         if not self.first_offset <= offset < self._tail.first:
+            return False
+        self._files.restore(self.path, self._files.start_of(offset))
+        if self._files.read(self.path, offset, 1) == entry:
             return False
         self._write(offset, memoryview(entry))
         return True
 
-    def first_at(self, is_at: Callable[[int, int], bool], low: int | None = None) -> int:
-        """Return by bisection the first offset in [low or min, max] with `is_at` true for its entry
-        (CommitLog offset, size). It must be true for all later entries."""
+    def first_at(
+        self, is_at: Callable[[int, int], bool], low: int | None = None, high: int | None = None
+    ) -> int:
+        """Return by bisection the first offset in [low or min, high or max] with `is_at` true for
+        its entry (CommitLog offset, size). It must be true for all later entries."""
         low = self.min_offset if low is None else low
-        high = self.max_offset
+        high = self.max_offset if high is None else min(high, self.max_offset)
         while low < high:
             middle = (low + high) // 2
             position, size, _ = self.entry(middle)
@@ -241,7 +268,6 @@ class ConsumeQueue:
     def load(
         self,
         confirmed: int,
-        clean: bool,
         recorded: QueueExtent | None,
         log_start: int,
         *,
@@ -269,60 +295,67 @@ class ConsumeQueue:
             and self.entry(first_offset)[0] > log_start
         ):
             raise QueueDamaged(f"there was a file of entry {recorded.first_file} once")
-        first, probed = self._plain_end(confirmed, recorded) if suspicious else (0, b"")
-        end = plain_end = first + len(probed) // QUEUE_ENTRY_BYTES
-        if not probed or plain_end - self.first_offset > PROBED_ENTRIES:
-            end = self.first_at(lambda position, size: size <= 0 or position >= confirmed)
-        if probed and end == plain_end:
-            self._end_at(end)
-            self._set_probed(first, probed)
-            return
+        near = self.file_starts[-1] if recorded is None else recorded.end - 1
+        end = self._find_end(confirmed, near)
         if suspicious:
             self._check_end(end, confirmed, recorded)
-        # After a clean stop nothing follows an empty entry. After a power cut entries may follow a
-        # hole; they must not look valid once the hole is filled.
-        if not clean or (end < self.max_offset and self.entry(end)[1] != 0):
-            self.has_more = True
-        elif end == self.first_offset:
-            self.has_more = True  # a file without an entry
+        # A file without an entry, or entries behind the end, as after a power cut; they must not
+        # look valid once the hole is filled.
+        self.has_more = end == self.first_offset or self._is_followed(end)
         self._end_at(end)
         self._set_last()
 
-    def _plain_end(self, confirmed: int, recorded: QueueExtent | None) -> tuple[int, bytes]:
-        """Return the last entries and the first offset, in a single read, if the end is near the
-        recorded end or the last file's start and only a hole follows. This is the usual case.
-        Without entries, the caller has to search. Nothing behind the returned entries needs to be
-        dropped."""
-        files, first = self._files, self.file_starts[-1]
-        if recorded is not None:
-            first = max(first, recorded.end - 1)
-        entries = self.entries(first, PROBED_ENTRIES)
-        count = 0
-        for position, size, _ in QUEUE_ENTRY.iter_unpack(entries):
-            if size <= 0 or position >= confirmed:
-                break
-            count += 1
-        rest = entries[count * QUEUE_ENTRY_BYTES :]
-        behind = first + len(entries) // QUEUE_ENTRY_BYTES
-        if not count or rest.count(0) < len(rest):
-            return 0, b""
-        if behind < self.max_offset and files.may_have_entries(self.path, behind):
-            return 0, b""
-        return first, entries[: count * QUEUE_ENTRY_BYTES]
+    def _is_followed(self, end: int) -> bool:
+        """Return whether anything but a hole follows from `end` on."""
+        entries = self.entries(end, PROBED_ENTRIES)
+        behind = end + PROBED_ENTRIES
+        return entries.count(0) < len(entries) or (
+            behind < self.max_offset and self._files.may_have_entries(self.path, behind)
+        )
 
-    def _set_probed(self, first: int, entries: bytes) -> None:
-        """Keep the last entries, so that a start opens each file of 100,000 queues once."""
-        self._last_loaded = entries[-QUEUE_ENTRY_BYTES:]
-        self.last_position = QUEUE_ENTRY.unpack(self._last_loaded)[0]
-        if first == self.first_offset:
-            position, size, _ = QUEUE_ENTRY.unpack_from(entries)
-            if size != FILLER_SIZE:
-                self._min_position = position
+    def take_over(self, recorded: QueueExtent) -> None:
+        """Take over the recorded extent; the files are checked when they are first used."""
+        per_file = self._files.entries_per_file
+        self.file_starts = list(range(recorded.first_file, recorded.last_file + 1, per_file))
+        self.first_offset, self._min_position = recorded.first_offset, recorded.first_position
+        self.last_position = recorded.last_position
+        self._end_at(recorded.end)
+        self._listed_end, self._listed_position = recorded.end, recorded.last_position
 
-    def take_last(self) -> bytes:
-        """Return the last entry if `load` read it, otherwise b""; once, for the following check."""
-        last, self._last_loaded = self._last_loaded, b""
-        return last
+    @property
+    def is_checked(self) -> bool:
+        """False if the files of a queue taken over have not been used yet, or lack entries."""
+        return not self._listed_end
+
+    def _check_files(self) -> None:
+        """Check that the files have the first and the last listed entry. Raises EntryDamaged, until
+        a repair has written them; OSError."""
+        for start in self.file_starts:
+            self._files.restore(self.path, start)
+        end = self._listed_end
+        listed = [(self.first_offset, self._min_position), (end - 1, self._listed_position)]
+        for offset, position in listed:
+            if position < 0 or offset >= end:
+                continue
+            entry = self._files.read(self.path, offset, 1)
+            if QUEUE_ENTRY.unpack(entry)[0] != position:
+                self._files.suspects[self.topic, self.queue_id, offset] = position
+                raise EntryDamaged(self.topic, self.queue_id, offset, position)
+        self._listed_end = 0
+
+    def _find_end(self, confirmed: int, near: int) -> int:
+        """Return the first offset without an entry below `confirmed`. A short queue is searched
+        from `near` on, because every page that is read of a hole costs memory and time."""
+
+        def is_at(position: int, size: int) -> bool:
+            return size <= 0 or position >= confirmed
+
+        low, high = self.first_offset, self.max_offset
+        if near - low <= PROBED_ENTRIES:
+            high, step = max(low, near), 1
+            while high < self.max_offset and not is_at(*self.entry(high)[:2]):
+                low, high, step = high + 1, high + step, 2 * step
+        return self.first_at(is_at, low, high)
 
     def _check_end(self, end: int, confirmed: int, recorded: QueueExtent | None) -> None:
         """Check the end found by bisection, which trusts entries. Raises QueueDamaged."""
@@ -330,7 +363,7 @@ class ConsumeQueue:
             raise QueueDamaged(f"it ends at {end}, and had {recorded.end} entries once")
         probes = [(end, PROBED_ENTRIES)]
         at, distance = end + PROBED_ENTRIES, 1
-        while at < self.max_offset:
+        while at < self.max_offset and self._files.may_have_entries(self.path, at):
             probes.append((at, 1))
             at += distance
             distance *= 2
@@ -354,18 +387,23 @@ class ConsumeQueue:
         self.has_more = False
         self.first_offset = min(self.first_offset, end)
         self._shown_from = 0
-        self._min_position, self._last_loaded = -1, b""
+        self._min_position = -1
         self._set_last()
 
     def correct_min(self, commitlog_min: int) -> None:
         """Move first_offset to the first entry still in the CommitLog; remove whole files."""
         if commitlog_min <= self._min_position:
             return
-        self.first_offset = self.first_at(
-            lambda position, size: position >= commitlog_min and size != FILLER_SIZE,
-            self.first_offset,
-        )
         self._min_position = -1
+        if self._listed_position < commitlog_min:
+            self._listed_position = -1  # no repair can write it again
+        try:
+            self.first_offset = self.first_at(
+                lambda position, size: position >= commitlog_min and size != FILLER_SIZE,
+                self.first_offset,
+            )
+        except EntryDamaged:
+            return  # until it is repaired
         if self.first_offset < self.max_offset:
             self._min_position = self.entry(self.first_offset)[0]
         per_file = self._files.entries_per_file
@@ -399,6 +437,8 @@ class ConsumeQueue:
         if not self.file_starts or start > self.file_starts[-1]:
             self._files.create(self.path, start, first=not self.file_starts)
             self.file_starts.append(start)
+        elif self._listed_end:
+            self._files.restore(self.path, start)
         self._files.write(self.path, offset, data)
 
     def _file_end(self, offset: int) -> int:
@@ -414,7 +454,9 @@ class FlushTicket:
     tails: list[ConsumeQueue]  # those with a tail at the start of the flush
     queues: list[ConsumeQueue]  # all, if a manifest is kept
     manifest: str | None
+    head: ManifestHead
     due: bool  # write the manifest even if no file was created or removed
+    listed: bool  # write it in any case
     saved: dict[ConsumeQueue, range] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -426,10 +468,10 @@ class FlushTicket:
         if self.manifest is None:
             return
         changed = dirty.directories or (self.due and dirty.paths)
-        if changed or not self.files.disk.exists(self.manifest):
+        if changed or self.listed or not self.files.disk.exists(self.manifest):
             nothing = range(0)
             extents = (queue.extent(self.saved.get(queue, nothing)) for queue in self.queues)
-            write_manifest(self.files.disk, self.manifest, filter(None, extents))
+            write_manifest(self.files.disk, self.manifest, self.head, filter(None, extents))
 
 
 class ConsumeQueueStore:
@@ -452,10 +494,10 @@ class ConsumeQueueStore:
         self.damaged: dict[tuple[str, int], str] = {}  # queues that `open` did not load, and why
         self.unknown = False  # `open` found neither a queue nor a manifest
         self.corrected_to = -1  # no valid entry of any queue points below this
+        self.confirmed = 0  # `open` kept the entries below this CommitLog offset
+        self._log_start = 0  # that the first messages follow, as listed or corrected
         self._manifest = manifest
-        self._recorded: dict[
-            tuple[str, int], QueueExtent
-        ] = {}  # from the manifest, until the log is known
+        self._recorded: dict[QueueKey, QueueExtent] = {}  # as listed, until the log is known
         self._flushes = 0
         self._tail_bytes_max = tail_entries_max * QUEUE_ENTRY_BYTES
         self._tails_bytes_max = tails_bytes_max
@@ -467,38 +509,61 @@ class ConsumeQueueStore:
         self._flushing = False
 
     def open(
-        self, confirmed: int, *, clean: bool = False, log_start: int = 0, foreign: bool = False
+        self,
+        confirmed: int,
+        *,
+        clean: bool = False,
+        log_start: int = 0,
+        foreign: bool = False,
+        lazy: bool = False,
     ) -> None:
         """Load every queue, keeping entries that point below CommitLog offset `confirmed`.
 
         `clean` means that the last stop was clean, so nothing follows the first empty entry. The
         CommitLog starts at `log_start`: first files may be missing if all their entries pointed
         below it. With `foreign`, whole queues may be missing, because a different program may have
-        deleted their topics.
+        deleted their topics. With `lazy`, the entries from `self.confirmed` on, which may be less
+        than `confirmed`, are dispatched again in any case.
 
         Raises OSError; ValueError for a directory that is no queue."""
         assert not self._queues
         self._disk.makedirs(self._files.directory)
-        self._files.adopt_size(clean=clean or foreign)
-        recorded = {} if self._manifest is None else read_manifest(self._disk, self._manifest)
+        head, recorded = read_manifest(self._disk, self._manifest)
         self._recorded = dict(recorded)
+        topics = self._disk.listdir(self._files.directory)
         queues: list[ConsumeQueue] = []
+        if (
+            lazy
+            and max(len(recorded), len(topics)) > LOADED_QUEUES_MAX
+            and head.entries_per_file
+            and head.log_start <= log_start <= head.confirmed <= confirmed
+        ):
+            confirmed = head.confirmed
+            self._files.adopt(head.entries_per_file)
+            queues += self._taken_over(recorded, set(topics), confirmed)
+            keys = [key for key in recorded if key[0] in set(topics)]  # they have later entries
+        else:
+            self._files.adopt_size(clean=clean or foreign)
+            keys = [
+                (topic, int(name))
+                for topic in topics
+                for name in self._disk.listdir(f"{self._files.directory}/{topic}")
+            ]
+        self.confirmed = confirmed
         shorter = False
-        for topic in self._disk.listdir(self._files.directory):
-            for name in self._disk.listdir(f"{self._files.directory}/{topic}"):
-                queue = ConsumeQueue(self._files, topic, int(name), self._first_shown)
-                key = (topic, queue.queue_id)
-                extent = recorded.pop(key, None)
-                suspicious = self._manifest is not None
-                try:
-                    queue.load(confirmed, clean, extent, log_start, suspicious=suspicious)
-                except QueueDamaged as damage:
-                    if not suspicious:
-                        raise AssertionError(f"{queue.path}: {damage.reason}") from damage
-                    self.damaged[key] = damage.reason
-                    continue
-                queues.append(queue)
-                shorter |= extent is not None and queue.max_offset < extent.end
+        suspicious = self._manifest is not None
+        for key in keys:
+            queue = ConsumeQueue(self._files, *key, self._first_shown)
+            extent = recorded.pop(key, None)
+            try:
+                queue.load(confirmed, extent, log_start, suspicious=suspicious)
+            except QueueDamaged as damage:
+                if not suspicious:
+                    raise AssertionError(f"{queue.path}: {damage.reason}") from damage
+                self.damaged[key] = damage.reason
+                continue
+            queues.append(queue)
+            shorter |= extent is not None and queue.max_offset < extent.end
         if foreign and any(queue.file_starts for queue in queues):
             for key in recorded:
                 del self._recorded[key]
@@ -514,6 +579,19 @@ class ConsumeQueueStore:
         kept = self._manifest is not None and self._disk.exists(self._manifest)
         self.unknown = not (kept or self._queues or self.damaged)
 
+    def _taken_over(
+        self, recorded: dict[QueueKey, QueueExtent], topics: Set[str], confirmed: int
+    ) -> list[ConsumeQueue]:
+        """Return the queues of `topics` without entries from `confirmed` on, and remove them from
+        `recorded`."""
+        queues = []
+        for key, extent in self._recorded.items():
+            if key[0] in topics and extent.last_position < confirmed:
+                del recorded[key]
+                queues.append(ConsumeQueue(self._files, *key, self._first_shown))
+                queues[-1].take_over(extent)
+        return queues
+
     def _record_shorter(self, queues: Sequence[ConsumeQueue]) -> None:
         """Rewrite the manifest with the shorter queues before entries are dropped that will be
         dispatched again. After a power cut before the next flush they are then not reported
@@ -522,7 +600,8 @@ class ConsumeQueueStore:
         extents = [queue.extent(range(0)) for queue in queues]
         extents += [self._recorded[key] for key in self.damaged if key in self._recorded]
         try:
-            write_manifest(self._disk, self._manifest, filter(None, extents))
+            head = ManifestHead(self._files.entries_per_file, confirmed=-1)
+            write_manifest(self._disk, self._manifest, head, filter(None, extents))
         except OSError as error:
             if not passes(error):
                 raise
@@ -590,6 +669,11 @@ class ConsumeQueueStore:
                 self.start_at(topic, queue_id, recorded.end)
         self._recorded.clear()
 
+    @property
+    def suspects(self) -> dict[EntryKey, int]:
+        """Listed entries that no file has, found when files were first used, to be repaired."""
+        return self._files.suspects
+
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the queue; None if it never had a message."""
         return self._queues.get((topic, queue_id))
@@ -629,12 +713,13 @@ class ConsumeQueueStore:
             self._write_tail(key, queue)
         assert self.tails_bytes == 0
 
-    def start_flush(self) -> FlushTicket:
+    def start_flush(self, confirmed: int = 0, *, listed: bool = False) -> FlushTicket:
         """Start a flush of all tails and files, the only one in flight. The pool does the writing,
         because creating a queue's file takes a third of a millisecond and thousands of queues may
         have a tail.
 
-        The manifest is written by the first flush and by every flush that syncs files. With many
+        All entries below CommitLog offset `confirmed` are appended. The manifest is written if it
+        is to be `listed`, by the first flush and by every flush that syncs files. With many
         queues it is written only after files were created or removed, and by every
         MANIFEST_FLUSHES-th flush, because it is a lower bound."""
         assert not self._flushing
@@ -645,7 +730,9 @@ class ConsumeQueueStore:
             list(self._with_tail.values()),
             [] if self._manifest is None else list(self._queues.values()),
             self._manifest,
+            ManifestHead(self._files.entries_per_file, self._log_start, confirmed),
             len(self._queues) <= MANIFEST_QUEUES_MAX or self._flushes % MANIFEST_FLUSHES == 0,
+            listed,
         )
 
     def drop_saved(self, ticket: FlushTicket, count: int = 64) -> bool:
@@ -707,7 +794,11 @@ class ConsumeQueueStore:
         for queue in self._queues.values():
             if queue.last_position < max_offset:
                 continue
-            end = queue.first_at(lambda at, _: at >= max_offset, queue.first_offset)
+            try:
+                end = queue.first_at(lambda at, _: at >= max_offset, queue.first_offset)
+            except EntryDamaged as damage:
+                self.damaged[queue.topic, queue.queue_id] = damage.reason
+                continue
             if end < queue.max_offset:
                 queue.truncate(end)
 
@@ -718,7 +809,7 @@ class ConsumeQueueStore:
             return
         for queue in self._queues.values():
             queue.correct_min(commitlog_min)
-        self.corrected_to = commitlog_min
+        self.corrected_to = self._log_start = commitlog_min
 
     def close(self) -> None:
         """Close the files; unflushed tails are lost, as in a kill."""

@@ -7,9 +7,13 @@ by that directory and the offset of its first entry, its `start`.
 A queue's files cannot show that a file or its last entries are missing. Each flush therefore
 replaces a small manifest:
 
-    RMQQ 1 <CRC-32C of the rest, hex>
-    <first file's first entry> <last file's> <end> <CommitLog offset of the last entry> <id> <topic>
+    RMQQ 2 <CRC-32C of the rest, hex>
+    <entries per file> <log start> <confirmed>              as of the flush, of the CommitLog
+    <first file's first entry> <last file's> <end> <CommitLog offset of the last entry>
+        <first message> <its CommitLog offset, or -1> <id> <topic>
     …                                                       one line per queue, LF, UTF-8
+
+It has all entries below `confirmed`, and may have later ones.
 
 The manifest is a lower bound. After a start, a queue with fewer files or entries is damaged, unless
 its last listed entry pointed at or above the confirmed offset and was dropped for that reason. A
@@ -34,6 +38,9 @@ from ..file_cache import OPEN_FILES_MAX, FileCache
 # call syncs the whole file system in a second, including unrelated files.
 SYNCS_MAX = 256
 ADOPT_QUEUES = 4  # per topic, for reading file sizes
+
+QueueKey = tuple[str, int]  # topic, queue id
+EntryKey = tuple[str, int, int]  # topic, queue id, queue offset
 
 log = logging.getLogger("raftmq.store.consumequeue.queue_files")
 
@@ -75,12 +82,13 @@ class FlushFiles:
     paths: dict[str, None] = field(default_factory=dict)  # written or created here
     directories: dict[str, None] = field(default_factory=dict)
 
-    def write(self, queue: str, offset: int, entries: bytes) -> None:
-        """Write entries to their files, which are created if missing. Blocking. Raises OSError."""
+    def write(self, queue: str, offset: int, entries: bytes, last_file: int) -> None:
+        """Write entries to their files, which are created if missing. Files behind `last_file` may
+        be there from before a kill, and not be durable. Blocking. Raises OSError."""
         for at, chunk in within_files(offset, entries, self.entries_per_file):
             start = at - at % self.entries_per_file
             path = path_of(queue, start)
-            if not self.disk.exists(path):
+            if start > last_file or not self.disk.exists(path):
                 self.disk.makedirs(queue)
                 directories = (queue, queue.rpartition("/")[0], self.directory)
                 self.directories |= dict.fromkeys(directories)
@@ -117,6 +125,7 @@ class QueueFiles:
         self._open = FileCache(disk, open_files_max)
         self._dirty_paths: dict[str, None] = {}
         self._dirty_directories: dict[str, None] = {}
+        self.suspects: dict[EntryKey, int] = {}  # listed entries that no file has, their positions
 
     def adopt_size(self, *, clean: bool) -> None:
         """Use the size of existing files instead of the configured size, because neither this store
@@ -135,6 +144,10 @@ class QueueFiles:
                         self._adopt(size)
                         return
                     sizes.add(size)
+
+    def adopt(self, entries_per_file: int) -> None:
+        """Use this size instead of the configured size."""
+        self._adopt(entries_per_file * QUEUE_ENTRY_BYTES)
 
     def _adopt(self, size_bytes: int) -> None:
         if (
@@ -198,6 +211,14 @@ class QueueFiles:
             self._dirty_directories[self.directory] = None
         self.fill_up(queue, start)
 
+    def restore(self, queue: str, start: int) -> None:
+        """Create a file that is missing, as a hole. Raises OSError."""
+        if self._disk.exists(path_of(queue, start)):
+            self.fill_up(queue, start)
+        else:
+            log.error("queue_file_missing queue=%s start=%d", queue, start)
+            self.create(queue, start, first=True)
+
     def fill_up(self, queue: str, start: int) -> None:
         """Extend a sparse file to its size; it may be new, or left half made by a kill."""
         file = self._open.get(path_of(queue, start))
@@ -256,7 +277,7 @@ def within_files(
         data = data[take:]
 
 
-_HEAD = "RMQQ 1 "
+_HEAD = "RMQQ 2 "
 _READ_BYTES_MAX = 64 << 20  # half a million queues
 
 
@@ -267,14 +288,27 @@ class QueueExtent(NamedTuple):
     last_file: int
     end: int
     last_position: int
+    first_offset: int
+    first_position: int
     queue_id: int
     topic: str
 
 
-def write_manifest(disk: Disk, path: str, extents: Iterable[QueueExtent]) -> None:
+class ManifestHead(NamedTuple):
+    """The first line of a manifest."""
+
+    entries_per_file: int = 0
+    log_start: int = 0  # below it no queue had a message
+    confirmed: int = 0
+
+
+def write_manifest(
+    disk: Disk, path: str, head: ManifestHead, extents: Iterable[QueueExtent]
+) -> None:
     """Replace the manifest, durably. Blocking. Raises OSError."""
-    lines = [f"{a} {b} {c} {d} {e} {topic}\n" for a, b, c, d, e, topic in extents]
-    body = "".join([line for line in lines if line.count("\n") == 1]).encode()
+    lines = [f"{a} {b} {c} {d} {e} {f} {g} {topic}\n" for a, b, c, d, e, f, g, topic in extents]
+    lines = [line for line in lines if line.count("\n") == 1]
+    body = f"{head[0]} {head[1]} {head[2]}\n{''.join(lines)}".encode()
     temporary = path + ".new"
     file = disk.open(temporary)
     try:
@@ -287,21 +321,22 @@ def write_manifest(disk: Disk, path: str, extents: Iterable[QueueExtent]) -> Non
     disk.sync_directory(path.rpartition("/")[0])
 
 
-def read_manifest(disk: Disk, path: str) -> dict[tuple[str, int], QueueExtent]:
-    """Return the extents by topic and queue id, {} without a manifest. Raises OSError."""
-    if not disk.exists(path):
-        return {}
+def read_manifest(disk: Disk, path: str | None) -> tuple[ManifestHead, dict[QueueKey, QueueExtent]]:
+    """Return the head and the extents, empty ones without a manifest. Raises OSError."""
+    extents: dict[QueueKey, QueueExtent] = {}
+    if path is None or not disk.exists(path):
+        return ManifestHead(), extents
     file = disk.open(path)
     try:
         data = file.pread(0, min(file.size_bytes, _READ_BYTES_MAX))
     finally:
         file.close()
-    head, _, body = data.partition(b"\n")
-    if head != f"{_HEAD}{crc32c(body):08x}".encode():
-        return {}
-    extents = {}
-    for line in body.decode().split("\n")[:-1]:
-        first, last, end, position, queue_id, topic = line.split(" ", 5)
-        extent = QueueExtent(int(first), int(last), int(end), int(position), int(queue_id), topic)
-        extents[topic, extent.queue_id] = extent
-    return extents
+    start, _, body = data.partition(b"\n")
+    if start != f"{_HEAD}{crc32c(body):08x}".encode():
+        return ManifestHead(), extents
+    head, *lines = body.decode().split("\n")[:-1]
+    for line in lines:
+        *numbers, topic = line.split(" ", 7)
+        a, b, c, d, e, f, queue_id = map(int, numbers)
+        extents[topic, queue_id] = QueueExtent(a, b, c, d, e, f, queue_id, topic)
+    return ManifestHead(*map(int, head.split())), extents

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from ..commitlog.commitlog import CommitLog
 from ..commitlog.log_sync import SegmentHold
 from ..commitlog.recovery import FrameWalk
-from ..dispatch import QUEUE_ENTRY, Dispatcher
-from ..errors import OffsetOutOfRange, StoreDamaged
+from ..dispatch import Dispatcher
+from ..errors import EntryDamaged, OffsetOutOfRange, StoreDamaged
 from ..frame import HEADER_SIZE_BYTES, FrameError, FrameKind, parse_frame
 from ..record import (
     HEAD_SIZE_BYTES,
@@ -40,14 +40,13 @@ from ..record import (
     walk_records,
 )
 from .consumequeue import ConsumeQueue, ConsumeQueueStore
+from .queue_files import EntryKey
 
 logger = logging.getLogger("raftmq.store.queues")
 
 STEP_BYTES = 16 << 20  # of the log, per step in the pool
 WINDOW_BYTES = 1 << 20
 PENDING_MAX = 1_000  # pending repairs; further wrong entries are found again on the next read
-
-EntryKey = tuple[str, int, int]  # topic, queue id, queue offset
 
 
 @dataclass(slots=True)
@@ -110,7 +109,7 @@ class QueueRepairs:
         self.dropped = 0  # not reported because of the limit
 
     def __len__(self) -> int:
-        return len(self._reported.keys() | self._pending.keys())
+        return len(self._reported.keys() | self._pending.keys() | self._queues.suspects.keys())
 
     def report(self, topic: str, queue_id: int, offset: int, position: int) -> None:
         """Report an entry that points to the wrong record at `position`."""
@@ -124,7 +123,10 @@ class QueueRepairs:
     ) -> QueueStep | None:
         """Return the next step of the walk, or None. `frame_is_damaged(position)` returns whether
         that frame is damaged, and has it repaired. Raises OSError."""
-        log = self.commitlog
+        log, suspects = self.commitlog, self._queues.suspects
+        while suspects and len(self._reported.keys() | self._pending.keys()) < PENDING_MAX:
+            key, position = suspects.popitem()
+            self._reported[key] = position
         for key, position in self._reported.items():
             in_log = log.min_offset <= position < log.max_offset
             if not in_log or not frame_is_damaged(position):
@@ -154,8 +156,7 @@ class QueueRepairs:
         queue = self._queues.queue(step.topic, step.queue_id)
         if queue is not None:
             for offset, entry in step.entries.items():
-                if queue.entries(offset, 1) != entry and queue.rewrite(offset, entry):
-                    self.rewritten += 1
+                self.rewritten += queue.rewrite(offset, entry)
         if key in self._pending:
             if step.position < step.end:
                 self._pending[key] = (step.position, step.end)
@@ -180,10 +181,13 @@ class QueueRepairs:
             step *= 2
         return -1
 
-    def position_if_right(self, queue: ConsumeQueue, offset: int, entry: bytes = b"") -> int:
+    def position_if_right(self, queue: ConsumeQueue, offset: int) -> int:
         """Return the position of the entry at `offset` if a record of that queue and offset is
-        there; otherwise -1. `entry` saves a read. Raises OSError."""
-        position, size, _ = QUEUE_ENTRY.unpack(entry) if entry else queue.entry(offset)
+        there; otherwise -1. Raises OSError."""
+        try:
+            position, size, _ = queue.entry(offset)
+        except EntryDamaged:
+            return -1
         if not HEAD_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX:
             return -1
         try:
@@ -205,9 +209,9 @@ def rebuild_queues(
     damaged = dict(queues.damaged)
     for queue in queues.queues():
         last = queue.max_offset - 1
-        if last < queue.first_offset:
+        if last < queue.first_offset or not queue.is_checked:
             continue
-        if repairs.position_if_right(queue, last, queue.take_last()) < 0:
+        if repairs.position_if_right(queue, last) < 0:
             damaged[queue.topic, queue.queue_id] = f"entry {last} points at no record of it"
     if not damaged:
         return True

@@ -11,7 +11,13 @@ import pytest
 
 from raftmq.store.commitlog.recovery import FrameRecovery
 from raftmq.store.config import StoreConfig, StoreMode
-from raftmq.store.consumequeue.queue_files import QueueExtent, read_manifest, write_manifest
+from raftmq.store.consumequeue import consumequeue
+from raftmq.store.consumequeue.queue_files import (
+    ManifestHead,
+    QueueExtent,
+    read_manifest,
+    write_manifest,
+)
 from raftmq.store.consumequeue.repair import PENDING_MAX, QueueStep, body_is_valid, queue_offset_at
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, SCHEDULE_TOPIC
@@ -179,6 +185,27 @@ def test_inconsistent_queue_is_rebuilt_at_start(
     store = filled.open()  # and it stays so
     assert filled.all_units() == filled.entries
     store.close()
+
+
+@pytest.mark.parametrize("harm", BOOT[3:], ids=lambda f: f.__name__)
+def test_damaged_queue_of_many_is_repaired_when_it_is_used(
+    filled: Filled, harm: Callable[[Filled], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumequeue, "LOADED_QUEUES_MAX", 1)
+    filled.open()
+    filled.kill()
+    harm(filled)
+    store = filled.open()
+    for offset in range(0, COUNT, 50):
+        try:
+            assert store.reads.get_messages("T", 0, offset, 50, 1 << 20).message_count == 50
+        except EntryDamaged:
+            filled.mend()
+    filled.mend()
+    assert filled.all_units() == filled.entries
+    store.close()
+    filled.open().close()
+    assert len(filled.store.repairs) == 0
 
 
 @pytest.mark.parametrize("harm", [negative_size, position_too_high], ids=lambda f: f.__name__)
@@ -518,19 +545,21 @@ def test_queue_entry_must_point_at_its_own_record() -> None:
 
 def test_queue_manifest_round_trip_and_damage(tmp_path: Path) -> None:
     disk = OsDisk(str(tmp_path))
-    assert read_manifest(disk, "m") == {}
+    nothing: tuple[ManifestHead, dict[tuple[str, int], QueueExtent]] = (ManifestHead(), {})
+    assert read_manifest(disk, "m") == nothing
     extents = [
-        QueueExtent(0, 500, 777, 123456, 0, "T"),
-        QueueExtent(0, 0, 0, 0, 12, "%RETRY%a group with blanks"),
-        QueueExtent(0, 0, 1, 0, 0, "käse"),
-        QueueExtent(0, 0, 1, 0, 0, "not\nlisted"),
+        QueueExtent(0, 500, 777, 123456, 4, 321, 0, "T"),
+        QueueExtent(0, 0, 0, 0, 0, -1, 12, "%RETRY%a group with blanks"),
+        QueueExtent(0, 0, 1, 0, 0, 0, 0, "käse"),
+        QueueExtent(0, 0, 1, 0, 0, 0, 0, "not\nlisted"),
     ]
+    head = ManifestHead(500, 80, 1234)
     for _ in range(2):
-        write_manifest(disk, "m", extents)
-        assert list(read_manifest(disk, "m").values()) == extents[:3]
+        write_manifest(disk, "m", head, extents)
+        assert read_manifest(disk, "m") == (head, {one[:5:-1]: one for one in extents[:3]})
     data = (tmp_path / "m").read_bytes()
     for at in range(len(data)):
         (tmp_path / "m").write_bytes(data[:at])
-        assert read_manifest(disk, "m") == {}
+        assert read_manifest(disk, "m") == nothing
         (tmp_path / "m").write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
-        assert read_manifest(disk, "m") == {}
+        assert read_manifest(disk, "m") == nothing

@@ -65,7 +65,7 @@ def _store_files(tables: Tables, held: GroupFrames | None) -> StoreFiles:
     replayed = replay(tables, held)
     offsets = _offsets(tables, replayed.gaps) if replayed.tables is None else {}
     if not tables.subject.queues:
-        gap = "IndexFiles, raft/: of running replicas, log, ConsumeQueues and tables are read"
+        gap = "IndexFiles, raft/, and units of no message: of running replicas they are not read"
         gaps = [gap, *replayed.gaps]
         return StoreFiles([replayed.check], gaps, configurations, replayed.tables, offsets)
     indexes, gaps = index_check(tables)

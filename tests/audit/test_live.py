@@ -24,6 +24,7 @@ from raftmq.audit.read import replica
 from raftmq.audit.read.history import HistoryUnfit
 from raftmq.audit.read.live_log import LiveLog, Window
 from raftmq.audit.read.live_stores import NotAudited
+from raftmq.audit.read.replica import Replica
 from raftmq.audit.report.report import AuditReport, CheckResult
 from raftmq.audit.run import AuditOptions
 from raftmq.broker.backup import online_source as source
@@ -75,6 +76,7 @@ def down(cluster: Cluster) -> None:
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = up(tmp_path_factory.mktemp("live") / "c", Shape(), SETTINGS)
     asyncio.run(send(made, "Orders", COUNT))
+    asyncio.run(send_one(made, "Later", delay_level=18))  # in two hours
     yield made
     down(made)
 
@@ -94,9 +96,9 @@ def test_new_kind_of_store_file_is_judged_or_listed(group: Cluster) -> None:
     assert {"commitlog", "raft/hardstate"} <= names <= {*STORE_FILES}
 
 
-async def send_one(cluster: Cluster, topic: str) -> str:
+async def send_one(cluster: Cluster, topic: str, **fields: Any) -> str:
     async with Producer("fill", cluster.state().namesrv) as producer:
-        return (await producer.send(Message(topic, BODY))).msg_id
+        return (await producer.send(Message(topic, BODY, **fields))).msg_id
 
 
 def connection(cluster: Cluster) -> Connection:
@@ -166,7 +168,17 @@ def test_incremental_live_audit_reads_the_added_part(group: Cluster, tmp_path: P
     assert "found nothing wrong with it" in " ".join(second.not_judged)
 
 
-def test_group_under_load_is_clean(group: Cluster, tmp_path: Path) -> None:
+def test_group_under_load_is_clean(
+    group: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bool] = []
+    units_by = Replica.units_by
+
+    async def noted(self: Replica, *arguments: Any, content: bool) -> bytes:
+        read.append(content)
+        return await units_by(self, *arguments, content=content)
+
+    monkeypatch.setattr(Replica, "units_by", noted)
     with Load(group) as load:
         while load.acknowledged < 10 and load.error is None:
             load._ended.wait(0.01)
@@ -182,6 +194,7 @@ def test_group_under_load_is_clean(group: Cluster, tmp_path: Path) -> None:
     assert "no history" in reported and "IndexFiles" in reported
     assert (report.voters, report.group) == (("n0", "n1", "n2"), "broker-a")
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
+    assert read and not any(read)  # digests of ConsumeQueues are enough
 
 
 def damaged_report(group: Cluster, segment: Path, at: int) -> AuditReport:

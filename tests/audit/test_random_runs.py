@@ -17,7 +17,7 @@ from raftmq.audit.cli import main
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 WORKLOADS = (
     *("log", "ordered", "group", "metadata", "idempotent"),
-    *("transactions", "delayed", "retries", "locks"),
+    *("transactions", "delayed", "retries", "pop", "locks"),
 )
 SCENARIOS = ("anybody", "freeze", "planned", "restarts", "partitions", "power", "mixed")
 

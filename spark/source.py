@@ -268,6 +268,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             return
         offsets = positions.of_json(end)
         changed = {q: offset for q, offset in offsets.items() if self._committed.get(q) != offset}
+        if not changed:
+            return
         try:
             with Cluster(self.options.connection) as cluster:
                 cluster.commit(changed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Round:
     """The result of a round. `waiting` and `unconsumed` replace the earlier ones; `level_ms` is the
     time at which all acknowledgements were judged, if they were."""
 
-    offsets: Mapping[str, Any] | None = None
+    offsets: dict[str, Any] | None = None
     files: Iterable[str] = ()
     waiting: list[Acknowledged] = field(default_factory=list)
     unconsumed: list[Unconsumed] = field(default_factory=list)

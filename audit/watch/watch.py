@@ -34,6 +34,7 @@ from .judge import (
 )
 from .state import ACKNOWLEDGED, REMOVED, UNPLACED, UNREACHABLE, Round, State
 
+GROUP = "mqaudit-watch"  # has the offsets, so that lag and drains include the watch
 ROUND_MESSAGES = 1_000  # of the audit topic, with up to a thousand acknowledgements each
 PART_MESSAGES = 100
 PART_ROWS = 100_000  # messages that wait
@@ -65,7 +66,7 @@ class Watch:
         self._engine = engine
         self._state = state
         self._wait_ms = int(wait_s * 1000)
-        self._groups_checked_ms = 0  # for the consumer groups
+        self._groups_checked_ms = 0
         self._reader = None
         if subject.topic:
             self._reader = _topic_reader(self._connection, subject.topic)
@@ -99,6 +100,8 @@ class Watch:
         if failure is not None or not all_read:
             result.level_ms = None
         state.commit(result, _now_ms())
+        if self._reader is not None and result.offsets is not None:
+            self._reader.commit(result.offsets)
         if failure is not None:
             raise failure
         return all_read
@@ -163,5 +166,7 @@ def _topic_reader(connection: Connection, topic: str) -> StreamReader:
         "maxOffsetsPerTrigger": str(ROUND_MESSAGES),
         "maxRecordsPerPartition": str(PART_MESSAGES),
         "failOnDataLoss": "false",
+        "consumerGroup": GROUP,
+        "commitOffsets": "true",
     }
     return StreamReader(read_options(options_of(connection) | given, streaming=True))

@@ -95,6 +95,8 @@ async def test_watch_of_whole_messages_finds_nothing(cluster: FakeCluster, tmp_p
     assert await runs.run() == []
     assert runs.metric("acknowledged_total") == 8
     assert "No finding in the 24 hours before" in runs.page()
+    end = len(cluster.logs["g0"].records["Audit", 0])
+    assert cluster.logs["g0"].offsets == {("mqaudit-watch", "Audit", 0): end}
 
 
 async def test_missing_and_altered_messages_are_found_once(

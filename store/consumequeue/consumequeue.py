@@ -73,7 +73,7 @@ class QueueDamaged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Tail:
+class Tail:
     """Entries not yet in a file. Entries are only added; after a write the queue gets a new tail. A
     flush in the pool therefore always sees matching `first` and `entries`."""
 
@@ -105,7 +105,7 @@ class ConsumeQueue:
     # the CommitLog offset for which `_shown_offset` is valid
     _shown_from: int = field(default=0, init=False)
     _shown_offset: int = field(default=0, init=False)
-    _tail: _Tail = field(default_factory=lambda: _Tail(0, bytearray()), init=False)
+    _tail: Tail = field(default_factory=lambda: Tail(0, bytearray()), init=False)
 
     def __post_init__(self) -> None:
         self.path = f"{self._files.directory}/{self.topic}/{self.queue_id}"
@@ -183,7 +183,7 @@ class ConsumeQueue:
         else:
             if self.max_offset == self.first_offset:
                 self._min_position = int.from_bytes(entries[:8], "big")
-            self._tail = _Tail(self.max_offset, bytearray(entries))
+            self._tail = Tail(self.max_offset, bytearray(entries))
         if self.last_position < self._shown_from:
             self._shown_from = 0  # these entries may not be visible either
         # In this order: `extent` must not see a new end with an old position.
@@ -196,12 +196,15 @@ class ConsumeQueue:
         per_file = self._files.entries_per_file
         for offset, entries in within_files(self._tail.first, bytes(self._tail.entries), per_file):
             self._write(offset, entries)
-        self._tail = _Tail(self.max_offset, bytearray())
+        self._tail = Tail(self.max_offset, bytearray())
 
-    def save_tail(self, files: FlushFiles) -> range:
-        """Write the current tail in the pool and return the offsets written; `drop_saved` removes
-        them from memory. Blocking. Raises OSError."""
-        tail = self._tail
+    @property
+    def tail(self) -> Tail:
+        return self._tail
+
+    def save_tail(self, tail: Tail, files: FlushFiles) -> range:
+        """Write a tail in the pool, also if the loop has written it since, and return the offsets
+        written; `drop_saved` removes them from memory. Blocking. Raises OSError."""
         entries = bytes(tail.entries)
         last_file = self.file_starts[-1] if self.file_starts else -1
         files.write(self.path, tail.first, entries, last_file)
@@ -213,7 +216,7 @@ class ConsumeQueue:
         tail = self._tail
         if saved.stop > tail.first:
             rest = tail.entries[(saved.stop - tail.first) * QUEUE_ENTRY_BYTES :]
-            self._tail = _Tail(saved.stop, rest)
+            self._tail = Tail(saved.stop, rest)
 
     def extent(self, saved: range) -> QueueExtent | None:
         """Return the manifest line once `saved` was written; None without a file. In the pool."""
@@ -429,7 +432,7 @@ class ConsumeQueue:
     def _end_at(self, end: int) -> None:
         """Set the next entry's offset; all earlier entries are in files."""
         self.max_offset = end
-        self._tail = _Tail(end, bytearray())
+        self._tail = Tail(end, bytearray())
 
     def _write(self, offset: int, data: memoryview) -> None:
         """Write entries within a file, created if missing."""
@@ -451,7 +454,7 @@ class FlushTicket:
     """A flush of ConsumeQueues: `run` it in the pool, then call `finish_flush`."""
 
     files: FlushFiles
-    tails: list[ConsumeQueue]  # those with a tail at the start of the flush
+    tails: list[tuple[ConsumeQueue, Tail]]  # at the start of the flush
     queues: list[ConsumeQueue]  # all, if a manifest is kept
     manifest: str | None
     head: ManifestHead
@@ -461,8 +464,8 @@ class FlushTicket:
 
     def run(self) -> None:
         """Write tails, sync files. Blocking. Raises OSError: void then, and files stay dirty."""
-        for queue in self.tails:
-            self.saved[queue] = queue.save_tail(self.files)
+        for queue, tail in self.tails:
+            self.saved[queue] = queue.save_tail(tail, self.files)
         dirty = self.files.all_dirty()
         dirty.run()
         if self.manifest is None:
@@ -727,7 +730,7 @@ class ConsumeQueueStore:
         self._flushes += 1
         return FlushTicket(
             self._files.start_flush(),
-            list(self._with_tail.values()),
+            [(queue, queue.tail) for queue in self._with_tail.values()],
             [] if self._manifest is None else list(self._queues.values()),
             self._manifest,
             ManifestHead(self._files.entries_per_file, self._log_start, confirmed),

@@ -384,7 +384,7 @@ def test_queue_entries_are_appended_and_read_during_a_flush(disk: OsDisk) -> Non
     store.append("T", 1, 14, entries(14, 8))  # into the next file, too
     store.finish_flush(ticket, synced=True)
     check(12, 22, 1)
-    assert store.tails_bytes == 8 * 20
+    assert store.tails_bytes == 9 * 20
     store.flush()
     check(12, 22, 1)
     store.close()
@@ -446,6 +446,20 @@ def test_failed_queue_flush_stays_dirty(disk: OsDisk) -> None:
     third = store.start_flush()
     third.run()
     assert third.files.all_dirty().paths == []
+
+
+def test_entries_written_before_their_flush_runs_are_synced_by_it(disk: OsDisk) -> None:
+    store = new_store(disk)
+    store.append("T", 0, 0, entries(0, 3))
+    ticket = store.start_flush()
+    store.write_tails()  # as at a limit; the flush confirms these entries
+    ticket.run()
+    assert ticket.files.all_dirty().paths == [f"consumequeue/T/0/{0:020d}"]
+    store.finish_flush(ticket, synced=True)
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert queue.entries(0, 9) == entries(0, 3)
+    assert queue.file_starts == [0]
 
 
 class Reads(OsDisk):

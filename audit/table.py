@@ -128,9 +128,11 @@ def _opened(spark: SparkSession, options: TableOptions) -> DataFrame:
 def iceberg_files(location: str) -> list[str]:
     """Return the data files of a table's current snapshot. PyIceberg finds them, since Iceberg has
     no package for Spark 4.2. Raises TableUnfit."""
-    from pyiceberg.catalog import load_catalog
-    from pyiceberg.exceptions import NoSuchTableError
-
+    try:
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.exceptions import NoSuchTableError
+    except ImportError:
+        raise TableUnfit("PyIceberg is not installed: pip install pyiceberg") from None
     catalog, _, name = location.partition(".")
     try:
         files = list(load_catalog(catalog).load_table(name).scan().plan_files())

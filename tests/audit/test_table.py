@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from raftmq.audit.cli import main
+from raftmq.audit.table import TableUnfit, iceberg_files
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.spark.shipping import register
 from tests.audit.test_live import SETTINGS, down, up
@@ -112,6 +113,11 @@ def test_table_without_places_and_checkpoint_without_batches_are_unfit(
     assert (ended.exit_code, "has no column broker" in ended.output) == (2, True)
     ended = mqaudit("table", written / "table", "--namesrv", namesrv, "--checkpoint", tmp_path)
     assert ended.exit_code == 2
+
+
+def test_iceberg_table_without_pyiceberg_is_unfit() -> None:
+    with pytest.raises(TableUnfit, match="pip install pyiceberg"):
+        iceberg_files("lake.mq.orders")
 
 
 def test_profile_prints_each_queue(spark: SparkSession, namesrv: str) -> None:

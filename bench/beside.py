@@ -84,7 +84,7 @@ async def _backup(group: RaftGroup) -> None:
         name = group.cluster.state().groups[0]
         await _run("raftmq.broker", "backup", target, "-n", group.namesrv, "--brokerName", name)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
 
 async def _run(module: str, *arguments: str) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -24,12 +25,18 @@ from raftmq.remoting.headers import PullHeader, SendHeader
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.replication.test_refill_processes import PATIENCE_S, Processes
 from tests.store.test_store_lock import digest
+from tests.waiting import until
 
 STARTS = 3
 TRY_AGAIN = 75  # EX_TEMPFAIL
 WRONG = 2
 ROOMY = "fileReservedTime=72\ndeleteWhen=04\nmappedFileSizeCommitLog=4194304\n"
 PROMPT = "electionTimeoutMinMs=400\nelectionTimeoutMaxMs=800\n"  # who loses office loses nothing
+
+
+def thread_states(pid):
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        yield path.read_text().rpartition(") ")[2][0]
 
 
 async def second_start(root, name, *settings):
@@ -120,6 +127,7 @@ async def test_second_start_changes_no_byte_and_a_wrong_identity_is_rejected(tmp
         first = processes.running["n0"]
         first.send_signal(signal.SIGSTOP)  # a broker writes now and then by itself
         try:
+            await until(lambda: all(state == "T" for state in thread_states(first.pid)))
             before = digest(store)
             for settings in ((), ("dLegerSelfId=n0", "brokerName=other")):
                 status, said = await second_start(tmp_path, "n0", *settings)

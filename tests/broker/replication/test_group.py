@@ -77,7 +77,6 @@ async def test_followers_reject_sends_and_name_the_leader(group):
     follower = next(b for n, b in group.brokers.items() if n != name)
     for response in (
         await group.send(follower, "T"),
-        await group.create_topic(follower, "U"),
         await group.committed(follower, "T", 0),
         await group.commit(follower, "T", 0, 1),
         await group.ask(follower, RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}),

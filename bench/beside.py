@@ -15,25 +15,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.group import PROMPT, RaftGroup, raft_group
+from bench.group import PROMPT, RaftGroup, output_of, raft_group
 from bench.peers.remoting import QUEUES, TOPIC, pull_all
+from bench.peers.system import BODY
 from bench.wire import run_load, run_paced
 from raftmq.client import Admin
 from raftmq.remoting.admin_headers import TopicHeader
 
-BODY = b"x" * 128
 FILLED = 200_000  # messages
 MANY_TOPICS = 5_000  # for tables whose snapshots are large
 SEGMENTS = {"mappedFileSizeCommitLog": "16MiB"}
 RETENTION_PERIOD_S = 1.0
-ROOT = Path(__file__).resolve().parent.parent
 
 Act = Callable[[RaftGroup], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What happens, and what a group needs for it."""
+    """An action beside the load, with the settings and preparation of its group."""
 
     act: Act
     prepare: Act | None = None
@@ -88,21 +87,8 @@ async def _backup(group: RaftGroup) -> None:
 
 
 async def _run(module: str, *arguments: str) -> None:
-    """Run a command; end it if this is cancelled. Raises RuntimeError if it fails."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-    )
-    try:
-        _, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise RuntimeError(f"{module}: {errors.decode(errors='replace')[-500:]}")
+    """Run a command. Raises RuntimeError if it fails."""
+    await output_of(sys.executable, "-m", module, *arguments)
 
 
 DISTURBANCES = {

@@ -137,6 +137,26 @@ async def raft_group(
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
 
+async def output_of(*command: str) -> bytes:
+    """Run a command in this checkout and return its standard output; end it if this is cancelled.
+    Raises RuntimeError with its errors if it fails."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=HERE.parent,
+    )
+    try:
+        printed, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise RuntimeError(errors.decode(errors="replace").strip())
+    return printed
+
+
 @asynccontextmanager
 async def floor_server() -> AsyncIterator[str]:
     """Run bench.floor while the block runs; yield its address."""

@@ -88,6 +88,17 @@ class Pace:
         planned = (self._start_ns + int(n * self._interval_ns) for n in range(first, self._given))
         return [at_ns if now_ns - at_ns > TIMER_NS else now_ns for at_ns in planned]
 
+    async def ticks(self) -> AsyncIterator[list[int]]:
+        """Yield `due` at every tick, until all are given."""
+        while not self.ended:
+            yield self.due()
+            await asyncio.sleep(TICK_S)
+
+
+def stamped(body: bytes, due_ns: int) -> bytes:
+    """Return a paced message's body."""
+    return STAMP.pack(due_ns) + body[STAMP.size :]
+
 
 class _Load(asyncio.Protocol):
     """Keeps `in_flight` requests on the wire until `count` are answered. The topics take turns."""
@@ -141,12 +152,11 @@ class _Load(asyncio.Protocol):
     async def run_paced(self, pace: Pace) -> None:
         """Send as `pace` says, and return when all is answered."""
         self._count = PACED
-        while not pace.ended:
-            if due := pace.due():
+        async for due in pace.ticks():
+            if due:
                 self._send(len(due), due)
             if self.done.done():
                 break
-            await asyncio.sleep(TICK_S)
         self._count = self._sent
         if self._answered == self._sent and not self.done.done():
             self.done.set_result(None)
@@ -164,7 +174,7 @@ class _Load(asyncio.Protocol):
             out.append(_LENGTHS.pack(4 + len(header) + len(payload), len(header)))
             out.append(header)
             if due:
-                payload = STAMP.pack(due[index]) + self._body[STAMP.size :]
+                payload = stamped(self._body, due[index])
             out.append(payload)
             self._starts.append(due[index] if due else time.perf_counter_ns())
         self._sent += number

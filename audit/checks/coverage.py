@@ -1,4 +1,4 @@
-"""What of a store's content a check judges, and what none does.
+"""The contents of a store, each with the check that judges it.
 
 A test compares this with the lists of the product (files, frames, commands, properties), so that a
 new kind is either judged or listed.
@@ -73,7 +73,8 @@ PROPERTIES = {
 
 
 def unjudged(raft: bool, sends: bool) -> Iterator[str]:
-    """Yield what no check judges, in a log of commands, and in messages whose `sends` are known."""
+    """Yield the kinds that no check judges, of a log with commands and of messages with known
+    `sends`."""
     if raft:
         names = (name for name, check in COMMANDS.items() if not check)
         yield f"commands: {', '.join(names)}, whose content is in no file"

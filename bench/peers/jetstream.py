@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from bench.group import output_of
 from bench.peers.system import (
     BODY,
     KILL,
@@ -36,7 +37,7 @@ from bench.peers.system import (
     Stamps,
     sends_of,
 )
-from bench.wire import STAMP, TICK_S, LoadResult, Pace
+from bench.wire import LoadResult, Pace, stamped
 from raftmq.chaos.cluster.ports import choose_ports
 from tests.interop.toolchain import TOOLCHAINS, ToolMissing, build_go, made
 
@@ -210,11 +211,10 @@ class _Stream:
     async def _paced(self, pace: Pace) -> LoadResult:
         answers = _Answers()
         started = time.perf_counter()
-        while not pace.ended:
-            for due_ns in pace.due():
-                body = STAMP.pack(due_ns) + BODY[STAMP.size :]
-                answers.watch(await self._context.publish_async(SUBJECT, body), due_ns)
-            await asyncio.sleep(TICK_S)
+        async for due in pace.ticks():
+            for due_ns in due:
+                publish = self._context.publish_async(SUBJECT, stamped(BODY, due_ns))
+                answers.watch(await publish, due_ns)
         await self._context.publish_async_completed()
         return answers.result(time.perf_counter() - started)
 
@@ -298,19 +298,10 @@ class GoClient:
         return await self._run(load, max(1, int(rate * seconds)), str(rate))
 
     async def _run(self, load: str, count: int, *arguments: str) -> LoadResult:
-        process = await asyncio.create_subprocess_exec(
-            *(self._command, self._urls, load, str(count), *arguments),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
         try:
-            printed, errors = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode:
-            raise Failed(f"the Go client: {errors.decode(errors='replace').strip()}")
+            printed = await output_of(self._command, self._urls, load, str(count), *arguments)
+        except RuntimeError as error:
+            raise Failed(f"the Go client: {error}") from error
         result = orjson.loads(printed)
         latencies = array("q", result["latencies_ns"] or ())
         return LoadResult(count, result["seconds"], latencies)

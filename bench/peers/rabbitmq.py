@@ -38,7 +38,7 @@ from bench.peers.system import (
     Stamps,
     sends_of,
 )
-from bench.wire import STAMP, TICK_S, LoadResult, Pace
+from bench.wire import LoadResult, Pace, stamped
 from raftmq.chaos.cluster.ports import choose_ports
 from tests.interop.toolchain import made
 
@@ -288,16 +288,14 @@ class _Queue:
         latencies: array[int] = array("q")
 
         async def publish(due_ns: int) -> None:
-            body = STAMP.pack(due_ns) + BODY[STAMP.size :]
-            await channel.basic_publish(body, routing_key=QUEUE)
+            await channel.basic_publish(stamped(BODY, due_ns), routing_key=QUEUE)
             latencies.append(time.perf_counter_ns() - due_ns)
 
         started = time.perf_counter()
         async with asyncio.TaskGroup() as publishes:
-            while not pace.ended:
-                for due_ns in pace.due():
+            async for due in pace.ticks():
+                for due_ns in due:
                     publishes.create_task(publish(due_ns))
-                await asyncio.sleep(TICK_S)
         return LoadResult(len(latencies), time.perf_counter() - started, latencies)
 
     async def _consumed(self, count: int) -> LoadResult:

@@ -1,5 +1,5 @@
-"""What the checks of transactions, delayed messages and retries share: who sent which message, what
-was delivered, and which topics were drained completely. Pure."""
+"""Sends, deliveries and drains of a workload's messages, for the checks of transactions, delayed
+messages and retries. Pure."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from bench.group import output_of
 from bench.peers.system import (
     BODY,
     KILL,
+    LARGE,
     MANY,
     ONE,
     PULLS,
@@ -35,6 +36,7 @@ from bench.peers.system import (
     Missing,
     Running,
     Stamps,
+    body_of,
     sends_of,
 )
 from bench.wire import LoadResult, Pace, stamped
@@ -137,7 +139,11 @@ class _Stream:
         self._errors = Error
         self._servers = servers
         self._scale = scale
-        self._context = client.jetstream(timeout=5.0, publish_async_max_pending=WINDOWS[MANY])
+        self._contexts = {
+            window: client.jetstream(timeout=5.0, publish_async_max_pending=window)
+            for window in {WINDOWS[MANY], WINDOWS[LARGE]}
+        }
+        self._context = self._contexts[WINDOWS[MANY]]
 
     async def make(self) -> None:
         """Make the stream as soon as the replicas have a leader. Raises Failed."""
@@ -155,9 +161,10 @@ class _Stream:
 
     def loads(self) -> dict[str, Load]:
         return {
-            WARM_UP: lambda: self._many(sends_of(WARM_UP, self._scale)),
+            WARM_UP: lambda: self._many(WARM_UP),
             ONE: lambda: self._one(sends_of(ONE, self._scale)),
-            MANY: lambda: self._many(sends_of(MANY, self._scale)),
+            MANY: lambda: self._many(MANY),
+            LARGE: lambda: self._many(LARGE),
             PUSH: lambda: self._consume(sends_of(MANY, self._scale)),
             KILL: self._kill,
         }
@@ -174,15 +181,15 @@ class _Stream:
             latencies.append(time.perf_counter_ns() - started_ns)
         return LoadResult(count, time.perf_counter() - started, latencies)
 
-    async def _many(self, count: int) -> LoadResult:
+    async def _many(self, row: str) -> LoadResult:
         """Publish with the client's pipelining, which limits the unacknowledged messages."""
-        answers = _Answers()
+        answers, body, context = _Answers(), body_of(row), self._contexts[WINDOWS[row]]
         started = time.perf_counter()
         try:
-            for _ in range(count):
+            for _ in range(sends_of(row, self._scale)):
                 started_ns = time.perf_counter_ns()
-                answers.watch(await self._context.publish_async(SUBJECT, BODY), started_ns)
-            await self._context.publish_async_completed()
+                answers.watch(await context.publish_async(SUBJECT, body), started_ns)
+            await context.publish_async_completed()
         except self._errors as error:
             raise Failed(f"a publish failed: {error}") from error
         return answers.result(time.perf_counter() - started)
@@ -274,7 +281,7 @@ class _Answers:
 
 
 LOAD_PACKAGE = "./load"
-LOADS = {WARM_UP: "many", ONE: "one", MANY: "many", PULLS: "pull", PUSH: "push"}
+LOADS = {WARM_UP: "many", ONE: "one", MANY: "many", LARGE: "large", PULLS: "pull", PUSH: "push"}
 
 
 class GoClient:
@@ -288,7 +295,7 @@ class GoClient:
         """Return the loads by row."""
 
         def load(row: str) -> Load:
-            count = sends_of(row if row in (WARM_UP, ONE) else MANY, scale)
+            count = sends_of(MANY if row in (PULLS, PUSH) else row, scale)
             return lambda: self._run(LOADS[row], count)
 
         return {row: load(row) for row in LOADS}

@@ -18,6 +18,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from bench.peers.system import (
     BODY,
     CONSUME_TIMEOUT_S,
     KILL,
+    LARGE,
     MANY,
     ONE,
     PUSH,
@@ -36,6 +38,7 @@ from bench.peers.system import (
     Missing,
     Running,
     Stamps,
+    body_of,
     sends_of,
 )
 from bench.wire import LoadResult, Pace, stamped
@@ -222,9 +225,7 @@ class _Queue:
 
     def loads(self) -> dict[str, Load]:
         return {
-            WARM_UP: lambda: self._sent(sends_of(WARM_UP, self._scale), WINDOWS[WARM_UP]),
-            ONE: lambda: self._sent(sends_of(ONE, self._scale), 1),
-            MANY: lambda: self._sent(sends_of(MANY, self._scale), WINDOWS[MANY]),
+            **{row: partial(self._sent, row) for row in (WARM_UP, ONE, MANY, LARGE)},
             PUSH: lambda: self._consumed(sends_of(MANY, self._scale)),
             KILL: self._killed,
         }
@@ -234,8 +235,9 @@ class _Queue:
         self._open.append(connection)
         return await connection.channel(publisher_confirms=True)
 
-    async def _sent(self, count: int, window: int) -> LoadResult:
-        """Publish over a channel, with `window` unconfirmed messages."""
+    async def _sent(self, row: str) -> LoadResult:
+        """Publish over a channel, with a window of unconfirmed messages."""
+        count, body = sends_of(row, self._scale), body_of(row)
         channel = await self._channel(self._ports[0])
         latencies: array[int] = array("q")
         left = count
@@ -245,12 +247,12 @@ class _Queue:
             while left:
                 left -= 1
                 started_ns = time.perf_counter_ns()
-                await channel.basic_publish(BODY, routing_key=QUEUE)
+                await channel.basic_publish(body, routing_key=QUEUE)
                 latencies.append(time.perf_counter_ns() - started_ns)
 
         started = time.perf_counter()
         try:
-            await asyncio.gather(*(one_after_the_other() for _ in range(window)))
+            await asyncio.gather(*(one_after_the_other() for _ in range(WINDOWS[row])))
         except self._errors as error:
             raise Failed(f"a publish failed: {error!r}") from error
         return LoadResult(count, time.perf_counter() - started, latencies)

@@ -11,6 +11,7 @@ from bench.peers.system import (
     BATCH,
     BATCHES,
     BODY,
+    LARGE,
     MANY,
     ONE,
     WARM_UP,
@@ -19,6 +20,7 @@ from bench.peers.system import (
     Load,
     PacedLoad,
     Stamps,
+    body_of,
     sends_of,
 )
 from bench.wire import LoadResult, run_load, run_paced
@@ -44,7 +46,7 @@ def send_loads(address: str, scale: float, *, batches: bool = True) -> dict[str,
             return await run_load(
                 *(address, TOPIC),
                 queues=QUEUES,
-                body=BODY,
+                body=body_of(row),
                 count=sends_of(row, scale),
                 in_flight=WINDOWS[row],
                 batch=BATCH if row == BATCHES else 0,
@@ -52,7 +54,7 @@ def send_loads(address: str, scale: float, *, batches: bool = True) -> dict[str,
 
         return run
 
-    rows = (WARM_UP, ONE, MANY, BATCHES) if batches else (WARM_UP, ONE, MANY)
+    rows = (WARM_UP, ONE, MANY, LARGE, *([BATCHES] if batches else []))
     return {row: load(row) for row in rows}
 
 

@@ -23,9 +23,11 @@ from typing import Protocol
 from bench.wire import STAMP, LoadResult
 
 BODY = b"x" * 128
+LARGE_BODY = b"x" * (64 << 10)
 WARM_UP = "warm-up"  # measured, but not shown
 ONE = "1 in flight"
 MANY = "256 in flight"
+LARGE = "64 KiB, 64 in flight"
 BATCHES = "batches of 100"
 PULLS = "raw pulls"
 PUSH = "push consumer"
@@ -35,11 +37,11 @@ SENDS_AT = {f"sends at {share} %": share for share in SHARES}
 END_TO_END_AT = {f"end to end at {share} %": share for share in SHARES}
 PACED_AT = SENDS_AT | END_TO_END_AT
 # The kill is last, because it damages a system.
-ROWS = (ONE, MANY, BATCHES, PULLS, PUSH, *PACED_AT, KILL)
+ROWS = (ONE, MANY, BATCHES, PULLS, PUSH, LARGE, *PACED_AT, KILL)
 PACED_S, PACED_S_MIN = 10.0, 0.5  # duration of a paced row at scale 1
-SENDS = {WARM_UP: 20_000, ONE: 5_000, MANY: 100_000, BATCHES: 2_000}  # requests at scale 1
+SENDS = {WARM_UP: 20_000, ONE: 5_000, MANY: 100_000, BATCHES: 2_000, LARGE: 4_000}  # at scale 1
 SENDS_MIN = 100
-WINDOWS = {WARM_UP: 256, ONE: 1, MANY: 256, BATCHES: 4}
+WINDOWS = {WARM_UP: 256, ONE: 1, MANY: 256, BATCHES: 4, LARGE: 64}
 BATCH = 100
 CONSUME_TIMEOUT_S = 120.0
 
@@ -136,3 +138,7 @@ class Stamps:
 def sends_of(row: str, scale: float) -> int:
     """Return how many requests a row of sends has."""
     return max(SENDS_MIN, int(SENDS[row] * scale))
+
+
+def body_of(row: str) -> bytes:
+    return LARGE_BODY if row == LARGE else BODY

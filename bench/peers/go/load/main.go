@@ -1,6 +1,6 @@
 // Command load puts one load on a JetStream stream with the Go client, and prints what it took:
 //
-//	load URLS ROW COUNT           ROW: one, many, pull, push
+//	load URLS ROW COUNT           ROW: one, many, large, pull, push
 //	load URLS ROW COUNT RATE      ROW: paced, arrivals; an open loop of RATE a second
 //
 // One line of JSON: {"seconds": …, "latencies_ns": […]}.
@@ -23,7 +23,6 @@ import (
 const (
 	stream  = "Bench"
 	subject = "bench"
-	window  = 256
 	pulled  = 1024
 	limit   = 2 * time.Minute
 )
@@ -56,7 +55,8 @@ func run() error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	loads := map[string]func(context.Context, *nats.Conn, int) (took, error){
-		"one": one, "many": many, "pull": pull, "push": push,
+		"one": one, "many": train{256, 128}.run, "large": train{64, 64 << 10}.run,
+		"pull": pull, "push": push,
 	}
 	if len(os.Args) == 5 {
 		rate, err := strconv.ParseFloat(os.Args[4], 64)
@@ -79,7 +79,7 @@ func run() error {
 	return json.NewEncoder(os.Stdout).Encode(found)
 }
 
-func body() []byte { return bytes.Repeat([]byte("x"), 128) }
+func body(size int) []byte { return bytes.Repeat([]byte("x"), size) }
 
 func one(ctx context.Context, connection *nats.Conn, count int) (took, error) {
 	js, err := jetstream.New(connection)
@@ -90,7 +90,7 @@ func one(ctx context.Context, connection *nats.Conn, count int) (took, error) {
 	begun := time.Now()
 	for range count {
 		started := time.Now()
-		if _, err := js.Publish(ctx, subject, body()); err != nil {
+		if _, err := js.Publish(ctx, subject, body(128)); err != nil {
 			return took{}, err
 		}
 		latencies = append(latencies, int64(time.Since(started)))
@@ -98,17 +98,19 @@ func one(ctx context.Context, connection *nats.Conn, count int) (took, error) {
 	return took{time.Since(begun).Seconds(), latencies}, nil
 }
 
-// many publishes as the client pipelines: it lets `window` messages wait for their answers.
-func many(ctx context.Context, connection *nats.Conn, count int) (took, error) {
-	js, err := jetstream.New(connection, jetstream.WithPublishAsyncMaxPending(window))
+// train publishes as the client pipelines: it lets `window` messages of `size` bytes wait for their answers.
+type train struct{ window, size int }
+
+func (t train) run(ctx context.Context, connection *nats.Conn, count int) (took, error) {
+	js, err := jetstream.New(connection, jetstream.WithPublishAsyncMaxPending(t.window))
 	if err != nil {
 		return took{}, err
 	}
-	answers := watch(ctx, window, count)
+	answers, content := watch(ctx, t.window, count), body(t.size)
 	begun := time.Now()
 	for range count {
 		at := time.Now()
-		answer, err := js.PublishAsync(subject, body())
+		answer, err := js.PublishAsync(subject, content)
 		if err != nil {
 			return took{}, err
 		}
@@ -206,7 +208,7 @@ func (p pacer) run(ctx context.Context, connection *nats.Conn, count int) (took,
 		if ahead := due - time.Since(begun); ahead > 0 {
 			time.Sleep(ahead)
 		}
-		content := body()
+		content := body(128)
 		binary.BigEndian.PutUint64(content, uint64(due))
 		answer, err := js.PublishAsync(subject, content)
 		if err != nil {

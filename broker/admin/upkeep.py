@@ -71,8 +71,8 @@ class Upkeep:
 
     def clean_queues(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Delete the part of queues below the log (306). For deleted topics (316) the effect is the
-        same. Their queues are removed with their last message, because a recreated topic continues
-        them. Raises Refused."""
+        same. The last file of each queue stays, because a recreated topic continues its offsets.
+        Raises Refused."""
         try:
             self._store.derived.correct_min_offset()
         except OSError as error:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from ..engine import columns as F
 from ..engine.frames import Frame
+from ..read.cluster_info import RAFT
+from ..read.committed_range import Limits
 from ..read.history import binary_id, of_group
 from ..read.tables import Tables
 from .checks import Check
@@ -15,7 +17,8 @@ def consumption_checks(
     """Yield the checks of the topics that were consumed.
 
     A stored message that was not consumed is a fault only after a complete `drain` of its topic.
-    Positions that retention may have removed are not judged.
+    Positions that retention may have removed are not judged. A classic master delivers messages
+    before they are flushed and acknowledged, so consumed messages may vanish in a power cut.
     """
     events = tables.events.where(
         (F.col("type") == "ok") & F.col("topic").isin(*tables.topics) & of_group(tables.group)
@@ -28,7 +31,7 @@ def consumption_checks(
         "position",
     )
     if "consume" in kinds:
-        yield from _consumed(events, stored, tables.limits.start > 0)
+        yield from _consumed(events, stored, tables.limits)
     if "commit" in kinds:
         yield _committed(events, stored, tables.limits.start > 0)
     if orderly_work:
@@ -54,7 +57,7 @@ def _consumed_offsets(events: Frame) -> Frame:
     )
 
 
-def _consumed(events: Frame, stored: Frame, removed: bool) -> Iterator[Check]:
+def _consumed(events: Frame, stored: Frame, limits: Limits) -> Iterator[Check]:
     topics = (
         events.where(F.col("f").isin("consume", "drain"))
         .groupBy("topic")
@@ -69,7 +72,7 @@ def _consumed(events: Frame, stored: Frame, removed: bool) -> Iterator[Check]:
         .join(topics.where("consumed").broadcast(), ["topic"])
     )
     first = F.lit(0)  # offsets from here on were never stored if they are missing
-    if removed:
+    if limits.start > 0:
         firsts = stored.groupBy("topic", "queue").agg(F.min("offset").alias("first"))
         both = both.join(firsts.broadcast(), ["topic", "queue"], "left")
         first = F.col("first")
@@ -84,6 +87,7 @@ def _consumed(events: Frame, stored: Frame, removed: bool) -> Iterator[Check]:
         both,
         times.isNotNull() & ((position.isNull() & (F.col("offset") >= first)) | unlike),
         (*key, "times", "position"),
+        fault=limits.mode == RAFT,
         order=key,
     )
     yield Check(

@@ -9,8 +9,9 @@
 - Order as consumed. Where consumers promise order, an acknowledged message is first delivered
   before later messages of its key.
 
-Messages stored with less than SEND_OK promises are not judged here. The checks must be fed after
-the ledger. Memory holds one object per key, and one per send of unknown outcome. Pure.
+A message stored with less than SEND_OK promises may vanish. It must still follow the acknowledged
+messages of its queue, and no other order is judged. The checks must be fed after the ledger. Memory
+holds one object per key, and one per send of unknown outcome. Pure.
 """
 
 from __future__ import annotations
@@ -51,8 +52,10 @@ class OrderPerQueue:
                 self._vague[send.id] = send
             else:  # consumed already
                 self._compare(send, entry.queue.position(entry.offset))
-        elif send.promised:
+        elif send.outcome is Outcome.OK:
             self._compare(send, send.position)
+            if not send.promised:
+                return
             queue = queue_of(send.position)
             top = self._tops.get(queue)
             if top is None:

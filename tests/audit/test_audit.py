@@ -525,7 +525,6 @@ def test_unfit_history_fails_the_verdict(accounts: AuditReport) -> None:
         "history_operations",
         "history_ids",
         "missing",
-        "consumed_not_stored",
         "not_consumed",
         "committed_beyond",
     }
@@ -538,7 +537,7 @@ def test_history_faults_are_named(accounts: AuditReport) -> None:
     assert [row["id_text"] for row in accounts.check("history_ids").offenders] == [message_id(6)]
 
 
-def test_consumed_but_not_stored_is_named(accounts: AuditReport) -> None:
+def test_classic_consumed_but_not_stored_is_named_and_no_fault(accounts: AuditReport) -> None:
     rows = accounts.check("consumed_not_stored").offenders
     assert [(row["queue"], row["offset"]) for row in rows] == [(0, 500), (1, 0)]
 

@@ -142,6 +142,13 @@ def offsets_fell(plant: HistoryBuilder) -> None:
     plant.consumed(2, (4, "f"), (10, "e"))
 
 
+def offset_of_an_acknowledged_one_given_to_one_without_a_slave(plant: HistoryBuilder) -> None:
+    """Both nodes lost the end of their logs, and the consumers had it already."""
+    plant.sent("e", 0, 2)
+    plant.consumed(0, (2, "e"))
+    plant.sent("f", 0, 2, status="SLAVE_NOT_AVAILABLE")
+
+
 def unknown_one_stored_below_what_was_there(plant: HistoryBuilder) -> None:
     plant.sent("e", 2, 5)
     plant.ended("u", "unknown")
@@ -224,6 +231,11 @@ PLANTED = [
     (stored_twice_for_one_attempt, {BROKER_MADE}, "a stored at T-0@0, T-1@2"),
     (stored_once_more_than_an_unknown_one_was_tried, {BROKER_MADE}, "after 2 attempt(s)"),
     (offsets_fell, {QUEUE_ORDER}, "f at T-2@4, sent after 10 was acknowledged"),
+    (
+        offset_of_an_acknowledged_one_given_to_one_without_a_slave,
+        {QUEUE_ORDER},
+        "f at T-0@2, sent after 2",
+    ),
     (unknown_one_stored_below_what_was_there, {QUEUE_ORDER}, "u at T-2@4, sent after 5"),
     (unknown_one_was_consumed_before_its_end, {QUEUE_ORDER}, "u at T-2@4, sent after 5"),
     (idempotent_one_of_unknown_outcome_lies_twice, {SENT_ONCE}, "lies at T-0@2, T-0@3"),

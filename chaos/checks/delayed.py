@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from ..history.deferred_events import Delivery, Post, Stored
 from ..history.events import Fault, Kind, Outcome, Position
-from .postings import Postings, Sent
+from .postings import Postings, Sent, extra_copies, never_sent
 from .verdict import (
     Check,
     Handlers,
@@ -86,8 +86,8 @@ class DelayBook:
         return {**self.sends.handlers(), Kind.STORED: self.stored, Kind.FAULT: self.fault}
 
     def _delivered(self, delivery: Delivery, entry: Delayed | None) -> None:
-        if entry is None or entry.sent.outcome is Outcome.FAIL:
-            reason = "nobody sent it" if entry is None else "its send had failed for certain"
+        reason = never_sent(entry)
+        if entry is None or reason:
             self.strangers.add(f"{delivery.id} at {at(delivery.position)}: {reason}")
             return
         passed_ms = (delivery.t_ns - entry.sent.invoked_ns) / NS_PER_MS
@@ -140,30 +140,24 @@ def _by_brokers(book: DelayBook) -> Iterator[str]:
 def delayed_lost(book: DelayBook, name: str) -> Check:
     """Find delayed messages that were lost."""
     acked = [(name, e) for name, e in book.entries.items() if e.sent.outcome is Outcome.OK]
-    missing = [(name, e) for name, e in acked if not e.positions]
-    lost = [
-        f"{name} was acknowledged, and due {entry.delay_ms} ms later"
-        for name, entry in missing
-        if entry.sent.acked_ns <= book.sends.drains.get(entry.sent.topic, -1)
-    ]
-    return judge_lost(name, lost, len(missing), len(acked), f"{len(acked)} acknowledged")
+    missing = (
+        (
+            f"{name} was acknowledged, and due {entry.delay_ms} ms later",
+            entry.sent.acked_ns,
+            book.sends.drained_ns(entry),
+        )
+        for name, entry in acked
+        if not entry.positions
+    )
+    return judge_lost(name, missing, len(acked), f"{len(acked)} acknowledged")
 
 
 def delayed_copies(book: DelayBook, name: str) -> Check:
     """Find delayed messages stored more than once, or delivered but not sent."""
-    result = book.strangers.and_more(_delayed_copies_wrong(book))
+    result = book.strangers.and_more(extra_copies(book.sends))
     retried = sum(1 for e in book.entries.values() if 1 < len(e.positions) <= e.sent.attempts)
     detail = f"{book.sends.deliveries} deliveries; {retried} twice by a client's own retry"
     return result.check(name, detail, book.sends.deliveries)
-
-
-def _delayed_copies_wrong(book: DelayBook) -> Iterator[str]:
-    for name, entry in book.entries.items():
-        if entry.sent.outcome is not Outcome.OPEN and len(entry.positions) > max(
-            1, entry.sent.attempts
-        ):
-            positions = ", ".join(map(at, sorted(entry.positions)))
-            yield f"{name} lies at {positions} after {entry.sent.attempts} attempt(s)"
 
 
 def delayed_late(book: DelayBook, name: str) -> Check:

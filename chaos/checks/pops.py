@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..history.deferred_events import Delivery, Ended, Popped, Post
-from ..history.events import Drain, HistoryError, Kind, Outcome
-from .verdict import Check, Handlers, Offenders, Verdict, judge, judge_lost
+from ..history.deferred_events import Delivery, Ended, Popped
+from ..history.events import HistoryError, Kind, Outcome
+from .postings import Postings, Sent, never_sent
+from .verdict import Check, Handlers, Missing, Offenders, Verdict, judge, judge_lost
 
 WORK = "pop"
 NS_PER_MS = 1_000_000
@@ -33,15 +34,12 @@ ACK, CHANGE = "ack", "change"
 class Message:
     """The state of a message."""
 
-    topic: str
-    outcome: Outcome = Outcome.OPEN
-    acked_ns: int = 0  # when its send was acknowledged
+    sent: Sent
     hidden_until_ns: int = 0  # it must not be delivered before
     done_ns: int | None = None  # when its consumer's acknowledgement was answered
     maybe_done: set[int] = field(default_factory=set)  # acknowledgements that may count
     dead: bool = False
     pops: int = 0
-    attempts: int = 0  # of its send; 0: not known
     again: list[str] = field(default_factory=list)  # descriptions of violations
     early: list[str] = field(default_factory=list)
 
@@ -50,9 +48,9 @@ class PopBook:
     """The state that all checks of popped messages share; a suite feeds it once."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, Message] = {}
+        self.sends = Postings(WORK, lambda post: Message(Sent(post)), self._dead)
+        self.entries = self.sends.entries
         self.strange = Offenders()
-        self.drains: dict[str, int] = {}
         self.pops = 0
         self.acks = 0
 
@@ -61,30 +59,13 @@ class PopBook:
         return bool(self.entries) or self.pops > 0
 
     def handlers(self) -> Handlers:
-        return {
-            Kind.POSTED: self.posted,
-            Kind.POPPED: self.popped,
-            Kind.POP_ENDED: self.ended,
-            Kind.DELIVERED: self.delivered,
-            Kind.DRAINED: self.drained,
-        }
-
-    def posted(self, post: Post) -> None:
-        if post.work != WORK:
-            return
-        if post.outcome is Outcome.OPEN:
-            self.entries[post.id] = Message(post.topic)
-            return
-        message = self.entries[post.id]
-        message.outcome, message.attempts = post.outcome, post.attempts
-        if post.outcome is Outcome.OK:
-            message.acked_ns = post.t_ns
+        return {**self.sends.handlers(), Kind.POPPED: self.popped, Kind.POP_ENDED: self.ended}
 
     def popped(self, pop: Popped) -> None:
         self.pops += 1
         message = self.entries.get(pop.id)
-        if message is None or message.outcome is Outcome.FAIL:
-            reason = "nobody sent it" if message is None else "its send had failed for certain"
+        reason = never_sent(message)
+        if message is None or reason:
             self.strange.add(f"{pop.id} popped by {pop.process}: {reason}")
             return
         message.pops += 1
@@ -111,32 +92,25 @@ class PopBook:
         else:
             message.maybe_done.discard(end.op)
 
-    def delivered(self, delivery: Delivery) -> None:
-        if delivery.work == WORK and delivery.id in self.entries:
-            self.entries[delivery.id].dead = True
-
-    def drained(self, drain: Drain) -> None:
-        if drain.complete:
-            self.drains[drain.topic] = drain.t_ns
+    def _dead(self, _: Delivery, message: Message | None) -> None:
+        if message is not None:
+            message.dead = True
 
 
 def pops_lost(book: PopBook, name: str) -> Check:
     """Find messages that nobody is done with."""
-    missing = list(_missing(book))
-    lost = [text for text, known_ns, drained_ns in missing if known_ns <= drained_ns]
-    acked = sum(message.outcome is Outcome.OK for message in book.entries.values())
+    acked = sum(message.sent.outcome is Outcome.OK for message in book.entries.values())
     dead = sum(message.dead for message in book.entries.values())
     detail = f"{acked} sent, {book.acks} acknowledged, {dead} dead letters"
-    return judge_lost(name, lost, len(missing), acked, detail)
+    return judge_lost(name, _missing(book), acked, detail)
 
 
-def _missing(book: PopBook) -> Iterator[tuple[str, int, int]]:
-    """Yield each missing message's description, due time and topic's drain, in ns."""
+def _missing(book: PopBook) -> Iterator[Missing]:
     for name, message in book.entries.items():
         done = message.done_ns is not None or bool(message.maybe_done) or message.dead
-        if message.outcome is Outcome.OK and not done:
+        if message.sent.outcome is Outcome.OK and not done:
             text = f"{name}: popped {message.pops} times, neither acknowledged nor a dead letter"
-            yield text, message.acked_ns, book.drains.get(message.topic, -1)
+            yield text, message.sent.acked_ns, book.sends.drained_ns(message)
 
 
 def pops_again(book: PopBook, name: str) -> Check:
@@ -156,4 +130,4 @@ def pops_early(book: PopBook, name: str) -> Check:
 
 def _alone(book: PopBook) -> Iterator[Message]:
     """Yield the messages that certainly have a single copy."""
-    return (message for message in book.entries.values() if message.attempts == 1)
+    return (message for message in book.entries.values() if message.sent.attempts == 1)

@@ -1,14 +1,14 @@
 """Sends, deliveries and drains of a workload's messages, for the checks of transactions, delayed
-messages and retries. Pure."""
+messages, retries and pops. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from ..history.deferred_events import Delivery, Post
-from ..history.events import Drain, HistoryError, Kind, Outcome
-from .verdict import Handlers
+from ..history.events import Drain, HistoryError, Kind, Outcome, Position
+from .verdict import Handlers, at
 
 
 class Sent:
@@ -28,7 +28,13 @@ class Entry(Protocol):
     sent: Sent
 
 
+class Placed(Entry, Protocol):
+    @property
+    def positions(self) -> Collection[Position]: ...
+
+
 E = TypeVar("E", bound=Entry)
+P = TypeVar("P", bound=Placed)
 
 
 class Postings(Generic[E]):
@@ -80,3 +86,23 @@ class Postings(Generic[E]):
     def _drained(self, drain: Drain) -> None:
         if drain.complete:
             self.drains[drain.topic] = drain.t_ns
+
+    def drained_ns(self, entry: E) -> int:
+        """Return when the message's topic was drained, or -1."""
+        return self.drains.get(entry.sent.topic, -1)
+
+
+def extra_copies(sends: Postings[P]) -> Iterator[str]:
+    """Describe the messages at more positions than attempts to send them."""
+    for name, entry in sends.entries.items():
+        sent = entry.sent
+        if sent.outcome is not Outcome.OPEN and len(entry.positions) > max(1, sent.attempts):
+            positions = ", ".join(map(at, sorted(entry.positions)))
+            yield f"{name} lies at {positions} after {sent.attempts} attempt(s)"
+
+
+def never_sent(entry: Entry | None) -> str:
+    """Return why a message cannot have been delivered, or an empty string."""
+    if entry is None:
+        return "nobody sent it"
+    return "its send had failed for certain" if entry.sent.outcome is Outcome.FAIL else ""

@@ -20,10 +20,11 @@ from collections.abc import Iterator
 
 from ..history.deferred_events import Delivery, GivenBack, Post
 from ..history.events import HistoryError, Kind, Outcome, Position
-from .postings import Postings, Sent
+from .postings import Postings, Sent, never_sent
 from .verdict import (
     Check,
     Handlers,
+    Missing,
     Offenders,
     at,
     judge,
@@ -80,8 +81,8 @@ class RetryBook:
 
     def _delivered(self, delivery: Delivery, entry: Retried | None) -> None:
         where = f"{delivery.id} at {at(delivery.position)}"
-        if entry is None or entry.sent.outcome is Outcome.FAIL:
-            reason = "nobody sent it" if entry is None else "its send had failed for certain"
+        reason = never_sent(entry)
+        if entry is None or reason:
             self.out_of_turn.add(f"{where}: {reason}")
         elif delivery.topic.startswith(DLQ_PREFIX):
             if not any(dead for _, _, dead in entry.began):
@@ -112,18 +113,15 @@ def retries_lost(book: RetryBook, name: str) -> Check:
     """Find messages lost, at first or after they were given back."""
     acked = sum(1 for entry in book.entries.values() if entry.sent.outcome is Outcome.OK)
     dead = sum(1 for entry in book.entries.values() if entry.dead)
-    missing = list(_missing(book))
-    lost = [text for text, known_ns, drained_ns in missing if known_ns <= drained_ns]
     detail = (
         f"{acked} acknowledged, {book.given_back} times given back, {dead} dead letters in the end"
     )
-    return judge_lost(name, lost, len(missing), acked, detail)
+    return judge_lost(name, _missing(book), acked, detail)
 
 
-def _missing(book: RetryBook) -> Iterator[tuple[str, int, int]]:
-    """Yield each missing message's description, due time and topic's drain, in ns."""
+def _missing(book: RetryBook) -> Iterator[Missing]:
     for name, entry in book.entries.items():
-        drained_ns = book.sends.drains.get(entry.sent.topic, -1)
+        drained_ns = book.sends.drained_ns(entry)
         if entry.sent.outcome is Outcome.OK and not entry.accepted and not entry.dead:
             seen = "given back" if entry.began else "never delivered"
             yield (

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from ..history.deferred_events import COMMIT, UNDECIDED, Decision, Delivery, Post, Scanned, Stored
 from ..history.events import HistoryError, Kind, Outcome, Position
-from .postings import Postings, Sent
+from .postings import Postings, Sent, extra_copies
 from .verdict import (
     Check,
     Handlers,
@@ -97,14 +97,17 @@ class TransactionBook:
 
 def committed_lost(book: TransactionBook, name: str) -> Check:
     committed = [(name, t) for name, t in book.entries.items() if t.commit_ns]
-    missing = [(name, t) for name, t in committed if not t.positions]
-    lost = [
-        f"{name}: commit was said{' and confirmed' if entry.confirmed else ''}"
-        for name, entry in missing
-        if entry.commit_ns <= book.sends.drains.get(entry.sent.topic, -1)
-    ]
+    missing = (
+        (
+            f"{name}: commit was said{' and confirmed' if entry.confirmed else ''}",
+            entry.commit_ns,
+            book.sends.drained_ns(entry),
+        )
+        for name, entry in committed
+        if not entry.positions
+    )
     detail = f"{len(committed)} committed of {len(book.entries)} transactions"
-    return judge_lost(name, lost, len(missing), len(committed), detail)
+    return judge_lost(name, missing, len(committed), detail)
 
 
 def without_commit(book: TransactionBook, name: str) -> Check:
@@ -117,16 +120,7 @@ def without_commit(book: TransactionBook, name: str) -> Check:
 def transaction_copies(book: TransactionBook, name: str) -> Check:
     """Find transactions stored more than once."""
     detail = f"{sum(1 for t in book.entries.values() if t.positions)} transactions delivered"
-    return judge(name, _transaction_copies_wrong(book), detail, book.sends.deliveries)
-
-
-def _transaction_copies_wrong(book: TransactionBook) -> Iterator[str]:
-    for name, entry in book.entries.items():
-        if entry.sent.outcome is not Outcome.OPEN and len(entry.positions) > max(
-            1, entry.sent.attempts
-        ):
-            positions = ", ".join(map(at, sorted(entry.positions)))
-            yield f"{name} lies at {positions} after {entry.sent.attempts} attempt(s)"
+    return judge(name, extra_copies(book.sends), detail, book.sends.deliveries)
 
 
 def halves_at_end(book: TransactionBook, name: str) -> Check:

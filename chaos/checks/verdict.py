@@ -7,7 +7,7 @@ UNKNOWN and not a pass, because a harness that never fails proves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
@@ -17,6 +17,7 @@ from ..history.events import Kind, Position
 EXAMPLES_MAX = 10
 
 Handlers = Mapping[Kind, Callable[[Any], None]]
+Missing = tuple[str, int, int]  # a message's description, when it was due, its topic's drain (ns)
 
 
 class Verdict(Enum):
@@ -129,7 +130,7 @@ class Offenders:
         return Check(name, Verdict.PASS if evidence else Verdict.UNKNOWN, 0, detail)
 
 
-def judge(name: str, offenders: Iterator[str], detail: str, evidence: int) -> Check:
+def judge(name: str, offenders: Iterable[str], detail: str, evidence: int) -> Check:
     """Return Offenders.check for offenders that are found only now."""
     return Offenders().and_more(offenders).check(name, detail, evidence)
 
@@ -141,14 +142,13 @@ def at(position: Position) -> str:
     return f"{broker}:{where}" if broker else where
 
 
-def judge_lost(
-    name: str, lost: Sequence[str], open_count: int, required: int, detail: str
-) -> Check:
-    """Judge losses. `lost` lists missing messages of topics that were drained afterwards. Of
-    `required` messages, `open_count` are missing for any reason."""
-    if lost:
-        return judge(name, iter(lost), detail, 1)
-    if open_count or not required:
-        detail += f"; {open_count} not consumed yet and no complete drain to say why"
-        return Check(name, Verdict.UNKNOWN, open_count, detail)
+def judge_lost(name: str, missing: Iterable[Missing], required: int, detail: str) -> Check:
+    """Judge losses of `required` messages. A missing message is lost if its topic was drained after
+    it was due."""
+    found = list(missing)
+    if lost := [text for text, due_ns, drained_ns in found if due_ns <= drained_ns]:
+        return judge(name, lost, detail, 1)
+    if found or not required:
+        detail += f"; {len(found)} not consumed yet and no complete drain to say why"
+        return Check(name, Verdict.UNKNOWN, len(found), detail)
     return Check(name, Verdict.PASS, 0, detail)

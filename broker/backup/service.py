@@ -39,6 +39,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.snapshot_install import (
     GROUP_SNAPSHOT_BYTES_MAX,
     GroupSnapshot,
@@ -55,7 +56,6 @@ from ..checkpointer import finished
 from ..component import Service
 from ..context import Context
 from ..errors import Refused, busy, invalid
-from ..replication.engine import RaftEngine
 from ..tables.snapshot_install import BrokerCapture, capture
 from .digests import Digester, Pace, frames_within, pieces_of
 from .protocol import (
@@ -322,7 +322,7 @@ class Backups:
         log.info("backup_ended session=%s", ext["session"])
         return RemotingCommand.response_to(request)
 
-    async def _captured(self, engine: RaftEngine, at_least: int) -> BrokerCapture:
+    async def _captured(self, engine: RaftMember, at_least: int) -> BrokerCapture:
         """Return a copy of the tables at frame `at_least` or later. Raises Refused."""
         context = self._context
         deadline_ms = context.clock_ms() + WAIT_MS
@@ -342,7 +342,7 @@ class Backups:
                 )
             await asyncio.sleep(POLL_MS / 1000)
 
-    def _facts(self, engine: RaftEngine, index: int) -> Facts:
+    def _facts(self, engine: RaftMember, index: int) -> Facts:
         config, core = self._context.config, engine.core
         return Facts(
             group=config.group_name,
@@ -361,7 +361,7 @@ class Backups:
             time_ms=self._context.wall_ms(),
         )
 
-    def _engine(self) -> RaftEngine:
+    def _engine(self) -> RaftMember:
         if self._context.config.is_classic:
             raise Refused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,

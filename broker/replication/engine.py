@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -16,17 +15,12 @@ from typing import Any, Protocol
 from raftmq.dledger.node.applier import Application
 from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.config import CoreConfig
-from raftmq.dledger.raft.configuration import Change
-from raftmq.dledger.raft.core import RaftCore
 from raftmq.dledger.raft.leader_placement import PreferenceLimits
-from raftmq.dledger.raft.messages import NodeId
 from raftmq.dledger.settings import MemberConfig
-from raftmq.dledger.snapshot.transfer import SnapshotSource
 from raftmq.dledger.storage.log_flusher import FlushMode
-from raftmq.dledger.storage.log_storage import RaftLog
 from raftmq.dledger.transport.network import Network
 from raftmq.dledger.transport.peer_auth import Gate, GuardedNetwork
-from raftmq.dledger.transport.transport import LinkConfig, PeerAddress, PeerLinks
+from raftmq.dledger.transport.transport import LinkConfig, PeerAddress
 from raftmq.store.disk import Disk
 from raftmq.store.message_store import MessageStore
 
@@ -68,80 +62,6 @@ class Engine(Protocol):
     def status(self) -> dict[str, object]: ...
 
 
-class GroupId(Protocol):
-    """The id of a group; `subscribe(changed)` sets the callback for a change."""
-
-    group_id: bytes
-
-    def subscribe(self, listener: Callable[[], None]) -> None: ...
-
-    def applied(self, before: bytes, now: bytes) -> None: ...
-
-
-class RaftEngine(Engine, Protocol):
-    """The replica of a group, as brokers use it. RaftMember has the meaning of each name."""
-
-    @property
-    def config(self) -> MemberConfig: ...
-
-    @property
-    def links(self) -> PeerLinks: ...
-
-    @property
-    def identity(self) -> GroupId: ...
-
-    @property
-    def has_core(self) -> bool: ...
-
-    @property
-    def core(self) -> RaftCore: ...
-
-    @property
-    def log(self) -> RaftLog:
-        """The log, of which brokers only read; its index is complete once it is recovered."""
-        ...
-
-    @property
-    def recovering(self) -> str | None: ...
-
-    @property
-    def members(self) -> list[dict[str, object]]: ...
-
-    @property
-    def full_voters(self) -> list[NodeId]: ...
-
-    @property
-    def refilled(self) -> list[NodeId]: ...
-
-    @property
-    def slow_reason(self) -> str: ...
-
-    @property
-    def successor_expected(self) -> bool: ...
-
-    @property
-    def clock_is_wrong(self) -> bool: ...
-
-    @property
-    def clock_is_confirmed(self) -> bool: ...
-
-    def doubt_clock(self, lead_ms: int) -> None: ...
-
-    def set_willing(self, is_willing: bool) -> None: ...
-
-    def willing_successor(self, needed: bool, *, faster: bool = False) -> NodeId | None: ...
-
-    def preferred_successor(self) -> NodeId | None: ...
-
-    def transfer_blocker(self, target: NodeId, *, force: bool = False) -> str: ...
-
-    async def hand_over(self) -> NodeId | None: ...
-
-    def change_members(self, change: Change) -> asyncio.Future[int]: ...
-
-    def agree_expired(self, position: int) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class GroupMembership:
     """This replica's position in the group's configuration; `broker_id` None: unassigned."""
@@ -151,14 +71,14 @@ class GroupMembership:
     members: int  # size of the group, or 0 if the group is unknown
 
 
-def preferred_of(member: RaftEngine) -> str | None:
+def preferred_of(member: RaftMember) -> str | None:
     """Return the preferred leader in this replica's view, or None."""
     if not member.has_core:
         return None
     return member.core.membership.configurations.current.preferred or None
 
 
-def group_membership(member: RaftEngine) -> GroupMembership | None:
+def group_membership(member: RaftMember) -> GroupMembership | None:
     """Return this replica's place; None while the log is being recovered. A removal counts once it
     is committed, or once peers report it to a replica that was away. A replica without a leader
     whose history differs from a peer's has no place either."""
@@ -175,26 +95,6 @@ def group_membership(member: RaftEngine) -> GroupMembership | None:
     return GroupMembership(member_.role.name.lower(), member_.broker_id, len(current.members))
 
 
-class MemberFactory(Protocol):
-    """Makes the replica that replicates the log of a group."""
-
-    def __call__(
-        self,
-        config: MemberConfig,
-        disk: Disk,
-        store: MessageStore,
-        state: BrokerState,
-        application: Application,
-        *,
-        clock_ms: Callable[[], float],
-        wall_ms: Callable[[], int],
-        on_fatal: Callable[[str], None],
-        listen_socket: socket.socket | None,
-        source: SnapshotSource,
-        settings: Callable[[], dict[str, str]],
-    ) -> RaftEngine: ...
-
-
 def raft_member(
     config: MemberConfig,
     disk: Disk,
@@ -203,7 +103,8 @@ def raft_member(
     application: Application,
     **given: Any,
 ) -> RaftMember:
-    """Make a Raft replica; parameters as MemberFactory's."""
+    """Make the replica that replicates the log of a group. `given` are the further parameters of
+    RaftMember."""
     return RaftMember(config, disk, store.commitlog, application, rng=random.Random(), **given)
 
 
@@ -214,7 +115,7 @@ class Replication:
     `keeps_log` is False if a log may lose frames that snapshots of the tables reflect: then no
     snapshot is loaded, and a start replays the whole log."""
 
-    make: MemberFactory = raft_member
+    make: Callable[..., Engine] = raft_member
     keeps_log: bool = True
 
 

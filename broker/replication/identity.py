@@ -11,12 +11,12 @@ import asyncio
 import logging
 import secrets
 
+from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.errors import RaftError
 from raftmq.dledger.transport.peer_info_message import GROUP_ID_SIZE_BYTES
 
 from ..context import Context
 from ..tables.broker_group import group_id
-from .engine import RaftEngine
 
 log = logging.getLogger("raftmq.broker.members")
 
@@ -51,7 +51,7 @@ class GroupId:
         if (not applied or rescued) and self._context.roles.leading:
             self._propose(engine)
 
-    def _propose(self, engine: RaftEngine) -> None:
+    def _propose(self, engine: RaftMember) -> None:
         now_ms = self._context.clock_ms()
         if self._proposed is not None or now_ms < self._due_ms:
             return

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
+from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.errors import RaftError
 from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.remoting.codes import ResponseCode
@@ -22,7 +23,7 @@ from ..error_isolation import Contained
 from ..errors import Refused, not_leader
 from ..registration import Identity
 from .classic import ClassicEngine
-from .engine import Engine, GroupMembership, RaftEngine, group_membership
+from .engine import Engine, GroupMembership, group_membership
 from .roles import RoleView
 
 
@@ -46,10 +47,10 @@ class ReplicatedLog:
         return self._engine
 
     @property
-    def raft(self) -> RaftEngine:
+    def raft(self) -> RaftMember:
         """The replica of the group; not in classic mode."""
         assert not self._config.is_classic
-        return cast(RaftEngine, self._engine)
+        return cast(RaftMember, self._engine)
 
     @property
     def classic(self) -> ClassicEngine:

@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.configuration import Change, ChangeKind, Configuration
 from raftmq.dledger.raft.errors import ChangeRefused
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -24,7 +25,7 @@ from ..context import Context
 from ..errors import Refused
 from ..registration import Registrar
 from ..scheduler import IDLE_MS, Chore
-from .engine import GroupMembership, RaftEngine, preferred_of
+from .engine import GroupMembership, preferred_of
 from .identity import GroupId
 from .preferred import PreferredLeader
 
@@ -173,7 +174,7 @@ class Members:
         detail = {"index": index, "members": members, "removed": sorted(was.ids - now.ids)}
         self._context.events.publish("memberChanged", detail)
 
-    def engine(self) -> RaftEngine:
+    def engine(self) -> RaftMember:
         """Return the Raft engine. Raises Refused if members do not change."""
         if self._context.config.is_classic:
             raise Refused(
@@ -182,7 +183,7 @@ class Members:
             )
         return self._log.raft
 
-    def _body(self, engine: RaftEngine) -> dict[str, Any]:
+    def _body(self, engine: RaftMember) -> dict[str, Any]:
         return {
             "index": engine.core.membership.configurations.index,
             "members": list(engine.members),

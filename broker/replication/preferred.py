@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.configuration import Change, ChangeKind
 from raftmq.dledger.raft.errors import RaftError
 
 from ..context import Context
 from ..errors import Refused
-from .engine import RaftEngine, preferred_of
+from .engine import preferred_of
 
 log = logging.getLogger("raftmq.broker.members")
 
@@ -64,7 +65,7 @@ class PreferredLeader:
         log.info("preferred_leader_takes_over name=%s", target)
         self._context.events.publish("transfer", {"to": target, "by": BY})
 
-    def _choose_first(self, engine: RaftEngine) -> None:
+    def _choose_first(self, engine: RaftMember) -> None:
         """Set broker.conf's preferred leader in a group that never had a preference."""
         now_ms = self._context.clock_ms()
         if (

@@ -203,7 +203,7 @@ class PySyncMember:
         self._housekeeping_due_ms = 0.0
         self._role_waiters: list[asyncio.Future[None]] = []
 
-    # SyncObj has nothing of this; the broker finds a Raft replica without it (RaftEngine).
+    # SyncObj has nothing of this; the broker finds a Raft replica without it.
     recovering: str | None = None
     has_core = False
     successor_expected = False
@@ -614,7 +614,7 @@ def make_member(
     settings: object,
     **given: Any,
 ) -> PySyncMember:
-    """Make a replica in the place of a Raft replica (broker.replication.engine.MemberFactory)."""
+    """Make a replica in the place of a Raft replica (broker.replication.engine.raft_member)."""
     return PySyncMember(
         config,
         disk,

@@ -100,7 +100,7 @@ class Assembler:
         self.watched: Record | None = None
         self._open: dict[int, Any] = {}  # operations without an outcome, by op
         self._started: dict[int, int] = {}  # op of a fault's injection or healing → t_ns of invoke
-        self._unhealed: dict[tuple[int, str], Fault] = {}  # by number; in old histories by node
+        self._unhealed: dict[int, Fault] = {}  # by number
         self._names: dict[str, str] = {}  # one copy of each topic, process, order key, broker
         self._takers: dict[str, Callable[[Record], Event | None]] = {
             "send": self._send,
@@ -130,8 +130,6 @@ class Assembler:
         try:
             if taker is not None:
                 return taker(record)
-            if "node" in record:
-                return self._old_fault(record)
         except KeyError as missing:
             raise HistoryError(f"{kind} record without {missing}") from missing
         raise HistoryError(f"unknown kind of operation {kind!r}")
@@ -314,15 +312,15 @@ class Assembler:
         )
         if len(self._unhealed) >= FAULTS_OPEN_MAX:
             raise HistoryError(f"more than {FAULTS_OPEN_MAX} faults are not healed")
-        self._unhealed[fault.number, ""] = fault
+        self._unhealed[fault.number] = fault
         return Kind.FAULT, fault
 
     def _heal(self, record: Record) -> Event | None:
-        fault = self._unhealed.get((record["fault"], ""))
+        fault = self._unhealed.get(record["fault"])
         if record["type"] != "ok" or fault is None:
             return None
         fault.healed_ns = record["t_ns"]
-        del self._unhealed[record["fault"], ""]
+        del self._unhealed[record["fault"]]
         return Kind.HEALED, fault
 
     def _inflicted(self, record: Record) -> None:
@@ -330,23 +328,6 @@ class Assembler:
 
     def _watched(self, record: Record) -> None:
         self.watched = {key: record[key] for key in ("judged", "kills", "findings", "examples")}
-
-    def _old_fault(self, record: Record) -> Event | None:
-        """Convert a fault of an old history, such as "kill" or "start" of a node."""
-        op, t_ns, node = record["op"], record["t_ns"], record["node"]
-        if record["type"] == "invoke":
-            self._started[op] = t_ns
-            return None
-        started_ns = self._started.pop(op, t_ns)
-        if record["type"] != "ok":
-            return None
-        pid, role = record.get("pid", 0), record.get("role", "")
-        fault = Fault(record["f"], (node,), pid, role, started_ns, t_ns)
-        if fault.kind == "kill":
-            self._unhealed[-1, node] = fault
-        elif fault.kind == "start" and (killed := self._unhealed.pop((-1, node), None)):
-            killed.healed_ns = t_ns
-        return Kind.FAULT, fault
 
     def _replicas(self, record: Record) -> Event:
         parts = {

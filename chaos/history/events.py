@@ -144,8 +144,8 @@ class Fault:
     role: str
     invoked_ns: int
     done_ns: int
-    number: int = -1  # -1: of an old history
-    whom: str = ""
+    number: int
+    whom: str
     healed_ns: int = 0  # 0: not healed in this history
     detail: str = ""
 

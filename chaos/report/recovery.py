@@ -33,7 +33,7 @@ WINDOW_NS = 500_000_000  # over which the rate is taken
 class Recovery:
     """A fault and its recovery. Figures are milliseconds, or None without such an acknowledgement.
 
-    `whom` is the planned selector ("leader", "all", …); in old histories the role."""
+    `whom` is the planned selector ("leader", "all", …)."""
 
     kind: str
     whom: str
@@ -80,7 +80,7 @@ def recoveries(history: History) -> list[Recovery]:
     done = [send.done_ns for send in acknowledged]
     clients = sorted({send.process for send in sends})
     end_ns = max((max(send.invoked_ns, send.done_ns) for send in sends), default=0)
-    faults = sorted(inflicted(history), key=lambda fault: fault.invoked_ns)
+    faults = sorted(history.faults, key=lambda fault: fault.invoked_ns)
     result = []
     for number, fault in enumerate(faults):
         last = number + 1 == len(faults)
@@ -90,11 +90,6 @@ def recoveries(history: History) -> list[Recovery]:
         normal_ms = _normal_ms(done, fault.invoked_ns, first, end)
         result.append(_recovery(fault, acknowledged[first:end], until_ns, clients, normal_ms))
     return result
-
-
-def inflicted(history: History) -> list[Fault]:
-    """Return the faults that hit the cluster; old histories also list starts."""
-    return [fault for fault in history.faults if fault.kind != "start"]
 
 
 def by_kind(recoveries: Iterable[Recovery]) -> dict[str, list[Recovery]]:
@@ -177,7 +172,7 @@ def _recovery(
     gap_ns = max(0, *(later - earlier for earlier, later in pairwise(moments)))
     return Recovery(
         fault.kind,
-        fault.whom or fault.role,
+        fault.whom,
         fault.node,
         fault.role,
         fault.invoked_ns,

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..history.deferred_events import all_sends
-from ..history.events import Fault, History, Kind, Outcome, Send
-from .recovery import carried, inflicted, percentile
+from ..history.events import History, Kind, Outcome, Send
+from .recovery import carried, percentile
 
 BUCKETS_MAX = 400
 BUCKET_SIZES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -198,19 +198,8 @@ def _strips(sends: Iterable[Send], zero: int, bucket_s: float, end_s: float) -> 
 def _bands(history: History, end_s: float) -> list[Band]:
     zero = history.start_ns
     result = []
-    for fault in inflicted(history):
-        back_ns = fault.healed_ns or _started_again_ns(history, fault)
-        to_s = end_s if back_ns is None else (back_ns - zero) / NS_PER_S
+    for fault in history.faults:
+        to_s = (fault.healed_ns - zero) / NS_PER_S if fault.healed_ns else end_s
         nodes = ", ".join(fault.nodes)
         result.append(Band(fault.kind, nodes, (fault.invoked_ns - zero) / NS_PER_S, to_s))
     return result
-
-
-def _started_again_ns(history: History, fault: Fault) -> int | None:
-    """Return when the node that was killed was started, in old histories."""
-    back = (
-        other.done_ns
-        for other in history.faults
-        if other.kind == "start" and other.node == fault.node and other.done_ns > fault.done_ns
-    )
-    return min(back, default=None)

@@ -27,7 +27,7 @@ from ..history.events import History, Outcome
 from ..history.files import read_history
 from ..report.figures import Load, lateness_of, load_of
 from ..report.page import write_report
-from ..report.recovery import Recovery, inflicted, recoveries, summary
+from ..report.recovery import Recovery, recoveries, summary
 
 RECOVERED = "whole again after each fault"
 WATCHED = "found by the continuous audit"
@@ -86,8 +86,8 @@ def judge(
 
 
 def _recall(history: History, verdict: Path) -> None:
-    """Read the outcome of the faults from the run's own verdict, if there is one. Old histories do
-    not have it, and a new verdict must not be better than the run's."""
+    """Read the outcome of the faults from the run's own verdict, if there is one. The history of an
+    interrupted run does not have it, and a new verdict must not be better than the run's."""
     try:
         saved = orjson.loads(verdict.read_bytes())
         history.skipped = tuple(saved["skipped"])
@@ -100,7 +100,7 @@ def _recall(history: History, verdict: Path) -> None:
 
 def recovered_check(history: History, stuck: Sequence[str]) -> Check:
     """Check that every heal brought back leaders in all groups and up-to-date replicas."""
-    count = len(inflicted(history))
+    count = len(history.faults)
     detail = f"{count} faults"
     if stuck:
         return Check(RECOVERED, Verdict.FAIL, len(stuck), detail, tuple(stuck[:10]))
@@ -122,7 +122,7 @@ def watched_check(watched: Mapping[str, Any]) -> Check:
 
 def after_last_heal(history: History) -> dict[str, int]:
     """Return the sends after the last heal, and the acknowledged. A wedged cluster has none."""
-    healed_ns = max((fault.healed_ns for fault in inflicted(history)), default=0)
+    healed_ns = max((fault.healed_ns for fault in history.faults), default=0)
     later = [send for send in all_sends(history) if send.invoked_ns > healed_ns and not send.shed]
     return {"sent": len(later), "ok": sum(send.outcome is Outcome.OK for send in later)}
 
@@ -153,7 +153,7 @@ def verdict_data(
             }
             for check in checks
         ],
-        "faults": Counter(fault.kind for fault in inflicted(history)),
+        "faults": Counter(fault.kind for fault in history.faults),
         "skipped": list(history.skipped),
         "recovery": summary(recoveries),
         "lateness": lateness_of(history),

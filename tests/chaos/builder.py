@@ -224,8 +224,7 @@ class HistoryBuilder:
         self.add(outcome, "lock", client, op, **position, granted=False)
 
     def kill(self, node: str = "n0") -> None:
-        op = self.add("invoke", "kill", "nemesis", node=node, pid=7, role="leader")
-        self.add("ok", "kill", "nemesis", op, node=node, pid=7, role="leader")
+        self.fault("kill", node, number=len(self.records), heal=False)
 
     def leader(self, node: str, term: int, group: str = "") -> None:
         self.add("ok", "leader", "observer", node=node, term=term, group=group)

@@ -29,8 +29,9 @@ def test_round_trip_of_every_kind_of_event(tmp_path: Path) -> None:
         position = {"queue": 2, "offset": 9, "msg_id": "M", "attempts": 1}
         writer.event("ok", "send", "p", op, **position)
         op = writer.next_op()
-        writer.event("invoke", "kill", "nemesis", op, node="n0", pid=4, role="leader")
-        writer.event("ok", "kill", "nemesis", op, node="n0", pid=4, role="leader")
+        kill = {"fault": 1, "kind": "kill", "nodes": ["n0"], "pid": 4, "role": "leader"}
+        writer.event("invoke", "inject", "nemesis", op, **kill)
+        writer.event("ok", "inject", "nemesis", op, **kill)
         batch = {"topic": "T", "queue": 2, "offsets": [9], "ids": ["U"]}
         writer.event("ok", "consume", "c", writer.next_op(), **batch)
         offset = {"topic": "T", "group": "G", "queue": 2, "offset": 10}
@@ -182,18 +183,7 @@ def test_history_of_deferred_messages_is_read_in_write_order(tmp_path: Path) -> 
     assert (load_of(history).sent, load_of(history).ok) == (2, 1)
 
 
-def test_old_kill_is_healed_by_the_start_of_its_node(tmp_path: Path) -> None:
-    builder = HistoryBuilder()
-    builder.kill("n0")
-    builder.kill("n1")
-    op = builder.add("invoke", "start", "nemesis", node="n0", pid=0)
-    builder.add("ok", "start", "nemesis", op, node="n0", pid=8)
-    first, second = builder.build().kills()
-    assert (first.healed_ns, second.healed_ns) == (6_000_000, 0)
-    assert first.number == -1
-
-
-def test_old_commits_and_sends_without_the_newer_fields_are_read() -> None:
+def test_commits_and_sends_without_the_optional_fields_are_read() -> None:
     builder = clean()
     history = builder.build()
     assert {send.broker for send in history.sends} == {""}

@@ -24,7 +24,7 @@ def history(sends: list[tuple[int, bool]], faults: int = 0, planned: int | None 
     result.faults[:] = [
         Fault(
             "kill", ("n0",), 0, "", (100 + 100 * number) * S, (100 + 100 * number) * S + 1,
-            healed_ns=(110 + 100 * number) * S,
+            number, "", healed_ns=(110 + 100 * number) * S,
         )
         for number in range(faults)
     ]  # fmt: skip

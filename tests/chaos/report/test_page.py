@@ -41,10 +41,8 @@ from tests.pictures import PAGE_BYTES_MAX, assert_readable
 
 def with_kill() -> HistoryBuilder:
     builder = clean()
-    builder.kill("n0")
+    builder.fault("kill", "n0")
     builder.leader("n1", 2)
-    op = builder.add("invoke", "start", "nemesis", node="n0", pid=0, role="")
-    builder.add("ok", "start", "nemesis", op, node="n0", pid=8, role="")
     builder.ended("<script>", "unknown")
     return builder
 

@@ -22,8 +22,8 @@ from raftmq.chaos.checks.experiment import ENDS
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.wait_healthy import wait_recovered
-from raftmq.chaos.faults.base import Context, Planned
-from raftmq.chaos.faults.process import kill
+from raftmq.chaos.faults.base import Context, Injection, Planned
+from raftmq.chaos.faults.process import Kill
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.consumers import ConsumerGroup, drain_group
@@ -204,7 +204,7 @@ async def _kill_leaders(
                 "take a larger --limit or a lower --rate"
             )
         planned = Planned(number, 0.0, RESTART_AFTER_S, "kill", "leader", 0.0)
-        fault = kill(planned, Context(cluster, history))
+        fault = Injection(planned, Context(cluster, history), Kill(cluster))
         following = counts[number : number + 1]
         async with held_at(following[0], milestones, sender) if following else nullcontext():
             try:

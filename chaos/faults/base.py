@@ -153,6 +153,11 @@ class Deed(Protocol):
         """Return a short description; `targets` has the nodes' names, or the selector."""
 
 
+class Choosing(Deed, Protocol):
+    async def choose(self) -> Hit:
+        """Choose the nodes to hit. Raises ClusterError."""
+
+
 async def choose_nodes(planned: Planned, context: Context) -> Hit:
     """Choose the nodes to hit by the planned selector.
 
@@ -259,6 +264,16 @@ class Injection:
 def injected(deed: Callable[[Planned, Context], Deed]) -> Factory:
     """Return a factory of faults with such a deed, on the planned nodes."""
     return lambda planned, context: Injection(planned, context, deed(planned, context))
+
+
+def chosen(deed: Callable[[Planned, Context], Choosing]) -> Factory:
+    """Return a factory of faults with such a deed, on the nodes that it chooses."""
+
+    def make(planned: Planned, context: Context) -> Fault:
+        result = deed(planned, context)
+        return Injection(planned, context, result, result.choose)
+
+    return make
 
 
 async def finished(work: Coroutine[Any, Any, T]) -> T:

@@ -69,19 +69,13 @@ def _kind(name: str, description: str, params: dict[str, tuple[float, float]]) -
 
 
 _SPAN = {"step_s": (1.0, 600.0)}
-KINDS: Table = {
-    "clock-forward": (_kind("clock-forward", "its clock jumps ahead by step_s", _SPAN), _step(1)),
-    "clock-back": (_kind("clock-back", "its clock jumps back by step_s", _SPAN), _step(-1)),
-    "clock-month": (
-        _kind("clock-month", "its clock jumps ahead by 30 days", {"step_s": (MONTH_S, MONTH_S)}),
-        _step(1, MONTH_S),
-    ),
-    "clock-strobe": (
-        _kind(
-            "clock-strobe",
-            "its clock jumps ahead by delta_ms and back, every period_ms",
-            {"delta_ms": (50.0, 5000.0), "period_ms": (5.0, 100.0)},
-        ),
-        injected(ClockStrobe),
-    ),
-}
+_MONTH = {"step_s": (MONTH_S, MONTH_S)}
+_STROBE = {"delta_ms": (50.0, 5000.0), "period_ms": (5.0, 100.0)}
+_ENTRIES = (
+    (_kind("clock-forward", "its clock jumps ahead by step_s", _SPAN), _step(1)),
+    (_kind("clock-back", "its clock jumps back by step_s", _SPAN), _step(-1)),
+    (_kind("clock-month", "its clock jumps ahead by 30 days", _MONTH), _step(1, MONTH_S)),
+    (_kind("clock-strobe", "its clock jumps ahead by delta_ms and back, every period_ms", _STROBE),
+        injected(ClockStrobe)),
+)  # fmt: skip
+KINDS: Table = {kind.name: (kind, make) for kind, make in _ENTRIES}

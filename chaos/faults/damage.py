@@ -409,27 +409,18 @@ _TABLE: tuple[tuple[Kind, Factory], ...] = (
     _entry("flip-queue", flip_queue, "a bit of a ConsumeQueue unit"),
     _entry("flip-index", flip_index, "a bit of an IndexFile"),
     _entry("flip-vote", flip_vote, "a bit in each copy of term and vote", needs=_RAFT),
-    _entry(
-        "flip-vote-slot", flip_vote_slot, "a bit in one of the two copies of the vote", needs=_RAFT
-    ),
+    _entry("flip-vote-slot", flip_vote_slot, "a bit in one of the two copies of the vote",
+        needs=_RAFT),
     _entry("lost-vote", lost_vote, "the file with term and vote is gone", needs=_RAFT),
     _entry("flip-checkpoint", flip_checkpoint, "a bit of the checkpoint"),
     _entry("flip-config", flip_config, "a bit of a table under config/"),
-    _entry(
-        "snapshot-rot",
-        snapshot_rot,
-        "stopped in order; a bit in each copy of each snapshot of the tables",
-        needs=_RAFT,
-        number=signal.SIGTERM,
-    ),
-    _entry(
-        "torn-snapshot",
-        torn_snapshot,
-        "stopped in order; each copy of each snapshot of the tables cut short",
-        needs=_RAFT,
-        number=signal.SIGTERM,
-    ),
+    _entry("snapshot-rot", snapshot_rot,
+        "stopped in order; a bit in each copy of each snapshot of the tables", needs=_RAFT,
+        number=signal.SIGTERM),
+    _entry("torn-snapshot", torn_snapshot,
+        "stopped in order; each copy of each snapshot of the tables cut short", needs=_RAFT,
+        number=signal.SIGTERM),
     _entry("lost-segment", lost_segment, "a CommitLog segment is gone", needs=_RAFT),
     _entry("lost-queue", lost_queue, "a ConsumeQueue file is gone"),
-)
+)  # fmt: skip
 KINDS: Table = {kind.name: (kind, make) for kind, make in _TABLE}

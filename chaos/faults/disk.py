@@ -294,12 +294,6 @@ def empty(store: Path) -> None:
                 entry.unlink()
 
 
-def _rules_fault(rules: RulesOf, text: str, *, may_end: bool = True) -> Factory:
-    return injected(
-        lambda planned, context: DiskRules(planned, context, rules, text, may_end=may_end)
-    )
-
-
 def _needs_layer(cluster: ClusterState | None) -> str | None:
     if cluster is None or cluster.faultable:
         return None
@@ -321,14 +315,21 @@ _SOME = ("follower", "leader", "minority", "majority", "all")
 _LAYER = frozenset({"faultable"})
 
 
-def _kind(
+def _of_layer(
     name: str,
     description: str,
+    rules: RulesOf,
+    text: str,
     whom: tuple[str, ...] = _ONE,
+    *,
+    may_end: bool = True,
     lasts_s: tuple[float, float] = (1.0, 4.0),
     params: dict[str, tuple[float, float]] | None = None,
-) -> Kind:
-    return Kind(name, "disk", description, whom, _LAYER, lasts_s=lasts_s, params=params or {})
+) -> tuple[Kind, Factory]:
+    kind = Kind(name, "disk", description, whom, _LAYER, lasts_s=lasts_s, params=params or {})
+    return kind, injected(
+        lambda planned, context: DiskRules(planned, context, rules, text, may_end=may_end)
+    )
 
 
 def _slow(call: str) -> RulesOf:
@@ -336,104 +337,45 @@ def _slow(call: str) -> RulesOf:
 
 
 _LOG = ("commitlog/*", "raft/*")  # the files that Raft's promises depend on
+_READ = ("commitlog/*", "consumequeue/*")
 
-KINDS: Table = {
-    "disk-full": (
-        _kind("disk-full", "no free block is left: what needs one fails (ENOSPC)"),
-        _rules_fault(lambda _: [Rule(FULL, (WRITE, ALLOCATE))], "the disk is full"),
-    ),
-    "eio-write": (
-        _kind("eio-write", "every write to the log and the vote fails (EIO)"),
-        _rules_fault(lambda _: [Rule(ERROR, (WRITE,), p) for p in _LOG], "writes fail (EIO)"),
-    ),
-    "eio-sync": (
-        _kind("eio-sync", "the next fdatasync of the log fails (EIO); its pages are never written"),
-        _rules_fault(
-            lambda _: [Rule(ERROR, (SYNC,), "commitlog/*", times=1)], "an fdatasync fails (EIO)"
-        ),
-    ),
-    "eio-sync-vote": (
-        _kind("eio-sync-vote", "making the vote durable fails (EIO)", _SOME),
-        _rules_fault(
-            lambda _: [Rule(ERROR, (SYNC,), "raft/*")], "fdatasync of the vote fails (EIO)"
-        ),
-    ),
-    "eio-read": (
-        _kind("eio-read", "every read of the log and the queues fails (EIO)"),
-        _rules_fault(
-            lambda _: [Rule(ERROR, (READ,), p) for p in ("commitlog/*", "consumequeue/*")],
-            "reads fail (EIO)",
-        ),
-    ),
-    "short-write": (
-        _kind("short-write", "one write to the log does its first half only, then fails (EIO)"),
-        _rules_fault(
-            lambda _: [Rule(SHORT, (WRITE,), "commitlog/*", times=1)], "half a write, then EIO"
-        ),
-    ),
-    "slow-fsync": (
-        _kind(
-            "slow-fsync", "every fdatasync takes delay_ms longer", params={"delay_ms": (20, 400)}
-        ),
-        _rules_fault(_slow(SYNC), "fdatasync is slow", may_end=False),
-    ),
-    "slow-write": (
-        _kind("slow-write", "every write takes delay_ms longer", params={"delay_ms": (1, 20)}),
-        _rules_fault(_slow(WRITE), "writes are slow", may_end=False),
-    ),
-    "stalled-fsync": (
-        _kind("stalled-fsync", "no fdatasync returns before it is healed", lasts_s=(2.0, 8.0)),
-        _rules_fault(lambda _: [Rule(STALL, (SYNC,))], "fdatasync does not return"),
-    ),
-    "lying-fsync": (
-        _kind(
-            "lying-fsync", "fdatasync says it has and has not: Raft with fsync left out", ("all",)
-        ),
-        _rules_fault(lambda _: [Rule(LIE, (SYNC,))], "fdatasync lies", may_end=False),
-    ),
-    "power-cut": (
-        _kind(
-            "power-cut",
-            "killed, and what was not synced is lost, kept or torn page by page (lose_all=1: lost)",
-            lasts_s=(0.5, 2.0),
-            params={"lose_all": (0.0, 0.0)},
-        ),
-        injected(PowerCut),
-    ),
-    "kernel-power-cut": (
-        Kind(
-            "kernel-power-cut",
-            "disk",
-            "killed, and the store's own file system is shut down without flushing its log",
-            _ONE,
-            frozenset({"loop-device"}),
-        ),
-        injected(KernelPowerCut),
-    ),
-    "disk-loss": (
-        Kind(
-            "disk-loss",
-            "disk",
-            "killed, its whole store removed; started again with an empty disk (a classic master: "
-            "restored from its slave)",
-            ("follower", "leader", "most-behind", "minority"),
-            frozenset({"copies"}),
-        ),
-        injected(DiskLoss),
-    ),
-    "old-disk": (
-        Kind(
-            "old-disk",
-            "disk",
-            "stopped in order, an image of its store taken, started again; in the end killed and "
-            "started with the image",
-            ("follower", "leader"),
-            frozenset({"raft", "copies"}),
-            lasts_s=(8.0, 12.0),
-        ),
-        injected(OldDisk),
-    ),
-}
+_ENTRIES = (
+    _of_layer("disk-full", "no free block is left: what needs one fails (ENOSPC)",
+        lambda _: [Rule(FULL, (WRITE, ALLOCATE))], "the disk is full"),
+    _of_layer("eio-write", "every write to the log and the vote fails (EIO)",
+        lambda _: [Rule(ERROR, (WRITE,), p) for p in _LOG], "writes fail (EIO)"),
+    _of_layer("eio-sync", "the next fdatasync of the log fails (EIO); its pages are never written",
+        lambda _: [Rule(ERROR, (SYNC,), "commitlog/*", times=1)], "an fdatasync fails (EIO)"),
+    _of_layer("eio-sync-vote", "making the vote durable fails (EIO)",
+        lambda _: [Rule(ERROR, (SYNC,), "raft/*")], "fdatasync of the vote fails (EIO)", _SOME),
+    _of_layer("eio-read", "every read of the log and the queues fails (EIO)",
+        lambda _: [Rule(ERROR, (READ,), p) for p in _READ], "reads fail (EIO)"),
+    _of_layer("short-write", "one write to the log does its first half only, then fails (EIO)",
+        lambda _: [Rule(SHORT, (WRITE,), "commitlog/*", times=1)], "half a write, then EIO"),
+    _of_layer("slow-fsync", "every fdatasync takes delay_ms longer",
+        _slow(SYNC), "fdatasync is slow", may_end=False, params={"delay_ms": (20, 400)}),
+    _of_layer("slow-write", "every write takes delay_ms longer",
+        _slow(WRITE), "writes are slow", may_end=False, params={"delay_ms": (1, 20)}),
+    _of_layer("stalled-fsync", "no fdatasync returns before it is healed",
+        lambda _: [Rule(STALL, (SYNC,))], "fdatasync does not return", lasts_s=(2.0, 8.0)),
+    _of_layer("lying-fsync", "fdatasync says it has and has not: Raft with fsync left out",
+        lambda _: [Rule(LIE, (SYNC,))], "fdatasync lies", ("all",), may_end=False),
+    (Kind("power-cut", "disk",
+        "killed, and what was not synced is lost, kept or torn page by page (lose_all=1: lost)",
+        _ONE, _LAYER, params={"lose_all": (0.0, 0.0)}), injected(PowerCut)),
+    (Kind("kernel-power-cut", "disk",
+        "killed, and the store's own file system is shut down without flushing its log", _ONE,
+        frozenset({"loop-device"})), injected(KernelPowerCut)),
+    (Kind("disk-loss", "disk",
+        "killed, its whole store removed; started again with an empty disk (a classic master: "
+        "restored from its slave)", ("follower", "leader", "most-behind", "minority"),
+        frozenset({"copies"})), injected(DiskLoss)),
+    (Kind("old-disk", "disk",
+        "stopped in order, an image of its store taken, started again; in the end killed and "
+        "started with the image", ("follower", "leader"), frozenset({"raft", "copies"}),
+        lasts_s=(8.0, 12.0)), injected(OldDisk)),
+)  # fmt: skip
+KINDS: Table = {kind.name: (kind, make) for kind, make in _ENTRIES}
 NEEDS: dict[str, Need] = {
     "copies": _needs_copies,
     "faultable": _needs_layer,

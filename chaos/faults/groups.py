@@ -18,7 +18,7 @@ from raftmq.client.admin import drain_options
 from ..cluster import groups
 from ..cluster.clusterfile import ClusterError, ClusterState
 from ..cluster.topology import MODES, RAFT
-from .base import Context, Fault, Hit, Injection, Kind, Need, Planned, Table
+from .base import Context, Hit, Kind, Need, Planned, Table, chosen
 from .select import pick
 
 ADD, REMOVE = "add-group", "remove-group"
@@ -36,11 +36,10 @@ class GroupChange:
         self._task: asyncio.Task[None] | None = None
         self._done = ""
 
-    async def nobody(self) -> Hit:
-        return Hit(())
-
     async def choose(self) -> Hit:
-        """Choose a group other than the first. Raises ClusterError if there is none."""
+        """Choose a group other than the first for removal. Raises ClusterError if there is none."""
+        if self._planned.kind == ADD:
+            return Hit(())
         state = self._context.cluster.state()
         names = state.groups[1:]
         if not names:
@@ -95,16 +94,6 @@ async def _repeated(command: Callable[[float], Awaitable[object]], end_s: float)
     await command(0.0)
 
 
-def _add(planned: Planned, context: Context) -> Fault:
-    deed = GroupChange(planned, context)
-    return Injection(planned, context, deed, deed.nobody)
-
-
-def _remove(planned: Planned, context: Context) -> Fault:
-    deed = GroupChange(planned, context)
-    return Injection(planned, context, deed, deed.choose)
-
-
 def _needs_raft_groups(state: ClusterState | None) -> str | None:
     if state is None or MODES[state.mode].engine == RAFT:
         return None
@@ -112,28 +101,12 @@ def _needs_raft_groups(state: ClusterState | None) -> str | None:
 
 
 NEEDS: dict[str, Need] = {"raft-groups": _needs_raft_groups}
-KINDS: Table = {
-    ADD: (
-        Kind(
-            ADD,
-            "process",
-            "a further broker group joins the cluster",
-            ("group",),
-            frozenset(NEEDS),
-            lasts_s=(4.0, 8.0),
-        ),
-        _add,
-    ),
-    REMOVE: (
-        Kind(
-            REMOVE,
-            "process",
-            "a broker group other than the first is drained, its timers and dead letters move to"
-            " another group, and it is removed once it is empty",
-            ("group",),
-            frozenset(NEEDS),
-            lasts_s=(4.0, 8.0),
-        ),
-        _remove,
-    ),
-}
+_ENTRIES = (
+    Kind(ADD, "process", "a further broker group joins the cluster", ("group",),
+        frozenset(NEEDS), lasts_s=(4.0, 8.0)),
+    Kind(REMOVE, "process",
+        "a broker group other than the first is drained, its timers and dead letters move to"
+        " another group, and it is removed once it is empty", ("group",), frozenset(NEEDS),
+        lasts_s=(4.0, 8.0)),
+)  # fmt: skip
+KINDS: Table = {kind.name: (kind, chosen(GroupChange)) for kind in _ENTRIES}

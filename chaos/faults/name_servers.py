@@ -7,17 +7,7 @@ new routes and new leaders have to wait.
 from __future__ import annotations
 
 from ..cluster.clusterfile import ClusterState
-from .base import (
-    Context,
-    Fault,
-    Hit,
-    Injection,
-    Kind,
-    Need,
-    Planned,
-    Table,
-    injected,
-)
+from .base import Hit, Kind, Need, Planned, Table, chosen, injected
 from .links import Links
 from .network import LinkFault, around, cut
 from .process import Pause, kill
@@ -25,11 +15,6 @@ from .rules import Rule
 
 _WHOM = ("namesrv", "namesrvs")
 _LASTS_S = (2.0, 8.0)
-
-
-def _out_of_reach(planned: Planned, context: Context) -> Fault:
-    deed = LinkFault(planned, context, _cut, "nobody reaches it")
-    return Injection(planned, context, deed, deed.choose)
 
 
 def _cut(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
@@ -42,39 +27,16 @@ def _needs_own(state: ClusterState | None) -> str | None:
     return f"the name server {state.namesrv} is not this cluster's own"
 
 
-KINDS: Table = {
-    "namesrv-down": (
-        Kind(
-            "namesrv-down",
-            "names",
-            "a name server, or all of them, killed -9 and started again",
-            _WHOM,
-            frozenset({"names"}),
-            lasts_s=_LASTS_S,
-        ),
-        kill,
-    ),
-    "namesrv-pause": (
-        Kind(
-            "namesrv-pause",
-            "names",
-            "a name server, or all of them, frozen: it takes connections and answers nothing",
-            _WHOM,
-            frozenset({"names"}),
-            lasts_s=_LASTS_S,
-        ),
-        injected(Pause),
-    ),
-    "namesrv-cut": (
-        Kind(
-            "namesrv-cut",
-            "names",
-            "a name server, or all of them, that no broker and no client reaches",
-            _WHOM,
-            frozenset({"names", "links"}),
-            lasts_s=_LASTS_S,
-        ),
-        _out_of_reach,
-    ),
-}
+_ENTRIES = (
+    (Kind("namesrv-down", "names", "a name server, or all of them, killed -9 and started again",
+        _WHOM, frozenset({"names"}), lasts_s=_LASTS_S), kill),
+    (Kind("namesrv-pause", "names",
+        "a name server, or all of them, frozen: it takes connections and answers nothing", _WHOM,
+        frozenset({"names"}), lasts_s=_LASTS_S), injected(Pause)),
+    (Kind("namesrv-cut", "names",
+        "a name server, or all of them, that no broker and no client reaches", _WHOM,
+        frozenset({"names", "links"}), lasts_s=_LASTS_S),
+        chosen(lambda planned, context: LinkFault(planned, context, _cut, "nobody reaches it"))),
+)  # fmt: skip
+KINDS: Table = {kind.name: (kind, make) for kind, make in _ENTRIES}
 NEEDS: dict[str, Need] = {"names": _needs_own}

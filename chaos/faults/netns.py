@@ -15,14 +15,13 @@ from ..cluster.clusterfile import ClusterError, ClusterState, Node
 from .base import (
     Context,
     Factory,
-    Fault,
     Hit,
-    Injection,
     Kind,
     Need,
     Planned,
     Table,
     choose_nodes,
+    chosen,
     in_thread,
 )
 from .select import pick_some
@@ -124,44 +123,22 @@ def _needs_netns(state: ClusterState | None) -> str | None:
 def _entry(
     name: str, description: str, text: str, pairs_of: PairsOf, whom: tuple[str, ...]
 ) -> tuple[Kind, Factory]:
-    def make(planned: Planned, context: Context) -> Fault:
-        deed = WireCut(planned, context, pairs_of, text)
-        return Injection(planned, context, deed, deed.choose)
-
     kind = Kind(name, "network", description, whom, frozenset({"netns"}), lasts_s=(2, 6))
-    return kind, make
+    return kind, chosen(lambda planned, context: WireCut(planned, context, pairs_of, text))
 
 
 _ONE = ("leader", "follower", "most-behind")
 _ENTRIES = (
-    _entry(
-        "wire-cut-node",
-        "no packet to or from a node: as cut-node, below TCP",
-        "no packet to it or from it",
-        _everybody_else,
-        (*_ONE, "minority"),
-    ),
-    _entry(
-        "wire-halves",
-        "no packet between two halves of a group, the target in the smaller one",
-        "no packet between its half and the other",
-        _sides,
-        ("leader", "follower"),
-    ),
-    _entry(
-        "wire-one-way-in",
+    _entry("wire-cut-node", "no packet to or from a node: as cut-node, below TCP",
+        "no packet to it or from it", _everybody_else, (*_ONE, "minority")),
+    _entry("wire-halves", "no packet between two halves of a group, the target in the smaller one",
+        "no packet between its half and the other", _sides, ("leader", "follower")),
+    _entry("wire-one-way-in",
         "packets of other brokers do not reach a node, acknowledgements neither",
-        "no packet of its peers reaches it",
-        _peers_in,
-        _ONE,
-    ),
-    _entry(
-        "wire-one-way-out",
+        "no packet of its peers reaches it", _peers_in, _ONE),
+    _entry("wire-one-way-out",
         "packets of a node do not reach other brokers, acknowledgements neither",
-        "no packet of it reaches its peers",
-        _peers_out,
-        _ONE,
-    ),
-)
+        "no packet of it reaches its peers", _peers_out, _ONE),
+)  # fmt: skip
 KINDS: Table = {kind.name: (kind, make) for kind, make in _ENTRIES}
 NEEDS: dict[str, Need] = {"netns": _needs_netns}

@@ -16,14 +16,14 @@ from ..cluster.transfer import transfer
 from ..cluster.wait_healthy import wait_recovered
 from .base import (
     Context,
-    Fault,
+    Factory,
     Hit,
-    Injection,
     Kind,
     Need,
     Planned,
     Table,
     choose_nodes,
+    chosen,
     injected,
     role_of,
 )
@@ -154,22 +154,8 @@ class Transfer:
         return f"leadership taken from {targets}" + (f" to {self._to}" if self._to else "")
 
 
-def kill(planned: Planned, context: Context) -> Injection:
-    return Injection(planned, context, Kill(context.cluster))
-
-
-def _term(planned: Planned, context: Context) -> Fault:
-    return Injection(planned, context, Kill(context.cluster, signal.SIGTERM))
-
-
-def _rolling(planned: Planned, context: Context) -> Fault:
-    deed = RollingRestart(planned, context)
-    return Injection(planned, context, deed, deed.choose)
-
-
-def _transfer(planned: Planned, context: Context) -> Fault:
-    deed = Transfer(planned, context)
-    return Injection(planned, context, deed, deed.choose)
+def _killed(number: signal.Signals = signal.SIGKILL) -> Factory:
+    return injected(lambda _, context: Kill(context.cluster, number))
 
 
 def alive(node: Node) -> bool:
@@ -184,36 +170,22 @@ def _needs_raft(cluster: ClusterState | None) -> str | None:
 
 _ANY = ("leader", "follower", "most-behind", "minority", "majority", "all")
 
-_KILL = Kind("kill", "process", "kill -9, started again after a while", _ANY)
-_TERM = Kind("term", "process", "kill -15: an orderly end; started again", _ANY)
-_PAUSE = Kind(
-    "pause", "process", "frozen with its sockets open (SIGSTOP), let go on", _ANY, lasts_s=(1, 4)
-)
-_RESTART_ALL = Kind("restart-all", "process", "every broker killed -9 at once; started", ("all",))
-_STOP_ALL = Kind("stop-all", "process", "every broker stopped in order; started", ("all",))
-_ROLLING = Kind(
-    "rolling-restart",
-    "process",
-    "one broker after the other stopped and started, the cluster whole in between",
-    ("all",),
-    oneoff=True,
-)
-_TRANSFER = Kind(
-    "transfer",
-    "process",
-    "leadership handed over on request: from the leader to who has most, or to whom it names",
-    ("leader", "follower", "most-behind"),
-    frozenset({"raft"}),
-    oneoff=True,
-)
+kill, _term = _killed(), _killed(signal.SIGTERM)
 
-KINDS: Table = {
-    "kill": (_KILL, kill),
-    "term": (_TERM, _term),
-    "pause": (_PAUSE, injected(Pause)),
-    "restart-all": (_RESTART_ALL, kill),
-    "stop-all": (_STOP_ALL, _term),
-    "rolling-restart": (_ROLLING, _rolling),
-    "transfer": (_TRANSFER, _transfer),
-}
+_ENTRIES = (
+    (Kind("kill", "process", "kill -9, started again after a while", _ANY), kill),
+    (Kind("term", "process", "kill -15: an orderly end; started again", _ANY), _term),
+    (Kind("pause", "process", "frozen with its sockets open (SIGSTOP), let go on", _ANY,
+        lasts_s=(1, 4)), injected(Pause)),
+    (Kind("restart-all", "process", "every broker killed -9 at once; started", ("all",)), kill),
+    (Kind("stop-all", "process", "every broker stopped in order; started", ("all",)), _term),
+    (Kind("rolling-restart", "process",
+        "one broker after the other stopped and started, the cluster whole in between", ("all",),
+        oneoff=True), chosen(RollingRestart)),
+    (Kind("transfer", "process",
+        "leadership handed over on request: from the leader to who has most, or to whom it names",
+        ("leader", "follower", "most-behind"), frozenset({"raft"}), oneoff=True),
+        chosen(Transfer)),
+)  # fmt: skip
+KINDS: Table = {kind.name: (kind, make) for kind, make in _ENTRIES}
 NEEDS: dict[str, Need] = {"raft": _needs_raft}

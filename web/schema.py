@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import orjson
@@ -33,6 +33,20 @@ T = TypeVar("T")
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base of an operation's answer."""
+
+
+class Page(View, Generic[T], frozen=True, kw_only=True):
+    """A part of a list. `next` is the `cursor` of the next part, null at the end."""
+
+    items: list[T]
+    next: str | None
+
+
+class Listing(View, Generic[T], frozen=True, kw_only=True):
+    """A list that is never divided into pages."""
+
+    items: list[T]
+    next: None = None
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):

@@ -21,12 +21,10 @@ from raftmq.web.resources.consumers import (
     ConnectionItem,
     ConnectionsView,
     ConsumerGroupItem,
-    ConsumerGroupPage,
     ConsumerGroupView,
     ConsumerQueueView,
     ModeBody,
     ModePath,
-    ModesView,
     ModeView,
     PausedView,
     ResetBody,
@@ -36,6 +34,7 @@ from raftmq.web.resources.consumers import (
     SubscriptionDifferenceView,
 )
 from raftmq.web.resources.topics import GroupPath
+from raftmq.web.schema import Listing, Page
 
 from ..admin.topics_and_groups import Catalog
 from ..clients import ClientTable, Member
@@ -58,18 +57,18 @@ class ModeOperations:
         return [
             Operation("GET", modes, "listConsumeModes",
                       "The topics whose consume mode was set for a group.", self.modes,
-                      parameters=GroupPath, answer=ModesView),
+                      parameters=GroupPath, answer=Listing[ModeView]),
             Operation("PUT", f"{modes}/{{topic}}", "putConsumeMode",
                       "Let a group's clients of 5.x pull or pop a topic.", self.put,
                       role=Role.ADMIN, parameters=ModePath, body=ModeBody, answer=ModeView,
                       problems=(404, 409, 503, 504)),
         ]  # fmt: skip
 
-    async def modes(self, call: Call) -> ModesView:
+    async def modes(self, call: Call) -> Listing[ModeView]:
         group: str = call.parameters.group
         table = self._context.state.pops.modes
         topics = sorted(topic for topic, name in table if name == group)
-        return ModesView(items=[self._view(topic, group) for topic in topics])
+        return Listing(items=[self._view(topic, group) for topic in topics])
 
     async def put(self, call: Call) -> ModeView:
         body: ModeBody = call.body
@@ -113,7 +112,7 @@ class ConsumerOperations:
         }  # fmt: skip
         return [
             Operation("GET", base, "listConsumerGroups", "Groups that consume or have consumed.",
-                      self.groups, query=PageQuery, answer=ConsumerGroupPage),
+                      self.groups, query=PageQuery, answer=Page[ConsumerGroupItem]),
             Operation("GET", one, "getConsumerGroup", "Its clients, and how far it is behind.",
                       self.group, parameters=GroupPath, answer=ConsumerGroupView,
                       problems=(404,)),

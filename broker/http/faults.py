@@ -13,7 +13,7 @@ from msgspec import Meta, field
 
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import conflict, not_found
-from raftmq.web.schema import Input, View
+from raftmq.web.schema import Input, Listing, View
 
 from ..context import Context
 
@@ -55,11 +55,6 @@ class FaultView(View, frozen=True, kw_only=True):
     id: str
 
 
-class FaultsView(View, frozen=True, kw_only=True):
-    items: list[dict[str, Any]]
-    next: None = None
-
-
 class HealedView(View, frozen=True, kw_only=True):
     healed: int
 
@@ -74,7 +69,7 @@ class FaultOperations:
         path, admin = "/api/v1/faults", Role.ADMIN
         return [
             Operation("GET", path, "listFaults", "Faults in force on this node.", self.listed,
-                      answer=FaultsView, problems=(404,)),
+                      answer=Listing[dict[str, Any]], problems=(404,)),
             Operation("POST", path, "injectFault", "Make this node's disk or clock misbehave.",
                       self.add, role=admin, body=FaultBody, answer=FaultView, status=201,
                       problems=(404, 409)),
@@ -90,8 +85,8 @@ class FaultOperations:
             )
         return door
 
-    async def listed(self, _: Call) -> FaultsView:
-        return FaultsView(items=await asyncio.to_thread(self._opened().listed))
+    async def listed(self, _: Call) -> Listing[dict[str, Any]]:
+        return Listing(items=await asyncio.to_thread(self._opened().listed))
 
     async def add(self, call: Call) -> Reply:
         body: FaultBody = call.body

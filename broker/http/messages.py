@@ -32,14 +32,12 @@ from raftmq.store.record import (
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import ApiProblem, conflict, invalid, not_found
 from raftmq.web.resources.messages import (
-    MessagePage,
     MessagePath,
     MessagesQuery,
     MessageView,
     QueueMessagePage,
     QueueMessagesQuery,
     ResendBody,
-    ResentPage,
     ResentView,
     Sendable,
     SendBody,
@@ -48,6 +46,7 @@ from raftmq.web.resources.messages import (
     TopicMessagesQuery,
 )
 from raftmq.web.resources.topics import QueuePath, TopicPath
+from raftmq.web.schema import Listing, Page
 
 from ..admin.message_query import (
     KeyFilter,
@@ -107,7 +106,7 @@ class MessageOperations:
         base = "/api/v1/messages"
         return [
             Operation("GET", base, "findMessages", "Messages by key or by time, oldest first.",
-                      self.find, query=MessagesQuery, answer=MessagePage, problems=(404,)),
+                      self.find, query=MessagesQuery, answer=Page[MessageView], problems=(404,)),
             Operation("GET", f"{base}/{{messageId}}", "getMessage", "A message by offsetMsgId.",
                       self.get, parameters=MessagePath, answer=MessageView, problems=(404,)),
             Operation("GET", "/api/v1/topics/{topic}/queues/{queueId}/messages",
@@ -127,8 +126,8 @@ class MessageOperations:
                       problems=(404, 409, 503, 504)),
             Operation("POST", f"{base}/resend", "resendMessages",
                       "Send several dead letters to their groups' retry topics.",
-                      self.resend_many, role=Role.OPERATOR, body=ResendBody, answer=ResentPage,
-                      problems=(503,)),
+                      self.resend_many, role=Role.OPERATOR, body=ResendBody,
+                      answer=Listing[ResentView], problems=(503,)),
         ]  # fmt: skip
 
     async def get(self, call: Call) -> MessageView:
@@ -146,13 +145,13 @@ class MessageOperations:
             raise not_found(f"no message here has the id {message_id}")
         return stored
 
-    async def find(self, call: Call) -> MessagePage:
+    async def find(self, call: Call) -> Page[MessageView]:
         query: MessagesQuery = call.query
         topic = topic_named(self._context, query.topic)
         if not query.key and not query.unique_key:
             return await self._by_time(topic, query)
         records = await self._by_key(query)
-        return MessagePage(items=views_of(records[: query.limit]), next=None)
+        return Page(items=views_of(records[: query.limit]), next=None)
 
     async def _by_key(self, query: MessagesQuery) -> list[StoredMessage]:
         """Find the newest messages by key, as QUERY_MESSAGE (12) does, in the order of the log."""
@@ -171,7 +170,7 @@ class MessageOperations:
             records = [one for one in records if query.key in keys_of(one)]
         return records
 
-    async def _by_time(self, topic: TopicConfig, query: MessagesQuery) -> MessagePage:
+    async def _by_time(self, topic: TopicConfig, query: MessagesQuery) -> Page[MessageView]:
         if topic.queue_count > QUEUES_BY_TIME_MAX:
             raise invalid([("topic", f"has more than {QUEUES_BY_TIME_MAX} queues: look in one")])
         result = await self._oldest.find(
@@ -182,7 +181,7 @@ class MessageOperations:
             limit=query.limit,
             start=query.cursor,
         )
-        return MessagePage(
+        return Page(
             items=views_of(StoredMessage(record, size) for record, size in result.records),
             next=None if result.following is None else str(result.following),
         )
@@ -270,7 +269,7 @@ class MessageOperations:
     async def resend(self, call: Call) -> Reply:
         return Reply(await self._resent(call.parameters.message_id), status=201)
 
-    async def resend_many(self, call: Call) -> ResentPage:
+    async def resend_many(self, call: Call) -> Listing[ResentView]:
         """Resend them one after another, in order."""
         items = []
         for message_id in dict.fromkeys(call.body.message_ids):
@@ -288,7 +287,7 @@ class MessageOperations:
                     raise
                 reason = error.detail if isinstance(error, ApiProblem) else error.remark
                 items.append(ResentView(message_id=message_id, outcome="failed", error=reason))
-        return ResentPage(items=items)
+        return Listing(items=items)
 
     async def _resent(self, message_id: str) -> SentView:
         """Send a dead letter to its retry topic. Raises ApiProblem, Refused, OutcomeUnknown."""

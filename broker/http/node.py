@@ -20,7 +20,6 @@ from raftmq.web.resources.node import (
     MemberBody,
     MemberPath,
     MemberProgressView,
-    MembersView,
     MemberView,
     NodeView,
     PeerView,
@@ -31,6 +30,7 @@ from raftmq.web.resources.node import (
     TransferBody,
     TransferView,
 )
+from raftmq.web.schema import Listing
 
 from ..admin.parts import Parts
 from ..admin.runtime_info import runtime_info
@@ -60,7 +60,7 @@ class NodeOperations:
                       answer=NodeView),
             Operation("GET", "/api/v1/members", "listMembers",
                       "Who belongs to the Raft group; nobody in classic mode.", self.members,
-                      answer=MembersView),
+                      answer=Listing[MemberProgressView]),
             Operation("POST", "/api/v1/members", "addMember",
                       "Add a learner: it gets the log, and does not count yet.", self.add_member,
                       role=Role.ADMIN, body=MemberBody, answer=MemberProgressView, status=201,
@@ -99,8 +99,8 @@ class NodeOperations:
     async def node(self, _: Call) -> NodeView:
         return node_view(self._parts, self._members, self._leader_http())
 
-    async def members(self, _: Call) -> MembersView:
-        return MembersView(items=_progress(self._members))
+    async def members(self, _: Call) -> Listing[MemberProgressView]:
+        return Listing(items=_progress(self._members))
 
     async def add_member(self, call: Call) -> Reply:
         body: MemberBody = call.body

@@ -11,7 +11,7 @@ from raftmq.ops.versions import version_of
 from raftmq.web import levels
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import invalid
-from raftmq.web.schema import INTEGER_MAX
+from raftmq.web.schema import INTEGER_MAX, Listing
 from raftmq.web.versions import unmet
 
 from ..admin.parts import Parts
@@ -21,7 +21,6 @@ from ..config import OPTIONS, parse_live
 from .views import (
     ChangedView,
     Changes,
-    ConfigView,
     SendResultView,
     SettingView,
     StatisticsView,
@@ -37,7 +36,7 @@ class SettingOperations:
     def operations(self) -> list[Operation]:
         return [
             Operation("GET", "/api/v1/config", "getConfig", "Every key, in effect and by default.",
-                      self.config, answer=ConfigView),
+                      self.config, answer=Listing[SettingView]),
             Operation("PATCH", "/api/v1/config", "changeConfig",
                       "Change live keys until the broker is started anew; all of them or none.",
                       self.change, role=Role.ADMIN, body=Changes, answer=ChangedView,
@@ -50,9 +49,9 @@ class SettingOperations:
     async def config(self, _: Call) -> Reply:
         return Reply(self._view(), version=self._version())
 
-    def _view(self) -> ConfigView:
+    def _view(self) -> Listing[SettingView]:
         config = self._parts.context.config
-        return ConfigView(
+        return Listing(
             items=[
                 SettingView(
                     key=option.key,

@@ -19,17 +19,15 @@ from raftmq.web.resources.topics import (
     EmptiedView,
     GroupDeleteQuery,
     GroupPath,
-    QueuePage,
     QueueView,
     SubscriptionGroupBody,
-    SubscriptionGroupPage,
     SubscriptionGroupView,
     TopicBody,
     TopicChange,
-    TopicPage,
     TopicPath,
     TopicView,
 )
+from raftmq.web.schema import Page
 
 from ..admin.topics_and_groups import NO_CHANGES, Catalog
 from ..context import Context
@@ -57,7 +55,7 @@ class TableOperations:
         admin = Role.ADMIN
         return [
             Operation("GET", topics, "listTopics", "All topics.", self.topics, query=PageQuery,
-                      answer=TopicPage),
+                      answer=Page[TopicView]),
             Operation("GET", topic, "getTopic", "A topic.", self.topic, parameters=TopicPath,
                       answer=TopicView, problems=(404,)),
             Operation("PUT", topic, "putTopic", "Create or change a topic.", self.put_topic,
@@ -71,9 +69,10 @@ class TableOperations:
                       role=admin, parameters=TopicPath, answer=EmptiedView,
                       problems=(404, *_WRITE)),
             Operation("GET", f"{topic}/queues", "listQueues", "A topic's queues.", self.queues,
-                      parameters=TopicPath, query=PageQuery, answer=QueuePage, problems=(404,)),
+                      parameters=TopicPath, query=PageQuery, answer=Page[QueueView],
+                      problems=(404,)),
             Operation("GET", groups, "listSubscriptionGroups", "All subscription groups.",
-                      self.groups, query=PageQuery, answer=SubscriptionGroupPage),
+                      self.groups, query=PageQuery, answer=Page[SubscriptionGroupView]),
             Operation("GET", group, "getSubscriptionGroup", "A subscription group.", self.group,
                       parameters=GroupPath, answer=SubscriptionGroupView, problems=(404,)),
             Operation("PUT", group, "putSubscriptionGroup", "Create or change it.",

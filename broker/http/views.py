@@ -40,11 +40,6 @@ class WriterView(View, frozen=True, kw_only=True):
     watermarks: list[WatermarkView]
 
 
-class WriterPage(View, frozen=True, kw_only=True):
-    items: list[WriterView]
-    next: str | None
-
-
 class SettingView(View, frozen=True, kw_only=True):
     """`live` keys can be changed by PATCH while the broker runs."""
 
@@ -55,11 +50,6 @@ class SettingView(View, frozen=True, kw_only=True):
     live: bool
     unit: str
     doc: str
-
-
-class ConfigView(View, frozen=True, kw_only=True):
-    items: list[SettingView]
-    next: None = None
 
 
 def _as_schema(option: Option) -> dict[str, object]:

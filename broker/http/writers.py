@@ -7,11 +7,12 @@ from typing import Any
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.paging import PageQuery
 from raftmq.web.resources.topics import TopicPath
+from raftmq.web.schema import Page
 
 from ..admin.exactly_once_writers import Writers
 from ..tables.writers import Writer, WriterKey
 from .tables import paged, topic_named
-from .views import WatermarkView, WriterPage, WriterPath, WriterView
+from .views import WatermarkView, WriterPath, WriterView
 
 
 class WriterOperations:
@@ -24,7 +25,7 @@ class WriterOperations:
         writers = "/api/v1/topics/{topic}/writers"
         return [
             Operation("GET", writers, "listWriters", "A topic's exactly-once writers.",
-                      self.writers, parameters=TopicPath, query=PageQuery, answer=WriterPage,
+                      self.writers, parameters=TopicPath, query=PageQuery, answer=Page[WriterView],
                       problems=(404,)),
             Operation("DELETE", f"{writers}/{{writer}}", "deleteWriter",
                       "Forget a writer and its watermarks.", self.delete, role=Role.ADMIN,

@@ -29,7 +29,7 @@ from .inputs import (
 from .merging import with_group
 from .reads import none_has
 from .seen import Accounts, Items
-from .views import AccountsOfGroups, ChangedInGroups, ModesOfGroups
+from .views import AccountsOfGroups, ChangedInGroups, GroupsListing, ModeOfGroup
 
 ACCOUNT = "/accounts/{access_key}"
 MODES = f"{CONSUMERS}/modes"
@@ -70,7 +70,7 @@ class ClientAccess:
                       body_schema=WhiteAddressesBody, **change),
             Operation("GET", f"/api/v1{MODES}", "listConsumeModes",
                       "The topics whose consume mode was set for a consumer group.", self.modes,
-                      parameters=OfName, answer=ModesOfGroups, problems=(404, 503)),
+                      parameters=OfName, answer=GroupsListing[ModeOfGroup], problems=(404, 503)),
             Operation("PUT", f"/api/v1{MODES}/{{topic}}", "putConsumeMode",
                       "Let a consumer group's clients of 5.x pull or pop a topic.", self.put_mode,
                       parameters=OfMode, body=Body, body_schema=ModeBody, **change),

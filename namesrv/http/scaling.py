@@ -23,7 +23,7 @@ from raftmq.web.schema import Input
 from .broker_fanout import Leaders, acting_for
 from .cluster import ClusterView, Item
 from .inputs import PREFERRED_PATH, OfGroup, OptionalName
-from .views import DrainsView, LeaderBalanceView
+from .views import GroupsListing, LeaderBalanceView
 
 BALANCE = "/api/v1/leader-balance"
 DRAIN = "/api/v1/drain"  # a broker's
@@ -61,7 +61,7 @@ class Scaling:
                       "Move the leader of the next group, and wait until it leads.", self.move,
                       role=Role.OPERATOR, **balance, problems=(*upstream, 409)),
             Operation("GET", "/api/v1/drains", "listDrains", "The draining groups.", self.drains,
-                      answer=DrainsView),
+                      answer=GroupsListing[DrainView]),
             Operation("GET", path, "getDrain", "The remaining content of a group.", self.drain,
                       **drain),
             Operation("PUT", path, "putDrain", "Drain a group: clients send elsewhere.",

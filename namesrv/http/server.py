@@ -15,6 +15,7 @@ from raftmq.web.app import CONNECTIONS_MAX, Page, Render, WebServer, metrics_rou
 from raftmq.web.auth import Access, load_token
 from raftmq.web.events import EventHub
 from raftmq.web.operation import Call, Operation, Reply
+from raftmq.web.schema import Listing
 from raftmq.web.settings import WebSettings
 
 from ..config import OPTIONS, NameServerConfig
@@ -34,7 +35,7 @@ from .reach import Reach
 from .reads import Reads
 from .scaling import Scaling
 from .topic_messages import TopicMessages
-from .views import CallerView, OptionsView, ServesView, UpView
+from .views import CallerView, OptionView, ServesView, UpView
 
 if TYPE_CHECKING:
     from .oidc import OidcLogin
@@ -163,7 +164,7 @@ class ClusterApi:
                 "getConfig",
                 "This name server's configuration.",
                 self._shown,
-                answer=OptionsView,
+                answer=Listing[OptionView],
             ),
             get(
                 "/api/v1/whoami",

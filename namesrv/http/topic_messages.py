@@ -10,7 +10,7 @@ from raftmq.web.operation import Call, Operation, Role
 from raftmq.web.paging import Cursor
 from raftmq.web.problem import ApiProblem
 from raftmq.web.resources.messages import ResendBody, SearchText
-from raftmq.web.schema import Input, TimeMs
+from raftmq.web.schema import Input, Listing, TimeMs
 
 from . import tracing
 from .broker_fanout import Leaders, acting_for, is_unknown
@@ -21,7 +21,7 @@ from .merging import FAILED, UNKNOWN, with_group
 from .message_pages import marks_of, merged_newest, pages_of
 from .reads import none_has
 from .seen import Items
-from .views import NewestOfGroups, ResentByGroups
+from .views import NewestOfGroups, ResentByGroup
 
 TOPIC_MESSAGES = "/topics/{topic}/messages"
 RESEND = "/api/v1/messages/resend"
@@ -57,7 +57,8 @@ class TopicMessages:
                       problems=(404, 503)),
             Operation("POST", RESEND, "resendMessages",
                       "Give several dead messages to their consumer groups again.",
-                      self.resend, role=Role.OPERATOR, body=ResendBody, answer=ResentByGroups),
+                      self.resend, role=Role.OPERATOR, body=ResendBody,
+                      answer=Listing[ResentByGroup]),
         ]  # fmt: skip
 
     async def newest(self, call: Call) -> Item:

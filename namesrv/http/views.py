@@ -6,7 +6,7 @@ answer. Brokers of earlier versions may omit fields.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 from msgspec import UNSET, UnsetType
 
@@ -19,9 +19,9 @@ from raftmq.web.resources.consumers import (
     ModeView,
 )
 from raftmq.web.resources.messages import MessageView, ResentView, SentView
-from raftmq.web.resources.node import DrainView, NodeView
+from raftmq.web.resources.node import NodeView
 from raftmq.web.resources.topics import QueueView, SubscriptionGroupView, TopicView
-from raftmq.web.schema import View
+from raftmq.web.schema import Listing, Page, T, View
 
 
 class GroupError(View, frozen=True, kw_only=True):
@@ -29,6 +29,14 @@ class GroupError(View, frozen=True, kw_only=True):
 
     group: str
     error: str
+
+
+class GroupsPage(Page[T], Generic[T], frozen=True, kw_only=True):
+    errors: list[GroupError]
+
+
+class GroupsListing(Listing[T], Generic[T], frozen=True, kw_only=True):
+    errors: list[GroupError]
 
 
 # ---- the cluster ------------------------------------------------------------------------------
@@ -71,11 +79,6 @@ class FailoverView(View, frozen=True, kw_only=True):
     marks: list[MarkView]
 
 
-class FailoverPage(View, frozen=True, kw_only=True):
-    items: list[FailoverView]
-    next: None = None
-
-
 class BrokerView(View, frozen=True, kw_only=True):
     """A broker with its own view; `node` is null without an answer, for the reason `error`."""
 
@@ -102,11 +105,6 @@ class BrokerGroupView(View, frozen=True, kw_only=True):
     last_failover: FailoverView | None
 
 
-class BrokerGroupPage(View, frozen=True, kw_only=True):
-    items: list[BrokerGroupView]
-    next: str | None
-
-
 class ClusterReport(View, frozen=True, kw_only=True):
     """Every replica's own view. `differences` has the texts of the findings."""
 
@@ -119,12 +117,6 @@ class ClusterReport(View, frozen=True, kw_only=True):
 
 
 # ---- scaling ----------------------------------------------------------------------------------
-
-
-class DrainsView(View, frozen=True, kw_only=True):
-    items: list[DrainView]
-    next: None = None
-    errors: list[GroupError]
 
 
 class LeaderItem(View, frozen=True, kw_only=True):
@@ -202,11 +194,6 @@ class TopicItem(View, frozen=True, kw_only=True):
     groups: list[TopicRoute]
 
 
-class TopicItemPage(View, frozen=True, kw_only=True):
-    items: list[TopicItem]
-    next: str | None
-
-
 class TopicOfGroup(TopicView, frozen=True, kw_only=True):
     group: str
 
@@ -218,12 +205,6 @@ class TopicInGroups(View, frozen=True, kw_only=True):
 
 class QueueOfGroup(QueueView, frozen=True, kw_only=True):
     group: str
-
-
-class QueuesOfGroups(View, frozen=True, kw_only=True):
-    items: list[QueueOfGroup]
-    next: None = None
-    errors: list[GroupError]
 
 
 class SubscriptionOfGroup(SubscriptionGroupView, frozen=True, kw_only=True):
@@ -240,12 +221,6 @@ class SubscriptionItem(View, frozen=True, kw_only=True):
     groups: list[SubscriptionOfGroup]
 
 
-class SubscriptionItemPage(View, frozen=True, kw_only=True):
-    items: list[SubscriptionItem]
-    next: str | None
-    errors: list[GroupError]
-
-
 # ---- consumers and connections ----------------------------------------------------------------
 
 
@@ -256,12 +231,6 @@ class ConsumersOfGroup(ConsumerGroupItem, frozen=True, kw_only=True):
 class ConsumersItem(View, frozen=True, kw_only=True):
     name: str
     groups: list[ConsumersOfGroup]
-
-
-class ConsumersPage(View, frozen=True, kw_only=True):
-    items: list[ConsumersItem]
-    next: str | None
-    errors: list[GroupError]
 
 
 class ConsumerQueueOfGroup(ConsumerQueueView, frozen=True, kw_only=True):
@@ -293,12 +262,6 @@ class ModeOfGroup(ModeView, frozen=True, kw_only=True):
     broker_group: str
 
 
-class ModesOfGroups(View, frozen=True, kw_only=True):
-    items: list[ModeOfGroup]
-    next: None = None
-    errors: list[GroupError]
-
-
 class ConnectionOfGroup(ConnectionItem, frozen=True, kw_only=True):
     group: str
 
@@ -314,14 +277,6 @@ class ConnectionsOfGroups(View, frozen=True, kw_only=True):
 
 class MessageOfGroup(MessageView, frozen=True, kw_only=True):
     group: str
-
-
-class MessagesOfGroups(View, frozen=True, kw_only=True):
-    """`next` is a `cursor` of a search by time; a search by key has none."""
-
-    items: list[MessageOfGroup]
-    next: str | None
-    errors: list[GroupError]
 
 
 class NewestOfGroups(View, frozen=True, kw_only=True):
@@ -347,11 +302,6 @@ class SentToGroup(SentView, frozen=True, kw_only=True):
 
 class ResentByGroup(ResentView, frozen=True, kw_only=True):
     group: str | None = None
-
-
-class ResentByGroups(View, frozen=True, kw_only=True):
-    items: list[ResentByGroup]
-    next: None = None
 
 
 class ReplicaTrace(View, frozen=True, kw_only=True):
@@ -459,11 +409,6 @@ class OptionView(View, frozen=True, kw_only=True):
     default: bool | int | str | float
     live: bool
     description: str
-
-
-class OptionsView(View, frozen=True, kw_only=True):
-    items: list[OptionView]
-    next: None = None
 
 
 class CallerView(View, frozen=True, kw_only=True):

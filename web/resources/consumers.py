@@ -39,11 +39,6 @@ class ConsumerGroupItem(View, frozen=True, kw_only=True):
     topics: list[str]
 
 
-class ConsumerGroupPage(View, frozen=True, kw_only=True):
-    items: list[ConsumerGroupItem]
-    next: str | None
-
-
 class ConsumerQueueView(View, frozen=True, kw_only=True):
     """`consumerOffset` is null if nothing was committed. `lag` counts messages that are not
     finished (0 in a topic that none of the group's clients subscribe to), of which `inFlight` were
@@ -142,11 +137,6 @@ class ModeView(View, frozen=True, kw_only=True):
     topic: str
     mode: str
     pop_share_queue_num: int
-
-
-class ModesView(View, frozen=True, kw_only=True):
-    items: list[ModeView]
-    next: None = None
 
 
 class PausedView(View, frozen=True, kw_only=True):

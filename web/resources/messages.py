@@ -37,13 +37,6 @@ class MessageView(View, frozen=True, kw_only=True):
     text: str | None
 
 
-class MessagePage(View, frozen=True, kw_only=True):
-    """`next` is for `cursor` in queries by time; queries by key have none."""
-
-    items: list[MessageView]
-    next: str | None
-
-
 class QueueMessagePage(View, frozen=True, kw_only=True):
     """`next` is the offset to continue with, as text."""
 
@@ -114,11 +107,6 @@ class ResentView(View, frozen=True, kw_only=True):
     outcome: Literal["ok", "failed", "unknown"]
     offset_msg_id: str | None = None
     error: str | None = None
-
-
-class ResentPage(View, frozen=True, kw_only=True):
-    items: list[ResentView]
-    next: None = None
 
 
 class MessagePath(Input, frozen=True, kw_only=True):

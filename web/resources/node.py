@@ -93,11 +93,6 @@ class MemberProgressView(View, frozen=True, kw_only=True):
     recovered: bool | None
 
 
-class MembersView(View, frozen=True, kw_only=True):
-    items: list[MemberProgressView]
-    next: None = None
-
-
 class MemberBody(Input, frozen=True, kw_only=True):
     """`address` is its Raft listener's host:port. `force` skips the check that it answers there."""
 

@@ -75,11 +75,6 @@ class EmptiedView(View, frozen=True, kw_only=True):
     groups: list[str]
 
 
-class TopicPage(View, frozen=True, kw_only=True):
-    items: list[TopicView]
-    next: str | None
-
-
 class QueueView(View, frozen=True, kw_only=True):
     """`lastStoreTimeMs` is null if the queue is empty."""
 
@@ -87,11 +82,6 @@ class QueueView(View, frozen=True, kw_only=True):
     min_offset: int
     max_offset: int
     last_store_time_ms: int | None
-
-
-class QueuePage(View, frozen=True, kw_only=True):
-    items: list[QueueView]
-    next: str | None
 
 
 class SubscriptionGroupBody(Input, frozen=True, kw_only=True):
@@ -118,11 +108,6 @@ class SubscriptionGroupView(View, frozen=True, kw_only=True):
     which_broker_when_consume_slowly: int
     notify_consumer_ids_changed_enable: bool
     version: str
-
-
-class SubscriptionGroupPage(View, frozen=True, kw_only=True):
-    items: list[SubscriptionGroupView]
-    next: str | None
 
 
 class GroupDeleteQuery(Input, frozen=True, kw_only=True):

@@ -69,7 +69,7 @@ def list_scenarios() -> None:
     for heading in ("name", "what it does", "faults"):
         table.add_column(heading, overflow="fold")
     for scenario in SCENARIOS.values():
-        table.add_row(scenario.name, scenario.description, " ".join(scenario.wishes))
+        table.add_row(scenario.name, scenario.description, scenario.faults)
     console.print(table)
     table = Table(box=SIMPLE_HEAD, title="faults, as KIND:WHOM", title_justify="left")
     for heading in ("kind", "family", "what it does", "whom", "here"):

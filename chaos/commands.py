@@ -105,24 +105,12 @@ def run(
     rate: float | None,
     **log: float,
 ) -> None:
-    fresh(directory)
-    with operating():
-        named = find_scenario(scenario)
+    load, desired = prepared(directory, scenario, workloads, rate, settings, log)
     config = RunConfig(
-        scenario,
-        directory,
-        load_of(named, workloads, rate, log),
-        seed,
-        minutes,
-        repeats,
-        Shape(mode, groups, replicas),
-        settings_of(named, workloads, settings),
-        existing,
-        on,
-        project,
+        *(scenario, directory, load, seed, minutes, repeats),
+        *(Shape(mode, groups, replicas), desired, existing, on, project),
         watch=watch,
     )
-    log_to(directory)
     console = make_console()
     say = partial(console.print, highlight=False, markup=False)
     _end(attempt(lambda: run_scenario(config, repeat_command(), say)), console)
@@ -177,27 +165,34 @@ def compare(
     rate: float | None,
     **log: float,
 ) -> None:
-    fresh(directory)
-    with operating():
-        named = find_scenario(scenario)
+    load, desired = prepared(directory, scenario, workloads, rate, settings, log)
     config = CompareConfig(
-        directory,
-        engines or tuple(ENGINES),
-        scenario,
-        load_of(named, workloads, rate, log),
-        seed,
-        minutes or None,
-        repeats or 1,
-        calm_s,
-        settings_of(named, workloads, settings),
+        *(directory, engines or tuple(ENGINES), scenario, load, seed),
+        *(minutes or None, repeats or 1, calm_s, desired),
     )
-    log_to(directory)
     console = make_console()
     say = partial(console.print, highlight=False, markup=False)
     result = attempt(lambda: compare_engines(config, repeat_command(), say))
     print_comparison(result, console)
     verdicts = {candidate.verdict["verdict"] for candidate in result.candidates}
     sys.exit(EXIT_INVALID if Verdict.INVALID.value in verdicts else 0)
+
+
+def prepared(
+    directory: Path,
+    scenario: str,
+    workloads: tuple[str, ...],
+    rate: float | None,
+    settings: tuple[str, ...],
+    log: Mapping[str, float],
+) -> tuple[Callable[[], list[Workload]], dict[str, str]]:
+    """Prepare the directory of a run; return the maker of its load, and its clusters' settings."""
+    fresh(directory)
+    with operating():
+        named = find_scenario(scenario)
+    load, desired = load_of(named, workloads, rate, log), settings_of(named, workloads, settings)
+    log_to(directory)
+    return load, desired
 
 
 def load_of(

@@ -117,7 +117,9 @@ def main() -> None:
     metavar="KEY=VALUE",
     help="A key of mqproxy's configuration, e.g. idempotentSends=true. Repeatable; remembered.",
 )
-@click.option("--timeout", default=UP_TIMEOUT_S, show_default=True, help="Seconds to come up in.")
+@click.option(
+    "--timeout", "timeout_s", default=UP_TIMEOUT_S, show_default=True, help="Seconds to come up in."
+)
 def up(**given: Any) -> None:
     """Start the cluster in DIR; return once a send would be acknowledged.
 
@@ -173,7 +175,11 @@ def transfer_leadership(**given: Any) -> None:
 @DIRECTORY
 @click.option("--group", help="To which broker group (the first one).")
 @click.option(
-    "--timeout", default=CHANGE_TIMEOUT_S, show_default=True, help="Seconds to catch up in."
+    "--timeout",
+    "timeout_s",
+    default=CHANGE_TIMEOUT_S,
+    show_default=True,
+    help="Seconds to catch up in.",
 )
 def add_member(**given: Any) -> None:
     """Add a broker to a Raft group: start it, let it catch up, make it a voter."""
@@ -184,7 +190,11 @@ def add_member(**given: Any) -> None:
 @DIRECTORY
 @click.argument("name")
 @click.option(
-    "--timeout", default=CHANGE_TIMEOUT_S, show_default=True, help="Seconds to be taken out in."
+    "--timeout",
+    "timeout_s",
+    default=CHANGE_TIMEOUT_S,
+    show_default=True,
+    help="Seconds to be taken out in.",
 )
 def remove_member(**given: Any) -> None:
     """Take the broker called NAME, dead or alive, out of its Raft group; its files stay."""
@@ -204,7 +214,9 @@ GROUP = click.option("--name", required=True, metavar="NAME", help="The broker g
     show_default=True,
     help="Its brokers.",
 )
-@click.option("--timeout", default=UP_TIMEOUT_S, show_default=True, help="Seconds to come up in.")
+@click.option(
+    "--timeout", "timeout_s", default=UP_TIMEOUT_S, show_default=True, help="Seconds to come up in."
+)
 def add_group(**given: Any) -> None:
     """Start one more broker group; return once a send to it would be acknowledged."""
     _work().add_group(**given)
@@ -269,6 +281,7 @@ def restart(**given: Any) -> None:
 @DIRECTORY
 @click.option(
     "--timeout",
+    "timeout_s",
     default=DOWN_TIMEOUT_S,
     show_default=True,
     help="Seconds for an orderly end before SIGKILL.",

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import orjson
@@ -24,8 +24,6 @@ from .credentials import who_refuses
 from .restart import restart_all, restart_rolling
 from .topology import MODES, Shape
 from .transfer import transfer
-
-T = TypeVar("T")
 
 PIPE_COLUMNS = 120  # a file or pipe has no width of its own
 SIGNALS = {
@@ -48,8 +46,47 @@ class Interrupted(click.ClickException):
     exit_code = 130  # as of mqadmin
 
 
-def up(
-    directory: Path,
+def on_cluster(command: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Return the command with a directory in place of the cluster in it."""
+
+    def run_command(directory: Path, **given: Any) -> None:
+        run(directory, lambda cluster: command(cluster, **given))
+
+    return run_command
+
+
+def run(directory: Path, work: Callable[[Cluster], Awaitable[None]]) -> None:
+    """Run `work` on the cluster in `directory`; a ClusterError becomes a message and status 1
+    (WrongSettings: 2, Interrupted: 130).
+
+    SIGTERM acts like Ctrl-C: it cancels the work, which cleans up.
+    """
+
+    async def with_cluster() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        cluster = Cluster(directory)
+        try:
+            await work(cluster)
+        finally:
+            await cluster.close()
+
+    try:
+        asyncio.run(with_cluster())
+    except ClusterError as error:
+        kind = WrongSettings if isinstance(error, SettingsError) else click.ClickException
+        raise kind(str(error)) from error
+    except OSError as error:  # a directory that cannot be made, a disk that is full
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise click.ClickException(text) from error
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise Interrupted("interrupted") from None
+
+
+@on_cluster
+async def up(
+    cluster: Cluster,
     mode: str | None,
     groups: int | None,
     replicas: int | None,
@@ -60,37 +97,25 @@ def up(
     netns: bool | None,
     standard_ports: bool,
     settings: tuple[str, ...],
-    timeout: float,
+    timeout_s: float,
     proxies: int | None,
     proxy_settings: tuple[str, ...],
 ) -> None:
     desired, of_proxies = parse_settings(settings), parse_settings(proxy_settings, "--set-proxy")
-
-    async def work(cluster: Cluster) -> None:
-        shape = Shape(
-            mode,
-            groups,
-            replicas,
-            name_servers,
-            namesrv,
-            links,
-            faultable,
-            netns,
-            standard_ports,
-            proxies,
-        )
-        result = await cluster.up(shape, desired, timeout, progress, of_proxies)
-        say(f"up: group {', '.join(result.groups)}, name server {result.namesrv}")
-        for server in result.name_servers:
-            if server.http and not result.netns:
-                say(f"dashboard: http://{server.http}/")
-        if result.grpc_proxies:
-            say(f"gRPC: {';'.join(node.address for node in result.grpc_proxies)}")
-        show(await cluster.status())
-        if outdated := cluster.outdated():
-            say(f"with former settings until a restart (mqcluster restart): {', '.join(outdated)}")
-
-    run(directory, work)
+    shape = Shape(
+        *(mode, groups, replicas, name_servers, namesrv),
+        *(links, faultable, netns, standard_ports, proxies),
+    )
+    result = await cluster.up(shape, desired, timeout_s, progress, of_proxies)
+    say(f"up: group {', '.join(result.groups)}, name server {result.namesrv}")
+    for server in result.name_servers:
+        if server.http and not result.netns:
+            say(f"dashboard: http://{server.http}/")
+    if result.grpc_proxies:
+        say(f"gRPC: {';'.join(node.address for node in result.grpc_proxies)}")
+    show(await cluster.status())
+    if outdated := cluster.outdated():
+        say(f"with former settings until a restart (mqcluster restart): {', '.join(outdated)}")
 
 
 def list_modes() -> None:
@@ -98,121 +123,88 @@ def list_modes() -> None:
         say(f"{mode.name:12}{mode.description}")
 
 
-def status(directory: Path, as_json: bool) -> None:
-
-    async def work(cluster: Cluster) -> None:
-        result = await cluster.status()
-        if as_json:
-            say(status_json(cluster, result))
-        else:
-            show(result)
-
-    run(directory, work)
+@on_cluster
+async def status(cluster: Cluster, as_json: bool) -> None:
+    result = await cluster.status()
+    if as_json:
+        say(status_json(cluster, result))
+    else:
+        show(result)
 
 
-def kill(directory: Path, target: str, signal_name: str) -> None:
-
-    async def work(cluster: Cluster) -> None:
-        node = await cluster.find(target)
-        process = cluster.signal(node.name, SIGNALS[signal_name])
-        if signal_name == "KILL":
-            await cluster.wait_dead(process)
-        elif signal_name == "STOP":
-            await cluster.wait_stopped(process)
-        say(f"sent SIG{signal_name} to {node.name} (pid {process.pid}, {node.address})")
-
-    run(directory, work)
+@on_cluster
+async def kill(cluster: Cluster, target: str, signal_name: str) -> None:
+    node = await cluster.find(target)
+    process = cluster.signal(node.name, SIGNALS[signal_name])
+    if signal_name == "KILL":
+        await cluster.wait_dead(process)
+    elif signal_name == "STOP":
+        await cluster.wait_stopped(process)
+    say(f"sent SIG{signal_name} to {node.name} (pid {process.pid}, {node.address})")
 
 
-def transfer_leadership(directory: Path, target: str, group: str | None) -> None:
-
-    async def work(cluster: Cluster) -> None:
-        old, new = await transfer(cluster, group, target)
-        say(f"{old.name} handed leadership over to {new.name}")
-
-    run(directory, work)
+@on_cluster
+async def transfer_leadership(cluster: Cluster, target: str, group: str | None) -> None:
+    old, new = await transfer(cluster, group, target)
+    say(f"{old.name} handed leadership over to {new.name}")
 
 
-def add_member(directory: Path, group: str | None, timeout: float) -> None:
-
-    async def work(cluster: Cluster) -> None:
-        node = await members.add(cluster, group, say, timeout)
-        say(f"{node.name} is a voter of {node.group}")
-
-    run(directory, work)
+@on_cluster
+async def add_member(cluster: Cluster, group: str | None, timeout_s: float) -> None:
+    node = await members.add(cluster, group, say, timeout_s)
+    say(f"{node.name} is a voter of {node.group}")
 
 
-def remove_member(directory: Path, name: str, timeout: float) -> None:
-
-    async def work(cluster: Cluster) -> None:
-        progress(f"taking {name} out of its group")
-        node, how = await members.remove(cluster, name, timeout)
-        say(f"{name} is no member of {node.group} any more; its process: {how}")
-
-    run(directory, work)
+@on_cluster
+async def remove_member(cluster: Cluster, name: str, timeout_s: float) -> None:
+    progress(f"taking {name} out of its group")
+    node, how = await members.remove(cluster, name, timeout_s)
+    say(f"{name} is no member of {node.group} any more; its process: {how}")
 
 
-def add_group(directory: Path, name: str | None, replicas: int, timeout: float) -> None:
-
-    async def work(cluster: Cluster) -> None:
-        nodes = await groups.add(cluster, name, replicas, progress, timeout)
-        say(f"{nodes[0].group} takes sends: {', '.join(node.name for node in nodes)}")
-        show(await cluster.status())
-
-    run(directory, work)
+@on_cluster
+async def add_group(cluster: Cluster, name: str | None, replicas: int, timeout_s: float) -> None:
+    nodes = await groups.add(cluster, name, replicas, progress, timeout_s)
+    say(f"{nodes[0].group} takes sends: {', '.join(node.name for node in nodes)}")
+    show(await cluster.status())
 
 
-def drain_group(directory: Path, name: str, cancel: bool, **moves: Any) -> None:
+@on_cluster
+async def drain_group(cluster: Cluster, name: str, cancel: bool, **moves: Any) -> None:
     options = drain_options(**moves)
     if options and cancel:
         raise click.UsageError("--cancel has no other options")
-
-    async def work(cluster: Cluster) -> None:
-        status = await groups.drain(cluster, name, options, cancel=cancel)
-        say(f"{name} takes sends again" if cancel else f"{name} is draining: {status['remainder']}")
-
-    run(directory, work)
+    status = await groups.drain(cluster, name, options, cancel=cancel)
+    say(f"{name} takes sends again" if cancel else f"{name} is draining: {status['remainder']}")
 
 
-def remove_group(directory: Path, name: str, lose: bool, wait: float) -> None:
-
-    async def work(cluster: Cluster) -> None:
-        left = await groups.remove(cluster, name, say, lose=lose, wait_s=wait)
-        say(f"{name} is removed and stopped; its stores stay in {', '.join(map(str, left))}")
-
-    run(directory, work)
+@on_cluster
+async def remove_group(cluster: Cluster, name: str, lose: bool, wait: float) -> None:
+    left = await groups.remove(cluster, name, say, lose=lose, wait_s=wait)
+    say(f"{name} is removed and stopped; its stores stay in {', '.join(map(str, left))}")
 
 
-def start(directory: Path, name: str) -> None:
-
-    async def work(cluster: Cluster) -> None:
-        process = cluster.start(name)
-        say(f"started {name} (pid {process.pid}, {cluster.state().node(name).address})")
-
-    run(directory, work)
+@on_cluster
+async def start(cluster: Cluster, name: str) -> None:
+    process = cluster.start(name)
+    say(f"started {name} (pid {process.pid}, {cluster.state().node(name).address})")
 
 
-def restart(directory: Path, rolling: bool) -> None:
-
-    async def work(cluster: Cluster) -> None:
-        if rolling:
-            await restart_rolling(cluster, say)
-        else:
-            progress("stopping everything, and starting it again")
-            await restart_all(cluster)
-        show(await cluster.status())
-
-    run(directory, work)
+@on_cluster
+async def restart(cluster: Cluster, rolling: bool) -> None:
+    if rolling:
+        await restart_rolling(cluster, say)
+    else:
+        progress("stopping everything, and starting it again")
+        await restart_all(cluster)
+    show(await cluster.status())
 
 
-def down(directory: Path, timeout: float) -> None:
-
-    async def work(cluster: Cluster) -> None:
-        progress("stopping brokers in order, then name servers")
-        for name, how in (await cluster.down(timeout)).items():
-            say(f"{name}: {how}")
-
-    run(directory, work)
+@on_cluster
+async def down(cluster: Cluster, timeout_s: float) -> None:
+    progress("stopping brokers in order, then name servers")
+    for name, how in (await cluster.down(timeout_s)).items():
+        say(f"{name}: {how}")
 
 
 def say(text: str) -> None:
@@ -238,35 +230,6 @@ def parse_settings(settings: tuple[str, ...], option: str = "--set") -> dict[str
             raise click.BadParameter(f"expected KEY=VALUE, found {setting!r}", param_hint=option)
         result[key.strip()] = value.strip()
     return result
-
-
-def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
-    """Run `work` on the cluster in `directory`; a ClusterError becomes a message and status 1
-    (WrongSettings: 2, Interrupted: 130).
-
-    SIGTERM acts like Ctrl-C: it cancels the work, which cleans up.
-    """
-
-    async def with_cluster() -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        cluster = Cluster(directory)
-        try:
-            return await work(cluster)
-        finally:
-            await cluster.close()
-
-    try:
-        return asyncio.run(with_cluster())
-    except ClusterError as error:
-        kind = WrongSettings if isinstance(error, SettingsError) else click.ClickException
-        raise kind(str(error)) from error
-    except OSError as error:  # a directory that cannot be made, a disk that is full
-        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        raise click.ClickException(text) from error
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise Interrupted("interrupted") from None
 
 
 def show(statuses: list[NodeStatus]) -> None:

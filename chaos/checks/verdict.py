@@ -145,10 +145,10 @@ def at(position: Position) -> str:
 def judge_lost(name: str, missing: Iterable[Missing], required: int, detail: str) -> Check:
     """Judge losses of `required` messages. A missing message is lost if its topic was drained after
     it was due."""
-    found = list(missing)
-    if lost := [text for text, due_ns, drained_ns in found if due_ns <= drained_ns]:
+    unseen = list(missing)
+    if lost := [text for text, due_ns, drained_ns in unseen if due_ns <= drained_ns]:
         return judge(name, lost, detail, 1)
-    if found or not required:
-        detail += f"; {len(found)} not consumed yet and no complete drain to say why"
-        return Check(name, Verdict.UNKNOWN, len(found), detail)
+    if unseen or not required:
+        detail += f"; {len(unseen)} not consumed yet and no complete drain to say why"
+        return Check(name, Verdict.UNKNOWN, len(unseen), detail)
     return Check(name, Verdict.PASS, 0, detail)

@@ -21,7 +21,7 @@ from raftmq.web.resources.consumers import (
 from raftmq.web.resources.messages import MessageView, ResentView, SentView
 from raftmq.web.resources.node import NodeView
 from raftmq.web.resources.topics import QueueView, SubscriptionGroupView, TopicView
-from raftmq.web.schema import Listing, Page, T, View
+from raftmq.web.schema import T, View
 
 
 class GroupError(View, frozen=True, kw_only=True):
@@ -31,11 +31,15 @@ class GroupError(View, frozen=True, kw_only=True):
     error: str
 
 
-class GroupsPage(Page[T], Generic[T], frozen=True, kw_only=True):
+class GroupsPage(View, Generic[T], frozen=True, kw_only=True):
+    items: list[T]
+    next: str | None
     errors: list[GroupError]
 
 
-class GroupsListing(Listing[T], Generic[T], frozen=True, kw_only=True):
+class GroupsListing(View, Generic[T], frozen=True, kw_only=True):
+    items: list[T]
+    next: None = None
     errors: list[GroupError]
 
 

@@ -6,7 +6,6 @@ with session() as spark:
     flights = topic_frame(spark, store, "Flights", until=report.agreed_end)
 """
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +17,8 @@ from .checks.acknowledged import count_acknowledged, refuse_unjudged
 from .engine.choice import EngineOptions, Engines
 from .read.cluster_info import MODES, subject_of
 from .read.identities import identified
-from .read.remote_stores import fetched
 from .read.staging import directory_for_tables
-from .read.store_files import Store, opened_stores, refuse_running
+from .read.store_files import Store, refuse_running
 from .read.tables import size_bytes_of
 from .report.report import AuditReport, CheckResult, StoreReport
 from .run import AuditOptions, run
@@ -40,10 +38,10 @@ def run_audit(
 ) -> AuditReport:
     """Audit the stores of a stopped broker group; `options` are those of AuditOptions.
 
-    Give the directory or URI of every replica (audit.read.remote_stores copies URIs). A majority is
-    counted among the voters that the logs name (audit.read.voters). A missing voter's store is a
-    finding and holds nothing. cluster.json beside the stores supplies `mode` ("raft", "classic")
-    and `group` (brokerName) if they are None. With `spark`, the queries run there; without it in
+    Give the directory or URI of every replica. A majority is counted among the voters that the logs
+    name (audit.read.voters). A missing voter's store is a finding and holds nothing. cluster.json
+    beside the stores supplies `mode` ("raft", "classic") and `group` (brokerName) if they are None.
+    With `spark`, the queries run there; without it in
     this process, or in a new session of Spark if the logs are large (audit.engine.choice); `engine`
     ("local", "spark") decides otherwise. Raises ValueError without stores, StoreError,
     HistoryUnfit, JavaNotFound, EngineFailed, OSError.
@@ -73,15 +71,12 @@ def audit_stores(
     named = {name: str(path) for name, path in stores.items()}
     refuse_running(named)
     acknowledged = options.acknowledged
-    with (
-        directory_for_tables(options.staging, options.scratch) as table_directory,
-        tempfile.TemporaryDirectory(prefix="mqaudit-stores-", dir=options.scratch) as copies,
-    ):
-        directories, known = identified(fetched(named, Path(copies), options.progress))
+    with directory_for_tables(options.staging, options.scratch) as table_directory:
+        opened, known = identified(named)
+        directories = {name: store.path for name, store in opened.items()}
         subject = subject_of(directories, mode, group)
         nodes = {**subject.nodes, **{name: name for name in known}}
         subject = replace(subject, nodes=nodes)
-        opened = opened_stores(directories)
         engine = engines.of(size_bytes_of(opened), acknowledged, options.staging)
         counts = {} if acknowledged is None else count_acknowledged(engine, acknowledged)
         if acknowledged is not None and subject.group is not None:

@@ -65,8 +65,7 @@ EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
     multiple=True,
     metavar="NAME=DIR",
     help="A replica's store directory (with commitlog/, consumequeue/, checkpoint), or its URI "
-    "(s3://…, hdfs://…), from which it is copied to --scratch first. "
-    "Give every replica of the group.",
+    "(s3://…, hdfs://…), of which ranges are read. Give every replica of the group.",
 )
 @click.option(
     "--mode",
@@ -148,7 +147,7 @@ EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
     default="",
     metavar="URL",
     help="A Spark cluster to run on, instead of this machine's cores. Its executors need "
-    "raftmq[audit]. With --store, they see stores and --scratch or --staging at the same paths.",
+    "raftmq[audit]. With --store, they reach stores and --staging at these URIs or paths.",
 )
 @click.option(
     "--conf",

@@ -34,7 +34,7 @@ from raftmq.audit.api import Engines
 from raftmq.audit.engine.choice import LOCAL, SPARK
 from raftmq.audit.live import audit_cluster
 from raftmq.audit.read.log_scanner import walk_range
-from raftmq.audit.read.store_files import Store, map_file
+from raftmq.audit.read.store_files import Store
 from raftmq.audit.run import AuditOptions
 from raftmq.audit.session import session
 from raftmq.client import Admin, Message, Producer
@@ -236,7 +236,7 @@ def one_core(store: Path) -> Iterator[Row]:
     walks, crcs, columns = 0.0, 0.0, 0.0
     count = 0
     for segment in Store(store.name, str(store)).segments:
-        view = map_file(segment.path)
+        view = segment.file.view().data
         started = time.process_time()
         walk = walk_range(view, segment.base, 0, len(view))
         walked = time.process_time()

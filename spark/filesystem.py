@@ -14,6 +14,8 @@ _ALIASES = {"s3a://": "s3://", "s3n://": "s3://"}  # Hadoop's names
 
 def opened(uri: str) -> tuple[fs.FileSystem, str]:
     """Return the file system and the path in it. Raises ValueError (a scheme), OSError."""
+    if "://" not in uri:
+        return fs.LocalFileSystem(), uri
     for alias, name in _ALIASES.items():
         if uri.startswith(alias):
             uri = name + uri.removeprefix(alias)
@@ -34,8 +36,8 @@ def below(uri: str, name: str) -> str:
 
 
 def above(uri: str, levels: int) -> str:
-    """Return the URI of the directory that many levels up."""
-    head, mark, options = uri.partition("?")
+    """Return the URI or path of the directory that many levels up."""
+    head, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
     return f"{head.rstrip('/').rsplit('/', levels)[0]}{mark}{options}"
 
 

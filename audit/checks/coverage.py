@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
-from pathlib import Path
 
 from raftmq.broker.tables.snapshot import COPY, DIRECTORY, FILES
 from raftmq.store.frame import FrameKind
@@ -88,9 +87,11 @@ def unread_files(stores: Mapping[str, Store]) -> list[str]:
     read = [name for name, check in STORE_FILES.items() if check]
     unread: set[str] = set()
     for store in stores.values():
-        root = Path(store.path)
-        for path in (*root.iterdir(), *root.glob(f"{DIRECTORY}/*"), *root.glob("raft/*")):
-            name = path.relative_to(root).as_posix()
+        directories = store.listing.directories
+        for name in (*store.listing.files, *directories):
+            directory, slash, _ = name.rpartition("/")
+            if slash and directory not in (DIRECTORY, "raft"):
+                continue
             if not any(fnmatch(name, known) for known in read):
-                unread.add(f"{name}/" if path.is_dir() else name)
+                unread.add(f"{name}/" if name in directories else name)
     return sorted(unread)

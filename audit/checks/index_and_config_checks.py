@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -83,15 +82,15 @@ def _offsets(tables: Tables, gaps: list[str]) -> dict[str, dict[str, int]]:
     `gaps`. Raises OSError."""
     highest: dict[str, dict[str, int]] = {}
     for name, store in tables.stores.items():
-        path = Path(store.path) / "config" / OFFSETS
-        if not path.is_file():
+        content = store.content(f"config/{OFFSETS}")
+        if content is None:
             continue
         try:
-            table = orjson.loads(path.read_bytes())["offsetTable"]
+            table = orjson.loads(content)["offsetTable"]
             for key, offsets in table.items():
                 of_queues = highest.setdefault(key, {})
                 for queue, offset in offsets.items():
                     of_queues[str(int(queue))] = max(of_queues.get(queue, 0), int(offset))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            gaps.append(f"committed offsets of {name}: {path} cannot be read: {error}")
+            gaps.append(f"committed offsets of {name}: {OFFSETS} cannot be read: {error}")
     return highest

@@ -1,67 +1,33 @@
-"""Checks IndexFiles, which find messages by key, against the log.
+"""Checks IndexFiles (audit.read.index_files), which find messages by key, against the log.
 
-    index/yyyyMMddHHmmssSSS   a header of 40 bytes, slots of 4, entries of 20; big-endian
-    header   store time of the first and of the last entry's message (8 bytes each), their log
-             positions (8 each), slots in use (4), number of the next entry (4), from 1
-    slot     the number of its newest entry, 0: none
-    entry    hash of `topic#key` (4), log position (8), seconds since the first store time (4),
-             number of the entry before it in its slot (4)
-
-The place of the first entry, which the header describes, determines the numbers of slots and
-entries (maxHashSlotNum, maxIndexNum); there are four entries per slot by default. Every entry must
-point to a message with such a key, and must be reachable from its slot. Every message with a key
-must have an entry, from the first file to the last entry. An entry is wrong if it fits no store's
-log. If it fits a different replica's log, its own log is damaged, which other checks report.
+Every entry must point to a message with such a key, and must be reachable from its slot. Every
+message with a key must have an entry, from the first file to the last entry. An entry is wrong if
+it fits no store's log. If it fits a different replica's log, its own log is damaged, which other
+checks report.
 """
 
 from __future__ import annotations
 
 import itertools
-import mmap
-import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..read.index_files import IndexFile, Open
 from ..read.index_keys import StagedRange, expected_keys, indexed_positions
 from ..read.range_digests import RANGE_BYTES, by_store, sums, total
-from ..read.store_files import Store, map_file
 from ..read.tables import Tables
 from ..report.report import CheckResult, Offender, first_of_each_store
 
-HEADER = struct.Struct(">qqqqii")
-SLOT = np.dtype(">i4")
-FIRST = struct.Struct(">qii")  # position, seconds and predecessor of the first entry
-ENTRY = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("before", ">i4")])
-ENTRIES_TO_A_SLOT = 4  # by default
 ENTRIES_AT_ONCE = 500_000
+MARGIN = 50_000  # entries that are loaded before and behind a task's; a message has fewer keys
 FAULTS_MAX = 1_000  # per task
-NAME_DIGITS = 17
 SECONDS_MAX = 0x7FFFFFFF
 Array = npt.NDArray[Any]
 Fault = tuple[str, str, int, int, str]  # store, path, entry, position, fault
-
-
-@dataclass(frozen=True, slots=True)
-class IndexFile:
-    """An IndexFile with entries [1, count)."""
-
-    store: str
-    path: str
-    start_ms: int
-    start: int  # log positions of the first and the last entry's message
-    end: int
-    slots: int
-    count: int
-    full: bool
-
-    def entries(self) -> Array:
-        data = map_file(self.path)
-        return np.frombuffer(data, ENTRY, self.count, HEADER.size + self.slots * SLOT.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +48,19 @@ class _Chains:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A task's faults, and by (store, range) the number of messages with an entry for their own id
-    and the sum of their positions."""
+    """A task's faults, of which there may be more, and by (store, range) the number of messages
+    with an entry for their own id and the sum of their positions."""
 
     faults: tuple[Fault, ...]
-    reached: Mapping[tuple[str, int], tuple[int, int]]
+    count: int
+    reached: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
 
 def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
     """Check the IndexFiles of all stores; also return gaps. Raises OSError."""
     offenders: list[Offender] = []
     gaps: list[str] = []
-    files: dict[str, list[IndexFile]] = {}
-    for name, store in tables.stores.items():
-        own = [*_files(store, offenders, gaps)]
-        if own:
-            files[name] = own
-        else:
-            gaps.append(f"IndexFiles: store {name} has none")
+    files = _files(tables, offenders, gaps)
     count = len(offenders)
     if files:
         judge = _Judge(
@@ -109,81 +70,55 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
             {name: own[0].start for name, own in files.items()},
             frozenset(name for name, store in tables.stores.items() if store.closed),
         )
-        tasks = _tasks(files, tables.limits.read_from)
-        verdicts = tables.engine.map(judge, tasks)
+        verdicts = tables.engine.map(judge, _tasks(files))
         reached: dict[tuple[str, int], tuple[int, int]] = {}
         for verdict in verdicts:
-            count += len(verdict.faults)
+            for key, in_this_range in verdict.reached.items():
+                parts = {0: reached.get(key, (0, 0))}, {0: in_this_range}
+                reached[key] = total(parts)[0]
+        missing = _Missing(_staged(tables), files)
+        verdicts += tables.engine.map(missing, _suspects(tables, files, reached))
+        for verdict in verdicts:
+            count += verdict.count
             for name, path, number, position, what in verdict.faults:
-                location = {"store": name, "file": path, "entry": number}
+                location = (
+                    {"store": name, "file": path, "entry": number} if path else {"store": name}
+                )
                 offenders.append({**location, "position": position, "what": what})
-            for (name, number), in_this_range in verdict.reached.items():
-                parts = {number: reached.get((name, number), (0, 0))}, {number: in_this_range}
-                reached[name, number] = total(parts)[number]
-        missing = _missing(tables, files, reached)
-        count += len(missing)
-        offenders += missing
     offenders.sort(key=lambda row: (str(row["store"]), row.get("position", -1)))
     title = "IndexFiles that lead to no message with the key, or lack a message"
     return CheckResult("index", title, True, count, first_of_each_store(offenders)), gaps
 
 
-def _files(store: Store, offenders: list[Offender], gaps: list[str]) -> Iterator[IndexFile]:
-    for path in sorted((Path(store.path) / "index").glob("*")):
-        if len(path.name) != NAME_DIGITS or not path.name.isdigit():
-            continue
-        name = f"index/{path.name}"
-        if path.stat().st_size <= HEADER.size:
-            gaps.append(f"IndexFiles: {store.name}/{name} is shorter than a header")
-            continue
-        data = map_file(str(path))
-        start_ms, end_ms, start, end, _, count = HEADER.unpack(data[: HEADER.size])
-        slots = _slots(data, start)
-        if not slots:
-            gaps.append(f"IndexFiles: {store.name}/{name} has an unknown number of slots")
-            continue
-        capacity = (len(data) - HEADER.size - slots * SLOT.itemsize) // ENTRY.itemsize
-        full = count >= capacity
-        file_of = IndexFile(store.name, str(path), start_ms, start, end, slots, count, full)
-        sound = 0 <= count <= capacity and start <= end and start_ms <= end_ms
-        if sound and count > 1:
-            positions = file_of.entries()["position"]
-            sound = positions[1] == start and positions[-1] <= end
-        if not sound:
-            offenders.append({"store": store.name, "file": name, "what": "the header is damaged"})
-        elif count > 1:
-            yield file_of
+def _files(
+    tables: Tables, offenders: list[Offender], gaps: list[str]
+) -> dict[str, list[IndexFile]]:
+    """Return the sound IndexFiles by store. Raises OSError."""
+    named = [(name, file) for name, store in tables.stores.items() for file in store.index_files()]
+    files: dict[str, list[IndexFile]] = {}
+    for each in tables.engine.map(Open(tables.limits.read_from), named):
+        if isinstance(each, IndexFile):
+            files.setdefault(each.store, []).append(each)
+        elif each is not None and each.fault:
+            offenders.append({"store": each.store, "file": each.name, "what": each.what})
+        elif each is not None:
+            gaps.append(f"IndexFiles: {each.store}/{each.name} {each.what}")
+    gaps += [f"IndexFiles: store {name} has none" for name in tables.stores if name not in files]
+    return files
 
 
-def _slots(data: memoryview, start: int) -> int:
-    """Return the number of slots of a file whose first entry's message is at `start`; 0 if
-    unknown."""
-    first, size, content = FIRST.pack(start, 0, 0), len(data) - HEADER.size, data.obj
-    assert isinstance(content, mmap.mmap)
-    slots, rest = divmod(size, SLOT.itemsize + ENTRIES_TO_A_SLOT * ENTRY.itemsize)
-    before = HEADER.size + ENTRY.itemsize + ENTRY["hash"].itemsize
-    at = before + slots * SLOT.itemsize
-    if rest or data[at : at + FIRST.size] != first:
-        others, odd = divmod(content.find(first, HEADER.size) - before, SLOT.itemsize)
-        if others > 0 and not odd and not (size - others * SLOT.itemsize) % ENTRY.itemsize:
-            return others
-    return 0 if rest else slots
-
-
-def _tasks(files: Mapping[str, Sequence[IndexFile]], start: int) -> list[_Entries | _Chains]:
-    """Return the tasks for the log from `start` on. Files with the same start are judged together
-    up to their common length, because replicas flush at different times."""
+def _tasks(files: Mapping[str, Sequence[IndexFile]]) -> list[_Entries | _Chains]:
+    """Return the tasks. Files with the same start are judged together up to their common length,
+    because replicas flush at different times."""
     alike: dict[tuple[int, int, int], list[IndexFile]] = {}
     for own in files.values():
         for file in own:
-            if file.end >= start:
+            if file.low < file.count:
                 alike.setdefault((file.start_ms, file.start, file.slots), []).append(file)
     tasks: list[_Entries | _Chains] = []
     for copies in alike.values():
         tasks += map(_Chains, copies)
-        low = 1
-        if copies[0].start < start:
-            low += int(np.searchsorted(copies[0].entries()["position"][1:], start))
+        low = copies[0].low
         counts = {file.count for file in copies}
         edges = sorted({low, *range(low, max(counts), ENTRIES_AT_ONCE), *counts})
         for first, last in itertools.pairwise(edge for edge in edges if edge >= low):
@@ -207,10 +142,12 @@ class _Judge:
     def __call__(self, task: _Entries | _Chains) -> Verdict:
         if isinstance(task, _Chains):
             faults = _chain_faults(task.file, task.file.store in self.closed)
-            return Verdict(tuple(self._reported(task.file, list(faults))), {})
-        reported: list[Fault] = []
+            reported = [*self._reported(task.file, list(faults))]
+            return Verdict(tuple(reported), len(reported))
+        reported = []
         reached: dict[tuple[str, int], tuple[int, int]] = {}
-        left = [(file, file.entries()) for file in task.copies]
+        bounds = task.first - MARGIN, task.last + MARGIN
+        left = [(file, file.entries(*bounds)) for file in task.copies]
         while left:
             entries = left[0][1]
             chunk = entries[task.first : task.last]
@@ -226,7 +163,7 @@ class _Judge:
                 inside = positions[counted]
                 for number, counts in sums(inside, inside).items():
                     reached[file.store, number] = counts
-        return Verdict(tuple(reported), reached)
+        return Verdict(tuple(reported), len(reported), reached)
 
     def _reported(self, file: IndexFile, wrong: Sequence[tuple[int, int, str]]) -> Iterator[Fault]:
         """Yield the faults of a file. Entries behind the log of a killed store are no fault,
@@ -234,7 +171,7 @@ class _Judge:
         start, limit = self.bounds[file.store]
         for number, at, what in wrong[:FAULTS_MAX]:
             if at >= start and (at < limit or file.store in self.closed):
-                yield file.store, f"index/{Path(file.path).name}", number, at, what
+                yield file.store, file.file.name, number, at, what
 
     def _judged(
         self, files: Sequence[IndexFile], entries: Array, task: _Entries
@@ -337,8 +274,9 @@ def _chain_faults(file: IndexFile, closed: bool) -> Iterator[tuple[int, int, str
     for number in np.sort(numbers[wrong])[:FAULTS_MAX].tolist():
         yield number, int(entries["position"][number]), "leads not to the entry before it"
     newest = np.append(~same, True)
-    slots = np.frombuffer(map_file(file.path), SLOT, file.slots, HEADER.size)
-    wrong = np.flatnonzero(slots[which[newest]] != numbers[newest]) if closed else wrong[:0]
+    wrong = wrong[:0]
+    if closed:
+        wrong = np.flatnonzero(file.newest()[which[newest]] != numbers[newest])
     for number in np.sort(numbers[newest][wrong])[:FAULTS_MAX].tolist():
         yield number, int(entries["position"][number]), "is not reached from its slot"
 
@@ -350,38 +288,59 @@ def _by_slot(entries: Array, slots: int) -> tuple[Array, Array]:
     return order + 1, which[order]
 
 
-def _missing(
+def _suspects(
     tables: Tables,
     files: Mapping[str, Sequence[IndexFile]],
     reached: Mapping[tuple[str, int], tuple[int, int]],
-) -> list[Offender]:
-    """Return the messages of each store without an entry, between the first and the last message of
-    its index. The first message's entry may be in a file that retention has removed. Ranges with
-    equal counts and sums of positions are skipped."""
-    log = _staged(tables)
+) -> list[_Suspect]:
+    """Return the ranges of each store that may have messages without an entry, between the first
+    and the last message of its index. The first message's entry may be in a file that retention has
+    removed. Inner ranges with equal counts and sums of positions are left out."""
     there = by_store((digest.stores, digest.ids) for digest in tables.staged_log.digests)
-    missing: list[Offender] = []
+    suspects = []
     for store, own in files.items():
         start, end = max(own[0].start, tables.limits.read_from - 1), own[-1].end
         edges = start // RANGE_BYTES, end // RANGE_BYTES
         for range_ in range(edges[0], edges[1] + 1):
             sums_reached = reached.get((store, range_), (0, 0))
-            if range_ not in edges and there.get(store, {}).get(range_, (0, 0)) == sums_reached:
-                continue
-            low = max(range_ * RANGE_BYTES, start + 1)
-            high = min((range_ + 1) * RANGE_BYTES, end + 1)
-            expected = indexed_positions(log, store, low, high)
-            if sums(expected, expected).get(range_, (0, 0)) == sums_reached:
-                continue
-            for position in np.setdiff1d(expected, _positions(own, low, high)).tolist():
-                what = "no entry leads to the message"
-                missing.append({"store": store, "position": position, "what": what})
-    return missing
+            if range_ in edges or there.get(store, {}).get(range_, (0, 0)) != sums_reached:
+                low = max(range_ * RANGE_BYTES, start + 1)
+                high = min((range_ + 1) * RANGE_BYTES, end + 1)
+                suspects.append(_Suspect(store, low, high, sums_reached))
+    return suspects
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    """Log positions [low, high) of a store, and the count and sum of those with an entry."""
+
+    store: str
+    low: int
+    high: int
+    reached: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """Finds the messages without an entry in a task."""
+
+    log: Sequence[StagedRange]
+    files: Mapping[str, Sequence[IndexFile]]
+
+    def __call__(self, each: _Suspect) -> Verdict:
+        expected = indexed_positions(self.log, each.store, each.low, each.high)
+        if (len(expected), int(expected.sum()) % (1 << 64)) == each.reached:
+            return Verdict((), 0)
+        there = _positions(self.files[each.store], each.low, each.high)
+        missing = np.setdiff1d(expected, there).tolist()
+        what = "no entry leads to the message"
+        faults = ((each.store, "", 0, position, what) for position in missing[:FAULTS_MAX])
+        return Verdict(tuple(faults), len(missing))
 
 
 def _positions(files: Sequence[IndexFile], low: int, high: int) -> Array:
     arrays = [
-        file.entries()["position"][1:].astype(np.int64)
+        file.entries(1)["position"][1:].astype(np.int64)
         for file in files
         if file.start < high and low <= file.end
     ]

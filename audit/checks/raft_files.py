@@ -13,7 +13,6 @@ its frames', could vote twice in a term. Replicas of other engines have none of 
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..read.slots import SLOT_SIZE_BYTES, Slots, parse_slots
 from ..read.store_files import Store
@@ -48,7 +47,7 @@ class BadHardState(Exception):
 
 def raft_files_check(stores: Mapping[str, Store], facts: LogFacts) -> tuple[CheckResult, bool]:
     """Check the files of every store; also return whether there were any. Raises OSError."""
-    files = {name: _files(Path(store.path)) for name, store in stores.items()}
+    files = {name: _files(store) for name, store in stores.items()}
     expected = any(name in names for names in files.values() for name in EXPECTING)
     offenders: list[Offender] = []
     for name, names in files.items():
@@ -75,11 +74,11 @@ def decode_term(content: bytes) -> int:
     return int(term)
 
 
-def _files(store: Path) -> dict[str, Slots]:
+def _files(store: Store) -> dict[str, Slots]:
     return {
-        name: parse_slots(path.read_bytes())
+        name: parse_slots(content)
         for name in (HARD_STATE, CONFIGURATION, GROUP, BOOT)
-        if (path := store / DIRECTORY / name).is_file()
+        if (content := store.content(f"{DIRECTORY}/{name}")) is not None
     }
 
 

@@ -34,7 +34,8 @@ def ranges_check(
     start = edges[-1] if edges else reference.start
     new = split(start, limits.agreed_end)
     parts = [*((each.start, each.end) for each in there), *new]
-    digest = Digest(tables.stores[reference.store], garbage(tables).get(reference.store, []))
+    store, skipped = tables.stores[reference.store], garbage(tables).get(reference.store, [])
+    digest = Digest(store.replica, store.segments, skipped)
     digests = tables.engine.map(digest, parts)
     now = [
         Range(*bounds, sha256, audited_at_ms) for bounds, sha256 in zip(parts, digests, strict=True)

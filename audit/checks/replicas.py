@@ -25,7 +25,7 @@ from ..read.incremental import Ended, tail_of
 from ..read.live_log import LiveBlocks, LiveLog
 from ..read.spark_sources import BlockReader
 from ..read.staging import staged_blocks
-from ..read.store_files import Store, first_difference, replicas_of, stores_option
+from ..read.store_files import Store, first_difference, replicas_of
 from ..read.tables import Tables
 from ..report.report import OFFENDERS_MAX, CheckResult, Offender, Verdict
 from .last_copies import LastCopies
@@ -174,14 +174,13 @@ def _different_blocks(tables: Tables, ranges: Sequence[tuple[int, int]]) -> Fram
         reader = LiveBlocks(LiveLog(replicas, start), ranges, reach, skipped, cuts)
     else:
         options = {
-            "stores": stores_option(tables.stores),
             "from": str(start),
             "ranges": orjson.dumps(ranges).decode(),
             "limits": orjson.dumps(reach).decode(),
             "skipped": orjson.dumps(skipped).decode(),
             "cuts": orjson.dumps(cuts).decode(),
         }
-        reader = BlockReader(options)
+        reader = BlockReader(options, tables.stores.values())
     blocks = staged_blocks(tables.engine, reader, below(tables.directory, "blocks"))
     return (
         blocks.groupBy("block_start")

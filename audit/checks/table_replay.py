@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -31,6 +30,7 @@ from raftmq.broker.tables.snapshot import (
 from raftmq.broker.tables.state import BrokerState
 
 from ..read.incremental import Ended
+from ..read.store_files import Store
 from ..read.tables import Tables
 from ..report.report import CheckResult, Offender
 from .frames import GroupFrames
@@ -68,7 +68,7 @@ class Replayed:
 
 def replay(tables: Tables, held: GroupFrames) -> Replayed:
     outcome = Replayed()
-    read = {name: _read_all(store.path) for name, store in tables.stores.items()}
+    read = {name: _read_all(store) for name, store in tables.stores.items()}
     if not any(INDEX_KEY in each.value for files in read.values() for each in files.values()):
         outcome.gaps.append("config/: no store has tables there that say which frame they reflect")
         return outcome
@@ -105,10 +105,11 @@ class _Read:
     problem: str = ""
 
 
-def _read_all(directory: str) -> dict[str, _Read]:
+def _read_all(store: Store) -> dict[str, _Read]:
     """Return the files under config/ by name. Raises OSError."""
-    paths = (Path(directory) / DIRECTORY / f"{name}{end}" for name in FILES for end in ("", BACKUP))
-    return {path.name: _read(path.read_bytes()) for path in paths if path.is_file()}
+    names = [f"{name}{end}" for name in FILES for end in ("", BACKUP)]
+    contents = {name: store.content(f"{DIRECTORY}/{name}") for name in names}
+    return {name: _read(data) for name, data in contents.items() if data is not None}
 
 
 def _read(data: bytes) -> _Read:

@@ -13,10 +13,14 @@ from typing import Any
 
 import orjson
 
+from raftmq.spark.filesystem import above, below, name_of
+
+from .files import content_of, is_uri
 from .store_files import StoreError
 
 RAFT, CLASSIC = "raft", "classic"
 MODES = (RAFT, CLASSIC)
+DESCRIPTION = "cluster.json"  # two directories above a store
 FRAMED_MODES = ("raft", "pysyncobj")  # in cluster.json; all other modes are classic
 
 
@@ -40,26 +44,27 @@ def subject_of(
 ) -> Subject:
     """Return the mode and group of these stores; `mode` and `group` override cluster.json.
 
-    Raises StoreError if cluster.json cannot be read or has several groups for the stores.
+    Raises StoreError if cluster.json cannot be parsed or has several groups for the stores, and
+    OSError.
     """
     modes, groups = set(), set()
     nodes = {name: name for name in stores}
     founders: dict[str, set[str]] = {}  # by group
     for name, directory in stores.items():
-        store = Path(directory).absolute()
-        described = store.parent.parent / "cluster.json"
-        if not described.is_file():
+        location = directory if is_uri(directory) else str(Path(directory).absolute())
+        node, described = name_of(above(location, 1)), content_of(above(location, 2), DESCRIPTION)
+        if described is None:
             continue
-        description = _read(described)
+        description = _parsed(described, below(above(location, 2), DESCRIPTION))
         modes.add(RAFT if description.get("mode", "raft") in FRAMED_MODES else CLASSIC)
-        for node in description.get("nodes", ()):
-            if not node.get("group"):
+        for each in description.get("nodes", ()):
+            if not each.get("group"):
                 continue
-            if not node.get("joins"):
-                founders.setdefault(str(node["group"]), set()).add(str(node["name"]))
-            if node.get("name") == store.parent.name:
-                groups.add(str(node["group"]))
-                nodes[name] = str(node["name"])
+            if not each.get("joins"):
+                founders.setdefault(str(each["group"]), set()).add(str(each["name"]))
+            if each.get("name") == node:
+                groups.add(str(each["group"]))
+                nodes[name] = node
     if len(groups) > 1 and group is None:
         names = ", ".join(sorted(groups))
         raise StoreError(
@@ -79,9 +84,12 @@ def stores_of_run(run: Path, group: str | None = None) -> dict[str, str]:
     only, which may be a group that was removed in the run. Nodes without a log are left out, and
     the audit reports them as missing. Raises StoreError if there are none."""
     cluster = run / "cluster"
+    described = content_of(str(cluster), DESCRIPTION)
+    if described is None:
+        raise StoreError(f"{cluster} has no {DESCRIPTION}")
     nodes = {
         str(node.get("name")): node.get("group")
-        for node in _read(cluster / "cluster.json").get("nodes", ())
+        for node in _parsed(described, str(cluster / DESCRIPTION)).get("nodes", ())
     }
     if group is not None and group not in nodes.values():
         line = re.compile(rf"^brokerName={re.escape(group)}$", re.MULTILINE)
@@ -98,10 +106,10 @@ def stores_of_run(run: Path, group: str | None = None) -> dict[str, str]:
     return stores
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _parsed(content: bytes, path: str) -> dict[str, Any]:
     try:
-        document = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
+        document = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
     if not isinstance(document, dict):
         raise StoreError(f"{path} is no cluster.json")

@@ -21,7 +21,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .store_files import Store, StoreError, map_file, without
+from .replica import Replica
+from .store_files import Segment, Store, StoreError, without
 
 TAIL_BYTES = 64 << 10  # before an end, saved as a digest
 RANGE_BYTES = 64 << 20
@@ -212,17 +213,17 @@ class Digest:
     """Digests ranges of a store's log in a task, without the sorted `skipped` ranges
     (garbage behind blank records). A running replica does so itself."""
 
-    store: Store
+    replica: Replica | None
+    segments: Sequence[Segment]
     skipped: Sequence[tuple[int, int]]
 
     def __call__(self, bounds: tuple[int, int]) -> str:
-        if self.store.replica is not None:
-            return self.store.replica.digest(*bounds).hex()
+        if self.replica is not None:
+            return self.replica.digest(*bounds).hex()
         digest = hashlib.sha256()
         for low, high in without(*bounds, self.skipped):
-            for segment in self.store.segments:
+            for segment in self.segments:
                 first, last = max(low, segment.base), min(high, segment.end)
                 if first < last:
-                    data = map_file(segment.path)
-                    digest.update(data[first - segment.base : last - segment.base])
+                    digest.update(segment.file.read(first - segment.base, last - segment.base))
         return digest.hexdigest()

@@ -18,6 +18,7 @@ import pyarrow as pa
 from raftmq.remoting.client import RemotingClient
 from raftmq.spark.layout import BLANK_MAGIC, BLANK_SIZE_BYTES
 
+from .files import View
 from .live_queues import ExpectedUnits, WrongUnits
 from .log_reader import Copy, SharedItems, shared_items
 from .range_digests import RANGE_BYTES
@@ -71,7 +72,7 @@ class LiveLog:
             return
         views = self._segments(contents)
         copies = [
-            Copy(STORES_SEPARATOR.join(each.names), view, len(each.data))
+            Copy(STORES_SEPARATOR.join(each.names), View(view, len(each.data)))
             for each, view in zip(contents, views, strict=True)
         ]
         size = max(map(len, views))

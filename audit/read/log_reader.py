@@ -1,8 +1,10 @@
 """Arrow batches of a range of a CommitLog segment.
 
-`log_batches` has a row for every item (record, frame header, blank, hole, end of data) and is
+`shared_items` has a row for every item (record, frame header, blank, hole, end of data) and is
 staged by the audit. `record_batches` has only the records, for readers of a topic. Spark accepts
-Arrow batches only if they match the schemas exactly. Pure.
+Arrow batches only if they match the schemas exactly.
+
+Of a file at a URI the bytes of the range are loaded, and those behind it that its last item needs.
 """
 
 from bisect import bisect_left
@@ -19,12 +21,16 @@ from raftmq.spark.columns import RECORD_FIELDS, record_columns
 from raftmq.spark.layout import BLANK_SIZE_BYTES, ITEM_SIZE_BYTES_MAX, SYSFLAG_TRANSACTION, ItemKind
 from raftmq.store.frame import FrameKind
 
+from .files import View
 from .index_keys import KEY_FIELDS, key_hashes
 from .log_scanner import FrameItem, Gap, Walk, walk_range
 from .store_files import STORES_SEPARATOR, same_bytes
 
 BATCH_RECORDS_MAX = 65_536
 BATCH_BODY_BYTES_MAX = 16 * 1024 * 1024  # per batch with bodies, approximately
+BEHIND_BYTES = 1 << 20  # loaded behind a range for its last item, which is seldom longer
+BEHIND_FACTOR = 40  # if it was not enough: more than the longest item, and then all
+LONGEST = ITEM_SIZE_BYTES_MAX + BLANK_SIZE_BYTES
 
 # Fields that only readers of a topic need; every staged column costs time.
 _NOT_STAGED = ("magic", "flag", "physical_offset", "body_size", "keys", "sharding_key")
@@ -59,25 +65,24 @@ RECORD_SCHEMA = pa.schema(
 RECORD_BODY_SCHEMA = RECORD_SCHEMA.append(pa.field("body", pa.binary()))
 
 
-def log_batches(
-    data: memoryview, base: int, start: int, end: int, store: str
-) -> Iterator[pa.RecordBatch]:
-    """Yield every item that bytes [start, end) of a segment own, in batches of LOG_SCHEMA.
-
-    `intact` means that the CRC of a record's body, or of a frame's payload, is right. A frame
-    header with a wrong CRC counts as a hole.
-    """
-    yield from _item_batches(walk_range(data, base, start, end), data, base, store)
-
-
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of a segment, and its number of `written` bytes (audit.read.store_files). `store` has
-    the names of all stores that are known to have it alike, with STORES_SEPARATOR."""
+    """A copy of a segment. `store` has the names of all stores that are known to have it alike,
+    with STORES_SEPARATOR."""
 
     store: str
-    data: memoryview
-    written: int
+    view: View
+
+    def walk(self, base: int, start: int, end: int) -> Walk:
+        """Walk the items of bytes [start, end), and load them if they are not there. Raises
+        OSError."""
+        data, behind = self.view.data, BEHIND_BYTES
+        while True:
+            self.view.load(min(start, max(0, len(data) - LONGEST)), end + behind)
+            walk = walk_range(data, base, start, end, self.view.written)
+            if not self.view.is_partial or _is_inside(walk, data, start, end, end + behind):
+                return walk
+            behind *= BEHIND_FACTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +98,31 @@ class SharedItems:
 def shared_items(
     copies: Sequence[Copy], base: int, start: int, end: int, stores: int = 0
 ) -> Iterator[SharedItems]:
-    """Yield the equal items of the copies' bytes [start, end), decoded once as in `log_batches`.
-    Each copy is in one item group, and `store` has all its names with STORES_SEPARATOR. Items that
-    all `stores` (their number) share need no `rest_hash`."""
-    left = [copy for copy in copies if start < len(copy.data)]
+    """Yield every item that the copies' bytes [start, end) own, in batches of LOG_SCHEMA.
+
+    Items that several copies have alike are decoded once, and `store` has all their names with
+    STORES_SEPARATOR. Items that all `stores` (their number) share need no `rest_hash`.
+
+    `intact` means that the CRC of a record's body, or of a frame's payload, is right. A frame
+    header with a wrong CRC counts as a hole. Raises OSError.
+    """
+    left = [copy for copy in copies if start < len(copy.view.data)]
     count = len(left)
     while left:
         first, *left = left
-        data, own_end = first.data, min(end, len(first.data))
-        walk = walk_range(data, base, start, own_end, first.written)
+        data = first.view.data
+        own_end = min(end, len(data))
+        walk = first.walk(base, start, own_end)
         low, high, walked = _compared(walk, data, start, end)
+        low, high = first.view.clipped(low, high)
         content = np.frombuffer(data, np.uint8)
         same, all_bytes = [first.store], True
         for copy in left:
-            raw = np.frombuffer(copy.data, np.uint8)
+            raw = np.frombuffer(copy.view.data, np.uint8)
+            copy.view.load(low, high)
             if len(raw) != len(content) or not same_bytes(raw, content, low, high):
                 continue
-            if not walked or walk_range(copy.data, base, start, own_end, copy.written) == walk:
+            if not walked or copy.walk(base, start, own_end) == walk:
                 same.append(copy.store)
                 all_bytes &= not walked or same_bytes(raw, content, start, own_end)
         left = [copy for copy in left if copy.store not in same]
@@ -117,6 +130,20 @@ def shared_items(
         names = tuple(store.split(STORES_SEPARATOR))
         batches = _item_batches(walk, data, base, store, rest=len(names) != stores)
         yield SharedItems(names, all_bytes and len(same) == count, batches)
+
+
+def _is_inside(walk: Walk, data: memoryview, start: int, end: int, loaded: int) -> bool:
+    """Return whether a walk over [start, end) would be the same if more bytes were `loaded`. A
+    search passes an item that ends behind them. So does a walk, and reports a gap."""
+    firsts = [*walk.records[:1], *(frame.at for frame in walk.frames[:1])]
+    firsts += [gap.at for gap in walk.gaps[:1]]
+    searched = [gap.at + gap.size_bytes for gap in walk.gaps if gap.kind == ItemKind.HOLE]
+    if firsts or np.frombuffer(data, np.uint8)[start:end].any():
+        searched.append(min(firsts, default=end))
+    needed = [at + LONGEST for at in searched]
+    needed += [frame.at + frame.header_size + frame.payload_length for frame in walk.frames[-1:]]
+    needed += [len(data) for gap in walk.gaps if gap.kind == ItemKind.END]
+    return min(max(needed, default=0), len(data)) <= loaded
 
 
 def _compared(walk: Walk, data: memoryview, start: int, end: int) -> tuple[int, int, bool]:
@@ -132,9 +159,8 @@ def _compared(walk: Walk, data: memoryview, start: int, end: int) -> tuple[int, 
     ends += [frame.at + frame.header_size + frame.payload_length for frame in walk.frames[-1:]]
     if any(gap.kind != ItemKind.BLANK for gap in walk.gaps):
         return min(starts, default=0), max(ends, default=0), True
-    longest = ITEM_SIZE_BYTES_MAX + BLANK_SIZE_BYTES
-    low = min(start, max(0, len(data) - longest))
-    return low, min(len(data), max([end, *ends]) + longest), False
+    low = min(start, max(0, len(data) - LONGEST))
+    return low, min(len(data), max([end, *ends]) + LONGEST), False
 
 
 def _item_batches(
@@ -152,26 +178,25 @@ def _item_batches(
 
 
 def record_batches(
-    data: memoryview,
+    copy: Copy,
     base: int,
     start: int,
     end: int,
-    store: str,
     topic: str | None = None,
     body: bool = True,
     until: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records that bytes [start, end) own as RECORD_SCHEMA, or RECORD_BODY_SCHEMA with
-    bodies.
+    bodies. Raises OSError.
 
     `topic` selects only that topic's visible records, without prepared and rolled-back
     transactions. `until` selects only records that end at or below that log position.
     """
     schema = RECORD_BODY_SCHEMA if body else RECORD_SCHEMA
-    for chunk in _bounded(walk_range(data, base, start, end).records, body):
-        columns = record_columns(data, chunk, body)
+    for chunk in _bounded(copy.walk(base, start, end).records, body):
+        columns = record_columns(copy.view.data, chunk, body)
         columns["position"] = pa.array(np.asarray(chunk, np.int64) + base)
-        batch = _batch(schema, store, len(chunk), **columns)
+        batch = _batch(schema, copy.store, len(chunk), **columns)
         if topic is not None:
             batch = batch.filter(pc.equal(batch["topic"], topic))
             bits = pc.bit_wise_and(batch["sysflag"], SYSFLAG_TRANSACTION)

@@ -101,7 +101,7 @@ def walk_range(
 
     `data` is the entire segment, `base` the log position of its first byte; `start` and `end` are
     relative to it. From `written` on, all bytes are known to be zero
-    (audit.read.store_files.written_bytes).
+    (audit.read.files).
     """
     assert 0 <= start <= end <= len(data)
     walk = Walk()

@@ -7,8 +7,8 @@ rocketmq_log     every item of the log: records, frame headers, blanks, holes, e
 rocketmq_queue   the ConsumeQueues' units
 rocketmq_blocks  hashes of the blocks of the log in which replicas differ
 
-`path` is one store directory (for rocketmq also a URI); `stores` is a JSON object of names and
-directories. The column `store` has the name or the directory. `splitBytes` (rocketmq, rocketmq_log;
+`path` is a store directory or its URI; `stores` is a JSON object of names and directories. The
+column `store` has the name or the directory. `splitBytes` (rocketmq, rocketmq_log;
 default 32 MiB) splits segments at any byte. `shared` (rocketmq_log, rocketmq_queue; default false)
 returns a single row for equal items of several stores, with their names in lines. `body` (rocketmq;
 default true) includes bodies, because a source cannot prune columns. `until` (rocketmq) is the log
@@ -19,7 +19,7 @@ are JSON, see BlockReader.
 `partitions` and `read` run in different processes, so readers hold plain data only.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,9 @@ from .log_reader import (
     RECORD_SCHEMA,
     Copy,
     SharedItems,
-    log_batches,
     record_batches,
     shared_items,
 )
-from .remote_stores import is_uri
 from .store_files import (
     STORES_SEPARATOR,
     BlockCopy,
@@ -49,9 +47,7 @@ from .store_files import (
     Segment,
     Store,
     different_blocks,
-    map_file,
     units,
-    written_bytes,
 )
 
 SPLIT_BYTES = 32 * 1024 * 1024
@@ -84,18 +80,8 @@ def register(spark: SparkSession) -> None:
 
 
 @dataclass
-class SegmentRange(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
-    """Log positions [start, end) of a segment."""
-
-    store: str
-    segment: Segment
-    start: int
-    end: int
-
-
-@dataclass
-class SharedRange(InputPartition):  # type: ignore[misc]  # as above
-    """Log positions [start, end) of the segments that several stores have at `base`."""
+class SharedRange(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
+    """Log positions [start, end) of the segments that one or several stores have at `base`."""
 
     base: int
     copies: list[tuple[str, Segment]]
@@ -111,38 +97,28 @@ class QueueFiles(InputPartition):  # type: ignore[misc]  # pyspark is untyped he
 
 
 class Stores:
-    """The stores of a source, and the size at which their segments are split."""
+    """The stores of a source, by default those in its options, and the size at which their segments
+    are split."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self.stores = _stores(options)
+    def __init__(self, options: Mapping[str, str], stores: Iterable[Store] = ()) -> None:
+        self.stores = [*stores] or _stores(options)
         self.split_bytes = int(options.get("splitBytes", SPLIT_BYTES))
         if self.split_bytes < SPLIT_BYTES_MIN:
             raise ValueError(f"splitBytes must be at least {SPLIT_BYTES_MIN}")
         self.start = int(options.get("from", 0))
 
-    def partitions(self) -> list[InputPartition]:
-        ranges: list[InputPartition] = []
+    def partitions(self, *, shared: bool) -> list[SharedRange]:
+        """Return each range, if `shared` with all stores that have a segment there, up to the last
+        written byte. Segments with the same start may have different sizes."""
+        copies: dict[tuple[int, str], list[tuple[str, Segment]]] = {}
         for store in self.stores:
             for segment in store.segments:
-                first = max(segment.base, self.start)
-                # A file at a URI is read at once, so that it is read only once.
-                step = segment.size_bytes if is_uri(segment.path) else self.split_bytes
-                for start in range(first, segment.end, step):
-                    end = min(start + step, segment.end)
-                    ranges.append(SegmentRange(store.name, segment, start, end))
-        return ranges
-
-    def shared_partitions(self) -> list[SharedRange]:
-        """Return each range with all stores that have a segment there, up to the last written byte.
-        Segments with the same start may have different sizes."""
-        copies: dict[int, list[tuple[str, Segment]]] = {}
-        for store in self.stores:
-            for segment in store.segments:
-                copies.setdefault(segment.base, []).append((store.name, segment))
+                key = segment.base, "" if shared else store.name
+                copies.setdefault(key, []).append((store.name, segment))
         ranges: list[SharedRange] = []
-        for base, same in sorted(copies.items()):
+        for (base, _), same in sorted(copies.items()):
             last = max(segment.end for _, segment in same)
-            written = max(written_bytes(segment.path) for _, segment in same)
+            written = max(segment.file.written_bytes() for _, segment in same)
             first = max(base, self.start)
             for start in range(first, min(last, base + max(written, 1)), self.split_bytes):
                 end = min(start + self.split_bytes, last)
@@ -155,63 +131,57 @@ class RecordReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untype
     """Reads records, optionally of a topic, with or without bodies."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self.partitions = Stores(options).partitions
+        self.stores = Stores(options)
         self.topic = options.get("topic")
         self.body = _flag(options, "body", True)
         until = options.get("until")
         self.until = None if until is None else int(until)
 
+    def partitions(self) -> Sequence[InputPartition]:
+        return self.stores.partitions(shared=False)
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, SegmentRange):
+        if not isinstance(partition, SharedRange):
             return  # Spark's way to read a source without partitions
-        base = partition.segment.base
-        yield from record_batches(
-            map_file(partition.segment.path),
-            base,
-            partition.start - base,
-            partition.end - base,
-            partition.store,
-            self.topic,
-            self.body,
-            self.until,
-        )
+        selected = self.topic, self.body, self.until
+        for copy in _copies(partition):
+            yield from record_batches(copy, *_bounds(partition), *selected)
 
 
 class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
-    def __init__(self, options: Mapping[str, str]) -> None:
-        stores = Stores(options)
-        shared = _flag(options, "shared", False)
-        self.partitions = stores.shared_partitions if shared else stores.partitions
-        self.stores = len(stores.stores)
+    def __init__(self, options: Mapping[str, str], stores: Iterable[Store] = ()) -> None:
+        self.stores = Stores(options, stores)
+        self.shared = _flag(options, "shared", False)
+
+    def partitions(self) -> list[SharedRange]:
+        return self.stores.partitions(shared=self.shared)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, SharedRange):
+        if isinstance(partition, SharedRange):  # as above
             for shared in self.parts(partition):
                 yield from shared.batches
-            return
-        if not isinstance(partition, SegmentRange):
-            return  # as above
-        base = partition.segment.base
-        data = map_file(partition.segment.path)
-        start, end = partition.start - base, partition.end - base
-        yield from log_batches(data, base, start, end, partition.store)
 
     def parts(self, partition: SharedRange) -> Iterator[SharedItems]:
         """Read the equal items of several stores."""
-        base = partition.base
-        copies = [
-            Copy(store, map_file(segment.path), written_bytes(segment.path))
-            for store, segment in partition.copies
-        ]
-        bounds = partition.start - base, partition.end - base
-        yield from shared_items(copies, base, *bounds, stores=self.stores)
+        count = len(self.stores.stores) if self.shared else 0
+        yield from shared_items(_copies(partition), *_bounds(partition), stores=count)
+
+
+def _copies(partition: SharedRange) -> list[Copy]:
+    return [Copy(store, segment.file.view()) for store, segment in partition.copies]
+
+
+def _bounds(partition: SharedRange) -> tuple[int, int, int]:
+    """Return the segment's start, and the range in it."""
+    base = partition.base
+    return base, partition.start - base, partition.end - base
 
 
 class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
     """Reads ConsumeQueue units; a partition is about `splitBytes` of files."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self.stores = Stores(options)
+    def __init__(self, options: Mapping[str, str], stores: Iterable[Store] = ()) -> None:
+        self.stores = Stores(options, stores)
         self.shared = _flag(options, "shared", False)
 
     def partitions(self) -> list[InputPartition]:
@@ -226,7 +196,7 @@ class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         size_bytes = 0
         for same in copies.values():
             files.append(same)
-            size_bytes += sum(file.size_bytes for _, file in same)
+            size_bytes += sum(file.file.size_bytes for _, file in same)
             if size_bytes >= self.stores.split_bytes:
                 partitions.append(QueueFiles(files))
                 files, size_bytes = [], 0
@@ -272,8 +242,8 @@ class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
     selects partitions (default all).
     """
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self.stores = Stores(options)
+    def __init__(self, options: Mapping[str, str], stores: Iterable[Store] = ()) -> None:
+        self.stores = Stores(options, stores)
         ranges = orjson.loads(options.get("ranges", "null"))
         self.ranges = None if ranges is None else {(low, high) for low, high in ranges}
         self.limits: dict[str, int] = orjson.loads(options["limits"])
@@ -282,7 +252,7 @@ class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
 
     def partitions(self) -> list[SharedRange]:
         ranges = self.ranges
-        partitions = self.stores.shared_partitions()
+        partitions = self.stores.partitions(shared=True)
         return [
             partition
             for partition in partitions
@@ -292,15 +262,14 @@ class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SharedRange):
             return  # as above
-        copies = [
-            BlockCopy(
-                *(store, segment.base, map_file(segment.path)),
-                *(self.limits[store], self.skipped.get(store, ())),
-            )
-            for store, segment in partition.copies
-        ]
-        bounds = partition.start, partition.end
-        yield from block_batches(different_blocks(copies, *bounds, self.cuts))
+        base, *bounds = _bounds(partition)
+        blocks = []
+        for copy in _copies(partition):
+            copy.view.load(*bounds)
+            limits = self.limits[copy.store], self.skipped.get(copy.store, ())
+            blocks.append(BlockCopy(copy.store, base, copy.view.data, *limits))
+        different = different_blocks(blocks, partition.start, partition.end, self.cuts)
+        yield from block_batches(different)
 
 
 def block_batches(blocks: Iterator[tuple[str, int, int, bytes]]) -> Iterator[pa.RecordBatch]:

@@ -1,30 +1,23 @@
-"""The files of a store directory: listed, mapped for reading, hashed and compared.
+"""The files of a store directory, at a path or URI: listed, read, hashed and compared.
 
-A store has commitlog/, consumequeue/ and checkpoint; its records can also be read from a URI
-(audit.read.remote_stores). Files are only read. Segments are mapped, so reading a range costs
-nothing for the rest of its segment.
+A store has commitlog/, consumequeue/ and checkpoint. Files are only read (audit.read.files).
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import itertools
-import mmap
-import os
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 from google_crc32c import value as crc32c
 
-from raftmq.spark.filesystem import below, name_of
 from raftmq.spark.layout import (
     CHECKPOINT_CONFIRM_AT,
     CHECKPOINT_SIZE_BYTES_MIN,
@@ -34,7 +27,7 @@ from raftmq.spark.layout import (
 )
 from raftmq.store.store_lock import owner_of
 
-from .remote_stores import files_in, is_uri, read
+from .files import File, Listing, is_uri, listed
 from .slots import parse_slots
 
 if TYPE_CHECKING:
@@ -46,6 +39,11 @@ HASH_BLOCK_BYTES = 1 << 20
 TIMES, TIMES_MARK = struct.Struct(">qq4sI"), b"RMQT"  # in a checkpoint (store.checkpoint)
 INDEX_SIZE_BYTES = 8  # before the payload in raft/configuration
 STORES_SEPARATOR = "\n"  # between the names of stores with equal rows
+_LOG = re.compile(r"commitlog|dledger-[^/]*/data")
+_SEGMENT = re.compile(rf"({_LOG.pattern})/([0-9]{{{NAME_DIGITS}}})")
+_QUEUE_FILE = re.compile(rf"consumequeue/([^/]+)/([0-9]+)/([0-9]{{{NAME_DIGITS}}})")
+_INDEX_FILE = re.compile(r"index/[0-9]{17}")
+_DLEDGER_CHECKPOINT = re.compile(r"dledger-[^/]*/checkpoint")
 
 
 class StoreError(Exception):
@@ -68,36 +66,47 @@ def refuse_running(stores: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A CommitLog file with log positions [base, base + size_bytes)."""
+    """A CommitLog file with log positions [base, end)."""
 
-    path: str
+    file: File
     base: int
-    size_bytes: int
 
     @property
     def end(self) -> int:
-        return self.base + self.size_bytes
+        return self.base + self.file.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFile:
     """A ConsumeQueue file; its first unit has queue offset `first_offset`."""
 
-    path: str
+    file: File
     topic: str
     queue_id: int
     first_offset: int
-    size_bytes: int
 
 
 @dataclass(frozen=True)
 class Store:
-    """A replica's store at `path`, a directory or URI. Its segments are listed once. If the broker
+    """A replica's store at `path`, a directory or URI. Its files are listed once. If the broker
     runs, its log is at the `replica`, and `path` has only copies of its tables."""
 
     name: str
     path: str
     replica: Replica | None = None
+
+    def __reduce__(self) -> tuple[type[Store], tuple[str, str, Replica | None]]:
+        return Store, (self.name, self.path, self.replica)  # a task needs no list of all files
+
+    @cached_property
+    def listing(self) -> Listing:
+        """Raises OSError."""
+        return listed(self.path)
+
+    def content(self, name: str) -> bytes | None:
+        """Return a small file's content; None if there is none. Raises OSError."""
+        file = self.listing.files.get(name)
+        return None if file is None else file.read()
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -108,53 +117,41 @@ class Store:
         """
         if self.replica is not None:
             return self._segments_of(self.replica)
-        segments = []
-        for path, size_bytes in self._log_files():
-            name = name_of(path)
-            if size_bytes and _is_offset(name):  # the store itself would not open any other file
-                segments.append(Segment(path, int(name), size_bytes))
-        for before, after in itertools.pairwise(segments):
+        if not any(map(_LOG.fullmatch, self.listing.directories)):
+            raise StoreError(f"{self.path} is no store: it has no commitlog directory")
+        segments: dict[str, list[Segment]] = {}
+        for name, file in self.listing.files.items():
+            match = _SEGMENT.fullmatch(name)  # the store itself would not open any other file
+            if match and file.size_bytes:
+                segments.setdefault(match[1], []).append(Segment(file, int(match[2])))
+        # A DLedger broker also makes an empty commitlog.
+        of_log = next(iter(segments.values()), [])
+        for before, after in itertools.pairwise(of_log):
             if before.end > after.base:
-                raise StoreError(f"{after.path} begins inside {before.path}")
-        return segments
+                raise StoreError(f"{after.file.path} begins inside {before.file.path}")
+        return of_log
 
     def _segments_of(self, replica: Replica) -> list[Segment]:
-        """Return the segments of a running replica up to its end, with the paths there."""
+        """Return the segments of a running replica up to its end, with the names there."""
         size = replica.segment_size_bytes
-        bases = range(replica.start, replica.end, size)
-        paths = (f"{self.path}/commitlog/{base:0{NAME_DIGITS}d}" for base in bases)
         return [
-            Segment(path, base, min(size, replica.end - base))
-            for path, base in zip(paths, bases, strict=True)
+            Segment(
+                File(self.path, f"commitlog/{base:0{NAME_DIGITS}d}", min(size, replica.end - base)),
+                base,
+            )
+            for base in range(replica.start, replica.end, size)
         ]
-
-    def _log_files(self) -> list[tuple[str, int]]:
-        """Return path and size of the log's files by name. Raises StoreError."""
-        if is_uri(self.path):
-            listed = files_in(below(self.path, "commitlog"))
-            if listed is None:
-                raise StoreError(f"{self.path} is no store: it has no commitlog directory")
-            return sorted(listed)
-        root = Path(self.path)
-        directories = [root / "commitlog", *sorted(root.glob("dledger-*/data"))]
-        present = [directory for directory in directories if directory.is_dir()]
-        if not present:
-            raise StoreError(f"{self.path} is no store: it has no commitlog directory")
-        # A DLedger broker also makes an empty commitlog.
-        holding = [directory for directory in present if any(directory.iterdir())]
-        files = sorted((holding or present)[0].iterdir())
-        return [(str(path), path.stat().st_size) for path in files]
 
     @property
     def closed(self) -> bool:
         """True if the store was closed in order; an open store has a file `abort`."""
-        return not (Path(self.path) / "abort").exists()
+        return "abort" not in self.listing.files
 
     def file_at(self, position: int) -> str:
         """Return file and offset of a log position; "" if no segment holds it."""
         for segment in self.segments:
             if segment.base <= position < segment.end:
-                return f"{Path(segment.path).relative_to(self.path)}:{position - segment.base}"
+                return f"{segment.file.name}:{position - segment.base}"
         return ""
 
     def read(self, start: int, end: int) -> bytes:
@@ -165,23 +162,23 @@ class Store:
         for segment in self.segments:
             at = start + len(content)
             if segment.base <= at < min(end, segment.end):
-                with open(segment.path, "rb") as file:
-                    file.seek(at - segment.base)
-                    content += file.read(min(end, segment.end) - at)
+                content += segment.file.read(
+                    at - segment.base, min(end, segment.end) - segment.base
+                )
         return content
 
     def queue_files(self) -> list[QueueFile]:
         """Return every ConsumeQueue file, by topic, queue and offset."""
-        files = []
-        for path in sorted((Path(self.path) / "consumequeue").glob("*/*/*")):
-            queue = path.parent
-            if _is_offset(path.name) and queue.name.isdigit():
-                first = int(path.name) // UNIT.itemsize
-                size_bytes = path.stat().st_size
-                files.append(
-                    QueueFile(str(path), queue.parent.name, int(queue.name), first, size_bytes)
-                )
-        return files
+        matches = ((_QUEUE_FILE.fullmatch(name), file) for name, file in self.listing.files.items())
+        return [
+            QueueFile(file, match[1], int(match[2]), int(match[3]) // UNIT.itemsize)
+            for match, file in matches
+            if match
+        ]
+
+    def index_files(self) -> list[File]:
+        """Return every IndexFile, by its name, a time."""
+        return [file for name, file in self.listing.files.items() if _INDEX_FILE.fullmatch(name)]
 
     def confirmed_position(self) -> int:
         """Return confirmPhyOffset of the checkpoint, the commit position as this replica knows
@@ -189,7 +186,7 @@ class Store:
         short."""
         if self.replica is not None:
             return self.replica.end
-        content = self._checkpoint()
+        content = self.content("checkpoint")
         if content is None:
             return 0
         head = content[:CHECKPOINT_SIZE_BYTES_MIN]
@@ -200,76 +197,35 @@ class Store:
     def last_open_ms(self) -> int:
         """Return the log's own time when the store was last open; 0 if it is not in the
         checkpoint."""
-        times = (self._checkpoint() or b"")[CHECKPOINT_TIMES_AT : CHECKPOINT_TIMES_AT + TIMES.size]
+        times = (self.content("checkpoint") or b"")[
+            CHECKPOINT_TIMES_AT : CHECKPOINT_TIMES_AT + TIMES.size
+        ]
         if len(times) < TIMES.size:
             return 0
         own_ms, _, mark, checksum = TIMES.unpack(times)
         is_valid = mark == TIMES_MARK and checksum == crc32c(times[: TIMES.size - 8])
         return int(own_ms) if is_valid else 0
 
-    def _checkpoint(self) -> bytes | None:
-        if is_uri(self.path):
-            content = read(below(self.path, "checkpoint"))
-            return None if content is None else bytes(content)
-        path = Path(self.path) / "checkpoint"
-        return path.read_bytes() if path.exists() else None
-
     def committed_index(self) -> int | None:
         """Return the committedIndex of a replica of Apache's DLedger; None if there is none."""
-        for path in sorted(Path(self.path).glob("dledger-*/checkpoint")):
-            for line in path.read_text("utf-8", "replace").splitlines():
-                name, _, value = line.partition("=")
-                if name == "committedIndex" and value.isdigit():
+        for name in filter(_DLEDGER_CHECKPOINT.fullmatch, self.listing.files):
+            for line in (self.content(name) or b"").decode(errors="replace").splitlines():
+                key, _, value = line.partition("=")
+                if key == "committedIndex" and value.isdigit():
                     return int(value)
         return None
 
     def saved_configuration(self) -> tuple[int, bytes] | None:
         """Return (index of its frame, payload) in raft/configuration; None if it is not intact."""
-        path = Path(self.path) / "raft" / "configuration"
-        content = parse_slots(path.read_bytes()).content if path.is_file() else None
+        content = parse_slots(self.content("raft/configuration") or b"").content
         if content is None or len(content) <= INDEX_SIZE_BYTES:
             return None
         return int.from_bytes(content[:INDEX_SIZE_BYTES], "big"), content[INDEX_SIZE_BYTES:]
 
 
-def stores_option(stores: Mapping[str, Store]) -> str:
-    """Return the option `stores` of audit.read.spark_sources."""
-    return orjson.dumps({name: store.path for name, store in stores.items()}).decode()
-
-
-def opened_stores(directories: Mapping[str, str]) -> dict[str, Store]:
-    return {name: Store(name, directory) for name, directory in directories.items()}
-
-
 def replicas_of(stores: Mapping[str, Store]) -> list[Replica]:
     """Return the running replicas of these stores; empty for stopped stores."""
     return [store.replica for store in stores.values() if store.replica is not None]
-
-
-def map_file(path: str) -> memoryview:
-    """Map a file read-only until its last view is gone. A file at a URI is read instead."""
-    if is_uri(path):
-        content = read(path)
-        if content is None:
-            raise StoreError(f"{path} is not there any more")
-        return content
-    with open(path, "rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-def written_bytes(path: str) -> int:
-    """Return the number of written bytes before a sparse or absent end; the size if the file system
-    does not support it."""
-    if is_uri(path):
-        return 1 << 62
-    with open(path, "rb") as file:
-        end = 0
-        try:
-            while True:
-                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
-                end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-        except OSError as error:
-            return end if error.errno == errno.ENXIO else os.fstat(file.fileno()).st_size
 
 
 def units(file: QueueFile, start: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
@@ -279,10 +235,12 @@ def units(file: QueueFile, start: int = 0) -> tuple[npt.NDArray[np.int64], npt.N
     Units that were never written (all zero), and fillers before a queue's first message, are left
     out.
     """
-    count = file.size_bytes // UNIT.itemsize
+    count = file.file.size_bytes // UNIT.itemsize
     if not count:
         return np.empty(0, np.int64), np.empty(0, UNIT)
-    mapped = np.memmap(file.path, UNIT, "r", shape=(count,))
+    view = file.file.view()
+    view.load(0, len(view.data))
+    mapped = np.frombuffer(view.data, UNIT, count)
     first = _first_unit(mapped, start) if start else 0
     content = np.array(mapped[first:])
     size = content["size"]
@@ -381,10 +339,6 @@ def first_difference(left: Store, right: Store, start: int, end: int) -> int | N
     if len(unequal):
         return start + int(unequal[0])
     return None if len(a) == len(b) else start + shorter
-
-
-def _is_offset(name: str) -> bool:
-    return len(name) == NAME_DIGITS and name.isdigit()
 
 
 def without(low: int, high: int, skipped: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:

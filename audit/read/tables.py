@@ -7,7 +7,6 @@ The driver holds no messages.
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -25,7 +24,7 @@ from .range_digests import Alike, UnitDigest, all_alike, data_ends
 from .removed import Retention, retention_of, with_gone
 from .spark_sources import LogReader, QueueReader
 from .staging import StagedLog, staged_log, staged_units
-from .store_files import STORES_SEPARATOR, Store, replicas_of, stores_option
+from .store_files import STORES_SEPARATOR, Store, replicas_of
 
 _ENDS = pa.schema([("topic", pa.string()), ("queue_id", pa.int32()), ("ended", pa.int64())])
 # Copies on two stores are the same record if these fields are equal.
@@ -125,8 +124,8 @@ def size_bytes_of(stores: Mapping[str, Store]) -> int:
     replicas = replicas_of(stores)
     if replicas:
         return sum(replica.end - replica.start for replica in replicas)
-    files = (Path(segment.path) for store in stores.values() for segment in store.segments)
-    return sum(file.stat().st_blocks * 512 for file in files)
+    segments = (segment for store in stores.values() for segment in store.segments)
+    return sum(segment.file.written_bytes() for segment in segments)
 
 
 def stage(
@@ -150,13 +149,13 @@ def stage(
         return engine.staged(frame, below(directory, name))
 
     def stores_staged() -> tuple[StagedLog, Alike, Frame, list[UnitDigest], Limits, Frame]:
-        options = {"stores": stores_option(stores), "shared": "true"}
-        options["from"] = str(since.position if since else 0)
+        options = {"shared": "true", "from": str(since.position if since else 0)}
         replicas = replicas_of(stores)
         running = LiveLog(replicas, since.position if since else 0) if replicas else None
-        reader = running or LogReader(options)
+        reader = running or LogReader(options, stores.values())
         logs = staged_log(engine, reader, below(directory, "decoded"), progress)
-        units, unit_digests = staged_units(engine, QueueReader(options), below(directory, "units"))
+        queues = QueueReader(options, stores.values())
+        units, unit_digests = staged_units(engine, queues, below(directory, "units"))
         frames = each(logs.items.where(F.col("kind") == int(ItemKind.FRAME)))
         ended = (since.index, since.term) if since else None
         alike = all_alike(logs.digests, tuple(stores), ended)

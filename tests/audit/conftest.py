@@ -13,6 +13,7 @@ from raftmq.audit.engine.frames import Engine
 from raftmq.audit.engine.local_engine import local_engine
 from raftmq.audit.session import session
 from tests.archives import unpack
+from tests.audit import bucket
 from tests.leftovers import leftovers_collected as leftovers_collected
 from tests.smallspark import JVM
 
@@ -34,14 +35,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Small data: one shuffle partition, and no code compiled that is run a few times only."""
-    os.environ |= JVM
+    of_jvm = JVM | bucket.environment("tasks")
+    os.environ |= of_jvm
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with session() as running:
             running.conf.set("spark.sql.shuffle.partitions", "1")
             running.conf.set("spark.sql.codegen.wholeStage", "false")
             running.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-            for name in JVM:
+            for name in of_jvm:
                 del os.environ[name]  # the JVM runs now; nobody else shall inherit it
             yield running
 

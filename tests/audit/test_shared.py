@@ -1,11 +1,15 @@
 """The audit decodes once what is equal in several stores, and for each store what is not."""
 
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from raftmq.audit.read.log_reader import LOG_SCHEMA, Copy, log_batches, shared_items
+from raftmq.audit.read import log_reader
+from raftmq.audit.read.files import File, View
+from raftmq.audit.read.log_reader import LOG_SCHEMA, Copy, shared_items
 from raftmq.audit.read.store_files import STORES_SEPARATOR, BlockCopy, different_blocks
 from tests.audit.stores import Log, Message
 
@@ -38,25 +42,28 @@ def rows(batches: list[pa.RecordBatch]) -> Rows:
     return result
 
 
+def mapped(data: bytearray) -> View:
+    return View(memoryview(bytes(data)))
+
+
 def one_by_one(copies: list[tuple[str, bytearray]], start: int, end: int) -> Rows:
     return rows(
         [
             batch
             for store, data in copies
             if start < len(data)
-            for batch in log_batches(
-                memoryview(bytes(data)), BASE, start, min(end, len(data)), store
-            )
+            for batch in shared([(store, data)], start, min(end, len(data)))
         ]
     )
 
 
-def shared(copies: list[tuple[str, bytearray]], start: int, end: int) -> list[pa.RecordBatch]:
-    views = [
-        Copy(store, memoryview(bytes(data)), len(data))
-        for store, data in copies
-        if start < len(data)
-    ]
+def shared(
+    copies: list[tuple[str, bytearray]],
+    start: int,
+    end: int,
+    view_of: Callable[[bytearray], View] = mapped,
+) -> list[pa.RecordBatch]:
+    views = [Copy(store, view_of(data)) for store, data in copies if start < len(data)]
     parts = shared_items(views, BASE, start, end)
     return [batch for part in parts for batch in part.batches]
 
@@ -68,10 +75,21 @@ def test_equal_copies_are_decoded_once() -> None:
     assert sum(map(len, batches)) * 3 == len(one_by_one(copies, 0, SIZE))
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_differing_copies_have_their_own_rows(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(40))
+def test_differing_copies_have_their_own_rows(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Copies that are damaged, cut short, or end elsewhere, in ranges from any byte to any other:
-    the rows are those of each store read by itself."""
+    the rows are those of each store read by itself, mapped or loaded by ranges."""
+    monkeypatch.setattr(log_reader, "BEHIND_BYTES", 64)
+    monkeypatch.setattr(log_reader, "BEHIND_FACTOR", 2)
+    monkeypatch.setattr(log_reader, "LONGEST", 2_000)
+
+    def loaded(data: bytearray) -> View:
+        name = f"{len([*tmp_path.iterdir()])}"
+        (tmp_path / name).write_bytes(data)
+        return File(tmp_path.as_uri(), name, len(data)).view()
+
     rng = random.Random(seed)
     copies = [(name, segment()) for name in ("n0", "n1", "n2", "n3")]
     for _, data in rng.sample(copies, rng.randrange(3)):
@@ -85,6 +103,7 @@ def test_differing_copies_have_their_own_rows(seed: int) -> None:
     for _ in range(4):
         start, end = sorted(rng.sample(range(SIZE + 1), 2))
         assert rows(shared(copies, start, end)) == one_by_one(copies, start, end)
+        assert rows(shared(copies, start, end, loaded)) == one_by_one(copies, start, end)
 
 
 def test_batches_have_the_schema_declared_to_spark() -> None:

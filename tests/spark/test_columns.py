@@ -1,20 +1,23 @@
 """Records as Arrow columns, field by field, against what the store's codec wrote."""
 
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from raftmq.audit.read import log_reader as parse
+from raftmq.audit.read.files import View
 from raftmq.audit.read.log_reader import (
     LOG_SCHEMA,
     RECORD_BODY_SCHEMA,
     RECORD_SCHEMA,
-    log_batches,
+    Copy,
     record_batches,
+    shared_items,
 )
-from raftmq.audit.read.store_files import Store, map_file, units
+from raftmq.audit.read.store_files import Store, units
 from raftmq.spark.columns import PROPERTY_NAMES, pairs_of, properties_of, tags_codes, unpack_body
 from raftmq.spark.layout import ItemKind
 from raftmq.store.properties import FIELDS_SUM_MAX, decode_properties, fields_sum
@@ -25,7 +28,8 @@ from tests.audit.stores import Log, Message
 def one(record: MessageRecord) -> dict[str, object]:
     data = memoryview(encode_record(record) + bytes(8))
     table = pa.Table.from_batches(
-        record_batches(data, record.physical_offset, 0, len(data), "n0"), RECORD_BODY_SCHEMA
+        record_batches(Copy("n0", View(data)), record.physical_offset, 0, len(data)),
+        RECORD_BODY_SCHEMA,
     )
     assert table.num_rows == 1
     row: dict[str, object] = table.to_pylist()[0]
@@ -88,7 +92,7 @@ def test_columns_equal_every_field_of_the_record(changed: dict[str, object]) -> 
 def test_column_intact_is_false_for_a_wrong_body() -> None:
     data = bytearray(encode_record(record(physical_offset=0)) + bytes(8))
     data[88] ^= 1
-    (batch,) = record_batches(memoryview(data), 0, 0, len(data), "n0")
+    (batch,) = record_batches(Copy("n0", View(memoryview(data))), 0, 0, len(data))
     assert batch["intact"].to_pylist() == [False]
 
 
@@ -161,15 +165,24 @@ def compressed(content: bytes, codec: str) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
+def copy_of(log: Log) -> Copy:
+    return Copy("n0", View(memoryview(bytes(log.segments[0]))))
+
+
+def item_batches(copy: Copy, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    (items,) = shared_items([copy], 0, start, end)
+    yield from items.batches
+
+
 def test_columns_topic_body_and_until_can_be_selected() -> None:
     log = Log(8192)
     half = Message("C" * 32, b"half", sys_flag=0x4)
     log.frame(1, [Message("A" * 32, b"a"), Message("B" * 32, b"b", topic="Other"), half])
     log.frame(1, [Message("D" * 32, b"d")])
-    data = memoryview(bytes(log.segments[0]))
+    copy = copy_of(log)
 
     def bodies(**options: object) -> list[bytes]:
-        batches = record_batches(data, 0, 0, len(data), "n0", **options)  # type: ignore[arg-type]
+        batches = record_batches(copy, 0, 0, 8192, **options)  # type: ignore[arg-type]
         return [body for batch in batches for body in batch["body"].to_pylist()]
 
     assert bodies() == [b"a", b"b", b"half", b"d"]
@@ -177,7 +190,7 @@ def test_columns_topic_body_and_until_can_be_selected() -> None:
     end_of_first = log.placed[0].position + log.placed[0].size
     assert bodies(until=end_of_first) == [b"a"]
     assert bodies(until=end_of_first - 1) == []
-    (batch,) = record_batches(data, 0, 0, len(data), "n0", body=False)
+    (batch,) = record_batches(copy, 0, 0, 8192, body=False)
     assert batch.schema == RECORD_SCHEMA
 
 
@@ -187,14 +200,13 @@ def test_column_batches_are_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(parse, "BATCH_BODY_BYTES_MAX", 4096)
     log = Log(1 << 20, framed=False)
     log.frame(1, [Message("A" * 32, b"", tag="")] * 11)
-    data = memoryview(log.segments[0])
     for batches in (
-        record_batches(data, 0, 0, len(data), "n0"),
-        (b for b in log_batches(data, 0, 0, len(data), "n0") if b["kind"][0].as_py() == 0),
+        record_batches(copy_of(log), 0, 0, 1 << 20),
+        (b for b in item_batches(copy_of(log), 0, 1 << 20) if b["kind"][0].as_py() == 0),
     ):
         assert [batch.num_rows for batch in batches] == [10, 1]
     log.frame(1, [Message("B" * 32, b"b" * 3000)] * 3)
-    with_bodies = record_batches(data, 0, 0, len(data), "n0", body=True)
+    with_bodies = record_batches(copy_of(log), 0, 0, 1 << 20, body=True)
     assert [batch.num_rows for batch in with_bodies] == [10, 3, 1]
 
 
@@ -204,13 +216,12 @@ def test_columns_cover_frames_and_gaps() -> None:
     log.other(5, 2, b"command")
     log.flip(log.placed[0].position + 88)  # body of the first record
     log.flip(log.end - 1)  # the command
-    data = memoryview(bytes(log.segments[0]))
     for step in (100, 8192):
         table = pa.Table.from_batches(
             [
                 batch
                 for start in range(0, 8192, step)
-                for batch in log_batches(data, 0, start, min(start + step, 8192), "n0")
+                for batch in item_batches(copy_of(log), start, min(start + step, 8192))
             ],
             LOG_SCHEMA,
         )
@@ -233,8 +244,10 @@ def test_apache_store_reads_without_a_defect(apache_store: Path) -> None:
     """515 records of Apache RocketMQ 5.3.3, and a ConsumeQueue unit for each visible one."""
     rows = []
     for segment in Store("apache", str(apache_store)).segments:
-        data = map_file(segment.path)
-        for batch in log_batches(data, segment.base, 0, len(data), "apache"):
+        (items,) = shared_items(
+            [Copy("apache", segment.file.view())], segment.base, 0, segment.file.size_bytes
+        )
+        for batch in items.batches:
             rows += batch.to_pylist()
     records = {row["position"]: row for row in rows if row["kind"] == ItemKind.RECORD}
     assert len(records) == 515

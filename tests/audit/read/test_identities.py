@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from raftmq.audit.api import run_audit
-from raftmq.audit.read.identities import identified
+from raftmq.audit.read.identities import identified as identified_stores
 from raftmq.audit.read.store_files import StoreError
 from raftmq.store.disk import OsDisk
 from raftmq.store.identity import StoreIdentity, record_identity
@@ -21,6 +21,11 @@ def store(root: Path, name: str, node: str | None, group: str = "broker-a") -> s
         mode = "raft" if node else "classic"
         record_identity(OsDisk(str(root / name)), StoreIdentity(mode, group, node, 1024))
     return str(root / name)
+
+
+def identified(directories: dict[str, str]) -> tuple[dict[str, str], frozenset[str]]:
+    stores, known = identified_stores(directories)
+    return {name: opened.path for name, opened in stores.items()}, known
 
 
 def test_stores_are_named_by_their_own_files(tmp_path: Path) -> None:
@@ -58,7 +63,7 @@ def test_one_directory_twice_and_hard_links_are_rejected(tmp_path: Path) -> None
     os.link(Path(one) / "commitlog" / linked.name, linked)
     (tmp_path / "c").symlink_to(one)
     for again in (one, other, str(tmp_path / "c")):
-        with pytest.raises(StoreError, match="are the same files on disk"):
+        with pytest.raises(StoreError, match="are the same files"):
             identified({"n0": one, "n1": again})
 
 

@@ -12,6 +12,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from raftmq.audit.read.files import View
 from raftmq.audit.read.log_reader import Copy, shared_items
 from raftmq.audit.read.range_digests import (
     RANGE_BYTES,
@@ -112,7 +113,7 @@ def runs_of(messages: Sequence[Message]) -> list[tuple[object, ...]]:
     log = Log(SIZE)
     log.frame(1, list(messages))
     data = memoryview(bytes(log.segments[0]))
-    (part,) = shared_items([Copy("n0", data, SIZE)], 0, 0, SIZE)
+    (part,) = shared_items([Copy("n0", View(data))], 0, 0, SIZE)
     summary = LogSummary()
     result: list[dict[str, object]] = []
     for batch in part.batches:
@@ -138,7 +139,7 @@ def test_runs_are_consecutive_offsets_of_each_queue() -> None:
 def digest_of(*messages: Message) -> tuple[LogDigest, Log]:
     log = Log(SIZE)
     log.frame(1, list(messages))
-    (part,) = shared_items([Copy("n0", memoryview(bytes(log.segments[0])), SIZE)], 0, 0, SIZE)
+    (part,) = shared_items([Copy("n0", View(memoryview(bytes(log.segments[0]))))], 0, 0, SIZE)
     summary = LogSummary()
     for batch in part.batches:
         assert isinstance(batch, pa.RecordBatch)
@@ -172,7 +173,7 @@ def test_stores_are_equal_if_all_bytes_of_the_range_are(seed: int) -> None:
         copies[1] = copies[1][: rng.randrange(1, SIZE)]
     start, end = sorted(rng.sample(range(SIZE + 1), 2))
     there = [bytes(copy) for copy in copies if len(copy) > start]
-    views = [Copy(f"n{number}", memoryview(data), len(data)) for number, data in enumerate(there)]
+    views = [Copy(f"n{number}", View(memoryview(data))) for number, data in enumerate(there)]
     parts = [*shared_items(views, 0, start, end)]
     same = len({(len(data), data[start:end]) for data in there}) == 1
     # What is told to be alike is; what begins before the range may tell copies apart, too.

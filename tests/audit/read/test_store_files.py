@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raftmq.audit.read.store_files import QueueFile, same_bytes, units, written_bytes
+from raftmq.audit.read.files import File
+from raftmq.audit.read.store_files import QueueFile, same_bytes, units
 from tests.audit.stores import UNIT
 
 SIZE = 64
@@ -17,7 +18,7 @@ SIZE = 64
 def queue_file(tmp_path: Path, data: bytes) -> QueueFile:
     path = tmp_path / f"{0:020d}"
     path.write_bytes(data)
-    return QueueFile(str(path), "T", 0, 100, len(data))
+    return QueueFile(File(str(tmp_path), path.name, len(data)), "T", 0, 100)
 
 
 def unit(position: int) -> bytes:
@@ -54,11 +55,11 @@ def test_written_bytes_of_a_sparse_file(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write(b"x" * 5_000)
         file.truncate(4 << 20)
-    written = written_bytes(str(path))
+    written = File(str(tmp_path), path.name, 4 << 20).written_bytes()
     assert 5_000 <= written <= 4 << 20
     assert not any(path.read_bytes()[written:])
     path.write_bytes(b"x" * 5_000)
-    assert written_bytes(str(path)) >= 5_000
+    assert File(str(tmp_path), path.name, 4 << 20).written_bytes() >= 5_000
 
 
 @pytest.mark.parametrize("seed", range(30))

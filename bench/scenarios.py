@@ -21,7 +21,7 @@ import orjson
 from bench.beside import beside
 from bench.group import PATIENT, PROMPT, RaftGroup, floor_server, raft_group
 from bench.leader_changes import freezes, planned_stops, transfers
-from bench.pops import pops
+from bench.pops import held_pulls, pops
 from bench.wire import LoadResult, run_load
 from raftmq.client import Admin, Message, Producer
 from raftmq.remoting.admin_headers import TopicHeader
@@ -346,6 +346,7 @@ SCENARIOS = {
     "consumers": Scenario("members of a group", (1, 10, 100, 300, 1_000), consumers),
     "replicas": Scenario("replicas", (1, 3, 5), replicas),
     "pops": Scenario("concurrent pops", (32,), pops),
+    "held": Scenario("pulls that wait", (1, 100, 1_000, 5_000), held_pulls),
     "transfers": Scenario("transfers of leadership", (50,), transfers),
     "stops": Scenario("planned stops of the leader", (50,), planned_stops),
     "freezes": Scenario("freezes of the leader", (20,), freezes),

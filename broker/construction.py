@@ -9,6 +9,7 @@ from raftmq.ops.ports import http_port
 from raftmq.remoting.codec import FRAME_SIZE_BYTES_MAX
 from raftmq.remoting.process_tls import LINK_LIMITS
 from raftmq.remoting.tls import TlsMode
+from raftmq.store.commitlog.group_flusher import FlushMode
 from raftmq.store.config import StoreConfig, StoreMode, hot_span_bytes
 from raftmq.store.disk import DiskMark
 from raftmq.store.frame import HEADER_SIZE_BYTES
@@ -45,6 +46,7 @@ def store_config(config: BrokerConfig) -> StoreConfig:
         cold_count_max=config.max_transfer_count_on_message_in_disk,
         delay_levels_ms=config.delay_levels_ms,
         cold_bytes_max=config.max_transfer_bytes_on_message_in_disk,
+        zero_ahead=FlushMode(config.flush_disk_type) is FlushMode.SYNC,
     )
 
 

@@ -20,8 +20,8 @@ damage.
 
 Writes are pwrite into fallocated files. Measured with 16 KiB writes into fresh files on 2 cores and
 ext4: pwrite 3,600 MB/s, pwritev of 8 buffers 3,200, mmap 2,700 (5,800 after the first touch), 1,800
-without fallocate. The median fdatasync takes 186 us, or 124 us if the file was zeroed before;
-`zero_ahead` gains that by writing every byte twice.
+without fallocate. With `zero_ahead`, for logs that are synced often, 256 KiB are written as zeros
+before their use. Then a write of 25 KB and its fdatasync take 68 us of CPU instead of 150.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from ..record import (
     RECORD_SIZE_BYTES_MAX,
 )
 from .log_sync import LogSyncs, NoMark, SegmentHold, SyncTicket
-from .segments import NextSegment, Segment, SegmentFiles, SegmentInfo
+from .segments import ZEROS, NextSegment, Segment, SegmentFiles, SegmentInfo
 
 SEGMENT_SIZE_BYTES = 1 << 30
 SIZE_IS_FIXED = "mappedFileSizeCommitLog must be what the store was made with"
@@ -109,7 +109,8 @@ class CommitLog:
         self._disk = disk
         self._mark = mark or NoMark()
         self._files = SegmentFiles(disk, directory, segment_size_bytes)
-        self._next = NextSegment(self._files, zero_ahead=zero_ahead)
+        self._next = NextSegment(self._files)
+        self._zero_ahead = zero_ahead
         self.syncs = LogSyncs(disk, directory, self._mark, on_synced)
         self._segments: list[Segment] = []
         self._settled = False
@@ -332,8 +333,10 @@ class CommitLog:
         segment, position = self._segments[-1], self.max_offset
         end = position + length
         assert end + spare_bytes <= segment.end, (position, length, segment.end)
-        # Before the write, because a failed write may have written part of it.
-        segment.written_end = end
+        if self._zero_ahead and length < len(ZEROS):  # a larger write costs more than its record
+            segment.zero_ahead(end)
+        if segment.written_end < end:  # before the write, which may fail after a part of it
+            segment.written_end = end
         self.syncs.wrote(segment)
         if len(buffers) == 1:
             segment.file.pwrite(position - segment.start, buffers[0])

@@ -35,6 +35,15 @@ class Segment:
     path: str
     file: File
     written_end: int
+    zeroed_end: int = 0  # the file is not only allocated up to here, but written
+
+    def zero_ahead(self, end: int) -> None:
+        """Write zeros behind a write that will end at `end`, if none are left there. The next syncs
+        are quicker, because the file system need not record that allocated blocks are in use."""
+        if self.zeroed_end < end:
+            zeroed_end = min(self.end, end + len(ZEROS))
+            self.fill(end, zeroed_end)
+            self.zeroed_end = zeroed_end
 
     def fill(self, start: int, end: int) -> None:
         for at in range(start, end, len(ZEROS)):
@@ -108,9 +117,8 @@ class SegmentFiles:
 class NextSegment:
     """The segment after the last. `prepare` runs in the pool, everything else on the loop."""
 
-    def __init__(self, files: SegmentFiles, *, zero_ahead: bool) -> None:
+    def __init__(self, files: SegmentFiles) -> None:
         self._files = files
-        self._zero_ahead = zero_ahead
         self._lock = threading.Lock()  # guards the fields below
         self._in_use = False  # the log is open
         self._start: int | None = None  # of the next segment; None if there is none to prepare
@@ -151,8 +159,6 @@ class NextSegment:
         segment, kept = None, False
         try:
             segment = self._files.allocate(start)
-            if self._zero_ahead:
-                self._fill(segment, generation)
             with self._lock:
                 if self._generation == generation and self._segment is None:
                     self._segment, kept = segment, True
@@ -170,15 +176,6 @@ class NextSegment:
         if not self._in_use or (self._segment is not None and self._segment.start == start):
             return False
         return self._start is None or start >= self._start
-
-    def _fill(self, segment: Segment, generation: int) -> None:
-        """Fill a segment with zeros in chunks, until it comes into use, which may be earlier."""
-        for at in range(segment.start, segment.end, len(ZEROS)):
-            with self._lock:
-                if self._generation != generation:
-                    return
-                segment.fill(at, min(at + len(ZEROS), segment.end))
-        segment.file.sync()
 
     def close(self) -> None:
         """Forget it and close its file; the file stays."""

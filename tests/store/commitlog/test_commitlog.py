@@ -8,7 +8,7 @@ import pytest
 
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog.commitlog import CommitLog
-from raftmq.store.disk import File, OsDisk
+from raftmq.store.disk import File, OsDisk, OsFile
 from raftmq.store.errors import OffsetOutOfRange, RecordTooLarge, StoreError, SyncFailed
 from raftmq.store.record import BLANK, MAGIC_BLANK, encode_record
 from tests.simulator.disk import SimDisk
@@ -503,6 +503,47 @@ def test_failed_commitlog_sync_ends_all_later_syncs(tmp_path: Path) -> None:
     with pytest.raises(SyncFailed):
         log.start_sync()
     assert log.durable_offset == 0
+
+
+# -- zeros ahead ----------------------------------------------------------------------------------
+
+
+def test_zeros_ahead_leave_every_frame_and_the_end_as_written(tmp_path: Path) -> None:
+    size, random = 1 << 20, Random(1)
+    log = CommitLog(OsDisk(str(tmp_path)), "commitlog", size, zero_ahead=True)
+    log.open()
+    written = b""
+    for length in [100_000, 7, 300_000, 1, 200_000, 90_000]:
+        data = random.randbytes(length)
+        put(log, data)
+        written += data
+    log.truncate(600_000)
+    written = written[:600_000] + b"new" * 1000
+    put(log, b"new" * 1000)
+    assert (tmp_path / f"commitlog/{0:020d}").read_bytes() == written.ljust(size, b"\0")
+
+
+@pytest.mark.parametrize("failing", ["zeros", "data"])
+def test_failed_write_leaves_no_byte_behind_a_truncation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    log = CommitLog(OsDisk(str(tmp_path)), "commitlog", SIZE, zero_ahead=True)
+    log.open()
+    real = OsFile.pwrite
+
+    def full(self: OsFile, offset: int, data: bytes | memoryview) -> None:
+        if failing == "zeros" or any(data):
+            real(self, offset, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "full")
+        real(self, offset, data)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(OsFile, "pwrite", full)
+        put(log, b"a" * 200)
+    assert log.max_offset == 0
+    assert put(log, b"b" * 50) == 0
+    log.truncate(50)
+    assert raw(OsDisk(str(tmp_path)), 0) == b"b" * 50 + bytes(SIZE - 50)
 
 
 # -- preparing ahead ------------------------------------------------------------------------------

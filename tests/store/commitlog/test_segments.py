@@ -48,7 +48,7 @@ def test_only_an_empty_segment_is_a_stray(files: SegmentFiles) -> None:
 
 
 def test_segment_is_prepared_only_when_expected(files: SegmentFiles) -> None:
-    following = NextSegment(files, zero_ahead=False)
+    following = NextSegment(files)
     following.prepare()
     following.expect(None)
     following.prepare()
@@ -59,9 +59,8 @@ def test_segment_is_prepared_only_when_expected(files: SegmentFiles) -> None:
     assert names(files) == [SECOND]
 
 
-@pytest.mark.parametrize("zero_ahead", [False, True])
-def test_prepared_segment_is_used_once(files: SegmentFiles, zero_ahead: bool) -> None:
-    following = NextSegment(files, zero_ahead=zero_ahead)
+def test_prepared_segment_is_used_once(files: SegmentFiles) -> None:
+    following = NextSegment(files)
     following.expect(SIZE)
     following.prepare()
     segment = following.get(SIZE)
@@ -101,7 +100,7 @@ def test_late_prepared_segment_is_removed_unless_in_use(
 ) -> None:
     disk = SlowDisk(str(tmp_path))
     disk.makedirs("log")
-    following = NextSegment(SegmentFiles(disk, "log", SIZE), zero_ahead=False)
+    following = NextSegment(SegmentFiles(disk, "log", SIZE))
     following.expect(SIZE)
     thread = threading.Thread(target=following.prepare)
     thread.start()
@@ -127,7 +126,7 @@ def test_segment_that_cannot_be_prepared_is_removed_unless_in_use(tmp_path: Path
     """The log rolls into the file that could not be prepared, because there is room by now."""
     disk = SlowDisk(str(tmp_path))
     disk.makedirs("log")
-    following = NextSegment(SegmentFiles(disk, "log", SIZE), zero_ahead=False)
+    following = NextSegment(SegmentFiles(disk, "log", SIZE))
     following.expect(SIZE)
     failed: list[OSError] = []
 
@@ -155,7 +154,7 @@ def test_segment_that_cannot_be_prepared_is_removed_unless_in_use(tmp_path: Path
 def test_roll_on_a_full_disk_keeps_the_file_under_preparation(tmp_path: Path) -> None:
     disk = SlowDisk(str(tmp_path))
     disk.makedirs("log")
-    following = NextSegment(SegmentFiles(disk, "log", SIZE), zero_ahead=False)
+    following = NextSegment(SegmentFiles(disk, "log", SIZE))
     following.expect(SIZE)
     with pytest.raises(OSError, match="no room"):
         disk.full = {threading.current_thread()}

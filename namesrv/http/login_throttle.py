@@ -1,22 +1,20 @@
 """Limits of token requests to the OpenID provider (namesrv.http.oidc).
 
 Anonymous visitors can trigger requests to the provider. So each login has a single exchange (its
-state is remembered), and at most EXCHANGES_MAX run at a time. Waiting logins run in order of
-arrival, but first those of the client addresses with the fewest running exchanges, so no address
-blocks the rest. A login that finds no capacity can be repeated.
+state is remembered), and at most EXCHANGES_MAX run at a time, of which each client address gets a
+share. A login that finds no capacity can be repeated.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-EXCHANGES_MAX = 16  # at one time
-WAITING_MAX = 64  # per client address; clients behind a proxy share an address
-WAIT_S = 5.0
+from raftmq.ops.fairness import SharedLimit
+
+EXCHANGES_MAX = 64  # at one time
+SHARE = 1.0  # of the free exchanges; an address alone gets half of all
 USED_MAX = 10_000  # the oldest are evicted; the provider rejects a repeated exchange anyway
 
 
@@ -34,12 +32,11 @@ class Exchanges:
     def __init__(self, lasts_s: float) -> None:
         self._lasts_s = lasts_s
         self._used: dict[str, float] = {}  # state → expiry; oldest first
-        self._under_way: Counter[str] = Counter()  # by address
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []  # in order of arrival
+        self._running = SharedLimit(EXCHANGES_MAX, SHARE)
 
-    @asynccontextmanager
-    async def one(self, state: str, address: str) -> AsyncIterator[None]:
-        """Wait for a slot and occupy it during the block. Raises NoExchange."""
+    @contextmanager
+    def one(self, state: str, address: str) -> Iterator[None]:
+        """Occupy a slot during the block. Raises NoExchange."""
         now_s = time.monotonic()
         while self._used and (oldest := next(iter(self._used))):
             if self._used[oldest] > now_s and len(self._used) < USED_MAX:
@@ -47,45 +44,10 @@ class Exchanges:
             del self._used[oldest]
         if state in self._used:
             raise NoExchange("this login has had its exchange", for_now=False)
+        if not self._running.take(address):
+            raise NoExchange(f"{self._running.used} logins run already", for_now=True)
         self._used[state] = now_s + self._lasts_s
-        try:
-            await self._enter(address)
-        except BaseException:
-            self._used.pop(state, None)  # for a repetition
-            raise
         try:
             yield
         finally:
-            self._leave(address)
-
-    async def _enter(self, address: str) -> None:
-        if self._under_way.total() < EXCHANGES_MAX:
-            self._under_way[address] += 1
-            return
-        if sum(owner == address for owner, _ in self._waiting) >= WAITING_MAX:
-            raise NoExchange(f"{WAITING_MAX} logins of {address} wait already", for_now=True)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waits = (address, turn)
-        self._waiting.append(waits)
-        try:
-            async with asyncio.timeout(WAIT_S):
-                await turn
-        except BaseException as error:
-            if waits in self._waiting:
-                self._waiting.remove(waits)
-            else:  # its slot became free at the same time
-                self._leave(address)
-            if isinstance(error, TimeoutError):
-                raise NoExchange(f"no room within {WAIT_S:g} s", for_now=True) from error
-            raise
-
-    def _leave(self, address: str) -> None:
-        """Release the slot to the next waiter."""
-        self._under_way[address] -= 1
-        self._under_way += Counter()  # drops zero counts
-        waiting = [item for item in self._waiting if not item[1].done()]
-        if waiting:
-            first = min(waiting, key=lambda item: self._under_way[item[0]])
-            self._waiting.remove(first)
-            self._under_way[first[0]] += 1
-            first[1].set_result(None)
+            self._running.give_back(address)

@@ -330,10 +330,12 @@ class OidcLogin:
             raise LoginFailed("refused", f"the provider refuses: {reported!r:.200}")
         redirect_uri = self._redirect_uri(request)
         try:
-            async with self._exchanges.one(state, request.remote or ""), _in_time():
-                claims = await self._provider.claims(
-                    query.get("code", ""), str(login["verifier"]), redirect_uri, str(login["nonce"])
-                )
+            with self._exchanges.one(state, request.remote or ""):
+                async with _in_time():
+                    code, verifier = query.get("code", ""), str(login["verifier"])
+                    claims = await self._provider.claims(
+                        code, verifier, redirect_uri, str(login["nonce"])
+                    )
         except NoExchange as error:
             raise LoginFailed(BUSY if error.for_now else "again", str(error)) from error
         return caller_of(claims, self._settings)

@@ -1,25 +1,23 @@
 """`mqadmin compare`, which finds messages that exist on a single side.
 
 Both sides are read by pulls, up to the ends of their queues at the start of each topic. A message
-becomes a row of its identity, a checksum of its content, and its position. Rows are partitioned by
-identity and spilled to a temporary directory. Memory holds at most HELD_BYTES_MAX per side, or a
-partition per side, which is 1/256 of a topic.
+becomes a row of its identity, a checksum of its content, and its position, in a temporary SQLite
+database on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
-from struct import Struct
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 from zlib import crc32
-
-import numpy as np
 
 from raftmq.client.admin import Admin, ClusterInfo
 from raftmq.client.admin.bodies import TopicOffset
@@ -33,19 +31,13 @@ from .targets import no_leader
 
 OFFSET, KEY, BODY = "offset", "key", "body"
 MISSING, DOUBLED, CHANGED, MORE = "missing", "doubled", "changed", "more"
-PARTITIONS = 256
-HELD_BYTES_MAX = 16 << 20
 PULL_COUNT = 256
 QUEUES_AT_ONCE = 16  # per side
 TRIES_MAX = 5  # successive requests without progress in a queue
 PAUSE_S = 0.5
 SHOWN_MAX = 20  # differences per topic
-_ROW = Struct("<QIIQ")
-_ROWS = np.dtype([("identity", "<u8"), ("content", "<u4"), ("queue", "<u4"), ("offset", "<u8")])
-Row = tuple[int, int, int, int]
+Row = tuple[int, int, int]  # content, queue, offset
 Queues = dict[tuple[str, MessageQueue], TopicOffset]  # by address and queue
-
-assert _ROW.size == _ROWS.itemsize == 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,36 +48,49 @@ class Side:
     addresses: Sequence[str]
 
 
-@dataclass(slots=True)
 class Rows:
-    """The rows of a topic at a side, with the queues that they refer to by number."""
+    """The messages of a topic at both sides (0 and 1), as rows of a temporary database. Each side
+    has the queues that its rows refer to by number."""
 
-    directory: Path
-    queues: list[tuple[str, MessageQueue]] = field(default_factory=list)
-    counts: Counter[int] = field(default_factory=Counter)  # by queue
-    _partitions: list[bytearray] = field(
-        default_factory=lambda: [bytearray() for _ in range(PARTITIONS)]
-    )
-    _held_bytes: int = 0
+    def __init__(self, queues: Sequence[Sequence[tuple[str, MessageQueue]]]) -> None:
+        self.queues = queues
+        self.counts = [Counter[int](), Counter[int]()]  # by side and queue
+        self._rows = sqlite3.connect("")  # a file of its own, and 2 MB of memory
+        self._rows.execute("CREATE TABLE rows (identity, side, content, queue, offset)")
 
-    def add(self, identity: int, content: int, queue: int, offset: int) -> None:
-        """Add a message. Raises OSError."""
-        self._partitions[identity % PARTITIONS] += _ROW.pack(identity, content, queue, offset)
-        self.counts[queue] += 1
-        self._held_bytes += _ROW.size
-        if self._held_bytes >= HELD_BYTES_MAX:
-            self._held_bytes = 0
-            for number, partition in enumerate(self._partitions):
-                with (self.directory / str(number)).open("ab") as file:
-                    file.write(partition)
-                partition.clear()
+    def close(self) -> None:
+        self._rows.close()
 
-    def partition(self, number: int) -> np.ndarray:
-        """Return the sorted rows of a partition. Raises OSError."""
-        path = self.directory / str(number)
-        stored = path.read_bytes() if path.exists() else b""
-        rows = np.frombuffer(stored + self._partitions[number], _ROWS)
-        return np.sort(rows, order=("identity", "content", "queue", "offset"))
+    def add(self, side: int, queue: int, by: str, messages: Sequence[MessageExt]) -> None:
+        """Add messages. Raises CommandError for a full disk."""
+        self.counts[side][queue] += len(messages)
+        rows = [(*_identified(by, m), side, queue, m.queue_offset) for m in messages]
+        columns = "rows (identity, content, side, queue, offset)"
+        try:
+            self._rows.executemany(f"INSERT INTO {columns} VALUES (?, ?, ?, ?, ?)", rows)
+        except sqlite3.Error as error:
+            raise CommandError(f"messages cannot be kept for the comparison: {error}") from error
+
+    def differences(self) -> Iterator[tuple[str, int, Row]]:
+        """Yield the differences as kind, side and (content, queue, offset)."""
+        unequal = self._rows.execute(
+            "SELECT identity, side, content, queue, offset FROM rows WHERE identity IN ("
+            "  SELECT identity FROM rows GROUP BY identity"
+            "  HAVING sum(side) * 2 != count(*) OR sum(iif(side, content, -content)) != 0)"
+            " ORDER BY identity, side, content, queue, offset"
+        )
+        for _, group in groupby(unequal, itemgetter(0)):
+            both: tuple[list[Row], list[Row]] = ([], [])
+            for _, side, *row in group:
+                both[side].append((row[0], row[1], row[2]))
+            old, new = both
+            more = len(new) - len(old)
+            if more < 0:
+                yield from ((MISSING, 0, row) for row in old[more:])
+            elif more > 0:
+                yield from ((DOUBLED if old else MORE, 1, row) for row in new[-more:])
+            else:
+                yield CHANGED, 1, new[0]
 
 
 async def compare(admin: Admin, arguments: Arguments) -> Sequence[Section]:
@@ -101,20 +106,16 @@ async def compare(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     queues: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     for topic in topics:
-        with tempfile.TemporaryDirectory(prefix="mqadmin-compare-") as directory:
-            by, read = await _read_both(admin, topic, sides, arguments.text("by"), Path(directory))
+        known = [await _queues(admin, topic, side) for side in sides]
+        with closing(Rows([sorted(queues) for queues in known])) as read:
+            by = await _read_both(admin, known, arguments.text("by"), read)
             result = Counter[str]()
-            for number in range(PARTITIONS):
-                for subject, side, row in differences(
-                    read[0].partition(number), read[1].partition(number)
-                ):
-                    result[subject] += 1
-                    if result.total() <= SHOWN_MAX:
-                        address, queue = read[side].queues[row[2]]
-                        shown.append(await _shown(admin, subject, address, queue, row[3]))
-        totals = {
-            name: item.counts.total() for name, item in zip(("from", "to"), read, strict=True)
-        }
+            for subject, side, (_, number, offset) in read.differences():
+                result[subject] += 1
+                if result.total() <= SHOWN_MAX:
+                    address, queue = read.queues[side][number]
+                    shown.append(await _shown(admin, subject, address, queue, offset))
+        totals = {name: read.counts[side].total() for side, name in enumerate(("from", "to"))}
         kinds = {subject: result[subject] for subject in (MISSING, CHANGED, DOUBLED, MORE)}
         rows.append({"topic": topic, "by": by, **totals, **kinds})
         queues += _queue_rows(read)
@@ -125,26 +126,6 @@ async def compare(admin: Admin, arguments: Arguments) -> Sequence[Section]:
         Table(rows, "topics", columns, complete=not bad),
     ]
     return [*tables, Table(shown, "differences")] if shown else tables
-
-
-def differences(first: np.ndarray, second: np.ndarray) -> Iterator[tuple[str, int, Row]]:
-    """Yield the differences of two sorted sides as kind, side (0 or 1) and row."""
-    if len(first) == len(second) and all(
-        np.array_equal(first[name], second[name]) for name in ("identity", "content")
-    ):
-        return
-    by_identity: dict[int, tuple[list[Row], list[Row]]] = {}
-    for side, rows in enumerate((first, second)):
-        for row in rows.tolist():
-            by_identity.setdefault(row[0], ([], []))[side].append(row)
-    for old, new in by_identity.values():
-        more = len(new) - len(old)
-        if more < 0:
-            yield from ((MISSING, 0, row) for row in old[more:])
-        elif more > 0:
-            yield from ((DOUBLED if old else MORE, 1, row) for row in new[-more:])
-        elif [row[1] for row in old] != [row[1] for row in new]:
-            yield CHANGED, 1, new[0]
 
 
 def _side(info: ClusterInfo, name: str) -> Side:
@@ -166,24 +147,16 @@ async def _topics(admin: Admin, side: Side, own: set[str]) -> list[str]:
     return sorted(topic for topic in result if not is_own(topic, own, derived=False))
 
 
-async def _read_both(
-    admin: Admin, topic: str, sides: Sequence[Side], by: str, directory: Path
-) -> tuple[str, list[Rows]]:
-    """Read a topic at both sides; also return the name of the common identity."""
-    known = [await _queues(admin, topic, side) for side in sides]
+async def _read_both(admin: Admin, known: Sequence[Queues], by: str, rows: Rows) -> str:
+    """Read a topic at both sides; return the name of the common identity."""
     ends = [{queue: offset.max_offset for (_, queue), offset in item.items()} for item in known]
     by = by or (OFFSET if ends[0] == ends[1] else KEY)
-    read = []
-    for number, queues in enumerate(known):
-        position = directory / str(number)
-        position.mkdir()
-        read.append(Rows(position, sorted(queues)))
-    turns = [asyncio.Semaphore(QUEUES_AT_ONCE) for _ in sides]
     async with asyncio.TaskGroup() as group:
-        for rows, queues, turn in zip(read, known, turns, strict=True):
-            for number, item in enumerate(rows.queues):
-                group.create_task(_read(admin, by, rows, number, queues[item], turn))
-    return by, read
+        for side, queues in enumerate(known):
+            turn = asyncio.Semaphore(QUEUES_AT_ONCE)
+            for number, item in enumerate(rows.queues[side]):
+                group.create_task(_read(admin, by, rows, (side, number), queues[item], turn))
+    return by
 
 
 async def _queues(admin: Admin, topic: str, side: Side) -> Queues:
@@ -200,10 +173,16 @@ async def _queues(admin: Admin, topic: str, side: Side) -> Queues:
 
 
 async def _read(
-    admin: Admin, by: str, rows: Rows, number: int, span: TopicOffset, turn: asyncio.Semaphore
+    admin: Admin,
+    by: str,
+    rows: Rows,
+    place: tuple[int, int],
+    span: TopicOffset,
+    turn: asyncio.Semaphore,
 ) -> None:
-    """Read a queue from start to end. Raises ClientError, CommandError."""
-    address, queue = rows.queues[number]
+    """Read a queue (side and number) from start to end. Raises ClientError, CommandError."""
+    side, number = place
+    address, queue = rows.queues[side][number]
     offset, tries, why = span.min_offset, 0, "nothing"
     async with turn:
         while offset < span.max_offset:
@@ -213,9 +192,8 @@ async def _read(
                 result, following = await admin.message.pull_at(address, queue, offset, PULL_COUNT)
             except ClientError as error:
                 why = error.message
-            for message in result:
-                if offset <= message.queue_offset < span.max_offset:
-                    rows.add(*_identified(by, message), number, message.queue_offset)
+            inside = [m for m in result if offset <= m.queue_offset < span.max_offset]
+            rows.add(side, number, by, inside)
             tries = 0 if following > offset else tries + 1
             offset = max(offset, following)
             if tries == TRIES_MAX:
@@ -236,7 +214,7 @@ def _identified(by: str, message: MessageExt) -> tuple[int, int]:
 
 
 def _digest(data: bytes) -> int:
-    return int.from_bytes(blake2b(data, digest_size=8).digest())
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), signed=True)
 
 
 async def _shown(
@@ -249,12 +227,12 @@ async def _shown(
     return {**where, "offset": offset, "msgId": message_id}
 
 
-def _queue_rows(read: Sequence[Rows]) -> Iterator[dict[str, Any]]:
+def _queue_rows(rows: Rows) -> Iterator[dict[str, Any]]:
     counts: dict[MessageQueue, dict[str, int]] = {}
-    for name, rows in zip(("from", "to"), read, strict=True):
-        for number, (_, queue) in enumerate(rows.queues):
+    for side, name in enumerate(("from", "to")):
+        for number, (_, queue) in enumerate(rows.queues[side]):
             of_queue = counts.setdefault(queue, {})
-            of_queue[name] = of_queue.get(name, 0) + rows.counts[number]
+            of_queue[name] = of_queue.get(name, 0) + rows.counts[side][number]
     for queue, result in sorted(counts.items()):
         position = {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id}
         yield position | {name: result.get(name) for name in ("from", "to")}

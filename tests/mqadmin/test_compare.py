@@ -51,9 +51,8 @@ def store(two: Two, topic: str, group: str, messages: list[tuple[str, bytes]]) -
     ],
 )  # fmt: skip
 def test_compare_counts_differences_of_two_broker_groups(
-    two: Two, monkeypatch: pytest.MonkeyPatch, old, new, by, counts, found
+    two: Two, old, new, by, counts, found
 ) -> None:
-    monkeypatch.setattr(compare, "HELD_BYTES_MAX", 48)  # on the disk, but for a row
     topic = next(NAMES)
     store(two, topic, OLD, old)
     store(two, topic, NEW, new)
@@ -118,19 +117,19 @@ def _stored(offset: int, body: bytes) -> MessageExt:
         ({7: b"x", 4_000: None}, [("changed", 7), ("missing", 4_000)]),
     ],
 )
-def test_compare_by_offset_finds_one_difference_among_many(tmp_path, change, found) -> None:
+def test_compare_by_offset_finds_one_difference_among_many(change, found) -> None:
     master = {offset: b"%d" % offset for offset in range(5_000)}
     slave = {at: body for at, body in (master | change).items() if body is not None}
     sides = [compare.Side(name, [name]) for name in ("master", "slave")]
     admin = cast(Admin, Copies(master=master, slave=slave))
-    by, (first, second) = asyncio.run(compare._read_both(admin, "T", sides, "", tmp_path))
-    assert by == "offset"
-    seen = [
-        (what, row[3])
-        for number in range(compare.PARTITIONS)
-        for what, _, row in compare.differences(first.partition(number), second.partition(number))
-    ]
-    assert sorted(seen) == found
+
+    async def read() -> list[tuple[str, int]]:
+        known = [await compare._queues(admin, "T", side) for side in sides]
+        rows = compare.Rows([list(queues) for queues in known])
+        assert await compare._read_both(admin, known, "", rows) == "offset"
+        return [(what, offset) for what, _, (_, _, offset) in rows.differences()]
+
+    assert sorted(asyncio.run(read())) == found
 
 
 @pytest.mark.parametrize(

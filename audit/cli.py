@@ -23,13 +23,14 @@ from raftmq.ops.interpreter import version_option
 
 from .command_line import (
     EXIT_UNUSABLE,
+    connection_options,
     connection_to,
     environment_of,
     give_up,
     not_installed,
     print_error,
 )
-from .topic_commands import profile, table
+from .topic_commands import profile, spark_options, table
 from .watch.command import watch
 
 if TYPE_CHECKING:
@@ -58,14 +59,15 @@ EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
     type=click.Path(exists=True),
     help="Acknowledged messages of producers, as Parquet or JSON lines, instead of a history.",
 )
-@click.option("--topic", help="Judge only the history's sends to this topic.")
+@click.option("--topic", default="", help="Judge only the history's sends to this topic.")
 @click.option(
     "--store",
     "stores",
     multiple=True,
     metavar="NAME=DIR",
     help="A replica's store directory (with commitlog/, consumequeue/, checkpoint), or its URI "
-    "(s3://…, hdfs://…), of which ranges are read. Give every replica of the group.",
+    "(s3://…, hdfs://…), of which ranges are read. Give every replica of the group. A --master's "
+    "executors reach them and --staging at these URIs or paths.",
 )
 @click.option(
     "--mode",
@@ -79,18 +81,7 @@ EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
     help="The broker group of these stores, if the history covers several. "
     "By default, cluster.json names it.",
 )
-@click.option(
-    "--namesrv",
-    metavar="HOST:PORT",
-    help="Audit running brokers: all groups of this name server, or only --group. "
-    "The account is that of RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY.",
-)
-@click.option(
-    "--context",
-    metavar="NAME",
-    help="Audit the running brokers of a saved context (mqadmin context), with its name servers, "
-    "account and TLS settings.",
-)
+@connection_options
 @click.option(
     "--retention",
     "retention_hours",
@@ -134,51 +125,25 @@ EXITS = {"lost": 1, "damaged": 3, "down": 4}  # by verdict, the gravest first
     "else all of it.",
 )
 @click.option(
-    "--cores", default=2, show_default=True, type=click.IntRange(1, 64), help="Cores to use."
-)
-@click.option(
     "--engine",
     type=click.Choice(["local", "spark"]),
     help="Evaluate the checks in this process, or on Spark, which needs Java 17. By default, "
     "Spark if the logs have more than 8 GiB, or with --master, --conf or a URI for --staging.",
 )
-@click.option(
-    "--master",
-    default="",
-    metavar="URL",
-    help="A Spark cluster to run on, instead of this machine's cores. Its executors need "
-    "raftmq[audit]. With --store, they reach stores and --staging at these URIs or paths.",
-)
-@click.option(
-    "--conf",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A setting for Spark; repeatable.",
-)
+@spark_options
 @click.pass_context
 def main(
     click_context: click.Context,
+    /,
     run_directory: Path | None,
-    history: str | None,
-    acknowledged: str | None,
-    topic: str | None,
     stores: tuple[str, ...],
     mode: str | None,
     group: str | None,
     namesrv: str | None,
     context: str | None,
-    retention_hours: int | None,
-    scratch: Path | None,
-    staging: str | None,
     mib_per_s: int,
     json_path: str | None,
-    results: Path | None,
-    incremental: bool,
-    cores: int,
-    engine: str | None,
-    master: str,
-    settings: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Read a group's stores and compare them with the history of a run, if there is one.
 
@@ -189,9 +154,9 @@ def main(
 
     Finds messages acknowledged and lost, never sent, altered, stored twice or out of order, holes
     in queue offsets, damaged bytes, replicas that differ, ConsumeQueues that point wrong, and all
-    that the checkers of mqchaos find in a history. --namesrv names running brokers, --store the
-    stores of stopped brokers. Checks that need a history are skipped without one, and listed as
-    not judged.
+    that the checkers of mqchaos find in a history. --namesrv names running brokers, of all groups
+    or only of --group, --store the stores of stopped brokers. Checks that need a history are
+    skipped without one, and listed as not judged.
 
     Exit status: 0 nothing wrong, 1 messages lost or promises broken, 2 it could not be audited, 3
     replicas damaged, 4 brokers down.
@@ -200,42 +165,29 @@ def main(
         return
     directories = _parse_stores(stores)
     environment = environment_of(context)
+    results = options["results"]
     if context is not None:
         namesrv = namesrv or environment.get("NAMESRV_ADDR")
     if run_directory is not None:
-        history = history or str(run_directory / "history.jsonl")
+        options["history"] = options["history"] or str(run_directory / "history.jsonl")
         directories = directories or _stores_of(run_directory, group)
     if bool(namesrv) == bool(directories):
         raise click.UsageError(
             "Name running brokers (--namesrv, --context), or stores (--store, --run)."
         )
-    if topic is not None and not (topic and history):
+    if options["topic"] and not options["history"]:
         raise click.UsageError("--topic names a topic of a --history.")
-    if history and acknowledged:
+    if options["history"] and options["acknowledged"]:
         raise click.UsageError("Give --history or --acknowledged.")
-    if incremental and (history or results is None):
+    if options["incremental"] and (options["history"] or results is None):
         raise click.UsageError("--incremental goes with --results, and without a history.")
     _check_writable(json_path, results)
-    engine_options: dict[str, Any] = dict(
-        engine=engine or "",
-        cores=cores,
-        master=master,
-        settings=_parse_settings(settings),
-        scratch=scratch,
-    )
+    engine_options = {name: options.pop(name) for name in ("engine", "cores", "master")}
+    engine_options["engine"] = engine_options["engine"] or ""
+    engine_options["settings"] = _parse_settings(options.pop("settings"))
+    engine_options["scratch"] = options["scratch"]
     request = AuditRequest(
-        *(namesrv, environment, directories, mode, group),
-        dict(
-            history=history,
-            topic=topic or "",
-            acknowledged=acknowledged,
-            scratch=scratch,
-            staging=staging,
-            results=results,
-            incremental=incremental,
-            retention_hours=retention_hours,
-        ),
-        mib_per_s << 20,
+        *(namesrv, environment, directories, mode, group, options, mib_per_s << 20)
     )
     audited_at_ms = time.time_ns() // 1_000_000
     reports, unaudited = _audited(request, engine_options)

@@ -32,8 +32,20 @@ def spark_options(command: T) -> T:
             metavar="KEY=VALUE",
             help="A setting for Spark; repeatable.",
         ),
-        click.option("--master", default="", metavar="URL", help="A Spark cluster to run on."),
-        click.option("--cores", default=2, show_default=True, type=click.IntRange(1, 64)),
+        click.option(
+            "--master",
+            default="",
+            metavar="URL",
+            help="A Spark cluster to run on, instead of this machine's cores. Its executors need "
+            "raftmq[audit].",
+        ),
+        click.option(
+            "--cores",
+            default=2,
+            show_default=True,
+            type=click.IntRange(1, 64),
+            help="Cores to use.",
+        ),
     ):
         command = option(command)
     return command

@@ -20,7 +20,7 @@ import orjson
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance
 from raftmq.client.message import MessageQueue, SendResult
-from raftmq.client.producer.pending_send import Pending
+from raftmq.client.producer.pending_send import Pending, settling
 from raftmq.client.producer.producer import IDEMPOTENT_SUFFIX, Publication, remember
 from raftmq.client.producer.send_frame import SEND_MESSAGE_V2, OutgoingSend
 from raftmq.client.producer.sender import SendConfig, SendEngine
@@ -158,16 +158,6 @@ class SendHandlers:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[SendResult] = loop.create_future()
         future.add_done_callback(_retrieved)
-
-        def settle(result: SendResult | None, error: ClientError | None) -> None:
-            if future.done():
-                return  # the caller has disconnected
-            if result is not None:
-                future.set_result(result)
-            else:
-                assert error is not None
-                future.set_exception(error)
-
         queue, fixed = self._queue(publication, item)
         send = OutgoingSend(
             SEND_MESSAGE_V2,
@@ -178,7 +168,7 @@ class SendHandlers:
             0,
             item.born_ms,
         )
-        pending = Pending(send, queue, fixed, caller.deadline_s - MARGIN_S, settle)
+        pending = Pending(send, queue, fixed, caller.deadline_s - MARGIN_S, settling(future))
         try:
             self.engine.admit(pending)
         except ClientError as error:

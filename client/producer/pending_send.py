@@ -78,6 +78,21 @@ def judge(code: int, remark: str, ext: Mapping[str, str] = _NO_FIELDS) -> Verdic
     return Verdict.REFUSED
 
 
+def settling(future: asyncio.Future[SendResult]) -> SendCallback:
+    """Return a callback that settles `future`, unless its caller was cancelled."""
+
+    def settle(result: SendResult | None, error: ClientError | None) -> None:
+        if future.done():
+            return
+        if result is not None:
+            future.set_result(result)
+        else:
+            assert error is not None
+            future.set_exception(error)
+
+    return settle
+
+
 class Carrier(Protocol):
     """The channel of an attempt."""
 

@@ -48,7 +48,7 @@ from ..message import (
 from ..retry import ROUTE_SEARCH
 from ..route import TopicRouteData
 from .audit_topic import AuditTopic
-from .pending_send import Pending, SendCallback, UnroutedSends
+from .pending_send import Pending, SendCallback, UnroutedSends, settling
 from .request_reply import WaitingRequests, reply_message
 from .send_frame import (
     SEND_MESSAGE_V2,
@@ -431,17 +431,7 @@ class Producer:
     ) -> SendResult:
         engine = self._running()
         future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-
-        def settle(result: SendResult | None, error: ClientError | None) -> None:
-            if future.done():
-                return  # the caller was cancelled
-            if result is not None:
-                future.set_result(result)
-            else:
-                assert error is not None
-                future.set_exception(error)
-
-        pending = Pending(item, queue, fixed, deadline, settle)
+        pending = Pending(item, queue, fixed, deadline, settling(future))
         while True:
             try:
                 engine.admit(pending)

@@ -4,7 +4,7 @@
 journal's pending changes in the files (chaos.faults.power_loss_journal), and the journal is
 emptied. The files then look like a disk's after a power cut.
 
-`LoopDisk` uses a real file system and needs root. It is ext4 or XFS in a file, shut down without
+`LoopDisk` uses a real file system and needs root. It is ext4 in a file, shut down without
 flushing its log (FS_IOC_SHUTDOWN), unmounted, mounted again.
 """
 
@@ -44,8 +44,7 @@ FAULTS = "faults"  # below a node's directory, beside its store
 
 FS_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
-LOOP_BYTES = 512 << 20  # sparse; XFS needs at least 300 MiB
-KINDS = ("ext4", "xfs")
+LOOP_BYTES = 512 << 20  # sparse
 COMMAND_TIMEOUT_S = 120.0
 
 
@@ -165,33 +164,30 @@ def _undo_contents(
 class LoopDisk:
     """A file system in a file, mounted. Blocking throughout; methods raise ClusterError."""
 
-    def __init__(self, mount_point: Path, kind: str = "ext4", size_bytes: int = LOOP_BYTES) -> None:
+    def __init__(self, mount_point: Path) -> None:
         """The file lies beside the directory where it is mounted."""
         self.mount_point = mount_point
-        self.image = mount_point.with_name(f"{mount_point.name}.{kind}")
-        self._kind = kind
-        self._size_bytes = size_bytes
+        self.image = mount_point.with_name(f"{mount_point.name}.ext4")
 
     @classmethod
     def of_store(cls, store: Path) -> LoopDisk:
         """Return the loop disk of this store. Raises ClusterError if there is none."""
-        for kind in KINDS:
-            result = cls(store, kind)
-            if result.image.exists() and os.path.ismount(store):
-                return result
+        result = cls(store)
+        if result.image.exists() and os.path.ismount(store):
+            return result
         raise ClusterError(
             f"{store} is no file system of its own; make a LoopDisk there before the first start"
         )
 
     def make(self) -> Path:
         """Create and mount it; return where."""
-        reason = unavailable(self._kind)
+        reason = unavailable()
         if reason is not None:
             raise ClusterError(reason)
         self.mount_point.mkdir(parents=True, exist_ok=True)
         with self.image.open("wb") as image:
-            image.truncate(self._size_bytes)
-        _run([_program(f"mkfs.{self._kind}"), "-q", str(self.image)])
+            image.truncate(LOOP_BYTES)
+        _run([_program("mkfs.ext4"), "-q", str(self.image)])
         self._mount()
         return self.mount_point
 
@@ -226,25 +222,24 @@ class LoopDisk:
         copy.replace(self.image)
 
     def _mount(self) -> None:
-        options = "loop,nouuid" if self._kind == "xfs" else "loop"  # a copy has the same UUID
         where = [str(self.image), str(self.mount_point)]
-        _run([_program("mount"), "-t", self._kind, "-o", options, *where])
+        _run([_program("mount"), "-t", "ext4", "-o", "loop", *where])
 
     def _unmount(self) -> None:
         _run([_program("umount"), str(self.mount_point)])
 
 
-def unavailable(kind: str = "ext4") -> str | None:
+def unavailable() -> str | None:
     """Return why a LoopDisk cannot be had on this machine; None if it can."""
     if os.geteuid() != 0:
         return "a loop device and mounting need root"
     if not Path("/dev/loop-control").exists():
         return "this machine has no loop devices (/dev/loop-control)"
-    for name in ("mount", "umount", f"mkfs.{kind}"):
+    for name in ("mount", "umount", "mkfs.ext4"):
         if _program(name) == "":
             return f"{name} is not installed"
-    if kind not in Path("/proc/filesystems").read_text(encoding="ascii").split():
-        return f"the kernel has no {kind} (/proc/filesystems)"
+    if "ext4" not in Path("/proc/filesystems").read_text(encoding="ascii").split():
+        return "the kernel has no ext4 (/proc/filesystems)"
     return None
 
 

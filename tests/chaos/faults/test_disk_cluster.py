@@ -29,7 +29,6 @@ TOPIC = "Chaos"
 MESSAGE = re.compile(rb"m-\d{6}-")
 PATIENCE_S = 120.0
 POLL_S = 0.02
-LOOP_BYTES = 128 << 20
 SYNC = {"flushDiskType": "SYNC_FLUSH", "mappedFileSizeCommitLog": str(8 << 20)}
 # A busy machine must not change the leader where a test rules that out.
 PATIENT = {"electionTimeoutMinMs": "4000", "electionTimeoutMaxMs": "6000"}
@@ -334,10 +333,7 @@ async def test_kernel_power_cut_loses_no_acknowledged_message(tmp_path: Path) ->
     """Where a loop device can be had; where not, the reason is said instead."""
     reason = power.unavailable()
     town = Town(tmp_path, SYNC, faultable=False)
-    disks = [
-        LoopDisk(tmp_path / "cluster" / name / "store", size_bytes=LOOP_BYTES)
-        for name in ("n0", "n1", "n2")
-    ]
+    disks = [LoopDisk(tmp_path / "cluster" / name / "store") for name in ("n0", "n1", "n2")]
     try:
         if reason is not None:
             with pytest.raises(ClusterError, match=re.escape(reason)):

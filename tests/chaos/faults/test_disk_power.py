@@ -14,7 +14,7 @@ import pytest
 
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.faults import power
-from raftmq.chaos.faults.power import KINDS, LoopDisk, unavailable
+from raftmq.chaos.faults.power import LoopDisk, unavailable
 from raftmq.store.disk import OsDisk
 
 
@@ -34,11 +34,10 @@ def seen_from_elsewhere() -> Iterator[None]:
         process.wait()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_loop_disk_keeps_only_synced_bytes_over_a_power_cut(tmp_path: Path, kind: str) -> None:
+def test_loop_disk_keeps_only_synced_bytes_over_a_power_cut(tmp_path: Path) -> None:
     """The kernel does what the fault layer imitates, or the test names the obstacle."""
-    loop = LoopDisk(tmp_path / "store", kind)
-    reason = unavailable(kind)
+    loop = LoopDisk(tmp_path / "store")
+    reason = unavailable()
     if reason is not None:
         with pytest.raises(ClusterError) as refused:
             loop.make()
@@ -74,12 +73,13 @@ def test_loop_disk_obstacles_are_reported(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Path, "exists", lambda self: False)
     assert unavailable() == "this machine has no loop devices (/dev/loop-control)"
     monkeypatch.setattr(Path, "exists", lambda self: True)
-    monkeypatch.setattr(power, "_program", lambda name: "" if name == "mkfs.xfs" else name)
-    assert unavailable("xfs") == "mkfs.xfs is not installed"
-    monkeypatch.setattr(Path, "read_text", lambda self, encoding: "nodev\tproc\n\text4\n")
-    assert unavailable("ext4") is None
+    monkeypatch.setattr(power, "_program", lambda name: "" if name == "mkfs.ext4" else name)
+    assert unavailable() == "mkfs.ext4 is not installed"
     monkeypatch.setattr(power, "_program", lambda name: name)
-    assert unavailable("xfs") == "the kernel has no xfs (/proc/filesystems)"
+    monkeypatch.setattr(Path, "read_text", lambda self, encoding: "nodev\tproc\n\text4\n")
+    assert unavailable() is None
+    monkeypatch.setattr(Path, "read_text", lambda self, encoding: "nodev\tproc\n\txfs\n")
+    assert unavailable() == "the kernel has no ext4 (/proc/filesystems)"
 
 
 def test_store_without_its_own_file_system_has_no_kernel_power_cut(tmp_path: Path) -> None:

@@ -106,9 +106,9 @@ async def compare(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     queues: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     for topic in topics:
-        known = [await _queues(admin, topic, side) for side in sides]
+        known = [await queues_at(admin, topic, side) for side in sides]
         with closing(Rows([sorted(queues) for queues in known])) as read:
-            by = await _read_both(admin, known, arguments.text("by"), read)
+            by = await read_both(admin, known, arguments.text("by"), read)
             result = Counter[str]()
             for subject, side, (_, number, offset) in read.differences():
                 result[subject] += 1
@@ -147,7 +147,7 @@ async def _topics(admin: Admin, side: Side, own: set[str]) -> list[str]:
     return sorted(topic for topic in result if not is_own(topic, own, derived=False))
 
 
-async def _read_both(admin: Admin, known: Sequence[Queues], by: str, rows: Rows) -> str:
+async def read_both(admin: Admin, known: Sequence[Queues], by: str, rows: Rows) -> str:
     """Read a topic at both sides; return the name of the common identity."""
     ends = [{queue: offset.max_offset for (_, queue), offset in item.items()} for item in known]
     by = by or (OFFSET if ends[0] == ends[1] else KEY)
@@ -159,7 +159,7 @@ async def _read_both(admin: Admin, known: Sequence[Queues], by: str, rows: Rows)
     return by
 
 
-async def _queues(admin: Admin, topic: str, side: Side) -> Queues:
+async def queues_at(admin: Admin, topic: str, side: Side) -> Queues:
     result: Queues = {}
     for address in side.addresses:
         try:

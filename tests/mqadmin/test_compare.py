@@ -124,9 +124,9 @@ def test_compare_by_offset_finds_one_difference_among_many(change, found) -> Non
     admin = cast(Admin, Copies(master=master, slave=slave))
 
     async def read() -> list[tuple[str, int]]:
-        known = [await compare._queues(admin, "T", side) for side in sides]
+        known = [await compare.queues_at(admin, "T", side) for side in sides]
         rows = compare.Rows([list(queues) for queues in known])
-        assert await compare._read_both(admin, known, "", rows) == "offset"
+        assert await compare.read_both(admin, known, "", rows) == "offset"
         return [(what, offset) for what, _, (_, _, offset) in rows.differences()]
 
     assert sorted(asyncio.run(read())) == found

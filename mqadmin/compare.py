@@ -176,12 +176,12 @@ async def _read(
     admin: Admin,
     by: str,
     rows: Rows,
-    place: tuple[int, int],
+    numbers: tuple[int, int],
     span: TopicOffset,
     turn: asyncio.Semaphore,
 ) -> None:
     """Read a queue (side and number) from start to end. Raises ClientError, CommandError."""
-    side, number = place
+    side, number = numbers
     address, queue = rows.queues[side][number]
     offset, tries, why = span.min_offset, 0, "nothing"
     async with turn:

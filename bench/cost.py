@@ -136,8 +136,7 @@ class Cluster:
     def worker(self, act: str, count: int, passes: int) -> Figures:
         """Run our Producer or PushConsumer; the brokers see the messages `passes` times."""
         before = self._brokers()
-        client = module_in(self._root, "client")
-        line = [sys.executable, str(HERE / "costworker.py"), client, act, self._namesrv]
+        line = [sys.executable, str(HERE / "costworker.py"), act, self._namesrv]
         done = subprocess.run(
             [*line, str(count), str(IN_FLIGHT)],
             capture_output=True,
@@ -215,15 +214,10 @@ def _table(figures: dict[str, list[dict[str, Figures]]]) -> Table:
     return table
 
 
-def module_in(root: Path, name: str) -> str:
-    """Return the name of a room's module in that checkout. Old checkouts have no `raftmq`."""
-    return f"raftmq.{name}" if (root / "raftmq").is_dir() else name
-
-
 def mqcluster(root: Path, *arguments: str) -> str:
     """Run a checkout's mqcluster; return its output. Raises ClickException if it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", module_in(root, "chaos.cluster.cli"), *arguments],
+        [sys.executable, "-m", "raftmq.chaos.cluster.cli", *arguments],
         capture_output=True,
         text=True,
         cwd=root,

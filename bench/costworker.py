@@ -6,7 +6,6 @@ It prints a line of JSON with CPU microseconds per message, and messages per sec
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import uvloop
 
-client = importlib.import_module(sys.argv[1])
+from raftmq import client
 
 TOPIC = "Bench"
 BODY = b"x" * 128
@@ -86,5 +85,5 @@ async def consume(namesrv: str, count: int, _: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    act = {"produce": produce, "consume": consume}[sys.argv[2]]
-    print(json.dumps(uvloop.run(act(sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))))
+    act = {"produce": produce, "consume": consume}[sys.argv[1]]
+    print(json.dumps(uvloop.run(act(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))))

@@ -194,26 +194,6 @@ def remove(name: str) -> None:
     click.echo(f"removed context {name}")
 
 
-@context_group.command("rename")
-@NAME
-@click.argument("new", metavar="NEW")
-def rename(name: str, new: str) -> None:
-    """Rename the context NAME to NEW."""
-    from raftmq.remoting.contexts import ContextError, check_name
-
-    with _context_errors():
-        check_name(new)
-        with _changing() as contexts:
-            fields = contexts.get(name)
-            if new in contexts.by_name:
-                raise ContextError(f"there is a context {new!r} already")
-            del contexts.by_name[name]
-            contexts.by_name[new] = fields
-            if contexts.current == name:
-                contexts.current = new
-    click.echo(f"context {name} is called {new} now")
-
-
 def _read() -> Contexts:
     from raftmq.remoting.contexts import path_of, read
 

@@ -78,7 +78,7 @@ mqadmin context add test -n 127.0.0.1:9876
 mqadmin topicList                        # of prod
 mqadmin topicList --context test
 mqadmin context list
-mqadmin context use test                 # also: show, rename, remove
+mqadmin context use test                 # also: show, remove
 ```
 
 Precedence for each of name servers, account (as a whole), TLS settings and registration key:

@@ -63,6 +63,7 @@ class PostedConfig:
     window: int = 128
     body_bytes: int = 64
     quiet_s: float = QUIET_S
+    dead_letters: bool = False  # has a consumer of the group's dead letters
 
 
 class Paced:
@@ -217,6 +218,13 @@ class Posting:
             env.namesrv, env.history, config.topic, config.group, listener=seen.listener
         )
 
+    def undertakers(self) -> ConsumerGroup:
+        """Make consumers of the group's dead letters."""
+        env, group = self.env, f"{self.config.group}-dead"
+        seen = Deliveries(env.history, self.name, group, self.arrived)
+        topic = DLQ_PREFIX + self.config.group
+        return ConsumerGroup(env.namesrv, env.history, topic, group, listener=seen.listener)
+
     async def start_producer(self, stack: AsyncExitStack) -> Producer:
         group = f"{self.config.group}-producers"
         env = self.env
@@ -358,9 +366,6 @@ class Work(Protocol):
     async def prepare(self, admin: Admin) -> None:
         """Find out or create more than the topic."""
 
-    async def start(self, stack: AsyncExitStack) -> None:
-        """Start more than the consumers, before they join."""
-
     def consumers(self) -> Consumers:
         """Make the consumers."""
         ...
@@ -413,7 +418,9 @@ class PostedWorkload:
     async def start(self, stack: AsyncExitStack) -> None:
         config, posting = self.config, self.posting
         env = posting.env
-        await self._work.start(stack)
+        if config.dead_letters:  # before there are any
+            await stack.enter_async_context(dead := posting.undertakers())
+            await dead.join(f"{config.name}-undertaker")
         self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
         self._consumers = await stack.enter_async_context(self.make_consumers())
         for number in range(config.consumers):

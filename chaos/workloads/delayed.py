@@ -55,9 +55,6 @@ class Delayed:
         if not self.levels:
             raise ClusterError(f"no broker has delay levels of at most {DELAY_MS_MAX} ms")
 
-    async def start(self, stack: AsyncExitStack) -> None:
-        """Start nothing more."""
-
     async def producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
     ) -> Callable[[int], Awaitable[None]]:

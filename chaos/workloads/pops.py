@@ -33,16 +33,14 @@ from ..checks.pops import ACK, CHANGE
 from ..cluster.credentials import signing
 from ..history.events import Outcome
 from .base import Tasks
-from .consumers import POLL_S, ConsumerGroup
+from .consumers import POLL_S
 from .deferred import (
-    DLQ_PREFIX,
-    Deliveries,
     PostedConfig,
     PostedWorkload,
     Posting,
 )
 
-POP = PostedConfig("pop", "ChaosPop", "chaos-pop", consumers=3, rate_per_s=100.0)
+POP = PostedConfig("pop", "ChaosPop", "chaos-pop", consumers=3, rate_per_s=100.0, dead_letters=True)
 INVISIBLE_MS = 4_000  # a failover is shorter
 # The brokers of a group that joins slow the others down. A client drops a late pop with less than
 # LEFT_SHARE of its time left, so with 4 s consumers got nothing for minutes.
@@ -92,17 +90,6 @@ class Pops:
                     if refused.code != ResponseCode.SYSTEM_BUSY or time.monotonic() > deadline_s:
                         raise
                     await asyncio.sleep(POLL_S)
-
-    async def start(self, stack: AsyncExitStack) -> None:
-        """Start a consumer of dead letters before there are any."""
-        posting = self._posting
-        config, env = posting.config, posting.env
-        group = f"{config.group}-dead"
-        seen = Deliveries(env.history, posting.name, group, posting.arrived)
-        topic = DLQ_PREFIX + config.group
-        dead = ConsumerGroup(env.namesrv, env.history, topic, group, listener=seen.listener)
-        await stack.enter_async_context(dead)
-        await dead.join(f"{config.name}-undertaker")
 
     def consumers(self) -> Poppers:
         return Poppers(self._posting, self.fates)

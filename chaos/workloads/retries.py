@@ -22,14 +22,15 @@ from raftmq.remoting.command import RemotingCommand
 from ..history.files import HistoryWriter
 from .consumers import ConsumerGroup, consumer_config
 from .deferred import (
-    DLQ_PREFIX,
     Deliveries,
     PostedConfig,
     PostedWorkload,
     Posting,
 )
 
-RETRIES = PostedConfig("retries", "ChaosRetries", "chaos-retries", rate_per_s=100.0)
+RETRIES = PostedConfig(
+    "retries", "ChaosRetries", "chaos-retries", rate_per_s=100.0, dead_letters=True
+)
 SETTINGS = {"messageDelayLevel": "1s 2s 3s"}
 TIMES_MAX = 3  # then it is a dead letter
 HOPELESS = 1_000
@@ -92,17 +93,6 @@ class Retries:
 
     async def prepare(self, admin: Admin) -> None:
         """Create nothing more."""
-
-    async def start(self, stack: AsyncExitStack) -> None:
-        """Start a consumer of dead letters before there are any."""
-        posting = self._posting
-        config, env = posting.config, posting.env
-        group = f"{config.group}-dead"
-        topic = DLQ_PREFIX + config.group
-        seen = Deliveries(env.history, posting.name, group, posting.arrived)
-        dead = ConsumerGroup(env.namesrv, env.history, topic, group, listener=seen.listener)
-        await stack.enter_async_context(dead)
-        await dead.join(f"{config.name}-undertaker")
 
     def consumers(self) -> ConsumerGroup:
         """Make consumers that give messages back as drawn."""

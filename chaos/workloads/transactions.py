@@ -108,9 +108,6 @@ class Transacted:
     async def prepare(self, admin: Admin) -> None:
         """Create nothing more."""
 
-    async def start(self, stack: AsyncExitStack) -> None:
-        """Start nothing more."""
-
     async def producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
     ) -> Callable[[int], Awaitable[None]]:

@@ -338,13 +338,6 @@ def _parse_stores(stores: tuple[str, ...]) -> dict[str, str]:
             raise click.BadParameter(f"{text!r} is not NAME=DIR", param_hint="--store")
         if name in directories:
             raise click.BadParameter(f"{name} is given twice", param_hint="--store")
-        path = Path(directory)
-        if (
-            "://" not in directory
-            and not (path / "commitlog").is_dir()
-            and not [*path.glob("dledger-*/data")]
-        ):
-            raise click.BadParameter(f"{directory} has no commitlog/", param_hint="--store")
         directories[name] = directory
     return directories
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..read.index_files import IndexFile, Open
+from ..read.index_files import IndexFile, Open, Unfit
 from ..read.index_keys import StagedRange, expected_keys, indexed_positions
 from ..read.range_digests import RANGE_BYTES, by_store, sums, total
 from ..read.tables import Tables
@@ -27,7 +27,6 @@ MARGIN = 50_000  # entries that are loaded before and behind a task's; a message
 FAULTS_MAX = 1_000  # per task
 SECONDS_MAX = 0x7FFFFFFF
 Array = npt.NDArray[Any]
-Fault = tuple[str, str, int, int, str]  # store, path, entry, position, fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Verdict:
     """A task's faults, of which there may be more, and by (store, range) the number of messages
     with an entry for their own id and the sum of their positions."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[Offender, ...]
     count: int
     reached: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
@@ -80,11 +79,7 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
         verdicts += tables.engine.map(missing, _suspects(tables, files, reached))
         for verdict in verdicts:
             count += verdict.count
-            for name, path, number, position, what in verdict.faults:
-                location = (
-                    {"store": name, "file": path, "entry": number} if path else {"store": name}
-                )
-                offenders.append({**location, "position": position, "what": what})
+            offenders += verdict.faults
     offenders.sort(key=lambda row: (str(row["store"]), row.get("position", -1)))
     title = "IndexFiles that lead to no message with the key, or lack a message"
     return CheckResult("index", title, True, count, first_of_each_store(offenders)), gaps
@@ -97,11 +92,11 @@ def _files(
     named = [(name, file) for name, store in tables.stores.items() for file in store.index_files()]
     files: dict[str, list[IndexFile]] = {}
     for each in tables.engine.map(Open(tables.limits.read_from), named):
-        if isinstance(each, IndexFile):
+        if isinstance(each, IndexFile) and each.count > 1:
             files.setdefault(each.store, []).append(each)
-        elif each is not None and each.fault:
+        elif isinstance(each, Unfit) and each.fault:
             offenders.append({"store": each.store, "file": each.name, "what": each.what})
-        elif each is not None:
+        elif isinstance(each, Unfit):
             gaps.append(f"IndexFiles: {each.store}/{each.name} {each.what}")
     gaps += [f"IndexFiles: store {name} has none" for name in tables.stores if name not in files]
     return files
@@ -165,13 +160,16 @@ class _Judge:
                     reached[file.store, number] = counts
         return Verdict(tuple(reported), len(reported), reached)
 
-    def _reported(self, file: IndexFile, wrong: Sequence[tuple[int, int, str]]) -> Iterator[Fault]:
+    def _reported(
+        self, file: IndexFile, wrong: Sequence[tuple[int, int, str]]
+    ) -> Iterator[Offender]:
         """Yield the faults of a file. Entries behind the log of a killed store are no fault,
         because the next start drops them."""
         start, limit = self.bounds[file.store]
         for number, at, what in wrong[:FAULTS_MAX]:
             if at >= start and (at < limit or file.store in self.closed):
-                yield file.store, file.file.name, number, at, what
+                location: Offender = {"store": file.store, "file": file.file.name, "entry": number}
+                yield {**location, "position": at, "what": what}
 
     def _judged(
         self, files: Sequence[IndexFile], entries: Array, task: _Entries
@@ -295,7 +293,7 @@ def _suspects(
 ) -> list[_Suspect]:
     """Return the ranges of each store that may have messages without an entry, between the first
     and the last message of its index. The first message's entry may be in a file that retention has
-    removed. Inner ranges with equal counts and sums of positions are left out."""
+    removed. Ranges with equal counts and sums of positions are left out."""
     there = by_store((digest.stores, digest.ids) for digest in tables.staged_log.digests)
     suspects = []
     for store, own in files.items():
@@ -303,7 +301,9 @@ def _suspects(
         edges = start // RANGE_BYTES, end // RANGE_BYTES
         for range_ in range(edges[0], edges[1] + 1):
             sums_reached = reached.get((store, range_), (0, 0))
-            if range_ in edges or there.get(store, {}).get(range_, (0, 0)) != sums_reached:
+            first = (1, start) if range_ == edges[0] else (0, 0)
+            with_first = total([{range_: sums_reached}, {range_: first}])[range_]
+            if there.get(store, {}).get(range_, (0, 0)) not in (sums_reached, with_first):
                 low = max(range_ * RANGE_BYTES, start + 1)
                 high = min((range_ + 1) * RANGE_BYTES, end + 1)
                 suspects.append(_Suspect(store, low, high, sums_reached))
@@ -334,7 +334,9 @@ class _Missing:
         there = _positions(self.files[each.store], each.low, each.high)
         missing = np.setdiff1d(expected, there).tolist()
         what = "no entry leads to the message"
-        faults = ((each.store, "", 0, position, what) for position in missing[:FAULTS_MAX])
+        faults = [
+            {"store": each.store, "position": at, "what": what} for at in missing[:FAULTS_MAX]
+        ]
         return Verdict(tuple(faults), len(missing))
 
 

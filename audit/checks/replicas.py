@@ -9,24 +9,18 @@ that holds an acknowledged message that the majority lost counts as right from t
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import chain
 
-import orjson
-
-from raftmq.spark.filesystem import below
 from raftmq.spark.layout import BLANK_SIZE_BYTES, ItemKind
 
 from ..engine import columns as F
-from ..engine.frames import Frame
+from ..read.blocks import Block, DifferentBlocks
 from ..read.committed_range import Limits
 from ..read.incremental import Ended, tail_of
-from ..read.live_log import LiveBlocks, LiveLog
-from ..read.spark_sources import BlockReader
-from ..read.staging import staged_blocks
-from ..read.store_files import Store, first_difference, replicas_of
-from ..read.tables import Tables
+from ..read.store_files import Store, first_difference
+from ..read.tables import Tables, reader_of
 from ..report.report import OFFENDERS_MAX, CheckResult, Offender, Verdict
 from .last_copies import LastCopies
 
@@ -36,16 +30,9 @@ BLANKS_MAX = 1_000_000  # collected to the driver; a log of 1 PB has as many
 def replica_check(tables: Tables, copies: LastCopies) -> CheckResult:
     """Compare the blocks that differed when they were decoded, below the stores' limits."""
     offenders: list[Offender] = []
-    count = 0
-    ranges = {
-        (digest.start, digest.end) for digest in tables.staged_log.digests if not digest.alike
-    }
-    if ranges:
-        blocks = _different_blocks(tables, sorted(ranges))
-        count = blocks.count()
-    if count:
-        for row in blocks.orderBy("block_start").limit(OFFENDERS_MAX).collect():
-            offenders += _deviations(row["block_start"], row["copies"], tables.stores, copies.first)
+    count, blocks = _different_blocks(tables)
+    for start, contents in blocks[:OFFENDERS_MAX]:
+        offenders += _deviations(start, contents, tables.stores, copies.first)
     return CheckResult(
         "replicas",
         "blocks in which replicas differ below their limits",
@@ -164,32 +151,18 @@ def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:
     return skipped
 
 
-def _different_blocks(tables: Tables, ranges: Sequence[tuple[int, int]]) -> Frame:
-    """Return the different blocks: block_start, copies (array of store, block_end, digest)."""
+def _different_blocks(tables: Tables) -> tuple[int, list[Block]]:
+    """Return the number of different blocks, and the first of them."""
+    ranges = {(each.start, each.end) for each in tables.staged_log.digests if not each.alike}
+    if not ranges:
+        return 0, []
     reach = {store.store: store.limit for store in tables.limits.stores}
-    start, cuts = tables.since.position if tables.since else 0, sorted(set(reach.values()))
-    replicas, skipped = replicas_of(tables.stores), garbage(tables)
-    reader: BlockReader | LiveBlocks
-    if replicas:
-        reader = LiveBlocks(LiveLog(replicas, start), ranges, reach, skipped, cuts)
-    else:
-        options = {
-            "from": str(start),
-            "ranges": orjson.dumps(ranges).decode(),
-            "limits": orjson.dumps(reach).decode(),
-            "skipped": orjson.dumps(skipped).decode(),
-            "cuts": orjson.dumps(cuts).decode(),
-        }
-        reader = BlockReader(options, tables.stores.values())
-    blocks = staged_blocks(tables.engine, reader, below(tables.directory, "blocks"))
-    return (
-        blocks.groupBy("block_start")
-        .agg(
-            F.collect_list(F.struct("store", "block_end", "digest")).alias("copies"),
-            F.count_distinct(F.struct("block_end", "digest")).alias("kinds"),
-        )
-        .where(F.col("kinds") > 1)
-    )
+    reader = reader_of(tables.stores, tables.since)
+    compared = DifferentBlocks(reader, reach, garbage(tables), sorted(set(reach.values())))
+    parts = [part for part in reader.partitions() if (part.start, part.end) in ranges]
+    counts = tables.engine.map(compared.count, parts)
+    first = [part for part, count in zip(parts, counts, strict=True) if count][:OFFENDERS_MAX]
+    return sum(counts), [*chain.from_iterable(tables.engine.map(compared.blocks, first))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +190,12 @@ def _reference(contents: Mapping[str, tuple[int, bytes]], kept: Mapping[str, int
 
 
 def _deviations(
-    start: int, copies: list[Any], stores: Mapping[str, Store], kept: Mapping[str, int]
+    start: int,
+    contents: Mapping[str, tuple[int, bytes]],
+    stores: Mapping[str, Store],
+    kept: Mapping[str, int],
 ) -> list[Offender]:
     """List stores with a block unlike the right block, except those in `kept`."""
-    contents = {copy["store"]: (copy["block_end"], bytes(copy["digest"])) for copy in copies}
     right = _reference(contents, kept)
     offenders: list[Offender] = []
     for store, content in sorted(contents.items()):

@@ -52,10 +52,9 @@ def subject_of(
     founders: dict[str, set[str]] = {}  # by group
     for name, directory in stores.items():
         location = directory if is_uri(directory) else str(Path(directory).absolute())
-        node, described = name_of(above(location, 1)), content_of(above(location, 2), DESCRIPTION)
-        if described is None:
+        node, description = name_of(above(location, 1)), _described(above(location, 2))
+        if description is None:
             continue
-        description = _parsed(described, below(above(location, 2), DESCRIPTION))
         modes.add(RAFT if description.get("mode", "raft") in FRAMED_MODES else CLASSIC)
         for each in description.get("nodes", ()):
             if not each.get("group"):
@@ -84,13 +83,10 @@ def stores_of_run(run: Path, group: str | None = None) -> dict[str, str]:
     only, which may be a group that was removed in the run. Nodes without a log are left out, and
     the audit reports them as missing. Raises StoreError if there are none."""
     cluster = run / "cluster"
-    described = content_of(str(cluster), DESCRIPTION)
-    if described is None:
+    description = _described(str(cluster))
+    if description is None:
         raise StoreError(f"{cluster} has no {DESCRIPTION}")
-    nodes = {
-        str(node.get("name")): node.get("group")
-        for node in _parsed(described, str(cluster / DESCRIPTION)).get("nodes", ())
-    }
+    nodes = {str(node.get("name")): node.get("group") for node in description.get("nodes", ())}
     if group is not None and group not in nodes.values():
         line = re.compile(rf"^brokerName={re.escape(group)}$", re.MULTILINE)
         settings = cluster.glob("*/broker.conf")
@@ -106,11 +102,15 @@ def stores_of_run(run: Path, group: str | None = None) -> dict[str, str]:
     return stores
 
 
-def _parsed(content: bytes, path: str) -> dict[str, Any]:
+def _described(directory: str) -> dict[str, Any] | None:
+    """Return the description in a directory, a path or URI; None if there is none."""
+    content = content_of(directory, DESCRIPTION)
+    if content is None:
+        return None
     try:
         document = orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
+        raise StoreError(f"{below(directory, DESCRIPTION)} cannot be read: {error}") from error
     if not isinstance(document, dict):
-        raise StoreError(f"{path} is no cluster.json")
+        raise StoreError(f"{below(directory, DESCRIPTION)} is no cluster.json")
     return document

@@ -76,7 +76,7 @@ class Open:
 
     start: int
 
-    def __call__(self, named: tuple[str, File]) -> IndexFile | Unfit | None:
+    def __call__(self, named: tuple[str, File]) -> IndexFile | Unfit:
         store, file = named
         if file.size_bytes <= HEADER.size:
             return Unfit(store, file.name, "is shorter than a header")
@@ -97,7 +97,7 @@ class Open:
             low = count
         elif start < self.start:
             low += int(np.searchsorted(opened.entries()["position"][1:], self.start))
-        return replace(opened, low=low) if count > 1 else None
+        return replace(opened, low=low)
 
 
 def _slots(file: File, start: int) -> int:

@@ -10,21 +10,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import pyarrow as pa
 
 from raftmq.remoting.client import RemotingClient
 from raftmq.spark.layout import BLANK_MAGIC, BLANK_SIZE_BYTES
 
 from .files import View
 from .live_queues import ExpectedUnits, WrongUnits
-from .log_reader import Copy, SharedItems, shared_items
+from .log_reader import Content, Copy, SharedItems, shared_items
 from .range_digests import RANGE_BYTES
 from .replica import Replica, connected
-from .spark_sources import block_batches
-from .store_files import STORES_SEPARATOR, BlockCopy, different_blocks
+from .store_files import STORES_SEPARATOR
 
 _BLANK = struct.Struct(">ii")  # the bytes to the segment's end, magic
 
@@ -35,15 +32,6 @@ class Window:
 
     start: int
     end: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """The bytes from `start` on that some replicas have alike."""
-
-    names: tuple[str, ...]
-    start: int
-    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +55,7 @@ class LiveLog:
 
     def parts(self, window: Window) -> Iterator[SharedItems]:
         """Read the equal items of several replicas (audit.read.log_reader.shared_items)."""
-        contents = asyncio.run(self.contents(window))
+        contents = self.contents(window)
         if not contents:
             return
         views = self._segments(contents)
@@ -82,8 +70,11 @@ class LiveLog:
         """Compare the ConsumeQueues of some replicas. Raises ReplicaLost, BackupError."""
         return expected.compared([each for each in self.replicas if each.name in names])
 
-    async def contents(self, window: Window) -> list[_Content]:
+    def contents(self, window: Window) -> list[Content]:
         """Read the window's frames. Raises ReplicaLost, BackupError."""
+        return asyncio.run(self._contents(window))
+
+    async def _contents(self, window: Window) -> list[Content]:
         there = [each for each in self.replicas if each.start <= window.start < each.end]
         reaching = [each for each in there if each.end >= window.end] or there
         if not there:
@@ -104,7 +95,7 @@ class LiveLog:
                 client, read, start, data, ends, dict(zip(others, digests, strict=True))
             )
 
-    def _segments(self, contents: Sequence[_Content]) -> list[memoryview]:
+    def _segments(self, contents: Sequence[Content]) -> list[memoryview]:
         """Return the contents as the ends of segments of zeros if a blank record ends them."""
         segment_bytes = self.replicas[0].segment_size_bytes
         left = segment_bytes - contents[0].start % segment_bytes
@@ -116,36 +107,6 @@ class LiveLog:
         return [memoryview(each.data.ljust(size, b"\0")) for each in contents]
 
 
-@dataclass(frozen=True, slots=True)
-class LiveBlocks:
-    """The blocks of `log` that differ in the windows `ranges` (audit.read.spark_sources.BlockReader
-    defines the rest)."""
-
-    log: LiveLog
-    ranges: Collection[tuple[int, int]]
-    limits: Mapping[str, int]
-    skipped: Mapping[str, Sequence[tuple[int, int]]]
-    cuts: Sequence[int]
-
-    def partitions(self) -> list[Window]:
-        windows = self.log.partitions()
-        return [window for window in windows if (window.start, window.end) in self.ranges]
-
-    def read(self, window: Window) -> Iterator[pa.RecordBatch]:
-        contents = asyncio.run(self.log.contents(window))
-        copies = [
-            BlockCopy(
-                *(name, each.start, memoryview(each.data)),
-                *(self.limits[name], self.skipped.get(name, ())),
-            )
-            for each in contents
-            for name in each.names
-        ]
-        if copies:
-            end = max(copy.base + len(copy.data) for copy in copies)
-            yield from block_batches(different_blocks(copies, copies[0].base, end, self.cuts))
-
-
 async def _grouped(
     client: RemotingClient,
     read: Replica,
@@ -153,7 +114,7 @@ async def _grouped(
     data: bytes,
     ends: Mapping[Replica, int],
     digests: Mapping[Replica, bytes],
-) -> list[_Content]:
+) -> list[Content]:
     """Return the different contents, by the names of the replicas that have them."""
     own = {end: hashlib.sha256(data[: end - start]).digest() for end in {*ends.values()}}
     groups: dict[tuple[int, bytes], list[Replica]] = {(ends[read], own[ends[read]]): [read]}
@@ -164,5 +125,5 @@ async def _grouped(
         content = data[: end - start]
         if digest != own[end]:
             content = await alike[0].read_by(client, start, end)
-        contents.append(_Content(tuple(sorted(each.name for each in alike)), start, content))
+        contents.append(Content(tuple(sorted(each.name for each in alike)), start, content))
     return contents

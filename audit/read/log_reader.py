@@ -86,6 +86,15 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """The bytes from log position `start` on that some stores have alike."""
+
+    names: tuple[str, ...]
+    start: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SharedItems:
     """The items that `stores` have alike in a range of a segment. `alike` is True if all copies of
     the segment have all bytes of the range alike."""

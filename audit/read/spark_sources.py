@@ -2,19 +2,17 @@
 
     spark.read.format("rocketmq").option("topic", "Flights").load("n0/store")
 
-rocketmq         the CommitLog's records; with `topic` that topic's visible ones alone
-rocketmq_log     every item of the log: records, frame headers, blanks, holes, ends (for the audit)
-rocketmq_queue   the ConsumeQueues' units
-rocketmq_blocks  hashes of the blocks of the log in which replicas differ
+rocketmq        the CommitLog's records; with `topic` that topic's visible ones alone
+rocketmq_log    every item of the log: records, frame headers, blanks, holes, ends (for the audit)
+rocketmq_queue  the ConsumeQueues' units
 
 `path` is a store directory or its URI; `stores` is a JSON object of names and directories. The
-column `store` has the name or the directory. `splitBytes` (rocketmq, rocketmq_log;
-default 32 MiB) splits segments at any byte. `shared` (rocketmq_log, rocketmq_queue; default false)
-returns a single row for equal items of several stores, with their names in lines. `body` (rocketmq;
-default true) includes bodies, because a source cannot prune columns. `until` (rocketmq) is the log
-position at which reading stops. `from` (all but rocketmq) is the log position of the first item, or
-the first position that units point at. `limits`, `skipped`, `cuts` and `ranges` (rocketmq_blocks)
-are JSON, see BlockReader.
+column `store` has the name or the directory. `splitBytes` (rocketmq, rocketmq_log; default 32 MiB)
+splits segments at any byte. `shared` (rocketmq_log, rocketmq_queue; default false) returns a single
+row for equal items of several stores, with their names in lines. `body` (rocketmq; default true)
+includes bodies, because a source cannot prune columns. `until` (rocketmq) is the log position at
+which reading stops. `from` (all but rocketmq) is the log position of the first item, or the first
+position that units point at.
 
 `partitions` and `read` run in different processes, so readers hold plain data only.
 """
@@ -35,20 +33,13 @@ from .log_reader import (
     LOG_SCHEMA,
     RECORD_BODY_SCHEMA,
     RECORD_SCHEMA,
+    Content,
     Copy,
     SharedItems,
     record_batches,
     shared_items,
 )
-from .store_files import (
-    STORES_SEPARATOR,
-    BlockCopy,
-    QueueFile,
-    Segment,
-    Store,
-    different_blocks,
-    units,
-)
+from .store_files import STORES_SEPARATOR, QueueFile, Segment, Store, units
 
 SPLIT_BYTES = 32 * 1024 * 1024
 SPLIT_BYTES_MIN = 4096
@@ -63,19 +54,11 @@ UNIT_SCHEMA = pa.schema(
         ("tags_code", pa.int64()),
     ]
 )
-BLOCK_SCHEMA = pa.schema(
-    [
-        ("store", pa.string()),
-        ("block_start", pa.int64()),
-        ("block_end", pa.int64()),
-        ("digest", pa.binary()),
-    ]
-)
 
 
 def register(spark: SparkSession) -> None:
-    """Register the four formats with this session; may be repeated."""
-    for source in (RecordSource, LogSource, QueueSource, BlockSource):
+    """Register the three formats with this session; may be repeated."""
+    for source in (RecordSource, LogSource, QueueSource):
         spark.dataSource.register(source)
 
 
@@ -166,6 +149,17 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
         count = len(self.stores.stores) if self.shared else 0
         yield from shared_items(_copies(partition), *_bounds(partition), stores=count)
 
+    def contents(self, partition: SharedRange) -> list[Content]:
+        """Read the bytes of each store."""
+        _, low, high = _bounds(partition)
+        contents = []
+        for copy in _copies(partition):
+            copy.view.load(low, high)
+            contents.append(
+                Content((copy.store,), partition.start, bytes(copy.view.data[low:high]))
+            )
+        return contents
+
 
 def _copies(partition: SharedRange) -> list[Copy]:
     return [Copy(store, segment.file.view()) for store, segment in partition.copies]
@@ -234,52 +228,6 @@ class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         return pa.RecordBatch.from_arrays(columns, schema=UNIT_SCHEMA)
 
 
-class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
-    """Reads the hashes of blocks that differ between stores.
-
-    `limits` {store: position} has the end of each store. `skipped` {store: [[from, to], …]} has
-    positions to leave out, `cuts` [position, …] additional block ends. `ranges` [[from, to], …]
-    selects partitions (default all).
-    """
-
-    def __init__(self, options: Mapping[str, str], stores: Iterable[Store] = ()) -> None:
-        self.stores = Stores(options, stores)
-        ranges = orjson.loads(options.get("ranges", "null"))
-        self.ranges = None if ranges is None else {(low, high) for low, high in ranges}
-        self.limits: dict[str, int] = orjson.loads(options["limits"])
-        self.skipped: dict[str, list[tuple[int, int]]] = orjson.loads(options["skipped"])
-        self.cuts: list[int] = orjson.loads(options["cuts"])
-
-    def partitions(self) -> list[SharedRange]:
-        ranges = self.ranges
-        partitions = self.stores.partitions(shared=True)
-        return [
-            partition
-            for partition in partitions
-            if ranges is None or (partition.start, partition.end) in ranges
-        ]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, SharedRange):
-            return  # as above
-        base, *bounds = _bounds(partition)
-        blocks = []
-        for copy in _copies(partition):
-            copy.view.load(*bounds)
-            limits = self.limits[copy.store], self.skipped.get(copy.store, ())
-            blocks.append(BlockCopy(copy.store, base, copy.view.data, *limits))
-        different = different_blocks(blocks, partition.start, partition.end, self.cuts)
-        yield from block_batches(different)
-
-
-def block_batches(blocks: Iterator[tuple[str, int, int, bytes]]) -> Iterator[pa.RecordBatch]:
-    """Yield the blocks as a batch of BLOCK_SCHEMA, if there are any."""
-    columns = [*zip(*blocks, strict=True)]
-    if columns:
-        arrays = [pa.array(*each) for each in zip(columns, BLOCK_SCHEMA.types, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=BLOCK_SCHEMA)
-
-
 class LogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
     """Format `rocketmq_log`."""
 
@@ -308,20 +256,6 @@ class QueueSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         return QueueReader(_plain(self.options))
 
 
-class BlockSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
-    """Format `rocketmq_blocks`."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "rocketmq_blocks"
-
-    def schema(self) -> StructType:
-        return spark_schema(BLOCK_SCHEMA)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return BlockReader(_plain(self.options))
-
-
 class RecordSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
     """Format `rocketmq`."""
 
@@ -346,10 +280,6 @@ def _plain(options: MutableMapping[str, str]) -> dict[str, str]:
         "body",
         "until",
         "splitBytes",
-        "limits",
-        "skipped",
-        "cuts",
-        "ranges",
         "shared",
         "from",
     )

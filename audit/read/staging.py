@@ -28,18 +28,11 @@ from raftmq.spark.layout import ItemKind
 
 from ..engine import columns as F
 from ..engine.frames import Engine, Frame
-from .live_log import LiveBlocks, LiveLog
+from .live_log import LiveLog
 from .live_queues import ExpectedUnits
 from .log_reader import LOG_SCHEMA, SharedItems
 from .range_digests import RUN_SCHEMA, LogDigest, LogSummary, UnitDigest, UnitSummary
-from .spark_sources import (
-    BLOCK_SCHEMA,
-    UNIT_SCHEMA,
-    BlockReader,
-    LogReader,
-    QueueFiles,
-    QueueReader,
-)
+from .spark_sources import UNIT_SCHEMA, LogReader, QueueFiles, QueueReader
 
 # Columns with repeated values. By default Arrow would try a dictionary for all columns.
 _REPEATED = ["store", "topic", "tags", "reason"]
@@ -123,17 +116,6 @@ def staged_units(
     parts = list(enumerate(reader.partitions()))
     digests = engine.map(_WriteUnits(reader, directory), parts)
     return engine.parquet(directory, UNIT_SCHEMA), [*itertools.chain.from_iterable(digests)]
-
-
-def staged_blocks(engine: Engine, reader: BlockReader | LiveBlocks, directory: str) -> Frame:
-    """Write the different blocks (BLOCK_SCHEMA) into files in the new `directory`, or into rows
-    that the tasks keep."""
-    if not engine.has_files:
-        read: Callable[[Any], Iterator[pa.RecordBatch]] = reader.read
-        return engine.read(read, reader.partitions(), BLOCK_SCHEMA)
-    _make(directory)
-    engine.map(_WriteBlocks(reader, directory), list(enumerate(reader.partitions())))
-    return engine.parquet(directory, BLOCK_SCHEMA)
 
 
 def _make(directory: str) -> None:
@@ -231,20 +213,6 @@ def _streamed(batch: pa.RecordBatch, kind: int | None = None) -> pa.RecordBatch:
         else:
             columns.append(pa.nulls(len(batch), field.type))
     return pa.RecordBatch.from_arrays(columns, schema=_STREAM_SCHEMA)
-
-
-@dataclass(frozen=True)
-class _WriteBlocks:
-    """Writes the different blocks of a range in a task."""
-
-    reader: BlockReader | LiveBlocks
-    directory: str
-
-    def __call__(self, numbered: tuple[int, Any]) -> None:
-        number, partition = numbered
-        with _replacing(_path(self.directory, number), BLOCK_SCHEMA) as rows:
-            for batch in self.reader.read(partition):
-                rows.write_batch(batch)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ A store has commitlog/, consumequeue/ and checkpoint. Files are only read (audit
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 import struct
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 NAME_DIGITS = 20  # in the name of a segment or ConsumeQueue file, its start offset
-HASH_BLOCK_BYTES = 1 << 20
 TIMES, TIMES_MARK = struct.Struct(">qq4sI"), b"RMQT"  # in a checkpoint (store.checkpoint)
 INDEX_SIZE_BYTES = 8  # before the payload in raft/configuration
 STORES_SEPARATOR = "\n"  # between the names of stores with equal rows
@@ -133,14 +131,11 @@ class Store:
 
     def _segments_of(self, replica: Replica) -> list[Segment]:
         """Return the segments of a running replica up to its end, with the names there."""
-        size = replica.segment_size_bytes
-        return [
-            Segment(
-                File(self.path, f"commitlog/{base:0{NAME_DIGITS}d}", min(size, replica.end - base)),
-                base,
-            )
-            for base in range(replica.start, replica.end, size)
-        ]
+        size, segments = replica.segment_size_bytes, []
+        for base in range(replica.start, replica.end, size):
+            name = f"commitlog/{base:0{NAME_DIGITS}d}"
+            segments.append(Segment(File(self.path, name, min(size, replica.end - base)), base))
+        return segments
 
     @property
     def closed(self) -> bool:
@@ -264,54 +259,6 @@ def _first_unit(content: npt.NDArray[np.void], start: int) -> int:
         else:
             low = middle + 1
     return low
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
-    """A store's copy of a segment from `base` up to `limit`, without the `skipped` ranges of
-    garbage."""
-
-    store: str
-    base: int
-    data: memoryview
-    limit: int
-    skipped: Sequence[tuple[int, int]]
-
-
-def different_blocks(
-    copies: Sequence[BlockCopy], start: int, end: int, cuts: Sequence[int]
-) -> Iterator[tuple[str, int, int, bytes]]:
-    """Compare log positions [start, end) of a segment's copies in blocks. Yield (store, block
-    start, block end, SHA-256) of each copy of a block that differs.
-
-    Blocks end at multiples of HASH_BLOCK_BYTES from the segment's start and at each of `cuts`.
-    """
-    base = copies[0].base
-    edges = {*range(base, end, HASH_BLOCK_BYTES), *cuts}
-    inner = sorted(edge for edge in edges if start < edge < end)
-    for low, high in zip([start, *inner], [*inner, end], strict=True):
-        contents = []
-        for copy in copies:
-            block_end = min(high, copy.limit, base + len(copy.data))
-            if low < block_end:
-                parts = [
-                    np.frombuffer(copy.data, np.uint8)[left - base : right - base]
-                    for left, right in without(low, block_end, copy.skipped)
-                ]
-                contents.append((copy.store, block_end, parts))
-        _, first_end, first = contents[0] if contents else ("", 0, [])
-        if all(e == first_end and _same(parts, first) for _, e, parts in contents[1:]):
-            continue
-        for store, block_end, parts in contents:
-            digest = hashlib.sha256()
-            for piece in parts:
-                digest.update(piece.data)
-            yield store, low, block_end, digest.digest()
-
-
-def _same(parts: Sequence[Bytes], others: Sequence[Bytes]) -> bool:
-    """Return whether byte ranges are equal; copies with different ranges need hashes."""
-    return len(parts) == len(others) and all(map(np.array_equal, parts, others))
 
 
 def same_bytes(left: Bytes, right: Bytes, start: int, end: int) -> bool:

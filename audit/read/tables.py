@@ -149,12 +149,9 @@ def stage(
         return engine.staged(frame, below(directory, name))
 
     def stores_staged() -> tuple[StagedLog, Alike, Frame, list[UnitDigest], Limits, Frame]:
-        options = {"shared": "true", "from": str(since.position if since else 0)}
-        replicas = replicas_of(stores)
-        running = LiveLog(replicas, since.position if since else 0) if replicas else None
-        reader = running or LogReader(options, stores.values())
+        reader = reader_of(stores, since)
         logs = staged_log(engine, reader, below(directory, "decoded"), progress)
-        queues = QueueReader(options, stores.values())
+        queues = QueueReader(_options(since), stores.values())
         units, unit_digests = staged_units(engine, queues, below(directory, "units"))
         frames = each(logs.items.where(F.col("kind") == int(ItemKind.FRAME)))
         ended = (since.index, since.term) if since else None
@@ -210,6 +207,18 @@ def stage(
         ),
         since,
     )
+
+
+def reader_of(stores: Mapping[str, Store], since: Ended | None) -> LogReader | LiveLog:
+    """Return the reader of the logs, from the end of the audit before on."""
+    replicas = replicas_of(stores)
+    if replicas:
+        return LiveLog(replicas, since.position if since else 0)
+    return LogReader(_options(since), stores.values())
+
+
+def _options(since: Ended | None) -> dict[str, str]:
+    return {"shared": "true", "from": str(since.position if since else 0)}
 
 
 def _topics(sends: Frame) -> tuple[str, ...]:

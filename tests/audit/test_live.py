@@ -300,11 +300,11 @@ def test_replica_that_dies_during_the_audit_is_down(
     name, contents = followers(group)[0], LiveLog.contents
     killed: list[str] = []
 
-    async def first_killing(self: LiveLog, window: Window) -> list[Any]:
+    def first_killing(self: LiveLog, window: Window) -> list[Any]:
         if not killed:
             killed.append(name)
-            await kill(group, name)
-        return await contents(self, window)
+            asyncio.run(kill(group, name))
+        return contents(self, window)
 
     monkeypatch.setattr(replica, "PATIENCE_S", 0.0)
     monkeypatch.setattr(LiveLog, "contents", first_killing)
@@ -322,12 +322,12 @@ def test_restarted_replica_continues_the_audit(
     name, contents = followers(group)[0], LiveLog.contents
     restarted: list[str] = []
 
-    async def first_restarting(self: LiveLog, window: Window) -> list[Any]:
+    def first_restarting(self: LiveLog, window: Window) -> list[Any]:
         if not restarted:
             restarted.append(name)
-            await kill(group, name)
-            await start(group, name)
-        return await contents(self, window)
+            asyncio.run(kill(group, name))
+            asyncio.run(start(group, name))
+        return contents(self, window)
 
     monkeypatch.setattr(LiveLog, "contents", first_restarting)
     report = audited(group)

@@ -8,9 +8,11 @@ import pyarrow as pa
 import pytest
 
 from raftmq.audit.read import log_reader
+from raftmq.audit.read.blocks import DifferentBlocks
 from raftmq.audit.read.files import File, View
-from raftmq.audit.read.log_reader import LOG_SCHEMA, Copy, shared_items
-from raftmq.audit.read.store_files import STORES_SEPARATOR, BlockCopy, different_blocks
+from raftmq.audit.read.log_reader import LOG_SCHEMA, Content, Copy, shared_items
+from raftmq.audit.read.spark_sources import LogReader
+from raftmq.audit.read.store_files import STORES_SEPARATOR
 from tests.audit.stores import Log, Message
 
 Rows = set[tuple[object, ...]]
@@ -112,15 +114,12 @@ def test_batches_have_the_schema_declared_to_spark() -> None:
 
 
 def blocks(*copies: tuple[bytes, int, list[tuple[int, int]]]) -> list[str]:
-    made = []
-    for number, (data, limit, skipped) in enumerate(copies):
-        made.append(BlockCopy(f"n{number}", 0, memoryview(data), limit, skipped))
-    cuts = sorted({limit for _, limit, _ in copies})
-    result = list(different_blocks(made, 0, 1 << 21, cuts))
-    kinds: dict[int, set[tuple[int, bytes]]] = {}
-    for _, start, end, digest in result:
-        kinds.setdefault(start, set()).add((end, digest))
-    return sorted(f"{start}:{store}" for store, start, *_ in result if len(kinds[start]) > 1)
+    limits = {f"n{number}": limit for number, (_, limit, _) in enumerate(copies)}
+    skipped = {f"n{number}": each for number, (_, _, each) in enumerate(copies)}
+    compared = DifferentBlocks(LogReader({"path": "/nowhere"}), limits, skipped, [*limits.values()])
+    contents = [Content((f"n{number}",), 0, data) for number, (data, _, _) in enumerate(copies)]
+    different = compared.compared(contents)
+    return sorted(f"{start}:{store}" for start, block in different for store in block)
 
 
 def test_differing_blocks_are_returned_for_every_copy() -> None:

@@ -14,7 +14,8 @@ import orjson
 import pytest
 
 from raftmq.audit.read import live_log
-from raftmq.audit.read.live_log import LiveBlocks, LiveLog
+from raftmq.audit.read.blocks import DifferentBlocks
+from raftmq.audit.read.live_log import LiveLog
 from raftmq.audit.read.spark_sources import LogReader
 from raftmq.audit.read.store_files import STORES_SEPARATOR
 from raftmq.spark.layout import ItemKind
@@ -113,11 +114,11 @@ def test_damaged_window_is_read_of_two_replicas(run: Run, where: str) -> None:
     framed = sum(size for _, size in run.log.frames)
     assert framed < read <= framed + SEGMENT_SIZE_BYTES + BLANK.size * len(run.log.segments)
     limits = dict.fromkeys(NAMES, run.log.end)
-    everywhere = {(each.start, each.end) for each in LiveLog(replicas, 0).partitions()}
-    blocks = LiveBlocks(LiveLog(replicas, 0), everywhere, limits, {}, [])
-    batches = [batch for window in blocks.partitions() for batch in blocks.read(window)]
-    of_stores = {row["store"]: row for batch in batches for row in batch.to_pylist()}
-    assert of_stores["n0"]["digest"] == of_stores["n2"]["digest"] != of_stores["n1"]["digest"]
+    log = LiveLog(replicas, 0)
+    compared = DifferentBlocks(log, limits, {}, [])
+    (blocks,) = filter(None, map(compared.blocks, log.partitions()))
+    ((_, copies),) = blocks
+    assert copies["n0"] == copies["n2"] != copies["n1"]
 
 
 def test_lagging_replica_is_read_no_further_than_it_is(run: Run) -> None:

@@ -24,7 +24,7 @@ import heapq
 import logging
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from raftmq.dledger.storage.log_storage import RaftLog
@@ -278,52 +278,41 @@ class NewestMessages:
     ) -> Newest:
         """Return up to `limit` matching messages below the CommitLog offset `before` (None for
         all), not stored before `since_ms`."""
-        ends = self._ends(topic, queue_count, before)
+        queues = [self._positions(topic, queue_id, before) for queue_id in range(queue_count)]
         records: list[tuple[MessageRecord, int]] = []
         scanned = size_bytes = 0
-        position = before
-        while ends and len(records) < limit:
-            if scanned >= SCANNED_MAX or size_bytes >= SCANNED_BYTES_MAX:
-                return Newest(records, position, scanned)
-            position, queue_id, offset = -ends[0][0], ends[0][1], ends[0][2]
-            self._step(ends, topic, queue_id, offset)
+        following = before
+        for position in heapq.merge(*queues, reverse=True):
+            if len(records) >= limit or scanned >= SCANNED_MAX or size_bytes >= SCANNED_BYTES_MAX:
+                return Newest(records, following, scanned)
             data = self._store.reads.message_at(position)
             if data is None:  # deleted by retention, with all older messages
-                return Newest(records, None, scanned)
+                break
             record = decode_record(data)
             if record.store_timestamp_ms < since_ms:
-                return Newest(records, None, scanned)
+                break
+            following = position
             scanned += 1
             size_bytes += len(data)
             if message_filter.fits(record):
                 records.append((record, len(data)))
             if scanned % RECORDS_PER_TURN == 0:
                 await asyncio.sleep(0)
-        return Newest(records, position if ends else None, scanned)
+        return Newest(records, None, scanned)
 
-    def _ends(self, topic: str, queue_count: int, before: int | None) -> list[tuple[int, int, int]]:
-        """Return a heap of (-CommitLog offset, queue id, queue offset) with each queue's last
-        message before the CommitLog offset `before`."""
-        ends: list[tuple[int, int, int]] = []
-        for queue_id in range(queue_count):
-            queue = self._store.queues.queue(topic, queue_id)
-            if queue is None:
-                continue
-            end = queue.max_offset
-            if before is not None:
-                end = queue.first_at(lambda at, _: at >= before)
-            if end > queue.min_offset:
-                ends.append((-queue.entry(end - 1)[0], queue_id, end - 1))
-        heapq.heapify(ends)
-        return ends
-
-    def _step(self, ends: list[tuple[int, int, int]], topic: str, queue_id: int, at: int) -> None:
-        """Replace the heap's first entry by the previous message of its queue, if there is any."""
-        queue = self._store.queues.queue(topic, queue_id)
-        if queue is None or at - 1 < queue.min_offset:
-            heapq.heappop(ends)
-        else:
-            heapq.heapreplace(ends, (-queue.entry(at - 1)[0], queue_id, at - 1))
+    def _positions(self, topic: str, queue_id: int, before: int | None) -> Iterator[int]:
+        """Yield the CommitLog offsets below `before` of a queue's messages, the newest first."""
+        queues = self._store.queues
+        at = None
+        while (queue := queues.queue(topic, queue_id)) is not None:
+            if at is None:
+                at = queue.max_offset
+                if before is not None:
+                    at = queue.first_at(lambda position, _: position >= before)
+            if at <= queue.min_offset:
+                return
+            at -= 1
+            yield queue.entry(at)[0]
 
 
 SIZE_BYTES_MAX = 1024 * 1024  # of an answer; a single message may exceed it
@@ -353,53 +342,43 @@ class OldestMessages:
         start: int = 0,
     ) -> Oldest:
         """Return up to `limit` messages stored in the time range, from CommitLog offset `start`."""
-        starts = await self._starts(topic, queue_count, start_ms, start)
+        ended: set[int] = set()  # queues without a further message of the time range
+        queues = []
+        for queue_id in range(queue_count):
+            queue = self._store.queues.queue(topic, queue_id)
+            if queue is not None:
+                first = self._store.reads.offset_by_time(topic, queue_id, start_ms)
+                first = queue.first_at(lambda at, _: at >= start, first)
+                queues.append(self._positions(topic, queue_id, first, ended))
+                await asyncio.sleep(0)
         records: list[tuple[MessageRecord, int]] = []
         size_bytes = 0
-        while starts:
-            position, queue_id, offset = starts[0]
+        for position, queue_id in heapq.merge(*queues):
             data = self._store.reads.message_at(position)
             if data is None:  # deleted by retention; the next page starts again
                 return Oldest(records, position)
             record = decode_record(data)
             if record.store_timestamp_ms > end_ms:
-                heapq.heappop(starts)  # with the rest of this queue
+                ended.add(queue_id)
                 continue
             size_bytes += len(data)
             if records and (len(records) >= limit or size_bytes > SIZE_BYTES_MAX):
                 return Oldest(records, position)
             records.append((record, len(data)))
-            self._step(starts, topic, queue_id, offset)
             if len(records) % RECORDS_PER_TURN == 0:
                 await asyncio.sleep(0)
         return Oldest(records, None)
 
-    async def _starts(
-        self, topic: str, queue_count: int, start_ms: int, start: int
-    ) -> list[tuple[int, int, int]]:
-        """Return a heap of (CommitLog offset, queue id, queue offset) with each queue's first
-        message of the time range from `start` on."""
-        starts: list[tuple[int, int, int]] = []
-        for queue_id in range(queue_count):
-            queue = self._store.queues.queue(topic, queue_id)
-            if queue is None:
-                continue
-            first = self._store.reads.offset_by_time(topic, queue_id, start_ms)
-            first = queue.first_at(lambda at, _: at >= start, first)
-            if first < queue.max_offset:
-                starts.append((queue.entry(first)[0], queue_id, first))
-            await asyncio.sleep(0)
-        heapq.heapify(starts)
-        return starts
-
-    def _step(self, starts: list[tuple[int, int, int]], topic: str, queue_id: int, at: int) -> None:
-        """Replace the heap's first entry by the next message of its queue, if there is any."""
-        queue = self._store.queues.queue(topic, queue_id)
-        following = at + 1 if queue is None else max(at + 1, queue.min_offset)
-        if queue is None or following >= queue.max_offset:
-            heapq.heappop(starts)
-        else:
-            heapq.heapreplace(starts, (queue.entry(following)[0], queue_id, following))
+    def _positions(
+        self, topic: str, queue_id: int, at: int, ended: Set[int]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the CommitLog offsets of a queue's messages from `at` on, until it is `ended`."""
+        queues = self._store.queues
+        while queue_id not in ended and (queue := queues.queue(topic, queue_id)) is not None:
+            if at >= queue.max_offset:
+                return
+            yield queue.entry(at)[0], queue_id
+            at = max(at + 1, queue.min_offset)
 
 
 INFLATED_BYTES_MAX = 1024 * 1024  # of text shown

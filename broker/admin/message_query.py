@@ -2,11 +2,12 @@
 
 The index follows the dispatched log at a distance (store.index.message_index). `KeyQueries` drives
 it. A tick indexes in steps of STEP_BYTES, half a millisecond each, and the loop runs between them.
-Less than RUN_BYTES waits up to STEP_INTERVAL_NS, because the first step of a tick has code and data
-out of the processor's caches and costs twice the next. A tick ends after BUSY_NS while messages
-arrive, after IDLE_NS otherwise, and after FORCED_NS once the index is BEHIND_BYTES_MAX behind. A
-lookup first catches up, for CATCH_UP_NS_MAX at most; after a rebuild it answers from the indexed
-part. Every replica has its own index.
+Less than that waits up to STEP_INTERVAL_NS, because the first step of a tick has code and data out
+of the processor's caches and costs twice the next. More does not wait: the replicas of a group have
+the same amount at the same time, and their runs of several steps delayed sends. A tick ends after
+BUSY_NS while messages arrive, after IDLE_NS otherwise, and after FORCED_NS once the index is
+BEHIND_BYTES_MAX behind. A lookup first catches up, for CATCH_UP_NS_MAX at most; after a rebuild it
+answers from the indexed part. Every replica has its own index.
 
 A failed write of the index is retried after RETRY_NS. At damage in the log the index waits for the
 repair, REPAIR_NS_MAX at most. It skips the damage at once where nothing repairs frames (classic
@@ -50,7 +51,6 @@ log = logging.getLogger("raftmq.broker.index")
 MS = 1_000_000  # ns
 INT64_MAX = (1 << 63) - 1
 STEP_INTERVAL_NS = 1_000 * MS
-RUN_BYTES = 4 * MIB
 BUSY_NS = 4 * MS  # of each housekeeping tick of 25 ms
 IDLE_NS = 10 * MS
 FORCED_NS = 8 * MS
@@ -113,10 +113,9 @@ class KeyQueries:
             budget_ns = max(budget_ns, FORCED_NS)
         self._seen_offset = offset
         is_due = now_ns >= self._due_ns
-        enough = 1 if is_due else RUN_BYTES
+        enough = 1 if is_due else STEP_BYTES
         while left >= enough:
             left = self._step()
-            enough = 1 if is_due else STEP_BYTES
             if left < enough or self._clock_ns() >= now_ns + budget_ns:
                 break
             await asyncio.sleep(0)
@@ -131,7 +130,7 @@ class KeyQueries:
         left = self._behind_bytes
         if not left:
             return IDLE_MS
-        due_ns = max(self._resume_ns, 0 if left >= RUN_BYTES else self._due_ns)
+        due_ns = max(self._resume_ns, 0 if left >= STEP_BYTES else self._due_ns)
         return max(0, due_ns - self._clock_ns()) / MS
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from raftmq.remoting.memory_limits import Allowance
@@ -23,6 +22,7 @@ from .broker_events import Event, RememberedEvents, Streams
 from .broker_http import Nodes, NodeSilent
 from .directory import Directory, Known, by_group, find, leader_of
 from .seen import NodeSeen
+from .views import FindingView
 
 REFRESH_PERIOD_S = 1.0  # maximum delay before a new broker's events are followed
 FOLLOW_DELAY_S = 0.05  # hundreds of brokers may come in that time
@@ -130,7 +130,7 @@ class ClusterView:
             "topicCount": self.table.topic_count,
             "groups": groups,
             "differences": [finding.text for finding in result],
-            "findings": [asdict(finding) for finding in result],
+            "findings": result,
         }
 
     async def _broker(self, known: Known, room: Allowance) -> Item:
@@ -163,7 +163,7 @@ class ClusterView:
 
     def _group(
         self, name: str, brokers: list[Item], known: list[Known]
-    ) -> tuple[Item, list[differences.Finding]]:
+    ) -> tuple[Item, list[FindingView]]:
         brokers.sort(key=lambda broker: broker["name"])
         routed = leader_of(known, name)
         leading = [b for b in brokers if b["node"] and differences.leads(b["node"])]

@@ -8,8 +8,9 @@ new term within a heartbeat) are reported only above the limits below.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from .views import FindingView
 
 FRAMES_APART_MAX = 200  # commits of a busy group in the time between two views
 FULL_SOON_MS = 6 * 3_600_000  # as brokers warn
@@ -18,25 +19,12 @@ SEVERITIES = ("critical", "warning", "notice")
 View = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A difference. `field` is its field of the node view, `nodes` are the replicas that differ."""
-
-    group: str
-    severity: str
-    field: str
-    nodes: tuple[str, ...]
-    text: str
-
-
 def findings(
     group: str, brokers: Sequence[Mapping[str, Any]], route_leader: str = ""
-) -> list[Finding]:
+) -> list[FindingView]:
     """Return the differences in descending order of severity. `brokers` is that of GET
-    /api/v1/cluster, {address, node: view
-
-    None, error}. `route_leader` is the leader in routes, or "".
-    """
+    /api/v1/cluster, {address, node: view or None, error}. `route_leader` is the leader in routes,
+    or ""."""
     views = [(b, b["node"]) for b in brokers if b.get("node")]
     result = [*_silent(group, brokers)]
     nodes = [view for _, view in views]
@@ -61,15 +49,15 @@ def name_of(view: View) -> str:
     return str(view.get("name") or view.get("address") or "?")
 
 
-def _silent(group: str, brokers: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _silent(group: str, brokers: Sequence[Mapping[str, Any]]) -> Iterator[FindingView]:
     for broker in brokers:
         if broker.get("node") is None:
             name = str(broker.get("name") or broker["address"])
             text = f"{group}: {name} does not answer ({broker.get('error') or 'no reason known'})"
-            yield Finding(group, "critical", "error", (name,), text)
+            yield FindingView(group, "critical", "error", (name,), text)
 
 
-def _leaders(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
+def _leaders(group: str, nodes: Sequence[View]) -> Iterator[FindingView]:
     leaders = [view for view in nodes if leads(view)]
     by_term: dict[int, list[str]] = {}
     for view in leaders:
@@ -77,7 +65,7 @@ def _leaders(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
     for term, names in by_term.items():
         if len(names) > 1:
             text = f"{group}: {_and(names)} both say that they lead in term {term}"
-            yield Finding(group, "critical", "role", tuple(names), text)
+            yield FindingView(group, "critical", "role", tuple(names), text)
     if len(by_term) > 1:
         newest = max(by_term)
         for term, names in sorted(by_term.items()):
@@ -86,20 +74,20 @@ def _leaders(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
                     f"{group}: {_and(names)} still takes itself for the leader of term {term}; "
                     f"{_and(by_term[newest])} leads in term {newest}"
                 )
-                yield Finding(group, "warning", "role", tuple(names), text)
+                yield FindingView(group, "warning", "role", tuple(names), text)
     if nodes and not leaders:
-        yield Finding(group, "critical", "role", (), f"{group}: no replica says that it leads")
+        yield FindingView(group, "critical", "role", (), f"{group}: no replica says that it leads")
     for view in leaders:
         if view.get("leaderReady") is False and view.get("mode") != "classic":
             text = f"{group}: {name_of(view)} leads but is not ready: sends have to wait"
-            yield Finding(group, "warning", "leaderReady", (name_of(view),), text)
+            yield FindingView(group, "warning", "leaderReady", (name_of(view),), text)
 
 
-def _terms(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
+def _terms(group: str, nodes: Sequence[View]) -> Iterator[FindingView]:
     yield from _unequal(group, nodes, "term", "replicas are in different terms", "warning")
 
 
-def _followed(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
+def _followed(group: str, nodes: Sequence[View]) -> Iterator[FindingView]:
     reported = [view for view in nodes if view.get("leader")]
     if len({view["leader"] for view in reported}) > 1:
         yield from _unequal(
@@ -108,24 +96,24 @@ def _followed(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
     for view in nodes:
         if not view.get("leader") and not leads(view):
             text = f"{group}: {name_of(view)} knows of no leader"
-            yield Finding(group, "warning", "leader", (name_of(view),), text)
+            yield FindingView(group, "warning", "leader", (name_of(view),), text)
 
 
-def _apart(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
+def _apart(group: str, nodes: Sequence[View]) -> Iterator[FindingView]:
     most = max((_number(view, "commitIndex") for view in nodes), default=0)
     for view in nodes:
         commit, applied = _number(view, "commitIndex"), _number(view, "appliedIndex")
         if most - commit > FRAMES_APART_MAX:
             text = f"{group}: {name_of(view)}'s commit is {most - commit:,} frames behind"
-            yield Finding(group, "warning", "commitIndex", (name_of(view),), text)
+            yield FindingView(group, "warning", "commitIndex", (name_of(view),), text)
         if commit - applied > FRAMES_APART_MAX:
             text = (
                 f"{group}: {name_of(view)} has {commit - applied:,} committed frames still to apply"
             )
-            yield Finding(group, "warning", "appliedIndex", (name_of(view),), text)
+            yield FindingView(group, "warning", "appliedIndex", (name_of(view),), text)
 
 
-def _members(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
+def _members(group: str, nodes: Sequence[View]) -> Iterator[FindingView]:
     sets: dict[tuple[str, ...], list[str]] = {}
     for view in nodes:
         members = view.get("members")
@@ -137,12 +125,12 @@ def _members(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
         usual = max(sets, key=lambda key: len(sets[key]))
         odd = [name for key, names in sets.items() if key != usual for name in names]
         text = f"{group}: replicas know different members. {reported}"
-        yield Finding(group, "warning", "members", tuple(odd), text)
+        yield FindingView(group, "warning", "members", tuple(odd), text)
 
 
 def _route(
     group: str, views: Sequence[tuple[Mapping[str, Any], View]], route_leader: str
-) -> Iterator[Finding]:
+) -> Iterator[FindingView]:
     ready = [
         (broker, view)
         for broker, view in views
@@ -154,42 +142,42 @@ def _route(
     if route_leader != broker["address"]:
         known = f"sends clients to {route_leader}" if route_leader else "knows no leader"
         text = f"{group}: {name_of(view)} leads, but this name server {known}"
-        yield Finding(group, "warning", "route", (name_of(view),), text)
+        yield FindingView(group, "warning", "route", (name_of(view),), text)
 
 
-def _health(group: str, view: View) -> Iterator[Finding]:
+def _health(group: str, view: View) -> Iterator[FindingView]:
     name, disk = name_of(view), view.get("disk") or {}
     state = disk.get("state") or "ok"
     if state != "ok":
         reason = f": {disk['reason']}" if disk.get("reason") else ""
         text = f"{group}: the disk of {name} is {state}{reason}"
         severity = "critical" if state in ("failed", "full") else "warning"
-        yield Finding(group, severity, "disk", (name,), text)
+        yield FindingView(group, severity, "disk", (name,), text)
     full_in_ms = disk.get("fullInMs")
     if isinstance(full_in_ms, int) and full_in_ms < FULL_SOON_MS:
         by = f"in {full_in_ms // 3_600_000} h {full_in_ms // 60_000 % 60} min"
         text = f"{group}: the disk of {name} is full {by} at this rate"
-        yield Finding(group, "warning", "disk", (name,), text)
+        yield FindingView(group, "warning", "disk", (name,), text)
     if view.get("clockContradiction"):
         text = f"{group}: {name}: {view['clockContradiction']}"
-        yield Finding(group, "warning", "clock", (name,), text)
+        yield FindingView(group, "warning", "clock", (name,), text)
     if view.get("logStart"):
         text = f"{group}: {name} lacks older messages of its master: {view['logStart']}"
-        yield Finding(group, "warning", "commitLog", (name,), text)
+        yield FindingView(group, "warning", "commitLog", (name,), text)
     if view.get("recovered") is False:
         reason = f": {view['recovering']}" if view.get("recovering") else ""
         text = f"{group}: {name} may have lost promises and does not vote{reason}"
-        yield Finding(group, "warning", "recovered", (name,), text)
+        yield FindingView(group, "warning", "recovered", (name,), text)
 
 
-def _versions(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
+def _versions(group: str, nodes: Sequence[View]) -> Iterator[FindingView]:
     yield from _unequal(group, nodes, "version", "replicas run different versions", "notice")
     yield from _unequal(group, nodes, "engine", "replicas run different engines", "critical")
 
 
 def _unequal(
     group: str, nodes: Sequence[View], field: str, subject: str, severity: str
-) -> Iterator[Finding]:
+) -> Iterator[FindingView]:
     reported: dict[str, list[str]] = {}
     for view in nodes:
         reported.setdefault(str(view.get(field)), []).append(name_of(view))
@@ -197,7 +185,7 @@ def _unequal(
         usual = max(reported, key=lambda value: len(reported[value]))
         odd = [name for value, names in reported.items() if value != usual for name in names]
         each = ", ".join(f"{_and(names)} {value}" for value, names in reported.items())
-        yield Finding(group, severity, field, tuple(odd), f"{group}: {subject} ({each})")
+        yield FindingView(group, severity, field, tuple(odd), f"{group}: {subject} ({each})")
 
 
 def _number(view: View, field: str) -> int:

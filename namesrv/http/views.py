@@ -51,13 +51,14 @@ class NameServerView(View, frozen=True, kw_only=True):
     boot_time_ms: int
 
 
-class FindingView(View, frozen=True, kw_only=True):
-    """A difference between replicas. `field` is a field of their node views."""
+class FindingView(View, frozen=True):
+    """A difference between replicas. `field` is a field of their node views, `nodes` are those that
+    differ."""
 
     group: str
     severity: str
     field: str
-    nodes: list[str]
+    nodes: tuple[str, ...]
     text: str
 
 

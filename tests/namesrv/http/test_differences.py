@@ -1,6 +1,5 @@
 """Differences between replicas' views, told in words."""
 
-from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -93,7 +92,7 @@ def test_findings_are_ordered_by_severity_and_name_field_and_nodes() -> None:
     assert [(finding.field, finding.nodes) for finding in result] == [
         ("disk", ("n2",)), ("term", ("n2",)), ("version", ("n1",))
     ]  # fmt: skip
-    assert orjson.loads(to_json(asdict(result[0])))["nodes"] == ["n2"]
+    assert orjson.loads(to_json(result[0]))["nodes"] == ["n2"]
 
 
 def test_classic_groups_have_no_term_findings() -> None:

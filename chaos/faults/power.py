@@ -189,6 +189,7 @@ class LoopDisk:
             image.truncate(LOOP_BYTES)
         _run([_program("mkfs.ext4"), "-q", str(self.image)])
         self._mount()
+        (self.mount_point / "lost+found").rmdir()  # no file of a store
         return self.mount_point
 
     def cut(self) -> None:
@@ -208,9 +209,14 @@ class LoopDisk:
         self._mount()
 
     def remove(self) -> None:
-        """Unmount and delete it; harmless if it is not there."""
+        """Put its files into a directory in its place; harmless if it is not there."""
         if os.path.ismount(self.mount_point):
-            self._unmount()
+            copy = self.mount_point.with_name(f"{self.mount_point.name}.copy")
+            try:
+                _run([_program("cp"), "-a", "--sparse=always", str(self.mount_point), str(copy)])
+            finally:
+                self._unmount()
+            copy.replace(self.mount_point)
         self.image.unlink(missing_ok=True)
 
     def _copy_image(self) -> None:

@@ -64,6 +64,9 @@ def test_loop_disk_keeps_only_synced_bytes_over_a_power_cut(tmp_path: Path) -> N
         loop.remove()
     assert not loop.image.exists()
     loop.remove()
+    assert not os.path.ismount(tmp_path / "store")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert (tmp_path / "store" / "f").read_bytes()[:600] == b"synced" * 100  # for the audit
 
 
 def test_loop_disk_obstacles_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -555,7 +555,7 @@ class Connection(asyncio.Protocol):
             return
         task = self._loop.create_task(self._finish(request, answer))
         self._tasks.add(task)
-        task.add_done_callback(lambda done: self._finished(done, size))
+        task.add_done_callback(lambda done: self._finished(done, answer, size))
 
     async def _finish(self, request: RemotingCommand, answer: SlowAnswer) -> None:
         try:
@@ -569,8 +569,9 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self._refuse_for(request, error)
 
-    def _finished(self, task: asyncio.Task[None], size: int) -> None:
+    def _finished(self, task: asyncio.Task[None], answer: SlowAnswer, size: int) -> None:
         self._tasks.discard(task)
+        answer.close()  # it has not begun, if the task was cancelled before
         if self._budgets is not None:
             self._budgets.work.give_back(size)
         error = None if task.cancelled() else task.exception()

@@ -1,6 +1,8 @@
 """Connections over real sockets: dispatch, damage, time-outs, loss, both directions."""
 
 import asyncio
+import warnings
+from contextlib import suppress
 
 import pytest
 
@@ -320,6 +322,27 @@ async def test_slow_requests_are_limited_and_end_with_their_connection() -> None
         await peer.close()
         await until(lambda: not server.connections)
         await until(lambda: sorted(cancelled) == [0, 1])
+
+
+@on_both_loops
+async def test_slow_request_that_has_not_begun_ends_with_its_connection() -> None:
+    async def slow() -> RemotingCommand:
+        raise AssertionError("not reached")
+
+    def reset(connection: Connection, request: RemotingCommand) -> None:
+        transports[connection].abort()  # the loop reports the loss before it starts tasks
+
+    handlers: dict[int, Handler] = {1: reset, 2: lambda connection, request: slow()}
+    with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        transports = transports_of(patched, Connection)
+        async with serving(handlers) as (_, address):
+            peer = await RawPeer.connect(address)
+            peer.writer.write(b"".join(encode_command(RemotingCommand(code, 0)) for code in (1, 2)))
+            with suppress(ConnectionError):
+                assert await peer.command() is None
+            await peer.close()
+    assert not [each for each in caught if "never awaited" in str(each.message)]
 
 
 @on_both_loops

@@ -3,7 +3,7 @@
 Violations:
 - A producer committed (by END_TRANSACTION, or in its answer to a check-back), and the topic was
   drained completely without the message (lost). A lost request is no excuse, because the broker
-  asks again.
+  asks again. A rollback is one: of a half message with less than SEND_OK, by the client.
 - A message is delivered without a commit. It may have been rolled back, undecided, not certainly
   stored or never sent.
 - A message is delivered at more positions than the producer's attempts to store half messages.
@@ -35,13 +35,14 @@ WORK = "transactions"
 class Transaction:
     """A message, as its producer and the consumers observed it; `outcome` is the half message's."""
 
-    __slots__ = ("commit_ns", "confirmed", "decided", "positions", "sent")
+    __slots__ = ("commit_ns", "confirmed", "decided", "positions", "rolled_back", "sent")
 
     def __init__(self, post: Post) -> None:
         self.sent = Sent(post)
         self.commit_ns = 0  # when commit was said first; 0: never
         self.confirmed = False  # the broker answered that it has the commit
         self.decided = False  # commit or rollback was said
+        self.rolled_back = False
         self.positions: set[Position] = set()
 
 
@@ -77,6 +78,8 @@ class TransactionBook:
         if decision.decision == COMMIT:
             entry.commit_ns = entry.commit_ns or decision.t_ns
             entry.confirmed = entry.confirmed or decision.outcome is Outcome.OK
+        else:
+            entry.rolled_back = True
 
     def _delivered(self, delivery: Delivery, entry: Transaction | None) -> None:
         if entry is None:
@@ -104,7 +107,7 @@ def committed_lost(book: TransactionBook, name: str) -> Check:
             book.sends.drained_ns(entry),
         )
         for name, entry in committed
-        if not entry.positions
+        if not entry.positions and not entry.rolled_back
     )
     detail = f"{len(committed)} committed of {len(book.entries)} transactions"
     return judge_lost(name, missing, len(committed), detail)

@@ -136,6 +136,7 @@ class Transacted:
             outcome = posting.ends(name, op, key, result.half)
             if outcome is not Outcome.OK:
                 posting.awaited.discard(key)
+                self._decide("invoke", name, key, ROLLBACK)  # by the client, without `execute`
             if outcome is Outcome.OK and plan.first != UNDECIDED:
                 self._decide("ok" if result.confirmed else "unknown", name, key, plan.first)
 

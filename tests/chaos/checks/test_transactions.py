@@ -153,6 +153,9 @@ def test_transaction_check_accepts_permitted_histories() -> None:
     plant.delivered("retried", 9, **W)
     plant.checked("unknown", "commit")  # its half message was stored after all
     plant.delivered("unknown", 10, **W)
+    plant.posted("weak", "unknown", **W)  # its client rolls it back, while a broker asks
+    plant.checked("weak", "commit")
+    plant.decided("weak", "rollback")
     assert failed(end(plant)) == set()
 
 

@@ -167,7 +167,7 @@ def _run(runner: Watch, results: Results, *, once: bool, every_s: float) -> Coun
         if failure and once:
             raise OSError(failure)
         if failure:
-            print_error(f"waiting for brokers: {failure}")
+            print_error(f"not all could be judged, and is repeated: {failure}")
         if once and all_read:
             break
         if all_read:

@@ -320,11 +320,10 @@ def test_restarted_replica_continues_the_audit(
     group: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, contents = followers(group)[0], LiveLog.contents
-    restarted: list[str] = []
+    restarted = threading.Lock()  # several threads read at once
 
     def first_restarting(self: LiveLog, window: Window) -> list[Any]:
-        if not restarted:
-            restarted.append(name)
+        if restarted.acquire(blocking=False):
             asyncio.run(kill(group, name))
             asyncio.run(start(group, name))
         return contents(self, window)

@@ -177,7 +177,7 @@ async def test_reply_after_a_transfer_is_forwarded_to_the_former_leader(tmp_path
             target = next(n for n, b in group.brokers.items() if b is not first)
             assert (await group.transfer(first, target)).code == 0
             second = group.brokers[target]
-            await until(lambda: second.roles.leading)
+            await until(lambda: second.roles.leading and not first.roles.leading)
             await until(lambda: len(second.state.addresses) == 2)
             refused = await reply(group, first)
             assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE

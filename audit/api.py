@@ -41,10 +41,9 @@ def run_audit(
     Give the directory or URI of every replica. A majority is counted among the voters that the logs
     name (audit.read.voters). A missing voter's store is a finding and holds nothing. cluster.json
     beside the stores supplies `mode` ("raft", "classic") and `group` (brokerName) if they are None.
-    With `spark`, the queries run there; without it in
-    this process, or in a new session of Spark if the logs are large (audit.engine.choice); `engine`
-    ("local", "spark") decides otherwise. Raises ValueError without stores, StoreError,
-    HistoryUnfit, JavaNotFound, EngineFailed, OSError.
+    With `spark`, the queries run there; without it in this process, or in a new session of Spark if
+    the logs are large (audit.engine.choice); `engine` ("local", "spark") decides otherwise. Raises
+    ValueError without stores, StoreError, HistoryUnfit, JavaNotFound, EngineFailed, OSError.
     """
     for name in ("history", "acknowledged", "results"):
         value = history if name == "history" else options.get(name)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Sequence
 
 from bench.group import PATIENT, RaftGroup, raft_group
 from bench.peers.remoting import QUEUES, TOPIC, records_in
+from bench.peers.system import BODY
 from bench.wire import LoadResult, run_load
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -39,7 +40,7 @@ async def pops(value: int, seconds: float) -> dict[str, float]:
         await run_load(
             *(group.address, TOPIC),
             queues=QUEUES,
-            body=b"x" * 128,
+            body=BODY,
             count=count // 100,
             in_flight=4,
             batch=100,
@@ -63,7 +64,7 @@ async def held_pulls(value: int, seconds: float) -> dict[str, float]:
         return await run_load(
             *(group.address, topic),
             queues=QUEUES,
-            body=b"x" * 128,
+            body=BODY,
             count=count,
             in_flight=min(count, 256),
             seconds=seconds,

@@ -269,7 +269,7 @@ async def open_store(
     state, fsync = BrokerState(), Timings()
     shares = Shares(descriptor_limit(), ports_of(config))
     files = replace(store_config(config), open_files_max=shares.files_cached)
-    store = MessageStore(disk, files, on_synced=fsync.observe)
+    store = MessageStore(disk, files, on_synced=fsync.observe, first_shown=state.topics.starts)
     tls = ProcessTls(config, config, ArrivalLimits(arriving_max=shares.arriving))
 
     def opened() -> Opened:
@@ -291,8 +291,10 @@ async def open_store(
         elif replication.keeps_log:
             covered = snapshot.load(disk, state)
             snapshot.put_right(disk, state)
-        for topic, position in state.topics.starts.items():
-            store.queues.show_from(topic, position)
+        for queue in store.queues.queues():
+            store.queues.topic_changed(
+                queue.topic, exists=state.topics.get(queue.topic) is not None
+            )
         accounts = load_account_file(config, state.acl)
         port = config.advertised_port or claim.port
         web = replace(web_settings(config, claim.port), port=claim.http_port)

@@ -143,7 +143,8 @@ class BrokerApplication:
                 self._sends.stamp_ms = frame.timestamp_ms
         self.applied_position = frames[-1].end
         for name in topics:
-            self._store.queues.show_from(name, self._state.topics.starts.get(name, 0))
+            exists = self._state.topics.get(name) is not None
+            self._store.queues.topic_changed(name, exists=exists)
             self._sends.topic_changed(name)
         # Log and tables have changed. The rest must not fail this replica.
         if topics:

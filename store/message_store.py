@@ -14,7 +14,8 @@ For the loop only. `open`, `flush` and `close` block.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from .checkpoint import AbortFile, Checkpoint
 from .commitlog.classic_log import ClassicLog
@@ -41,8 +42,10 @@ class MessageStore:
         config: StoreConfig,
         *,
         on_synced: Callable[[float], None] | None = None,
+        first_shown: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`on_synced` gets the duration of each CommitLog sync in s."""
+        """`on_synced` gets the duration of each CommitLog sync in s. Messages of a topic below the
+        CommitLog offset in `first_shown` are not visible."""
         raft = config.mode is StoreMode.RAFT
         self.disk = disk
         self.config = config
@@ -64,6 +67,7 @@ class MessageStore:
             tails_bytes_max=config.tails_bytes_max,
             open_files_max=config.open_files_max,
             manifest=config.path("consumequeue.manifest"),
+            first_shown=first_shown,
         )
         self.index = (
             MessageIndex(disk, config.path("index"), log, config.index_limits)

@@ -160,7 +160,7 @@ class SendTopic:
 
     __slots__ = (
         "chosen", "magic", "message_type", "name", "name_prefix", "name_prefixes", "plain",
-        "queue_count", "queues", "writable", "write_count",
+        "queue_count", "writable", "write_count",
     )  # fmt: skip
 
     def __init__(self, config: TopicConfig, *, types_checked: bool = False) -> None:
@@ -182,7 +182,6 @@ class SendTopic:
         self.plain = self.writable and not (
             self.message_type or self.name in NO_SEND_TOPICS or self.name.startswith(RETRY_PREFIX)
         )
-        self.queues: list[SendQueue | None] = [None] * config.queue_count
         self.chosen: dict[str, SendQueue] = {}  # by queue id as usually written
 
 

@@ -143,7 +143,8 @@ class LocalApplication:
 
     def topics_changed(self, names: Sequence[str]) -> None:
         for name in names:
-            self.store.queues.show_from(name, self.state.topics.starts.get(name, 0))
+            exists = self.state.topics.get(name) is not None
+            self.store.queues.topic_changed(name, exists=exists)
             self.sends.topic_changed(name)
         if names:
             self._contained.run("topics_told", lambda: self._on_topics(names))

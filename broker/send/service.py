@@ -171,7 +171,8 @@ class SendPath:
         self._groups: deque[Group] = deque()
         self._pending: dict[int, Pending] = {}
         self._topics: dict[str, SendTopic] = {}
-        self._queues: dict[tuple[str, int], SendQueue] = {}
+        self._queues: dict[str, dict[int, SendQueue]] = {}
+        self._deleted: deque[tuple[str, int]] = deque()  # topics with queues, time of deletion
         self.redirects = Redirects.of(config, wall_ms, hooks.timers_waiting)
         self.internal_topics = state.topics.internal
         self.internal_topics.update(
@@ -568,18 +569,16 @@ class SendPath:
                 f"queueId {queue_id} is illegal: topic [{topic.name}] has "
                 f"{topic.queue_count} queues"
             )
-        queue = topic.queues[queue_id]
-        if queue is None:
-            queue = topic.queues[queue_id] = self._queue(topic.name, queue_id)
-            topic.chosen[str(queue_id)] = queue
+        queue = topic.chosen[str(queue_id)] = self._queue(topic.name, queue_id)
         return queue
 
     def _queue(self, topic: str, queue_id: int) -> SendQueue:
-        queue = self._queues.get((topic, queue_id))
+        queues = self._queues.setdefault(topic, {})
+        queue = queues.get(queue_id)
         if queue is None:
             delay_ms = self.redirects.levels_ms[queue_id] if topic == SCHEDULE_TOPIC else -1
             queue = SendQueue(topic, queue_id, self._queue_end(topic, queue_id), delay_ms)
-            self._queues[topic, queue_id] = queue
+            queues[queue_id] = queue
         return queue
 
     # ---- topics ---------------------------------------------------------------------------
@@ -599,6 +598,21 @@ class SendPath:
 
     def topic_changed(self, name: str) -> None:
         self._topics.pop(name, None)
+        if name in self._queues and self._state.topics.get(name) is None:
+            self._deleted.append((name, self._attended.now_ms))
+        while self._deleted and self._forget_queues(*self._deleted[0]):
+            self._deleted.popleft()
+
+    def _forget_queues(self, topic: str, deleted_ms: int) -> bool:
+        """Forget a deleted topic's queues; return False while a record of them may be in flight."""
+        if self._state.topics.get(topic) is None:
+            if self._groups and self._groups[0].started_ms <= deleted_ms:
+                return False
+            for queue in self._queues.get(topic, {}).values():
+                if queue.next_offset != self._queue_end(topic, queue.queue_id):
+                    return False
+            self._queues.pop(topic, None)
+        return True
 
     def _open_topic(
         self,
@@ -770,6 +784,7 @@ class SendPath:
         self._leading = leading
         self._topics.clear()
         self._queues.clear()
+        self._deleted.clear()
         if awaited:
             self._held.start()
             self._held.groups += self._groups

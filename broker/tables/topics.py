@@ -160,7 +160,7 @@ class TopicTable(VersionedTable[TopicConfig]):
 
     def restart_at(self, name: str, position: int) -> None:
         """Hide messages before this CommitLog offset, because the topic was deleted. Above
-        BEGINS_MAX the oldest deletions are dropped."""
+        STARTS_MAX the oldest deletions are dropped."""
         self.starts.pop(name, None)
         self.starts[name] = position
         if len(self.starts) > STARTS_MAX + len(self.entries):
@@ -182,7 +182,8 @@ class TopicTable(VersionedTable[TopicConfig]):
     ) -> None:
         starts = entries_of(value.get(STARTS_KEY) or {}, lambda _, at: int(at), refused)
         super().load(value, applied_index, refused)
-        self.starts = starts
+        self.starts.clear()  # the store has this mapping
+        self.starts.update(starts)
 
     def get(self, name: str) -> TopicConfig | None:
         return self.internal.get(name) or self.entries.get(name)

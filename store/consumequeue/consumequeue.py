@@ -34,13 +34,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
+from types import MappingProxyType
 
 from ..disk import Disk
 from ..dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from ..errors import EntryDamaged
 from ..file_cache import OPEN_FILES_MAX
 from ..transient_errors import passes
+from .archive import QueueArchive, unpacked
 from .queue_files import (
     EntryKey,
     FlushFiles,
@@ -48,6 +50,7 @@ from .queue_files import (
     QueueExtent,
     QueueFiles,
     QueueKey,
+    line_of,
     read_manifest,
     within_files,
     write_manifest,
@@ -455,11 +458,13 @@ class FlushTicket:
 
     files: FlushFiles
     tails: list[tuple[ConsumeQueue, Tail]]  # at the start of the flush
-    queues: list[ConsumeQueue]  # all, if a manifest is kept
+    queues: list[ConsumeQueue]  # all in memory, if a manifest is kept
+    archived: list[bytes]
     manifest: str | None
     head: ManifestHead
     due: bool  # write the manifest even if no file was created or removed
     listed: bool  # write it in any case
+    deleted: list[str]  # topics whose queues may be archived after it
     saved: dict[ConsumeQueue, range] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -474,7 +479,8 @@ class FlushTicket:
         if changed or self.listed or not self.files.disk.exists(self.manifest):
             nothing = range(0)
             extents = (queue.extent(self.saved.get(queue, nothing)) for queue in self.queues)
-            write_manifest(self.files.disk, self.manifest, self.head, filter(None, extents))
+            lines = unpacked(self.archived)
+            write_manifest(self.files.disk, self.manifest, self.head, filter(None, extents), lines)
 
 
 class ConsumeQueueStore:
@@ -490,8 +496,10 @@ class ConsumeQueueStore:
         tails_bytes_max: int = TAILS_BYTES_MAX,
         open_files_max: int = OPEN_FILES_MAX,
         manifest: str | None = None,
+        first_shown: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`manifest` is the manifest's path. Without it, damage is not detected."""
+        """`manifest` is the manifest's path; without it damage is not detected. Messages of a topic
+        below the CommitLog offset in `first_shown` are not visible."""
         self._disk = disk
         self._files = QueueFiles(disk, directory, entries_per_file, open_files_max)
         self.damaged: dict[tuple[str, int], str] = {}  # queues that `open` did not load, and why
@@ -508,7 +516,9 @@ class ConsumeQueueStore:
         self._with_tail: dict[tuple[str, int], ConsumeQueue] = {}
         self._overfull: dict[tuple[str, int], ConsumeQueue] = {}  # tails at tail_entries_max
         self.tails_bytes = 0  # above tails_bytes_max only during a shortage
-        self._first_shown: dict[str, int] = {}  # by topic; see show_from
+        self._first_shown = first_shown
+        self._deleted: dict[str, None] = {}  # topics whose queues are to be archived
+        self._archive = QueueArchive()
         self._flushing = False
 
     def open(
@@ -591,8 +601,7 @@ class ConsumeQueueStore:
         for key, extent in self._recorded.items():
             if key[0] in topics and extent.last_position < confirmed:
                 del recorded[key]
-                queues.append(ConsumeQueue(self._files, *key, self._first_shown))
-                queues[-1].take_over(extent)
+                queues.append(self._from_extent(extent))
         return queues
 
     def _record_shorter(self, queues: Sequence[ConsumeQueue]) -> None:
@@ -615,6 +624,9 @@ class ConsumeQueueStore:
         append."""
         key = (topic, queue_id)
         queue = self._queues.get(key)
+        if queue is None and self._restore(topic):
+            self._deleted[topic] = None  # it has messages in flight that were sent before
+            queue = self._queues.get(key)
         if queue is None:
             check_name(topic, queue_id)
             queue = self._queues[key] = ConsumeQueue(
@@ -678,8 +690,14 @@ class ConsumeQueueStore:
         return self._files.suspects
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return the queue; None if it never had a message."""
-        return self._queues.get((topic, queue_id))
+        """Return the queue; None if it never had a message. Use it in this turn of the loop only,
+        because a deleted topic's queue is made for each call."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            for extent in self._archive.of_topic(topic):
+                if extent.queue_id == queue_id:
+                    return self._from_extent(extent)
+        return queue
 
     def end_of(self, topic: str, queue_id: int) -> int:
         """Return the next message's queue offset; 0 for a queue without a file."""
@@ -691,15 +709,9 @@ class ConsumeQueueStore:
         queue = self.queue(topic, queue_id)
         return queue is not None and queue.first_offset < queue.max_offset
 
-    def show_from(self, topic: str, first_offset: int) -> None:
-        """Hide the messages of a topic below this CommitLog offset; 0 shows all."""
-        if first_offset:
-            self._first_shown[topic] = first_offset
-        else:
-            self._first_shown.pop(topic, None)
-
     def queues(self) -> Iterator[ConsumeQueue]:
-        return iter(self._queues.values())
+        """Return all queues, those of deleted topics included."""
+        return chain(self._queues.values(), map(self._from_extent, self._archive))
 
     def topics(self) -> dict[str, list[int]]:
         """Return the sorted queue ids by topic."""
@@ -707,6 +719,46 @@ class ConsumeQueueStore:
         for topic, queue_id in sorted(self._queues):
             queue_ids.setdefault(topic, []).append(queue_id)
         return queue_ids
+
+    # -- queues of deleted topics --------------------------------------------------------------
+
+    def topic_changed(self, topic: str, *, exists: bool) -> None:
+        """Archive a deleted topic's queues after a later flush, or keep those of an existing topic
+        in memory."""
+        if exists:
+            self._deleted.pop(topic, None)
+            self._restore(topic)
+        else:
+            self._deleted[topic] = None
+
+    def _restore(self, topic: str) -> bool:
+        """Take the topic's queues back from the archive; return False if it has none."""
+        extents = self._archive.take(topic)
+        for extent in extents:
+            self._queues[topic, extent.queue_id] = self._from_extent(extent)
+        return bool(extents)
+
+    def _archive_topic(self, topic: str) -> None:
+        """Archive a topic's queues unless it was created again. A queue with a tail or with several
+        files, which retention may remove, stays in memory."""
+        if topic not in self._deleted:
+            return
+        del self._deleted[topic]
+        for queue_id in map(int, self._disk.listdir(f"{self._files.directory}/{topic}")):
+            queue = self._queues.get((topic, queue_id))
+            if queue is None or queue.tail_bytes or len(queue.file_starts) > 1:
+                continue
+            extent = queue.extent(range(0))
+            if extent is not None and line_of(extent):
+                self._archive.add(extent)
+                del self._queues[topic, queue_id]
+
+    def _from_extent(self, extent: QueueExtent) -> ConsumeQueue:
+        if extent.last_position < self.corrected_to:  # as retention has deleted its messages
+            extent = extent._replace(first_offset=extent.end, first_position=-1)
+        queue = ConsumeQueue(self._files, extent.topic, extent.queue_id, self._first_shown)
+        queue.take_over(extent)
+        return queue
 
     # -- flushing ----------------------------------------------------------------------------
 
@@ -732,15 +784,18 @@ class ConsumeQueueStore:
             self._files.start_flush(),
             [(queue, queue.tail) for queue in self._with_tail.values()],
             [] if self._manifest is None else list(self._queues.values()),
+            self._archive.packed(),
             self._manifest,
             ManifestHead(self._files.entries_per_file, self._log_start, confirmed),
             len(self._queues) <= MANIFEST_QUEUES_MAX or self._flushes % MANIFEST_FLUSHES == 0,
             listed,
+            list(self._deleted),
         )
 
     def drop_saved(self, ticket: FlushTicket, count: int = 64) -> bool:
-        """Drop saved entries of some tails from memory, after `run`; return whether there are more.
-        `finish_flush` does the rest, which is slow for thousands of tails."""
+        """Drop saved entries of some tails and some queues of deleted topics from memory, after
+        `run`; return whether there are more. `finish_flush` does the rest, which is slow for
+        thousands of tails."""
         for _ in range(min(count, len(ticket.saved))):
             queue, saved = ticket.saved.popitem()
             before = queue.tail_bytes
@@ -748,7 +803,10 @@ class ConsumeQueueStore:
             self.tails_bytes += queue.tail_bytes - before
             if not queue.tail_bytes:
                 self._with_tail.pop((queue.topic, queue.queue_id), None)
-        return bool(ticket.saved)
+        if not ticket.saved:
+            for _ in range(min(count, len(ticket.deleted))):
+                self._archive_topic(ticket.deleted.pop())
+        return bool(ticket.saved or ticket.deleted)
 
     def finish_flush(self, ticket: FlushTicket, *, synced: bool) -> None:
         """Finish a flush after `run` returned (`synced`) or raised, with dirty files again."""
@@ -780,6 +838,7 @@ class ConsumeQueueStore:
     def discard(self, topic: str, queue_id: int) -> None:
         """Remove a queue and its files before it is rebuilt. Not during a flush. Raises OSError."""
         assert not self._flushing
+        self._restore(topic)
         queue = self._queues.pop((topic, queue_id), None)
         if queue is not None:
             self.tails_bytes -= queue.tail_bytes
@@ -794,6 +853,10 @@ class ConsumeQueueStore:
         """Drop entries that point at or above `max_offset`. Blocking; not during a flush."""
         assert not self._flushing
         self.write_tails()
+        for topic in {
+            extent.topic for extent in self._archive if extent.last_position >= max_offset
+        }:
+            self._restore(topic)
         for queue in self._queues.values():
             if queue.last_position < max_offset:
                 continue
@@ -818,6 +881,7 @@ class ConsumeQueueStore:
         """Close the files; unflushed tails are lost, as in a kill."""
         self._files.close()
         self._queues, self._with_tail, self._overfull, self.tails_bytes = {}, {}, {}, 0
+        self._archive = QueueArchive()
 
     def _write_tail(self, key: tuple[str, int], queue: ConsumeQueue) -> None:
         size = queue.tail_bytes

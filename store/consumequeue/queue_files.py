@@ -302,13 +302,29 @@ class ManifestHead(NamedTuple):
     confirmed: int = 0
 
 
+def line_of(extent: QueueExtent) -> str:
+    """Return the queue's line, or "" if its topic has a line feed."""
+    a, b, c, d, e, f, queue_id, topic = extent
+    return "" if "\n" in topic else f"{a} {b} {c} {d} {e} {f} {queue_id} {topic}\n"
+
+
+def extent_of(line: str) -> QueueExtent:
+    """Read a line without its line feed."""
+    *numbers, topic = line.split(" ", 7)
+    a, b, c, d, e, f, queue_id = map(int, numbers)
+    return QueueExtent(a, b, c, d, e, f, queue_id, topic)
+
+
 def write_manifest(
-    disk: Disk, path: str, head: ManifestHead, extents: Iterable[QueueExtent]
+    disk: Disk,
+    path: str,
+    head: ManifestHead,
+    extents: Iterable[QueueExtent],
+    further: bytes = b"",
 ) -> None:
-    """Replace the manifest, durably. Blocking. Raises OSError."""
-    lines = [f"{a} {b} {c} {d} {e} {f} {g} {topic}\n" for a, b, c, d, e, f, g, topic in extents]
-    lines = [line for line in lines if line.count("\n") == 1]
-    body = f"{head[0]} {head[1]} {head[2]}\n{''.join(lines)}".encode()
+    """Replace the manifest by lines of `extents` and `further` lines, durably. Blocking. Raises
+    OSError."""
+    body = f"{head[0]} {head[1]} {head[2]}\n{''.join(map(line_of, extents))}".encode() + further
     temporary = path + ".new"
     file = disk.open(temporary)
     try:
@@ -335,8 +351,6 @@ def read_manifest(disk: Disk, path: str | None) -> tuple[ManifestHead, dict[Queu
     if start != f"{_HEAD}{crc32c(body):08x}".encode():
         return ManifestHead(), extents
     head, *lines = body.decode().split("\n")[:-1]
-    for line in lines:
-        *numbers, topic = line.split(" ", 7)
-        a, b, c, d, e, f, queue_id = map(int, numbers)
-        extents[topic, queue_id] = QueueExtent(a, b, c, d, e, f, queue_id, topic)
+    for extent in map(extent_of, lines):
+        extents[extent.topic, extent.queue_id] = extent
     return ManifestHead(*map(int, head.split())), extents

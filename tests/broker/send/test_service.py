@@ -461,6 +461,40 @@ def test_failed_allocation_loses_no_send():
     assert SendResponseHeader.parse(bench.connection.answers()[0].ext).queue_offset == 0
 
 
+def test_queues_of_a_deleted_topic_are_forgotten_once_no_record_is_in_flight():
+    bench = Bench()
+
+    def change(name, *, exists):
+        if exists:
+            bench.state.topics.put(TopicConfig(name, 4, 4), 1)
+        else:
+            bench.state.topics.delete(name, 1)
+        bench.sends.topic_changed(name)
+
+    def stored_at():
+        """Send to the topic, created again and then deleted again; return the queue offset."""
+        change("T", exists=True)
+        bench.send(e="0")
+        frame = bench.commit()
+        change("T", exists=False)
+        *_, (at, _) = walk_records(bytes(frame.payload))
+        return decode_record(frame.payload, at).queue_offset
+
+    assert stored_at() == 0
+    assert stored_at() == 1  # the ConsumeQueue lacks the first
+    bench.ends["T", 0] = 2
+    change("T", exists=True)
+    bench.send(e="0")  # waits
+    change("T", exists=False)
+    bench.ends["T", 0] = 9  # which only a forgotten queue would show
+    assert stored_at() == 3
+    bench.ends["T", 0] = 4
+    bench.clock_ms += 5
+    change("U", exists=False)
+    bench.ends["T", 0] = 9
+    assert stored_at() == 9
+
+
 def test_queue_offsets_survive_a_topic_change_and_restart_per_leadership():
     bench = Bench()
     bench.send(e="0")

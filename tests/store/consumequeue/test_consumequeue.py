@@ -246,8 +246,8 @@ def test_messages_before_the_start_of_a_topic_are_not_shown(disk: OsDisk) -> Non
         assert queue.first_at(lambda at, _: at >= 0) == queue.min_offset  # where a search begins
         return queue.min_offset, queue.max_offset
 
-    store = new_store(disk)
-    store.show_from("T", 13_000)
+    first_shown = {"T": 13_000}
+    store = new_store(disk, first_shown=first_shown)
     store.append("T", 0, 0, entries(0, 3))
     assert shown(store) == (3, 3)
     store.append("T", 0, 3, entries(3, 32))
@@ -255,16 +255,16 @@ def test_messages_before_the_start_of_a_topic_are_not_shown(disk: OsDisk) -> Non
     store.append("U", 0, 0, entries(0, 5))
     store.flush()
     store.close()
-    store = new_store(disk)
+    store = new_store(disk, first_shown=first_shown)
     for start, first in ((0, 0), (13_000, 12), (36_000, 35), (13_000, 12)):
-        store.show_from("T", start)
+        first_shown["T"] = start
         assert shown(store) == (first, 35)
     store.correct_min_offset(1000 * 4)
     assert shown(store) == (12, 35)
     assert disk.listdir("consumequeue/T/0")[0] == f"{0:020d}"  # they can be shown again
-    store.show_from("T", 0)
+    del first_shown["T"]
     assert shown(store) == (3, 35)
-    store.show_from("T", 13_000)
+    first_shown["T"] = 13_000
     store.truncate_to_commitlog(1000 * 9)
     assert shown(store) == (8, 8)
     store.append("T", 0, 8, entries(8, 27))
@@ -660,3 +660,88 @@ def test_entries_dropped_after_the_confirmed_offset_are_not_missed(disk: OsDisk)
     for name in disk.listdir("consumequeue/T/0"):
         disk.remove(f"consumequeue/T/0/{name}")
     assert list(manifested(disk, confirmed=9_500).damaged) == [("T", 0)]
+
+
+def archived(store: ConsumeQueueStore, topic: str, queue_id: int = 0) -> bool:
+    """Whether the queue is made for each call."""
+    return store.queue(topic, queue_id) is not store.queue(topic, queue_id)
+
+
+def test_queues_of_a_deleted_topic_leave_memory_and_continue(disk: OsDisk) -> None:
+    store = new_store(disk, manifest="m")
+    store.append("T", 0, 0, entries(0, 3))
+    store.append("T", 1, 0, entries(3, 1))
+    store.append("U", 0, 0, entries(4, 1))
+    store.topic_changed("T", exists=False)
+    assert not archived(store, "T")
+    store.flush()
+    assert archived(store, "T")
+    assert archived(store, "T", 1)
+    assert not archived(store, "U")
+    assert store.queue("T", 2) is None
+    ends = [(queue.topic, queue.queue_id, queue.max_offset) for queue in store.queues()]
+    assert sorted(ends) == [("T", 0, 3), ("T", 1, 1), ("U", 0, 1)]
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert queue.entries(0, 9) == entries(0, 3)
+    store.append("U", 0, 1, entries(5, PER_FILE))  # a new file, so the manifest is written
+    store.flush()
+    store.close()
+
+    store = new_store(disk, manifest="m")
+    assert not store.damaged
+    store.topic_changed("T", exists=False)
+    store.flush()
+    assert archived(store, "T")
+    store.topic_changed("T", exists=True)
+    assert not archived(store, "T")
+    assert store.end_of("T", 0) == 3
+    store.append("T", 0, 2, entries(2, 3))
+    queue = store.queue("T", 0)
+    assert queue is not None
+    assert queue.entries(0, 9) == entries(0, 5)
+
+
+def test_archived_queue_gets_messages_that_were_in_flight(disk: OsDisk) -> None:
+    store = new_store(disk, manifest="m")
+    store.append("T", 0, 0, entries(0, 3))
+    store.topic_changed("T", exists=False)
+    store.flush()
+    store.append("T", 0, 3, entries(3, 1))
+    assert not archived(store, "T")
+    store.flush()
+    assert archived(store, "T")
+    assert store.end_of("T", 0) == 4
+
+
+def test_archived_queue_follows_the_log(disk: OsDisk) -> None:
+    store = new_store(disk, manifest="m")
+    store.append("T", 0, 0, entries(0, 5))
+    store.append("Many", 0, 0, entries(0, PER_FILE + 1))
+    for topic in ("T", "Many"):
+        store.topic_changed(topic, exists=False)
+    store.flush()
+    assert archived(store, "T")
+    assert not archived(store, "Many")  # retention removes its first file
+    store.truncate_to_commitlog(1000 * 4)
+    assert store.end_of("T", 0) == 3
+    store.topic_changed("T", exists=False)
+    store.flush()
+    assert archived(store, "T")
+    assert store.has_messages("T", 0)
+    store.correct_min_offset(1000 * 9)
+    assert not store.has_messages("T", 0)
+    assert store.end_of("T", 0) == 3
+    store.discard("T", 0)
+    assert store.queue("T", 0) is None
+
+
+def test_queues_of_a_topic_created_again_stay_in_memory(disk: OsDisk) -> None:
+    store = new_store(disk, manifest="m")
+    store.append("T", 0, 0, entries(0, 3))
+    store.topic_changed("T", exists=False)
+    ticket = store.start_flush()
+    ticket.run()
+    store.topic_changed("T", exists=True)
+    store.finish_flush(ticket, synced=True)
+    assert not archived(store, "T")

@@ -29,6 +29,7 @@ from bench.group import RaftGroup, raise_file_limit
 from bench.scenarios import BODY, QUEUES, TOPIC, Member, create, warm_group
 from bench.wire import run_load
 from raftmq.client import Admin
+from raftmq.client.errors import ClientError
 
 SAMPLES = 240  # of a run
 CONNECTIONS = 20  # opened and closed together
@@ -37,6 +38,7 @@ TOPICS = 10  # created and deleted together
 PAUSE_S = 0.25  # between two rounds of a kind, so that the machine is not saturated
 SENDS = 200  # per round, all in flight, so they share few frames, of which each takes 24 bytes
 REPORT_S = 60.0
+INTERRUPTIONS = (ClientError, OSError, RuntimeError)  # for instance another leader
 
 
 @dataclass(slots=True)
@@ -130,7 +132,12 @@ async def soak(seconds: float, names: int = 0) -> Watch:
             for number in itertools.count():
                 if time.monotonic() > started + seconds:
                     return
-                watch.count(what, await act(group, number % names if names else number))
+                try:
+                    watch.count(what, await act(group, number % names if names else number))
+                except INTERRUPTIONS as error:
+                    print(f"{what}: {error}", flush=True)
+                    watch.count("interrupted rounds", 1)
+                    await group.find_leader()
                 await asyncio.sleep(PAUSE_S)
 
         async with asyncio.TaskGroup() as tasks:

@@ -18,15 +18,22 @@ BUCKETS = 1024
 class QueueArchive:
     def __init__(self) -> None:
         self._buckets = [b""] * BUCKETS
+        self.size = 0
+        self._absent = ""  # the last topic looked up in vain; often all of its queues are
 
     def add(self, extent: QueueExtent) -> None:
+        self._absent = ""
+        self.size += 1
         at = _bucket_of(extent.topic)
         lines = _unpacked(self._buckets[at]) + line_of(extent).encode()
         self._buckets[at] = zlib.compress(lines)
 
     def of_topic(self, topic: str) -> list[QueueExtent]:
-        lines = _unpacked(self._buckets[_bucket_of(topic)])
-        if f" {topic}\n".encode() not in lines:
+        if topic == self._absent:
+            return []
+        bucket = self._buckets[_bucket_of(topic)]
+        if not bucket or f" {topic}\n".encode() not in (lines := _unpacked(bucket)):
+            self._absent = topic
             return []
         return [extent for extent in _extents(lines) if extent.topic == topic]
 
@@ -34,6 +41,7 @@ class QueueArchive:
         """Remove and return the extents of a topic."""
         taken = self.of_topic(topic)
         if taken:
+            self.size -= len(taken)
             at = _bucket_of(topic)
             kept = [one for one in _extents(_unpacked(self._buckets[at])) if one.topic != topic]
             lines = "".join(map(line_of, kept)).encode()

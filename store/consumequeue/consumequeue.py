@@ -693,7 +693,7 @@ class ConsumeQueueStore:
         """Return the queue; None if it never had a message. Use it in this turn of the loop only,
         because a deleted topic's queue is made for each call."""
         queue = self._queues.get((topic, queue_id))
-        if queue is None:
+        if queue is None and self._archive.size:
             for extent in self._archive.of_topic(topic):
                 if extent.queue_id == queue_id:
                     return self._from_extent(extent)

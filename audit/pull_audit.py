@@ -26,6 +26,8 @@ from .engine.frames import Engine
 from .read.cluster_info import CLASSIC
 from .report.report import AuditReport, CheckResult, Offender
 
+# By queue, the number of messages and of distinct offsets; and the problem, or "".
+_Counts = tuple[dict[int, tuple[int, int]], str]
 UNSEEN = (
     "messages before the first of each queue: retention or something else removed them",
     "losses, messages never sent, order and duplicates: there is no history of the sends",
@@ -121,15 +123,20 @@ def _counted(
         "columns": "queue_id,queue_offset",
     }
     reader = BatchReader(read_options(options, streaming=False))
-    counts = dict.fromkeys(queues, (0, 0))
-    for counted, problem in engine.map(_Count(reader), reader.partitions()):
-        if problem:
-            return {}, problem
-        for queue in queues:
-            count, distinct = counts[queue]
-            more, more_distinct = counted.get(queue.queue_id, (0, 0))
-            counts[queue] = count + more, distinct + more_distinct
-    return counts, ""
+    none: _Counts = {}, ""
+    counts, problem = engine.map_reduce(_Count(reader), reader.partitions(), _added, none)
+    return {} if problem else {
+        queue: counts.get(queue.queue_id, (0, 0)) for queue in queues
+    }, problem
+
+
+def _added(left: _Counts, right: _Counts) -> _Counts:
+    """Return the counts of both, and the first problem."""
+    counts = dict(left[0])
+    for queue_id, (count, distinct) in right[0].items():
+        before = counts.get(queue_id, (0, 0))
+        counts[queue_id] = before[0] + count, before[1] + distinct
+    return counts, left[1] or right[1]
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,7 @@ class _Count:
 
     reader: BatchReader
 
-    def __call__(self, partition: Partition) -> tuple[dict[int, tuple[int, int]], str]:
+    def __call__(self, partition: Partition) -> _Counts:
         """Return by queue the number of messages and of distinct offsets, and the problem."""
         offsets: dict[int, list[int]] = {}
         try:

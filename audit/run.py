@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 from .checks.acknowledged import acknowledged_checks, acknowledged_frame, compared, lost
@@ -162,7 +163,7 @@ def run(
             results += live_queue_checks(tables)
         if queue_ends_seen is not None:
             results.append(ends_check(queue_ends_seen, ends))
-        ranges: list[Range] = []
+        ranges: Iterable[Range] = ()
         if kept is not None:
             check, ranges = ranges_check(tables, [] if since else kept.ranges(), started_ms)
             results.append(check)
@@ -198,7 +199,7 @@ def run(
         )
         if kept is not None and report.ok:
             earlier = kept.ranges() if since else []
-            kept.save(ended_at(tables, held, files, ends, started_ms), [*earlier, *ranges])
+            kept.save(ended_at(tables, held, files, ends, started_ms), chain(earlier, ranges))
         return report
 
 

@@ -19,7 +19,7 @@ from ..read.cluster_info import RAFT
 from ..read.committed_range import frame_end
 from ..read.history import WEAK
 from ..read.live_queues import ABSENT
-from ..read.range_digests import RANGE_BYTES, by_store, unlike
+from ..read.range_sums import by_store, unlike
 from ..read.store_files import STORES_SEPARATOR
 from ..read.system_topics import MULTI_QUEUE_PREFIX, TIMED_TOPICS
 from ..read.tables import Tables, each, records
@@ -28,7 +28,6 @@ UNIT_CHECKS = {
     "queue_index": "ConsumeQueue units that point wrong",
     "not_indexed": "committed records without a ConsumeQueue unit",
 }
-OPEN_RANGES_MAX = 50  # with more, the records of all queues are checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +192,12 @@ def _suspect_queues(tables: Tables) -> Frame | None:
     """Return the queues (topic, queue_id) with gaps between runs, or with runs that may not be the
     group's; None if
     there are none. Only their records are checked individually."""
-    limits, open_ranges = tables.limits, _open_ranges(tables)
-    if len(open_ranges) > OPEN_RANGES_MAX:
-        return tables.log.select("topic", "queue_id").distinct()
+    limits = tables.limits
     parts = F.split("store", STORES_SEPARATOR)
     voting = F.array(*[F.lit(name) for name in limits.voting])
     held = F.size(F.array_intersect(parts, voting)) >= limits.needed
     is_open = F.lit(False)
-    for start, end in open_ranges:
+    for start, end in _open_ranges(tables):
         is_open |= (F.col("position") >= start) & (F.col("position") < end)
     runs = tables.staged_log.runs.where(held | is_open)
     rows = _expected(tables, runs, "first_offset", "last_offset")
@@ -211,17 +208,15 @@ def _suspect_queues(tables: Tables) -> Frame | None:
 
 
 def _open_ranges(tables: Tables) -> list[tuple[int, int]]:
-    """Return the decoded ranges of the log that no majority has alike. In classic mode a single
-    store is enough, so ranges with different copies are open as well."""
-    limits = tables.limits
-    parts: dict[tuple[int, int], list[int]] = {}
-    for digest in tables.staged_log.digests:
-        count = sum(store in limits.voting for store in digest.stores)
-        parts.setdefault((digest.start, digest.end), []).append(count)
+    """Return the ranges of the log that no majority has alike. In classic mode a single store is
+    enough, so ranges with different copies are open as well."""
+    limits, windows = tables.limits, tables.staged_log.windows
     return [
-        bounds
-        for bounds, counts in sorted(parts.items())
-        if max(counts) < limits.needed or (limits.mode != RAFT and len(counts) > 1)
+        (windows[first].start, windows[last].end)
+        for (holders, _), intervals in tables.staged_log.facts.held.items()
+        if not any(len({*same} & {*limits.voting}) >= limits.needed for same in holders)
+        or (limits.mode != RAFT and len(holders) > 1)
+        for first, last in intervals
     ]
 
 
@@ -282,9 +277,7 @@ def damage(tables: Tables) -> Check:
         .when(kind == int(ItemKind.END), F.concat(F.lit("log stops: "), F.col("reason")))
         .otherwise(F.concat(F.lit("hole: "), F.col("reason")))
     )
-    positions = (digest.damage_at for digest in tables.staged_log.digests)
-    first = min((at for at in positions if at is not None), default=None)
-    table = None
+    first, table = tables.staged_log.facts.damage_at, None
     if first is not None and any(first < store.limit for store in tables.limits.stores):
         table = each(tables.shared_items.where(unreadable | ~intact)).withColumn("what", what)
     return Check(
@@ -299,7 +292,7 @@ def damage(tables: Tables) -> Check:
 
 def unpackable(tables: Tables) -> Check:
     """Check for compressed bodies that no consumer can unpack."""
-    has_some = any(digest.unpackable for digest in tables.staged_log.digests)
+    has_some = tables.staged_log.facts.unpackable
     return Check(
         "unpackable",
         "messages whose compressed body no consumer can unpack",
@@ -393,7 +386,8 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
 def multi_queue_check(tables: Tables) -> Check:
     """Check units of MULTI_QUEUE_PREFIX, each of which points at a record of any topic."""
     joined = None
-    if any(digest.multi for digest in tables.unit_digests):
+    files = (file for store in tables.stores.values() for file in store.queue_files())
+    if any(file.topic.startswith(MULTI_QUEUE_PREFIX) for file in files):
         there = records(tables.items).select("store", "position", F.col("size").alias("held"))
         units = tables.units.where(F.col("topic").startswith(MULTI_QUEUE_PREFIX))
         units = units.where(F.col("position") >= tables.limits.of("start"))
@@ -412,7 +406,7 @@ def _units_judged(tables: Tables, suspects: Frame) -> Frame:
     """Return the units and records of suspect ranges (store, range), with the fault in `what`."""
     limits = tables.limits
     judged = (
-        each(_within(records(tables.shared_items).where("visible"), suspects))
+        each(_within(tables, records(tables.shared_items).where("visible"), suspects))
         .join(suspects, ["store", "range"], "left_semi")
         .select(
             "store",
@@ -425,7 +419,7 @@ def _units_judged(tables: Tables, suspects: Frame) -> Frame:
         )
     )
     units = (
-        each(_within(_of_records(tables.shared_units), suspects))
+        each(_within(tables, _of_records(tables.shared_units), suspects))
         .where(F.col("position") >= limits.of("start"))
         .join(suspects, ["store", "range"], "left_semi")
         .drop("range")
@@ -456,22 +450,21 @@ def _suspect_ranges(tables: Tables) -> list[tuple[str, int]]:
     """Return the ranges of the log (store, range) in which units and records differ by count or sum
     of hashes. Only these are compared individually. A unit and its record are in the same range,
     because both have the record's position."""
-    units = by_store((digest.stores, digest.units) for digest in tables.unit_digests)
-    by_store_ = by_store((digest.stores, digest.units) for digest in tables.staged_log.digests)
+    units, of_log = by_store(tables.unit_sums), by_store(tables.staged_log.facts.units)
     return [
         (store, range_)
         for store in tables.stores
-        for range_ in unlike(units.get(store, {}), by_store_.get(store, {}))
+        for range_ in unlike(units.get(store, {}), of_log.get(store, {}))
     ]
 
 
-def _ranged(rows: Frame) -> Frame:
-    return rows.withColumn("range", F.floor(F.col("position") / RANGE_BYTES))
-
-
-def _within(shared: Frame, suspects: Frame) -> Frame:
+def _within(tables: Tables, shared: Frame, suspects: Frame) -> Frame:
     """Return the rows in a suspect range of any store, with `range`."""
-    return _ranged(shared).join(suspects.select("range").distinct(), ["range"], "left_semi")
+    ranges = tables.staged_log.ranges
+    number = F.floor(F.col("position") / ranges.size_bytes)
+    first, last = (F.lit(edge).cast("long") for edge in (ranges.first - 1, ranges.last + 1))
+    rows = shared.withColumn("range", F.least(F.greatest(number, first), last))
+    return rows.join(suspects.select("range").distinct(), ["range"], "left_semi")
 
 
 def _of_records(units: Frame) -> Frame:

@@ -11,7 +11,7 @@ from raftmq.store.frame import FrameKind
 from ..engine import columns as F
 from ..engine.frames import Frame
 from ..read.committed_range import frame_end
-from ..read.range_digests import FrameRun
+from ..read.log_facts import FrameRun
 from ..read.tables import Tables, each
 
 _IDENTITY = ("frame_index", "position", "payload_crc", "header_crc")

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from ..read.index_files import IndexFile, Open, Unfit
 from ..read.index_keys import StagedRange, expected_keys, indexed_positions
-from ..read.range_digests import RANGE_BYTES, by_store, sums, total
+from ..read.range_sums import Ranges, StoreSums, Sums, added, by_store, sums, total
 from ..read.tables import Tables
-from ..report.report import CheckResult, Offender, first_of_each_store
+from ..report.report import CheckResult, Faults, Offender
 
 ENTRIES_AT_ONCE = 500_000
 MARGIN = 50_000  # entries that are loaded before and behind a task's; a message has fewer keys
@@ -47,12 +47,14 @@ class _Chains:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A task's faults, of which there may be more, and by (store, range) the number of messages
-    with an entry for their own id and the sum of their positions."""
+    """The faults, and by store and range the number of messages with an entry for their own id and
+    the sum of their positions."""
 
-    faults: tuple[Offender, ...]
-    count: int
-    reached: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    faults: Faults = field(default_factory=Faults)
+    reached: StoreSums = field(default_factory=dict)
+
+    def merge(self, other: Verdict) -> Verdict:
+        return Verdict(self.faults.merge(other.faults), added(self.reached, other.reached))
 
 
 def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
@@ -60,29 +62,24 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
     offenders: list[Offender] = []
     gaps: list[str] = []
     files = _files(tables, offenders, gaps)
-    count = len(offenders)
+    faults = Faults(tuple(offenders), len(offenders))
     if files:
+        log = tables.staged_log.windows
         judge = _Judge(
             tuple(tables.stores),
-            _staged(tables),
+            log,
+            tables.staged_log.ranges,
             {one.store: (one.start, one.limit) for one in tables.limits.stores},
             {name: own[0].start for name, own in files.items()},
             frozenset(name for name, store in tables.stores.items() if store.closed),
         )
-        verdicts = tables.engine.map(judge, _tasks(files))
-        reached: dict[tuple[str, int], tuple[int, int]] = {}
-        for verdict in verdicts:
-            for key, in_this_range in verdict.reached.items():
-                parts = {0: reached.get(key, (0, 0))}, {0: in_this_range}
-                reached[key] = total(parts)[0]
-        missing = _Missing(_staged(tables), files)
-        verdicts += tables.engine.map(missing, _suspects(tables, files, reached))
-        for verdict in verdicts:
-            count += verdict.count
-            offenders += verdict.faults
-    offenders.sort(key=lambda row: (str(row["store"]), row.get("position", -1)))
+        verdict = tables.engine.map_reduce(judge, _tasks(files), Verdict.merge, Verdict())
+        suspects = _suspects(tables, files, by_store(verdict.reached))
+        missing = _Missing(log, files)
+        absent = tables.engine.map_reduce(missing, suspects, Faults.merge, Faults())
+        faults = faults.merge(verdict.faults).merge(absent)
     title = "IndexFiles that lead to no message with the key, or lack a message"
-    return CheckResult("index", title, True, count, first_of_each_store(offenders)), gaps
+    return faults.result("index", title), gaps
 
 
 def _files(
@@ -130,6 +127,7 @@ class _Judge:
 
     stores: Sequence[str]
     log: Sequence[StagedRange]
+    ranges: Ranges
     bounds: Mapping[str, tuple[int, int]]
     firsts: Mapping[str, int]
     closed: frozenset[str]
@@ -138,9 +136,9 @@ class _Judge:
         if isinstance(task, _Chains):
             faults = _chain_faults(task.file, task.file.store in self.closed)
             reported = [*self._reported(task.file, list(faults))]
-            return Verdict(tuple(reported), len(reported))
+            return Verdict(Faults(tuple(reported), len(reported)))
         reported = []
-        reached: dict[tuple[str, int], tuple[int, int]] = {}
+        reached: dict[tuple[str, ...], Sums] = {}
         bounds = task.first - MARGIN, task.last + MARGIN
         left = [(file, file.entries(*bounds)) for file in task.copies]
         while left:
@@ -156,9 +154,8 @@ class _Judge:
                 counted = positions >= self.bounds[file.store][0]
                 counted &= positions > self.firsts[file.store]
                 inside = positions[counted]
-                for number, counts in sums(inside, inside).items():
-                    reached[file.store, number] = counts
-        return Verdict(tuple(reported), len(reported), reached)
+                reached[(file.store,)] = sums(self.ranges.of_positions(inside), inside)
+        return Verdict(Faults(tuple(reported), len(reported)), reached)
 
     def _reported(
         self, file: IndexFile, wrong: Sequence[tuple[int, int, str]]
@@ -289,23 +286,23 @@ def _by_slot(entries: Array, slots: int) -> tuple[Array, Array]:
 def _suspects(
     tables: Tables,
     files: Mapping[str, Sequence[IndexFile]],
-    reached: Mapping[tuple[str, int], tuple[int, int]],
+    reached: Mapping[str, Sums],
 ) -> list[_Suspect]:
     """Return the ranges of each store that may have messages without an entry, between the first
     and the last message of its index. The first message's entry may be in a file that retention has
     removed. Ranges with equal counts and sums of positions are left out."""
-    there = by_store((digest.stores, digest.ids) for digest in tables.staged_log.digests)
+    there, ranges = by_store(tables.staged_log.facts.ids), tables.staged_log.ranges
     suspects = []
     for store, own in files.items():
         start, end = max(own[0].start, tables.limits.read_from - 1), own[-1].end
-        edges = start // RANGE_BYTES, end // RANGE_BYTES
+        edges = start // ranges.size_bytes, end // ranges.size_bytes
         for range_ in range(edges[0], edges[1] + 1):
-            sums_reached = reached.get((store, range_), (0, 0))
+            sums_reached = reached.get(store, {}).get(range_, (0, 0))
             first = (1, start) if range_ == edges[0] else (0, 0)
             with_first = total([{range_: sums_reached}, {range_: first}])[range_]
             if there.get(store, {}).get(range_, (0, 0)) not in (sums_reached, with_first):
-                low = max(range_ * RANGE_BYTES, start + 1)
-                high = min((range_ + 1) * RANGE_BYTES, end + 1)
+                low = max(range_ * ranges.size_bytes, start + 1)
+                high = min((range_ + 1) * ranges.size_bytes, end + 1)
                 suspects.append(_Suspect(store, low, high, sums_reached))
     return suspects
 
@@ -327,17 +324,17 @@ class _Missing:
     log: Sequence[StagedRange]
     files: Mapping[str, Sequence[IndexFile]]
 
-    def __call__(self, each: _Suspect) -> Verdict:
+    def __call__(self, each: _Suspect) -> Faults:
         expected = indexed_positions(self.log, each.store, each.low, each.high)
         if (len(expected), int(expected.sum()) % (1 << 64)) == each.reached:
-            return Verdict((), 0)
+            return Faults()
         there = _positions(self.files[each.store], each.low, each.high)
         missing = np.setdiff1d(expected, there).tolist()
         what = "no entry leads to the message"
         faults = [
             {"store": each.store, "position": at, "what": what} for at in missing[:FAULTS_MAX]
         ]
-        return Verdict(tuple(faults), len(missing))
+        return Faults(tuple(faults), len(missing))
 
 
 def _positions(files: Sequence[IndexFile], low: int, high: int) -> Array:
@@ -348,9 +345,3 @@ def _positions(files: Sequence[IndexFile], low: int, high: int) -> Array:
     ]
     positions = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
     return positions[(positions >= low) & (positions < high)]
-
-
-def _staged(tables: Tables) -> list[StagedRange]:
-    return [
-        StagedRange(digest.start, digest.end, digest.path) for digest in tables.staged_log.digests
-    ]

@@ -29,7 +29,7 @@ def waiting_checks(
     `clocks_steady`."""
     if tables.limits.start or tables.since is not None:
         return
-    waited = any(digest.waits for digest in tables.staged_log.digests)
+    waited = tables.staged_log.facts.waits
     named = tables.log.where(F.col("id_text").isNotNull())
     visible = named.where("visible") if waited else None
     yield from _delayed_checks(tables, visible, delivered, clocks_steady)

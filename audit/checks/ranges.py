@@ -2,52 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import pyarrow as pa
 
 from ..engine import columns as F
-from ..read.incremental import Digest, Ended, Range, split, tail_of
+from ..read.incremental import Ended, Range, split, tail_of
 from ..read.live_queues import ABSENT
+from ..read.log_facts import FALL_MS
+from ..read.log_reader import Copy
+from ..read.replica import Replica
+from ..read.store_files import Segment
 from ..read.system_topics import MULTI_QUEUE_PREFIX
 from ..read.tables import Tables
-from ..report.report import CheckResult, Offender, first_of_each_store
+from ..report.report import CheckResult, Faults, Offender, first_of_each_store
 from .checks import UNIT_CHECKS
 from .frames import GroupFrames
 from .index_and_config_checks import StoreFiles
-from .replicas import garbage
 
 TIMELINE_PARTS = 200
-FALL_MS = 60_000
+_DIGESTS = pa.schema([("start", pa.int64()), ("end", pa.int64()), ("sha256", pa.string())])
 CLOCKS_SET = " (clocks that are set cause this)"
 
 
 def ranges_check(
     tables: Tables, known: Sequence[Range], audited_at_ms: int
-) -> tuple[CheckResult, list[Range]]:
+) -> tuple[CheckResult, Iterator[Range]]:
     """Check that the known ranges have not changed, and that the log still reaches their end. Also
-    return the ranges that this audit has read, up to the agreed end. Raises OSError."""
-    limits = tables.limits
+    yield the ranges that this audit has read, up to the agreed end. Raises OSError."""
+    limits, engine = tables.limits, tables.engine
     reference = max(limits.stores, key=lambda store: store.agreed)
     there = [each for each in known if reference.start <= each.start < each.end]
     there = [each for each in there if each.end <= limits.agreed_end]
-    edges = sorted({edge for each in there for edge in (each.start, each.end)})
-    start = edges[-1] if edges else reference.start
-    new = split(start, limits.agreed_end)
-    parts = [*((each.start, each.end) for each in there), *new]
-    store, skipped = tables.stores[reference.store], garbage(tables).get(reference.store, [])
-    digest = Digest(store.replica, store.segments, skipped)
-    digests = tables.engine.map(digest, parts)
-    now = [
-        Range(*bounds, sha256, audited_at_ms) for bounds, sha256 in zip(parts, digests, strict=True)
-    ]
-    offenders = _lost_end(tables, known)
-    offenders += [
-        {"store": reference.store, "position": before.start, "end": before.end}
-        for before, after in zip(there, now, strict=False)
-        if before.sha256 != after.sha256
-    ]
+    start = max((each.end for each in there), default=reference.start)
+    new = [Range(*bounds, "", 0) for bounds in split(start, limits.agreed_end)]
+    store = tables.stores[reference.store]
+    digest = _Digest(store.name, store.replica, store.segments)
+    rows, changed = engine.read(digest, [*there, *new], _DIGESTS, Faults.merge, Faults())
+    now = (
+        Range(row["start"], row["end"], row["sha256"], audited_at_ms)
+        for row in rows.orderBy("start").rows()
+    )
     title = "ranges of the log that are not what an earlier audit found right"
-    return CheckResult.of_faults("ranges", title, offenders), now
+    lost = _lost_end(tables, known)
+    offenders = first_of_each_store([*lost, *changed.first])
+    return CheckResult("ranges", title, True, len(lost) + changed.count, offenders), now
+
+
+@dataclass(frozen=True)
+class _Digest:
+    """Digests ranges of a store's log in a task, without the bytes behind blank records. A running
+    replica digests its own log."""
+
+    store: str
+    replica: Replica | None
+    segments: Sequence[Segment]
+
+    def __call__(self, known: Range) -> Iterator[pa.RecordBatch | Faults]:
+        """Yield the digest (_DIGESTS), and whether it is another than the known digest."""
+        bounds = known.start, known.end
+        sha256 = self.replica.digest(*bounds).hex() if self.replica else self._digest(*bounds)
+        row = dict(zip(_DIGESTS.names, (*bounds, sha256), strict=True))
+        yield pa.RecordBatch.from_pylist([row], _DIGESTS)
+        changed: Offender = {"store": self.store, "position": known.start, "end": known.end}
+        yield Faults((changed,), 1) if known.sha256 not in ("", sha256) else Faults()
+
+    def _digest(self, start: int, end: int) -> str:
+        digest = hashlib.sha256()
+        for segment in self.segments:
+            low, high = max(start, segment.base), min(end, segment.end)
+            if low < high:
+                copy = Copy(self.store, segment.file.view())
+                high = segment.base + copy.end(segment.base, high - segment.base)
+                digest.update(segment.file.read(low - segment.base, max(low, high) - segment.base))
+        return digest.hexdigest()
 
 
 def _lost_end(tables: Tables, known: Sequence[Range]) -> list[Offender]:
@@ -66,10 +96,10 @@ def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
     """Return (start in ms, count, first log position) of the group's messages in at most
     TIMELINE_PARTS intervals of store time."""
     log = tables.log.where("visible")
-    times = [digest.times for digest in tables.staged_log.digests if digest.times is not None]
+    times = tables.staged_log.facts.times.values()
     if not times:
         return ()
-    start, end = min(first for first, _ in times), max(last for _, last in times)
+    start, end = min(each.low for each in times), max(each.high for each in times)
     ms = F.col("store_timestamp")
     bucket_ms = (end - start) // TIMELINE_PARTS + 1
     bucket = F.floor((ms - start) / bucket_ms).alias("part")
@@ -137,33 +167,29 @@ def times_check(tables: Tables, *, clocks_steady: bool) -> CheckResult:
     """Check that store times do not fall along a log by more than clocks of replicas differ. A fall
     is a fault if `clocks_steady`."""
     offenders: list[Offender] = []
-    for name in tables.stores:
-        peak_ms = 0
-        digests = (each for each in tables.staged_log.digests if name in each.stores)
-        for digest in sorted(digests, key=lambda digest: digest.start):
-            if digest.times is None:
-                continue
-            position, inner_ms = digest.fall
-            fall_ms = max(inner_ms, peak_ms - digest.times[0])
-            if fall_ms > FALL_MS:
-                position = position if inner_ms > FALL_MS else digest.start
-                fall: Offender = {"store": name, "position": position, "fall_s": fall_ms // 1000}
-                offenders.append(fall)
-            peak_ms = max(peak_ms, digest.times[1])
+    count = 0
+    for name, times in sorted(tables.staged_log.facts.times.items()):
+        falls = times.falls
+        if not falls and times.deepest.fall_ms > FALL_MS:  # in several steps
+            falls = (times.deepest,)
+        count += max(times.count, len(falls))
+        offenders += [
+            {"store": name, "position": fall.position, "fall_s": fall.fall_ms // 1000}
+            for fall in falls
+        ]
     title = "ranges of the log in which store times fall by more than a minute"
-    check = CheckResult.of_faults("times_fall", title, offenders)
+    check = CheckResult("times_fall", title, True, count, first_of_each_store(offenders))
     return check if clocks_steady else replace(check, fault=False, title=f"{title}{CLOCKS_SET}")
 
 
 def live_queue_checks(tables: Tables) -> list[CheckResult]:
     """Return the results of the comparison of running replicas' ConsumeQueues."""
-    of_windows = [each.wrong_units for each in tables.staged_log.digests if each.wrong_units]
-    units = [unit for wrong in of_windows for unit in wrong.first]
-    units.sort(key=lambda unit: (unit.store, unit.position))
+    wrong = tables.staged_log.facts.wrong_units
+    units = sorted(wrong.first, key=lambda unit: (unit.store, unit.position))
     results = []
     for name, title in UNIT_CHECKS.items():
         absent = name == "not_indexed"
-        count = sum(wrong.absent if absent else wrong.other for wrong in of_windows)
+        count = wrong.absent if absent else wrong.other
         rows = [asdict(unit) for unit in units if (unit.what == ABSENT) == absent]
         results.append(CheckResult(name, title, True, count, first_of_each_store(rows)))
     return results

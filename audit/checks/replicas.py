@@ -13,18 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from raftmq.spark.layout import BLANK_SIZE_BYTES, ItemKind
-
-from ..engine import columns as F
-from ..read.blocks import Block, DifferentBlocks
+from ..read.blocks import Block, Counted, DifferentBlocks
 from ..read.committed_range import Limits
 from ..read.incremental import Ended, tail_of
 from ..read.store_files import Store, first_difference
 from ..read.tables import Tables, reader_of
 from ..report.report import OFFENDERS_MAX, CheckResult, Offender, Verdict
 from .last_copies import LastCopies
-
-BLANKS_MAX = 1_000_000  # collected to the driver; a log of 1 PB has as many
 
 
 def replica_check(tables: Tables, copies: LastCopies) -> CheckResult:
@@ -140,29 +135,21 @@ def behind_check(limits: Limits) -> CheckResult:
     return replace(CheckResult.of_faults("behind", title, offenders), fault=False)
 
 
-def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:
-    """Return by store the positions [from, to) behind blank records, with undefined bytes."""
-    skipped: dict[str, list[tuple[int, int]]] = {}
-    blanks = tables.items.where(F.col("kind") == int(ItemKind.BLANK))
-    first = blanks.select("store", "position", "size").orderBy("position").limit(BLANKS_MAX)
-    for row in first.collect():
-        tail = (row["position"] + BLANK_SIZE_BYTES, row["position"] + row["size"])
-        skipped.setdefault(row["store"], []).append(tail)
-    return skipped
-
-
 def _different_blocks(tables: Tables) -> tuple[int, list[Block]]:
     """Return the number of different blocks, and the first of them."""
-    ranges = {(each.start, each.end) for each in tables.staged_log.digests if not each.alike}
-    if not ranges:
+    held = tables.staged_log.facts.held.items()
+    different = [each for (_, alike), intervals in held if not alike for each in intervals]
+    if not different:
         return 0, []
     reach = {store.store: store.limit for store in tables.limits.stores}
-    reader = reader_of(tables.stores, tables.since)
-    compared = DifferentBlocks(reader, reach, garbage(tables), sorted(set(reach.values())))
-    parts = [part for part in reader.partitions() if (part.start, part.end) in ranges]
-    counts = tables.engine.map(compared.count, parts)
-    first = [part for part, count in zip(parts, counts, strict=True) if count][:OFFENDERS_MAX]
-    return sum(counts), [*chain.from_iterable(tables.engine.map(compared.blocks, first))]
+    reader, engine = reader_of(tables.stores, tables.since), tables.engine
+    compared = DifferentBlocks(reader, reach, sorted(set(reach.values())))
+    windows = reader.partitions()
+    numbers = sorted({n for first, last in different for n in range(first, last + 1)})
+    parts = [(n, windows[n]) for n in numbers]
+    counted = engine.map_reduce(compared.counted, parts, Counted.merge, Counted())
+    blocks = engine.map(compared.blocks, [windows[n] for n in counted.first])
+    return counted.count, [*chain.from_iterable(blocks)]
 
 
 @dataclass(frozen=True, slots=True)

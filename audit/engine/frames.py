@@ -112,11 +112,21 @@ class Engine(Protocol):
         """Write the rows into a new directory, and return them from it."""
         ...
 
-    def map(
-        self, function: Callable[[Part], Made], parts: Sequence[Part], done: Done = ignore
-    ) -> list[Made]:
-        """Apply a function to each part, several at once. `done` is called with the number of
-        finished parts, now and then."""
+    def map(self, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
+        """Apply a function to each of a few parts, several at once."""
+        ...
+
+    def map_reduce(
+        self,
+        function: Callable[[Part], Made],
+        parts: Sequence[Part],
+        merge: Callable[[Made, Made], Made],
+        empty: Made,
+        done: Done = ignore,
+    ) -> Made:
+        """Apply a function to each part, and merge the results of neighbouring parts in their
+        order, where they were made. So few results are together. `empty` is the result of no
+        part. `done` is called with the number of finished parts, now and then."""
         ...
 
     def without_files(self) -> Engine:
@@ -130,13 +140,15 @@ class Engine(Protocol):
 
     def read(
         self,
-        function: Callable[[Part], Iterator[pa.RecordBatch]],
+        function: Callable[[Part], Iterator[Any]],
         parts: Sequence[Part],
         schema: pa.Schema,
+        merge: Callable[[Made, Made], Made],
+        empty: Made,
         done: Done = ignore,
-    ) -> Frame:
-        """Return the rows that a function yields for each part, several at once, kept where they
-        were read."""
+    ) -> tuple[Frame, Made]:
+        """Apply a function to each part that yields rows and then a result. Return the rows, kept
+        where they were read, and the results, merged as by `map_reduce`."""
         ...
 
     def sized_for(self, size_bytes: int) -> AbstractContextManager[None]:

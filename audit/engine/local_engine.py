@@ -6,6 +6,7 @@ spill into the engine's directory beyond it. Parts of the stores are decoded in 
 
 from __future__ import annotations
 
+import operator
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -291,15 +292,23 @@ class LocalEngine:
             cursor.execute(f"COPY ({frame.sql}) TO {target}")
         return self._files([path], frame.columns)
 
-    def map(
-        self, function: Callable[[Part], Made], parts: Sequence[Part], done: Done = ignore
-    ) -> list[Made]:
-        made: list[Made] = []
+    def map(self, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
+        return self.map_reduce(lambda part: [function(part)], parts, operator.add, [])
+
+    def map_reduce(
+        self,
+        function: Callable[[Part], Made],
+        parts: Sequence[Part],
+        merge: Callable[[Made, Made], Made],
+        empty: Made,
+        done: Done = ignore,
+    ) -> Made:
+        merged = empty
         with ThreadPoolExecutor(self.cores) as pool:
-            for each in pool.map(function, parts):
-                made.append(each)
-                done(len(made))
-        return made
+            for count, made in enumerate(pool.map(function, parts), 1):
+                merged = merge(merged, made)
+                done(count)
+        return merged
 
     def without_files(self) -> LocalEngine:
         return self
@@ -310,17 +319,28 @@ class LocalEngine:
 
     def read(
         self,
-        function: Callable[[Part], Iterator[pa.RecordBatch]],
+        function: Callable[[Part], Iterator[Any]],
         parts: Sequence[Part],
         schema: pa.Schema,
+        merge: Callable[[Made, Made], Made],
+        empty: Made,
         done: Done = ignore,
-    ) -> LocalFrame:
-        path = self.directory / f"{uuid.uuid4().hex}.parquet"
-        with pq.ParquetWriter(path, schema) as out:
-            for batches in self.map(lambda part: [*function(part)], parts, done):
-                for batch in batches:
-                    out.write_batch(batch)
-        return self._files([str(path)], tuple(schema.names))
+    ) -> tuple[LocalFrame, Made]:
+        directory = self.directory / uuid.uuid4().hex
+        directory.mkdir()
+
+        def write(numbered: tuple[int, Part]) -> Made:
+            number, part = numbered
+            with pq.ParquetWriter(directory / f"{number}.parquet", schema) as out:
+                for each in function(part):
+                    if not isinstance(each, pa.RecordBatch):
+                        made: Made = each
+                        return made
+                    out.write_batch(each)
+            raise AssertionError("a part has no result")
+
+        made = self.map_reduce(write, [*enumerate(parts)], merge, empty, done)
+        return self.parquet(str(directory), schema), made
 
     def sized_for(self, size_bytes: int) -> nullcontext[None]:
         return nullcontext()

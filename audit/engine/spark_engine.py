@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
+import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark import StorageLevel
+from pyspark import RDD, StorageLevel
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F
@@ -24,6 +27,8 @@ from .spark_types import spark_schema
 NAME = "spark"
 POLL_S = 1.0
 SHUFFLED_BYTES = 512 << 20  # bytes of logs per shuffle partition
+RESULTS_MAX = 64  # of a map_reduce at the driver
+_MADE = [("part", pa.int64()), ("made", pa.binary())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +150,22 @@ class SparkEngine:
             rows.write.parquet(path)
             return SparkFrame(self.session.read.schema(rows.schema).parquet(path))
 
-    def map(
-        self, function: Callable[[Part], Made], parts: Sequence[Part], done: Done = ignore
-    ) -> list[Made]:
+    def map(self, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
+        return self.map_reduce(lambda part: [function(part)], parts, operator.add, [])
+
+    def map_reduce(
+        self,
+        function: Callable[[Part], Made],
+        parts: Sequence[Part],
+        merge: Callable[[Made, Made], Made],
+        empty: Made,
+        done: Done = ignore,
+    ) -> Made:
         if not parts:
-            return []
+            return empty
         with _causes(), self._counted(len(parts), done):
-            tasks = self.session.sparkContext.parallelize(parts, len(parts))
-            return list(tasks.map(function).collect())
+            tasks = self.session.sparkContext.parallelize([*enumerate(parts)], len(parts))
+            return _merged(tasks.mapValues(function), len(parts), merge)
 
     def without_files(self) -> SparkEngine:
         master = self.session.sparkContext.master
@@ -160,23 +173,30 @@ class SparkEngine:
 
     def read(
         self,
-        function: Callable[[Part], Iterator[pa.RecordBatch]],
+        function: Callable[[Part], Iterator[Any]],
         parts: Sequence[Part],
         schema: pa.Schema,
+        merge: Callable[[Made, Made], Made],
+        empty: Made,
         done: Done = ignore,
-    ) -> SparkFrame:
+    ) -> tuple[SparkFrame, Made]:
+        with_made = pa.schema([*schema, *_MADE])
+
         def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in numbers:
                 for number in batch["id"].to_pylist():
-                    yield from function(parts[number])
+                    for each in function(parts[number]):
+                        yield _with_made(each, number, with_made)
 
         if not parts:
-            return self.table([], schema)
+            return self.table([], schema), empty
         with _causes(), self._counted(len(parts), done):
             numbers = self.session.range(0, len(parts), 1, len(parts))
-            kept = self._keep(numbers.mapInArrow(read, spark_schema(schema)))
-            kept.frame.count()
-            return kept
+            kept = self._keep(numbers.mapInArrow(read, spark_schema(with_made))).frame
+            made = kept.where("made is not null").select("part", "made").rdd
+            unpacked = made.map(lambda row: (row["part"], pickle.loads(row["made"])))
+            merged = _merged(unpacked, len(parts), merge)
+            return SparkFrame(kept.where("made is null").select(*schema.names)), merged
 
     def _keep(self, rows: DataFrame) -> SparkFrame:
         """Keep rows on the executors' disks. A lost executor's rows are made again."""
@@ -216,6 +236,36 @@ class SparkEngine:
             self.session.conf.set(name, before)
             while self.kept:
                 self.kept.pop().unpersist()
+
+
+def _with_made(made: Any, number: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows, or a result of part `number`, as rows with the columns _MADE."""
+    if not isinstance(made, pa.RecordBatch):
+        row = {"part": number, "made": pickle.dumps(made)}
+        return pa.RecordBatch.from_pylist([row], schema)
+    nulls = [pa.nulls(len(made), kind) for _, kind in _MADE]
+    return pa.RecordBatch.from_arrays([*made.columns, *nulls], schema=schema)
+
+
+def _merged(
+    numbered: RDD[tuple[int, Made]], count: int, merge: Callable[[Made, Made], Made]
+) -> Made:
+    """Merge the results of `count` parts in the order of their numbers, in tasks if there are
+    many."""
+    if count > RESULTS_MAX:
+        grouped = numbered.partitionBy(RESULTS_MAX, lambda number: number * RESULTS_MAX // count)
+        numbered = grouped.mapPartitions(partial(_in_order, merge))
+    collected: list[tuple[int, Made]] = numbered.collect()
+    return next(_in_order(merge, collected))[1]
+
+
+def _in_order(
+    merge: Callable[[Made, Made], Made], numbered: Iterable[tuple[int, Made]]
+) -> Iterator[tuple[int, Made]]:
+    (first, merged), *others = sorted(numbered, key=operator.itemgetter(0))
+    for _, made in others:
+        merged = merge(merged, made)
+    yield first, merged
 
 
 @contextmanager

@@ -14,28 +14,40 @@ import numpy.typing as npt
 from .live_log import LiveLog
 from .log_reader import Content
 from .spark_sources import LogReader
-from .store_files import without
 
 BLOCK_BYTES = 1 << 20
+FIRST_MAX = 20  # parts that are named
 Bytes = npt.NDArray[np.uint8]
 Block = tuple[int, dict[str, tuple[int, bytes]]]  # its start; by store, its end and SHA-256
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The number of different blocks, and the numbers of the first parts with some."""
+
+    count: int = 0
+    first: tuple[int, ...] = ()
+
+    def merge(self, behind: Counted) -> Counted:
+        return Counted(self.count + behind.count, (*self.first, *behind.first)[:FIRST_MAX])
 
 
 @dataclass(frozen=True, slots=True)
 class DifferentBlocks:
     """Compares the parts of `log` in tasks.
 
-    Each store is compared up to its position in `limits`, without the sorted `skipped` ranges of
-    garbage. Blocks end at multiples of BLOCK_BYTES from the part's start, and at each of `cuts`.
+    Each store is compared up to its position in `limits`. Blocks end at multiples of BLOCK_BYTES
+    from the part's start, and at each of `cuts`.
     """
 
     log: LogReader | LiveLog
     limits: Mapping[str, int]
-    skipped: Mapping[str, Sequence[tuple[int, int]]]
     cuts: Sequence[int]
 
-    def count(self, part: Any) -> int:
-        return len(self.blocks(part))
+    def counted(self, numbered: tuple[int, Any]) -> Counted:
+        number, part = numbered
+        count = len(self.blocks(part))
+        return Counted(count, (number,) if count else ())
 
     def blocks(self, part: Any) -> list[Block]:
         """Return the blocks that differ. Raises ReplicaLost, BackupError, OSError."""
@@ -56,24 +68,13 @@ class DifferentBlocks:
                 for name in each.names:
                     block_end = min(high, self.limits[name], start + len(raw))
                     if low < block_end:
-                        parts = without(low, block_end, self.skipped.get(name, ()))
-                        copies[name] = block_end, [raw[a - start : b - start] for a, b in parts]
-            (first_end, first), *_ = [*copies.values(), (0, [])]
-            if all(e == first_end and _same(parts, first) for e, parts in copies.values()):
-                continue
-            block = {name: (e, _digest(parts)) for name, (e, parts) in copies.items()}
-            if len({*block.values()}) > 1:
-                blocks.append((low, block))
+                        copies[name] = block_end, raw[low - start : block_end - start]
+            first, *others = [data for _, data in copies.values()] or [np.empty(0, np.uint8)]
+            if not all(np.array_equal(first, data) for data in others):
+                digests = {name: _digest(data) for name, (_, data) in copies.items()}
+                blocks.append((low, {name: (copies[name][0], digests[name]) for name in copies}))
         return blocks
 
 
-def _same(parts: Sequence[Bytes], others: Sequence[Bytes]) -> bool:
-    """Return whether byte ranges are equal; copies with different ranges need hashes."""
-    return len(parts) == len(others) and all(map(np.array_equal, parts, others))
-
-
-def _digest(parts: Sequence[Bytes]) -> bytes:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.data)
-    return digest.digest()
+def _digest(data: Bytes) -> bytes:
+    return hashlib.sha256(data.data).digest()

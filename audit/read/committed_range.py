@@ -37,7 +37,7 @@ from ..engine.columns import Column, Window
 from ..engine.frames import Frame
 from .cluster_info import CLASSIC, RAFT, Subject
 from .incremental import TAIL_BYTES, Ended, tail_of
-from .range_digests import Alike
+from .log_facts import Alike
 from .store_files import Store, StoreError
 from .voters import ConfigurationFrame, Members, members_of
 

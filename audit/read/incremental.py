@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .replica import Replica
-from .store_files import Segment, Store, StoreError, without
+from .store_files import Store, StoreError
 
 TAIL_BYTES = 64 << 10  # before an end, saved as a digest
 RANGE_BYTES = 64 << 20
@@ -127,7 +126,7 @@ class Kept:
             if row["end"] <= end
         ]
 
-    def save(self, ended: Ended, ranges: Sequence[Range]) -> None:
+    def save(self, ended: Ended, ranges: Iterable[Range]) -> None:
         """Replace the saved end of the group. Raises StoreError, OSError."""
         configuration = ended.configuration
         encoded = configuration and [configuration[0], configuration[1].hex()]
@@ -206,24 +205,3 @@ def tail_of(store: Store, position: int) -> str | None:
 def split(start: int, end: int) -> list[tuple[int, int]]:
     edges = [at for at in range(0, end, RANGE_BYTES) if start < at < end]
     return [*zip([start, *edges], [*edges, end], strict=True)] if start < end else []
-
-
-@dataclass(frozen=True)
-class Digest:
-    """Digests ranges of a store's log in a task, without the sorted `skipped` ranges
-    (garbage behind blank records). A running replica does so itself."""
-
-    replica: Replica | None
-    segments: Sequence[Segment]
-    skipped: Sequence[tuple[int, int]]
-
-    def __call__(self, bounds: tuple[int, int]) -> str:
-        if self.replica is not None:
-            return self.replica.digest(*bounds).hex()
-        digest = hashlib.sha256()
-        for low, high in without(*bounds, self.skipped):
-            for segment in self.segments:
-                first, last = max(low, segment.base), min(high, segment.end)
-                if first < last:
-                    digest.update(segment.file.read(first - segment.base, last - segment.base))
-        return digest.hexdigest()

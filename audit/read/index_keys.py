@@ -85,7 +85,7 @@ def key_hashes(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
 def expected_keys(parts: Sequence[StagedRange], store: str, positions: Array) -> ExpectedKeys:
     """Return the keys of a store's records at these rising log positions. Raises OSError."""
     columns_ = []
-    for staged in dict.fromkeys(parts):
+    for staged in parts:
         low, high = np.searchsorted(positions, (staged.start, staged.end))
         if low < high:
             columns_.append(_of_range(staged, store, positions[low:high], int(low)))
@@ -98,7 +98,7 @@ def indexed_positions(parts: Sequence[StagedRange], store: str, low: int, high: 
     """Return the rising positions in [low, high) of a store's records that are indexed by their own
     id. Raises OSError."""
     arrays = [np.empty(0, np.int64)]
-    for staged in dict.fromkeys(parts):
+    for staged in parts:
         if staged.start < high and low < staged.end:
             rows = _records_of(staged.path, store, ["position", "id_hash"])
             at = rows["position"].to_numpy()[rows["id_hash"].is_valid().to_numpy()]

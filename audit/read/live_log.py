@@ -19,10 +19,10 @@ from raftmq.spark.layout import BLANK_MAGIC, BLANK_SIZE_BYTES
 from .files import View
 from .live_queues import ExpectedUnits, WrongUnits
 from .log_reader import Content, Copy, SharedItems, shared_items
-from .range_digests import RANGE_BYTES
 from .replica import Replica, connected
 from .store_files import STORES_SEPARATOR
 
+WINDOW_BYTES = 16 << 20
 _BLANK = struct.Struct(">ii")  # the bytes to the segment's end, magic
 
 
@@ -48,7 +48,7 @@ class LiveLog:
         windows = []
         while start < end:
             base = start - start % segment_bytes
-            behind = base + (start - base) // RANGE_BYTES * RANGE_BYTES + RANGE_BYTES
+            behind = base + (start - base) // WINDOW_BYTES * WINDOW_BYTES + WINDOW_BYTES
             windows.append(Window(start, min(behind, base + segment_bytes, end)))
             start = windows[-1].end
         return windows
@@ -79,7 +79,7 @@ class LiveLog:
         reaching = [each for each in there if each.end >= window.end] or there
         if not there:
             return []
-        read = reaching[window.start // RANGE_BYTES % len(reaching)]
+        read = reaching[window.start // WINDOW_BYTES % len(reaching)]
         async with connected(read.connection) as client:
             bounds = window.start, min(window.end, read.end)
             start, end = await read.frames_by(client, *bounds)

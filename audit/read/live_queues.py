@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,16 @@ class WrongUnits:
     first: tuple[WrongUnit, ...] = ()
     absent: int = 0
     other: int = 0
+
+    def merge(self, behind: WrongUnits) -> WrongUnits:
+        """Return both, with the first of each store and kind."""
+        first: list[WrongUnit] = []
+        kept: Counter[tuple[str, bool]] = Counter()
+        for unit in sorted((*self.first, *behind.first), key=lambda unit: unit.position):
+            kind = unit.store, unit.what == ABSENT
+            kept[kind] += 1
+            first += [unit] if kept[kind] <= WRONG_KEPT_MAX else []
+        return WrongUnits(tuple(first), self.absent + behind.absent, self.other + behind.other)
 
 
 class ExpectedUnits:

@@ -84,6 +84,16 @@ class Copy:
                 return walk
             behind *= BEHIND_FACTOR
 
+    def end(self, base: int, high: int) -> int:
+        """Return the end of the segment's content, or `high` before it. The bytes behind a blank
+        record are undefined. Raises OSError."""
+        size = len(self.view.data)
+        if high <= size - LONGEST:
+            return high
+        gaps = self.walk(base, max(0, size - LONGEST), size).gaps
+        blanks = (gap.at for gap in gaps if gap.kind == ItemKind.BLANK)
+        return min(high, next((at + BLANK_SIZE_BYTES for at in blanks), size))
+
 
 @dataclass(frozen=True, slots=True)
 class Content:

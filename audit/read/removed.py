@@ -14,13 +14,13 @@ Retention removes only messages of its age (`Retention`), so younger messages ar
 messages of unknown time if the group's log begins with a younger message.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..engine import columns as F
 from ..engine.frames import Frame
 from .committed_range import Limits
-from .range_digests import LogDigest
+from .log_facts import LogFacts
 from .store_files import STORES_SEPARATOR, Store
 
 HOUR_MS = 3_600_000
@@ -49,7 +49,7 @@ class Retention:
 
 def retention_of(
     stores: Mapping[str, Store],
-    digests: Sequence[LogDigest],
+    facts: LogFacts,
     limits: Limits,
     hours: int | None,
     audited_at_ms: int,
@@ -65,11 +65,7 @@ def retention_of(
     hours = HOURS if hours is None else hours
     kept_from_ms = now_ms + NOTED_MS - hours * HOUR_MS
     starts = {store.store: store.start for store in limits.stores if store.start}
-    first_ms: dict[str, int] = {}
-    for digest in sorted(digests, key=lambda digest: digest.start):
-        if digest.times is not None:
-            for name in starts.keys() & {*digest.stores}:
-                first_ms.setdefault(name, digest.times[0])
+    first_ms = {name: facts.times[name].first_low for name in starts if name in facts.times}
     at_start = (first_ms.get(name, 0) for name in limits.voting if starts.get(name) == limits.start)
     return Retention(now_ms, kept_from_ms, first_ms, max(at_start, default=0) > kept_from_ms)
 

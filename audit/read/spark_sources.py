@@ -150,14 +150,13 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
         yield from shared_items(_copies(partition), *_bounds(partition), stores=count)
 
     def contents(self, partition: SharedRange) -> list[Content]:
-        """Read the bytes of each store."""
-        _, low, high = _bounds(partition)
+        """Read the bytes of each store, without those behind a blank record."""
+        base, low, high = _bounds(partition)
         contents = []
         for copy in _copies(partition):
             copy.view.load(low, high)
-            contents.append(
-                Content((copy.store,), partition.start, bytes(copy.view.data[low:high]))
-            )
+            data = bytes(copy.view.data[low : copy.end(base, high)])
+            contents.append(Content((copy.store,), partition.start, data))
         return contents
 
 

@@ -9,17 +9,15 @@ once failed to read Arrow's LZ4.
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -28,31 +26,33 @@ from raftmq.spark.layout import ItemKind
 
 from ..engine import columns as F
 from ..engine.frames import Engine, Frame
+from .index_keys import StagedRange
 from .live_log import LiveLog
 from .live_queues import ExpectedUnits
-from .log_reader import LOG_SCHEMA, SharedItems
-from .range_digests import RUN_SCHEMA, LogDigest, LogSummary, UnitDigest, UnitSummary
+from .log_facts import LogFacts
+from .log_reader import LOG_SCHEMA
+from .range_sums import Ranges, StoreSums, added
 from .spark_sources import UNIT_SCHEMA, LogReader, QueueFiles, QueueReader
+from .summaries import RUN_SCHEMA, LogSummary, UnitSummary
 
 # Columns with repeated values. By default Arrow would try a dictionary for all columns.
 _REPEATED = ["store", "topic", "tags", "reason"]
-# Rows of tasks that write no files: items, and besides runs and digests.
-_RUN, _DIGEST = len(ItemKind), len(ItemKind) + 1
-_RUN_NAMES = {"first_offset": "queue_offset"}
-_STREAM_SCHEMA = pa.schema(
-    [*LOG_SCHEMA, ("last_offset", pa.int64()), ("end", pa.int64()), ("digest", pa.binary())]
-)
+# Rows of tasks that write no files: items and runs.
+_RUN = len(ItemKind)
+_STREAM_SCHEMA = pa.schema([*LOG_SCHEMA, ("last_offset", pa.int64()), ("end", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
 class StagedLog:
     """The items of all stores (audit.read.log_reader.LOG_SCHEMA), the runs of their queue offsets
-    (audit.read.range_digests.RUN_SCHEMA), and the digests. Equal items of several stores are one
-    row."""
+    (audit.read.summaries.RUN_SCHEMA), the facts, and the windows with their files of items, if
+    there are files. Equal items of several stores are one row."""
 
     items: Frame
     runs: Frame
-    digests: list[LogDigest]
+    facts: LogFacts
+    windows: Sequence[StagedRange]
+    ranges: Ranges
 
 
 @contextmanager
@@ -75,47 +75,45 @@ def directory_for_tables(staging: str | None, scratch: Path | None) -> Iterator[
 def staged_log(
     engine: Engine,
     reader: LogReader | LiveLog,
+    names: tuple[str, ...],
     directory: str,
     progress: Callable[[str], None] = lambda step: None,
 ) -> StagedLog:
-    """Decode the logs into files in the new `directory`, or into rows that the tasks keep. The
-    reader must share."""
-    parts = list(enumerate(reader.partitions()))
+    """Decode the logs of the stores of these names into files in the new `directory`, or into rows
+    that the tasks keep. The reader must share."""
+    parts: list[tuple[int, Any]] = list(enumerate(reader.partitions()))
     done = _Estimate(progress, len(parts))
-    if not engine.has_files:
-        return _kept_log(engine.read(_StreamLog(reader), parts, _STREAM_SCHEMA, done))
     items, runs = below(directory, "items"), below(directory, "runs")
+    windows = [StagedRange(part.start, part.end, _path(items, number)) for number, part in parts]
+    start = min((window.start for window in windows), default=0)
+    ranges = Ranges.of(start, max((window.end for window in windows), default=start + 1))
+    decode = _Decode(reader, names, ranges)
+    if not engine.has_files:
+        rows, facts = engine.read(
+            _StreamLog(decode), parts, _STREAM_SCHEMA, LogFacts.merge, LogFacts(), done
+        )
+        is_run = F.col("kind") == _RUN
+        kept_runs = rows.where(is_run).withColumnRenamed("queue_offset", "first_offset")
+        kept = rows.where(~is_run).select(*LOG_SCHEMA.names), kept_runs.select(*RUN_SCHEMA.names)
+        return StagedLog(*kept, facts, windows, ranges)
     for each in (items, runs):
         _make(each)
-    digests = engine.map(_WriteLog(reader, items, runs), parts, done)
-    return StagedLog(
-        engine.parquet(items, LOG_SCHEMA),
-        engine.parquet(runs, RUN_SCHEMA),
-        [*itertools.chain.from_iterable(digests)],
-    )
-
-
-def _kept_log(rows: Frame) -> StagedLog:
-    """Separate the items, runs and digests of _STREAM_SCHEMA."""
-    kind = F.col("kind")
-    runs = rows.where(kind == _RUN).withColumnRenamed("queue_offset", "first_offset")
-    packed = rows.where(kind == _DIGEST).select("digest").collect()
-    digests = [msgspec.msgpack.decode(bytes(row["digest"]), type=LogDigest) for row in packed]
-    return StagedLog(
-        rows.where(kind < _RUN).select(*LOG_SCHEMA.names),
-        runs.select(*RUN_SCHEMA.names),
-        digests,
-    )
+    write = _WriteLog(decode, items, runs)
+    facts = engine.map_reduce(write, parts, LogFacts.merge, LogFacts(), done)
+    written = engine.parquet(items, LOG_SCHEMA), engine.parquet(runs, RUN_SCHEMA)
+    return StagedLog(*written, facts, windows, ranges)
 
 
 def staged_units(
-    engine: Engine, reader: QueueReader, directory: str
-) -> tuple[Frame, list[UnitDigest]]:
-    """Decode the ConsumeQueues (UNIT_SCHEMA) into files in the new `directory`."""
+    engine: Engine, reader: QueueReader, ranges: Ranges, directory: str
+) -> tuple[Frame, StoreSums]:
+    """Decode the ConsumeQueues (UNIT_SCHEMA) into files in the new `directory`. Also return the
+    sums of their units by the ranges of the log that they point into."""
     _make(directory)
     parts = list(enumerate(reader.partitions()))
-    digests = engine.map(_WriteUnits(reader, directory), parts)
-    return engine.parquet(directory, UNIT_SCHEMA), [*itertools.chain.from_iterable(digests)]
+    none: StoreSums = {}
+    sums = engine.map_reduce(_WriteUnits(reader, ranges, directory), parts, added, none)
+    return engine.parquet(directory, UNIT_SCHEMA), sums
 
 
 def _make(directory: str) -> None:
@@ -140,79 +138,77 @@ class _Estimate:
 
 
 @dataclass(frozen=True)
-class _WriteLog:
-    """Writes a range's rows and runs in a task."""
+class _Decode:
+    """Yields a window's items (LOG_SCHEMA) and runs (RUN_SCHEMA) in a task, and then its facts."""
 
     reader: LogReader | LiveLog
+    names: tuple[str, ...]
+    ranges: Ranges
+
+    def __call__(self, numbered: tuple[int, Any]) -> Iterator[pa.RecordBatch | LogFacts]:
+        number, window = numbered
+        contents = []
+        for shared in self.reader.parts(window):
+            live = self.reader if isinstance(self.reader, LiveLog) else None
+            expected = ExpectedUnits() if live else None
+            summary = LogSummary(self.ranges, expected)
+            for batch in shared.batches:
+                yield batch
+                runs = summary.add(batch)
+                if runs is not None and len(runs):
+                    yield runs
+            wrong = live.wrong_units(shared.stores, expected) if live and expected else None
+            stores = shared.stores, self.names
+            bounds = window.start, window.end
+            facts = summary.facts(bounds, number, *stores, alike=shared.alike, wrong_units=wrong)
+            contents.append(facts)
+        yield LogFacts.of_contents(contents)
+
+
+@dataclass(frozen=True)
+class _WriteLog:
+    """Writes a window's items and runs in a task."""
+
+    decode: _Decode
     items: str
     runs: str
 
-    def __call__(self, numbered: tuple[int, Any]) -> list[LogDigest]:
-        number, partition = numbered
-        digests = []
-        path = _path(self.items, number)
+    def __call__(self, numbered: tuple[int, Any]) -> LogFacts:
+        facts = LogFacts()
+        number, _ = numbered
         with (
-            _replacing(path, LOG_SCHEMA) as rows,
+            _replacing(_path(self.items, number), LOG_SCHEMA) as items,
             _replacing(_path(self.runs, number), RUN_SCHEMA) as runs,
         ):
-            for shared in self.reader.parts(partition):
-                summary = _summary(self.reader)
-                for batch in shared.batches:
-                    rows.write_batch(batch)
-                    run = summary.add(batch)
-                    if run is not None:
-                        runs.write_batch(run)
-                digests.append(_digest(self.reader, partition, shared, summary, path))
-        return digests
+            for each in self.decode(numbered):
+                if isinstance(each, LogFacts):
+                    facts = each
+                else:
+                    (runs if each.schema == RUN_SCHEMA else items).write_batch(each)
+        return facts
 
 
 @dataclass(frozen=True)
 class _StreamLog:
-    """Yields a range's rows, runs and digests in a task, as rows of _STREAM_SCHEMA."""
+    """Yields a window's items and runs in a task, as rows of _STREAM_SCHEMA, and then its facts."""
 
-    reader: LogReader | LiveLog
+    decode: _Decode
 
-    def __call__(self, numbered: tuple[int, Any]) -> Iterator[pa.RecordBatch]:
-        _, partition = numbered
-        for shared in self.reader.parts(partition):
-            summary = _summary(self.reader)
-            for batch in shared.batches:
-                yield _streamed(batch)
-                run = summary.add(batch)
-                if run is not None and len(run):
-                    names = [_RUN_NAMES.get(name, name) for name in run.schema.names]
-                    yield _streamed(run.rename_columns(names), _RUN)
-            digest = _digest(self.reader, partition, shared, summary, "")
-            packed = pa.array([msgspec.msgpack.encode(digest)], pa.binary())
-            yield _streamed(pa.RecordBatch.from_arrays([packed], names=["digest"]), _DIGEST)
+    def __call__(self, numbered: tuple[int, Any]) -> Iterator[pa.RecordBatch | LogFacts]:
+        for each in self.decode(numbered):
+            yield each if isinstance(each, LogFacts) else _streamed(each)
 
 
-def _summary(reader: LogReader | LiveLog) -> LogSummary:
-    return LogSummary(ExpectedUnits() if isinstance(reader, LiveLog) else None)
-
-
-def _digest(
-    reader: LogReader | LiveLog, partition: Any, shared: SharedItems, summary: LogSummary, path: str
-) -> LogDigest:
-    """Return the digest of items, with the wrong units of running replicas."""
-    wrong = None
-    if isinstance(reader, LiveLog) and summary.expects is not None:
-        wrong = reader.wrong_units(shared.stores, summary.expects)
-    bounds = partition.start, partition.end
-    return summary.digest(shared.stores, *bounds, shared.alike, path, wrong)
-
-
-def _streamed(batch: pa.RecordBatch, kind: int | None = None) -> pa.RecordBatch:
-    """Return rows of _STREAM_SCHEMA with the batch's columns, and its own kind unless given."""
-    columns = []
-    for field in _STREAM_SCHEMA:
-        if field.name == "kind" and kind is not None:
-            columns.append(pa.repeat(pa.scalar(kind, field.type), len(batch)))
-        elif field.name in batch.schema.names:
-            columns.append(batch[field.name])
-        else:
-            columns.append(pa.nulls(len(batch), field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=_STREAM_SCHEMA)
+def _streamed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return items or runs as rows of _STREAM_SCHEMA."""
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if batch.schema == RUN_SCHEMA:
+        columns["queue_offset"] = columns.pop("first_offset")
+        columns["kind"] = pa.repeat(pa.scalar(_RUN, pa.int32()), len(batch))
+    return pa.RecordBatch.from_arrays(
+        [columns.get(each.name, pa.nulls(len(batch), each.type)) for each in _STREAM_SCHEMA],
+        schema=_STREAM_SCHEMA,
+    )
 
 
 @dataclass(frozen=True)
@@ -220,16 +216,17 @@ class _WriteUnits:
     """Writes the units of some files in a task."""
 
     reader: QueueReader
+    ranges: Ranges
     directory: str
 
-    def __call__(self, numbered: tuple[int, QueueFiles]) -> list[UnitDigest]:
+    def __call__(self, numbered: tuple[int, QueueFiles]) -> StoreSums:
         number, partition = numbered
-        summary = UnitSummary()
+        summary = UnitSummary(self.ranges)
         with _replacing(_path(self.directory, number), UNIT_SCHEMA) as rows:
             for batch in self.reader.read(partition):
                 rows.write_batch(batch)
                 summary.add(batch)
-        return summary.digests()
+        return summary.sums()
 
 
 def _path(directory: str, number: int) -> str:

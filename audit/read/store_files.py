@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -286,15 +286,3 @@ def first_difference(left: Store, right: Store, start: int, end: int) -> int | N
     if len(unequal):
         return start + int(unequal[0])
     return None if len(a) == len(b) else start + shorter
-
-
-def without(low: int, high: int, skipped: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield [low, high) minus the skipped ranges, which are sorted and do not overlap."""
-    for skip_low, skip_high in skipped:
-        if skip_high <= low or skip_low >= high:
-            continue
-        if low < skip_low:
-            yield low, skip_low
-        low = skip_high
-    if low < high:
-        yield low, high

@@ -20,7 +20,8 @@ from .cluster_info import Subject
 from .committed_range import Limits, find_limits
 from .incremental import Ended
 from .live_log import LiveLog
-from .range_digests import Alike, UnitDigest, all_alike, data_ends
+from .log_facts import Alike
+from .range_sums import StoreSums
 from .removed import Retention, retention_of, with_gone
 from .spark_sources import LogReader, QueueReader
 from .staging import StagedLog, staged_log, staged_units
@@ -51,7 +52,8 @@ class Tables:
     items  every item of every store's log (audit.read.log_reader.LOG_SCHEMA)
     units  every ConsumeQueue unit (audit.read.spark_sources.UNIT_SCHEMA)
     shared_items, shared_units  the same, with one row for equal items of several stores
-    staged_log, unit_digests  digests of logs and ConsumeQueues (audit.read.range_digests)
+    staged_log  the same items, their runs, and the facts about them (audit.read.log_facts)
+    unit_sums  sums of the units by ranges of the log (audit.read.range_sums)
     alike  the start of the log that all stores have alike, usually all of it
     topics  the topics to judge, see `_topics`
     log  the records the group holds (a majority, or in classic mode any store) as position, size,
@@ -74,7 +76,7 @@ class Tables:
     staged_log: StagedLog
     alike: Alike
     shared_units: Frame
-    unit_digests: Sequence[UnitDigest]
+    unit_sums: StoreSums
     log: Frame
     retention: Retention
     events: Frame
@@ -96,10 +98,10 @@ class Tables:
 
     @property
     def group_runs(self) -> Frame | None:
-        """The runs of queue offsets in the group's log (audit.read.range_digests.RUN_SCHEMA), if
+        """The runs of queue offsets in the group's log (audit.read.summaries.RUN_SCHEMA), if
         all stores have the same log and the group holds all of it."""
         enough = len(self.limits.voting) >= self.limits.needed
-        end = max((digest.data_end for digest in self.staged_log.digests), default=0)
+        end = max((end for end, *_ in self.staged_log.facts.ends.values()), default=0)
         is_group_log = self.alike.complete and enough and end <= self.limits.agreed_end
         return self.staged_log.runs if is_group_log else None
 
@@ -148,17 +150,17 @@ def stage(
     def written(frame: Frame, name: str) -> Frame:
         return engine.staged(frame, below(directory, name))
 
-    def stores_staged() -> tuple[StagedLog, Alike, Frame, list[UnitDigest], Limits, Frame]:
+    def stores_staged() -> tuple[StagedLog, Alike, Frame, StoreSums, Limits, Frame]:
         reader = reader_of(stores, since)
-        logs = staged_log(engine, reader, below(directory, "decoded"), progress)
+        logs = staged_log(engine, reader, tuple(stores), below(directory, "decoded"), progress)
         queues = QueueReader(_options(since), stores.values())
-        units, unit_digests = staged_units(engine, queues, below(directory, "units"))
+        units, sums = staged_units(engine, queues, logs.ranges, below(directory, "units"))
         frames = each(logs.items.where(F.col("kind") == int(ItemKind.FRAME)))
         ended = (since.index, since.term) if since else None
-        alike = all_alike(logs.digests, tuple(stores), ended)
-        limits = find_limits(frames, data_ends(logs.digests), alike, stores, subject, since)
+        alike = logs.facts.alike(ended)
+        limits = find_limits(frames, logs.facts.ends, alike, stores, subject, since)
         log = _log(engine, logs, limits, below(directory, "log"))
-        return logs, alike, units, unit_digests, limits, log
+        return logs, alike, units, sums, limits, log
 
     def history_staged() -> tuple[Frame, Frame]:
         if history_path is None:
@@ -171,11 +173,11 @@ def stage(
     # Python workers parse the logs and the JVM the history, so together they use two cores.
     with ThreadPoolExecutor(2) as pool:
         of_stores, of_history = pool.submit(stores_staged), pool.submit(history_staged)
-        of_logs, alike, units, unit_digests, limits, log = of_stores.result()
+        of_logs, alike, units, unit_sums, limits, log = of_stores.result()
         events, sends = of_history.result()
     topics = (topic,) if topic or history_path is None else _topics(sends)
     retention = retention_of(
-        *(stores, of_logs.digests, limits, retention_hours, audited_at_ms),
+        *(stores, of_logs.facts, limits, retention_hours, audited_at_ms),
         from_start=since is None,
     )
     ledger = sends
@@ -198,7 +200,7 @@ def stage(
             of_logs,
             alike,
             units,
-            unit_digests,
+            unit_sums,
             log,
             retention,
             events,
@@ -257,7 +259,7 @@ def _log(engine: Engine, logs: StagedLog, limits: Limits, directory: str) -> Fra
     log = sound(logs.items.where(by_all)).select(*kept)
     if len(limits.voting) < limits.needed:
         log = log.limit(0)
-    if any(digest.stores != all_stores for digest in logs.digests):
+    if any(holders != (all_stores,) for holders, _ in logs.facts.held):
         rows = sound(each(logs.items.where(~by_all)))
         held = (
             rows.withColumn("identity", F.xxhash64(*_IDENTITY))

@@ -93,6 +93,31 @@ def first_of_each_store(
 
 
 @dataclass(frozen=True, slots=True)
+class Faults:
+    """The first OFFENDERS_MAX offenders of each store by position, and the number of all, so that
+    tasks can merge those that they find."""
+
+    first: tuple[Offender, ...] = ()
+    count: int = 0
+
+    def merge(self, other: Faults) -> Faults:
+        first: list[Offender] = []
+        kept: Counter[str] = Counter()
+        for offender in sorted((*self.first, *other.first), key=_position):
+            kept[offender["store"]] += 1
+            first += [offender] if kept[offender["store"]] <= OFFENDERS_MAX else []
+        return Faults(tuple(first), self.count + other.count)
+
+    def result(self, name: str, title: str) -> CheckResult:
+        offenders = first_of_each_store(sorted(self.first, key=_position))
+        return CheckResult(name, title, True, self.count, offenders)
+
+
+def _position(offender: Offender) -> tuple[str, int]:
+    return offender["store"], offender.get("position", -1)
+
+
+@dataclass(frozen=True, slots=True)
 class StoreReport:
     """A store's log positions (audit.read.committed_range) and content."""
 

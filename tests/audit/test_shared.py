@@ -113,11 +113,10 @@ def test_batches_have_the_schema_declared_to_spark() -> None:
     assert batches and all(batch.schema == LOG_SCHEMA for batch in batches)
 
 
-def blocks(*copies: tuple[bytes, int, list[tuple[int, int]]]) -> list[str]:
-    limits = {f"n{number}": limit for number, (_, limit, _) in enumerate(copies)}
-    skipped = {f"n{number}": each for number, (_, _, each) in enumerate(copies)}
-    compared = DifferentBlocks(LogReader({"path": "/nowhere"}), limits, skipped, [*limits.values()])
-    contents = [Content((f"n{number}",), 0, data) for number, (data, _, _) in enumerate(copies)]
+def blocks(*copies: tuple[bytes, int]) -> list[str]:
+    limits = {f"n{number}": limit for number, (_, limit) in enumerate(copies)}
+    compared = DifferentBlocks(LogReader({"path": "/nowhere"}), limits, [*limits.values()])
+    contents = [Content((f"n{number}",), 0, data) for number, (data, _) in enumerate(copies)]
     different = compared.compared(contents)
     return sorted(f"{start}:{store}" for start, block in different for store in block)
 
@@ -127,12 +126,9 @@ def test_differing_blocks_are_returned_for_every_copy() -> None:
     size = len(complete)
     other = bytearray(complete)
     other[(1 << 20) + 5] ^= 1
-    assert blocks((complete, size, []), (complete, size, [])) == []
-    reported = blocks((complete, size, []), (bytes(other), size, []), (complete, size, []))
+    assert blocks((complete, size), (complete, size)) == []
+    reported = blocks((complete, size), (bytes(other), size), (complete, size))
     assert reported == ["1048576:n0", "1048576:n1", "1048576:n2"]
-    # Behind its limit a copy has no block; what is skipped is not there.
-    assert blocks((complete, size, []), (bytes(other), 1 << 20, [])) == []
-    garbage = [((1 << 20) + 5, (1 << 20) + 6)]
-    assert blocks((complete, size, garbage), (bytes(other), size, garbage)) == []
-    assert blocks((complete, size, garbage), (bytes(other), size, [])) != []
-    assert blocks((complete[:-1], size, []), (complete, size, [])) != []
+    # Behind its limit a copy has no block.
+    assert blocks((complete, size), (bytes(other), 1 << 20)) == []
+    assert blocks((complete[:-1], size), (complete, size)) != []

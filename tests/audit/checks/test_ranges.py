@@ -1,12 +1,13 @@
 """Committed offsets are compared with queue ends, and store times with earlier ones."""
 
+from functools import reduce
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from raftmq.audit.checks.ranges import offsets_check, times_check
-from raftmq.audit.read.range_digests import LogDigest
+from raftmq.audit.read.log_facts import Fall, LogFacts, Times
 from raftmq.audit.read.tables import Tables
 
 ENDS = {("T", 0): 50, ("T", 1): 7}
@@ -32,33 +33,41 @@ def test_queues_of_unknown_ends_are_listed() -> None:
     assert check.ok and len(gaps) == 1
 
 
-def digest(
+def timed(
     stores: str, start: int, times: tuple[int, int], fall: tuple[int, int] = (0, 0)
-) -> LogDigest:
-    ends = (start, start + 9, True, start + 9, 1, 1, False)
-    return LogDigest(tuple(stores), *ends, {}, {}, times=times, fall=fall)
+) -> LogFacts:
+    of_each = Times.of(start, *times, Fall(start, *fall))
+    return LogFacts(times=dict.fromkeys(stores, of_each))
 
 
 @pytest.mark.parametrize(
-    ("digests", "found"),
+    ("windows", "found"),
     [
-        ([digest("ab", 0, (5, 900_000)), digest("ab", 9, (850_000, 950_000))], []),
+        ([timed("ab", 0, (5, 900_000)), timed("ab", 9, (850_000, 950_000))], []),
         (
-            [digest("ab", 0, (5, 900_000)), digest("ab", 9, (800_000, 950_000))],
+            [timed("ab", 0, (5, 900_000)), timed("ab", 9, (800_000, 950_000))],
             [("a", 9, 100), ("b", 9, 100)],
         ),
-        ([digest("b", 0, (5, 900_000), (4, 61_000)), digest("a", 0, (5, 9))], [("b", 4, 61)]),
+        ([timed("b", 0, (5, 900_000), (4, 61_000)), timed("a", 0, (5, 9))], [("b", 4, 61)]),
         (
-            [digest("a", 0, (5, 900_000)), digest("a", 9, (5, 6), (12, 70_000))],
+            [timed("a", 0, (5, 900_000)), timed("a", 9, (5, 6), (12, 70_000))],
             [("a", 12, 899)],  # the record, not the start of its range
         ),
-        ([digest("a", 18, (5, 6)), digest("b", 0, (900_000, 900_000))], []),  # not the same store
+        ([timed("a", 0, (5, 6)), timed("b", 9, (900_000, 900_000))], []),  # not the same store
+        (
+            [timed("a", 0, (8, 200_000)), timed("a", 9, (9, 9)), timed("a", 18, (9, 10))],
+            [("a", 9, 199)],  # where they fall, not as long as they are behind
+        ),
+        (
+            [timed("a", 9 * n, (200_000 - 40_000 * n,) * 2) for n in range(4)],
+            [("a", 27, 120)],  # in steps
+        ),
     ],
 )
 def test_falling_store_times_are_named(
-    digests: list[LogDigest], found: list[tuple[str, int, int]]
+    windows: list[LogFacts], found: list[tuple[str, int, int]]
 ) -> None:
-    logs = SimpleNamespace(digests=digests)
+    logs = SimpleNamespace(facts=reduce(LogFacts.merge, windows))
     tables = cast(Tables, SimpleNamespace(stores={"a": None, "b": None}, staged_log=logs))
     check = times_check(tables, clocks_steady=True)
     assert [(row["store"], row["position"], row["fall_s"]) for row in check.offenders] == found

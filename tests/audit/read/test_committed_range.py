@@ -8,8 +8,8 @@ import pytest
 from raftmq.audit.api import run_audit
 from raftmq.audit.engine.frames import Engine
 from raftmq.audit.read.committed_range import _saved, not_left_over
+from raftmq.audit.read.log_facts import Alike, FrameRun
 from raftmq.audit.read.log_reader import LOG_SCHEMA
-from raftmq.audit.read.range_digests import Alike, FrameRun
 from raftmq.audit.read.store_files import Store
 from raftmq.spark.layout import ItemKind
 from raftmq.store.frame import FrameKind

@@ -115,7 +115,7 @@ def test_damaged_window_is_read_of_two_replicas(run: Run, where: str) -> None:
     assert framed < read <= framed + SEGMENT_SIZE_BYTES + BLANK.size * len(run.log.segments)
     limits = dict.fromkeys(NAMES, run.log.end)
     log = LiveLog(replicas, 0)
-    compared = DifferentBlocks(log, limits, {}, [])
+    compared = DifferentBlocks(log, limits, [])
     (blocks,) = filter(None, map(compared.blocks, log.partitions()))
     ((_, copies),) = blocks
     assert copies["n0"] == copies["n2"] != copies["n1"]

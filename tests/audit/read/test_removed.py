@@ -1,6 +1,7 @@
 """An audit tells messages that retention deleted, when each replica did so, from lost ones."""
 
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from raftmq.audit.api import run_audit
 from raftmq.audit.read import removed
 from raftmq.audit.read.committed_range import Limits, StoreLimits
-from raftmq.audit.read.range_digests import LogDigest
+from raftmq.audit.read.log_facts import Fall, LogFacts, Times
 from raftmq.audit.read.store_files import Store
 from raftmq.audit.read.voters import Members
 from raftmq.audit.report.report import AuditReport
@@ -104,9 +105,10 @@ def test_missing_message_younger_than_retention_is_lost(run: Run) -> None:
     assert [*ages] == [12 * 3600, 12 * 3600]
 
 
-def digest(stores: str, start: int, times: tuple[int, int] | None) -> LogDigest:
-    """A digest of a range of some stores' logs."""
-    return LogDigest(tuple(stores), start, start + 9, False, 0, 0, 0, False, {}, {}, times=times)
+def timed(stores: str, start: int, low_ms: int) -> LogFacts:
+    """The facts of a window of some stores' logs."""
+    times = Times.of(start, low_ms, low_ms + 7, Fall(start, start, 0))
+    return LogFacts(times=dict.fromkeys(stores, times))
 
 
 @pytest.mark.parametrize(
@@ -135,9 +137,9 @@ def test_ages_are_as_of_the_close_of_the_stores(
         tuple("abc"),
         (),
     )
-    digests = [digest("bc", 20, (1, 2)), digest("abc", 5, (BORN_MS, BORN_MS + 7))]
-    digests.append(digest("a", 0, (7, 7)))
-    found = removed.retention_of(stores, digests, limits, hours, BORN_MS + 9_000 * HOUR_MS)
+    windows = [timed("a", 0, 7), timed("abc", 5, BORN_MS), timed("bc", 20, 1)]
+    facts = reduce(LogFacts.merge, windows)
+    found = removed.retention_of(stores, facts, limits, hours, BORN_MS + 9_000 * HOUR_MS)
     assert found.first_ms == {"b": BORN_MS, "c": BORN_MS}
     assert found.too_early == too_early
 

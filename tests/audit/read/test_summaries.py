@@ -13,52 +13,56 @@ import pyarrow as pa
 import pytest
 
 from raftmq.audit.read.files import View
-from raftmq.audit.read.log_reader import Copy, shared_items
-from raftmq.audit.read.range_digests import (
-    RANGE_BYTES,
-    FrameRun,
-    LogDigest,
-    LogSummary,
+from raftmq.audit.read.log_facts import LogFacts
+from raftmq.audit.read.log_reader import Copy, SharedItems, shared_items
+from raftmq.audit.read.range_sums import (
+    RANGE_BYTES_MIN,
+    RANGES_MAX,
+    Ranges,
+    StoreSums,
     Sums,
-    UnitSummary,
-    all_alike,
+    added,
     by_store,
     sums,
     total,
     unlike,
 )
 from raftmq.audit.read.spark_sources import LogReader, QueueReader
+from raftmq.audit.read.summaries import LogSummary, UnitSummary
 from tests.audit.run import NAMES, Run
 from tests.audit.stores import UNIT, Log, Message
 
 SIZE = 8192
+RANGES = Ranges.of(0, 1 << 30)
 
 
 def options(run: Run) -> dict[str, str]:
     return {"stores": orjson.dumps(run.stores).decode(), "shared": "true", "splitBytes": "4096"}
 
 
+def facts_of(part: SharedItems, summary: LogSummary) -> LogFacts:
+    return summary.facts((0, SIZE), 0, part.stores, part.stores, alike=part.alike)
+
+
 def of_logs(run: Run) -> dict[str, dict[int, tuple[int, int]]]:
     reader = LogReader(options(run))
-    result = []
+    result: StoreSums = {}
     for partition in reader.partitions():
         for part in reader.parts(partition):
-            summary = LogSummary()
+            summary = LogSummary(RANGES)
             for batch in part.batches:
                 summary.add(batch)
-            result.append(
-                summary.digest(part.stores, partition.start, partition.end, part.alike, "")
-            )
-    return by_store((digest.stores, digest.units) for digest in result)
+            result = added(result, facts_of(part, summary).units)
+    return by_store(result)
 
 
 def of_queues(run: Run) -> dict[str, dict[int, tuple[int, int]]]:
     reader = QueueReader(options(run))
-    summary = UnitSummary()
+    summary = UnitSummary(RANGES)
     for partition in reader.partitions():
         for batch in reader.read(partition):
             summary.add(batch)
-    return by_store((digest.stores, digest.units) for digest in summary.digests())
+    return by_store(summary.sums())
 
 
 @pytest.fixture
@@ -100,13 +104,26 @@ def test_exchanged_queues_have_different_sums(run: Run) -> None:
 
 
 def test_range_sums_do_not_depend_on_the_order() -> None:
-    far = RANGE_BYTES + 5
+    far = RANGE_BYTES_MIN + 5
 
     positions = np.array([far, 3, far + 1, 4], np.int64)
-    assert sums(positions, positions) == {0: (2, 7), 1: (2, 2 * far + 1)}
+    parts = RANGES.of_positions(positions)
+    assert sums(parts, positions) == {0: (2, 7), 1: (2, 2 * far + 1)}
     high = np.array([(1 << 63) - 1] * 4, np.int64)
-    one: Sums = sums(positions, high)
+    one: Sums = sums(parts, high)
     assert total([one, one])[0] == (4, (4 * ((1 << 63) - 1)) % (1 << 64))
+
+
+@pytest.mark.parametrize("size", [1, 1 << 30, 1 << 34, (1 << 34) + 1, 1 << 40, 10**15])
+@pytest.mark.parametrize("start", [0, 5 << 40])
+def test_log_of_any_size_has_few_ranges(start: int, size: int) -> None:
+    ranges = Ranges.of(start, start + size)
+    assert ranges.last - ranges.first <= RANGES_MAX
+    assert size < 1 << 34 or ranges.last - ranges.first >= RANGES_MAX // 2 - 1
+    at = np.array([0, start, start + size - 1, start + size * 3, -(1 << 63), (1 << 63) - 1])
+    numbers = ranges.of_positions(at).tolist()
+    assert numbers[1:3] == [ranges.first, ranges.last]
+    assert min(numbers) >= ranges.first - 1 and max(numbers) == ranges.last + 1
 
 
 def runs_of(messages: Sequence[Message]) -> list[tuple[object, ...]]:
@@ -114,7 +131,7 @@ def runs_of(messages: Sequence[Message]) -> list[tuple[object, ...]]:
     log.frame(1, list(messages))
     data = memoryview(bytes(log.segments[0]))
     (part,) = shared_items([Copy("n0", View(data))], 0, 0, SIZE)
-    summary = LogSummary()
+    summary = LogSummary(RANGES)
     result: list[dict[str, object]] = []
     for batch in part.batches:
         runs = summary.add(batch)
@@ -136,28 +153,28 @@ def test_runs_are_consecutive_offsets_of_each_queue() -> None:
     assert runs_of([message(0), message(0, topic="U")]) == [("T", 0, 0, 0), ("U", 0, 0, 0)]
 
 
-def digest_of(*messages: Message) -> tuple[LogDigest, Log]:
+def facts_and_log(*messages: Message) -> tuple[LogFacts, Log]:
     log = Log(SIZE)
     log.frame(1, list(messages))
     (part,) = shared_items([Copy("n0", View(memoryview(bytes(log.segments[0]))))], 0, 0, SIZE)
-    summary = LogSummary()
+    summary = LogSummary(RANGES)
     for batch in part.batches:
         assert isinstance(batch, pa.RecordBatch)
         summary.add(batch)
-    return summary.digest(part.stores, 0, SIZE, part.alike, ""), log
+    return facts_of(part, summary), log
 
 
-def test_digest_marks_delayed_and_half_messages() -> None:
-    assert not digest_of(message(0))[0].waits
-    assert digest_of(message(0, topic="SCHEDULE_TOPIC_XXXX"))[0].waits
-    assert digest_of(message(0, topic="RMQ_SYS_TRANS_HALF_TOPIC"))[0].waits
-    assert digest_of(Message("A" * 32, b"x", sys_flag=8))[0].waits
+def test_facts_mark_delayed_and_half_messages() -> None:
+    assert not facts_and_log(message(0))[0].waits
+    assert facts_and_log(message(0, topic="SCHEDULE_TOPIC_XXXX"))[0].waits
+    assert facts_and_log(message(0, topic="RMQ_SYS_TRANS_HALF_TOPIC"))[0].waits
+    assert facts_and_log(Message("A" * 32, b"x", sys_flag=8))[0].waits
 
 
-def test_digest_counts_and_ends_are_those_of_the_log() -> None:
-    digest, log = digest_of(message(0), message(1))
-    assert (digest.records, digest.frames, digest.alike) == (2, 1, True)
-    assert digest.data_end == log.end
+def test_counts_and_ends_are_those_of_the_log() -> None:
+    facts, log = facts_and_log(message(0), message(1))
+    assert facts.ends == {"n0": (log.end, 2, 1)}
+    assert facts.held == {((("n0",),), True): ((0, 0),)}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -180,40 +197,3 @@ def test_stores_are_equal_if_all_bytes_of_the_range_are(seed: int) -> None:
     assert all(part.alike for part in parts) <= same
     if len({*there}) == 1:
         assert [part.alike for part in parts] == [True]
-
-
-@pytest.mark.parametrize(
-    ("runs", "ended", "alike"),
-    [  # (first and last index, first and last term) of each range; (index, term) before them
-        ([(1, 3, 1, 2), (4, 6, 2, 2)], None, True),
-        ([(1, 3, 1, 2), (5, 6, 2, 2)], None, False),
-        ([(1, 3, 1, 2), (4, 6, 1, 2)], None, False),
-        ([(4, 6, 2, 2)], (3, 2), True),
-        ([(5, 6, 2, 2)], (3, 2), False),
-        ([(4, 6, 1, 2)], (3, 2), False),
-    ],
-)
-def test_frame_runs_join_if_index_and_term_continue(
-    runs: list[tuple[int, int, int, int]], ended: tuple[int, int] | None, alike: bool
-) -> None:
-    none: Sums = {}
-    digests = [
-        LogDigest(("n0",), n, n + 1, True, 0, 0, 3, False, none, none, FrameRun(*run, n, ()))
-        for n, run in enumerate(runs)
-    ]
-    result = all_alike(digests, ("n0",), ended)
-    assert result.complete == alike
-    if alike:
-        assert result.frames is not None
-        assert (result.frames.first, result.frames.last) == (runs[0][0], runs[-1][1])
-
-
-def test_log_of_a_lagging_store_is_alike_but_for_its_last_ranges() -> None:
-    none: Sums = {}
-    digests = [
-        LogDigest(stores, n, n + 1, True, 0, 0, 1, False, none, none, FrameRun(n, n, 1, 1, n, ()))
-        for n, stores in enumerate([("n0", "n1")] * 5 + [("n0",), ("n1",), ("n0",)])
-    ]
-    result = all_alike(digests, ("n0", "n1"), None)
-    assert result.frames is not None and not result.complete
-    assert (result.end, result.frames.last, result.ended) == (4, 3, (3, 1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.engine import columns as F
+from raftmq.audit.engine import spark_engine
 from raftmq.audit.engine.choice import LOCAL, LOCAL_BYTES_MAX, SPARK, EngineOptions
 from raftmq.audit.engine.columns import Window
 from raftmq.audit.engine.frames import CORRUPT, Engine, EngineFailed, Frame
@@ -170,6 +173,26 @@ def test_engines_agree_on_json_lines(
             found[-1] = rows(lines)
     assert found[0] == found[1]
     assert found[0] == [line] if corrupt else len(found[0]) == 2
+
+
+def numbered(part: int) -> Iterator[Any]:
+    """Yield a row for each number below, and then a text."""
+    rows = [{"name": f"{part}", "one": number} for number in range(part)]
+    yield pa.RecordBatch.from_pylist(rows, ONE)
+    yield f"{part},"
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 10])
+def test_engines_merge_the_results_of_neighbours_in_order(
+    both: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(spark_engine, "RESULTS_MAX", 3)
+    expected = "".join(f"{part}," for part in range(count))
+    for each in both:
+        assert each.map_reduce("{},".format, range(count), operator.add, "") == expected
+        assert each.map(str, range(count)) == expected.split(",")[:-1]
+        rows, merged = each.read(numbered, range(count), ONE, operator.add, "")
+        assert (rows.count(), merged) == (count * (count - 1) // 2, expected)
 
 
 def test_failure_is_one_line(both: tuple[Engine, Engine], tmp_path: Path) -> None:

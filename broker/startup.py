@@ -28,6 +28,7 @@ from raftmq.remoting.acl import AclError
 from raftmq.remoting.acl.account_file import AccountFile
 from raftmq.remoting.address import format_address
 from raftmq.remoting.bound_port import BoundPort
+from raftmq.remoting.names import is_brokers_own
 from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.registration_proof import KeyFileError, load_registration_keys
 from raftmq.remoting.tls import TlsError
@@ -292,9 +293,8 @@ async def open_store(
             covered = snapshot.load(disk, state)
             snapshot.put_right(disk, state)
         for queue in store.queues.queues():
-            store.queues.topic_changed(
-                queue.topic, exists=state.topics.get(queue.topic) is not None
-            )
+            if state.topics.get(queue.topic) is None and not is_brokers_own(queue.topic):
+                store.queues.topic_changed(queue.topic, exists=False)
         accounts = load_account_file(config, state.acl)
         port = config.advertised_port or claim.port
         web = replace(web_settings(config, claim.port), port=claim.http_port)

@@ -17,6 +17,9 @@ An append below max_offset is skipped (a repeated dispatch after a restart). An 
 leave a hole is an AssertionError, because wrong is worse than down. A queue without a message in
 the log may continue at a later offset, as the messages between are deleted.
 
+A deleted topic's queues continue if it is created again. After the next flush their extents are
+kept compressed instead of the objects (store.consumequeue.archive), which are made when needed.
+
 `open` with `lazy` (Raft mode) takes over many queues from the manifest as of its `confirmed`, with
 no look at their files. Unlisted files are those of later entries, which are dispatched again. The
 files are checked when they are first used. Missing entries are suspects (EntryDamaged), which

@@ -130,6 +130,8 @@ async def test_every_replica_and_leader_shows_the_same_recreated_topic(tmp_path)
             await group.send(broker, old)
         await group.kill(down)
         await by_request(group, broker)
+        queues = broker.store.queues
+        await until(lambda: queues.queue(old, 0) is not queues.queue(old, 0))  # it left memory
         await group.create_topic(broker, old, 1)
         await group.send(broker, old, b"new")
         await group.start(down)

@@ -26,8 +26,9 @@ from raftmq.chaos.faults.base import Context, Injection, Planned
 from raftmq.chaos.faults.process import Kill
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter
+from raftmq.chaos.workloads.base import Tally
 from raftmq.chaos.workloads.consumers import ConsumerGroup, drain_group
-from raftmq.chaos.workloads.log import Consumption, Item, KeyedSender, Tally
+from raftmq.chaos.workloads.log import Consumption, Item, KeyedSender
 from raftmq.chaos.workloads.observer import Observer, Watched
 
 TOPIC = "Flights"

@@ -71,11 +71,9 @@ def write_findings(
             if early or of_node == FINDINGS_MAX:
                 continue
             of_node += 1
-            history.event(
-                "ok",
+            history.record(
                 "log_line",
                 "observer",
-                history.next_op(),
                 node=node,
                 line=finding.line,
                 level=finding.level,
@@ -83,7 +81,7 @@ def write_findings(
             )
         result += of_node
         lines[node] = counted.count
-    history.event("ok", "logs", "observer", history.next_op(), lines=lines)
+    history.record("logs", "observer", lines=lines)
     return result
 
 

@@ -97,11 +97,9 @@ def write_replicas(
         node: {str(position): digest for position, digest in digests.items()}
         for node, digests in result.parts.items()
     }
-    history.event(
-        "ok",
+    history.record(
         "replicas",
         "runner",
-        history.next_op(),
         group=group,
         start=result.start,
         end=result.end,

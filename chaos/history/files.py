@@ -86,6 +86,10 @@ class HistoryWriter:
         self.write({"type": kind, "f": function, "op": op, "t_ns": t_ns, "p": process, **fields})
         return t_ns
 
+    def record(self, function: str, process: str, /, **fields: Any) -> None:
+        """Write an operation that is a single event, and not an invocation and its outcome."""
+        self.event("ok", function, process, self.next_op(), **fields)
+
     def flush(self) -> None:
         """Flush the buffer to the operating system."""
         with self._lock:

@@ -69,11 +69,9 @@ async def continuous_audit(
     findings = [orjson.loads(line) for line in lines]
     if status == UNUSABLE and not findings:
         raise ClusterError(f"mqaudit watch could not judge; see {log.name}")
-    history.event(
-        "ok",
+    history.record(
         "watched",
         "runner",
-        history.next_op(),
         judged=_judged(results / "mqaudit_watch.prom"),
         kills=watch.kills,
         findings=Counter(each["kind"] for each in findings),

@@ -44,13 +44,7 @@ from ..workloads.observer import Observer, Watched
 from .continuous_audit import TOPIC, continuous_audit
 from .judge import RunResult, judge
 from .nemesis import Inflicted, Nemesis
-from .scenario import (
-    Scenario,
-    check_victims,
-    find_scenario,
-    make_plan,
-    split_available,
-)
+from .scenario import Scenario, check_victims, find_scenario, make_plan, split_available
 
 Say = Callable[[str], None]
 Workloads = Callable[[], Sequence[Workload]]
@@ -118,11 +112,9 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
             for text in skipped:
                 note(history, f"not done: {text}")
             inflicted = await _torment(config, plan, cluster, history, say)
-            history.event(
-                "ok",
+            history.record(
                 "inflicted",
                 RUNNER,
-                history.next_op(),
                 skipped=[*skipped, *inflicted.failed],
                 stuck=inflicted.stuck,
             )
@@ -133,13 +125,13 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
                     await cluster.down()
 
             await record_evidence(cluster, history, stop, began_ns, inflicted.left)
-            history.event("ok", "end", RUNNER, history.next_op())
+            history.record("end", RUNNER)
     return await asyncio.to_thread(judge, path, config.directory, say)
 
 
 def note(history: HistoryWriter, text: str) -> None:
     """Record words for readers of the history; no check uses them."""
-    history.event("ok", "note", RUNNER, history.next_op(), text=text)
+    history.record("note", RUNNER, text=text)
 
 
 async def _torment(

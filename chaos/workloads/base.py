@@ -14,9 +14,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from raftmq.client import Admin, BrokerRefused
+from raftmq.client import Admin, BrokerRefused, ClientError
 from raftmq.remoting.codes import ResponseCode
 
+from ..history.events import Outcome
 from ..history.files import HistoryWriter
 
 
@@ -31,6 +32,15 @@ class Tally:
     unknown: int = 0
     shed: int = 0
     weak: int = 0
+
+    def count(self, outcome: Outcome) -> None:
+        """Count an operation that ended with this outcome."""
+        if outcome is Outcome.OK:
+            self.ok += 1
+        elif outcome is Outcome.UNKNOWN:
+            self.unknown += 1
+        else:
+            self.fail += 1
 
     @property
     def decided(self) -> int:
@@ -121,6 +131,20 @@ class Tasks:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def outcome_of(error: ClientError) -> Outcome:
+    """Return the outcome of an operation that ended with this error."""
+    return Outcome.UNKNOWN if error.outcome_unknown else Outcome.FAIL
+
+
+async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for `event`; return whether it was set in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 async def leader_of(admin: Admin, broker: str) -> str:

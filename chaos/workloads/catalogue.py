@@ -9,15 +9,15 @@ from typing import TypeVar
 from ..cluster.clusterfile import ClusterError
 from . import delayed, retries, transactions
 from .base import Workload
-from .deferred import PostedConfig
-from .delayed import DELAYED, delayed_workload
+from .deferred import PostedConfig, PostedWorkload
+from .delayed import DELAYED, Delayed
 from .load import GROUP, LOG, ONCE, ORDERED, MessagesConfig
 from .locks import LOCKS, locks_workload
 from .messages import Churn, MessagesWorkload
 from .metadata import RATE_PER_S, MetadataWorkload
-from .pops import POP, pop_workload
-from .retries import RETRIES, retries_workload
-from .transactions import TRANSACTIONS, transactions_workload
+from .pops import POP, Pops
+from .retries import RETRIES, Retries
+from .transactions import TRANSACTIONS, Transacted
 
 Config = TypeVar("Config", MessagesConfig, PostedConfig)
 
@@ -33,11 +33,11 @@ WORKLOADS: dict[str, Callable[[float], Workload]] = {
     "group": lambda share: MessagesWorkload(_at(share, GROUP), churn=Churn()),
     "metadata": lambda share: MetadataWorkload(rate_per_s=RATE_PER_S * share),
     "idempotent": lambda share: MessagesWorkload(_at(share, ONCE)),
-    "transactions": lambda share: transactions_workload(_at(share, TRANSACTIONS)),
-    "delayed": lambda share: delayed_workload(_at(share, DELAYED)),
-    "retries": lambda share: retries_workload(_at(share, RETRIES)),
+    "transactions": lambda share: PostedWorkload(_at(share, TRANSACTIONS), Transacted),
+    "delayed": lambda share: PostedWorkload(_at(share, DELAYED), Delayed),
+    "retries": lambda share: PostedWorkload(_at(share, RETRIES), Retries),
     "locks": lambda share: locks_workload(_at(share, LOCKS)),
-    "pop": lambda share: pop_workload(_at(share, POP)),
+    "pop": lambda share: PostedWorkload(_at(share, POP), Pops),
 }
 # Settings for clusters that are started for a workload, so that nobody waits for hours.
 SETTINGS: Mapping[str, Mapping[str, str]] = {

@@ -122,7 +122,7 @@ class ConsumerGroup:
         ]
 
     def _note(self, function: str, name: str) -> None:
-        self._history.event("ok", function, name, self._history.next_op(), group=self.group)
+        self._history.record(function, name, group=self.group)
 
 
 def fairly_shared(held: Sequence[Sequence[MessageQueue]], queues: Sequence[MessageQueue]) -> bool:
@@ -199,5 +199,5 @@ async def drain_group(
         if not complete:
             await asyncio.sleep(POLL_S)
     where = {"topic": group.topic, "group": group.group}
-    history.event("ok", "drain", "runner", history.next_op(), **where, complete=complete)
+    history.record("drain", "runner", **where, complete=complete)
     return complete

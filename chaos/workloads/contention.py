@@ -23,7 +23,7 @@ from raftmq.remoting.fast_json import dumps, loads_object
 
 from ..cluster.credentials import signing
 from ..history.files import HistoryWriter
-from .base import Environment, Tasks, leader_of
+from .base import Environment, Tasks, is_set_within, leader_of
 
 TIMEOUT_MS = 2_000
 GIVE_UP_SHARE = 0.6  # of the requests for a lock that the client has; the rest renew it
@@ -69,11 +69,7 @@ class Contention:
             else:
                 unlock = queue in client.held and rng.random() < GIVE_UP_SHARE
                 await client.ask(queue, unlock=unlock)
-            try:
-                async with asyncio.timeout(rng.uniform(0, 2 * self._pause_s)):
-                    await self._stopping.wait()
-            except TimeoutError:
-                pass  # the loop continues
+            await is_set_within(self._stopping, rng.uniform(0, 2 * self._pause_s))
         await client.retire()
 
 

@@ -37,7 +37,7 @@ from raftmq.client.message import RETRY_PREFIX, process_unique_keys
 from ..cluster.credentials import signing
 from ..history.events import Outcome
 from ..history.files import HistoryWriter
-from .base import Environment, Tally, Tasks
+from .base import Environment, Tally, Tasks, is_set_within, outcome_of
 from .consumers import POLL_S, ConsumerGroup, Consumers, drain_group
 from .log import NS_PER_S
 from .messages import all_queues
@@ -103,13 +103,8 @@ class Paced:
                 self._tally.invoked += 1
                 self._tally.shed += 1
                 continue
-            if early_s > 0:
-                try:
-                    async with asyncio.timeout(early_s):
-                        await self._stopping.wait()
-                    return
-                except TimeoutError:
-                    pass  # it is due
+            if early_s > 0 and await is_set_within(self._stopping, early_s):
+                return
             await self._work(number)
 
 
@@ -154,11 +149,9 @@ class Deliveries:
 
     def _write(self, process: str, message: MessageExt, times: int, accepted: bool) -> None:
         topic, broker, queue = real_queue(message, self._group)
-        self._history.event(
-            "ok",
+        self._history.record(
             "deliver",
             process,
-            self._history.next_op(),
             work=self._work,
             group=self._group,
             topic=topic,
@@ -301,17 +294,12 @@ class Posting:
     ) -> Outcome:
         """Record how it ended. Stored with less than promised counts as unknown."""
         if isinstance(answer, ClientError):
-            outcome = Outcome.UNKNOWN if answer.outcome_unknown else Outcome.FAIL
+            outcome = outcome_of(answer)
             attempts, error = getattr(answer, "attempts", 0), str(answer)
         else:
             outcome = Outcome.OK if answer.status is SendStatus.OK else Outcome.UNKNOWN
             attempts, error = answer.attempts, "" if outcome is Outcome.OK else str(answer.status)
-        if outcome is Outcome.OK:
-            self.tally.ok += 1
-        elif outcome is Outcome.UNKNOWN:
-            self.tally.unknown += 1
-        else:
-            self.tally.fail += 1
+        self.tally.count(outcome)
         self._post(outcome.value, process, op, name, delay_ms, attempts, error)
         return outcome
 
@@ -341,11 +329,9 @@ class Posting:
 
     def write_stored(self, message: MessageExt) -> None:
         """Record a message that was found in a topic of the broker's own."""
-        self.history.event(
-            "ok",
+        self.history.record(
             "stored",
             "scanner",
-            self.history.next_op(),
             work=self.name,
             id=message.msg_id,
             broker=message.broker_name,
@@ -357,7 +343,7 @@ class Posting:
     def write_scanned(self, records: int) -> None:
         """Record that such topics were read to their end."""
         history = self.history
-        history.event("ok", "scan", "scanner", history.next_op(), work=self.name, records=records)
+        history.record("scan", "scanner", work=self.name, records=records)
 
 
 class Work(Protocol):
@@ -383,11 +369,11 @@ class Work(Protocol):
 class PostedWorkload:
     """A workload of this kind; chaos.workloads.base defines the order of the calls."""
 
-    def __init__(self, posting: Posting, work: Work) -> None:
-        self.posting = posting
-        self.config = posting.config
-        self.name = posting.name
-        self._work = work
+    def __init__(self, config: PostedConfig, make_work: Callable[[Posting], Work]) -> None:
+        self.posting = Posting(config)
+        self.config = config
+        self.name = config.name
+        self.work = make_work(self.posting)
         self._admin: Admin | None = None
         self._consumers: Consumers | None = None
         self._loops: list[Paced] = []
@@ -413,7 +399,7 @@ class PostedWorkload:
         """Create topics and groups."""
         async with Admin(env.namesrv, instance_config=signing()) as admin:
             await self.posting.prepare(env, admin)
-            await self._work.prepare(admin)
+            await self.work.prepare(admin)
 
     async def start(self, stack: AsyncExitStack) -> None:
         config, posting = self.config, self.posting
@@ -436,13 +422,13 @@ class PostedWorkload:
 
     def make_consumers(self) -> Consumers:
         """Make consumers of the group, without a member yet. Call `prepare` first."""
-        return self._work.consumers()
+        return self.work.consumers()
 
     async def make_producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
     ) -> Callable[[int], Awaitable[None]]:
         """Start a producer; return the operation it repeats."""
-        return await self._work.producer(stack, name, rng)
+        return await self.work.producer(stack, name, rng)
 
     def stop(self) -> None:
         for loop in self._loops:
@@ -456,7 +442,7 @@ class PostedWorkload:
         arrived = await posting.wait_arrived(deadline_s)
         if not arrived:
             env.say(f"{self.name}: {len(posting.awaited)} messages have not come")
-        await self._work.evidence(deadline_s)
+        await self.work.evidence(deadline_s)
         assert self._admin is not None
         assert self._consumers is not None
         drained = await drain_group(

@@ -13,16 +13,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
-from raftmq.client import (
-    Admin,
-    MessageExt,
-    MessageQueue,
-    PullConsumer,
-)
+from raftmq.client import Admin, MessageExt, MessageQueue, PullConsumer
 
 from ..cluster.clusterfile import ClusterError
 from ..cluster.credentials import signing
-from .deferred import PostedConfig, PostedWorkload, Posting, Scanner
+from .deferred import PostedConfig, Posting, Scanner
 
 DELAYED = PostedConfig("delayed", "ChaosDelayed", "chaos-delayed")
 SETTINGS = {"messageDelayLevel": "1s 2s 3s"}
@@ -31,11 +26,6 @@ TIMER_TOPIC = "rmq_sys_wheel_timer"
 DELAY_MS_MAX = 10_000
 TIMER_MS_MAX = 3_000
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
-def delayed_workload(config: PostedConfig = DELAYED) -> PostedWorkload:
-    posting = Posting(config)
-    return PostedWorkload(posting, Delayed(posting))
 
 
 class Delayed:

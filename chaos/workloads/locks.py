@@ -63,11 +63,9 @@ class Work:
 
     def _worked(self, process: str, messages: list[MessageExt], began_ns: int, done: bool) -> None:
         first = messages[0]
-        self._history.event(
-            "ok",
+        self._history.record(
             "work",
             process,
-            self._history.next_op(),
             group=self._group,
             topic=first.topic,
             broker=first.broker_name,

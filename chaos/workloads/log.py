@@ -38,7 +38,7 @@ from raftmq.store.properties import fields_sum, java_string_hash
 from ..checks.ledger import OffsetCounts
 from ..history.events import Outcome
 from ..history.files import HistoryWriter
-from .base import Tally as Tally
+from .base import Tally, is_set_within, outcome_of
 from .load import WINDOW_MAX
 
 BACKLOG_PER_WINDOW = 16  # items that wait for a slot or a busy key, per slot of the window
@@ -176,11 +176,7 @@ class KeyedSender:
             while number < due_count and self._reads():
                 self._arrive(start_ns + int(number * NS_PER_S / rate_per_s))
                 number += 1
-            try:
-                async with asyncio.timeout(PACE_S):
-                    await self._done.wait()
-            except TimeoutError:
-                pass  # time to look at the clock again
+            await is_set_within(self._done, PACE_S)
 
     def _arrive(self, due_ns: int) -> None:
         """Process the next due item of an open loop."""
@@ -343,11 +339,8 @@ class KeyedSender:
             )
             return Outcome.OK
         assert error is not None
-        outcome = Outcome.UNKNOWN if error.outcome_unknown else Outcome.FAIL
-        if outcome is Outcome.UNKNOWN:
-            self.tally.unknown += 1
-        else:
-            self.tally.fail += 1
+        outcome = outcome_of(error)
+        self.tally.count(outcome)
         attempts = getattr(error, "attempts", 0)
         self._history.event(
             outcome.value, "send", self._process, op, error=str(error), attempts=attempts
@@ -395,11 +388,9 @@ class Consumption:
         """Record that `process` is done with these messages, and count them."""
         first = messages[0]
         offsets = [message.queue_offset for message in messages]
-        self._history.event(
-            "ok",
+        self._history.record(
             "consume",
             process,
-            self._history.next_op(),
             topic=first.topic,
             broker=first.broker_name,
             queue=first.queue_id,

@@ -19,7 +19,7 @@ from raftmq.client import Admin, ClientError, MessageQueue, Producer, SendConfig
 
 from ..cluster.credentials import signing
 from ..history.files import HistoryWriter
-from .base import Environment, Tally, Tasks, sum_tallies
+from .base import Environment, Tally, Tasks, is_set_within, sum_tallies
 from .consumers import ConsumerGroup, drain_group
 from .contention import Contention
 from .load import LOG, MessagesConfig
@@ -63,29 +63,24 @@ class Churn:
         self._stopping.set()
 
     async def _restart_members(self, consumers: ConsumerGroup, rng: random.Random) -> None:
-        while not await self._stopped_within(self._restart_every_s * rng.uniform(0.5, 1.5)):
+        while not await is_set_within(self._stopping, self._pause_s(rng)):
             name = rng.choice(consumers.members)
             await consumers.leave(name)
-            await self._stopped_within(rng.uniform(0.1, 1.0))
+            await is_set_within(self._stopping, rng.uniform(0.1, 1.0))
             self.restarts += 1
             await consumers.join(f"{name.partition('.')[0]}.{self.restarts}")
 
     async def _read_offsets(
         self, queues: Sequence[MessageQueue], read: Callable[[MessageQueue], Awaitable[None]]
     ) -> None:
-        while not await self._stopped_within(READ_EVERY_S):
+        while not await is_set_within(self._stopping, READ_EVERY_S):
             for queue in queues:
                 await read(queue)
                 if self._stopping.is_set():
                     return
 
-    async def _stopped_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return False
-        return True
+    def _pause_s(self, rng: random.Random) -> float:
+        return self._restart_every_s * rng.uniform(0.5, 1.5)
 
 
 async def _read_offset(
@@ -96,11 +91,9 @@ async def _read_offset(
         offset = await admin.offset.committed(group, queue)
     except ClientError:
         return  # unanswered, so nothing is recorded
-    history.event(
-        "ok",
+    history.record(
         "fetch",
         process,
-        history.next_op(),
         topic=queue.topic,
         group=group,
         broker=queue.broker_name,

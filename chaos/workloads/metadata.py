@@ -29,7 +29,7 @@ from raftmq.remoting.headers import ConsumerOffsetHeader
 from ..cluster.credentials import signing
 from ..history.events import Outcome
 from ..history.files import HistoryWriter
-from .base import Environment, Tally, Tasks, leader_of
+from .base import Environment, Tally, Tasks, is_set_within, leader_of, outcome_of
 
 PREFIX = "ChaosMeta"
 RATE_PER_S = 20.0
@@ -65,7 +65,7 @@ class MetadataWorkload:
         self._objects: list[MetaObject] = []
         self._env: Environment | None = None
         self._admin: Admin | None = None
-        self._tally = Tally()
+        self.tally = Tally()
         self._tasks = Tasks()
         self._stopping = asyncio.Event()
 
@@ -76,10 +76,6 @@ class MetadataWorkload:
     @property
     def groups(self) -> tuple[tuple[str, str], ...]:
         return ()
-
-    @property
-    def tally(self) -> Tally:
-        return self._tally
 
     async def prepare(self, env: Environment) -> None:
         """Find out which broker groups there are; the load itself creates the objects."""
@@ -140,11 +136,7 @@ class MetadataWorkload:
                 await self._write(process, result)
             else:
                 await self._read(process, result)
-            try:
-                async with asyncio.timeout(self._pause_s):
-                    await self._stopping.wait()
-            except TimeoutError:
-                pass  # the load continues
+            await is_set_within(self._stopping, self._pause_s)
 
     async def _write(self, process: str, entry: MetaObject) -> None:
         entry.version += 1
@@ -152,17 +144,12 @@ class MetadataWorkload:
         fields = {"what": entry.what, "name": entry.name, "broker": entry.broker}
         fields_now = {**fields, "version": version}
         op = self._history.next_op()
-        self._tally.invoked += 1
+        self.tally.invoked += 1
         self._history.event("invoke", "meta_write", process, op, **fields_now)
         outcome, error = await self._send(entry, version)
         reason = {"error": error} if error else {}
         self._history.event(outcome.value, "meta_write", process, op, **fields_now, **reason)
-        if outcome is Outcome.OK:
-            self._tally.ok += 1
-        elif outcome is Outcome.UNKNOWN:
-            self._tally.unknown += 1
-        else:
-            self._tally.fail += 1
+        self.tally.count(outcome)
 
     async def _send(self, entry: MetaObject, version: int) -> tuple[Outcome, str]:
         """Send the write once; return its outcome, and the error if it was not done."""
@@ -177,22 +164,22 @@ class MetadataWorkload:
             vague = error.remark.startswith(OUTCOME_UNKNOWN)
             return (Outcome.UNKNOWN if vague else Outcome.FAIL), str(error)
         except ClientError as error:
-            return (Outcome.UNKNOWN if error.outcome_unknown else Outcome.FAIL), str(error)
+            return outcome_of(error), str(error)
         return Outcome.OK, ""
 
     async def _read(self, process: str, entry: MetaObject) -> bool:
         """Read an object back; return whether there was an answer."""
         fields = {"what": entry.what, "name": entry.name, "broker": entry.broker}
         op = self._history.next_op()
-        self._tally.invoked += 1
+        self.tally.invoked += 1
         self._history.event("invoke", "meta_read", process, op, **fields)
         try:
             version = await self._version(entry)
         except (ClientError, RemotingError) as error:
-            self._tally.fail += 1
+            self.tally.fail += 1
             self._history.event("fail", "meta_read", process, op, **fields, error=str(error))
             return False
-        self._tally.ok += 1
+        self.tally.ok += 1
         self._history.event("ok", "meta_read", process, op, **fields, version=version)
         return True
 

@@ -120,11 +120,9 @@ class Observer:
         if offset is None or watched.last.get((broker, queue)) == offset:
             return
         watched.last[broker, queue] = offset
-        self._history.event(
-            "ok",
+        self._history.record(
             "fetch",
             PROCESS,
-            self._history.next_op(),
             topic=watched.topic,
             group=watched.group,
             broker=broker,

@@ -34,11 +34,7 @@ from ..cluster.credentials import signing
 from ..history.events import Outcome
 from .base import Tasks
 from .consumers import POLL_S
-from .deferred import (
-    PostedConfig,
-    PostedWorkload,
-    Posting,
-)
+from .deferred import PostedConfig, Posting
 
 POP = PostedConfig("pop", "ChaosPop", "chaos-pop", consumers=3, rate_per_s=100.0, dead_letters=True)
 INVISIBLE_MS = 4_000  # a failover is shorter
@@ -55,11 +51,6 @@ FORGOTTEN, SOONER, HOPELESS = "forgotten", "sooner", "hopeless"
 FATES = (
     (72, AT_ONCE), (8, LATE), (6, LAST), (6, FORGOTTEN), (6, SOONER), (2, HOPELESS)
 )  # fmt: skip  # out of a hundred
-
-
-def pop_workload(config: PostedConfig = POP) -> PostedWorkload:
-    posting = Posting(config)
-    return PostedWorkload(posting, Pops(posting))
 
 
 def earlier_ns_of(invisible_ms: int) -> int:
@@ -180,11 +171,9 @@ class Poppers:
                     await asyncio.sleep(POLL_S)
                     continue
                 for message in messages:
-                    history.event(
-                        "ok",
+                    history.record(
                         "pop",
                         process,
-                        history.next_op(),
                         work=name,
                         group=self.group,
                         topic=self.topic,
@@ -230,7 +219,7 @@ class Poppers:
     async def _ack(
         self, process: str, consumer: SimpleConsumer, messages: list[MessageExt]
     ) -> None:
-        ops = [self._start(process, message, ACK) for message in messages]
+        ops = [self._record_start(process, message, ACK) for message in messages]
         gone: list[MessageExt] = []
         outcome = Outcome.OK
         try:
@@ -239,45 +228,35 @@ class Poppers:
             outcome = Outcome.UNKNOWN
         for op, message in zip(ops, messages, strict=True):
             ended = Outcome.FAIL if message in gone else outcome
-            self._ends(process, op, message, ACK, ended)
+            self._record(ended.value, process, op, message, ACK)
             if ended is not Outcome.FAIL:  # a void acknowledgement, so the message is redelivered
                 self._posting.arrived(message.msg_id)
 
     async def _change(self, process: str, consumer: SimpleConsumer, message: MessageExt) -> None:
-        op = self._start(process, message, CHANGE, SOON_MS)
+        op = self._record_start(process, message, CHANGE, SOON_MS)
         try:
             done = await consumer.change_invisible(message, SOON_MS)
             outcome = Outcome.OK if done else Outcome.FAIL
         except ClientError:
             outcome = Outcome.UNKNOWN
-        self._ends(process, op, message, CHANGE, outcome, SOON_MS)
+        self._record(outcome.value, process, op, message, CHANGE, SOON_MS)
 
-    def _start(self, process: str, message: MessageExt, what: str, invisible_ms: int = 0) -> int:
+    def _record_start(
+        self, process: str, message: MessageExt, what: str, invisible_ms: int = 0
+    ) -> int:
         op = self._posting.history.next_op()
-        self._write("invoke", process, op, message, what, invisible_ms)
+        self._record("invoke", process, op, message, what, invisible_ms)
         return op
 
-    def _ends(
+    def _record(
         self,
+        kind: str,
         process: str,
         op: int,
         message: MessageExt,
         what: str,
-        outcome: Outcome,
         invisible_ms: int = 0,
     ) -> None:
-        self._write(outcome.value, process, op, message, what, invisible_ms)
-
-    def _write(
-        self, kind: str, process: str, op: int, message: MessageExt, what: str, invisible_ms: int
-    ) -> None:
-        self._posting.history.event(
-            kind,
-            "pop_end",
-            process,
-            op,
-            work=self._posting.name,
-            id=message.msg_id,
-            what=what,
-            invisible_ms=invisible_ms,
-        )
+        fields = {"id": message.msg_id, "what": what, "invisible_ms": invisible_ms}
+        history = self._posting.history
+        history.event(kind, "pop_end", process, op, work=self._posting.name, **fields)

@@ -21,12 +21,7 @@ from raftmq.remoting.command import RemotingCommand
 
 from ..history.files import HistoryWriter
 from .consumers import ConsumerGroup, consumer_config
-from .deferred import (
-    Deliveries,
-    PostedConfig,
-    PostedWorkload,
-    Posting,
-)
+from .deferred import Deliveries, PostedConfig, Posting
 
 RETRIES = PostedConfig(
     "retries", "ChaosRetries", "chaos-retries", rate_per_s=100.0, dead_letters=True
@@ -79,11 +74,6 @@ class RecordedSendBack(SendBack):
             )
         except ClientError:
             return None
-
-
-def retries_workload(config: PostedConfig = RETRIES) -> PostedWorkload:
-    posting = Posting(config)
-    return PostedWorkload(posting, Retries(posting))
 
 
 class Retries:

@@ -30,7 +30,7 @@ from raftmq.client import (
 from ..cluster.credentials import signing
 from ..history.deferred_events import COMMIT, ROLLBACK, UNDECIDED
 from ..history.events import Outcome
-from .deferred import PostedConfig, PostedWorkload, Posting, Scanner
+from .deferred import PostedConfig, Posting, Scanner
 
 TRANSACTIONS = PostedConfig("transactions", "ChaosTransactions", "chaos-transactions")
 SETTINGS = {
@@ -67,11 +67,6 @@ PLANS = (
     (3, Plan(UNDECIDED, COMMIT, 3)),
     (1, Plan(UNDECIDED, UNDECIDED)),
 )
-
-
-def transactions_workload(config: PostedConfig = TRANSACTIONS) -> PostedWorkload:
-    posting = Posting(config)
-    return PostedWorkload(posting, Transacted(posting))
 
 
 class Transacted:

@@ -23,10 +23,10 @@ from raftmq.chaos.history.files import HistoryWriter, read_history
 from raftmq.chaos.workloads.base import Environment, Tally
 from raftmq.chaos.workloads.catalogue import settings_for
 from raftmq.chaos.workloads.deferred import LATE_S, Deliveries, Paced, PostedWorkload, Posting
-from raftmq.chaos.workloads.delayed import DELAYED, delay_levels, delayed_workload
+from raftmq.chaos.workloads.delayed import DELAYED, Delayed, delay_levels
 from raftmq.chaos.workloads.locks import LOCKS, locks_workload
-from raftmq.chaos.workloads.pops import POP, Poppers, pop_workload
-from raftmq.chaos.workloads.retries import FAILURES, RETRIES, retries_workload
+from raftmq.chaos.workloads.pops import POP, Poppers, Pops
+from raftmq.chaos.workloads.retries import FAILURES, RETRIES, Retries
 from raftmq.chaos.workloads.transactions import PLANS, TRANSACTIONS, Transacted
 from raftmq.client import Admin, Later, MessageExt, MessageQueue
 from raftmq.client.admin.bodies import ConsumeStats, Progress
@@ -64,16 +64,16 @@ CHECKS = {
 
 
 async def test_deferred_workloads_survive_a_leader_crash(tmp_path: Path) -> None:
-    halves = Posting(replace(TRANSACTIONS, rate_per_s=80, window=32))
-    transactions = Transacted(halves)
     workloads = (
-        PostedWorkload(halves, transactions),
-        delayed_workload(replace(DELAYED, rate_per_s=60, window=32)),
-        retries_workload(replace(RETRIES, rate_per_s=40, window=32)),
-        pop_workload(replace(POP, rate_per_s=40, window=32)),
+        PostedWorkload(replace(TRANSACTIONS, rate_per_s=80, window=32), Transacted),
+        PostedWorkload(replace(DELAYED, rate_per_s=60, window=32), Delayed),
+        PostedWorkload(replace(RETRIES, rate_per_s=40, window=32), Retries),
+        PostedWorkload(replace(POP, rate_per_s=40, window=32), Pops),
         locks_workload(replace(LOCKS, rate_per_s=60, queues=4), restart_every_s=0.8),
     )
     posting = workloads[:4]
+    transactions = workloads[0].work
+    assert isinstance(transactions, Transacted)
     cluster = Cluster(tmp_path / "cluster")
     path = tmp_path / "history.jsonl"
     try:

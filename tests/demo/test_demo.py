@@ -30,7 +30,7 @@ from raftmq.audit.report.report import AuditReport, CheckResult
 from raftmq.chaos.checks.suite import check_all
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.report.recovery import recoveries
-from raftmq.chaos.workloads.log import Tally
+from raftmq.chaos.workloads.base import Tally
 from tests.chaos.builder import HistoryBuilder, clean
 from tests.waiting import until
 

@@ -74,13 +74,15 @@ MAKERS: dict[str, Callable[[Manner], Workload]] = {
     "metadata": lambda manner: MetadataWorkload(rate_per_s=20.0 * manner.pace),
     "locks": lambda manner: locks_workload(messages(LOCKS, manner), restart_every_s=2.0),
     # A broker that restarted may ask no producer before that one's next heartbeat, 30 s later.
-    "transactions": lambda manner: transactions.transactions_workload(
-        replace(posted(transactions.TRANSACTIONS, manner), quiet_s=40.0)
+    "transactions": lambda manner: PostedWorkload(
+        replace(posted(transactions.TRANSACTIONS, manner), quiet_s=40.0), transactions.Transacted
     ),
-    "delayed": lambda manner: delayed.delayed_workload(posted(delayed.DELAYED, manner)),
-    "retries": lambda manner: retries.retries_workload(posted(retries.RETRIES, manner)),
+    "delayed": lambda manner: PostedWorkload(posted(delayed.DELAYED, manner), delayed.Delayed),
+    "retries": lambda manner: PostedWorkload(posted(retries.RETRIES, manner), retries.Retries),
     # A dead letter is three invisible times away, and then a consumer finds its new topic.
-    "pop": lambda manner: pops.pop_workload(replace(posted(pops.POP, manner), quiet_s=30.0)),
+    "pop": lambda manner: PostedWorkload(
+        replace(posted(pops.POP, manner), quiet_s=30.0), pops.Pops
+    ),
     "asked": lambda manner: AskedWorkload(20.0 * manner.pace),
     "filtered": lambda manner: FilteredWorkload(40.0 * manner.pace),
     "scaled": lambda manner: ScaledWorkload(

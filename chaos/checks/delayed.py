@@ -12,9 +12,9 @@ Violations:
 - A message is acknowledged, and not delivered although the topic was drained completely (lost).
 - A message is delivered at more positions than the client's attempts (stored more than once).
 
-Both early checks allow `tolerance_ms`, the difference between two leaders' clocks, by default
-TOLERANCE_MS for one machine. Early messages are UNKNOWN if faults moved clocks (clock-…). Lateness
-is measured and is no violation. A message takes about 0.4 KB of memory. Pure.
+Both early checks allow TOLERANCE_MS, the difference between two leaders' clocks. Early messages are
+UNKNOWN if faults moved clocks (clock-…). Lateness is measured and is no violation. A message takes
+about 0.4 KB of memory. Pure.
 """
 
 from __future__ import annotations
@@ -24,14 +24,7 @@ from collections.abc import Iterator
 from ..history.deferred_events import Delivery, Post, Stored
 from ..history.events import Fault, Kind, Outcome, Position
 from .postings import Postings, Sent, extra_copies, never_sent
-from .verdict import (
-    Check,
-    Handlers,
-    Offenders,
-    Verdict,
-    at,
-    judge_lost,
-)
+from .verdict import Check, Handlers, Offenders, Verdict, at, judge_lost
 
 WORK = "delayed"
 TOLERANCE_MS = 10  # two readings of one machine's clock, while NTP slews it
@@ -70,10 +63,9 @@ class Delayed:
 class DelayBook:
     """The state that all checks of delayed messages share."""
 
-    def __init__(self, tolerance_ms: int = TOLERANCE_MS) -> None:
+    def __init__(self) -> None:
         self.sends = Postings(WORK, Delayed, self._delivered)
         self.entries = self.sends.entries
-        self.tolerance_ms = tolerance_ms
         self.early = Offenders()  # by the harness's clock
         self.strangers = Offenders()  # delivered, but nobody sent it
         self.clocks_moved = False
@@ -91,7 +83,7 @@ class DelayBook:
             self.strangers.add(f"{delivery.id} at {at(delivery.position)}: {reason}")
             return
         passed_ms = (delivery.t_ns - entry.sent.invoked_ns) / NS_PER_MS
-        if not entry.positions and passed_ms < entry.delay_ms - self.tolerance_ms:
+        if not entry.positions and passed_ms < entry.delay_ms - TOLERANCE_MS:
             self.early.add(f"{delivery.id} came {passed_ms:.0f} ms after its send began, "
                            f"not {entry.delay_ms}")  # fmt: skip
         entry.positions.setdefault(delivery.position, delivery.store_ms)
@@ -118,9 +110,7 @@ class DelayBook:
 
 def delayed_early(book: DelayBook, name: str) -> Check:
     known = sum(1 for entry in book.entries.values() if entry.waits_ms)
-    detail = (
-        f"{book.sends.deliveries} deliveries, {known} waiting times, {book.tolerance_ms} ms off"
-    )
+    detail = f"{book.sends.deliveries} deliveries, {known} waiting times, {TOLERANCE_MS} ms off"
     check = book.early.and_more(_by_brokers(book)).check(name, detail, book.sends.deliveries)
     if check.verdict is Verdict.FAIL and book.clocks_moved:
         text = f"{detail}; clocks were moved, so this is not decided"
@@ -133,7 +123,7 @@ def _by_brokers(book: DelayBook) -> Iterator[str]:
         waited_ms = entry.waited_ms
         if waited_ms is None or entry.sent.outcome is not Outcome.OK:
             continue
-        if waited_ms < entry.delay_ms - entry.sending_ms - book.tolerance_ms:
+        if waited_ms < entry.delay_ms - entry.sending_ms - TOLERANCE_MS:
             yield f"{name} waited {waited_ms} ms by the brokers' clocks, not {entry.delay_ms}"
 
 

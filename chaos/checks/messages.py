@@ -21,14 +21,7 @@ from collections.abc import Iterator
 
 from ..history.events import Outcome, Send
 from .ledger import Entry, Ledger
-from .verdict import (
-    EXAMPLES_MAX,
-    Check,
-    LostMessage,
-    Verdict,
-    at,
-    judge,
-)
+from .verdict import EXAMPLES_MAX, Check, LostMessage, Verdict, at, judge
 
 SETTLE_NS = 5_000_000_000  # a consumer may hold a message while a later message is recorded
 

@@ -18,7 +18,7 @@ from ..history.deferred_events import LockRequested
 from ..history.events import Kind, Outcome
 from .linearizability import ANY, ILLEGAL, Operation
 from .objects import Objects
-from .verdict import Check, Handlers
+from .verdict import Check, Handlers, queue_title
 
 BELIEVED_NS = 31_000_000_000  # a response arrives within a second, and is valid for 30 s
 
@@ -61,7 +61,7 @@ def step(state: Any, action: Any) -> Any:
 
 class LockRequests:
     def __init__(self) -> None:
-        self._locks = Objects(step, _text, _title)
+        self._locks = Objects(step, _text, queue_title)
         self._started: dict[int, LockRequested] = {}  # by operation; no answer yet
         self._granted = 0
         self._refused = 0
@@ -101,11 +101,6 @@ class LockRequests:
             action = Refusal(event.process, event.t_ns)
             self._refused += 1
         self._locks.end(key, request, event.t_ns, action)
-
-
-def _title(key: tuple[str, str, str, int]) -> str:
-    group, broker, topic, queue = key
-    return f"{group} {f'{broker}:' if broker else ''}{topic}-{queue}"
 
 
 def _text(one: Operation) -> str:

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from ..history.events import Commit, Kind
-from .verdict import Check, Handlers, Offenders
+from .verdict import Check, Handlers, Offenders, queue_title
 
 
 @dataclass(slots=True)
@@ -104,8 +104,5 @@ def _offset(commit: Commit) -> int:
 
 
 def _text(commit: Commit, last: Commit) -> str:
-    where = f"{commit.broker}:" if commit.broker else ""
-    return (
-        f"{commit.group} {where}{commit.topic}-{commit.queue}: {commit.process} "
-        f"committed {commit.offset} after {last.offset}"
-    )
+    where = queue_title((commit.group, commit.broker, commit.topic, commit.queue))
+    return f"{where}: {commit.process} committed {commit.offset} after {last.offset}"

@@ -246,13 +246,3 @@ class PrefixMax:
         """Return the highest value certain before `t_ns`; None if none or forgotten."""
         number = bisect_left(self._times, t_ns)
         return self._values[number - 1] if number else None
-
-    @property
-    def last(self) -> int | None:
-        """The highest value of all; None without any."""
-        return self._values[-1] if self._values else None
-
-    def clear(self) -> None:
-        """Clear all steps after a deliberate reset of the value."""
-        del self._times[:]
-        del self._values[:]

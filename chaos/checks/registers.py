@@ -22,18 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..history.deferred_events import Popped
-from ..history.events import (
-    Commit,
-    Consume,
-    Kind,
-    Membership,
-    MetaRead,
-    MetaWrite,
-    Outcome,
-)
+from ..history.events import Commit, Consume, Kind, Membership, MetaRead, MetaWrite, Outcome
 from .linearizability import ANY, ILLEGAL, Operation
 from .objects import Objects
-from .verdict import Check, Handlers
+from .verdict import Check, Handlers, of_broker, queue_title
 
 QueueKey = tuple[str, str, str, int]  # group, broker, topic, queue
 
@@ -90,7 +82,7 @@ class OffsetRegisters:
     pops also move their offsets."""
 
     def __init__(self) -> None:
-        self._registers = Objects(step, _offset_text, _queue_text, relevant)
+        self._registers = Objects(step, _offset_text, queue_title, relevant)
         self._joined: dict[str, Membership] = {}
         # pairs of process and queue that have consumed
         self._started: set[tuple[str, str, str, int]] = set()
@@ -197,11 +189,6 @@ def _key(event: Commit) -> QueueKey:
     return (event.group, event.broker, event.topic, event.queue)
 
 
-def _queue_text(key: QueueKey) -> str:
-    group, broker, topic, queue = key
-    return f"{group} {f'{broker}:' if broker else ''}{topic}-{queue}"
-
-
 def _offset_text(one: Operation) -> str:
     action, event = one.action, one.event
     if isinstance(action, Write):
@@ -217,7 +204,7 @@ def _object(event: MetaWrite | MetaRead) -> tuple[str, str, str]:
 
 def _object_text(key: tuple[str, str, str]) -> str:
     what, broker, name = key
-    return f"{what} {f'{broker}:' if broker else ''}{name}"
+    return f"{what} {of_broker(broker, name)}"
 
 
 def _metadata_text(one: Operation) -> str:

@@ -21,15 +21,7 @@ from collections.abc import Iterator
 from ..history.deferred_events import Delivery, GivenBack, Post
 from ..history.events import HistoryError, Kind, Outcome, Position
 from .postings import Postings, Sent, never_sent
-from .verdict import (
-    Check,
-    Handlers,
-    Missing,
-    Offenders,
-    at,
-    judge,
-    judge_lost,
-)
+from .verdict import Check, Handlers, Missing, Offenders, at, judge, judge_lost
 
 WORK = "retries"
 DLQ_PREFIX = "%DLQ%"

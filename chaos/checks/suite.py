@@ -11,7 +11,6 @@ messages (see chaos.checks.ledger), and not with the number of records. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from .mutex import LockRequests
 from .offsets import OffsetsBack
 from .order import OrderConsumed, OrderPerKey, OrderPerQueue
 from .registers import MetadataRegisters, OffsetRegisters
-from .replicas import EXPECTED_LINES, BadLogLines, ReplicasDiffer, TwoLeaders
+from .replicas import BadLogLines, ReplicasDiffer, TwoLeaders
 from .verdict import Book, Check, Checker, LostMessage, Verdict, merge
 
 # Checks that a scenario's statement names.
@@ -40,16 +39,9 @@ LOCKS = "linearizable queue locks"
 
 
 class Suite:
-    """`expected`: names of checks that must not be left out; without evidence they are UNKNOWN.
-    `settle_ns`: see chaos.checks.messages."""
+    """`settle_ns`: see chaos.checks.messages."""
 
-    def __init__(
-        self,
-        *,
-        settle_ns: int = SETTLE_NS,
-        expected: Collection[str] = (),
-        expected_lines: Mapping[str, Sequence[str]] = EXPECTED_LINES,
-    ) -> None:
+    def __init__(self, *, settle_ns: int = SETTLE_NS) -> None:
         self.ledger = Ledger()
         self._settle_ns = settle_ns
         posted = (
@@ -60,20 +52,13 @@ class Suite:
         )
         self._posted: tuple[Book, ...] = posted
         self._metadata = MetadataRegisters()
-        self.checkers = all_checkers(
-            self.ledger, *posted, self._metadata, settle_ns, expected_lines
-        )
-        unknown = set(expected) - set(self.names())
-        if unknown:
-            raise ValueError(f"there is no check called {', '.join(sorted(unknown))}")
-        self._expected = frozenset(expected)
+        self.checkers = all_checkers(self.ledger, *posted, self._metadata, settle_ns)
         self._assembler = Assembler()
         self._table: list[tuple[Any, ...]] = [()] * len(Kind)
         # Each book once; the ledger first, because other books read it.
         for book in dict.fromkeys(checker.book for checker in self.checkers):
             for kind, handler in book.handlers().items():
                 self._table[kind] = (*self._table[kind], handler)
-        self.records = 0
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all checks, in the order of `results`."""
@@ -88,7 +73,6 @@ class Suite:
 
     def feed(self, record: Record) -> None:
         """Process the next record of the file, the meta line first. Raises HistoryError."""
-        self.records += 1
         event = self._assembler.take(record)
         if event is not None:
             kind, result = event
@@ -100,7 +84,7 @@ class Suite:
             handler(event)
 
     def results(self) -> tuple[Check, ...]:
-        """Return every check that was asked for or has something to look at, in a fixed order.
+        """Return every check that has something to look at, in a fixed order.
 
         The essential checks are left out if messages were promised only as transactions, delayed
         messages, retries or popped messages, and if there were none and only metadata was written.
@@ -111,9 +95,7 @@ class Suite:
         return tuple(
             checker.result()
             for checker in self.checkers
-            if (checker.essential and not elsewhere)
-            or checker.applies
-            or checker.name in self._expected
+            if (checker.essential and not elsewhere) or checker.applies
         )
 
     def verdict(self) -> Verdict:
@@ -132,7 +114,6 @@ def all_checkers(
     pop_book: pops.PopBook,
     metadata: MetadataRegisters,
     settle_ns: int,
-    expected_lines: Mapping[str, Sequence[str]],
 ) -> tuple[Checker[Any], ...]:
     """Return every check there is, in the order of a report."""
     work = WorkBook()
@@ -180,7 +161,7 @@ def all_checkers(
         Checker(METADATA, metadata, MetadataRegisters.result),
         Checker("two leaders in one term", TwoLeaders(), TwoLeaders.result),
         Checker("replicas differ", ReplicasDiffer(), ReplicasDiffer.result),
-        Checker("failures in server logs", BadLogLines(expected_lines), BadLogLines.result),
+        Checker("failures in server logs", BadLogLines(), BadLogLines.result),
         Checker(BY_CLIENT_RETRY, ledger, messages.retry_duplicates, essential=True),
         Checker("unknown but delivered", ledger, messages.unknown_delivered, essential=True),
         Checker(
@@ -195,13 +176,13 @@ def all_checkers(
     )
 
 
-def check_all(history: History, settle_ns: int = SETTLE_NS) -> tuple[Check, ...]:
+def check_all(history: History) -> tuple[Check, ...]:
     """Return the checks of a history that is already read, in the order of Suite.results."""
-    return suite_of(history, settle_ns).results()
+    return suite_of(history).results()
 
 
-def suite_of(history: History, settle_ns: int = SETTLE_NS) -> Suite:
-    suite = Suite(settle_ns=settle_ns)
+def suite_of(history: History) -> Suite:
+    suite = Suite()
     for kind, event in history.timeline():
         suite.take(kind, event)
     return suite

@@ -20,14 +20,7 @@ from collections.abc import Iterator
 from ..history.deferred_events import COMMIT, UNDECIDED, Decision, Delivery, Post, Scanned, Stored
 from ..history.events import HistoryError, Kind, Outcome, Position
 from .postings import Postings, Sent, extra_copies
-from .verdict import (
-    Check,
-    Handlers,
-    Offenders,
-    at,
-    judge,
-    judge_lost,
-)
+from .verdict import Check, Handlers, Offenders, at, judge, judge_lost
 
 WORK = "transactions"
 

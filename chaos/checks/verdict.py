@@ -86,7 +86,7 @@ class Checker(Generic[B]):
     """A check with its name, the book that it reads, and the function that judges the book.
 
     Several checks may share a book. An `essential` check is part of every verdict; the rest only if
-    the history has data for them (`applies`) or they were expected.
+    the history has data for them (`applies`).
     """
 
     name: str
@@ -138,8 +138,18 @@ def judge(name: str, offenders: Iterable[str], detail: str, evidence: int) -> Ch
 def at(position: Position) -> str:
     """Format a position as topic-queue@offset, after the broker's name if any."""
     broker, topic, queue, offset = position
-    where = f"{topic}-{queue}@{offset}"
-    return f"{broker}:{where}" if broker else where
+    return f"{of_broker(broker, f'{topic}-{queue}')}@{offset}"
+
+
+def of_broker(broker: str, name: str) -> str:
+    """Format the name of a queue, topic or group, after the broker's name if any."""
+    return f"{broker}:{name}" if broker else name
+
+
+def queue_title(key: tuple[str, str, str, int]) -> str:
+    """Format a group's queue, given as group, broker, topic and queue number."""
+    group, broker, topic, queue = key
+    return f"{group} {of_broker(broker, f'{topic}-{queue}')}"
 
 
 def judge_lost(name: str, missing: Iterable[Missing], required: int, detail: str) -> Check:

@@ -108,11 +108,3 @@ def test_log_line_before_a_fault_is_not_excused_by_it(seconds: float, excused: b
     builder.wait(10)
     builder.logs(100, ("n1", "StoreDamaged: frame 7"), logged_ns=logged_ns)
     assert failed(builder) == (set() if excused else {LOGS})
-
-
-def test_custom_list_of_expected_log_lines() -> None:
-    builder = clean()
-    builder.fault("pause", "n1")
-    builder.logs(100, ("n1", "heartbeat late"))
-    assert failed(builder, expected_lines={"pause": ("late",)}) == set()
-    assert failed(builder) == {LOGS}

@@ -15,13 +15,7 @@ from raftmq import __version__
 from raftmq.ops.interpreter import version_option
 
 from .timeouts import CHANGE_TIMEOUT_S, DOWN_TIMEOUT_S, UP_TIMEOUT_S
-from .topology import (
-    GROUPS_MAX,
-    MODES,
-    NAME_SERVERS_MAX,
-    PROXIES_MAX,
-    REPLICAS_MAX,
-)
+from .topology import GROUPS_MAX, MODES, NAME_SERVERS_MAX, PROXIES_MAX, REPLICAS_MAX
 
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 DIRECTORY = click.option(

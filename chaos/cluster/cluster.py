@@ -33,22 +33,10 @@ from .clusterfile import (
 )
 from .credentials import who_refuses
 from .ports import HeldPorts, choose_ports, is_free
-from .probe import (
-    MASTER,
-    Probe,
-    RemotingProbe,
-    ReplicaView,
-    leader_of,
-    replicas,
-)
+from .probe import MASTER, Probe, RemotingProbe, ReplicaView, leader_of, replicas
 from .process import ProcessId, send_signal, spawn, state, tail
 from .proxies import check_installed
-from .timeouts import (
-    DOWN_TIMEOUT_S,
-    FIND_TIMEOUT_S,
-    GONE_TIMEOUT_S,
-    UP_TIMEOUT_S,
-)
+from .timeouts import DOWN_TIMEOUT_S, FIND_TIMEOUT_S, GONE_TIMEOUT_S, UP_TIMEOUT_S
 from .topology import (
     CLASSIC,
     MODES,

@@ -19,14 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .cluster import POLL_S, TAIL_LINES, Cluster
-from .clusterfile import (
-    COMPOSE,
-    GRPC_PROXY,
-    NAMESRV,
-    ClusterError,
-    ClusterState,
-    Node,
-)
+from .clusterfile import COMPOSE, GRPC_PROXY, NAMESRV, ClusterError, ClusterState, Node
 from .docker import Docker
 from .probe import Probe
 from .process import ContainerRun, ProcessId

@@ -11,14 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .clusterfile import (
-    GRPC_PROXY,
-    NAMESRV,
-    PROXY,
-    ClusterError,
-    ClusterState,
-    Node,
-)
+from .clusterfile import GRPC_PROXY, NAMESRV, PROXY, ClusterError, ClusterState, Node
 from .linkmap import CLIENTS, link_names
 
 RAFT, PYSYNCOBJ, CLASSIC = "raft", "pysyncobj", "classic"  # engines

@@ -22,16 +22,7 @@ from ..cluster.clusterfile import ClusterError, Node
 from ..cluster.launch import log_path
 from ..cluster.process import tail
 from ..cluster.topology import MODES, RAFT, flush_of
-from .base import (
-    Context,
-    Factory,
-    Hit,
-    Kind,
-    Planned,
-    Table,
-    in_thread,
-    injected,
-)
+from .base import Context, Factory, Hit, Kind, Planned, Table, in_thread, injected
 from .damage_targets import (
     CHECKPOINT_BYTES,
     INDEX_HEAD_BYTES,

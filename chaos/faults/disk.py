@@ -21,17 +21,7 @@ from ..cluster.clusterfile import ClusterError, ClusterState, Node
 from ..cluster.launch import node_directory
 from ..cluster.topology import CLASSIC, MODES
 from . import power
-from .base import (
-    Context,
-    Factory,
-    Hit,
-    Kind,
-    Need,
-    Planned,
-    Table,
-    in_thread,
-    injected,
-)
+from .base import Context, Factory, Hit, Kind, Need, Planned, Table, in_thread, injected
 from .fault_control import (
     ALLOCATE,
     ERROR,

@@ -29,17 +29,7 @@ from pathlib import Path
 
 from raftmq.store.disk import DiskUsage, OsDisk, OsFile
 
-from .fault_control import (
-    ALLOCATE,
-    ERROR,
-    FULL,
-    LIE,
-    READ,
-    SHORT,
-    SYNC,
-    WRITE,
-    Control,
-)
+from .fault_control import ALLOCATE, ERROR, FULL, LIE, READ, SHORT, SYNC, WRITE, Control
 from .power_loss_journal import Pending, Record, RecordKind, decode
 
 PENDING_BYTES_MAX = 256 << 20  # of records that are still needed; beyond, writes fail with an error

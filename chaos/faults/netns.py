@@ -12,18 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ..cluster import namespaces
 from ..cluster.clusterfile import ClusterError, ClusterState, Node
-from .base import (
-    Context,
-    Factory,
-    Hit,
-    Kind,
-    Need,
-    Planned,
-    Table,
-    choose_nodes,
-    chosen,
-    in_thread,
-)
+from .base import Context, Factory, Hit, Kind, Need, Planned, Table, choose_nodes, chosen, in_thread
 from .select import pick_some
 
 HUB = "hub"  # the host of the clients and of the harness

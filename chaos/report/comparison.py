@@ -10,13 +10,7 @@ from typing import Any
 
 from raftmq.ops.page import chart_sections, document
 
-from .page import (
-    PageTable,
-    Row,
-    again,
-    recovery_figure,
-    table,
-)
+from .page import PageTable, Row, again, recovery_figure, table
 from .recovery import Recovery, ms_text
 
 LOST_ROWS_MAX = 100  # of each engine; the rest is in its run's verdict.json

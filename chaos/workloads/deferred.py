@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -327,6 +327,16 @@ class Posting:
             **more,
         )
 
+    @asynccontextmanager
+    async def scanner(self) -> AsyncIterator[Scanner]:
+        """Yield a reader of the brokers' own topics, in every broker group that there is or was.
+        Raises ClientError."""
+        group = f"{self.config.group}-scanner"
+        async with PullConsumer(group, self.env.namesrv, instance_config=signing()) as consumer:
+            present = await consumer.queues(self.config.topic)
+            brokers = sorted({queue.broker_name for queue in (*self.queues, *present)})
+            yield Scanner(consumer, brokers)
+
     def write_stored(self, message: MessageExt) -> None:
         """Record a message that was found in a topic of the broker's own."""
         self.history.record(
@@ -457,7 +467,8 @@ class PostedWorkload:
 class Scanner:
     """Reads queues of brokers' own topics from where it stopped the last time."""
 
-    def __init__(self, consumer: PullConsumer) -> None:
+    def __init__(self, consumer: PullConsumer, brokers: Sequence[str]) -> None:
+        self.brokers = brokers
         self._consumer = consumer
         self._next: dict[MessageQueue, int] = {}
 

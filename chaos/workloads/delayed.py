@@ -13,11 +13,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
-from raftmq.client import Admin, MessageExt, MessageQueue, PullConsumer
+from raftmq.client import Admin, MessageExt, MessageQueue
 
 from ..cluster.clusterfile import ClusterError
-from ..cluster.credentials import signing
-from .deferred import PostedConfig, Posting, Scanner
+from .deferred import PostedConfig, Posting
 
 DELAYED = PostedConfig("delayed", "ChaosDelayed", "chaos-delayed")
 SETTINGS = {"messageDelayLevel": "1s 2s 3s"}
@@ -69,13 +68,8 @@ class Delayed:
     async def evidence(self, deadline_s: float) -> None:
         """Record the time at which each message started to wait; unknown after retention."""
         posting, records = self._posting, 0
-        async with PullConsumer(
-            f"{posting.config.group}-scanner", posting.env.namesrv, instance_config=signing()
-        ) as consumer:
-            present = await consumer.queues(posting.config.topic)
-            brokers = sorted({queue.broker_name for queue in (*posting.queues, *present)})
-            scanner = Scanner(consumer)
-            for broker in brokers:
+        async with posting.scanner() as scanner:
+            for broker in scanner.brokers:
                 waiting = [MessageQueue(SCHEDULE_TOPIC, broker, level - 1) for level in self.levels]
                 for queue in (*waiting, MessageQueue(TIMER_TOPIC, broker, 0)):
                     for message in await scanner.read(queue):

@@ -22,7 +22,6 @@ from raftmq.client import (
     Message,
     MessageExt,
     MessageQueue,
-    PullConsumer,
     TransactionProducer,
     TransactionState,
 )
@@ -151,16 +150,12 @@ class Transacted:
         posting = self._posting
         env = posting.env
         halves = Halves()
-        name = f"{posting.config.group}-scanner"
-        async with PullConsumer(name, env.namesrv, instance_config=signing()) as consumer:
-            present = await consumer.queues(posting.config.topic)
-            brokers = {queue.broker_name for queue in (*posting.queues, *present)}
-            scanner = Scanner(consumer)
+        async with posting.scanner() as scanner:
             posting.news()
             before = -1
             while True:
                 try:
-                    await halves.read(scanner, brokers)
+                    await halves.read(scanner)
                 except ClientError as error:
                     env.say(f"{posting.name}: half messages could not be read: {error}")
                     if posting.is_quiet(deadline_s):
@@ -188,13 +183,13 @@ class Halves:
         self._halves: dict[tuple[str, int], MessageExt] = {}
         self._ended: set[tuple[str, int]] = set()
 
-    async def read(self, scanner: Scanner, brokers: set[str]) -> None:
+    async def read(self, scanner: Scanner) -> None:
         """Read new messages. Raises ClientError.
 
         The op topic is read first, so that a half message that is rewritten in between is found
         twice and not missed.
         """
-        for broker in sorted(brokers):
+        for broker in scanner.brokers:
             for message in await scanner.read(MessageQueue(OP_TOPIC, broker, 0)):
                 self.records += 1
                 for number in message.body.decode("ascii").split(","):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 
 from .options import BYTES, HOURS, MS, PERCENT, Option
 
@@ -16,7 +16,7 @@ def effective(
     """Return every key's value, with its source in a comment, as TOML that can be read back; with
     `changed`, only values that are not defaults."""
     lines: list[str] = []
-    for section, members in by_section(options.values()):
+    for section, members in by_section(options):
         shown = [option for option in members if not changed or option.name in locations]
         if shown:
             lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
@@ -40,7 +40,7 @@ def properties(
 def tables(options: Mapping[str, Option]) -> str:
     """Return all keys as Markdown, with a table per section."""
     lines: list[str] = []
-    for section, members in by_section(options.values()):
+    for section, members in by_section(options):
         lines += [f"### [{section}]", "", "| key | default | may be | meaning |"]
         lines.append("|---|---|---|---|")
         for option in members:
@@ -54,10 +54,10 @@ def tables(options: Mapping[str, Option]) -> str:
     return "\n".join(lines)
 
 
-def by_section(options: Iterable[Option]) -> list[tuple[str, list[Option]]]:
+def by_section(options: Mapping[str, Option]) -> list[tuple[str, list[Option]]]:
     """Group options by section, in the order of the sections' first keys."""
     sections: dict[str, list[Option]] = {}
-    for option in options:
+    for option in options.values():
         sections.setdefault(option.section, []).append(option)
     return list(sections.items())
 

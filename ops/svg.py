@@ -166,7 +166,7 @@ class Panel:
             right = WIDTH - RIGHT
             axes.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
             axes.append(_text(LEFT - 6, y + 4, f"{tick:,.10g}", "end"))
-        return _picture(self._title, bottom + 22, [*axes, *self._parts])
+        return _picture(self._title, bottom, [*axes, *self._parts])
 
 
 def _axis(x: Scale, ticks: Mapping[float, str], bottom: float) -> list[str]:
@@ -182,10 +182,10 @@ def _axis(x: Scale, ticks: Mapping[float, str], bottom: float) -> list[str]:
     return parts
 
 
-def _picture(title: str, height: float, parts: Sequence[str]) -> str:
+def _picture(title: str, bottom: float, parts: Sequence[str]) -> str:
     label = html.escape(title)
     return (
-        f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{label}">'
+        f'<svg viewBox="0 0 {WIDTH:g} {bottom + 22:g}" role="img" aria-label="{label}">'
         f'<text class="head" x="{LEFT}" y="14">{label}</text>{"".join(parts)}</svg>'
     )
 
@@ -209,7 +209,7 @@ def by_kind(title: str, kinds: Sequence[str], rows: Sequence[tuple[str, str, lis
                 f'<circle class="{style}" cx="{x.at(value):.1f}" cy="{y}" r="4">'
                 f"<title>{html.escape(f'{kind} {label}: {value:,.0f} ms')}</title></circle>"
             )
-    return _picture(title, bottom + 22, parts)
+    return _picture(title, bottom, parts)
 
 
 def bars(title: str, unit: str, rows: Sequence[tuple[str, float | None, Sequence[float]]]) -> str:
@@ -238,7 +238,7 @@ def bars(title: str, unit: str, rows: Sequence[tuple[str, float | None, Sequence
         parts.append(f'<path class="dot round" d="{dots}">{tooltip}</path>')
         right = max(x.at(v) for v in (value, *of_rounds))
         parts.append(_text(right + 6, y + BAR * 0.65, _digits(value), "start"))
-    return _picture(title, bottom + 22, parts)
+    return _picture(title, bottom, parts)
 
 
 def _digits(value: float) -> str:

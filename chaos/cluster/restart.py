@@ -9,7 +9,6 @@ from .cluster import Cluster
 from .clusterfile import ClusterError, Node
 from .credentials import who_refuses
 from .probe import leader_of
-from .timeouts import UP_TIMEOUT_S
 from .wait_healthy import wait_recovered
 
 ORDERLY_S = 60.0  # within which a process must obey SIGTERM
@@ -25,7 +24,7 @@ async def restart_rolling(cluster: Cluster, say: Callable[[str], None]) -> None:
         say(f"restarted {node.name}")
 
 
-async def restart_all(cluster: Cluster, timeout_s: float = UP_TIMEOUT_S) -> None:
+async def restart_all(cluster: Cluster) -> None:
     """Stop everything in order and start it again; return once a send would be acknowledged. Raises
     ClusterError before it stops anything if brokers reject status requests, because their return
     could not be observed."""
@@ -33,7 +32,7 @@ async def restart_all(cluster: Cluster, timeout_s: float = UP_TIMEOUT_S) -> None
     if refused is not None:
         raise ClusterError(who_refuses(refused.node.name, refused.refusal))
     await cluster.down()
-    await cluster.up(timeout_s=timeout_s)
+    await cluster.up()
 
 
 async def _restart(cluster: Cluster, node: Node) -> None:

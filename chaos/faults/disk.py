@@ -189,7 +189,8 @@ class DiskLoss:
         if alive(slave):
             process = cluster.signal(slave.name, signal.SIGTERM)
             await cluster.wait_dead(process, END_S)
-        await in_thread(copy_store, self._context, slave, master)
+        source, target = store_of(self._context, slave), store_of(self._context, master)
+        await in_thread(copy_files, source, target)
         cluster.start(slave.name)
 
     def describe(self, targets: str) -> str:
@@ -241,11 +242,6 @@ def needs_restoring(state: ClusterState, node: Node) -> bool:
     """Return whether it is a classic master with slaves, to which no node sends its lost data."""
     classic = MODES[state.mode].engine == CLASSIC
     return classic and node.broker_id == 0 and len(state.members(node.group)) > 1
-
-
-def copy_store(context: Context, source: Node, target: Node) -> None:
-    """Copy a stopped node's store to another disk. Blocking. Raises ClusterError, OSError."""
-    copy_files(store_of(context, source), store_of(context, target))
 
 
 def copy_files(source: Path, target: Path) -> None:

@@ -6,19 +6,15 @@ new routes and new leaders have to wait.
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..cluster.clusterfile import ClusterState
-from .base import Hit, Kind, Need, Planned, Table, chosen, injected
-from .links import Links
-from .network import LinkFault, around, cut
+from .base import Kind, Need, Table, chosen, injected
+from .network import LinkFault, cut_node
 from .process import Pause, kill
-from .rules import Rule
 
 _WHOM = ("namesrv", "namesrvs")
 _LASTS_S = (2.0, 8.0)
-
-
-def _cut(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
-    return cut(around(links, hit.names))
 
 
 def _needs_own(state: ClusterState | None) -> str | None:
@@ -36,7 +32,7 @@ _ENTRIES = (
     (Kind("namesrv-cut", "names",
         "a name server, or all of them, that no broker and no client reaches", _WHOM,
         frozenset({"names", "links"}), lasts_s=_LASTS_S),
-        chosen(lambda planned, context: LinkFault(planned, context, _cut, "nobody reaches it"))),
+        chosen(partial(LinkFault, rules_of=cut_node, text="nobody reaches it"))),
 )  # fmt: skip
 KINDS: Table = {kind.name: (kind, make) for kind, make in _ENTRIES}
 NEEDS: dict[str, Need] = {"names": _needs_own}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 from ..cluster.clusterfile import ClusterError, ClusterState, Node
 from ..cluster.linkmap import CLIENT, CLIENTS, HA, NAMES, PEER, Link
@@ -202,16 +203,14 @@ def two_sides(
     return cut(links.between(side, {node.name for node in others} - side))
 
 
-def _halves(bridge: bool) -> RulesOf:
-    def rules(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
-        first = hit.nodes[0]
-        members = state.members(first.group)
-        return two_sides(links, first, members, planned.choice, bridge=bridge)
-
-    return rules
+def _halves(
+    links: Links, hit: Hit, planned: Planned, state: ClusterState, *, bridge: bool
+) -> list[Rule]:
+    first = hit.nodes[0]
+    return two_sides(links, first, state.members(first.group), planned.choice, bridge=bridge)
 
 
-def _cut_node(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
+def cut_node(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
     return cut(around(links, hit.names))
 
 
@@ -219,18 +218,16 @@ def _cut_peers(links: Links, hit: Hit, planned: Planned, state: ClusterState) ->
     return cut(around_peers(links, hit.names))
 
 
-def _one_way(inward: bool) -> RulesOf:
-    def rules(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
-        return one_way(links, hit.names, inward=inward)
+def _one_way(
+    links: Links, hit: Hit, planned: Planned, state: ClusterState, *, inward: bool
+) -> list[Rule]:
+    return one_way(links, hit.names, inward=inward)
 
-    return rules
 
-
-def _clients(way: str) -> RulesOf:
-    def rules(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
-        return [Rule(link.name, way, cut=True) for link in links.to_clients(hit.names)]
-
-    return rules
+def _clients(
+    links: Links, hit: Hit, planned: Planned, state: ClusterState, *, way: str
+) -> list[Rule]:
+    return [Rule(link.name, way, cut=True) for link in links.to_clients(hit.names)]
 
 
 def _lives(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
@@ -319,25 +316,27 @@ def _entry(
 _ENTRIES = (
     _entry("cut-node",
         "a node that nobody reaches and that reaches nobody: peers, clients, name servers",
-        "cut off from everybody", _cut_node),
+        "cut off from everybody", cut_node),
     _entry("cut-peers",
         "a node cut off from its peers only: clients still reach it, a deposed leader too",
         "cut off from its peers", _cut_peers),
     _entry("halves",
         "the group in two halves that do not hear each other, the target on the smaller one",
-        "in the smaller of two halves", _halves(bridge=False), ("leader", "follower")),
+        "in the smaller of two halves", partial(_halves, bridge=False), ("leader", "follower")),
     _entry("bridge", "two halves that one node alone still joins, the target in the smaller one",
-        "joined to the other half by one node only", _halves(bridge=True), ("leader", "follower")),
+        "joined to the other half by one node only", partial(_halves, bridge=True),
+        ("leader", "follower")),
     _entry("one-way-in", "a node that hears no other broker, but is heard", "hears no peer",
-        _one_way(inward=True)),
+        partial(_one_way, inward=True)),
     _entry("one-way-out", "a node that hears the other brokers, but is not heard",
-        "is heard by no peer", _one_way(inward=False)),
+        "is heard by no peer", partial(_one_way, inward=False)),
     _entry("clients-only", "clients cut off from a node that is well otherwise",
-        "cut off from its clients", _clients(BOTH), ("leader", "follower", "all")),
+        "cut off from its clients", partial(_clients, way=BOTH), ("leader", "follower", "all")),
     _entry("answers-lost", "requests of clients arrive, answers do not: outcomes stay unknown",
-        "its answers do not reach clients", _clients(BACK), ("leader", "all"), lasts_s=(1, 4)),
+        "its answers do not reach clients", partial(_clients, way=BACK), ("leader", "all"),
+        lasts_s=(1, 4)),
     _entry("flapping", "a node cut off and let back again every few moments",
-        "cut off and let back again and again", _cut_node, made_of=Flapping,
+        "cut off and let back again and again", cut_node, made_of=Flapping,
         params={"every_ms": (50, 700)}),
     _entry("connection-loss",
         "every connection of a node, or of clients to brokers, is reset after a short life",

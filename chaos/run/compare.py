@@ -132,8 +132,8 @@ BODY = bytes(128)
 TIMEOUT_MS = 10_000
 
 
-async def saturate(namesrv: str, seconds: float, in_flight: int = IN_FLIGHT) -> float:
-    """Return acknowledged 128-byte sends per second, `in_flight` at once. Raises ClientError, also
+async def saturate(namesrv: str, seconds: float) -> float:
+    """Return acknowledged 128-byte sends per second, IN_FLIGHT at once. Raises ClientError, also
     for a failed send, because nothing is broken."""
     async with Admin(namesrv, instance_config=signing()) as admin:
         await admin.topic.create(TOPIC, QUEUES)
@@ -148,5 +148,5 @@ async def saturate(namesrv: str, seconds: float, in_flight: int = IN_FLIGHT) -> 
                 await producer.send(Message(TOPIC, BODY), TIMEOUT_MS)
                 acknowledged += now_s >= count_from_s
 
-        await asyncio.gather(*(send() for _ in range(in_flight)))
+        await asyncio.gather(*(send() for _ in range(IN_FLIGHT)))
     return acknowledged / (until_s - count_from_s)

@@ -108,7 +108,6 @@ class Nodes:
         self,
         token: ClusterToken,
         contact: Callable[[str], Contact],
-        concurrency_max: int = CONCURRENCY_MAX,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
         """`contact(http_address)` returns the target of requests. `tls()` returns the trusted CAs
@@ -116,7 +115,7 @@ class Nodes:
         self._tls = tls
         self._contact = contact
         self._token = token
-        self._slots = asyncio.Semaphore(concurrency_max)
+        self._slots = asyncio.Semaphore(CONCURRENCY_MAX)
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:

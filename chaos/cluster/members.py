@@ -97,7 +97,11 @@ async def remove(
 def start_new(cluster: Cluster, group: str | None) -> tuple[Node, ProcessId]:
     """Plan a node of `group` (the first), save it and start it. Raises ClusterError."""
     with locked(cluster.directory):
-        node = _planned(cluster, group)
+        state = _founded(changeable(cluster.state()))
+        port, peer_port, http_port = cluster.ports.choose(3, random.Random())
+        (name,) = free_names(cluster.directory, state, 1)
+        node = planned(state, group or state.groups[0], name, (port, peer_port, http_port))
+        save_state(cluster.directory, replace(state, nodes=(*state.nodes, node)))
         return node, cluster.start_locked(node.name)
 
 
@@ -117,17 +121,6 @@ def planned(state: ClusterState, group: str, name: str, ports: tuple[int, int, i
     port, peer_port, http_port = ports
     ordinal = 1 + max(node.broker_id for node in members)
     return Node(name, "broker", HOST, port, peer_port, group, ordinal, None, http_port, joins=True)
-
-
-def _planned(cluster: Cluster, group: str | None) -> Node:
-    """Plan a node and save it; the caller holds the lock."""
-    result = _founded(changeable(cluster.state()))
-    group = group or result.groups[0]
-    port, peer_port, http_port = cluster.ports.choose(3, random.Random())
-    (name,) = free_names(cluster.directory, result, 1)
-    node = planned(result, group, name, (port, peer_port, http_port))
-    save_state(cluster.directory, replace(result, nodes=(*result.nodes, node)))
-    return node
 
 
 def free_names(directory: Path, state: ClusterState, count: int) -> list[str]:

@@ -20,7 +20,7 @@ POLL_S = 0.02
 
 
 async def transfer(
-    cluster: Cluster, group: str | None = None, target: str = "", timeout_s: float = 0.0
+    cluster: Cluster, group: str | None = None, target: str = ""
 ) -> tuple[Node, Node]:
     """Transfer the leadership of `group` (None: the first) to `target` ("": the follower with
     most).
@@ -32,7 +32,7 @@ async def transfer(
     if old is None:
         raise ClusterError("there is no leader to take leadership from")
     desired = await _ask(old, target)
-    deadline = time.monotonic() + (timeout_s or TRANSFER_TIMEOUT_S)
+    deadline = time.monotonic() + TRANSFER_TIMEOUT_S
     while True:
         new = await cluster.leader(old.group)
         if new is not None and new.name != old.name:

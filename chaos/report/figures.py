@@ -75,7 +75,6 @@ def load_of(history: History) -> Load:
     )
 
 
-NS_PER_S = 1_000_000_000
 BUCKET_S = 5
 
 

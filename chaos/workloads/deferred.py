@@ -398,10 +398,6 @@ class PostedWorkload:
         return ((self.config.topic, self.config.group),)
 
     @property
-    def queues(self) -> tuple[MessageQueue, ...]:
-        return self.posting.queues
-
-    @property
     def tally(self) -> Tally:
         return self.posting.tally
 
@@ -425,7 +421,7 @@ class PostedWorkload:
         stack.push_async_callback(self._tasks.cancel)
         for number in range(config.producers):
             name = f"{config.name}-producer-{number}"
-            work = await self.make_producer(stack, name, random.Random(env.rng.random()))
+            work = await self.work.producer(stack, name, random.Random(env.rng.random()))
             loop = Paced(config.rate_per_s / config.producers, config.window, self.tally, work)
             self._loops.append(loop)
             self._tasks.spawn(loop.run(), name)
@@ -433,12 +429,6 @@ class PostedWorkload:
     def make_consumers(self) -> Consumers:
         """Make consumers of the group, without a member yet. Call `prepare` first."""
         return self.work.consumers()
-
-    async def make_producer(
-        self, stack: AsyncExitStack, name: str, rng: random.Random
-    ) -> Callable[[int], Awaitable[None]]:
-        """Start a producer; return the operation it repeats."""
-        return await self.work.producer(stack, name, rng)
 
     def stop(self) -> None:
         for loop in self._loops:

@@ -101,7 +101,7 @@ class Guests:
                     await one.make_consumers().join(f"{one.name}-{name}")
             for one in self._world.load.workloads:
                 if isinstance(one, PostedWorkload) and one.name == "transactions":
-                    work = await one.make_producer(stack, name, Random(self._rng.random()))
+                    work = await one.work.producer(stack, name, Random(self._rng.random()))
                     for number in range(1_000_000):
                         await work(number)
                         await asyncio.sleep(TRANSACTION_EVERY_S)

@@ -20,7 +20,6 @@ from ..read.committed_range import frame_end
 from ..read.history import WEAK
 from ..read.live_queues import ABSENT
 from ..read.range_sums import by_store, unlike
-from ..read.store_files import STORES_SEPARATOR
 from ..read.system_topics import MULTI_QUEUE_PREFIX, TIMED_TOPICS
 from ..read.tables import Tables, each, records
 
@@ -190,34 +189,14 @@ def _expected(tables: Tables, rows: Frame, first: str, last: str) -> Frame:
 
 def _suspect_queues(tables: Tables) -> Frame | None:
     """Return the queues (topic, queue_id) with gaps between runs, or with runs that may not be the
-    group's; None if
-    there are none. Only their records are checked individually."""
-    limits = tables.limits
-    parts = F.split("store", STORES_SEPARATOR)
-    voting = F.array(*[F.lit(name) for name in limits.voting])
-    held = F.size(F.array_intersect(parts, voting)) >= limits.needed
-    is_open = F.lit(False)
-    for start, end in _open_ranges(tables):
-        is_open |= (F.col("position") >= start) & (F.col("position") < end)
-    runs = tables.staged_log.runs.where(held | is_open)
+    group's; None if there are none. Only their records are checked individually."""
+    parts = tables.parts
+    runs = tables.staged_log.runs.where(parts.are_held | parts.are_open)
     rows = _expected(tables, runs, "first_offset", "last_offset")
     goes_on = F.col("first_offset") == F.col("expected")
-    sound = goes_on & ~is_open & (F.col("end") <= limits.agreed_end)
+    sound = goes_on & ~parts.are_open & (F.col("end") <= tables.limits.agreed_end)
     count = rows.agg(F.count_if(~sound).alias("count")).collect()[0]["count"]
     return rows.where(~sound).select("topic", "queue_id").distinct() if count else None
-
-
-def _open_ranges(tables: Tables) -> list[tuple[int, int]]:
-    """Return the ranges of the log that no majority has alike. In classic mode a single store is
-    enough, so ranges with different copies are open as well."""
-    limits, windows = tables.limits, tables.staged_log.windows
-    return [
-        (windows[first].start, windows[last].end)
-        for (holders, _), intervals in tables.staged_log.facts.held.items()
-        if not any(len({*same} & {*limits.voting}) >= limits.needed for same in holders)
-        or (limits.mode != RAFT and len(holders) > 1)
-        for first, last in intervals
-    ]
 
 
 def order_checks(tables: Tables) -> Iterator[Check]:

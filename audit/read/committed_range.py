@@ -26,7 +26,7 @@ that was closed in order, or else the checkpoint's position.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from raftmq.spark.layout import ItemKind
@@ -90,6 +90,10 @@ class Limits:
     def read_from(self) -> int:
         """The smallest log position that any store still has."""
         return min(store.start for store in self.stores)
+
+    def enough(self, stores: Iterable[str]) -> bool:
+        """Return whether the group holds what these stores hold."""
+        return len({*stores} & {*self.voting}) >= self.needed
 
     def of(self, name: str) -> Column:
         """Return a column of `name` ('limit', 'commit', 'start') by the row's `store`."""

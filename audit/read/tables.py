@@ -18,6 +18,7 @@ from ..engine.frames import Engine, Frame
 from . import history
 from .cluster_info import Subject
 from .committed_range import Limits, find_limits
+from .group_parts import GroupParts, group_parts
 from .incremental import Ended
 from .live_log import LiveLog
 from .log_facts import Alike
@@ -55,6 +56,7 @@ class Tables:
     staged_log  the same items, their runs, and the facts about them (audit.read.log_facts)
     unit_sums  sums of the units by ranges of the log (audit.read.range_sums)
     alike  the start of the log that all stores have alike, usually all of it
+    parts  the parts of the log that the group holds
     topics  the topics to judge, see `_topics`
     log  the records the group holds (a majority, or in classic mode any store) as position, size,
         topic, queue_id, queue_offset, id, id_text, content_crc, fields_sum, visible,
@@ -75,6 +77,7 @@ class Tables:
     limits: Limits
     staged_log: StagedLog
     alike: Alike
+    parts: GroupParts
     shared_units: Frame
     unit_sums: StoreSums
     log: Frame
@@ -99,11 +102,8 @@ class Tables:
     @property
     def group_runs(self) -> Frame | None:
         """The runs of queue offsets in the group's log (audit.read.summaries.RUN_SCHEMA), if
-        all stores have the same log and the group holds all of it."""
-        enough = len(self.limits.voting) >= self.limits.needed
-        end = max((end for end, *_ in self.staged_log.facts.ends.values()), default=0)
-        is_group_log = self.alike.complete and enough and end <= self.limits.agreed_end
-        return self.staged_log.runs if is_group_log else None
+        none of its records had to be compared."""
+        return self.staged_log.runs.where(self.parts.are_held) if self.parts.complete else None
 
     @property
     def group(self) -> str | None:
@@ -150,7 +150,7 @@ def stage(
     def written(frame: Frame, name: str) -> Frame:
         return engine.staged(frame, below(directory, name))
 
-    def stores_staged() -> tuple[StagedLog, Alike, Frame, StoreSums, Limits, Frame]:
+    def stores_staged() -> tuple[StagedLog, Alike, GroupParts, Frame, StoreSums, Limits, Frame]:
         reader = reader_of(stores, since)
         logs = staged_log(engine, reader, tuple(stores), below(directory, "decoded"), progress)
         queues = QueueReader(_options(since), stores.values())
@@ -159,8 +159,9 @@ def stage(
         ended = (since.index, since.term) if since else None
         alike = logs.facts.alike(ended)
         limits = find_limits(frames, logs.facts.ends, alike, stores, subject, since)
-        log = _log(engine, logs, limits, below(directory, "log"))
-        return logs, alike, units, sums, limits, log
+        parts = group_parts(logs.facts, logs.windows, limits)
+        log = _log(engine, logs, parts, limits, below(directory, "log"))
+        return logs, alike, parts, units, sums, limits, log
 
     def history_staged() -> tuple[Frame, Frame]:
         if history_path is None:
@@ -173,7 +174,7 @@ def stage(
     # Python workers parse the logs and the JVM the history, so together they use two cores.
     with ThreadPoolExecutor(2) as pool:
         of_stores, of_history = pool.submit(stores_staged), pool.submit(history_staged)
-        of_logs, alike, units, unit_sums, limits, log = of_stores.result()
+        of_logs, alike, parts, units, unit_sums, limits, log = of_stores.result()
         events, sends = of_history.result()
     topics = (topic,) if topic or history_path is None else _topics(sends)
     retention = retention_of(
@@ -199,6 +200,7 @@ def stage(
             limits,
             of_logs,
             alike,
+            parts,
             units,
             unit_sums,
             log,
@@ -241,28 +243,24 @@ def each(shared: Frame) -> Frame:
     return shared.exploded("store", F.split("store", STORES_SEPARATOR))
 
 
-def _log(engine: Engine, logs: StagedLog, limits: Limits, directory: str) -> Frame:
-    """Return the records that enough stores hold intact below the agreed end. Records that all
-    stores hold stay in their staged file; the rest are compared and written to `directory`."""
+def _log(
+    engine: Engine, logs: StagedLog, parts: GroupParts, limits: Limits, directory: str
+) -> Frame:
+    """Return the records that enough stores hold intact below the agreed end. They stay in their
+    staged file; those of open ranges are compared and written to `directory`."""
     kept = (
         *("position", "size", "topic", "queue_id", "queue_offset", "uniq_key", "content_crc"),
         *("fields_sum", "visible", "born_timestamp", "store_timestamp", "reconsume_times"),
         "sysflag",
     )
 
-    def sound(rows: Frame) -> Frame:
-        end = F.col("position") + F.col("size")
-        return records(rows).where(F.col("intact") & (end <= limits.agreed_end))
-
-    all_stores = tuple(store.store for store in limits.stores)
-    by_all = F.col("store") == STORES_SEPARATOR.join(all_stores)
-    log = sound(logs.items.where(by_all)).select(*kept)
-    if len(limits.voting) < limits.needed:
-        log = log.limit(0)
-    if any(holders != (all_stores,) for holders, _ in logs.facts.held):
-        rows = sound(each(logs.items.where(~by_all)))
+    end = F.col("position") + F.col("size")
+    sound = records(logs.items).where(F.col("intact") & (end <= limits.agreed_end))
+    log = sound.where(parts.are_held & ~parts.are_open).select(*kept)
+    if parts.open:
         held = (
-            rows.withColumn("identity", F.xxhash64(*_IDENTITY))
+            each(sound.where(parts.are_open))
+            .withColumn("identity", F.xxhash64(*_IDENTITY))
             .groupBy("position", "size", "identity")
             .agg(
                 F.count_if(F.col("store").isin(*limits.voting)).alias("holders"),

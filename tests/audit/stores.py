@@ -118,6 +118,20 @@ class Log:
         log.next_offsets = defaultdict(int, self.next_offsets)
         return log
 
+    def until(self, frames: int) -> "Log":
+        """The log of a replica that has only so many frames."""
+        log = self.copy()
+        log.frames, log.index = self.frames[:frames], self.index - len(self.frames[frames:])
+        log.end = sum(log.frames[-1])
+        log.placed = [placed for placed in self.placed if placed.position < log.end]
+        for base, data in self.segments.items():
+            if base >= log.end:
+                del log.segments[base]
+            else:
+                kept = data[: log.end - base]
+                log.segments[base] = bytearray(kept.ljust(len(data), b"\0"))
+        return log
+
     def _seal(
         self,
         term: int,

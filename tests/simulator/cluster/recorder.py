@@ -38,6 +38,9 @@ class Recorder:
         self.write({"type": kind, "f": function, "op": op, "t_ns": t_ns, "p": process, **fields})
         return t_ns
 
+    def record(self, function: str, process: str, /, **fields: Any) -> None:
+        self.event("ok", function, process, self.next_op(), **fields)
+
     def flush(self) -> None:
         pass
 

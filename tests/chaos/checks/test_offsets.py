@@ -281,7 +281,7 @@ def test_offset_request_takes_effect_once() -> None:
     assert failed(builder) == {OFFSETS}
 
 
-def test_offsets_never_read_are_undecided() -> None:
+def test_offsets_check_is_absent_without_offsets() -> None:
     results = suite_of(clean().records).results()
     assert OFFSETS not in {result.name for result in results}
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..engine.frames import mapped
 from ..read.index_files import IndexFile, Open, Unfit
 from ..read.index_keys import StagedRange, expected_keys, indexed_positions
 from ..read.range_sums import Ranges, StoreSums, Sums, added, by_store, sums, total
@@ -88,7 +89,7 @@ def _files(
     """Return the sound IndexFiles by store. Raises OSError."""
     named = [(name, file) for name, store in tables.stores.items() for file in store.index_files()]
     files: dict[str, list[IndexFile]] = {}
-    for each in tables.engine.map(Open(tables.limits.read_from), named):
+    for each in mapped(tables.engine, Open(tables.limits.read_from), named):
         if isinstance(each, IndexFile) and each.count > 1:
             files.setdefault(each.store, []).append(each)
         elif isinstance(each, Unfit) and each.fault:

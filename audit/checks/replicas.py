@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from ..engine.frames import mapped
 from ..read.blocks import Block, Counted, DifferentBlocks
 from ..read.committed_range import Limits
 from ..read.incremental import Ended, tail_of
@@ -148,7 +149,7 @@ def _different_blocks(tables: Tables) -> tuple[int, list[Block]]:
     numbers = sorted({n for first, last in different for n in range(first, last + 1)})
     parts = [(n, windows[n]) for n in numbers]
     counted = engine.map_reduce(compared.counted, parts, Counted.merge, Counted())
-    blocks = engine.map(compared.blocks, [windows[n] for n in counted.first])
+    blocks = mapped(engine, compared.blocks, [windows[n] for n in counted.first])
     return counted.count, [*chain.from_iterable(blocks)]
 
 

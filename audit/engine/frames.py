@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -112,10 +113,6 @@ class Engine(Protocol):
         """Write the rows into a new directory, and return them from it."""
         ...
 
-    def map(self, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
-        """Apply a function to each of a few parts, several at once."""
-        ...
-
     def map_reduce(
         self,
         function: Callable[[Part], Made],
@@ -154,3 +151,8 @@ class Engine(Protocol):
     def sized_for(self, size_bytes: int) -> AbstractContextManager[None]:
         """Prepare for queries over logs of this size."""
         ...
+
+
+def mapped(engine: Engine, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
+    """Apply a function to each of a few parts, several at once; return the results in order."""
+    return engine.map_reduce(lambda part: [function(part)], parts, operator.add, [])

@@ -6,7 +6,6 @@ spill into the engine's directory beyond it. Parts of the stores are decoded in 
 
 from __future__ import annotations
 
-import operator
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -291,9 +290,6 @@ class LocalEngine:
         with _causes(), self.connection.cursor() as cursor:
             cursor.execute(f"COPY ({frame.sql}) TO {target}")
         return self._files([path], frame.columns)
-
-    def map(self, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
-        return self.map_reduce(lambda part: [function(part)], parts, operator.add, [])
 
     def map_reduce(
         self,

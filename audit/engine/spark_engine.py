@@ -150,9 +150,6 @@ class SparkEngine:
             rows.write.parquet(path)
             return SparkFrame(self.session.read.schema(rows.schema).parquet(path))
 
-    def map(self, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
-        return self.map_reduce(lambda part: [function(part)], parts, operator.add, [])
-
     def map_reduce(
         self,
         function: Callable[[Part], Made],

@@ -19,7 +19,7 @@ from pathlib import Path
 from raftmq.spark.options import Connection, options_of, read_options
 from raftmq.spark.source import StreamReader
 
-from ..engine.frames import Engine
+from ..engine.frames import Engine, mapped
 from .consumed import Unconsumed, unconsumed_by
 from .judge import (
     ABSENT,
@@ -88,7 +88,7 @@ class Watch:
         parts += files
         parts += [waiting[at : at + PART_ROWS] for at in range(0, len(waiting), PART_ROWS)]
         total = Judgement()
-        for judgement in self._engine.map(Judge(self._connection), parts):
+        for judgement in mapped(self._engine, Judge(self._connection), parts):
             total.add(judgement)
         result.counts.update(
             {ACKNOWLEDGED: total.judged, REMOVED: total.removed, UNPLACED: total.unplaced}

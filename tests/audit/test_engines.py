@@ -18,7 +18,7 @@ from raftmq.audit.engine import columns as F
 from raftmq.audit.engine import spark_engine
 from raftmq.audit.engine.choice import LOCAL, LOCAL_BYTES_MAX, SPARK, EngineOptions
 from raftmq.audit.engine.columns import Window
-from raftmq.audit.engine.frames import CORRUPT, Engine, EngineFailed, Frame
+from raftmq.audit.engine.frames import CORRUPT, Engine, EngineFailed, Frame, mapped
 from raftmq.audit.engine.spark_engine import SparkEngine
 from tests.audit.planted import HISTORY_KINDS, STORE_KINDS, Kind
 from tests.audit.run import Run
@@ -190,7 +190,7 @@ def test_engines_merge_the_results_of_neighbours_in_order(
     expected = "".join(f"{part}," for part in range(count))
     for each in both:
         assert each.map_reduce("{},".format, range(count), operator.add, "") == expected
-        assert each.map(str, range(count)) == expected.split(",")[:-1]
+        assert mapped(each, str, range(count)) == expected.split(",")[:-1]
         rows, merged = each.read(numbered, range(count), ONE, operator.add, "")
         assert (rows.count(), merged) == (count * (count - 1) // 2, expected)
 

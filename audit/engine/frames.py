@@ -145,7 +145,8 @@ class Engine(Protocol):
         done: Done = ignore,
     ) -> tuple[Frame, Made]:
         """Apply a function to each part that yields rows and then a result. Return the rows, kept
-        where they were read, and the results, merged as by `map_reduce`."""
+        where they were read, and the results, merged as by `map_reduce`. Results have the type of
+        `empty`, as msgspec can encode it."""
         ...
 
     def sized_for(self, size_bytes: int) -> AbstractContextManager[None]:

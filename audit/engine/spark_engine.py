@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyspark import RDD, StorageLevel
 from pyspark.sql import DataFrame, GroupedData, SparkSession
@@ -191,7 +191,8 @@ class SparkEngine:
             numbers = self.session.range(0, len(parts), 1, len(parts))
             kept = self._keep(numbers.mapInArrow(read, spark_schema(with_made))).frame
             made = kept.where("made is not null").select("part", "made").rdd
-            unpacked = made.map(lambda row: (row["part"], pickle.loads(row["made"])))
+            decode = partial(msgspec.msgpack.decode, type=type(empty))
+            unpacked = made.map(lambda row: (row["part"], decode(row["made"])))
             merged = _merged(unpacked, len(parts), merge)
             return SparkFrame(kept.where("made is null").select(*schema.names)), merged
 
@@ -238,7 +239,7 @@ class SparkEngine:
 def _with_made(made: Any, number: int, schema: pa.Schema) -> pa.RecordBatch:
     """Return rows, or a result of part `number`, as rows with the columns _MADE."""
     if not isinstance(made, pa.RecordBatch):
-        row = {"part": number, "made": pickle.dumps(made)}
+        row = {"part": number, "made": msgspec.msgpack.encode(made)}
         return pa.RecordBatch.from_pylist([row], schema)
     nulls = [pa.nulls(len(made), kind) for _, kind in _MADE]
     return pa.RecordBatch.from_arrays([*made.columns, *nulls], schema=schema)

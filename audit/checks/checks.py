@@ -257,7 +257,7 @@ def damage(tables: Tables) -> Check:
         .otherwise(F.concat(F.lit("hole: "), F.col("reason")))
     )
     first, table = tables.staged_log.facts.damage_at, None
-    if first is not None and any(first < store.limit for store in tables.limits.stores):
+    if any(first.get(store.store, store.limit) < store.limit for store in tables.limits.stores):
         table = each(tables.shared_items.where(unreadable | ~intact)).withColumn("what", what)
     return Check(
         "damage",
@@ -324,8 +324,8 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
 
 
 def _frames(tables: Tables) -> Frame:
-    """Return the frames below the stores' limits behind the part that all stores have alike, each
-    with index and term of its predecessor."""
+    """Return the frames below the stores' limits behind the part without differences, each with
+    index and term of its predecessor."""
     in_store = Window.partitionBy("store").orderBy("position")
     term = F.col("frame_term")
     shared = tables.shared_items.where(F.col("kind") == int(ItemKind.FRAME))

@@ -9,9 +9,9 @@ from raftmq.spark.layout import ItemKind
 from raftmq.store.frame import FrameKind
 
 from ..engine import columns as F
-from ..engine.frames import Frame
+from ..engine.columns import Column
+from ..engine.frames import Frame, Row
 from ..read.committed_range import frame_end
-from ..read.log_facts import FrameRun
 from ..read.tables import Tables, each
 
 _IDENTITY = ("frame_index", "position", "payload_crc", "header_crc")
@@ -49,11 +49,28 @@ class GroupFrames:
 
 def group_frames(tables: Tables) -> GroupFrames:
     limits = tables.limits
-    frames = tables.shared_items.where(F.col("kind") == int(ItemKind.FRAME))
-    if tables.alike.complete and len(limits.voting) >= limits.needed:
-        run = tables.alike.frames
-        if run is None or run.end <= limits.agreed_end:
-            return _of_all(tables, run, frames)
+    behind = any(store.limit > limits.agreed_end for store in limits.stores)
+    return _from_rows(tables) if behind or not tables.alike.complete else _from_runs(tables)
+
+
+def _from_runs(tables: Tables) -> GroupFrames:
+    """Return the frames of a log without differences; no query is needed."""
+    limits, runs = tables.limits, tables.alike.runs
+    held = [run for stores, run in runs if limits.enough(stores)]
+    reach = {store.store: store.limit for store in limits.stores}
+    terms = {name: run.last_term for names, run in runs for name in names if run.end <= reach[name]}
+    frames = tables.shared_items.where(_is_frame() & tables.parts.are_held)
+    rows = frames.select(*_IDENTITY, *_COLUMNS)
+    known: Row = {"count": sum(run.last - run.first + 1 for run in held)}
+    if held:
+        last = held[-1]
+        known |= {"first": held[0].first, "last": last.last, "term": last.last_term}
+    return _of(tables, known, terms, rows)
+
+
+def _from_rows(tables: Tables) -> GroupFrames:
+    limits = tables.limits
+    frames = tables.shared_items.where(_is_frame())
     intact = each(frames.where(F.col("intact") & (frame_end() <= limits.agreed_end)))
     voting = F.col("store").isin(*limits.voting)
     held = (
@@ -72,31 +89,24 @@ def group_frames(tables: Tables) -> GroupFrames:
         F.max_by("frame_term", "frame_index").alias("term"),
         F.count_distinct("frame_index").alias("count"),
     ).collect()[0]
-    since = tables.since
-    before, term = (since.index, since.term) if since else (0, 0)
     below = each(frames).where(F.col("position") < limits.of("limit"))
     last_term = F.max_by("frame_term", "position").alias("term")  # no term before it is higher
-    terms = below.groupBy("store").agg(last_term).collect()
-    last = int(row["last"] or before)
-    first = int(row["first"] or last + 1)
+    terms = {row["store"]: row["term"] for row in below.groupBy("store").agg(last_term).collect()}
+    return _of(tables, row, terms, staged)
+
+
+def _is_frame() -> Column:
+    return F.col("kind") == int(ItemKind.FRAME)
+
+
+def _of(tables: Tables, known: Row, terms: Mapping[str, int], frames: Frame) -> GroupFrames:
+    """Return the frames; `known` has their `count`, and `first`, `last` and `term` if there are
+    any."""
+    since = tables.since
+    before, term_before = (since.index, since.term) if since else (0, 0)
+    last = known.get("last") or before
+    first = known.get("first") or last + 1
     if since is not None:
         first = min(first, before + 1)  # a higher index means that frames are missing
-    return GroupFrames(
-        first,
-        last,
-        int(row["term"] or term),
-        row["count"] == last - first + 1,
-        {each_row["store"]: int(each_row["term"]) for each_row in terms},
-        staged,
-    )
-
-
-def _of_all(tables: Tables, run: FrameRun | None, frames: Frame) -> GroupFrames:
-    """Return the frames if all stores have the same log; no query is needed."""
-    since, names = tables.since, tuple(tables.stores)
-    before, term = (since.index, since.term) if since else (0, 0)
-    rows = frames.select(*_IDENTITY, *_COLUMNS)
-    if run is None:
-        return GroupFrames(before + 1, before, term, True, {}, rows)
-    terms = dict.fromkeys(names, run.last_term)
-    return GroupFrames(run.first, run.last, run.last_term, True, terms, rows)
+    complete = known["count"] == last - first + 1
+    return GroupFrames(first, last, known.get("term") or term_before, complete, terms, frames)

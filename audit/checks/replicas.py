@@ -138,16 +138,22 @@ def behind_check(limits: Limits) -> CheckResult:
 
 def _different_blocks(tables: Tables) -> tuple[int, list[Block]]:
     """Return the number of different blocks, and the first of them."""
-    held = tables.staged_log.facts.held.items()
+    facts = tables.staged_log.facts
+    reach = {store.store: store.limit for store in tables.limits.stores}
+    held = facts.held.items()
     different = [each for (_, alike), intervals in held if not alike for each in intervals]
+    ended = facts.ended.items()
+    different += [(at, reach[name]) for name, at in ended if at < reach[name]]
     if not different:
         return 0, []
-    reach = {store.store: store.limit for store in tables.limits.stores}
     reader, engine = reader_of(tables.stores, tables.since), tables.engine
     compared = DifferentBlocks(reader, reach, sorted(set(reach.values())))
     windows = reader.partitions()
-    numbers = sorted({n for first, last in different for n in range(first, last + 1)})
-    parts = [(n, windows[n]) for n in numbers]
+    parts = [
+        (number, windows[number])
+        for number, window in enumerate(tables.staged_log.windows)
+        if any(window.start < end and start < window.end for start, end in different)
+    ]
     counted = engine.map_reduce(compared.counted, parts, Counted.merge, Counted())
     blocks = mapped(engine, compared.blocks, [windows[n] for n in counted.first])
     return counted.count, [*chain.from_iterable(blocks)]

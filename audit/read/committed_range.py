@@ -124,7 +124,7 @@ def find_limits(
 ) -> Limits:
     """Compute the limits from the frames among the staged log items (LOG_SCHEMA). `ends` has each
     store's last item end, number of intact records and number of frames. `alike` is the start
-    of the log that all have alike, `since` is set if the items start where the audit before ended.
+    of the log without differences, `since` is set if the items start where the audit before ended.
 
     Without a mode, logs with frames are Raft's, all remaining logs classic. Raises StoreError, also
     if no store is a voter's.
@@ -133,9 +133,8 @@ def find_limits(
     earlier = {name: _earlier_end(stores[name], since) for name in names}
     data_ends = [max(ends.get(name, (0, 0, 0))[0], earlier[name]) for name in names]
     held = []
-    if alike.frames and subject.mode != CLASSIC:
-        run = alike.frames
-        held = [_Held(frozenset(names), run.end, run.configurations)]
+    if subject.mode != CLASSIC:
+        held = [_Held(frozenset(of), run.end, run.configurations) for of, run in alike.runs]
     if not alike.complete and subject.mode != CLASSIC:
         known_ends = dict(zip(names, data_ends, strict=True))
         rest = items.where(F.col("position") >= alike.end)
@@ -219,11 +218,12 @@ def _saved(
         return []
     if not alike.complete:
         first, last, taken = _frames_at(items, [index for index, _ in saved])
-    elif alike.frames is None:
-        return saved
     else:
-        first, last = alike.frames.first, alike.frames.last
-        there = {index for index, _, _ in alike.frames.configurations}
+        frames = alike.frames
+        if frames is None:
+            return saved
+        first, last = frames.first, frames.last
+        there = {index for index, _, _ in frames.configurations}
         taken = {index for index, _ in saved if first <= index <= last} - there
     keepers = Counter(one for one in saved if one[0] < first)
     most = max(keepers.values(), default=0)

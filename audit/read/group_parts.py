@@ -47,10 +47,10 @@ def group_parts(facts: LogFacts, windows: Sequence[StagedRange], limits: Limits)
     contents = {same for holders, _ in facts.held for same in holders}
     held = frozenset(same for same in contents if limits.enough(same))
     ranges = {
-        (windows[first].start, windows[last].end)
+        interval
         for (holders, _), intervals in facts.held.items()
         if held.isdisjoint(holders) or (limits.mode != RAFT and len(holders) > 1)
-        for first, last in intervals
+        for interval in intervals
     }
     if limits.mode != RAFT:  # segments of different sizes
         pairs = (pair for pair in pairwise(windows) if pair[1].start < pair[0].end)

@@ -44,12 +44,13 @@ class LiveLog:
     def partitions(self) -> list[Window]:
         segment_bytes = self.replicas[0].segment_size_bytes
         start = max(self.start, min(each.start for each in self.replicas))
-        end = max(each.end for each in self.replicas)
+        ends = [each.end for each in self.replicas]
         windows = []
-        while start < end:
+        while start < max(ends):
             base = start - start % segment_bytes
             behind = base + (start - base) // WINDOW_BYTES * WINDOW_BYTES + WINDOW_BYTES
-            windows.append(Window(start, min(behind, base + segment_bytes, end)))
+            edges = behind, base + segment_bytes, *(end for end in ends if end > start)
+            windows.append(Window(start, min(edges)))
             start = windows[-1].end
         return windows
 

@@ -8,7 +8,7 @@ store are kept. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import pairwise
@@ -19,8 +19,8 @@ from .range_sums import StoreSums, added
 
 FALL_MS = 60_000  # clocks of replicas differ by less
 FALLS_MAX = 20  # of a store; the count is complete
-INTERVALS_MAX = 50  # of windows that the same stores hold
-Interval = tuple[int, int]  # numbers of the first and the last window
+INTERVALS_MAX = 50  # that the same stores hold
+Interval = tuple[int, int]  # log positions [start, end)
 Holders = tuple[tuple[str, ...], ...]  # the stores with equal items, for each different content
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -39,9 +39,18 @@ class FrameRun:
     end: int
     configurations: tuple[tuple[int, int, int], ...]
 
+    @property
+    def ended(self) -> tuple[int, int]:
+        """Return index and term of the last frame."""
+        return self.last, self.last_term
+
+    def follows(self, ended: tuple[int, int]) -> bool:
+        """Return whether the first frame may stand behind a frame of this index and term."""
+        return self.first == ended[0] + 1 and self.first_term >= ended[1]
+
     def with_next(self, run: FrameRun) -> FrameRun | None:
         """Return both as one run; None if the second does not follow."""
-        if run.first != self.last + 1 or run.first_term < self.last_term:
+        if not run.follows(self.ended):
             return None
         configurations = self.configurations + run.configurations
         terms = self.first_term, run.last_term
@@ -50,14 +59,53 @@ class FrameRun:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """The log up to position `end`, which all stores have alike, with consecutive `frames` (None
-    for none). It is `complete` if no store has more. `ended` is index and term of the last frame
+    """The log up to position `end`, without differences: its frames are consecutive, and stores
+    that have a position have the same items there. `runs` has the frames, each with the stores that
+    have them. It is `complete` if no store has more. `ended` is index and term of the last frame
     before `end`, if known."""
 
-    frames: FrameRun | None
+    runs: Sequence[tuple[tuple[str, ...], FrameRun]]
     end: int
     complete: bool
     ended: tuple[int, int] | None = None
+
+    @property
+    def frames(self) -> FrameRun | None:
+        """The frames of all stores as one run."""
+        frames: FrameRun | None = None
+        for _, run in self.runs:
+            frames = _joined(frames, run)
+        return frames
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """The items of some windows if no stores differ, each `run` of them with the stores that have
+    it, and with consecutive frames if any. A store may begin behind another, and end before it, but
+    it has everything between. None if that is not so."""
+
+    runs: tuple[tuple[tuple[str, ...], FrameRun | None], ...] | None = ()
+
+    def merge(self, behind: Holdings) -> Holdings:
+        if self.runs is None or behind.runs is None:
+            return Holdings(None)
+        if not self.runs or not behind.runs:
+            return Holdings(self.runs or behind.runs)
+        *before, (left, run) = self.runs
+        (right, next_run), *rest = behind.runs
+        known = {name for stores, _ in self.runs for name in stores}
+        again = known.intersection(name for stores, _ in behind.runs for name in stores)
+        if again != {*left} & {*right} or not self._joins(behind):
+            return Holdings(None)
+        if left == right:
+            return Holdings((*before, (left, _joined(run, next_run)), *rest))
+        return Holdings(self.runs + behind.runs)
+
+    def _joins(self, behind: Holdings) -> bool:
+        """Return whether the first frame behind follows the last."""
+        last = [run for _, run in self.runs or () if run][-1:]
+        first = [run for _, run in behind.runs or () if run][:1]
+        return all(right.follows(left.ended) for left, right in zip(last, first, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,59 +187,80 @@ class LogFacts:
     """The facts about some neighbouring windows.
 
     `ends` has by store the end of its last item, and its numbers of intact records and frames.
-    `times` has the stores with intact records. `held` has the windows by their holders; True if all
-    bytes are equal in all stores that have the window. With more than INTERVALS_MAX intervals,
-    windows between the nearest are among them.
+    `times` has the stores with intact records. `held` has the ranges of the log by the stores that
+    hold them; True if all bytes are equal in all of them. With more than INTERVALS_MAX intervals,
+    the log between the nearest is among them. `ended` has the first position of each store from
+    which on it has no items in a window, and others may have other bytes. `damage_at` has each
+    store's first damaged position.
     """
 
     prefix: Prefix = Prefix()
+    holdings: Holdings = Holdings()
     ends: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     times: Mapping[str, Times] = field(default_factory=dict)
     held: Mapping[tuple[Holders, bool], tuple[Interval, ...]] = field(default_factory=dict)
+    ended: Mapping[str, int] = field(default_factory=dict)
     waits: bool = False
     unpackable: bool = False
-    damage_at: int | None = None
+    damage_at: Mapping[str, int] = field(default_factory=dict)
     wrong_units: WrongUnits = field(default_factory=WrongUnits)
     units: StoreSums = field(default_factory=dict)
     ids: StoreSums = field(default_factory=dict)
 
     @classmethod
-    def of_contents(cls, contents: Sequence[LogFacts]) -> LogFacts:
-        """Return the facts about a window with these different contents."""
+    def of_window(cls, parts: Iterable[Sequence[LogFacts]]) -> LogFacts:
+        """Return the facts about a window with these consecutive parts, each with its different
+        contents."""
+        return reduce(cls.merge, map(cls._of_contents, parts), cls())
+
+    @classmethod
+    def _of_contents(cls, contents: Sequence[LogFacts]) -> LogFacts:
+        if len(contents) == 1:
+            return replace(contents[0], ended={})
         merged = reduce(cls.merge, contents, cls())
-        if len(contents) < 2:
-            return merged
-        ((_, interval), *_) = merged.held.items()
-        holders = tuple(same for each in contents for (stores, _) in each.held for same in stores)
-        return replace(merged, prefix=Prefix(complete=False), held={(holders, False): interval})
+        held = {key: each.held[key] for each in contents if not each.ended for key in each.held}
+        if len(held) > 1:
+            holders = tuple(same for stores, _ in held for same in stores)
+            end = max(end for ((_, end),) in held.values())
+            held = {(holders, False): ((next(iter(held.values()))[0][0], end),)}
+            merged = replace(merged, holdings=Holdings(None))
+        return replace(merged, prefix=Prefix(complete=False), held=held)
 
     def merge(self, behind: LogFacts) -> LogFacts:
         """Return the facts about both."""
-        damaged = [at for at in (self.damage_at, behind.damage_at) if at is not None]
         return LogFacts(
             self.prefix.merge(behind.prefix),
+            self.holdings.merge(behind.holdings),
             _by_name(self.ends, behind.ends, _ends),
             _by_name(self.times, behind.times, Times.merge),
             _by_name(self.held, behind.held, _intervals),
+            _by_name(self.ended, behind.ended, min),
             self.waits or behind.waits,
             self.unpackable or behind.unpackable,
-            min(damaged, default=None),
+            _by_name(self.damage_at, behind.damage_at, min),
             self.wrong_units.merge(behind.wrong_units),
             added(self.units, behind.units),
             added(self.ids, behind.ids),
         )
 
-    def alike(self, ended: tuple[int, int] | None) -> Alike:
-        """Return the start of the log in which all stores have equal items and consecutive frames.
-        `ended` is index and term of the frame before it. The last of several windows is left to the
-        rest of an incomplete log, because a frame is judged by its neighbours."""
-        run = self.prefix.frames
-        if run and ended and (run.first != ended[0] + 1 or run.first_term < ended[1]):
-            return Alike(None, 0, False, ended)
-        if self.prefix.complete:
-            return Alike(run, self.prefix.end, True)
+    def alike(self, names: tuple[str, ...], ended: tuple[int, int] | None) -> Alike:
+        """Return the log if nothing in it differs, else the start that all stores of these names
+        have. `ended` is index and term of the frame before it, which all stores with items have.
+        The last of several windows is left to the rest of an incomplete log, because a frame is
+        judged by its neighbours."""
+        holdings = self.holdings.runs
+        if holdings is not None:
+            runs = [(stores, run) for stores, run in holdings if run]
+            later = {name for stores, _ in holdings for name in stores}.difference(
+                *(stores for stores, _ in holdings[:1])
+            )
+            if ended is None or not (later or any(not run.follows(ended) for _, run in runs[:1])):
+                end = max((end for end, *_ in self.ends.values()), default=0)
+                return Alike(runs, end, True)
         run, end = self.prefix.shorter
-        return Alike(run, end, False, (run.last, run.last_term) if run else ended)
+        if run is None or (ended and not run.follows(ended)):
+            return Alike([], 0 if run else end, False, ended)
+        return Alike([(names, run)], end, False, run.ended)
 
 
 def _joined(left: FrameRun | None, right: FrameRun | None) -> FrameRun | None:
@@ -215,9 +284,11 @@ def _intervals(left: tuple[Interval, ...], right: tuple[Interval, ...]) -> tuple
     intervals = [*left, *right]
 
     def join(at: int) -> None:
-        intervals[at - 1 : at + 1] = [(intervals[at - 1][0], intervals[at][1])]
+        intervals[at - 1 : at + 1] = [
+            (intervals[at - 1][0], max(intervals[at - 1][1], intervals[at][1]))
+        ]
 
-    if left[-1][1] + 1 == right[0][0]:
+    if left[-1][1] == right[0][0]:
         join(len(left))
     while len(intervals) > INTERVALS_MAX:
         gaps = [

@@ -7,9 +7,11 @@ Arrow batches only if they match the schemas exactly.
 Of a file at a URI the bytes of the range are loaded, and those behind it that its last item needs.
 """
 
+from __future__ import annotations
+
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from raftmq.store.frame import FrameKind
 from .files import View
 from .index_keys import KEY_FIELDS, key_hashes
 from .log_scanner import FrameItem, Gap, Walk, walk_range
-from .store_files import STORES_SEPARATOR, same_bytes
+from .store_files import STORES_SEPARATOR, first_unlike, same_bytes
 
 BATCH_RECORDS_MAX = 65_536
 BATCH_BODY_BYTES_MAX = 16 * 1024 * 1024  # per batch with bodies, approximately
@@ -106,10 +108,12 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class SharedItems:
-    """The items that `stores` have alike in a range of a segment. `alike` is True if all copies of
-    the segment have all bytes of the range alike."""
+    """The items that `stores`, sorted, have alike in log positions [start, end). `alike` is True if
+    they have all bytes there alike."""
 
     stores: tuple[str, ...]
+    start: int
+    end: int
     alike: bool
     batches: Iterator[pa.RecordBatch]
 
@@ -120,13 +124,66 @@ def shared_items(
     """Yield every item that the copies' bytes [start, end) own, in batches of LOG_SCHEMA.
 
     Items that several copies have alike are decoded once, and `store` has all their names with
-    STORES_SEPARATOR. Items that all `stores` (their number) share need no `rest_hash`.
+    STORES_SEPARATOR. Copies that are not alike still share the items before the first difference,
+    for instance those before the end of a lagging copy. Items that all `stores` (their number)
+    share need no `rest_hash`.
 
     `intact` means that the CRC of a record's body, or of a frame's payload, is right. A frame
     header with a wrong CRC counts as a hole. Raises OSError.
     """
+
+    def items(group: _Group, low: int, high: int) -> SharedItems:
+        store = STORES_SEPARATOR.join(group.names)
+        rest = len(group.names) != stores
+        batches = _item_batches(group.walk, group.view.data, base, store, rest=rest)
+        return SharedItems(group.names, base + low, base + high, group.alike, batches)
+
+    groups = [*_groups(copies, base, start, end)]
+    while len(groups) > 1:
+        cut = _first_difference(groups, start, end)
+        before, behind = zip(*(group.split(cut) for group in groups), strict=True)
+        if not before[0].has_items or any(each.walk != before[0].walk for each in before):
+            break
+        if cut == end and any(each.walk.gaps for each in behind):
+            break  # the range owns a hole or the data's end behind its last item
+        yield items(_joined(before), start, cut)
+        if cut == end:
+            return
+        start = cut
+        for ended in behind:
+            if not ended.has_items:
+                yield items(ended, start, end)
+        groups = [group for group in behind if group.has_items]
+    for group in groups:
+        yield items(group, start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Stores with the same items in a range of a segment, the `view` of a copy, and whether they
+    have all bytes alike."""
+
+    names: tuple[str, ...]
+    view: View
+    walk: Walk
+    alike: bool
+
+    @property
+    def has_items(self) -> bool:
+        return bool(self.walk.records or self.walk.frames)
+
+    def split(self, at: int) -> tuple[_Group, _Group]:
+        before, behind = self.walk.split(at)
+        return replace(self, walk=before), replace(self, walk=behind)
+
+
+def _joined(groups: Sequence[_Group]) -> _Group:
+    names = tuple(sorted(name for group in groups for name in group.names))
+    return replace(groups[0], names=names, alike=all(group.alike for group in groups))
+
+
+def _groups(copies: Sequence[Copy], base: int, start: int, end: int) -> Iterator[_Group]:
     left = [copy for copy in copies if start < len(copy.view.data)]
-    count = len(left)
     while left:
         first, *left = left
         data = first.view.data
@@ -135,7 +192,7 @@ def shared_items(
         low, high, walked = _compared(walk, data, start, end)
         low, high = first.view.clipped(low, high)
         content = np.frombuffer(data, np.uint8)
-        same, all_bytes = [first.store], True
+        same, alike = [first.store], True
         for copy in left:
             raw = np.frombuffer(copy.view.data, np.uint8)
             copy.view.load(low, high)
@@ -143,12 +200,23 @@ def shared_items(
                 continue
             if not walked or copy.walk(base, start, own_end) == walk:
                 same.append(copy.store)
-                all_bytes &= not walked or same_bytes(raw, content, start, own_end)
+                alike &= not walked or same_bytes(raw, content, start, own_end)
         left = [copy for copy in left if copy.store not in same]
-        store = STORES_SEPARATOR.join(same)
-        names = tuple(store.split(STORES_SEPARATOR))
-        batches = _item_batches(walk, data, base, store, rest=len(names) != stores)
-        yield SharedItems(names, all_bytes and len(same) == count, batches)
+        names = STORES_SEPARATOR.join(same).split(STORES_SEPARATOR)
+        yield _Group(tuple(sorted(names)), first.view, walk, alike)
+
+
+def _first_difference(groups: Sequence[_Group], start: int, end: int) -> int:
+    """Return the position of the first item that not all groups have alike, or `end`."""
+    contents = [group.view.data for group in groups]
+    ends = (group.walk.end(group.view.data) for group in groups)
+    high = min(max(end, *ends), *map(len, contents))
+    for group in groups:
+        group.view.load(start, high)
+    first, *others = (np.frombuffer(data, np.uint8) for data in contents)
+    unlike = min(first_unlike(first, other, start, high) for other in others)
+    firsts = (group.walk.first_behind(group.view.data, unlike) for group in groups)
+    return min(end, unlike, *(at for at in firsts if at is not None))
 
 
 def _is_inside(walk: Walk, data: memoryview, start: int, end: int, loaded: int) -> bool:
@@ -160,7 +228,7 @@ def _is_inside(walk: Walk, data: memoryview, start: int, end: int, loaded: int) 
     if firsts or np.frombuffer(data, np.uint8)[start:end].any():
         searched.append(min(firsts, default=end))
     needed = [at + LONGEST for at in searched]
-    needed += [frame.at + frame.header_size + frame.payload_length for frame in walk.frames[-1:]]
+    needed += [frame.payload_end for frame in walk.frames[-1:]]
     needed += [len(data) for gap in walk.gaps if gap.kind == ItemKind.END]
     return min(max(needed, default=0), len(data)) <= loaded
 
@@ -174,12 +242,11 @@ def _compared(walk: Walk, data: memoryview, start: int, end: int) -> tuple[int, 
     and walks must be equal.
     """
     starts = [*walk.records[:1], *(frame.at for frame in walk.frames[:1])]
-    ends = [at + int.from_bytes(data[at : at + 4], "big") for at in walk.records[-1:]]
-    ends += [frame.at + frame.header_size + frame.payload_length for frame in walk.frames[-1:]]
+    last_end = walk.end(data)
     if any(gap.kind != ItemKind.BLANK for gap in walk.gaps):
-        return min(starts, default=0), max(ends, default=0), True
+        return min(starts, default=0), last_end, True
     low = min(start, max(0, len(data) - LONGEST))
-    return low, min(len(data), max([end, *ends]) + LONGEST), False
+    return low, min(len(data), max(end, last_end) + LONGEST), False
 
 
 def _item_batches(
@@ -233,8 +300,7 @@ def _frame_batch(
     """Build a batch of frames; the last frame's `records` may be in the next range."""
     intact, record_counts = [], []
     for frame in frames:
-        start = frame.at + frame.header_size
-        end = start + frame.payload_length
+        start, end = frame.at + frame.header_size, frame.payload_end
         intact.append(crc32c(bytes(data[start:end])) == frame.payload_crc)
         if frame.kind != FrameKind.MESSAGES:
             record_counts.append(0)

@@ -10,8 +10,11 @@ the range that owns the item before it. A body that contains a valid record for 
 position can mislead only a range that starts inside that body. Pure.
 """
 
+from __future__ import annotations
+
 import re
 import struct
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +77,10 @@ class FrameItem:
     header_crc: int
     header_size: int = HEADER_SIZE_BYTES
 
+    @property
+    def payload_end(self) -> int:
+        return self.at + self.header_size + self.payload_length
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
@@ -92,6 +99,29 @@ class Walk:
     records: list[int] = field(default_factory=list)
     frames: list[FrameItem] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
+
+    def split(self, at: int) -> tuple[Walk, Walk]:
+        """Return the items before `at`, and the items from there on."""
+        record = bisect_left(self.records, at)
+        frame = bisect_left(self.frames, at, key=lambda frame: frame.at)
+        gap = bisect_left(self.gaps, at, key=lambda gap: gap.at)
+        return (
+            Walk(self.records[:record], self.frames[:frame], self.gaps[:gap]),
+            Walk(self.records[record:], self.frames[frame:], self.gaps[gap:]),
+        )
+
+    def end(self, data: memoryview) -> int:
+        """Return the end of the last record or frame; 0 if there is none."""
+        ends = [at + _INT.unpack_from(data, at)[0] for at in self.records[-1:]]
+        return max([*ends, *(frame.payload_end for frame in self.frames[-1:])], default=0)
+
+    def first_behind(self, data: memoryview, limit: int) -> int | None:
+        """Return the start of the first item that ends behind `limit`, or None."""
+        near = self.records[max(0, bisect_left(self.records, limit) - 1) :][:2]
+        firsts = [at for at in near if at + _INT.unpack_from(data, at)[0] > limit][:1]
+        firsts += [each.at for each in self.frames if each.payload_end > limit][:1]
+        firsts += [each.at for each in self.gaps if each.at + each.size_bytes > limit][:1]
+        return min(firsts, default=None)
 
 
 def walk_range(

@@ -146,8 +146,8 @@ class _Decode:
     ranges: Ranges
 
     def __call__(self, numbered: tuple[int, Any]) -> Iterator[pa.RecordBatch | LogFacts]:
-        number, window = numbered
-        contents = []
+        _, window = numbered
+        parts: dict[int, list[LogFacts]] = {}
         for shared in self.reader.parts(window):
             live = self.reader if isinstance(self.reader, LiveLog) else None
             expected = ExpectedUnits() if live else None
@@ -159,10 +159,10 @@ class _Decode:
                     yield runs
             wrong = live.wrong_units(shared.stores, expected) if live and expected else None
             stores = shared.stores, self.names
-            bounds = window.start, window.end
-            facts = summary.facts(bounds, number, *stores, alike=shared.alike, wrong_units=wrong)
-            contents.append(facts)
-        yield LogFacts.of_contents(contents)
+            bounds = shared.start, shared.end
+            facts = summary.facts(bounds, *stores, alike=shared.alike, wrong_units=wrong)
+            parts.setdefault(shared.start, []).append(facts)
+        yield LogFacts.of_window(parts.values())
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 NAME_DIGITS = 20  # in the name of a segment or ConsumeQueue file, its start offset
 TIMES, TIMES_MARK = struct.Struct(">qq4sI"), b"RMQT"  # in a checkpoint (store.checkpoint)
+COMPARED_BYTES = 1 << 20  # at once
 INDEX_SIZE_BYTES = 8  # before the payload in raft/configuration
 STORES_SEPARATOR = "\n"  # between the names of stores with equal rows
 _LOG = re.compile(r"commitlog|dledger-[^/]*/data")
@@ -273,16 +274,21 @@ def same_bytes(left: Bytes, right: Bytes, start: int, end: int) -> bool:
     return all(np.array_equal(left[a:b], right[a:b]) for a, b in ((start, low), (high, end)))
 
 
+def first_unlike(left: Bytes, right: Bytes, start: int, end: int) -> int:
+    """Return the first position in [start, end) at which the bytes differ, or `end`."""
+    for low in range(start, end, COMPARED_BYTES):
+        high = min(low + COMPARED_BYTES, end)
+        unequal = left[low:high] != right[low:high]
+        if unequal.any():
+            return low + int(unequal.argmax())
+    return end
+
+
 def first_difference(left: Store, right: Store, start: int, end: int) -> int | None:
     """Return the first log position in [start, end) at which two stores' bytes differ, or None.
 
     A position that only one store has counts as different. Meant for blocks.
     """
-    a, b = left.read(start, end), right.read(start, end)
-    shorter = min(len(a), len(b))
-    unequal = np.flatnonzero(
-        np.frombuffer(a, np.uint8, shorter) != np.frombuffer(b, np.uint8, shorter)
-    )
-    if len(unequal):
-        return start + int(unequal[0])
-    return None if len(a) == len(b) else start + shorter
+    a, b = (np.frombuffer(store.read(start, end), np.uint8) for store in (left, right))
+    at = first_unlike(a, b, 0, min(len(a), len(b)))
+    return None if at == len(a) == len(b) else start + at

@@ -18,7 +18,7 @@ from raftmq.store.frame import FrameKind
 
 from .index_keys import ROLLED_BACK
 from .live_queues import ExpectedUnits, WrongUnits
-from .log_facts import Fall, FrameRun, Interval, LogFacts, Prefix, Times
+from .log_facts import Fall, FrameRun, Holdings, Interval, LogFacts, Prefix, Times
 from .range_sums import Ranges, StoreSums, Sums, sums, text_hash, total, unit_hashes
 from .store_files import STORES_SEPARATOR
 from .system_topics import HALF_TOPIC, MULTI_QUEUE_PREFIX, SCHEDULE_TOPIC, TIMED_TOPICS
@@ -125,30 +125,32 @@ class LogSummary:
 
     def facts(
         self,
-        window: Interval,
-        number: int,
+        positions: Interval,
         stores: tuple[str, ...],
         names: tuple[str, ...],
         *,
         alike: bool,
         wrong_units: WrongUnits | None = None,
     ) -> LogFacts:
-        """Return the facts about the window with this `number` and these positions, of `stores` out
-        of all `names`. `alike`: all bytes are equal in all stores that have the window."""
-        run, (start, end) = self._frame_run(), window
-        complete = stores == names and (run is not None or not self._frames)
+        """Return the facts about these log positions of `stores`, out of all `names`. `alike`: all
+        bytes are equal in all of them."""
+        run, (start, end) = self._frame_run(), positions
+        sound = run is not None or not self._frames
+        has_items = self._data_end > 0
         times: dict[str, Times] = {}
         if self._times:
             bounds = min(self._times), max(self._times)
             times = dict.fromkeys(stores, Times.of(start, *bounds, Fall(start, *self._fall)))
         return LogFacts(
-            Prefix(run, end) if complete else Prefix(complete=False),
+            Prefix(run, end) if sound and {*stores} == {*names} else Prefix(complete=False),
+            Holdings((((stores, run),) if has_items else ()) if sound else None),
             dict.fromkeys(stores, (self._data_end, self._records, self._frames)),
             times,
-            {((stores,), alike): ((number, number),)},
+            {((stores,), alike): (positions,)},
+            {} if has_items else dict.fromkeys(stores, start),
             self._waits,
             self._unpackable,
-            min(self._damaged, default=None),
+            dict.fromkeys(stores, min(self._damaged)) if self._damaged else {},
             wrong_units or WrongUnits(),
             {stores: total(self._units)},
             {stores: total(self._ids)},

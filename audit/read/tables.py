@@ -55,7 +55,7 @@ class Tables:
     shared_items, shared_units  the same, with one row for equal items of several stores
     staged_log  the same items, their runs, and the facts about them (audit.read.log_facts)
     unit_sums  sums of the units by ranges of the log (audit.read.range_sums)
-    alike  the start of the log that all stores have alike, usually all of it
+    alike  the start of the log without differences, usually all of it
     parts  the parts of the log that the group holds
     topics  the topics to judge, see `_topics`
     log  the records the group holds (a majority, or in classic mode any store) as position, size,
@@ -157,7 +157,7 @@ def stage(
         units, sums = staged_units(engine, queues, logs.ranges, below(directory, "units"))
         frames = each(logs.items.where(F.col("kind") == int(ItemKind.FRAME)))
         ended = (since.index, since.term) if since else None
-        alike = logs.facts.alike(ended)
+        alike = logs.facts.alike(tuple(stores), ended)
         limits = find_limits(frames, logs.facts.ends, alike, stores, subject, since)
         parts = group_parts(logs.facts, logs.windows, limits)
         log = _log(engine, logs, parts, limits, below(directory, "log"))

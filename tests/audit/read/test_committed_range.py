@@ -105,7 +105,7 @@ def test_single_saved_configuration_does_not_move_the_majority(
     monkeypatch.setattr(Store, "saved_configuration", lambda store: saved[int(store.name)])
     stores = {str(number): Store(str(number), "") for number in range(3)}
     run = FrameRun(50, 80, 1, 1, 9_000, ((60, 500, 600),))
-    log = Alike(run, 9_000, True) if alike else Alike(None, 0, False)
+    log = Alike([((*stores,), run)], 9_000, True) if alike else Alike([], 0, False)
     kinds = {60: FrameKind.CONFIGURATION}
     rows = [
         (int(ItemKind.FRAME), index, int(kinds.get(index, FrameKind.NOOP)), True)

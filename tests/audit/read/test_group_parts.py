@@ -10,7 +10,7 @@ from raftmq.audit.read.cluster_info import CLASSIC, RAFT
 from raftmq.audit.read.committed_range import Limits, StoreLimits
 from raftmq.audit.read.group_parts import group_parts
 from raftmq.audit.read.index_keys import StagedRange
-from raftmq.audit.read.log_facts import LogFacts
+from raftmq.audit.read.log_facts import Holders, LogFacts
 from raftmq.audit.read.voters import Members
 
 AGREED_END = 30
@@ -24,13 +24,20 @@ def limits(mode: str) -> Limits:
 
 
 def window(number: int, contents: str) -> LogFacts:
-    """Return the facts about a window with these different contents, each of some stores."""
-    end = (number + 1) * WIDTH, 1, 1
-    facts = [
-        LogFacts(ends=dict.fromkeys(of, end), held={(((*of,),), True): ((number, number),)})
-        for of in contents.split("|")
-    ]
-    return LogFacts.of_contents(facts)
+    """Return the facts about a window with these parts and different contents, each of some
+    stores."""
+    start, end = number * WIDTH, (number + 1) * WIDTH
+    edges = [start, *range(start + WIDTH // 2, end, WIDTH)][: len(contents.split(","))]
+    parts = zip(edges, [*edges[1:], end], contents.split(","), strict=True)
+
+    def facts(of: str, positions: tuple[int, int]) -> LogFacts:
+        holders: Holders = ((*of,),)
+        ends = dict.fromkeys(of, (end, 1, 1))
+        return LogFacts(ends=ends, held={(holders, True): (positions,)})
+
+    return LogFacts.of_window(
+        [facts(of, (low, high)) for of in contents.split("|")] for low, high, contents in parts
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,11 +46,14 @@ def window(number: int, contents: str) -> LogFacts:
         (RAFT, "abc abc abc", {"abc"}, [], True),
         (RAFT, "abc abc ab", {"abc", "ab"}, [], True),  # c lags
         (RAFT, "abc ab|c ab", {"abc", "ab"}, [], True),  # and ends in a window
+        (RAFT, "abc abc,ab ab", {"abc", "ab"}, [], True),
+        (RAFT, "abc abc,a|b|c ab", {"abc", "ab"}, [(15, 20)], False),
         (RAFT, "abc abc ab a", {"abc", "ab"}, [], False),  # a has more
         (RAFT, "abc a|b|c ab", {"abc", "ab"}, [(10, 20)], False),
         (RAFT, "a|b a|b ab", {"ab"}, [(0, 20)], False),
         (CLASSIC, "ab ab a", {"ab", "a"}, [], True),  # the slave lags
-        (CLASSIC, "ab a|b a", {"ab", "a", "b"}, [(10, 20)], False),
+        (CLASSIC, "ab ab,a a", {"ab", "a"}, [], True),
+        (CLASSIC, "ab ab,a|b a", {"ab", "a", "b"}, [(15, 20)], False),
     ],
 )
 def test_ranges_without_enough_equal_copies_are_open(

@@ -15,6 +15,7 @@ from raftmq.audit.read.log_facts import (
     Fall,
     FrameRun,
     Holders,
+    Holdings,
     Interval,
     LogFacts,
     Prefix,
@@ -26,13 +27,16 @@ Run = tuple[int, int, int, int]  # first and last index, first and last term
 
 
 def content(number: int, run: Run | None, stores: tuple[str, ...] = NAMES) -> LogFacts:
-    prefix = Prefix(complete=False)
-    if run is not None and stores == NAMES:
-        prefix = Prefix(FrameRun(*run, number + 1, ((number, 1, 2),)), number + 1)
+    prefix, holdings = Prefix(complete=False), Holdings(None)
+    if run is not None:
+        frames = FrameRun(*run, number + 1, ((number, 1, 2),))
+        holdings = Holdings(((stores, frames),))
+        if stores == NAMES:
+            prefix = Prefix(frames, number + 1)
     held: dict[tuple[Holders, bool], tuple[Interval, ...]] = {}
-    held[(stores,), stores == NAMES] = ((number, number),)
+    held[(stores,), True] = ((number, number + 1),)
     ends = dict.fromkeys(stores, (number + 1, 1, 1))
-    return LogFacts(prefix, ends, held=held)
+    return LogFacts(prefix, holdings, ends, held=held)
 
 
 @pytest.mark.parametrize(
@@ -50,22 +54,65 @@ def test_frame_runs_join_if_index_and_term_continue(
     runs: list[Run], ended: tuple[int, int] | None, alike: bool
 ) -> None:
     merged = reduce(LogFacts.merge, (content(n, run) for n, run in enumerate(runs)))
-    result = merged.alike(ended)
+    result = merged.alike(NAMES, ended)
     assert result.complete == alike
     if alike:
         assert result.frames is not None
         assert (result.frames.first, result.frames.last) == (runs[0][0], runs[-1][1])
 
 
-def test_log_of_a_lagging_store_is_alike_but_for_its_last_windows() -> None:
+def test_log_is_alike_but_for_its_last_windows_if_a_store_lacks_some() -> None:
     stores = [NAMES] * 5 + [("n0",), ("n1",), ("n0",)]
     windows = (content(n, (n, n, 1, 1), each) for n, each in enumerate(stores))
     merged = reduce(LogFacts.merge, windows)
-    result = merged.alike(None)
+    result = merged.alike(NAMES, None)
     assert result.frames is not None and not result.complete
     assert (result.end, result.frames.last, result.ended) == (4, 3, (3, 1))
     assert merged.ends == {"n0": (8, 7, 7), "n1": (7, 6, 6)}
-    assert merged.held[(("n0",),), False] == ((5, 5), (7, 7))
+    assert merged.held[(("n0",),), True] == ((5, 6), (7, 8))
+
+
+@pytest.mark.parametrize(
+    ("stores", "ended", "holders"),
+    [  # the stores of each window; index and term before; the stores of consecutive frames
+        ("ab ab a a", None, "ab a"),  # b lags
+        ("a ab abc bc c", None, "a ab abc bc c"),  # and retention has removed its start
+        ("ab a", (-1, 1), "ab a"),
+        ("a ab", (-1, 1), ""),  # b had the frame before
+        ("ab a ab", None, ""),  # b lacks a window
+        ("ab b a", None, ""),
+        ("ab a|b ab", None, ""),  # they differ
+    ],
+)
+def test_log_without_differences_is_known_by_its_holders(
+    stores: str, ended: tuple[int, int] | None, holders: str
+) -> None:
+    windows = [
+        LogFacts.of_window([[content(n, (n, n, 1, 1), (*of,)) for of in each.split("|")]])
+        for n, each in enumerate(stores.split())
+    ]
+    result = reduce(LogFacts.merge, windows).alike((*"abc",), ended)
+    assert result.complete is bool(holders)
+    assert " ".join("".join(of) for of, _ in result.runs) == holders
+    if holders:
+        assert result.frames is not None and result.frames.last == len(windows) - 1
+
+
+def test_store_without_items_in_a_window_has_ended_there() -> None:
+    common, more = content(3, (7, 8, 1, 1)), content(3, (9, 9, 1, 1), ("n0",))
+    nothing = LogFacts(
+        Prefix(complete=False),
+        ends={"n1": (0, 0, 0)},
+        held={((("n1",),), False): ((3, 4),)},
+        ended={"n1": 3},
+    )
+    window = LogFacts.of_window([[common], [nothing, more]])
+    assert window.held == {((NAMES,), True): ((3, 4),), ((("n0",),), True): ((3, 4),)}
+    assert window.ended == {"n1": 3}
+    assert [stores for stores, _ in window.alike(NAMES, None).runs] == [NAMES, ("n0",)]
+    differing = LogFacts.of_window([[common], [more, content(3, (9, 9, 2, 2), ("n1",))]])
+    assert differing.held[(("n0",), ("n1",)), False] == ((3, 4),)
+    assert not differing.alike(NAMES, None).complete
 
 
 def window(rng: random.Random, number: int) -> LogFacts:
@@ -82,13 +129,13 @@ def window(rng: random.Random, number: int) -> LogFacts:
             content(number, run, stores),
             times=dict.fromkeys(stores if rng.random() < 0.7 else (), times),
             waits=rng.random() < 0.1,
-            damage_at=rng.choice([None, number]),
+            damage_at=dict.fromkeys(rng.choice([stores, ()]), number),
             wrong_units=units,
             units={stores: {number % 9: (1, low)}},
             ids={stores: {number % 5: (2, low)}},
         )
         contents.append(facts)
-    return LogFacts.of_contents(contents)
+    return LogFacts.of_window([contents])
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -2,8 +2,8 @@
 
 A task makes the facts of its window (audit.read.summaries). Facts of neighbouring windows are
 merged in tasks, so the driver never has those of all windows. Their size depends on the number of
-stores and not on the log: windows are intervals of numbers, and only the first findings of each
-store are kept. Pure.
+stores and not on the log: ranges of the log are intervals of positions, and only the first findings
+of each store are kept. Pure.
 """
 
 from __future__ import annotations

@@ -115,14 +115,19 @@ async def test_replica_with_an_older_store_recovers_and_counts_again(
             await group.hand_over(other)
             leader = other
         await send_and_wait(group, leader, b"a")
-        await group.all_applied()
-        # Without a moment for notes: the leader knows of itself what it was told.
+        # No notes are sent yet. The leader knows from its own progress what the victim holds.
+        await group.until(
+            lambda: any(
+                node.member.core.held().get(victim.node_id) == node.member.core.last_index
+                for node in group.others(victim)
+            )
+        )
         await victim.kill()
         set_back(victim, tmp_path / "image")
         await victim.start()
         # It may have recovered by the time that this looks at it.
         await group.until(lambda: "store is older" in caplog.text)
-        await group.leader()
+        leader = await group.leader()
         await group.until(lambda: victim.member.status()["recovering"] is None)
         await group.all_applied()
         assert victim.app.payloads == [b"a"]

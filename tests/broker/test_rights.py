@@ -78,11 +78,12 @@ async def secured(tmp_path, mode):
 
 
 async def plant(group, broker):
-    """A message in a topic, one that waits and a half; a client in a group, and an offset."""
+    """A message in a topic, a half message, and one that waits for longer than a test takes; a
+    client in a group, and an offset."""
     for topic in ("TopSecret", "Own"):
         assert (await group.create_topic(broker, topic)).code == 0
     broker.where = {}
-    kinds = {"plain": "KEYS\x01secret-key\x02", "parked": "DELAY\x013\x02",
+    kinds = {"plain": "KEYS\x01secret-key\x02", "parked": "DELAY\x0118\x02",
              "half": "TRAN_MSG\x01true\x02PGROUP\x01secret-producer\x02"}  # fmt: skip
     for kind, properties in kinds.items():
         answer = await group.ask(broker, 310, send_ext("TopSecret", properties), b"secret-body")

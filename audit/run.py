@@ -105,71 +105,49 @@ def run(
     end of an audit without faults is saved in `options.results`. Raises StoreError, HistoryUnfit,
     OSError.
     """
-    history, topic, acknowledged = options.history, options.topic, options.acknowledged
     kept, progress = options.kept(subject.group or ""), options.progress
+    since = kept.ended() if kept is not None and options.incremental else None
     with engine.sized_for(size_bytes_of(stores)):
-        start_s, started_ms = time.monotonic(), time.time_ns() // 1_000_000
-        since = kept.ended() if kept is not None and options.incremental else None
+        started_ms, phases = time.time_ns() // 1_000_000, _Phases()
         progress(f"reading the logs of {', '.join(stores)}")
-        if history is not None:
-            refuse_interrupted(history)
+        if options.history is not None:
+            refuse_interrupted(options.history)
         tables = stage(
-            *(engine, stores, history, topic, table_directory, subject, since),
+            *(engine, stores, options.history, options.topic, table_directory, subject, since),
             retention_hours=options.retention_hours,
             audited_at_ms=started_ms,
             progress=progress,
         )
-        staged = time.monotonic()
-        count = sum(store.records for store in tables.limits.stores)
-        progress(f"checking {count:,} records")
-        if history is not None:
-            sends = _sent_results(tables, history, topic)
-        elif acknowledged is not None:
-            sends = _acknowledged_results(tables, acknowledged, acknowledged_count)
-        else:
-            sends = _Sends(_stored(tables), [])
-        results = [*sends.results]
-        with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
-            for together in pool.map(evaluate, _by_table(stored_checks(tables))):
-                results += together
-        checked = time.monotonic()
+        phases.end("stage")
+        progress(f"checking {sum(store.records for store in tables.limits.stores):,} records")
+        sends = _sends(tables, options, acknowledged_count)
+        results = [*sends.results, *_evaluated(stored_checks(tables))]
+        phases.end("checks")
         progress("judging indexes and tables by the log")
         held = group_frames(tables) if tables.limits.mode == RAFT else None
         files = check_store_files(tables, held)
         results += files.results
-        for checks in _by_table(waiting_checks(tables, files.delivered, sends.clocks_steady)):
-            results += evaluate(checks)
-        judged = time.monotonic()
+        results += _evaluated(waiting_checks(tables, files.delivered, sends.clocks_steady))
+        phases.end("files")
         progress("comparing the replicas' bytes")
-        results.append(absent_check(tables.limits, running=not subject.queues))
-        results.append(replica_check(tables, sends.copies))
-        results.append(commit_check(tables.limits))
-        results.append(behind_check(tables.limits))
-        results.append(segment_check(stores, tables.limits))
+        results += _replica_results(tables, sends)
         early, times_unknown = retention_check(tables)
-        results.append(early)
-        if since is not None:
-            results.append(earlier_check(tables, since))
-        committed = files.committed
         ends = {}
-        if committed or queue_ends_seen is not None or kept is not None:
+        if files.committed or queue_ends_seen is not None or kept is not None:
             ends = queue_ends(tables)
-        offsets, queues_unknown = offsets_check(
-            committed, ends, complete=tables.limits.start == 0 or since is not None
-        )
-        results.append(offsets)
-        results.append(times_check(tables, clocks_steady=sends.clocks_steady))
-        if not subject.queues:
-            results += live_queue_checks(tables)
+        complete = tables.limits.start == 0 or since is not None
+        offsets, queues_unknown = offsets_check(files.committed, ends, complete=complete)
+        results += early, offsets
         if queue_ends_seen is not None:
             results.append(ends_check(queue_ends_seen, ends))
         ranges: Iterable[Range] = ()
         if kept is not None:
             check, ranges = ranges_check(tables, [] if since else kept.ranges(), started_ms)
             results.append(check)
-        end = time.monotonic()
+        phases.end("replicas")
+        gaps = *_not_judged(tables, options), *sends.gaps, *times_unknown
         report = AuditReport(
-            topic=topic,
+            topic=options.topic,
             stores=tuple(
                 StoreReport(s.store, s.start, s.data_end, s.commit, s.agreed, s.records, s.frames)
                 for s in tables.limits.stores
@@ -181,26 +159,28 @@ def run(
             engine=engine.name,
             voters=tuple(sorted(tables.limits.members.voters)),
             voters_source=tables.limits.members.source,
-            seconds=end - start_s,
-            phases={
-                "stage": staged - start_s,
-                "checks": checked - staged,
-                "files": judged - checked,
-                "replicas": end - judged,
-            },
+            seconds=sum(phases.seconds.values()),
+            phases=phases.seconds,
             timeline=timeline(tables) if kept is not None else (),
-            not_judged=(
-                *_not_judged(tables, options),
-                *sends.gaps,
-                *times_unknown,
-                *files.gaps,
-                *queues_unknown,
-            ),
+            not_judged=(*gaps, *files.gaps, *queues_unknown),
         )
         if kept is not None and report.ok:
             earlier = kept.ranges() if since else []
             kept.save(ended_at(tables, held, files, ends, started_ms), chain(earlier, ranges))
         return report
+
+
+class _Phases:
+    """The seconds that each phase of an audit took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start_s = time.monotonic()
+
+    def end(self, name: str) -> None:
+        """End the running phase and begin the next."""
+        now_s = time.monotonic()
+        self.seconds[name], self._start_s = now_s - self._start_s, now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,22 +199,27 @@ class _Sends:
     gone_ms: tuple[int, int] | None = None
 
 
+def _sends(tables: Tables, options: AuditOptions, acknowledged_count: int) -> _Sends:
+    """Check what producers were told, if that is known. Raises HistoryUnfit."""
+    if options.history is not None:
+        return _sent_results(tables, options.history, options.topic)
+    if options.acknowledged is not None:
+        return _acknowledged_results(tables, options.acknowledged, acknowledged_count)
+    return _Sends(_stored(tables), [])
+
+
 def _sent_results(tables: Tables, history: str, topic: str) -> _Sends:
     """Run the checks of a history. Raises HistoryUnfit."""
     figures, kinds = _figures(tables), event_kinds(tables)
-    results: list[CheckResult] = []
-    with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
+    with ThreadPoolExecutor(1) as pool:
         judging = pool.submit(judged_history, tables, history)
-        for together in pool.map(evaluate, _by_table(sent_checks(tables))):
-            results += together
+        results = _evaluated(sent_checks(tables))
         judge = judging.result()
-        if topic and not figures["sent"] and not judge.has_deferred:
-            raise HistoryUnfit(f"the history has no sends to topic {topic}")
-        if not (figures["sent"] or kinds - {"end"} or judge.has_deferred):
-            raise HistoryUnfit("the history has nothing that can be judged")
-        seen = consumption_checks(tables, kinds, judge.has_orderly_work)
-        for together in pool.map(evaluate, _by_table(seen)):
-            results += together
+    if topic and not figures["sent"] and not judge.has_deferred:
+        raise HistoryUnfit(f"the history has no sends to topic {topic}")
+    if not (figures["sent"] or kinds - {"end"} or judge.has_deferred):
+        raise HistoryUnfit("the history has nothing that can be judged")
+    results += _evaluated(consumption_checks(tables, kinds, judge.has_orderly_work))
     judged, gaps = judge.results()
     results += judged
     if figures["sent"] and not figures["acknowledged"]:
@@ -322,6 +307,27 @@ def _not_judged(tables: Tables, options: AuditOptions) -> Iterator[str]:
     yield from unjudged(tables.limits.mode == RAFT, options.history is not None)
 
 
+def _replica_results(tables: Tables, sends: _Sends) -> Iterator[CheckResult]:
+    """Compare the replicas with each other, and the log with the audit before."""
+    limits, is_running = tables.limits, not tables.subject.queues
+    yield absent_check(limits, running=is_running)
+    yield replica_check(tables, sends.copies)
+    yield commit_check(limits)
+    yield behind_check(limits)
+    yield segment_check(tables.stores, limits)
+    if tables.since is not None:
+        yield earlier_check(tables, tables.since)
+    yield times_check(tables, clocks_steady=sends.clocks_steady)
+    if is_running:
+        yield from live_queue_checks(tables)
+
+
+def _evaluated(checks: Iterable[Check]) -> list[CheckResult]:
+    """Evaluate checks, of several tables at once."""
+    with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
+        return [*chain.from_iterable(pool.map(evaluate, _by_table(checks)))]
+
+
 def evaluate(checks: list[Check]) -> list[CheckResult]:
     """Count the offenders of checks that share a table, and fetch the first of them."""
     table = checks[0].table
@@ -332,10 +338,7 @@ def evaluate(checks: list[Check]) -> list[CheckResult]:
     results = []
     for check in checks:
         count = counts[check.name]
-        rows = []
-        if count:
-            rows = _first_of(check)
-        offenders = tuple(rows)
+        offenders = tuple(_first_of(check)) if count else ()
         results.append(CheckResult(check.name, check.title, check.fault, count, offenders))
     return results
 

@@ -147,70 +147,49 @@ def stage(
     and ledger are empty. An empty `topic` means every topic that the history sends to. Without
     `retention_hours`, a broker's default counts. Raises StoreError, HistoryUnfit or OSError."""
 
-    def written(frame: Frame, name: str) -> Frame:
-        return engine.staged(frame, below(directory, name))
-
-    def stores_staged() -> tuple[StagedLog, Alike, GroupParts, Frame, StoreSums, Limits, Frame]:
+    # Python workers parse the logs and the JVM the history, so together they use two cores.
+    with ThreadPoolExecutor(1) as pool:
+        of_history = pool.submit(_history, engine, history_path, subject.group, directory)
         reader = reader_of(stores, since)
         logs = staged_log(engine, reader, tuple(stores), below(directory, "decoded"), progress)
         queues = QueueReader(_options(since), stores.values())
         units, sums = staged_units(engine, queues, logs.ranges, below(directory, "units"))
         frames = each(logs.items.where(F.col("kind") == int(ItemKind.FRAME)))
-        ended = (since.index, since.term) if since else None
-        alike = logs.facts.alike(tuple(stores), ended)
+        alike = logs.facts.alike(tuple(stores), (since.index, since.term) if since else None)
         limits = find_limits(frames, logs.facts.ends, alike, stores, subject, since)
         parts = group_parts(logs.facts, logs.windows, limits)
         log = _log(engine, logs, parts, limits, below(directory, "log"))
-        return logs, alike, parts, units, sums, limits, log
-
-    def history_staged() -> tuple[Frame, Frame]:
-        if history_path is None:
-            none = history.no_events(engine)
-            return none, none
-        events = written(history.read_events(engine, history_path), "events")
-        history.refuse_invalid(events, history_path)
-        return events, written(history.sends(events, subject.group), "sends")
-
-    # Python workers parse the logs and the JVM the history, so together they use two cores.
-    with ThreadPoolExecutor(2) as pool:
-        of_stores, of_history = pool.submit(stores_staged), pool.submit(history_staged)
-        of_logs, alike, parts, units, unit_sums, limits, log = of_stores.result()
         events, sends = of_history.result()
     topics = (topic,) if topic or history_path is None else _topics(sends)
     retention = retention_of(
-        *(stores, of_logs.facts, limits, retention_hours, audited_at_ms),
+        *(stores, logs.facts, limits, retention_hours, audited_at_ms),
         from_start=since is None,
     )
     ledger = sends
     if history_path is not None:
         ledger = _ledger(log, sends, topics)
         columns = "ack_queue", "ack_offset", "born"
-        ledger = with_gone(ledger, records(of_logs.items), limits, retention, *columns)
+        ledger = with_gone(ledger, records(logs.items), limits, retention, *columns)
         # The message id may contain the position.
         before = F.coalesce(F.col("ack_position") < limits.start, F.lit(True))
         ledger = ledger.withColumn("gone", F.col("gone") & before)
-        ledger = written(ledger, "ledger")
+        ledger = engine.staged(ledger, below(directory, "ledger"))
     return Tables(
-        *(
-            engine,
-            directory,
-            stores,
-            topics,
-            subject,
-            limits,
-            of_logs,
-            alike,
-            parts,
-            units,
-            unit_sums,
-            log,
-            retention,
-            events,
-            sends,
-            ledger,
-        ),
-        since,
+        *(engine, directory, stores, topics, subject, limits),
+        *(logs, alike, parts, units, sums, log),
+        *(retention, events, sends, ledger, since),
     )
+
+
+def _history(
+    engine: Engine, path: str | None, group: str | None, directory: str
+) -> tuple[Frame, Frame]:
+    """Return events and sends of the history, staged. Raises HistoryUnfit."""
+    if path is None:
+        return history.no_events(engine), history.no_events(engine)
+    events = engine.staged(history.read_events(engine, path), below(directory, "events"))
+    history.refuse_invalid(events, path)
+    return events, engine.staged(history.sends(events, group), below(directory, "sends"))
 
 
 def reader_of(stores: Mapping[str, Store], since: Ended | None) -> LogReader | LiveLog:

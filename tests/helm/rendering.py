@@ -77,9 +77,11 @@ def steady(text: str) -> str:
 
 
 def digest() -> str:
-    """Of all that a rendering depends on: the chart without its README, and the cases."""
+    """Of all that a rendering depends on: the chart without its README and the bytecode of its
+    scripts, and the cases."""
     result = hashlib.sha256()
-    files = [path for path in CHART.rglob("*") if path.is_file() and path.suffix != ".md"]
+    others = (".md", ".pyc")
+    files = [path for path in CHART.rglob("*") if path.is_file() and path.suffix not in others]
     for path in sorted([*files, *(HERE / "cases").glob("*.yaml")]):
         result.update(str(path.relative_to(HERE.parents[1])).encode() + b"\n" + path.read_bytes())
     return result.hexdigest()

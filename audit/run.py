@@ -178,7 +178,7 @@ class _Phases:
         self._start_s = time.monotonic()
 
     def end(self, name: str) -> None:
-        """End the running phase and begin the next."""
+        """End the running phase and start the next."""
         now_s = time.monotonic()
         self.seconds[name], self._start_s = now_s - self._start_s, now_s
 
@@ -200,7 +200,8 @@ class _Sends:
 
 
 def _sends(tables: Tables, options: AuditOptions, acknowledged_count: int) -> _Sends:
-    """Check what producers were told, if that is known. Raises HistoryUnfit."""
+    """Check the sends by the history or the list of acknowledged messages, if there is either.
+    Raises HistoryUnfit."""
     if options.history is not None:
         return _sent_results(tables, options.history, options.topic)
     if options.acknowledged is not None:
@@ -308,7 +309,7 @@ def _not_judged(tables: Tables, options: AuditOptions) -> Iterator[str]:
 
 
 def _replica_results(tables: Tables, sends: _Sends) -> Iterator[CheckResult]:
-    """Compare the replicas with each other, and the log with the audit before."""
+    """Compare the replicas with each other, and the log with that of the audit before."""
     limits, is_running = tables.limits, not tables.subject.queues
     yield absent_check(limits, running=is_running)
     yield replica_check(tables, sends.copies)

@@ -186,7 +186,8 @@ def _history(
 ) -> tuple[Frame, Frame]:
     """Return events and sends of the history, staged. Raises HistoryUnfit."""
     if path is None:
-        return history.no_events(engine), history.no_events(engine)
+        none = history.no_events(engine)
+        return none, none
     events = engine.staged(history.read_events(engine, path), below(directory, "events"))
     history.refuse_invalid(events, path)
     return events, engine.staged(history.sends(events, group), below(directory, "sends"))

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.waiting import until, wait_until
+from tests.waiting import TRIES_MIN, retrying, until, wait_until
 
 
 async def test_until_returns_the_first_true_value():
@@ -42,3 +42,20 @@ async def test_until_passes_on_a_time_out_of_the_condition():
     with pytest.raises(TimeoutError, match="its own"):
         await until(out_of_time)
     assert time.monotonic() - began < 60
+
+
+def test_retrying_gives_up_neither_after_one_slow_try_nor_over_other_errors() -> None:
+    calls: list[str] = []
+
+    def call(*said: str) -> None:
+        calls.append(said[min(len(calls), len(said) - 1)])
+        raise OSError(calls[-1])
+
+    busy = retrying(lambda error: "busy" in str(error), patience_s=0, pause_s=0)
+    with pytest.raises(OSError, match="busy"):
+        busy(call, "busy")
+    assert calls == ["busy"] * TRIES_MIN
+    calls.clear()
+    with pytest.raises(OSError, match="wrong"):
+        busy(call, "busy", "wrong")
+    assert calls == ["busy", "wrong"]

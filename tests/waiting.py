@@ -1,8 +1,9 @@
-"""Waiting for what comes by itself, on a loop (`until`) and on a thread (`wait_until`).
+"""Waiting for what comes by itself, on a loop (`until`) and on a thread (`wait_until`), and calling
+again what fails for a while (`retrying`).
 
-Both ask again and again, return the first answer that is true, and fail if there is none in time.
-The limit only bounds a failing test. What was waited for stands in the error: the source line of
-the condition, and what `seen` returns then.
+The first two ask again and again, return the first answer that is true, and fail if there is none
+in time. The limit only bounds a failing test. What was waited for stands in the error: the source
+line of the condition, and what `seen` returns then.
 """
 
 import asyncio
@@ -12,8 +13,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_fixed
+
 PATIENCE_S = 180.0
 PAUSE_S = 0.005
+TRIES_MIN = 3
 
 T = TypeVar("T")
 Seen = Callable[[], object]
@@ -55,6 +59,23 @@ def wait_until(
             raise AssertionError(_never(condition, seen, patience_s))
         time.sleep(pause_s)
     return result
+
+
+def retrying(
+    transient: Callable[[BaseException], bool],
+    *,
+    patience_s: float = PATIENCE_S,
+    pause_s: float = PAUSE_S,
+) -> Retrying:
+    """Return a function that calls another one until it raises nothing, or what is not `transient`.
+    It gives up after `patience_s`, but never after a single try: a client's own limit may be as
+    long, and runs on while the machine stands still."""
+    return Retrying(
+        retry=retry_if_exception(transient),
+        stop=stop_after_delay(patience_s) & stop_after_attempt(TRIES_MIN),
+        wait=wait_fixed(pause_s),
+        reraise=True,
+    )
 
 
 def _never(condition: Callable[[], object], seen: Seen | None, patience_s: float) -> str:

@@ -9,7 +9,6 @@ import glob
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -22,6 +21,8 @@ from py4j.java_gateway import (
     launch_gateway,
 )
 from py4j.protocol import Py4JJavaError
+
+from tests.waiting import retrying
 
 PYSPARK_JARS = Path(pyspark.__file__).parent / "jars"
 IVY_FILE = Path(__file__).with_name("ivy.xml")
@@ -179,14 +180,10 @@ def viewed(producer: JavaObject, topic: str, message_id: str) -> JavaObject:
 
 
 def _again(method: Callable[..., JavaObject], while_said: str, *arguments: object) -> JavaObject:
-    deadline = time.monotonic() + PATIENCE_MS / 1000
-    while True:
-        try:
-            return method(*arguments)
-        except Py4JJavaError as error:
-            if while_said not in error.java_exception.toString() or time.monotonic() > deadline:
-                raise
-        time.sleep(PACE_S)
+    def transient(error: BaseException) -> bool:
+        return isinstance(error, Py4JJavaError) and while_said in error.java_exception.toString()
+
+    return retrying(transient, patience_s=PATIENCE_MS / 1000, pause_s=PACE_S)(method, *arguments)
 
 
 def patient_producer(producer: JavaObject, namesrv: str) -> JavaObject:

@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from py4j.protocol import Py4JJavaError
 
 from tests.interop.jvm import Jvm
+from tests.waiting import retrying
 
 PATIENCE_S = 120.0  # a bound against hanging
 APART_S = 0.03
-AGAIN = (
+IMPATIENT = (
     "created already",  # two clients of the same millisecond
     "RemotingTimeoutException",
     "RemotingConnectException",
@@ -23,7 +24,10 @@ AGAIN = (
 
 
 def is_impatient(complaint: str) -> bool:
-    return any(text in complaint for text in AGAIN)
+    return any(text in complaint for text in IMPATIENT)
+
+
+AGAIN = retrying(lambda error: is_impatient(str(error)), patience_s=PATIENCE_S, pause_s=APART_S)
 
 
 class ApacheAdmin:
@@ -52,15 +56,14 @@ class ApacheAdmin:
     def main(self, *arguments: str) -> str:
         """Its main class. Raises AssertionError with everything it printed if it complained."""
         line = [*arguments, "-n", self._namesrv]
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+
+        def once() -> str:
             out = self._printed(lambda: self._startup.main0(self._array(line), None))
             printed, complained = out
-            if not is_impatient(complained) or time.monotonic() > deadline:
-                break
-            time.sleep(APART_S)
-        assert not complained, f"{' '.join(line)}\n{printed}\n{complained}"
-        return printed
+            assert not complained, f"{' '.join(line)}\n{printed}\n{complained}"
+            return printed
+
+        return AGAIN(once)
 
     def together(self, *lines: str) -> str:
         """Several sub-commands at a time; raises the first one's exception. Some print that a
@@ -90,19 +93,19 @@ class ApacheAdmin:
 
     def _execute(self, line: str) -> None:
         name, *arguments = [*line.split(), "-n", self._namesrv]
-        command = self.commands[name]
-        options = self._options(command)
+        options = self._options(self.commands[name])
         parser = self._java.org.apache.commons.cli.PosixParser()
         parsed = parser.parse(options, self._array(arguments))
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+
+        def once() -> None:
+            # Some keep the client that they shut down at their end.
+            command = self.commands[name].getClass().newInstance()
             try:
                 command.execute(parsed, options, None)
-                return
             except Py4JJavaError as error:
-                if not is_impatient(str(error)) or time.monotonic() > deadline:
-                    raise AssertionError(f"{line}: {error}") from error
-            time.sleep(APART_S)
+                raise AssertionError(f"{line}: {error}") from error
+
+        AGAIN(once)
 
     def _options(self, command):
         util = self._jvm.rocketmq.srvutil.ServerUtil

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tests.interop.driver import ClientError, Driver
 from tests.interop.targets import Target, all_committed, committed, ends, make_topic
-from tests.waiting import wait_until
+from tests.waiting import retrying, wait_until
 
 PATIENCE_S = 300.0  # a bound against hanging: the Go client asks for routes every 30 s
 ARRIVAL_S = 600.0  # until all scenarios of a wave are where the leader may die
@@ -25,6 +25,7 @@ IMPATIENT = (
     "timeout",
     "remotingsendrequest",
     "remotingconnect",
+    "socketclose",  # Node's, when another request of its connection was not answered in 3 s
     "no consumer for this group",
     "check client in broker error",  # Java 5's words for any of the first three, asked with 46
 )
@@ -151,16 +152,11 @@ def patiently(call: Callable[[], T]) -> T:
     """Again where the client itself was not patient: Java's gives a name server 3 s and one
     connection, Node's each replica 3 s to hear that it leaves, and it takes it amiss that the
     broker does not know its consumer yet."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return call()
-        except ClientError as error:
-            said = str(error).lower()
-            impatient = any(text in said for text in IMPATIENT)
-            if not impatient or time.monotonic() > deadline:
-                raise
-        time.sleep(PACE_S)
+
+    def impatient(error: BaseException) -> bool:
+        return isinstance(error, ClientError) and any(t in str(error).lower() for t in IMPATIENT)
+
+    return retrying(impatient, patience_s=PATIENCE_S, pause_s=PACE_S)(call)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from py4j.protocol import Py4JJavaError
 
 from raftmq.client import Admin
 from tests.client.scenarios.providers import RaftCluster, topic_of
-from tests.interop.jvm import PACE_S, PATIENCE_MS, Jvm, patient_consumer, patient_producer, sent
+from tests.interop.jvm import PATIENCE_MS, Jvm, patient_consumer, patient_producer, sent
+from tests.waiting import retrying
 
 WAIT_S = PATIENCE_MS / 1000  # a bound against hanging, not an expectation
 COUNT = 40
@@ -83,16 +83,10 @@ class Client:
 
     def send_one(self, tag: str, body: str) -> None:
         """Send until it is stored: the client may still dial who was killed."""
-        deadline = time.monotonic() + WAIT_S
         message = self.jvm.message(self.topic, tag, "", body.encode())
-        while True:
-            try:
-                assert sent(self.producer, message).getSendStatus().toString() == "SEND_OK"
-                return
-            except Py4JJavaError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(PACE_S)
+        again = retrying(lambda error: isinstance(error, Py4JJavaError), patience_s=WAIT_S)
+        status = again(sent, self.producer, message).getSendStatus().toString()
+        assert status == "SEND_OK"
 
     def stop(self) -> None:
         self.consumer.shutdown()

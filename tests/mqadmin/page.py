@@ -247,12 +247,16 @@ class Examples:
 
     def _marks(self, example):
         if LEADER in example or FOLLOWER in example:
-            _, text, _ = mqadmin(self.namesrv, "raftStatus")
-            rows = [line.split() for line in text.splitlines() if line.startswith("broker-a")]
-            (leader,) = [row for row in rows if row[3] == "leader"]
-            follower = next(row for row in rows if row[3] == "follower")
-            self.known |= {LEADER: leader[1], FOLLOWER: follower[2]}
+            leader, *followers = wait_until(self._replicas)
+            self.known |= {LEADER: leader[1], FOLLOWER: followers[0][2]}
         return self.known
+
+    def _replicas(self):
+        """Rows of raftStatus, the leader's first, once it says who leads and who follows."""
+        _, text, _ = mqadmin(self.namesrv, "raftStatus")
+        rows = [line.split() for line in text.splitlines() if line.startswith("broker-a")]
+        found = [row for role in ("leader", "follower") for row in rows if row[3] == role]
+        return found if len(found) == len(rows) > 0 else None
 
     def _appear(self):
         """A consumer and a producer, and both messages consumed and committed."""

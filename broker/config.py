@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -579,20 +580,28 @@ def _listeners(config: BrokerConfig) -> Iterator[Listener]:
 
 
 def _check_together(config: BrokerConfig, locations: dict[str, str]) -> None:
-    """Check values that depend on each other. Raises ConfigError."""
-
-    def fail(name: str, why: str) -> None:
+    """Check values that depend on each other. Raises ConfigError for the first that is wrong."""
+    before = _wrong_names(config), _wrong_group(config, locations), _wrong_access(config)
+    for name, why in chain(*before):
+        raise wrong_value(OPTIONS, config, locations, name, why)
+    check_ports(OPTIONS, config, locations, _listeners(config))
+    for name, why in _wrong_limits(config):
         raise wrong_value(OPTIONS, config, locations, name, why)
 
+
+# Each yields fields of the configuration with what is wrong; a later one may rely on the earlier.
+
+
+def _wrong_names(config: BrokerConfig) -> Iterator[tuple[str, str]]:
     for name in ("broker_name", "broker_cluster_name"):
         if problem := name_problem("name", getattr(config, name)):
-            fail(name, problem)
+            yield name, problem
     if config.broker_zone and (problem := name_problem("zone", config.broker_zone)):
-        fail("broker_zone", problem)
+        yield "broker_zone", problem
     if (size := len(config.dleger_group.encode())) > NAME_LENGTH_MAX:
-        fail("dleger_group", f"is {size} bytes long, the longest is {NAME_LENGTH_MAX}")
+        yield "dleger_group", f"is {size} bytes long, the longest is {NAME_LENGTH_MAX}"
     if address_problem("address", f"{config.broker_ip1}:1"):
-        fail("broker_ip1", "is no host")
+        yield "broker_ip1", "is no host"
     for name, addresses in (
         ("namesrv_addr", config.name_servers),
         ("ha_master_address", (config.ha_master_address,)),
@@ -601,73 +610,81 @@ def _check_together(config: BrokerConfig, locations: dict[str, str]) -> None:
     ):
         for address in filter(None, addresses):
             if problem := address_problem("address", address):
-                fail(name, problem)
+                yield name, problem
     try:
         address_map(config.broker_address_map)
     except ValueError as error:
-        fail("broker_address_map", str(error))
+        yield "broker_address_map", str(error)
+
+
+def _wrong_group(config: BrokerConfig, locations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     try:
-        peers = config.peers
+        ids = [peer.node_id for peer in config.peers]
     except ValueError as error:
-        fail("dleger_peers", f"{error}; expected n0-host:port;n1-host:port")
-        raise AssertionError("unreachable") from error
+        yield "dleger_peers", f"{error}; expected n0-host:port;n1-host:port"
+        return
     if "enable_dleger_commit_log" not in locations:
         for name in ("dleger_peers", "dleger_self_id", "dleger_group"):
             if name in locations:
-                fail(
+                yield (
                     name,
                     "is of a Raft group, and enableDLegerCommitLog is not set: true for a replica"
                     " of the group, false for a classic broker",
                 )
     if config.enable_dleger_commit_log:
-        ids = [peer.node_id for peer in peers]
         if not ids:
-            fail("dleger_peers", "enableDLegerCommitLog needs the peers, e.g. n0-127.0.0.1:40911")
+            yield "dleger_peers", "enableDLegerCommitLog needs the peers, e.g. n0-127.0.0.1:40911"
         if config.dleger_self_id not in ids:
             near = nearest(config.dleger_self_id, ids)
-            fail("dleger_self_id", f"not among the peers {', '.join(ids)}{near}")
+            yield "dleger_self_id", f"not among the peers {', '.join(ids)}{near}"
         if config.preferred_leader_id and config.preferred_leader_id not in ids:
             near = nearest(config.preferred_leader_id, ids)
-            fail("preferred_leader_id", f"not among the peers {', '.join(ids)}{near}")
+            yield "preferred_leader_id", f"not among the peers {', '.join(ids)}{near}"
         if config.raft_join and len(ids) == 1:
-            fail("raft_join", "dLegerPeers must name the group's members, too")
+            yield "raft_join", "dLegerPeers must name the group's members, too"
+    if config.is_slave and config.broker_id == 0:
+        yield "broker_id", "0 is the master's; a SLAVE needs a brokerId of its own, e.g. 1"
+    if config.is_classic and not config.is_slave and config.broker_id != 0:
+        yield "broker_id", f"a master's brokerId is 0, and brokerRole is {config.broker_role}"
+
+
+def _wrong_access(config: BrokerConfig) -> Iterator[tuple[str, str]]:
     try:
-        assert config.inner_credentials is None or config.inner_credentials.access_key
+        credentials = config.inner_credentials
     except ValueError as error:
-        fail("inner_client_authentication_credentials", str(error))
+        yield "inner_client_authentication_credentials", str(error)
+        return
     if config.grpc_port and not config.namesrv_addr:
-        fail("grpc_port", "needs namesrvAddr: a proxy learns from name servers where topics are")
-    if config.grpc_port and config.acl_enable and config.inner_credentials is None:
-        fail("grpc_port", "with accounts it needs innerClientAuthenticationCredentials")
+        yield "grpc_port", "needs namesrvAddr: a proxy learns from name servers where topics are"
+    if config.grpc_port and config.acl_enable and credentials is None:
+        yield "grpc_port", "with accounts it needs innerClientAuthenticationCredentials"
     if (wrong := config.wrong_tls()) is not None:
-        fail(*wrong)
+        yield wrong
     if config.raft_tls_mode != OFF and config.is_classic:
-        fail("raft_tls_mode", "there is no Raft group: enableDLegerCommitLog is not set")
+        yield "raft_tls_mode", "there is no Raft group: enableDLegerCommitLog is not set"
     if config.peer_secret and config.peer_secret_file:
-        fail("peer_secret_file", "peerSecret is set, too: one of them")
+        yield "peer_secret_file", "peerSecret is set, too: one of them"
     if config.peer_secret and len(config.peer_secret.encode()) < SECRET_SIZE_BYTES_MIN:
-        fail("peer_secret", f"must have at least {SECRET_SIZE_BYTES_MIN} bytes")
+        yield "peer_secret", f"must have at least {SECRET_SIZE_BYTES_MIN} bytes"
+
+
+def _wrong_limits(config: BrokerConfig) -> Iterator[tuple[str, str]]:
+    if config.ha_port > 65535:
+        yield "listen_port", "haListenPort would be one more: set it"
     try:
         parse_delay_levels(config.message_delay_level)
     except ValueError as error:
-        fail("message_delay_level", str(error))
-    if config.is_slave and config.broker_id == 0:
-        fail("broker_id", "0 is the master's; a SLAVE needs a brokerId of its own, e.g. 1")
-    if config.is_classic and not config.is_slave and config.broker_id != 0:
-        fail("broker_id", f"a master's brokerId is 0, and brokerRole is {config.broker_role}")
-    check_ports(OPTIONS, config, locations, _listeners(config))
-    if config.ha_port > 65535:
-        fail("listen_port", "haListenPort would be one more: set it")
+        yield "message_delay_level", str(error)
     if config.election_timeout_max_ms <= config.election_timeout_min_ms:
-        fail("election_timeout_max_ms", "must be above electionTimeoutMinMs")
+        yield "election_timeout_max_ms", "must be above electionTimeoutMinMs"
     if config.heartbeat_interval_ms * 2 > config.election_timeout_min_ms:
-        fail("heartbeat_interval_ms", "must be at most half of electionTimeoutMinMs")
+        yield "heartbeat_interval_ms", "must be at most half of electionTimeoutMinMs"
     if config.mapped_file_size_consume_queue % 20:
-        fail("mapped_file_size_consume_queue", "must be a multiple of 20, the size of a unit")
+        yield "mapped_file_size_consume_queue", "must be a multiple of 20, the size of a unit"
     if config.mapped_file_size_commit_log < config.max_message_size + 128 * KIB:
-        fail("mapped_file_size_commit_log", "a segment must hold maxMessageSize + 128 KiB")
+        yield "mapped_file_size_commit_log", "a segment must hold maxMessageSize + 128 KiB"
     if not re.fullmatch(r"([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*", config.delete_when):
-        fail("delete_when", "expected hours of the day separated by ';', e.g. 04")
+        yield "delete_when", "expected hours of the day separated by ';', e.g. 04"
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:

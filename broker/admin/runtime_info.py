@@ -18,11 +18,32 @@ from ..consume.long_polling import HELD_PULLS_MAX
 from ..replication.engine import FRAMES_IN_FLIGHT_MAX
 from .parts import Parts
 
+RAFT_STATUS_KEYS = {
+    "node_id": "raftSelfId",
+    "role": "raftRole",
+    "term": "raftTerm",
+    "leader": "raftLeader",
+    "leader_ready": "raftLeaderReady",
+    "commit_index": "raftCommitIndex",
+    "applied_index": "raftAppliedIndex",
+    "first_index": "raftFirstIndex",
+    "last_index": "raftLastIndex",
+    "durable_index": "raftDurableIndex",
+    "voted_for": "raftVotedFor",
+    "group_id": "raftGroupId",
+    "recovered": "raftRecovered",
+    "recovering": "raftRecovering",
+    "disk_state": "raftDiskState",
+    "disk_reason": "raftDiskReason",
+    "behind_bytes": "raftBehindBytes",
+    "takes_no_frames": "raftTakesNoFrames",
+    "standstill": "raftStandstill",
+}
+
 
 def runtime_info(parts: Parts) -> dict[str, str]:
     """Return the applicable keys of Apache's, and this replica's view of Raft."""
     config, store = parts.context.config, parts.context.store
-    status = parts.context.log.status()
     log = store.commitlog
     info = {
         "brokerVersionDesc": "V4_9_8",
@@ -70,39 +91,20 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         "registrationRefused": parts.registrar.refused,
         "inNoRoute": parts.registrar.unlisted,
     }
-    if config.is_classic:
-        return info | _classic(parts)
-    names = {
-        "node_id": "raftSelfId",
-        "role": "raftRole",
-        "term": "raftTerm",
-        "leader": "raftLeader",
-        "leader_ready": "raftLeaderReady",
-        "commit_index": "raftCommitIndex",
-        "applied_index": "raftAppliedIndex",
-        "first_index": "raftFirstIndex",
-        "last_index": "raftLastIndex",
-        "durable_index": "raftDurableIndex",
-        "voted_for": "raftVotedFor",
-        "group_id": "raftGroupId",
-        "recovered": "raftRecovered",
-        "recovering": "raftRecovering",
-        "disk_state": "raftDiskState",
-        "disk_reason": "raftDiskReason",
-        "behind_bytes": "raftBehindBytes",
-        "takes_no_frames": "raftTakesNoFrames",
-        "standstill": "raftStandstill",
-    }
-    for name, key in names.items():
-        info[key] = _text(status.get(name))
-    membership = parts.context.log.membership
-    info["raftMembership"] = membership.role if membership is not None else ""
+    return info | (_classic(parts) if config.is_classic else _raft(parts))
+
+
+def _raft(parts: Parts) -> dict[str, str]:
+    log = parts.context.log
+    status = log.status()
+    info = {key: _text(status.get(name)) for name, key in RAFT_STATUS_KEYS.items()}
+    info["raftMembership"] = log.membership.role if log.membership is not None else ""
     foreign = status.get("foreign")
     info["raftForeign"] = "; ".join(foreign) if isinstance(foreign, list) else ""
     peers = status.get("peers")
     info["raftUnreachable"] = _unreachable(peers) if isinstance(peers, dict) else ""
     info["raftDiffers"] = _differences(peers) if isinstance(peers, dict) else ""
-    info["raftClockWrong"] = _text(parts.context.log.raft.clock_is_wrong)
+    info["raftClockWrong"] = _text(log.raft.clock_is_wrong)
     info["raftInstalling"] = _installing(status.get("installing"))
     return info
 

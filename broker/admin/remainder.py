@@ -110,7 +110,7 @@ class Remainder:
         dead_letters = 0
         for name in list(state.topics.entries):
             if name.startswith(DLQ_PREFIX):
-                for queue_id, (low, high) in enumerate(self._ends(name)):
+                for queue_id, (low, high) in enumerate(await self._ends(name, steps)):
                     dead_letters += high - max(low, self._moves.moved_before(name, queue_id))
             await steps.done()
         latest = max(filter(None, (latest_ms, self._timers.wheel.last_due_ms)), default=None)
@@ -173,7 +173,7 @@ class Remainder:
             await steps.done()
             if is_brokers_own(name) and not name.startswith(RETRY_PREFIX):
                 continue
-            ends = self._ends(name)
+            ends = await self._ends(name, steps)
             if all(low == high for low, high in ends):
                 continue
             for group in self._groups_of(name) or [""]:
@@ -191,18 +191,19 @@ class Remainder:
             row["givenUp"] = row["group"] in self._state.group.given_up
             row["sinceMs"] = None
             if at < ROWS_MAX and row["group"] and not row["members"]:
-                row["sinceMs"] = self._oldest_ms(row["topic"], row["group"])
+                row["sinceMs"] = await self._oldest_ms(row["topic"], row["group"], steps)
             await steps.done()
         return rows
 
-    def _oldest_ms(self, topic: str, group: str) -> int | None:
+    async def _oldest_ms(self, topic: str, group: str, steps: Steps) -> int | None:
         """Return the store time of the oldest message that a group has not consumed."""
         times = []
-        for queue_id, (low, high) in enumerate(self._ends(topic)):
+        for queue_id, (low, high) in enumerate(await self._ends(topic, steps)):
             position, in_flight = self._state.progress(topic, group, queue_id)
             offset = max(low, (position or 0) - in_flight)
             if offset < high:
                 times.append(stored_ms(self._context.store, topic, queue_id, offset))
+            await steps.done()
         return min(filter(None, times), default=None)
 
     def _groups_of(self, topic: str) -> list[str]:
@@ -233,11 +234,13 @@ class Remainder:
             latest_ms = max(latest_ms or 0, newest_ms + delay_ms)
         return count, latest_ms
 
-    def _ends(self, topic: str) -> list[tuple[int, int]]:
+    async def _ends(self, topic: str, steps: Steps) -> list[tuple[int, int]]:
         """Return the minimum and maximum offset of each queue."""
-        config = self._state.topics.get(topic)
-        count = 0 if config is None else config.queue_count
-        return [queue_ends(self._context.store, topic, queue_id) for queue_id in range(count)]
+        config, ends = self._state.topics.get(topic), []
+        for queue_id in range(0 if config is None else config.queue_count):
+            ends.append(queue_ends(self._context.store, topic, queue_id))
+            await steps.done()
+        return ends
 
 
 def _remainder(

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from raftmq.broker.admin import drain as admin_drain
-from raftmq.broker.admin import remainder
+from raftmq.broker.admin import progress, remainder
 from raftmq.broker.cluster import sharing
 from raftmq.broker.transactions.service import Transactions
 from raftmq.client import Message, Producer
@@ -298,3 +298,20 @@ async def test_messages_of_given_up_consumer_groups_do_not_block_a_removal(tmp_p
         assert answer.code == ResponseCode.INVALID_PARAMETER
         await drain(one, "cancel")
         assert not (await drain(one, "start"))["isEmpty"]
+
+
+async def test_count_of_a_topic_with_many_queues_yields_to_the_event_loop(tmp_path):
+    """The ends, the group's progress, and the search for its oldest message go queue by queue."""
+    async with Group(tmp_path) as one:
+        broker, queues = await one.leading(), 4_000
+        await one.create_topic(broker, "T", queues)
+        assert (await one.send(broker, "T")).code == ResponseCode.SUCCESS
+        broker.state.offsets.commit([("T", "cg", 0, 0)])
+        answer = asyncio.ensure_future(broker.drain.status())
+        turns = 0
+        while not answer.done():
+            turns += 1
+            await asyncio.sleep(0)
+        (row,) = (await answer)["unconsumed"]
+        assert (row["group"], row["messages"]) == ("cg", 1) and row["sinceMs"]
+        assert turns >= 4 * queues // progress.STEPS_PER_TURN

@@ -386,8 +386,8 @@ class Longest:
 
 async def measure(root: Path, codes=None, limit_s=0.02):
     """Return (seconds, code, case, callback, answer) of each request, the longest turn first. What
-    takes longer than the limit is asked again, up to three times: other work may have come between.
-    """
+    takes longer than the limit is judged by what the machine does at that moment, and asked again,
+    up to three times: other work may have come between."""
     try:
         return await _measure(root, codes or CASES, limit_s)
     finally:
@@ -418,7 +418,10 @@ async def _measure(root, codes, limit_s):
                         answer = await world.ask(code, ext, body)
                         for _ in range(5):
                             await asyncio.sleep(0)
-                    took = (longest.seconds, longest.what, answer)
+                    seconds = longest.seconds
+                    if seconds >= limit_s:
+                        seconds /= calibrated()
+                    took = (seconds, longest.what, answer)
                     best = took if best is None or took[0] < best[0] else best
                     if best[0] < limit_s:
                         break

@@ -309,7 +309,7 @@ def _not_judged(tables: Tables, options: AuditOptions) -> Iterator[str]:
 
 
 def _replica_results(tables: Tables, sends: _Sends) -> Iterator[CheckResult]:
-    """Compare the replicas with each other, and the log with that of the audit before."""
+    """Compare the replicas, and the log with that of the audit before."""
     limits, is_running = tables.limits, not tables.subject.queues
     yield absent_check(limits, running=is_running)
     yield replica_check(tables, sends.copies)

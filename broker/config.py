@@ -580,19 +580,23 @@ def _listeners(config: BrokerConfig) -> Iterator[Listener]:
 
 
 def _check_together(config: BrokerConfig, locations: dict[str, str]) -> None:
-    """Check values that depend on each other. Raises ConfigError for the first that is wrong."""
-    before = _wrong_names(config), _wrong_group(config, locations), _wrong_access(config)
-    for name, why in chain(*before):
-        raise wrong_value(OPTIONS, config, locations, name, why)
+    """Check combinations of values. Raises ConfigError for the first invalid field."""
+    for name, reason in chain(
+        _wrong_names(config),
+        _wrong_group(config, locations),
+        _wrong_access(config),
+        _wrong_limits(config),
+    ):
+        raise wrong_value(OPTIONS, config, locations, name, reason)
     check_ports(OPTIONS, config, locations, _listeners(config))
-    for name, why in _wrong_limits(config):
-        raise wrong_value(OPTIONS, config, locations, name, why)
 
 
-# Each yields fields of the configuration with what is wrong; a later one may rely on the earlier.
+# Invalid fields of a configuration, each with the reason. A check assumes that all checks before it
+# have passed, so only the first of them is certain.
+Problems = Iterator[tuple[str, str]]
 
 
-def _wrong_names(config: BrokerConfig) -> Iterator[tuple[str, str]]:
+def _wrong_names(config: BrokerConfig) -> Problems:
     for name in ("broker_name", "broker_cluster_name"):
         if problem := name_problem("name", getattr(config, name)):
             yield name, problem
@@ -617,7 +621,7 @@ def _wrong_names(config: BrokerConfig) -> Iterator[tuple[str, str]]:
         yield "broker_address_map", str(error)
 
 
-def _wrong_group(config: BrokerConfig, locations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _wrong_group(config: BrokerConfig, locations: Mapping[str, str]) -> Problems:
     try:
         ids = [peer.node_id for peer in config.peers]
     except ValueError as error:
@@ -648,7 +652,7 @@ def _wrong_group(config: BrokerConfig, locations: Mapping[str, str]) -> Iterator
         yield "broker_id", f"a master's brokerId is 0, and brokerRole is {config.broker_role}"
 
 
-def _wrong_access(config: BrokerConfig) -> Iterator[tuple[str, str]]:
+def _wrong_access(config: BrokerConfig) -> Problems:
     try:
         credentials = config.inner_credentials
     except ValueError as error:
@@ -668,7 +672,7 @@ def _wrong_access(config: BrokerConfig) -> Iterator[tuple[str, str]]:
         yield "peer_secret", f"must have at least {SECRET_SIZE_BYTES_MIN} bytes"
 
 
-def _wrong_limits(config: BrokerConfig) -> Iterator[tuple[str, str]]:
+def _wrong_limits(config: BrokerConfig) -> Problems:
     if config.ha_port > 65535:
         yield "listen_port", "haListenPort would be one more: set it"
     try:

@@ -67,7 +67,7 @@ def retrying(
     patience_s: float = PATIENCE_S,
     pause_s: float = PAUSE_S,
 ) -> Retrying:
-    """Return a function that calls another one until it raises nothing, or what is not `transient`.
+    """Return a function that calls a function until it raises nothing, or what is not `transient`.
     It gives up after `patience_s`, but never after a single try: a client's own limit may be as
     long, and runs on while the machine stands still."""
     return Retrying(

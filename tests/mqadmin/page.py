@@ -252,11 +252,11 @@ class Examples:
         return self.known
 
     def _replicas(self):
-        """Rows of raftStatus, the leader's first, once it says who leads and who follows."""
+        """Rows of raftStatus, the leader's first; None while it does not show who leads."""
         _, text, _ = mqadmin(self.namesrv, "raftStatus")
         rows = [line.split() for line in text.splitlines() if line.startswith("broker-a")]
-        found = [row for role in ("leader", "follower") for row in rows if row[3] == role]
-        return found if len(found) == len(rows) > 0 else None
+        rows.sort(key=lambda row: row[3] != "leader")
+        return rows if [row[3] for row in rows] == ["leader", "follower", "follower"] else None
 
     def _appear(self):
         """A consumer and a producer, and both messages consumed and committed."""

@@ -18,6 +18,7 @@ from raftmq.namesrv.routes import Registration
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.registration import DataVersion, TopicConfig
 from tests.broker.cluster import Group
+from tests.namesrv.http.nodes import NEVER_SILENT_MS
 from tests.waiting import wait_until
 
 STOP_S = 120  # a bound against hanging
@@ -87,7 +88,9 @@ class Small:
     def add_headless(self, name: str, *topics: str) -> None:
         """Have a follower register: a broker group that has these topics, and no leader."""
         version, given = DataVersion(1, 0, 1), [TopicConfig(topic, 1, 1, 6) for topic in topics]
-        registration = Registration(CLUSTER, name, NOWHERE, 1, version=version, topics=given)
+        registration = Registration(
+            CLUSTER, name, NOWHERE, 1, version=version, topics=given, timeout_ms=NEVER_SILENT_MS
+        )
 
         async def register() -> None:
             self._server.table.register(registration, time.monotonic_ns() // 1_000_000)

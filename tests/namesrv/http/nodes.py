@@ -14,6 +14,7 @@ from raftmq.namesrv.server import NameServer
 from raftmq.remoting.registration import DataVersion, TopicConfig
 
 EVENTS = "/api/v1/events"
+NEVER_SILENT_MS = 1_000_000_000  # a registration that nobody renews lasts as long as the test
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 
 
@@ -137,7 +138,8 @@ class FakeCluster:
         number = 0 if leads else int(node.name[1:]) + 1
         self.server.table.register(
             Registration("C", node.group, node.address, number, version=version, topics=given,
-                         term=node.view["term"], http_address=node.http, peer=THIS_MACHINE),
+                         term=node.view["term"], http_address=node.http, peer=THIS_MACHINE,
+                         timeout_ms=NEVER_SILENT_MS),
             time.monotonic_ns() // 1_000_000,
         )  # fmt: skip
 

@@ -303,9 +303,11 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         try:
             self._start(transport)
-            if self._on_accepted is not None:
+            if not self.peer_address:  # it left before it was accepted
+                self.abort("the peer is gone")
+            elif self._on_accepted is not None:
                 self._on_accepted(self)
-        except Exception as error:  # for example, the peer has disconnected
+        except Exception as error:
             self.fail("accept" if self._on_accepted else "connect", error)
             transport.close()
 

@@ -1,6 +1,8 @@
 """Connections over real sockets: dispatch, damage, time-outs, loss, both directions."""
 
 import asyncio
+import socket
+import struct
 import warnings
 from contextlib import suppress
 
@@ -495,6 +497,28 @@ async def test_close_callbacks_run_once_with_the_reason() -> None:
         with pytest.raises(ConnectionLost):
             connection.invoke_oneway(REQUEST(1))
     assert len(ended) == 2
+
+
+@on_both_loops
+async def test_no_request_is_served_without_its_peers_address() -> None:
+    """Clients give up while a broker stands still. It then accepts their connections, with what
+    they sent, and uvloop knows no address of a peer that has left."""
+    served: list[str] = []
+
+    def noted(connection: Connection, request: RemotingCommand) -> None:
+        served.append(connection.peer_address)
+
+    async with serving({1: noted}) as (server, address):
+        host, port = address.split(":")
+        with socket.create_connection((host, int(port))) as gone:
+            gone.sendall(encode_command(REQUEST(1)))
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client = RemotingClient()
+        with pytest.raises(SendTimeout):  # nobody answers; by then the first was accepted
+            await client.invoke(address, REQUEST(1), 200)
+        assert served and all(served)
+        await until(lambda: len(server.connections) == 1)
+        await client.close()
 
 
 @on_both_loops

@@ -36,7 +36,7 @@ CONNECTIONS = 20  # opened and closed together
 GROUPS = 50  # groups for members; a broker keeps a group, and its retry topic, until it is deleted
 TOPICS = 10  # created and deleted together
 PAUSE_S = 0.25  # between two rounds of a kind, so that the machine is not saturated
-SENDS = 200  # per round, all in flight, so they share few frames, of which each takes 24 bytes
+SENDS = 200  # per round, all in flight, so they share few frames
 REPORT_S = 60.0
 INTERRUPTIONS = (ClientError, OSError, RuntimeError)  # for instance another leader
 

@@ -3,8 +3,8 @@
 Every replica keeps a wheel of waiting messages (broker.tables.timer_wheel), fed from the timer
 topic. The leader reads due messages and stores them in their targets, in the same frame as the
 progress. So the next leader continues from the log, without loss or duplicates, and never early by
-its clock. After a jump of the clock, deliveries pause for STEP_HOLD_MS, in which peers may object
-and replace the leader.
+its clock. After a jump of the clock, deliveries pause for Durations.timer_hold, in which peers may
+object and replace the leader.
 
 A message may wait longer than its segment is kept. After half of `fileReservedTime`, or when its
 segment is to be deleted (`spare`), it is stored again at the end of the queue; retention waits for
@@ -61,7 +61,6 @@ RETRY_MS = 500  # after a failed read or a rejection
 RECALL_MS = 10  # while due messages wait for recalls in flight
 AGE_CHECK_MS = 10_000
 STEP_MS = 2_000  # of wall clock against monotonic clock
-STEP_HOLD_MS = 15_000  # by then, a leader with a wrong clock has transferred its leadership
 AHEAD_MS = 10_000  # tolerated progress ahead of the clock
 NO_TIME_BELOW_MS = 10**11  # 1973; smaller values are tags codes of an Apache broker
 
@@ -183,7 +182,7 @@ class TimerService:
     def _check_clock_step(self, now_ms: int) -> None:
         lead_ms = self._wall_lead_ms()
         if lead_ms > self._lead_ms + STEP_MS:
-            self._step_until_ms = now_ms + STEP_HOLD_MS
+            self._step_until_ms = now_ms + self._context.durations.timer_hold
             log.warning("timers_held step_ms=%d: the clock jumped ahead", lead_ms - self._lead_ms)
         self._lead_ms = lead_ms
 

@@ -91,7 +91,9 @@ async def plant(group, broker):
     assert (await group.ask(broker, 34, None, beat("secret-client", "secret-group"))).code == 0
     commit = {"consumerGroup": "secret-group", "topic": "TopSecret", "queueId": "0"}
     assert (await group.ask(broker, 15, {**commit, "commitOffset": "1"})).code == 0
-    await until(lambda: "secret-group" in broker.state.groups.entries)
+    # Offsets are committed a moment after their answer.
+    await until(lambda: broker.state.offsets.get("TopSecret", "secret-group", 0) == 1)
+    assert "secret-group" in broker.state.groups.entries
 
 
 def beat(client_id, group=None, producer="secret-producer", topic="TopSecret"):

@@ -5,7 +5,7 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from raftmq.spark.errors import DataLost
 from raftmq.spark.offset_ranges import Queue
 from raftmq.spark.options import read_options
 from raftmq.spark.source import StreamReader
+from tests.waiting import wait_until
 
 COUNT = 900
 PACKED = b"much of the same " * 400  # beyond the size from which our producer compresses
@@ -254,13 +255,6 @@ def stream(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Iterator[St
         query.stop()
 
 
-def until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_stream_resumes_at_its_checkpoint(cluster: Cluster, stream: Stream) -> None:
     fill(cluster, "Words", bodies(0, 100))
     assert stream.run(topic="Words", maxOffsetsPerTrigger=40) == [40, 40, 20]
@@ -306,7 +300,12 @@ def test_stream_continues_after_the_leaders_death(cluster: Cluster, stream: Stre
             await here.close()
 
     asyncio.run(send_and_kill())
-    until(lambda: sum(each["numInputRows"] for each in query.recentProgress) >= 300)
+
+    def is_read() -> bool:
+        assert query.exception() is None
+        return bool(sum(each["numInputRows"] for each in query.recentProgress) >= 300)
+
+    wait_until(is_read, pause_s=0.1)
     query.stop()
     assert stream.found() == sorted(bodies(0, 300))
 

@@ -67,6 +67,7 @@ class Stage:
             config=bench.config,
             state=bench.state,
             store=SimpleNamespace(queues=self, reads=reads),
+            durations=DURATIONS,
             log=SimpleNamespace(propose_then=bench.log.propose, read_failed=self.read_failed),
             roles=self,
             clock_ms=lambda: bench.clock_ms,

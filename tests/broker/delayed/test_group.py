@@ -3,7 +3,6 @@
 import asyncio
 
 import orjson
-import pytest
 
 from raftmq.broker.delayed import timers
 from raftmq.broker.errors import OutcomeUnknown, busy
@@ -19,12 +18,6 @@ from tests.waiting import until
 
 KIB = 1 << 10
 UNKNOWN = OutcomeUnknown("planted")
-
-
-@pytest.fixture(autouse=True)
-def short_hold(monkeypatch):
-    """Clocks jump in each of these tests; test_timers.py has how long deliveries then pause."""
-    monkeypatch.setattr(timers, "STEP_HOLD_MS", 200)
 
 
 async def are_stored(group, broker, keys, *where):

@@ -10,7 +10,6 @@ from raftmq.broker.delayed.timers import (
     COUNT_MAX,
     RECALL_MS,
     RETRY_MS,
-    STEP_HOLD_MS,
     STEP_MS,
     TimerService,
 )
@@ -149,7 +148,7 @@ def test_clock_jump_ahead_is_used_after_a_time_for_peers_to_contradict(lasts):
     stage.passes(1_000)
     assert stage.commit() is None
     stage.bench.now_ms -= 0 if lasts else 3_600_000  # set right again
-    stage.passes(STEP_HOLD_MS - 1)
+    stage.passes(DURATIONS.timer_hold - 1)
     assert stage.commit() is None
     stage.passes(1)
     assert stage.commit() == (["soon", "late"] if lasts else ["soon"])

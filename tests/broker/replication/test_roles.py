@@ -21,7 +21,8 @@ async def test_leadership_transfer_to_a_named_target(group):
     answer = await group.transfer(group.brokers[old], target)
     assert (answer.code, answer.ext["target"]) == (0, target)
     await until(lambda: group.brokers[target].roles.leading)
-    refused = await group.ask(group.brokers[old], RequestCode.TRANSFER_LEADERSHIP)
+    (third,) = set(group.names) - {old, target}
+    refused = await group.ask(group.brokers[third], RequestCode.TRANSFER_LEADERSHIP)
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert refused.remark.startswith("[NOT_LEADER]")
 

@@ -1,10 +1,10 @@
 """A classic group on this loop: one master and its slaves, over loopback sockets."""
 
+from dataclasses import replace
 from functools import partial
 
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import build_config
-from raftmq.broker.durations import Durations
 from raftmq.broker.replication.ha.metadata import MasterClient
 from raftmq.ops.options import Setting
 from tests.broker.cluster import Group
@@ -19,8 +19,8 @@ class Classic(Group):
     """`master`, `slave1`, `slave2`, … The slaves know the master's HA port; `introduce` tells them
     where it takes requests, as a name server would."""
 
-    durations = Durations(
-        outcome=30_000,
+    durations = replace(
+        Group.durations,
         sync_flush=TIMEOUT_MS,
         ha_silence=2 * TIMEOUT_MS,
         ha_heartbeat=50,

@@ -38,6 +38,13 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 """
+# Spark puts its archive of pyspark first on the path of its workers. The archive has only sources:
+# each worker would compile them, in 1.4 CPU seconds instead of 0.6.
+SITECUSTOMIZE = """\
+import sys
+
+sys.path.sort(key=lambda path: path.endswith(".zip"))
+"""
 
 
 @contextmanager
@@ -72,7 +79,7 @@ def start(
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
         os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    _let_workers_import_us()
+    _set_workers_path(scratch / "workers")
     log4j = scratch / "log4j2.properties"
     log4j.write_text(LOG4J)
     java_options = (
@@ -117,9 +124,12 @@ def cause(error: Exception) -> str:
     return str((causes or [type(error).__name__])[0])
 
 
-def _let_workers_import_us() -> None:
-    """Put the directory of `raftmq` on the workers' path, for a bare checkout."""
+def _set_workers_path(customized: Path) -> None:
+    """Put the directory of `raftmq` on the workers' path, for a bare checkout, after a directory
+    with SITECUSTOMIZE."""
+    customized.mkdir()
+    (customized / "sitecustomize.py").write_text(SITECUSTOMIZE)
     root = str(Path(raftmq.__path__[0]).resolve().parent)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if root not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
+    rest = [path for path in paths if path not in ("", root)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(customized), root, *rest])

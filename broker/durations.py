@@ -16,8 +16,8 @@ class Durations:
     # Until an unrenewed queue lock ends. Consumers renew every 20 s and keep a lock for 30 s of
     # their own. Below twice that, two consumers may share a queue.
     queue_lock: int = 60_000
-    # Timer messages wait after a jump of the clock, until a leader with a wrong one has transferred
-    # its leadership.
+    # Timer messages wait after a jump of the clock. By then, a leader with a wrong clock has
+    # transferred its leadership.
     timer_hold: int = 15_000
     sync_flush: int = 5_000  # limit of a send's wait for a classic broker's disk
     ha_heartbeat: int = 5_000  # between heartbeats on a quiet link of a classic group

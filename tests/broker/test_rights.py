@@ -66,7 +66,7 @@ async def secured(tmp_path, mode):
     path.write_text(PLAIN_ACL)
     keys = {
         "aclEnable": "true", "aclFile": path, "innerClientAuthenticationCredentials": OWN,
-        "transactionCheckInterval": "1h", "storeReplyMessageEnable": "true",
+        "transactionTimeOut": "1h", "storeReplyMessageEnable": "true",
     }  # fmt: skip
     made = Group(tmp_path, **keys) if mode == "raft" else Classic(tmp_path, slaves=0, **keys)
     async with made as group:
